@@ -14,6 +14,7 @@ from harness.infra.inputs.text_file import expanded, is_file
 from harness.infra.screen import environment_secrets
 from harness.plan.jobs.cluster import LOCAL, ClusterProfile, load_profile
 from harness.plan.matrix.load import Matrix
+from harness.plan.matrix.problems import refuse_secrets
 
 FOLDERS_VARIABLE = "HARNESS_CLUSTERS"
 
@@ -74,7 +75,8 @@ def folders(beside: Path) -> list[Path]:
 def read_profile(path: Path) -> ClusterProfile:
     """Read one profile file; InputError with every problem, each with file and line."""
     source = yaml_file.read(path)
-    return load_profile(source.values, file=source.file, lines=source.lines, secrets=environment_secrets())
+    refuse_secrets(source.values, environment_secrets(), file=source.file, lines=source.lines)
+    return load_profile(source.values, file=source.file, lines=source.lines)
 
 
 def template_of(profile: ClusterProfile, file: Path | None) -> Path:

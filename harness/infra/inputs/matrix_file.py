@@ -16,7 +16,7 @@ from harness.infra.inputs import yaml_file
 from harness.infra.inputs.text_file import MIB, expanded, read_text
 from harness.infra.screen import environment_secrets
 from harness.plan.matrix.load import Matrix, load
-from harness.plan.matrix.problems import shown
+from harness.plan.matrix.problems import refuse_secrets, shown
 
 _LENGTH = re.compile(r"[0-9]{1,20}")
 _MOST_PROBLEMS = 20  # reported per file
@@ -28,13 +28,13 @@ def read_matrix(path: Path, change: Callable[[Any], Any] = lambda values: values
     `change`: applied to the file's values before they are checked.
     """
     source = yaml_file.read(path)
+    refuse_secrets(source.values, environment_secrets(), file=source.file, lines=source.lines)
     return load(
         change(source.values),
         file=source.file,
         path_of=lambda name: os.path.abspath(path.parent / expanded(name)),  # noqa: PTH100 - keeps symbolic links
         lines=source.lines,
         read_lengths=lambda name: read_lengths(path.parent / name),
-        secrets=environment_secrets(),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -186,20 +186,14 @@ class ClusterProfile:
 LOCAL = ClusterProfile()
 
 
-def load_profile(
-    values: Any, *, file: str, lines: Mapping[KeyPath, int], secrets: Collection[str] = ()
-) -> ClusterProfile:
-    """The profile in `values`; InputError with every problem at once, each at its line of the file.
-
-    `secrets`: texts that it must not contain.
-    """
+def load_profile(values: Any, *, file: str, lines: Mapping[KeyPath, int]) -> ClusterProfile:
+    """The profile in `values`; InputError with every problem at once, each at its line of the file."""
     problems = Problems(file, lines)
     if values is None:
         problems.add((), "the profile is empty")
         problems.raise_any()
     # First, since other messages show values, and none may show a secret.
     _check_secrets(values, problems)
-    problems.add_known_secrets(values, secrets)
     problems.raise_any()
     profile = problems.validate(ClusterProfile, values, ())
     if profile:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,21 +64,14 @@ class Matrix:
 
 
 def load(
-    values: Any,
-    *,
-    file: str,
-    lines: Mapping[KeyPath, int],
-    read_lengths: LengthsReader,
-    path_of: PathOf = str,
-    secrets: Collection[str] = (),
+    values: Any, *, file: str, lines: Mapping[KeyPath, int], read_lengths: LengthsReader, path_of: PathOf = str
 ) -> Matrix:
     """The matrix in `values`; InputError with every problem at once.
 
     `read_lengths` gives the document lengths of a path written in the matrix, or raises InputError; `path_of`
-    makes any other path written in it absolute. `secrets`: texts that it must not contain.
+    makes any other path written in it absolute.
     """
     problems = Problems(file, lines, elsewhere=_ELSEWHERE)
-    problems.add_known_secrets(values, secrets)
     top = _top(values, problems)
     model = parse_model(top.get("model", {}), problems)
     train = problems.validate(TrainConfig, top.get("train", {}), ("train",))

@@ -47,17 +47,6 @@ class Problems:
     spelled: dict[KeyPath, str] = field(default_factory=dict)
     elsewhere: Mapping[str, str] = field(default_factory=dict)  # a name -> where it belongs
 
-    def add_known_secrets(self, values: Any, secrets: Collection[str], path: KeyPath = ()) -> None:
-        """Adds a problem for every text of a file with one of `secrets` in it: others can read what a run writes."""
-        if isinstance(values, str) and any(secret in values for secret in secrets):
-            hint = "an environment variable with a secret name has this value"
-            self.add(path, "holds a secret; others can read run directories", hint=hint)
-        parts = values.items() if isinstance(values, Mapping) else enumerate(values if isinstance(values, list) else ())
-        for key, item in parts if secrets else ():
-            self.add_known_secrets(item, secrets, (*path, key))
-            if isinstance(key, str):
-                self.add_known_secrets(key, secrets, (*path, key))
-
     def add(self, path: KeyPath, message: str, **details: str | None) -> None:
         self.found.append(self.problem(path, message, **details))
 
@@ -174,3 +163,21 @@ def _dotted(path: KeyPath) -> str | None:
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}"
     return text.lstrip(".") or None
+
+
+def refuse_secrets(values: Any, secrets: Collection[str], *, file: str, lines: Mapping[KeyPath, int]) -> None:
+    """InputError for every text of a file with one of `secrets` in it: others can read what a run writes."""
+    problems = Problems(file, lines)
+    if secrets:
+        _add_secrets(values, secrets, problems, ())
+    problems.raise_any()
+
+
+def _add_secrets(value: Any, secrets: Collection[str], problems: Problems, path: KeyPath) -> None:
+    if isinstance(value, str) and any(secret in value for secret in secrets):
+        hint = "an environment variable with a secret name has this value"
+        problems.add(path, "holds a secret; others can read run directories", hint=hint)
+    items = value.items() if isinstance(value, Mapping) else enumerate(value if isinstance(value, list) else ())
+    for key, item in items:
+        _add_secrets(key, secrets, problems, (*path, key))
+        _add_secrets(item, secrets, problems, (*path, key))
