@@ -13,50 +13,21 @@ from functools import cached_property
 from harness.core.cell.canary_legs import Leg, legs_of
 from harness.core.cell.config import CellConfig, same_rows
 from harness.core.cell.layout import Layout
-from harness.core.packing.arithmetic import MicroBatch, PackedParams
-from harness.core.run.records import CellResult, DocumentLoss, Fingerprint, RankRecord, SeenParams, StepSeen
+from harness.core.packing.arithmetic import MicroBatch
+from harness.core.run.records import CellResult, DocumentLoss, Fingerprint, RankRecord, StepSeen
 from harness.core.run.run_plan import BaselineRequest, PlannedCell, RunPlan
 from harness.core.stack import ReadyStack
 from harness.core.tolerances import Bound, NoiseFloor, Tolerances, looser, tolerances_for
 from harness.judge.evidence.assemble import ParameterGradient, whole_activations, whole_gradients
 from harness.judge.evidence.endings import Ending, endings_of
+from harness.judge.evidence.expected import DocumentPosition, ParamsSeen, Truth
 from harness.judge.evidence.leg_evidence import LegEvidence, legs_seen
 from harness.judge.evidence.observations import Observation, observations_of
 from harness.judge.failures.cause import Cause, cause_of
 from harness.judge.failures.classification import FailureClass, JobEnding, LogTail
-from harness.judge.locations import RankLocation
 from harness.judge.required.numbers import Scan, scan
 from harness.judge.stats.baseline import Baseline
 from harness.judge.stats.noise import noise_floors
-
-
-@dataclass(frozen=True, kw_only=True)
-class Truth:
-    """The packed params and tokens that every rank of a replica must receive for one micro-batch."""
-
-    batch: MicroBatch
-    params: PackedParams | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class DocumentPosition:
-    """Where a document is packed in one step of a cell."""
-
-    dp: int
-    micro_batch: int
-    first: bool  # no document precedes it in its row, so nothing can leak into it
-    truncated: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParamsSeen:
-    """Packed params, and all locations that saw exactly these for one packed micro-batch."""
-
-    params: SeenParams
-    device: str | None
-    truth: Truth
-    expected: PackedParams
-    places: list[RankLocation]
 
 
 @dataclass(kw_only=True)

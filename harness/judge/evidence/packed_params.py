@@ -11,7 +11,8 @@ from harness.core.packing.fields import LONGEST, OFFSETS, PADDED
 from harness.core.packing.styles import PackingStyle
 from harness.core.run.records import SeenParams
 from harness.judge.diagnosis import fault_classes
-from harness.judge.evidence.cell_evidence import CellEvidence, ParamsSeen
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.expected import ParamsSeen
 from harness.judge.locations import RankLocation
 
 _VALUE_FIELDS = (*OFFSETS, *PADDED, *LONGEST)

@@ -9,7 +9,8 @@ from harness.core.run.records import SeenParams
 from harness.core.text.counts import counted
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
-from harness.judge.evidence.cell_evidence import CellEvidence, Truth
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.expected import Truth
 from harness.judge.evidence.packed_params import (
     FieldProblem,
     ghosts,
