@@ -16,8 +16,8 @@ smoke: setup ## run matrices/smoke.yaml on this machine and write its report
 	$(BIN)/harness run matrices/smoke.yaml
 
 test: browser slurm compiler ## all checks: ruff, mypy, pytest
-	@$(MAKE) --no-print-directory --keep-going --jobs=4 --output-sync=target \
-		pytest-app pytest-matrices pytest-slurm pytest-rest lint types
+	@$(MAKE) --no-print-directory --keep-going --jobs=3 --output-sync=target \
+		pytest-matrices pytest-slurm pytest-app pytest-rest lint types
 
 test-long: test ## the same, and the tests that are too slow for CI (marker long)
 	$(PYTEST) -m long --durations 15
