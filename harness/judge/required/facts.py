@@ -109,6 +109,7 @@ def disagreements(expected: Expected, records: Mapping[int, RankRecord]) -> Iter
     first = records[ranks[0]]
     proofs = {proof.module: proof for proof in first.imports}
     nodes: dict[int, RankRecord] = {}
+    alike: dict[tuple[int, int, int], RankRecord] = {}
     for rank in ranks:
         record = records[rank]
         for name in ALIKE:
@@ -117,7 +118,9 @@ def disagreements(expected: Expected, records: Mapping[int, RankRecord]) -> Iter
                     f"record of rank {rank}: environment: {name} is {record.environment[name]!r}, on rank {ranks[0]} "
                     f"{first.environment[name]!r}"
                 )
-        yield from _of_one_agent(record, nodes.setdefault(rank // expected.ranks_per_node, record))
+        node = rank // expected.ranks_per_node
+        yield from _of_one_agent(record, nodes.setdefault(node, record))
+        yield from _same_heads(record, alike.setdefault((node, record.place.tp, record.place.pp), record))
         if record.warmup_rounds != first.warmup_rounds:
             yield (
                 f"record of rank {rank}: warmup_rounds is {record.warmup_rounds}, on rank {ranks[0]} "
@@ -133,22 +136,29 @@ def disagreements(expected: Expected, records: Mapping[int, RankRecord]) -> Iter
 
 
 def _of_one_agent(record: RankRecord, other: RankRecord) -> Iterator[str]:
-    """Ranks of one node are forked by one agent: same host, CPU stubs and modules under test, same variables that
-    choose kernels and networks.
+    """Ranks of one node are forked by one agent: same CPU stubs, same variables that choose kernels and networks.
 
-    Agents of other nodes may have imported fewer modules. `other`: the node's first rank.
+    `other`: the node's first rank.
     """
     who, same = f"record of rank {record.rank}", f"rank {other.rank} of the same node"
     if record.cpu_stubs != other.cpu_stubs:
         yield f"{who}: cpu_stubs are not those of {same}"
-    odd = _heads(record) ^ _heads(other)
-    if odd:
-        has, lacks = (record, other) if min(odd) in _heads(record) else (other, record)
-        yield f"record of rank {lacks.rank}: imports: {min(odd)} is missing, which rank {has.rank} of the same node has"
     found, right = _shared(record), _shared(other)
     if found != right:
         name = min(name for name in found.keys() | right.keys() if found.get(name) != right.get(name))
         yield f"{who}: environment: {name} is {found.get(name)!r}, on {same} {right.get(name)!r}"
+
+
+def _same_heads(record: RankRecord, other: RankRecord) -> Iterator[str]:
+    """Ranks of one node with the same tp and pp do the same, so they have imported the same modules under test.
+
+    Others may import more while they run: the first tensor parallel rank of a stage that reads the data, for example.
+    `other`: the first such rank.
+    """
+    odd = _heads(record) ^ _heads(other)
+    if odd:
+        has, lacks = (record, other) if min(odd) in _heads(record) else (other, record)
+        yield f"record of rank {lacks.rank}: imports: {min(odd)} is missing, which rank {has.rank} of the same node has"
 
 
 def _heads(record: RankRecord) -> set[str]:

@@ -91,12 +91,20 @@ def test_ranks_may_differ_in_processes_and_in_other_modules_that_only_one_import
 
 
 @pytest.mark.parametrize(("has", "lacks"), [(0, 1), (1, 0)])
-def test_ranks_of_one_node_imported_the_same_top_modules(has: int, lacks: int) -> None:
-    evidence = evidence_for(config_of("sft", tp=2))
+def test_replicas_on_one_node_imported_the_same_top_modules(has: int, lacks: int) -> None:
+    evidence = evidence_for(config_of("sft", dp=2))
     evidence.records[has].imports += [proof("skyrl"), proof("megatron.bridge")]
     assert differences(evidence) == [
         f"record of rank {lacks}: imports: megatron.bridge is missing, which rank {has} of the same node has"
     ]
+
+
+@pytest.mark.parametrize("other", [{"tp": 2}, {"pp": 2}])
+def test_ranks_with_other_work_may_have_imported_more(other: dict[str, int]) -> None:
+    """Of a stage that reads data, only the first tensor parallel rank does."""
+    evidence = evidence_for(config_of("sft", **other))
+    evidence.records[0].imports.append(proof("megatron.training"))
+    assert differences(evidence) == []
 
 
 def test_variables_cpu_stubs_and_imports_may_differ_between_nodes() -> None:
