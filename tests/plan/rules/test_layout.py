@@ -166,6 +166,13 @@ def test_rows_packed_in_advance_must_divide_without_splitting() -> None:
     assert reason("batch.rows-by-replicas", replace(config, layout=Layout(dp=3))) is None
 
 
+def test_rows_packed_in_advance_may_hold_one_document_each() -> None:
+    full = DocumentsConfig(mode="file", lengths=(64,))
+    config = cell("bridge_offline", dp=2, train=TrainConfig(global_batch=4, steps=1), documents=full)
+    assert len([row for replica in config.micro_batches(0) for batch in replica for row in batch.rows]) == 4
+    assert reason("batch.rows-by-replicas", config) is None
+
+
 @given(
     tp=st.integers(1, 6),
     pp=st.integers(1, 6),

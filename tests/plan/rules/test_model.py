@@ -168,6 +168,12 @@ def test_merged_rows_are_split_by_their_length_only_where_a_rank_has_whole_rows(
     assert reason("moe.aux-loss-rows", replace(split, data_path="unpacked")) is None
 
 
+def test_rows_are_split_for_the_auxiliary_loss_only_if_it_has_weight() -> None:
+    for coefficient, refused in ((0.01, True), (0.0, False)):
+        model = ModelConfig(moe=MoeConfig(aux_loss="seq_aux_loss", aux_loss_coeff=coefficient))
+        assert (reason("moe.aux-loss-rows", cell(model=model, micro_batch_size=2)) is not None) == refused
+
+
 def test_experts_on_one_tp_rank_need_no_sequence_parallelism() -> None:
     assert reason("moe.sp-with-tp", cell(tp=1, sp=False, model=EXPERTS)) is None
     assert reason("moe.sp-with-tp", cell(tp=2, sp=False)) is None

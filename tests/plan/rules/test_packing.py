@@ -12,6 +12,7 @@ from harness.core.cell.layout import Layout
 from harness.core.data_paths.table import DATA_PATHS
 from harness.core.packing.documents import DocumentsConfig, adversarial_mix
 from harness.core.packing.options import PackingOptions
+from harness.plan.rules.packing import RULES
 from harness.plan.rules.table import rejections
 
 PATHS = [path.name for path in DATA_PATHS.values() if not path.validates]
@@ -57,7 +58,37 @@ def test_skyrl_splits_over_context_ranks_only_what_it_packs() -> None:
 
 
 def test_only_skyrl_has_the_switch_not_to_pack() -> None:
-    assert list(reasons(cell("reference", Layout(), remove_microbatch_padding=False))) == ["packing.skyrl-switch"]
+    assert reasons(cell("reference", Layout(), remove_microbatch_padding=False)) == {
+        "packing.skyrl-switch": "remove_microbatch_padding is false, and packing is reference: only skyrl has this "
+        "switch"
+    }
+
+
+def test_a_combination_that_upstream_must_refuse_is_given_exactly_with_packing_rules() -> None:
+    rules = cell("rules", Layout())
+    assert reasons(replace(rules, forbidden="cp-seq-length")) == {}
+    assert reasons(rules) == {
+        "rules.case": "packing rules needs the axis `forbidden`: the combination that upstream must refuse"
+    }
+    reference = cell("reference", Layout())
+    assert reasons(reference) == {}
+    assert reasons(replace(reference, forbidden="cp-seq-length")) == {
+        "rules.case": "forbidden cp-seq-length is a case of packing rules, and packing is reference"
+    }
+
+
+def test_each_limit_of_a_data_path_is_a_rule_for_cells_of_that_path_only() -> None:
+    padded = cell("unpacked", Layout(cp=3), pad_to_max_length=True, remove_microbatch_padding=False)
+    merged = replace(cell("unpacked", Layout(cp=3)), micro_batch_size=2)
+    rules = {rule.id: rule for rule in RULES}
+    for owner in DATA_PATHS.values():
+        for limit in owner.limits:
+            rule = rules[limit.rule]
+            assert rule.source == limit.source
+            for config in (replace(broken, data_path=path) for broken in (padded, merged) for path in DATA_PATHS):
+                expected = limit.reason(config) if config.path is owner else None
+                assert rule.predicate(config) == expected, (limit.rule, config.data_path)
+            assert limit.reason(padded) or limit.reason(merged), limit.rule
 
 
 def test_in_batch_packing_merges_rows_and_derives_its_padding() -> None:
@@ -103,6 +134,24 @@ def test_documents_padded_to_too_small_a_multiple_are_rejected_with_the_first_of
     assert reasons(cell("sft", Layout(cp=2), pad_seq_to_mult=8)) == {}
 
 
+def test_documents_that_happen_to_fit_are_rejected_for_their_multiple() -> None:
+    """Only the documents of the first step are looked at, and those of later steps need not fit."""
+    documents = DocumentsConfig(mode="file", lengths=(3, 4))
+    assert reasons(replace(cell("sft", Layout(cp=2), pad_seq_to_mult=2), documents=documents)) == {
+        "packing.documents-aligned": "documents are padded to a multiple of pad_seq_to_mult = 2, but the layout needs "
+        "2 * cp = 2 * 2 = 4: 2 % 4 = 2"
+    }
+
+
+@pytest.mark.parametrize("data_path", ["skyrl", "bridge_in_batch"])
+def test_a_path_that_derives_its_padding_needs_only_zigzag_chunks_of_another(data_path: str) -> None:
+    """That it takes no other padding has a rule of its own."""
+    tp_only = cell(data_path, Layout(tp=4, sp=True), pad_seq_to_mult=1)
+    assert "packing.documents-aligned" not in reasons(tp_only)
+    found = reasons(cell(data_path, Layout(tp=4, cp=2, sp=True), pad_seq_to_mult=2))
+    assert "but the layout needs 2 * cp = 2 * 2 = 4: " in found["packing.documents-aligned"]
+
+
 def test_the_reference_path_also_splits_documents_over_tp() -> None:
     layout = Layout(tp=4, cp=2, sp=True)
     found = reasons(cell("reference", layout, pad_seq_to_mult=4))
@@ -123,7 +172,10 @@ def test_padded_cu_seqlens_need_fixed_rows_and_metadata_and_a_data_path_that_pad
     rules = {"packing.pad-cu-seqlens-max-length", "packing.pad-cu-seqlens-metadata", "packing.pad-cu-seqlens-path"}
     assert reasons(cell("reference", Layout(), pad_cu_seqlens=True)).keys() == rules
     complete = cell("reference", Layout(), pad_cu_seqlens=True, pad_to_max_length=True, metadata=True)
-    assert reasons(complete).keys() == {"packing.pad-cu-seqlens-path"}
+    assert reasons(complete) == {
+        "packing.pad-cu-seqlens-path": "packing reference does not pad cu_seqlens; only bridge_offline does"
+    }
+    assert reasons(replace(complete, data_path="bridge_offline")) == {}
     assert reasons(cell("reference", Layout(), pad_to_max_length=True, metadata=True)) == {}
 
 
