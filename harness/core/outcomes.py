@@ -83,6 +83,21 @@ class Rejection:
     source: str = ""
 
 
+# Rules that a node decides when the cell starts; all others reject it in the plan.
+NODE_RULES = (
+    "stack.data_path",
+    "stack.model",
+    "stack.field",
+    "device.shared-gpu",
+    "kernels.rope-fusion",
+    "attention.kernel-device",
+    "attention.varlen-torch",
+    "attention.te-flash",
+    "attention.te-padding",
+    "attention.te-deterministic",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Missing:
     """Something a cell needs cannot be imported, built or found here: an ERROR, as it says nothing about the code."""

@@ -19,6 +19,11 @@ RUNS = {
     "four": "matrix: {tp: 2, cp: 2, packing: reference}\nmodel: {layers: 2, moe: {experts: 4, aux_loss: aux_loss}}\n",
     "eight": "matrix: {tp: 2, pp: 2, cp: 2, packing: sft}\nchecks: {canaries: all}\nmodel: {layers: 2}\n",
 }
+OF_OTHER_CELLS = {
+    "record.refusal.type",
+    "record.environment.device",
+    "record.timings.*.seconds",
+}  # tests/judge/test_tampering.py changes them
 
 pytestmark = pytest.mark.train
 
@@ -45,4 +50,6 @@ def test_every_field_of_a_real_run_is_evidence_or_listed(name: str, tampered: di
 
 def test_every_listed_field_can_be_changed_unnoticed(tampered: dict[str, Passed]) -> None:
     """A listed field whose change is noticed has become evidence, or no longer exists."""
-    assert NOT_EVIDENCE.keys() <= {known(pattern) for found in tampered.values() for pattern in found.passed}
+    assert NOT_EVIDENCE.keys() - OF_OTHER_CELLS <= {
+        known(pattern) for found in tampered.values() for pattern in found.passed
+    }

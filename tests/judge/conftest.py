@@ -87,7 +87,7 @@ def broken_run() -> tuple[RunPlan, dict[str, CellEvidence]]:
     silent.records, silent.result = {}, None
     assert late.result is not None
     late.records, late.result.status = {}, "rejected"
-    late.result.rejection = Rejection(rule="stack.sft", reason="megatron-core 0.16.1 has no SFT data path")
+    late.result.rejection = Rejection(rule="stack.data_path", reason="megatron-core 0.16.1 has no SFT data path")
     found = {name: refound(item) for name, item in evidence.items()}
     return plan, all_evidence(plan, found)
 

@@ -87,5 +87,5 @@ def with_predictions(data_path: str = "reference", depths: int = 1, **layout: in
                         for document, count in counts.items()
                         if count and document != PAD
                     }
-                    record.mtp.append(MtpSeen(depth=depth, micro_batch=number, documents=documents, weighted=0.0))
+                    record.mtp.append(MtpSeen(depth=depth, micro_batch=number, documents=documents))
     return evidence

@@ -49,6 +49,7 @@ DOCUMENTS = adversarial_mix(64, 2)
 SHARDED = ("self_attention.linear_qkv.weight", "mlp.linear_fc1.weight")
 WHOLE = ("input_layernorm.weight",)
 STEP_S = 0.5
+RUN_ID = "smoke-20260101T000000-abcd"
 ENVIRONMENT = {
     "host": "node-1",
     "pid": "4000",
@@ -107,7 +108,7 @@ def run_of(configs: list[CellConfig], xfail: XFail | None = None) -> tuple[RunPl
     cells = [control, *(planned(config, control.id, xfail) for config in configs)]
     found = {cell.id: found_of(cell) for cell in cells}
     plan = RunPlan(
-        run_id="smoke-20260101T000000-abcd",
+        run_id=RUN_ID,
         matrix_name="smoke",
         matrix_file="matrices/smoke.yaml",
         command=["harness", "run", "matrices/smoke.yaml"],
@@ -151,6 +152,8 @@ def _record(cell: PlannedCell, rank: int) -> RankRecord:
         cell=cell.id,
         rank=rank,
         place=place,
+        run_id=RUN_ID,
+        attempt=1,
         ended="completed",
         progress=Progress(leg="end", step=config.train.steps, phase="done"),
         peak_memory_bytes=1_000_000 + rank,

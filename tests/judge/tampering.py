@@ -31,7 +31,12 @@ from harness.judge.verdict import CellVerdict, judge_cell
 
 TODAY = "2026-01-01"
 GREEN = {Outcome.PASS, Outcome.FLAKY}
-REFUSALS = ("incomplete evidence", "contradictory evidence", "times cannot be compared with earlier runs")
+REFUSALS = (
+    "its control, ",
+    "incomplete evidence",
+    "contradictory evidence",
+    "times cannot be compared with earlier runs",
+)
 LONE = "lone"  # in place of "record", for a control whose gradients no cell is compared with
 _BY_NAME = ("forms", "modules", "untimed", "same_as")  # mappings whose keys are data
 _NAN, _INFINITY = {"$float": "nan"}, {"$float": "inf"}  # as core/serialization.py writes them
@@ -57,13 +62,16 @@ class Passed:
     tried: dict[str, int]  # pattern -> changes
 
 
-def tamper(run: RunDir, *, each: int = 1) -> Passed:
-    """Change every field of a run that passes and judge it each time. `each`: places changed per pattern and file."""
+def tamper(run: RunDir, *, each: int = 1, only: tuple[str, ...] = ("",)) -> Passed:
+    """Change every field of a run that passes and judge it each time.
+
+    `each`: places changed per pattern and file. `only`: how patterns begin.
+    """
     passed: dict[str, set[str]] = {}
     tried: dict[str, int] = {}
     with _judge_of(run) as judge:
         assert {verdict.outcome for verdict in judge.verdicts.values()} <= GREEN
-        for change in _made(changes(run, each, judge.lone)):
+        for change in _made(changes(run, each, judge.lone, only=only)):
             tried[change.pattern] = tried.get(change.pattern, 0) + 1
             if judge.unchanged(change.file):
                 for pattern in change.differs:
@@ -72,7 +80,7 @@ def tamper(run: RunDir, *, each: int = 1) -> Passed:
 
 
 def decisive(run: RunDir, *, each: int = 1) -> dict[str, str]:
-    """Listed fields that decide a verdict all the same: pattern -> the verdict after a change that is not refused."""
+    """Listed fields that decide whether a cell fails: pattern -> the verdict after a change that is not refused."""
     found: dict[str, str] = {}
     with _judge_of(run) as judge:
         listed = (
@@ -81,26 +89,23 @@ def decisive(run: RunDir, *, each: int = 1) -> dict[str, str]:
         for change in _made(listed):
             for cell, verdict in (judge.after(change.file) or {}).items():
                 refused = not verdict.usable or verdict.reason.startswith(REFUSALS)
-                if not refused and _decision(verdict) != _decision(judge.verdicts[cell]):
+                failed = judge.verdicts[cell].outcome is Outcome.FAIL
+                if failed and not refused and verdict.outcome is not Outcome.FAIL:
                     found[change.pattern] = f"{change.kind}: {cell} is {verdict.outcome}: {verdict.reason}"
     return found
 
 
-def undone(run: RunDir, cell: str, *, each: int = 1) -> dict[str, set[str]]:
+def undone(run: RunDir, cell: str, *, each: int = 1, only: tuple[str, ...] = ("",)) -> dict[str, set[str]]:
     """Fields of a cell's first attempt by whose change the cell no longer fails -> kinds of change."""
     found: dict[str, set[str]] = {}
     with _judge_of(run) as judge:
         assert judge.verdicts[cell].outcome is Outcome.FAIL
         first = run.attempt(cell, 1).root
-        for change in _made(one for one in changes(run, each, attempt=1) if one.file.is_relative_to(first)):
+        for change in _made(one for one in changes(run, each, attempt=1, only=only) if one.file.is_relative_to(first)):
             verdicts = judge.after(change.file)
             if verdicts is not None and verdicts[cell].outcome in GREEN:
                 found.setdefault(change.pattern, set()).add(change.kind)
     return found
-
-
-def _decision(verdict: CellVerdict) -> tuple[Outcome, list[tuple[str, str | None]]]:
-    return verdict.outcome, [(item.check, item.fault_class) for item in verdict.findings]
 
 
 @contextmanager
@@ -192,29 +197,39 @@ class _Judge:
         return judge_cell(evidence, today=TODAY, control=known.get(evidence.cell.control or ""))
 
 
-def changes(run: RunDir, each: int, lone: Collection[str] = (), *, attempt: int | None = None) -> Iterator[Change]:
+def changes(
+    run: RunDir,
+    each: int,
+    lone: Collection[str] = (),
+    *,
+    attempt: int | None = None,
+    only: tuple[str, ...] = ("",),
+) -> Iterator[Change]:
     """Changes of `each` places of every pattern, spread over all files of the run that verdicts depend on.
 
     `lone`: cells whose gradients are compared with no other cell's. `attempt`: whose files; None: each cell's newest.
+    `only`: how patterns begin.
     """
     files = [(file, file.stem) for file in (run.plan, run.report("baseline.json")) if file.exists()]
     for cell in sorted(run.root.glob("cells/*")):
         folder = run.attempt(cell.name, attempt or newest(run, cell.name)).root
         files += [(file, file.stem) for file in sorted(folder.glob("*.json"))]
         records = sorted(folder.glob("ranks/rank-*.json"))
-        yield from _changes([(file, LONE if cell.name in lone else "record") for file in records], each)
+        yield from _changes([(file, LONE if cell.name in lone else "record") for file in records], each, only)
     for file in files:
-        yield from _changes([file], each)
+        yield from _changes([file], each, only)
 
 
-def _changes(files: list[tuple[Path, str]], each: int) -> Iterator[Change]:
+def _changes(files: list[tuple[Path, str]], each: int, only: tuple[str, ...]) -> Iterator[Change]:
     """Changes of files of one kind; values are also taken from the next file and from one half the files away."""
     values = [json.loads(file.read_text(encoding="utf-8")) for file, _ in files]
     places: dict[tuple[str, bool], list[tuple[int, Path_]]] = {}  # fields with a value, and fields without
     for number, (_, name) in enumerate(files):
         for path in _paths(values[number], ()):
             there = _at(values[number], path) not in (None, [])
-            places.setdefault((_pattern(name, path), there), []).append((number, path))
+            pattern = _pattern(name, path)
+            if _of_record(pattern).startswith(only):
+                places.setdefault((pattern, there), []).append((number, path))
     for found in places.values():
         step = max(len(found) // each, 1)
         for number, path in found[step // 2 :: step][:each]:
@@ -315,8 +330,13 @@ def _neighbours(whole: Any, beside: Sequence[Any], path: Path_) -> Iterator[Any]
 
 def known(pattern: str) -> str:
     """The key of NOT_EVIDENCE for a pattern, present or not; entries of `record` apply to `lone` too."""
-    record = f"record{pattern.removeprefix(LONE)}"
-    return record if pattern.startswith(LONE) and record in NOT_EVIDENCE else pattern
+    record = _of_record(pattern)
+    return record if record in NOT_EVIDENCE else pattern
+
+
+def _of_record(pattern: str) -> str:
+    """A pattern with `record` in place of `lone`."""
+    return f"record{pattern.removeprefix(LONE)}" if pattern.startswith(LONE) else pattern
 
 
 def unlisted(found: Passed) -> str:

@@ -30,8 +30,12 @@ def retried(*changes: Change, xfail: XFail | None = None) -> CellEvidence:
             record.ended, record.progress = "running", Progress(leg="training", step=1, phase="forward")
             record.steps, record.legs = record.steps[:1], []
         change(attempt)
+        for record in attempt.records.values():
+            record.attempt = number
         evidence.earlier = [*evidence.earlier, attempt]
     evidence.attempt = len(changes) + 1
+    for record in evidence.records.values():
+        record.attempt = evidence.attempt
     evidence.result = replace(result_of(evidence), attempt=evidence.attempt)
     return evidence
 

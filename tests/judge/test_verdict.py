@@ -20,10 +20,10 @@ def test_a_rejection_found_at_run_time() -> None:
     evidence = evidence_for(config_of("sft"))
     assert evidence.result is not None
     evidence.result.status, evidence.records = "rejected", {}
-    evidence.result.rejection = Rejection(rule="stack.sft", reason="megatron-core 0.16.1 has no SFT data path")
+    evidence.result.rejection = Rejection(rule="stack.data_path", reason="megatron-core 0.16.1 has no SFT data path")
     verdict = judge(evidence)
     assert verdict.outcome is Outcome.REJECTED
-    assert verdict.reason == "stack.sft: megatron-core 0.16.1 has no SFT data path"
+    assert verdict.reason == "stack.data_path: megatron-core 0.16.1 has no SFT data path"
     assert set(verdict.lanes.values()) == {LaneVerdict.SKIP}
 
 

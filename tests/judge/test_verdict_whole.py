@@ -37,8 +37,8 @@ def with_wrong_numbers(evidence: CellEvidence) -> None:
 
 
 def test_a_rejected_cell_has_no_usable_records() -> None:
-    assert judge(rejected("stack.sft")) == CellVerdict(
-        Outcome.REJECTED, SKIPPED, [], "stack.sft: no SFT data path", usable=False
+    assert judge(rejected("stack.data_path")) == CellVerdict(
+        Outcome.REJECTED, SKIPPED, [], "stack.data_path: no SFT data path", usable=False
     )
 
 

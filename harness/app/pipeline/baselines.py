@@ -82,7 +82,7 @@ def _read(run: RunDir) -> dict[str, Baseline]:
     if not path.exists():
         return {}
     values = loads(text_of(path))
-    cells = {cell: from_jsonable(Baseline, value) for cell, value in values["cells"].items()}
+    cells = {cell: from_jsonable(Baseline, value, whole=True) for cell, value in values["cells"].items()}
     if values["seal"] != _seal(cells):
         raise ValueError("it was changed after it was written")
     return cells

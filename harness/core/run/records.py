@@ -152,7 +152,6 @@ class MtpSeen:
     depth: int  # from 1: tokens predicted beyond the next one
     micro_batch: int
     documents: dict[int, DocumentLoss]  # over the tokens that upstream counted; PAD: tokens of no document
-    weighted: float  # the sum that upstream passes to backward, before the schedule's scale
 
 
 @dataclass(kw_only=True)
@@ -240,6 +239,8 @@ class RankRecord:
     cell: str
     rank: int
     place: Coordinates
+    run_id: str = ""  # with `attempt`: of the folder that it was written to; empty outside a run directory
+    attempt: int = 0  # from 1
     ended: RankEnd = "running"
     progress: Progress = field(default_factory=Progress)
     failure: Failure | None = None

@@ -29,6 +29,7 @@ from harness.core.run.job_start import Claim, JobStart
 from harness.core.serialization import dumps, from_jsonable, loads
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_RUN_ID_BYTES = 1000  # of plan.json, enough for its run id
 
 
 def path_component(name: str) -> str:
@@ -149,6 +150,25 @@ class AttemptDir:
     def interrupted(self) -> Path:
         """Marks an attempt that was interrupted when its launcher ended: the next attempt does not count as a retry."""
         return self.root / "interrupted"
+
+    @property
+    def number(self) -> int:
+        """From 1; 0 for a folder that is no attempt."""
+        number = self.root.name.removeprefix("attempt-")
+        return int(number) if number.isdecimal() else 0
+
+    @property
+    def run_id(self) -> str:
+        """Of the run that it belongs to; empty outside a run directory.
+
+        plan.json begins with it, and ranks read no more of the file, which may be megabytes.
+        """
+        plan = RunDir(self.root.absolute().parents[2]).plan if self.number else None
+        if plan is None or not plan.exists():
+            return ""
+        with opened(plan) as stream:
+            found = re.match(rb'\s*\{\s*"run_id": "([^"\\]+)"', stream.read(_RUN_ID_BYTES))
+        return found.group(1).decode() if found else ""
 
     def record(self, rank: int) -> Path:
         return self.root / "ranks" / f"rank-{rank:05d}.json"

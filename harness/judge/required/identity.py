@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import get_args
 
+from harness.core.outcomes import NODE_RULES
 from harness.core.packing.fields import BATCH
 from harness.core.run.records import SCHEMA_VERSION, BatchSeen, CellResult, RankRecord
 from harness.core.run.states import CellStatus
@@ -69,8 +70,12 @@ def rejection_problem(evidence: CellEvidence) -> str:
     problem = result_problem(evidence, result)
     if not problem and evidence.records:
         problem = f"status is rejected, but {len(evidence.records)} ranks left records"
+    if not problem and (wrong := next(_config(evidence), "")):
+        return wrong
     if not problem and (result.rejection is None or not result.rejection.rule or not result.rejection.reason):
         problem = "status is rejected, but no rule with a reason is named"
+    if not problem and result.rejection is not None and result.rejection.rule not in NODE_RULES:
+        problem = f"status is rejected by {result.rejection.rule!r}, which is no rule that nodes decide"
     return f"result.json: {problem}" if problem else ""
 
 
@@ -103,14 +108,17 @@ def _record(evidence: CellEvidence, rank: int, record: RankRecord) -> Iterator[s
         yield f"schema_version {record.schema_version}, this harness reads {SCHEMA_VERSION}"
     if record.cell != evidence.cell.id:
         yield f"it belongs to cell {record.cell}"
+    if record.run_id != evidence.run_id:
+        yield f"it belongs to {f'run {record.run_id}' if record.run_id else 'no run'}, not to {evidence.run_id}"
+    if record.attempt != evidence.attempt:
+        yield f"it belongs to attempt {record.attempt}, but is in the folder of attempt {evidence.attempt}"
     if record.rank != rank:
         yield f"it belongs to rank {record.rank}"
     if not 0 <= rank < layout.world_size:
         yield f"rank {rank} does not fit a layout of {layout.world_size} ranks"
     if record.place != layout.coordinates(rank):
         yield f"its place is {record.place}, the layout puts it at {layout.coordinates(rank)}"
-    if record.ended == "completed" and record.failure is not None:
-        yield f"its ending is completed, but it contains a failure, {record.failure.type}"
+    yield from _failure(record)
     yield from _indices(evidence, record)
     completed = record.ended == "completed"
     found = [seen.step for seen in record.steps]
@@ -123,6 +131,13 @@ def _record(evidence: CellEvidence, rank: int, record: RankRecord) -> Iterator[s
     if not (limit.isascii() and limit.isdigit() and len(limit) < 20):
         yield f"environment.memory_limit_bytes is {limit[:40]!r}, not a number of bytes"
     yield from _impossible(record)
+
+
+def _failure(record: RankRecord) -> Iterator[str]:
+    if record.ended == "completed" and record.failure is not None:
+        yield f"its ending is completed, but it contains a failure, {record.failure.type}"
+    if record.ended == "raised" and record.failure is None:
+        yield "its ending is raised, but it contains no failure"
 
 
 def _impossible(record: RankRecord) -> Iterator[str]:

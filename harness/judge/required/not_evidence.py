@@ -15,6 +15,7 @@ _UNUSED = "a field that the stage does not use is a warning; its content must be
 
 NOT_EVIDENCE: dict[str, str] = {
     "record.environment.*": "a variable that CUDA libraries read: shown; all ranks of one node must have the same",
+    "record.environment.device": "on a GPU, its name: another finds no earlier times, which is a warning",
     "record.environment.host": "text that is shown; the ranks of one node must have the same",
     "record.environment.pid": _TEXT,
     "record.environment.placed": _TEXT,
@@ -24,6 +25,7 @@ NOT_EVIDENCE: dict[str, str] = {
     "record.modules.*": "names of files beside the top module, whose path is judged",
     "record.packed_params.*.pad_between_seqs": "chooses a kernel; all ranks of a replica must have the same",
     "record.packed_params.*.forms.*.same_as": "a copy is a warning about a slow kernel; it must have the same values",
+    "record.refusal.type": "text that is shown; it must be there if there is a message, which is judged",
     "record.batches.*.tokens": _UNUSED,
     "record.batches.*.position_ids": _UNUSED,
     "record.batches.*.labels": _UNUSED,
@@ -40,6 +42,7 @@ NOT_EVIDENCE: dict[str, str] = {
     "record.steps.*.time_s": "a time that is shown; those of the slowest rank add up to steps_s of the result",
     "record.steps.*.busy_s": "one possible time cannot be told from another; above 0 if earlier runs are compared",
     "record.legs.*.time_s": _CLOCK,
+    "record.timings.*.seconds": "one possible time cannot be told from another; medians of rounds are compared",
     "lone.steps.*.grad_norm": "the control has different rows: ranks must agree, and it must be finite and >= 0",
     "lone.parameters.*.gradient.projections.*": "nothing to compare it with; it must be possible for the norm",
     "result.started": _CLOCK,

@@ -172,4 +172,3 @@ def _routers(found: Scan, record: RankRecord, at: dict[str, Any]) -> None:
         place = where | {"depth": head.depth, "micro_batch": head.micro_batch}
         what = f"the loss of document {{}} at prediction depth {head.depth}"
         _documents(found, head.documents, what, place, (0, 2, 0))
-        found.add(head.weighted, f"the weighted loss at prediction depth {head.depth}", place, (0, 2, 0))

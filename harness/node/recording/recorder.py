@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from harness.core.run.records import Failure, LayerSeen, Progress, RankRecord, SeenParams, TensorForm
-from harness.core.run.run_dir import needs_room, write_json
+from harness.core.run.run_dir import AttemptDir, needs_room, write_json
 from harness.core.run.states import LegName, Phase, RankEnd
 from harness.core.serialization import dumps, from_jsonable, loads
 from harness.core.text.secrets import redacted, secret_values
@@ -29,6 +29,8 @@ class Recorder:
     def __init__(self, record: RankRecord, path: Path) -> None:
         self.record = record
         self.path = path
+        attempt = AttemptDir(path.parent.parent)
+        record.run_id, record.attempt = attempt.run_id, attempt.number
         self.written = ""  # `ended` of the record on disk
         self._known: dict[Any, int] = {}
         self._pending: list[tuple[LayerSeen, Any]] = []  # layers whose params are still on the GPU

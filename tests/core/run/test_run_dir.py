@@ -12,7 +12,7 @@ from typing import NoReturn
 import pytest
 
 from harness.core.errors import DiskFullError, InputError
-from harness.core.run.run_dir import needs_room, path_component, write_atomic
+from harness.core.run.run_dir import AttemptDir, RunDir, needs_room, path_component, write_atomic
 
 
 def test_a_full_disk_is_reported_with_the_file() -> None:
@@ -66,3 +66,26 @@ def test_new_files_are_never_writable_for_others(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", script, root, umask], check=True)
         found = [(root / name).stat().st_mode & 0o777 for name in ("folder", "folder/file")]
         assert tuple(found) == modes
+
+
+@pytest.mark.parametrize(
+    ("text", "run_id"),
+    [
+        ('{"run_id": "smoke-1", "matrix_name": "x"}', "smoke-1"),
+        ('{\n  "run_id": "smoke-1"}', "smoke-1"),
+        ('{"matrix_name": "x", "run_id": "smoke-1"}', ""),
+        ("", ""),
+    ],
+)
+def test_an_attempt_knows_its_number_and_its_run(text: str, run_id: str, tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    attempt = run.attempt("cell", 12)
+    assert (attempt.number, attempt.run_id) == (12, "")  # there is no plan yet
+    run.plan.write_text(text, encoding="utf-8")
+    assert (attempt.number, attempt.run_id) == (12, run_id)
+
+
+@pytest.mark.parametrize("name", ["attempt-", "attempt-x", "other"])
+def test_another_folder_is_no_attempt(name: str) -> None:
+    attempt = AttemptDir(Path("/", name))
+    assert (attempt.number, attempt.run_id) == (0, "")

@@ -48,7 +48,7 @@ def test_rejected_cells_carry_rule_and_arithmetic_whenever_found(broken_report: 
     early, late = broken_report.rejected
     assert (early.rule, early.axes["cp"]) == ("cp.divides", 2)
     assert "63 = 15 x 4 + 3" in early.reason
-    assert (late.rule, late.line) == ("stack.sft", 17)
+    assert (late.rule, late.line) == ("stack.data_path", 17)
     assert late.id not in {cell.id for cell in broken_report.cells}
 
 

@@ -110,7 +110,7 @@ def test_gitlab_has_a_unique_name_a_file_and_details_of_every_cell(report: Repor
     assert [reason.split(":")[0] for reason in reasons] == [
         "expected failure",
         "rejected by cp.divides",
-        "rejected by stack.sft",
+        "rejected by stack.data_path",
     ]
 
 

@@ -101,11 +101,15 @@ FAILURE = Failure(type="RuntimeError", message="no", traceback="", time=1.0)
         (set_field("schema_version", 1), "schema_version 1, this harness reads 2"),
         (set_field("cell", "other"), "it belongs to cell other"),
         (set_field("rank", 0), "it belongs to rank 0"),
+        (set_field("run_id", "other"), "it belongs to run other, not to smoke-20260101T000000-abcd"),
+        (set_field("run_id", ""), "it belongs to no run, not to smoke-20260101T000000-abcd"),
+        (set_field("attempt", 2), "it belongs to attempt 2, but is in the folder of attempt 1"),
         (
             set_field("place", Coordinates(tp=0, cp=0, dp=0, pp=0)),
             "its place is stage 0, tp 0, cp 0, dp 0, the layout puts it at stage 0, tp 1, cp 0, dp 0",
         ),
         (set_field("failure", FAILURE), "its ending is completed, but it contains a failure, RuntimeError"),
+        (set_field("ended", "raised"), "its ending is raised, but it contains no failure"),
         (lambda record: record.steps.pop(), "its ending is completed, but it contains steps [0] of 2"),
         (lambda record: record.steps.pop(0), "its ending is completed, but it contains steps [1] of 2"),
         (
@@ -191,7 +195,7 @@ def test_a_rank_that_did_not_complete_holds_fewer_steps_and_a_failure() -> None:
 
 def test_the_steps_of_a_rank_that_did_not_complete_are_the_first_ones() -> None:
     def change(record: RankRecord) -> None:
-        record.ended = "raised"
+        record.ended, record.failure = "raised", FAILURE
         record.steps.pop(0)
 
     assert after(change) == "record of rank 1: its ending is raised, but it contains steps [1] of 2"
@@ -215,7 +219,7 @@ def test_the_steps_of_a_rank_that_did_not_complete_are_the_first_ones() -> None:
 )
 def test_canary_legs_are_recorded_in_order(ended: str, kept: list[int], problem: str) -> None:
     def change(record: RankRecord) -> None:
-        record.ended = ended
+        record.ended, record.failure = ended, FAILURE if ended == "raised" else None
         record.legs = [record.legs[number] for number in kept]
 
     found = after(change, canaries=("determinism", "rewriting"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.outcomes import Rejection
+from harness.core.outcomes import NODE_RULES, Rejection
 from harness.core.run.records import CellResult
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.required.identity import rejection_problem, untrusted
@@ -72,7 +72,7 @@ def rejected() -> CellEvidence:
     evidence = evidence_for(config_of("sft"))
     assert evidence.result is not None
     evidence.result.status, evidence.records = "rejected", {}
-    evidence.result.rejection = Rejection(rule="stack.sft", reason="megatron-core 0.16.1 has no SFT data path")
+    evidence.result.rejection = Rejection(rule="stack.data_path", reason="megatron-core 0.16.1 has no SFT data path")
     return evidence
 
 
@@ -98,6 +98,31 @@ def test_a_cell_that_ran_was_not_rejected() -> None:
     evidence, ran = rejected(), evidence_for(config_of("sft", tp=2))
     evidence.records = ran.records
     assert rejection_problem(evidence) == "result.json: status is rejected, but 2 ranks left records"
+
+
+@pytest.mark.parametrize("rule", NODE_RULES)
+def test_a_node_may_reject_by_its_rules(rule: str) -> None:
+    evidence = rejected()
+    assert evidence.result is not None
+    evidence.result.rejection = Rejection(rule=rule, reason="its reason")
+    assert rejection_problem(evidence) == ""
+
+
+@pytest.mark.parametrize("rule", ["banana", "cp.divides", "stack.container"])
+def test_a_node_may_not_reject_by_other_rules(rule: str) -> None:
+    evidence = rejected()
+    assert evidence.result is not None
+    evidence.result.rejection = Rejection(rule=rule, reason="its reason")
+    problem = f"result.json: status is rejected by {rule!r}, which is no rule that nodes decide"
+    assert rejection_problem(evidence) == problem
+
+
+def test_a_rejection_is_of_the_configuration_that_was_planned() -> None:
+    evidence = rejected()
+    evidence.config = None
+    assert rejection_problem(evidence) == "config.json is missing, so what the ranks ran is unknown"
+    evidence.config = replace(evidence.cell.config, micro_batch_size=2)
+    assert rejection_problem(evidence) == "config.json has micro_batch_size 2, plan.json 1"
 
 
 @pytest.mark.parametrize("rejection", [None, Rejection(rule="", reason="a"), Rejection(rule="a", reason="")])

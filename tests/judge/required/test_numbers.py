@@ -65,7 +65,7 @@ def record() -> RankRecord:
         activations=outputs(2),
         aux_scale=1.0,
         routers=[router],
-        mtp=[MtpSeen(depth=1, micro_batch=1, documents=losses(), weighted=0.1)],
+        mtp=[MtpSeen(depth=1, micro_batch=1, documents=losses())],
         steps=[first, StepSeen(step=1, micro_batches=1, loss_sum=0.9, grad_norm=1.0)],
         parameters=gradients(1),
         legs=[leg],
@@ -96,7 +96,7 @@ def test_clean_records_have_no_bad_number(records: Callable[[], dict[int, RankRe
         (lambda record: record.routers[0].padding.clear(), 2),
         (lambda record: setattr(record.routers[0], "aux_loss", None), 1),
         (lambda record: setattr(record.routers[0], "aux_weighted", None), 1),
-        (lambda record: record.mtp.clear(), 2),
+        (lambda record: record.mtp.clear(), 1),
         (lambda record: record.steps[0].documents.clear(), 1),
         (lambda record: record.steps[0].tokens.clear(), 1),
         (lambda record: setattr(record.steps[0], "loss_sum", None), 1),
@@ -114,7 +114,7 @@ def test_clean_records_have_no_bad_number(records: Callable[[], dict[int, RankRe
 def test_every_number_is_counted(drop: Callable[[RankRecord], object], numbers: int) -> None:
     whole = record()
     drop(whole)
-    assert scan(whole).numbers == 39 - numbers
+    assert scan(whole).numbers == 38 - numbers
 
 
 def set_of(*path: Any) -> Callable[[RankRecord, float], None]:
@@ -183,12 +183,6 @@ LEG = "in canary leg order"
             (0, 2, 0),
         ),
         (
-            ("mtp", 0, "weighted"),
-            "the weighted loss at prediction depth 1",
-            STEP_0 | {"depth": 1, "micro_batch": 1},
-            (0, 2, 0),
-        ),
-        (
             ("steps", 0, "documents", 5, "loss_sum"),
             "the loss of document 5 in step 0",
             STEP_0 | {"document": 5},
@@ -239,7 +233,7 @@ def test_a_number_that_is_not_finite_is_found_with_its_place(
     set_of(*path)(whole, value)
     found = scan(whole)
     assert found.bad == found.not_finite == [BadNumber(what=what, value=value, where=where, order=order)]
-    assert (found.impossible, found.numbers) == ([], 39)
+    assert (found.impossible, found.numbers) == ([], 38)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +267,7 @@ def test_a_fingerprint_that_no_tensor_has_is_impossible(
     found = scan(whole)
     bad = BadNumber(what=what, value=norm_sq, where=where, order=order, why=why)
     assert found.bad == found.impossible == [bad]
-    assert (found.not_finite, found.numbers) == ([], 39 + len(projections) - 2)
+    assert (found.not_finite, found.numbers) == ([], 38 + len(projections) - 2)
 
 
 @pytest.mark.parametrize(("norm_sq", "projections"), [(0.0, [0.0, 0.0]), (4.0, [20.0, -20.0]), (1e200, [1e100, 0.0])])

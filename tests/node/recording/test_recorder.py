@@ -7,8 +7,11 @@ from megatron.core.packed_seq_params import PackedSeqParams
 
 from harness.core.cell.layout import Coordinates
 from harness.core.run.records import LayerSeen, RankRecord
+from harness.core.run.run_dir import RunDir, write_json
+from harness.core.run.run_plan import sealed
 from harness.core.serialization import from_jsonable, loads
 from harness.node.recording.recorder import Recorder
+from tests.judge.simulator import config_of, run_of
 from tests.node.fake_gpu import OnGpu, on_gpu
 
 
@@ -28,6 +31,23 @@ def test_a_flush_writes_a_complete_record_with_the_progress(tmp_path: Path) -> N
     record = _read(recorder)
     assert (record.ended, record.progress.step, record.progress.micro_batch) == ("running", 1, 3)
     assert not list(recorder.path.parent.glob("*.tmp"))
+
+
+def test_a_record_names_the_run_and_the_attempt_that_it_was_written_to(tmp_path: Path) -> None:
+    plan, _ = run_of([config_of("sft")])
+    run = RunDir(tmp_path / "moved")
+    write_json(run.plan, sealed(plan))
+    record = RankRecord(cell="cell", rank=0, place=Coordinates(tp=0, cp=0, dp=0, pp=0))
+    recorder = Recorder(record, run.attempt("cell", 3).record(0))
+    recorder.flush()
+    written = _read(recorder)
+    assert (written.run_id, written.attempt) == (plan.run_id, 3)
+
+
+def test_a_record_outside_a_run_names_none(tmp_path: Path) -> None:
+    recorder = _recorder(tmp_path)
+    recorder.flush()
+    assert (_read(recorder).run_id, _read(recorder).attempt) == ("", 0)
 
 
 def test_a_failure_keeps_type_message_and_traceback(tmp_path: Path) -> None:

@@ -50,15 +50,10 @@ class PredictionRecorder:
     def _seen(self, depth: int, losses: Tensor, weighted: Tensor) -> MtpSeen:
         assert self.state.owners is not None
         documents = self.state.owners[..., 0].flatten()
-        weighted = weighted.detach().cpu()  # owners are on the CPU
-        counted, values = weighted.flatten() != 0, losses.cpu().flatten().double()
+        counted = weighted.detach().cpu().flatten() != 0  # owners are on the CPU
+        values = losses.cpu().flatten().double()
         seen = {}
         for document in torch.unique(documents[counted]).tolist():
             mine = counted & (documents == document)
             seen[int(document)] = DocumentLoss(loss_sum=float(values[mine].sum()), tokens=int(mine.sum()))
-        return MtpSeen(
-            depth=depth,
-            micro_batch=self.state.micro_batch,
-            documents=seen,
-            weighted=float(weighted.double().sum()),
-        )
+        return MtpSeen(depth=depth, micro_batch=self.state.micro_batch, documents=seen)
