@@ -152,5 +152,5 @@ def nothing_tested(under_test: Iterable[Outcome]) -> str:
 
 
 def exit_code(verdict: RunVerdict) -> int:
-    """The exit code: 0 if at least one cell under test passed and none failed, 1 if a check failed, 3 if undecided."""
+    """The exit code, see EXIT_MEANINGS. 0 needs a cell under test that passed, or failed as its xfail entry says."""
     return _EXIT_CODES[verdict]

@@ -33,3 +33,8 @@ def test_the_message_counts_the_outcomes() -> None:
 def test_a_problem_of_the_whole_run_is_undecided_unless_a_check_failed() -> None:
     assert verdict_of({Outcome.PASS: 3}, ["the plan was changed"]) == "error"
     assert verdict_of({Outcome.PASS: 3, Outcome.FAIL: 1}, ["the plan was changed"]) == "fail"
+
+
+def test_a_run_whose_cells_all_fail_as_expected_passes() -> None:
+    assert nothing_tested([Outcome.XFAIL]) == ""
+    assert exit_code(verdict_of({Outcome.XFAIL: 1, Outcome.REJECTED: 2}, [])) == 0

@@ -68,21 +68,16 @@ def with_timing() -> Run:
 
 def on_gpu() -> Run:
     """A cell on a GPU that asks for an attention kernel, and its control with the same."""
-    plan, evidence = run_of([replace(config_of("reference", tp=2), attention="te-fused", device="cuda", dtype="bf16")])
+    plan, evidence = run_of([replace(config_of("reference", tp=2), attention="te", device="cuda")])
     cells = []
     for item in evidence.values():
-        config = replace(item.cell.config, attention="te-fused", device="cuda", dtype="bf16")
+        config = replace(item.cell.config, attention="te", device="cuda")
         item.cell, item.config = replace(item.cell, config=config), config
         cells.append(item.cell)
         for record in item.records.values():
             record.cpu_stubs = []
-            record.environment |= {
-                "device": "NVIDIA H200",
-                "torch_device": "cuda:0",
-                "backend": "nccl",
-                "dtype": "bf16",
-            }
-            record.environment["attention"] = "Transformer Engine 2.20.2, te-fused"
+            record.environment |= {"device": "NVIDIA H200", "torch_device": "cuda:0", "backend": "nccl"}
+            record.environment["attention"] = "Transformer Engine 2.20.2, te"
             for params in record.packed_params:
                 for form in params.forms.values():
                     form.device = "cuda:0"
