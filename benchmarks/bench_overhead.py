@@ -27,9 +27,9 @@ import torch
 import torch.distributed as dist
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from harness.core.cell.benchmark_workloads import work_of
 from harness.core.cell.config import CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.layout import Coordinates, Layout
+from harness.core.cell.timed_loads import work_of
 from harness.core.cell.timing import TimingConfig
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.run.records import RankRecord

@@ -74,6 +74,9 @@ class Finding:
     bound: Any = None
 
 
+STACK_UNDER_TEST = "the stack under test"  # source of a Rejection that states what a release does not have
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rejection:
     """Why a combination is not run: the rule and its arithmetic."""

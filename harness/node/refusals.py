@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from harness.core.cell.config import CellConfig
 from harness.core.hardware.devices import place, unplaced
-from harness.core.outcomes import Missing, Rejection
+from harness.core.outcomes import STACK_UNDER_TEST, Missing, Rejection
 from harness.node.data_paths.table import ADAPTERS
 from harness.node.device.cuda_forks import forks_protected, gpu_table
 from harness.node.probe.model import attention_kinds, gpt, kernels
 from harness.node.probe.model import parts as model_parts
-
-_STACK = "the stack under test"
 
 
 def refusal(config: CellConfig, ranks_here: int) -> Rejection | Missing | None:
@@ -24,7 +22,7 @@ def refusal(config: CellConfig, ranks_here: int) -> Rejection | Missing | None:
     if unavailable:
         return unavailable
     if reason := model_parts.unsupported_parts(config):
-        return Rejection(rule="stack.model", reason=reason, source=_STACK)
+        return Rejection(rule="stack.model", reason=reason, source=STACK_UNDER_TEST)
     if refused := gpt.unsupported_fields(config):
         return refused
     table = gpu_table()

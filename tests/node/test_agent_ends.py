@@ -171,7 +171,7 @@ def spawn(root: Path, *arguments: str, **environment: str) -> subprocess.Popen[s
 
 
 def start(root: Path, **environment: str) -> tuple[subprocess.Popen[str], tuple[int, ...]]:
-    """An agent, and what its first cell tells."""
+    """An agent, and what its first cell prints."""
     agent = spawn(root, **environment)
     assert agent.stdout is not None
     return agent, tuple(int(word) for word in agent.stdout.readline().split())

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.app.arguments import RUN_PARENT
 from harness.app.commands.plan import forecast_lines
 from harness.app.pipeline.finalize import FinalizeOptions, judge_and_report
 from harness.app.pipeline.find_run import find_run
@@ -51,7 +52,7 @@ def run(
         raise InputError(NO_JOBS)
     if max_gpu_hours is not None:
         refuse_above(planned.jobs, max_gpu_hours, planned.cluster)
-    parent = run_parent or expanded(planned.cluster.run_dir or "reports")
+    parent = run_parent or expanded(planned.cluster.run_dir or str(RUN_PARENT))
     directory = RunDir(parent.resolve() / plan_.run_id)
     if dry_run:
         return _dry_run(planned, directory)

@@ -79,4 +79,4 @@ def only_launcher(run: RunDir) -> Iterator[None]:
         try:
             yield
         finally:
-            lock.truncate(0)  # tells `launcher_of` that this launcher has ended, where there are no locks
+            lock.truncate(0)  # where there are no locks, `launcher_of` takes an empty file as the end of the launcher

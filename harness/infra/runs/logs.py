@@ -22,7 +22,7 @@ TAIL_BYTES = 16384
 MOST_JOB_LOGS = 10  # job logs whose last lines are shown; the others are listed by name
 _SUFFIXES = (".log", ".out", ".err")
 PIECE_CHARACTERS = 65536  # of a log that is shown whole; a longer line is cut
-# At a cut, so many characters more are read and not shown: a secret there would be known by its other part only.
+# Characters read past a cut and not shown: a secret that the cut divides is recognised only as a whole.
 MARGIN = 8192
 _RANK_LOG = re.compile(r"rank-([0-9]+)\.log")
 _KEY_BEGINS, _KEY_ENDS = re.compile(r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----"), "PRIVATE KEY-----"

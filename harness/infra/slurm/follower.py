@@ -43,14 +43,14 @@ class Following:
     last_word: float  # last heartbeat or event of its leading agent
     claims: int = 0  # starts that have claimed the allocation
     state: JobState = field(default_factory=JobState)  # as Slurm last listed it
-    asked: float | None = None  # when the question was put that Slurm last answered
+    asked: float | None = None  # when the query was sent that Slurm last answered
     first_ended: float | None = None  # arrival of the first of consecutive answers that show it as ended
     first_unknown: float | None = None  # arrival of the first of consecutive answers that do not know it
     last_event: float = 0.0
     last_beat: int = 0  # modification time of the leading agent's heartbeat, ns
 
     def answered(self, state: JobState, asked: float, now: float) -> None:
-        """Take Slurm's answer to a question put at `asked`."""
+        """Take Slurm's answer to a query sent at `asked`."""
         listed = state.state != "UNKNOWN"
         # A job that has not begun may be in the queue of a controller that is away: it has no agent to be heard.
         may_wait = not state.answered and (self.last_beat == 0 or self.state.waits)

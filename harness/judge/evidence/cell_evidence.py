@@ -20,9 +20,9 @@ from harness.core.stack import ReadyStack
 from harness.core.tolerances import Bound, NoiseFloor, Tolerances, looser, tolerances_for
 from harness.judge.evidence.assemble import ParameterGradient, whole_activations, whole_gradients
 from harness.judge.evidence.endings import Ending, endings_of
-from harness.judge.evidence.expected import DocumentPosition, ParamsSeen, Truth
 from harness.judge.evidence.leg_evidence import LegEvidence, legs_seen
 from harness.judge.evidence.observations import Observation, observations_of
+from harness.judge.evidence.truth import DocumentPosition, ParamsSeen, Truth
 from harness.judge.failures.cause import Cause, cause_of
 from harness.judge.failures.classification import FailureClass, JobEnding, LogTail
 from harness.judge.required.numbers import Scan, scan

@@ -12,7 +12,7 @@ from harness.core.packing.styles import PackingStyle
 from harness.core.run.records import SeenParams
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.evidence.expected import ParamsSeen
+from harness.judge.evidence.truth import ParamsSeen
 from harness.judge.locations import RankLocation
 
 _VALUE_FIELDS = (*OFFSETS, *PADDED, *LONGEST)

@@ -15,7 +15,7 @@ from harness.judge.failures.hangs import stall_of
 from harness.judge.failures.pattern_row import Domain, Role
 from harness.judge.locations import numbered, where_of
 
-# Classes that how the rank ended says it all about.
+# Classes that state no more than how the rank ended; the message of any other names the class too.
 _ENDINGS = (table.NATIVE_CRASH, table.KILLED, table.HANG, table.FROZEN, table.STALLED, table.DEADLINE, table.UNKNOWN)
 _BY_ENDING = frozenset(pattern.name for pattern in _ENDINGS)
 

@@ -89,7 +89,7 @@ def classify(evidence: FailureEvidence) -> FailureClass:
 
     Exceptions are ordered by time, but the rank that is known to have failed first comes first. NCCL and gloo
     time-outs and lost peers are cascades. NaN and Inf found anywhere take precedence over any class that allows a
-    retry, but are then attributed to nobody: a failing machine can compute anything.
+    retry, but then no component is named as at fault: a failing machine can compute anything.
     """
 
     def certainty(item: _Candidate) -> tuple[int, bool, float, int]:
@@ -122,7 +122,7 @@ def classify(evidence: FailureEvidence) -> FailureClass:
 
 
 def _domain(chosen: _Candidate, roots: list[_Candidate], evidence: FailureEvidence) -> Domain:
-    """Who is to blame. A log line alone does not blame the code, nor does an attempt that its agent gave up."""
+    """The component at fault. Neither a log line alone nor an attempt that its agent gave up proves it is the code."""
     if chosen.blamed != Domain.CODE:
         return chosen.blamed
     if evidence.given_up:

@@ -57,7 +57,7 @@ class HeartbeatWriter:
             self._write(os.getpid())
 
     def report(self, trouble: str) -> None:
-        """Tell the other agents why no further cell may start on this node."""
+        """Publish why no further cell may start on this node, for the other agents."""
         self._trouble.value = trouble.encode()[: TROUBLE_BYTES - 1]
         self._write(os.getpid())
 

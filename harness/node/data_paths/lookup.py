@@ -11,7 +11,7 @@ import importlib.util
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
-from harness.core.outcomes import Missing, Rejection
+from harness.core.outcomes import STACK_UNDER_TEST, Missing, Rejection
 from harness.core.upstream import distribution_of
 
 Unavailable = Rejection | Missing | None
@@ -20,7 +20,7 @@ _HOW = "add it to `packages` of the stack"
 
 def not_in_release(reason: str) -> Rejection:
     """The Rejection for a release that does not have what the data path needs; `reason` names the release."""
-    return Rejection(rule="stack.data_path", reason=reason, source="the stack under test")
+    return Rejection(rule="stack.data_path", reason=reason, source=STACK_UNDER_TEST)
 
 
 def module_unavailable(module: str, root: str) -> Unavailable:

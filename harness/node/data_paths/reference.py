@@ -17,13 +17,12 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from harness.core.cell.config import CellConfig
+from harness.core.packing.fields import FIRST_STAGE, LAST_STAGE
 from harness.core.packing.workload import Workload, sums
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.lookup import Unavailable
 from harness.node.probe.truth import MicroTruth, StepTruth
 
-_FIRST = ("tokens", "position_ids")
-_LAST = ("labels", "loss_mask")
 _DTYPES = {"loss_mask": torch.float32, "padding_mask": torch.bool}
 _FIELDS_OF_PARAMS = inspect.signature(PackedSeqParams).parameters
 _SAMPLES = "tokens_per_sample" in _FIELDS_OF_PARAMS  # from 0.19
@@ -55,7 +54,9 @@ class ReferencePath:
         return Workload(micro_batches=len(truth.plans), tokens=int(totals[0]), squares=int(totals[1]))
 
     def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
-        fields = (_FIRST if self.context.reads_tokens(chunk) else ()) + (_LAST if self.context.is_last(chunk) else ())
+        fields = (FIRST_STAGE if self.context.reads_tokens(chunk) else ()) + (
+            LAST_STAGE if self.context.is_last(chunk) else ()
+        )
         fields += ("padding_mask",) if self.context.config.model.padding_mask else ()
         micro: MicroTruth | None = next(iterator) if iterator is not None else None
         metadata, body = self._broadcast(micro, fields)

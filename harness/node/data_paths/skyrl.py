@@ -26,6 +26,7 @@ from torch import Tensor
 
 from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Missing
+from harness.core.packing.fields import FIRST_STAGE, LAST_STAGE
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.lookup import Unavailable, module_unavailable, not_in_release, release
 from harness.node.probe.truth import MicroTruth, StepTruth
@@ -61,8 +62,8 @@ class SkyrlPath:
         assert iterator is not None
         micro: MicroTruth = next(iterator)
         batch = Batch()
-        wanted: tuple[str, ...] = ("tokens", "position_ids") if self.context.is_first(chunk) else ()
-        wanted += ("labels", "loss_mask") if self.context.is_last(chunk) else ()
+        wanted: tuple[str, ...] = FIRST_STAGE if self.context.is_first(chunk) else ()
+        wanted += LAST_STAGE if self.context.is_last(chunk) else ()
         for name in wanted or ("tokens",):
             stream, batch.params = self._packed(micro, name, bool(wanted))
             if wanted:

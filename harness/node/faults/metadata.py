@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from harness.core.packing.arithmetic import MicroBatch, PackedParams
+from harness.core.packing.fields import OFFSETS, PADDED
 from harness.core.packing.workload import Workload
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.faults.fault import Fault
@@ -18,8 +19,6 @@ from harness.node.probe.model.gpt import unwrap
 from harness.node.probe.model.recompute import recomputing
 
 GARBAGE = -383836992  # an uninitialised max_seqlen, as seen with Megatron-LM 9a7cd17fdc
-_OFFSETS = ("cu_seqlens_q", "cu_seqlens_kv")
-_PADDED = ("cu_seqlens_q_padded", "cu_seqlens_kv_padded")
 
 
 def changed(params: Any, **fields: Any) -> Any:
@@ -32,7 +31,7 @@ def changed(params: Any, **fields: Any) -> Any:
 
 def with_offsets(params: Any, offsets: Tensor) -> Any:
     """A copy with all offsets replaced; padded offsets only if they are set."""
-    names = _OFFSETS + tuple(name for name in _PADDED if getattr(params, name) is not None)
+    names = OFFSETS + tuple(name for name in PADDED if getattr(params, name) is not None)
     return changed(params, **dict.fromkeys(names, offsets))
 
 
@@ -42,7 +41,7 @@ def of_plan(params: Any, plan: PackedParams | None) -> Any:
     like = params.cu_seqlens_q
     fields = {
         name: None if value is None else torch.tensor(value, dtype=like.dtype, device=like.device)
-        for name, value in ((name, getattr(plan, name)) for name in _OFFSETS + _PADDED)
+        for name, value in ((name, getattr(plan, name)) for name in OFFSETS + PADDED)
     }
     return changed(params, **fields, max_seqlen_q=plan.max_seqlen_q, max_seqlen_kv=plan.max_seqlen_kv)
 
@@ -58,7 +57,7 @@ class MiddleStageTpRanksWithGarbage(Fault):
         middle = 0 < context.place.pp < context.config.layout.pp - 1
         if not middle or context.place.tp == 0:
             return batch
-        nothing = dict.fromkeys(_OFFSETS + _PADDED)
+        nothing = dict.fromkeys(OFFSETS + PADDED)
         return replace(batch, params=changed(batch.params, **nothing, max_seqlen_q=GARBAGE, max_seqlen_kv=GARBAGE))
 
 
@@ -128,7 +127,7 @@ class CuSeqlensOnAnotherDevice(Fault):
 
 def _extended(params: Any, value: int | None) -> Any:
     """A copy with three entries appended to all offsets: `value`, or their last entry if it is None."""
-    fields = {name: getattr(params, name) for name in _OFFSETS + _PADDED if getattr(params, name) is not None}
+    fields = {name: getattr(params, name) for name in OFFSETS + PADDED if getattr(params, name) is not None}
     more = {
         name: offsets[-1:] if value is None else torch.full_like(offsets[-1:], value)
         for name, offsets in fields.items()
@@ -148,7 +147,7 @@ class CuSeqlensWithSentinels(Fault):
 
 class PaddedOffsetsCopied(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
-        copies = {name: getattr(batch.params, name).clone() for name in _PADDED}
+        copies = {name: getattr(batch.params, name).clone() for name in PADDED}
         return replace(batch, params=changed(batch.params, **copies))
 
 
@@ -162,7 +161,7 @@ class PaddedOffsetsRoundedDown(Fault):
         multiple, params = context.config.style.document_multiple, batch.params
         down = params.cu_seqlens_q // multiple * multiple
         down[-1] = params.cu_seqlens_q_padded[-1]  # the row keeps its length
-        return replace(batch, params=changed(params, **dict.fromkeys(_PADDED, down)))
+        return replace(batch, params=changed(params, **dict.fromkeys(PADDED, down)))
 
 
 class DocumentBoundaryDroppedOnOneTpRank(Fault):
@@ -170,7 +169,7 @@ class DocumentBoundaryDroppedOnOneTpRank(Fault):
         params = batch.params
         if context.place.tp != 1 or len(params.cu_seqlens_q) < 3:
             return batch
-        fields = {name: getattr(params, name) for name in _OFFSETS + _PADDED}
+        fields = {name: getattr(params, name) for name in OFFSETS + PADDED}
         cut = {name: torch.cat([value[:1], value[2:]]) for name, value in fields.items() if value is not None}
         return replace(batch, params=changed(params, **cut))
 
@@ -210,12 +209,12 @@ class PaddedOffsetsOnOneTpRank(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
         if context.place.tp != 1:
             return batch
-        return replace(batch, params=changed(batch.params, **dict.fromkeys(_PADDED, batch.params.cu_seqlens_q)))
+        return replace(batch, params=changed(batch.params, **dict.fromkeys(PADDED, batch.params.cu_seqlens_q)))
 
 
 class RealOffsetsWherePaddedMustBe(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
-        return replace(batch, params=changed(batch.params, **dict.fromkeys(_PADDED, batch.params.cu_seqlens_q)))
+        return replace(batch, params=changed(batch.params, **dict.fromkeys(PADDED, batch.params.cu_seqlens_q)))
 
 
 class SquaresOfWholePacks(Fault):

@@ -7,21 +7,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from harness.core.packing.fields import BATCH
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.probe.truth import MicroTruth
-
-FIELDS = ("tokens", "labels", "loss_mask", "position_ids")
 
 
 def at_slots(batch: Batch, truth: MicroTruth, slots: Sequence[int]) -> dict[str, Tensor]:
     """The fields that the batch has, taken from other slots of the merged row: [1, len(slots)] each."""
     chosen = torch.tensor(slots)
-    return {name: _as(batch, name, getattr(truth, name)[chosen][None]) for name in FIELDS if has(batch, name)}
+    return {name: _as(batch, name, getattr(truth, name)[chosen][None]) for name in BATCH if has(batch, name)}
 
 
 def own_fields(batch: Batch, truth: MicroTruth, context: RankContext) -> dict[str, Tensor]:
     """The fields that the batch has, taken from another micro-batch: [rows, local slots] each."""
-    return {name: local(batch, name, truth, context) for name in FIELDS if has(batch, name)}
+    return {name: local(batch, name, truth, context) for name in BATCH if has(batch, name)}
 
 
 def local(batch: Batch, name: str, truth: MicroTruth, context: RankContext, stream: Tensor | None = None) -> Tensor:

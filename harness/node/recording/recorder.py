@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from harness.core.packing.fields import OFFSETS, PADDED
 from harness.core.run.records import Failure, LayerSeen, Progress, RankRecord, SeenParams, TensorForm
 from harness.core.run.run_dir import AttemptDir, needs_room, write_json
 from harness.core.run.states import LegName, Phase, RankEnd
@@ -20,7 +21,6 @@ from harness.core.text.secrets import redacted, secret_values
 from harness.node.recording.frames import errno_of, frames_of
 
 _PROGRESS_BYTES = 120  # longer than any progress line; lines are padded to it, so that each overwrites the last
-_FIELDS = ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded")
 
 
 class Recorder:
@@ -129,7 +129,7 @@ def _snapshot(params: Any) -> Any:
 
 
 def _seen(params: Any) -> SeenParams:
-    tensors = {name: getattr(params, name, None) for name in _FIELDS}
+    tensors = {name: getattr(params, name, None) for name in OFFSETS + PADDED}
     offsets = {name: _ints(tensor) for name, tensor in tensors.items()}
     longest = getattr(params, "max_seqlen_q", None)
     return SeenParams(

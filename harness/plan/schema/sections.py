@@ -80,7 +80,10 @@ class Launch:
         None, doc="Time limit of one job in minutes; if omitted, that of the cluster profile.", ge=1, le=525_600
     )
     max_attempts: int = setting(
-        3, doc="Maximum attempts per cell; it is retried after node failure, boot failure or preemption.", ge=1, le=100
+        3,
+        doc="Maximum attempts per cell; it is retried if its job loses a node or GPU, is preempted or about to end.",
+        ge=1,
+        le=100,
     )
     nodes_per_cell: int = setting(
         1, doc="Minimum nodes per cell; a cell with fewer ranks gets one node per rank.", ge=1, le=65_536

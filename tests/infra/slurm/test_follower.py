@@ -106,6 +106,13 @@ class Bench:
     def say(self, event: str, order: str = "1n2r-0") -> None:
         note(self.run.agent_journal(order, 0), EVENTS[event])
 
+    def beat(self) -> None:
+        """A new heartbeat of the leading agent."""
+        heartbeat = self.run.agent_journal("1n2r-0", 0).with_suffix(".heartbeat")
+        heartbeat.parent.mkdir(parents=True, exist_ok=True)
+        heartbeat.write_text("{}")
+        os.utime(heartbeat, (self.clock(), self.clock()))
+
     def claim(self, number: int, job: str, order: str = "1n2r-0", restart: int = 0) -> None:
         assert write_new(self.run.claim("1n2r-0", number), Claim(job=job, restart=restart, order=order))
 
@@ -193,9 +200,7 @@ def test_a_launcher_that_was_stopped_counts_a_queued_job_as_queued(tmp_path: Pat
 def test_the_time_in_which_launcher_and_agents_were_stopped_is_not_silence(tmp_path: Path) -> None:
     """As when the shared file system hangs: afterwards the agents have as long as ever for their next heartbeat."""
     bench = Bench(tmp_path, GONE)
-    heartbeat = bench.run.agent_journal("1n2r-0", 0).with_suffix(".heartbeat")
-    heartbeat.parent.mkdir(parents=True)
-    heartbeat.write_text("{}")
+    bench.beat()
     hung: list[float] = []
 
     def hang(seconds: float) -> None:
@@ -218,12 +223,9 @@ def test_a_job_that_slurm_does_not_know_and_whose_agent_is_silent_is_lost(tmp_pa
 
 def test_a_heartbeat_keeps_a_job_that_slurm_has_forgotten(tmp_path: Path) -> None:
     bench = Bench(tmp_path, GONE)
-    heartbeat = bench.run.agent_journal("1n2r-0", 0).with_suffix(".heartbeat")
-    heartbeat.parent.mkdir(parents=True)
 
     def beat(seconds: float) -> None:
-        heartbeat.touch()
-        os.utime(heartbeat, (seconds, seconds))
+        bench.beat()
         if seconds > 3 * LOST_AFTER_S:
             bench.say("finished")
 
@@ -240,18 +242,14 @@ def test_a_job_that_has_not_begun_waits_for_a_controller_that_is_away(tmp_path: 
 
 def test_a_requeued_job_waits_for_a_controller_that_is_away_although_its_first_start_was_heard(tmp_path: Path) -> None:
     bench = Bench(tmp_path, PENDING, AWAY)
-    heartbeat = bench.run.agent_journal("1n2r-0", 0).with_suffix(".heartbeat")
-    heartbeat.parent.mkdir(parents=True)
-    heartbeat.write_text("{}")
+    bench.beat()
     bench.finish_after(3 * LOST_AFTER_S)
     assert bench.end().finished
 
 
 def test_a_job_whose_agent_was_heard_is_lost_while_the_controller_is_away(tmp_path: Path) -> None:
     bench = Bench(tmp_path, AWAY)
-    heartbeat = bench.run.agent_journal("1n2r-0", 0).with_suffix(".heartbeat")
-    heartbeat.parent.mkdir(parents=True)
-    heartbeat.write_text("{}")
+    bench.beat()
     assert not bench.end().finished
     assert bench.seconds < 2 * LOST_AFTER_S
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.core.cell.benchmark_workloads import full_config, work_of
 from harness.core.cell.flops import train_flops
+from harness.core.cell.timed_loads import full_config, work_of
 from harness.core.cell.timing import GpuState
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.timings import Load

@@ -6,11 +6,12 @@ import pytest
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
+from harness.core.packing.fields import BATCH
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.device.placement import Device
 from harness.node.faults import FAULTS, Fault, fault_named
 from harness.node.faults.metadata import GARBAGE, changed
-from harness.node.faults.truths import FIELDS, local
+from harness.node.faults.truths import local
 from harness.plan.faults import FAULTS as CATALOGUE
 
 SPECS = {spec.name: spec for spec in CATALOGUE}
@@ -39,9 +40,9 @@ def right_batch(context: RankContext, micro_batch: int = 0) -> Batch:
             max_seqlen_q=plan.max_seqlen_q,
             max_seqlen_kv=plan.max_seqlen_kv,
         ),
-        **{name: getattr(truth, name)[None] for name in FIELDS},
+        **{name: getattr(truth, name)[None] for name in BATCH},
     )
-    for name in FIELDS:
+    for name in BATCH:
         setattr(batch, name, local(batch, name, truth, context))
     return batch
 
@@ -54,7 +55,7 @@ def injected(name: str, rank: int = 0, chunk: int = 0, micro_batch: int = 0) -> 
 
 
 def differing(right: Batch, wrong: Batch) -> set[str]:
-    return {name for name in FIELDS if not torch.equal(getattr(right, name), getattr(wrong, name))}
+    return {name for name in BATCH if not torch.equal(getattr(right, name), getattr(wrong, name))}
 
 
 def test_catalogue_and_injections_have_the_same_names() -> None:

@@ -145,7 +145,7 @@ def test_documents_that_happen_to_fit_are_rejected_for_their_multiple() -> None:
 
 @pytest.mark.parametrize("data_path", ["skyrl", "bridge_in_batch"])
 def test_a_path_that_derives_its_padding_needs_only_zigzag_chunks_of_another(data_path: str) -> None:
-    """That it takes no other padding has a rule of its own."""
+    """A separate rule rejects other padding."""
     tp_only = cell(data_path, Layout(tp=4, sp=True), pad_seq_to_mult=1)
     assert "packing.documents-aligned" not in reasons(tp_only)
     found = reasons(cell(data_path, Layout(tp=4, cp=2, sp=True), pad_seq_to_mult=2))

@@ -10,7 +10,6 @@ from harness.core.text.counts import counted
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.evidence.expected import Truth
 from harness.judge.evidence.packed_params import (
     FieldProblem,
     ghosts,
@@ -19,6 +18,7 @@ from harness.judge.evidence.packed_params import (
     problems_of,
     structure,
 )
+from harness.judge.evidence.truth import Truth
 from harness.judge.locations import RankLocation, extent, fold, listed
 
 GROUPS = (OFFSETS, PADDED, LONGEST)  # one finding per group: q and kv go wrong together

@@ -12,8 +12,8 @@ from harness.core.run.records import SeenParams
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.evidence.expected import ParamsSeen
 from harness.judge.evidence.packed_params import form_problems, problems_of
+from harness.judge.evidence.truth import ParamsSeen
 from harness.judge.locations import RankLocation, extent, fold, listed
 
 

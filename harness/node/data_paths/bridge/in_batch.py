@@ -20,12 +20,11 @@ import torch
 from torch import Tensor
 
 from harness.core.cell.config import CellConfig
+from harness.core.packing.fields import BATCH
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.bridge.step import BridgeStep, missing
 from harness.node.data_paths.lookup import Unavailable, none_of, not_in_release, release
 from harness.node.probe.truth import MicroTruth, StepTruth
-
-_FIELDS = ("tokens", "labels", "loss_mask", "position_ids")
 
 
 class BridgeInBatchPath:
@@ -79,7 +78,7 @@ def right_padded(micro: MicroTruth) -> dict[str, Any]:
     placed = micro.plan.placed
     shape = len(placed), max(item.document.length for item in placed)
     batch: dict[str, Any] = {"attention_mask": torch.zeros(shape, dtype=torch.int64)}
-    for name in _FIELDS:
+    for name in BATCH:
         stream: Tensor = getattr(micro, name)
         batch[name] = torch.full(shape, micro.pad_id if name in ("tokens", "labels") else 0, dtype=stream.dtype)
         for row, item in enumerate(placed):

@@ -12,12 +12,11 @@ from typing import Any
 from torch import Tensor
 
 from harness.core.cell.config import CellConfig
+from harness.core.packing.fields import BATCH
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.bridge.step import BridgeStep, dataset_config, missing
 from harness.node.data_paths.lookup import Unavailable
 from harness.node.probe.truth import MicroTruth, StepTruth
-
-_FIELDS = ("tokens", "labels", "loss_mask", "position_ids")
 
 
 class BridgeLongPath:
@@ -38,5 +37,5 @@ class BridgeLongPath:
     def _rows(self, micro: MicroTruth) -> dict[str, Tensor | None]:
         """The fields as [rows, seq_length]; attention makes its causal mask itself."""
         width = self.context.config.train.seq_length
-        batch: dict[str, Tensor | None] = {name: getattr(micro, name).view(-1, width) for name in _FIELDS}
+        batch: dict[str, Tensor | None] = {name: getattr(micro, name).view(-1, width) for name in BATCH}
         return batch | {"attention_mask": None}

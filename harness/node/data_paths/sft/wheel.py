@@ -23,6 +23,7 @@ import megatron.core.utils as core
 from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 
+from harness.core.packing.fields import BATCH
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.lookup import Unavailable, module_unavailable, not_in_release
 from harness.node.data_paths.sft.rows import DATASET_MODULE
@@ -40,7 +41,6 @@ KEYS = (
     "tokens",
 )  # pretrain_gpt.BATCH_KEYS
 _METADATA = ("cu_seqlens", "cu_seqlens_padded", "max_seqlen")
-_BODY = ("tokens", "labels", "loss_mask", "position_ids")
 
 
 def unavailable() -> Unavailable:
@@ -166,7 +166,7 @@ def _thd(longest: int, **fields: Any) -> PackedSeqParams:
 
 
 def _with(batch: dict[str, Any], params: PackedSeqParams | None) -> Batch:
-    return Batch(**{name: batch.get(name) for name in _BODY}, params=params)
+    return Batch(**{name: batch.get(name) for name in BATCH}, params=params)
 
 
 def _set_arguments(context: RankContext) -> None:

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from harness.core.cell.benchmark_workloads import load_config, slope_config
 from harness.core.cell.config import CellConfig
+from harness.core.cell.timed_loads import load_config, slope_config
 from harness.core.cell.timing import Moment, Timed, rotary_tokens
 from harness.node.data_paths.base import Adapter, Batch
 from harness.node.data_paths.table import ADAPTERS

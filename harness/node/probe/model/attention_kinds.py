@@ -31,7 +31,7 @@ from harness.core.cell.attention import (
 from harness.core.cell.config import CellConfig
 from harness.core.hardware.devices import DevicePlacement, ring_needs_p2p
 from harness.core.hardware.environment import is_deterministic_te
-from harness.core.outcomes import Missing, Rejection
+from harness.core.outcomes import STACK_UNDER_TEST, Missing, Rejection
 from harness.node.data_paths.reference import SETS_PAD_BETWEEN_SEQS
 from harness.node.probe.model.attention import ReferenceAttention
 from harness.node.probe.model.varlen import VarlenAttention
@@ -41,7 +41,6 @@ FLASH_PACKAGES = (
     "flash-attn-3",
     "flash-attn-4",
 )  # Transformer Engine's flash backend needs one of these
-_STACK = "the stack under test"
 _HOW = "add it to `packages` of the stack"
 # Megatron sets NVTE_FLASH_ATTN, NVTE_FUSED_ATTN and NVTE_UNFUSED_ATTN from its attention_backend.
 _BACKENDS = {"te": AttnBackend.auto, "te-flash": AttnBackend.flash, "te-fused": AttnBackend.fused}
@@ -61,7 +60,7 @@ def unsupported_attention(
         reason = f"attention {kind} has only CUDA kernels, and ranks compute on the CPU; use attention: reference"
         if config.device != "cpu":
             return Missing(reason=f"{reason}, or a machine with a GPU")
-        return Rejection(rule="attention.kernel-device", reason=reason, source=_STACK)
+        return Rejection(rule="attention.kernel-device", reason=reason, source=STACK_UNDER_TEST)
     if kind == "varlen":
         return _unsupported_varlen()
     return _unsupported_engine(config, capability)
@@ -71,7 +70,7 @@ def _unsupported_varlen() -> Rejection | None:
     if importlib.util.find_spec("torch.nn.attention.varlen") is not None:
         return None
     reason = f"torch {torch.__version__} has no varlen_attn: it needs torch 2.10 or later"
-    return Rejection(rule="attention.varlen-torch", reason=reason, source=_STACK)
+    return Rejection(rule="attention.varlen-torch", reason=reason, source=STACK_UNDER_TEST)
 
 
 def _unsupported_engine(config: CellConfig, capability: tuple[int, int] | None) -> Rejection | Missing | None:

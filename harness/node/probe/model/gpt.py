@@ -19,7 +19,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from harness.core.cell.axes import upstream_names
 from harness.core.cell.config import CellConfig
-from harness.core.outcomes import Missing, Rejection
+from harness.core.outcomes import STACK_UNDER_TEST, Missing, Rejection
 from harness.core.setting import upstream_of
 from harness.node.device.placement import Device
 from harness.node.probe.model.attention_kinds import attention_fields
@@ -144,7 +144,7 @@ def unsupported_fields(config: CellConfig) -> Rejection | Missing | None:
     named = ", ".join(f"{name} ({keys[name]})" if name in keys else name for name in absent)
     reason = f"megatron-core {package_info.__version__}: {upstream.__name__} has no field {named}"
     if all(name in keys for name in absent):
-        return Rejection(rule="stack.field", reason=reason, source="the stack under test")
+        return Rejection(rule="stack.field", reason=reason, source=STACK_UNDER_TEST)
     return Missing(reason=f"{reason}, which the probe needs; use a supported release")
 
 

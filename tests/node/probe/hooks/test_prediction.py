@@ -28,4 +28,4 @@ def test_losses_of_a_prediction_depth_on_a_gpu_are_counted_per_document() -> Non
     losses, weighted = torch.tensor([[1.0, 2.0, 4.0, 8.0, 16.0]]), torch.tensor([[0.5, 0.5, 0.5, 0.0, 0.0]])
     seen = watch._seen(1, on_gpu(losses), on_gpu(weighted))
     assert seen.documents == {4: DocumentLoss(loss_sum=3.0, tokens=2), 9: DocumentLoss(loss_sum=4.0, tokens=1)}
-    assert (seen.depth, seen.micro_batch, seen.weighted) == (1, 3, 1.5)
+    assert (seen.depth, seen.micro_batch) == (1, 3)

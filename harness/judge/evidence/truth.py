@@ -1,4 +1,4 @@
-"""What a cell's configuration says that ranks must receive, beside what they saw."""
+"""What ranks must receive according to a cell's configuration, and packed params paired with it."""
 
 from __future__ import annotations
 

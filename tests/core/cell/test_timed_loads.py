@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.cell.benchmark_workloads import full_config, load_config, slope_config, unpacked_config, work_of
 from harness.core.cell.config import CellConfig, TrainConfig
 from harness.core.cell.flops import train_flops
 from harness.core.cell.layout import Layout
+from harness.core.cell.timed_loads import full_config, load_config, slope_config, unpacked_config, work_of
 from harness.core.cell.timing import NOT_TIMED, TimingConfig
 from harness.core.packing.documents import DocumentsConfig, adversarial_mix
 from harness.core.packing.options import PackingOptions
