@@ -29,7 +29,7 @@ class CellVerdict(NamedTuple):
     reason: str  # of ERROR, REJECTED, XFAIL, XPASS, FLAKY, and of an xfail that does not apply; else empty
     usable: bool = True  # False: the records are absent or cannot be trusted
     known: KnownFailure = KnownFailure.NONE
-    untimed: bool = False  # ERROR only because it could not be timed against its base
+    untimed: bool = False  # ERROR only because it could not be timed, or not against its base
 
 
 def judge_cell(evidence: CellEvidence, *, today: str, control: CellVerdict | None = None) -> CellVerdict:
@@ -211,6 +211,12 @@ def _with_xfail(xfail: XFail, verdict: CellVerdict, today: str) -> CellVerdict:
             return verdict._replace(known=KnownFailure.ELSEWHERE, reason=reason)
         return verdict._replace(outcome=Outcome.XFAIL, known=KnownFailure.EXPECTED, reason=known)
     if verdict.outcome in (Outcome.PASS, Outcome.FLAKY):
+        unjudged = [
+            lane.value for lane in Lane if lane.value in xfail.lanes and verdict.lanes[lane] is LaneVerdict.SKIP
+        ]
+        if unjudged:
+            reason = f"expected to fail in {' and '.join(unjudged)}, which could not be judged: {known}"
+            return verdict._replace(outcome=Outcome.ERROR, reason=reason, untimed=True)
         outcome = Outcome.FAIL if xfail.strict else Outcome.XPASS
         reason = f"{verdict.reason or 'passed'}, though the matrix expects a failure: {known}"
         return verdict._replace(outcome=outcome, known=KnownFailure.PASSES, reason=reason)

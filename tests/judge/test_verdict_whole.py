@@ -216,3 +216,19 @@ def test_a_pass_that_was_not_expected_is_known_as_one(strict: bool, outcome: Out
     verdict = judge(evidence)
     reason = f"{how}, though the matrix expects a failure: known"
     assert (verdict.outcome, verdict.known, verdict.reason) == (outcome, KnownFailure.PASSES, reason)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_expected_failure_of_a_lane_that_was_not_judged_is_undecided(strict: bool) -> None:
+    known = replace(KNOWN, lanes=("throughput",), strict=strict)
+    evidence = evidence_for(config_of("sft"), xfail=known)
+    assert judge(evidence) == CellVerdict(
+        Outcome.ERROR,
+        lanes("pass", "pass", "skip"),
+        [],
+        "expected to fail in throughput, which could not be judged: known",
+        untimed=True,
+    )
+    evidence = timed({("packed", 0): 0.1, ("unpacked", 0): 0.1})
+    evidence.cell = replace(evidence.cell, xfail=known)
+    assert judge(evidence).outcome is (Outcome.FAIL if strict else Outcome.XPASS)
