@@ -101,6 +101,14 @@ def installed_python() -> str | None:
     return next((python for python in python_candidates() if is_good_python(python)), None)
 
 
+def base_python(python: str) -> str:
+    """The path of an interpreter outside any environment: uv finds none by name in an activated one."""
+    printed = subprocess.run(
+        [python, "-c", "import sys; print(sys._base_executable)"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+    )
+    return printed.stdout.decode().strip() or python
+
+
 def find_python() -> str:
     """A working interpreter: an installed one, else from apt, else from uv. SetupError when none of these works."""
     found = installed_python()
@@ -206,7 +214,7 @@ def is_done() -> bool:
 
 
 def make_environment() -> None:
-    python = find_python()
+    python = base_python(find_python())
     uv = find_uv(python)
     env = uv_environment(python)
     say(f"making .venv with {python}")

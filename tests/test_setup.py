@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import venv
 from pathlib import Path
 from types import ModuleType
 
@@ -51,6 +52,15 @@ def test_a_version_that_is_too_old_is_passed_over(setup: ModuleType, monkeypatch
     assert setup.is_good_python(sys.executable)
     monkeypatch.setattr(setup, "VERSIONS", ((3, 99),))
     assert not setup.is_good_python(sys.executable)
+
+
+def test_an_activated_environment_gives_the_interpreter_that_it_was_made_from(
+    setup: ModuleType, tmp_path: Path
+) -> None:
+    venv.create(tmp_path / "active", with_pip=False)
+    python = setup.base_python(str(tmp_path / "active" / "bin" / "python"))
+    assert setup.is_good_python(python)
+    assert not Path(python).is_relative_to(tmp_path)
 
 
 def test_a_chosen_python_that_does_not_run_is_an_error_that_names_it(
