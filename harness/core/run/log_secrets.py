@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from harness.core.run.run_dir import needs_room, opened
-from harness.core.text.secrets import redacted
+from harness.core.text.secrets import ends_in_key, redacted
+
+_MOST_OF_KEY = 65536  # bytes; what only begins like a private key is redacted in pieces of this size
 
 
 def without_secrets_in(log: Path, values: Collection[str]) -> None:
-    """Replace each secret in a log by ***, line by line; a log without secrets is not touched, nor a missing one.
+    """Replace each secret in a log by ***; a log without secrets is not touched, nor a missing one.
 
     `values`: secrets known by value, see `secret_values`. Bytes that are not UTF-8 are kept. DiskFullError if there is
     no space for the new log; the old one is then kept.
@@ -25,7 +27,7 @@ def without_secrets_in(log: Path, values: Collection[str]) -> None:
     with needs_room(log):
         try:
             with opened(log) as old, temporary.open("wb") as new:
-                new.writelines(_clean(line, values) for line in old)
+                new.writelines(_clean(piece, values) for piece in _pieces(old))
             temporary.replace(log)
         except OSError:
             temporary.unlink(missing_ok=True)
@@ -34,8 +36,19 @@ def without_secrets_in(log: Path, values: Collection[str]) -> None:
 
 def _has_secret(log: Path, values: Collection[str]) -> bool:
     with opened(log) as stream:
-        return any(_clean(line, values) != line for line in stream)
+        return any(_clean(piece, values) != piece for piece in _pieces(stream))
 
 
-def _clean(line: bytes, values: Collection[str]) -> bytes:
-    return redacted(line.decode("utf-8", "surrogateescape"), values).encode("utf-8", "surrogateescape")
+def _pieces(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines, those of a private key joined: no other secret spans lines."""
+    piece = b""
+    for line in lines:
+        piece += line
+        if len(piece) > _MOST_OF_KEY or b"PRIVATE KEY" not in piece or not ends_in_key(piece.decode("latin-1")):
+            yield piece
+            piece = b""
+    yield piece
+
+
+def _clean(piece: bytes, values: Collection[str]) -> bytes:
+    return redacted(piece.decode("utf-8", "surrogateescape"), values).encode("utf-8", "surrogateescape")

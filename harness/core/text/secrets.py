@@ -47,6 +47,7 @@ _HEADER = re.compile(
     r"( ?: ?)(?!\*\*\*)((?:(?:bearer|basic|token|negotiate|digest) +)?[^\s\"'<>\\]+)"
 )
 _BEARER = re.compile(r"(?i)\b(bearer +)[A-Za-z0-9._~+/=-]{8,}")
+_KEY_BEGINS, _KEY_ENDS = re.compile(r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----"), "PRIVATE KEY-----"
 _PRIVATE_KEY = re.compile(r"-----BEGIN ([A-Z ]{0,30}PRIVATE KEY)-----[^\"'<>]*?(?:-----END \1-----|(?=[\"'<>])|\Z)")
 _SHAPES = re.compile(
     r"(?<![A-Za-z0-9])(?:"
@@ -111,6 +112,12 @@ def redacted(text: str, values: Iterable[str] = ()) -> str:
 def holds_secret(text: str) -> bool:
     """Whether `redacted` would change the text."""
     return redacted(text) != text
+
+
+def ends_in_key(text: str) -> bool:
+    """Whether the text ends within a private key, which spans lines; more of it must be read to redact the key."""
+    begins = [found.end() for found in _KEY_BEGINS.finditer(text)]
+    return bool(begins) and _KEY_ENDS not in text[begins[-1] :]
 
 
 def secret_values(environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import TextIO
 
 from harness.core.errors import InputError, Problem
 from harness.core.run.run_dir import RunDir, opened
-from harness.core.text.secrets import redacted
+from harness.core.text.secrets import ends_in_key, redacted
 from harness.infra.runs.evidence_files import newest, read_result
 from harness.infra.screen import environment_secrets
 
@@ -25,7 +25,6 @@ PIECE_CHARACTERS = 65536  # of a log that is shown whole; a longer line is cut
 # Characters read past a cut and not shown: a secret that the cut divides is recognised only as a whole.
 MARGIN = 8192
 _RANK_LOG = re.compile(r"rank-([0-9]+)\.log")
-_KEY_BEGINS, _KEY_ENDS = re.compile(r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----"), "PRIVATE KEY-----"
 
 
 def job_logs_text(run: RunDir) -> str:
@@ -79,16 +78,10 @@ def _pieces(stream: TextIO) -> Iterator[str]:
         piece = ""
         while line := _line(stream):
             piece += line
-            if len(piece) >= PIECE_CHARACTERS and not (_in_key(piece) and len(piece) < 2 * PIECE_CHARACTERS):
+            if len(piece) >= PIECE_CHARACTERS and not (ends_in_key(piece) and len(piece) < 2 * PIECE_CHARACTERS):
                 yield piece
                 piece = ""
         yield piece
-
-
-def _in_key(piece: str) -> bool:
-    """Whether the piece ends within a private key."""
-    begins = [found.end() for found in _KEY_BEGINS.finditer(piece)]
-    return bool(begins) and _KEY_ENDS not in piece[begins[-1] :]
 
 
 def _line(stream: TextIO) -> str:

@@ -33,8 +33,11 @@ def ratio_of(times: Times, load: Load, base: Load) -> PairedRatio | None:
 
 
 def paired_times(evidence: CellEvidence) -> tuple[list[float], list[float]]:
-    """Times of this cell and of its base, of the rounds that both ran interleaved."""
-    if evidence.base is None:
+    """Times of this cell and of its base, of the rounds that both ran interleaved.
+
+    Attempts of different numbers never are: each takes turns with the same attempt of the other cell.
+    """
+    if evidence.base is None or evidence.attempt != evidence.base.attempt:
         return [], []
     ours, theirs = (times_of(side).get(TURN, {}) for side in (evidence, evidence.base))
     rounds = sorted(ours.keys() & theirs.keys())

@@ -17,6 +17,24 @@ def test_secrets_known_by_shape_or_value_are_removed_and_the_rest_is_kept_byte_f
     assert list(tmp_path.iterdir()) == [log]
 
 
+def test_every_line_of_a_private_key_is_removed(tmp_path: Path) -> None:
+    log = tmp_path / "rank.log"
+    kind = "RSA PRIVATE KEY"
+    key = f"-----BEGIN {kind}-----\n" + "MIIEow\n" * 30 + f"-----END {kind}-----"
+    log.write_text(f"loading\n{key}\nstep 1\n{key[:40]}")
+    without_secrets_in(log, [])
+    assert log.read_text() == "loading\n***\nstep 1\n***"
+
+
+def test_what_only_begins_like_a_private_key_hides_a_bounded_part_of_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "rank.log"
+    log.write_text("-----BEGIN PRIVATE KEY-----\n" + "step 1\n" * 100_000)
+    without_secrets_in(log, [])
+    left = log.read_text()
+    assert left.startswith("***")
+    assert 600_000 < len(left) < 700_000
+
+
 def test_a_log_without_a_secret_is_not_written_again(tmp_path: Path) -> None:
     log = tmp_path / "rank.log"
     log.write_text("step 1\n")

@@ -66,6 +66,14 @@ def _fewer(base: CellEvidence) -> None:
     base.config, base.records[0].timings = base.cell.config, base.records[0].timings[:6]
 
 
+def _another_attempt(base: CellEvidence) -> None:
+    base.attempt = 2
+    assert base.result is not None
+    base.result.attempt = 2
+    for record in base.records.values():
+        record.attempt = 2
+
+
 def _on_a_gpu(base: CellEvidence) -> None:
     base.records[0].cpu_stubs = []
     base.records[0].warmup_rounds = WARMUP["cuda"]
@@ -83,6 +91,7 @@ def _on_a_gpu(base: CellEvidence) -> None:
         (_damaged, "rank-00000.json cannot be read: it is empty"),
         (_negative, "incomplete evidence: record of rank 0: timings: turn took -0.1 s in round 0"),
         (_fewer, "they share 6 of 7 turns, and no rank states why"),
+        (_another_attempt, "they share 0 of 7 turns, and no rank states why"),
         (_on_a_gpu, "it ran on cuda, this cell on cpu"),
     ],
 )
