@@ -17,7 +17,7 @@ smoke: setup ## run matrices/smoke.yaml on this machine and write its report
 
 test: browser slurm compiler ## all checks: ruff, mypy, pytest
 	@$(MAKE) --no-print-directory --keep-going --jobs=3 --output-sync=target \
-		pytest-matrices pytest-slurm pytest-app pytest-rest lint types
+		pytest-slurm pytest-matrices pytest-app pytest-rest pytest-searches lint types
 
 test-long: test ## the same, and the tests that are too slow for CI (marker long)
 	$(PYTEST) -m long --durations 15
@@ -48,9 +48,12 @@ compiler: slurm
 
 # More jobs than cores, since cluster tests mostly wait; each prints its output when it ends. tests/test_setup.py checks
 # that together they run every test that is not long.
-.PHONY: pytest-app pytest-matrices pytest-slurm pytest-rest
+.PHONY: pytest-app pytest-matrices pytest-searches pytest-slurm pytest-rest
 pytest-app:
-	$(PYTEST) tests/app --ignore tests/app/matrices -m "not long" --durations 25
+	$(PYTEST) tests/app --ignore tests/app/matrices --ignore tests/app/bisect --ignore tests/app/shrink -m "not long" --durations 25
+
+pytest-searches:
+	$(PYTEST) tests/app/bisect tests/app/shrink -m "not long" --durations 25
 
 pytest-matrices:
 	$(PYTEST) tests/app/matrices -m "not long" --durations 25
