@@ -89,7 +89,7 @@ def run_one(corpus: Corpus, number: int, seed: int, *, keep: bool = False, echo:
     if echo:
         suffix = f", {broken}" if broken else ""
         print(f"{what}: harness {' '.join(words)}\n{text}exit code {code}, {seconds:.2f} s{suffix}")
-    broken = broken or _verdict(code, seconds, text, folder) or _leak(text, words)
+    broken = broken or _leak(text, words) or _verdict(code, seconds, text, folder)
     if keep:
         print(f"files: {folder}")
     else:

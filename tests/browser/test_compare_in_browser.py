@@ -11,7 +11,7 @@ from playwright.sync_api import Browser
 from harness.infra.html.compare import render_comparison_html
 from harness.infra.html.report import render_html
 from harness.judge.compare.runs import compare_runs
-from harness.judge.report.model import CellSince, Report, Since
+from harness.judge.report.model import CellSince, ChangeKind, Report, Since
 from tests.browser.test_report_in_browser import BROKEN_LINKS, LOW_CONTRAST, OPEN_ALL, VIEWS, open_view
 from tests.sample_report import HOSTILE, hostile_report, passing_report, sample_report
 from tests.two_runs import NEW, OLD, earlier_report, in_stack, later_report
@@ -23,16 +23,16 @@ def with_since() -> Report:
     """The sample report with a section "Since the previous run" that has every kind of change."""
     report = sample_report()
     moved = ["megatron-lm 5e4fc931ba..d30e165203, 312 commits", "torch 2.9.0 -> 2.9.1"]
-    changes = ("newly failing", "still failing", "fixed", "failing, not judged before")
+    changes = (ChangeKind.NEWLY_FAILING, ChangeKind.STILL_FAILING, ChangeKind.FIXED, ChangeKind.UNJUDGED)
     cells = [
         CellSince(
             id=cell.id,
             change=change,
             since="2026-08-22T10:15:30Z",
             since_run="smoke-20260822T101530Z-3f2a",
-            good="" if change.startswith("failing") else "2026-08-21T10:15:30Z",
-            good_run="" if change.startswith("failing") else "smoke-20260821T101530Z-11aa",
-            between=moved if change == "newly failing" else [HOSTILE] if change == "fixed" else [],
+            good="" if change is ChangeKind.UNJUDGED else "2026-08-21T10:15:30Z",
+            good_run="" if change is ChangeKind.UNJUDGED else "smoke-20260821T101530Z-11aa",
+            between={ChangeKind.NEWLY_FAILING: moved, ChangeKind.FIXED: [HOSTILE]}.get(change, []),
         )
         for cell, change in zip(report.cells[7:], changes)
     ]

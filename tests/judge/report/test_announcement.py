@@ -5,13 +5,18 @@ from dataclasses import replace
 
 from harness.core.serialization import dumps
 from harness.judge.report.announcement import announcement
-from harness.judge.report.model import CellSince, Since
+from harness.judge.report.model import CellSince, ChangeKind, Since
 from tests.sample_report import big_report, hostile_report, passing_report, sample_report
 
 
 def test_a_red_run_has_the_first_findings_and_what_changed() -> None:
     cell = CellSince(
-        id="tp2-pp4-cp1-sft-74e8308c", change="newly failing", since="tonight", since_run="b", good="", good_run=""
+        id="tp2-pp4-cp1-sft-74e8308c",
+        change=ChangeKind.NEWLY_FAILING,
+        since="tonight",
+        since_run="b",
+        good="",
+        good_run="",
     )
     report = replace(sample_report(), since=Since(run_id="a", started="yesterday", cells=[cell]))
     value = json.loads(dumps(announcement(report, exit_code=1, directory="reports/b")))
