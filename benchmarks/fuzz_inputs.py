@@ -156,13 +156,11 @@ def batch(corpus: Corpus, numbers: range, seed: int) -> list[Result]:
     child = os.fork()
     if not child:
         os.close(reading)
-        with os.fdopen(writing, "w") as stream:
-            for number in numbers:
-                result = run_one(corpus, number, seed)
-                stream.write(json.dumps(asdict(result)) + "\n")
-                stream.flush()
-                if "memory" in result.broken:
-                    break  # the peak of a process never falls: the other inputs need a new process
+        try:
+            _run_all(corpus, numbers, seed, writing)
+        except BaseException:  # a defect of the fuzzer; the child must not clean up what the parent still needs
+            traceback.print_exc()
+            os._exit(1)
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as stream:
@@ -173,6 +171,17 @@ def batch(corpus: Corpus, numbers: range, seed: int) -> list[Result]:
             found.append(Result(numbers[len(found)], "?", -1, 0.0, f"the process ended with status {status}"))
         found += batch(corpus, numbers[len(found) :], seed) if len(found) < len(numbers) else []
     return found
+
+
+def _run_all(corpus: Corpus, numbers: range, seed: int, writing: int) -> None:
+    """Write a line of JSON per input to a pipe."""
+    with os.fdopen(writing, "w") as stream:
+        for number in numbers:
+            result = run_one(corpus, number, seed)
+            stream.write(json.dumps(asdict(result)) + "\n")
+            stream.flush()
+            if "memory" in result.broken:
+                return  # the peak of a process never falls: the other inputs need a new process
 
 
 def warm(corpus: Corpus) -> None:
@@ -250,6 +259,8 @@ def main() -> int:
         if history is None and (run.parent / "history.sqlite").is_file():
             history = run.parent / "history.sqlite"
         isolated(Path(temporary))
+        if arguments.run:  # each input has hard links to the run's files, which need the same file system
+            run = Path(shutil.copytree(run, Path(temporary) / "source" / run.name))
         corpus = corpus_of(run, history)
         if arguments.only is not None:
             return 1 if run_one(corpus, arguments.only, arguments.seed, keep=arguments.keep, echo=True).broken else 0

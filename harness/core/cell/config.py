@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cache, cached_property, lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from harness.core.cell.axis_values import ATTENTIONS, DEVICES, DISTRIBUTED_OPTIMIZER, DTYPES, RECOMPUTE
@@ -195,33 +196,18 @@ def same_rows(config: CellConfig, control: CellConfig) -> bool:
 
 def cell_name(config: CellConfig) -> str:
     """Readable part of the id: tp2-pp4-cp1-sft, with the axes that differ from their defaults."""
-    return _name(_shape_name(config), config)
+    return _joined(_shape_name(config), _own_identity(_own_values()(config)).name or None)
 
 
 def _shape_name(config: CellConfig) -> str:
-    return _joined(
-        *config.layout.name_parts(), *_own_labels(config, True), *labels(config.options), config.variant or None
-    )
-
-
-def _name(shape: str, config: CellConfig) -> str:
-    rows = _rows_name(config.rows_of) if config.rows_of else None
-    return _joined(shape, *_own_labels(config, False), config.fault, rows)
-
-
-def _own_labels(config: CellConfig, shape: bool) -> list[str]:
-    return [label_of(key, value) for key in _own_keys(shape) if (value := getattr(config, key.name)) != key.default]
+    own = [label_of(key, value) for key in _own_keys(True) if (value := getattr(config, key.name)) != key.default]
+    return _joined(*config.layout.name_parts(), *own, *labels(config.options), config.variant or None)
 
 
 @cache
 def _own_keys(shape: bool) -> tuple[Key, ...]:
     """Declared fields of CellConfig that belong to a cell's shape, or those that do not."""
     return tuple(key for key in keys_of(CellConfig).values() if key.setting.shape is shape)
-
-
-@cache
-def _later_keys() -> tuple[Key, ...]:
-    return tuple(key for name, key in keys_of(CellConfig).items() if name not in (*_HASHED, "forbidden"))
 
 
 def _joined(*parts: str | None) -> str:
@@ -233,16 +219,17 @@ def _rows_name(layout: Layout) -> str:
     return "-".join(["rows", *sizes])
 
 
-class ShapeIdentity(NamedTuple):
-    """The common part of the ids of cells that differ only in dtype, attention, device, stack, timing or fault."""
+class Identity(NamedTuple):
+    """A part of the ids of cells, which many of them share."""
 
     name: str
     text: str  # hashed into the id
 
-    @classmethod
-    def of(cls, config: CellConfig) -> ShapeIdentity:
-        shared = (config.layout, config.model, config.train, config.documents, config.options)
-        return cls(_shape_name(config), "".join([f"{_text(part)}\n" for part in shared]))
+
+def shape_identity(config: CellConfig) -> Identity:
+    """The common part of the ids of cells that differ only in dtype, attention, device, stack, timing or fault."""
+    shared = (config.layout, config.model, config.train, config.documents, config.options)
+    return Identity(_shape_name(config), "".join([f"{_text(part)}\n" for part in shared]))
 
 
 # Hashed in this order. An axis that was added later is left out at its default, so that cells keep their ids and with
@@ -250,25 +237,43 @@ class ShapeIdentity(NamedTuple):
 _HASHED = ("data_path", "micro_batch_size", "dtype", "attention", "stack", "fault")
 
 
-def cell_id(config: CellConfig, shape: ShapeIdentity | None = None) -> str:
+@cache
+def _own_fields() -> tuple[str, ...]:
+    return tuple(dict.fromkeys([*_HASHED, *keys_of(CellConfig), "timing", "rows_of", "made_of"]))
+
+
+@cache
+def _own_values() -> Callable[[CellConfig], tuple[Any, ...]]:
+    return attrgetter(*_own_fields())
+
+
+@lru_cache(maxsize=4096)
+def _own_identity(values: tuple[Any, ...]) -> Identity:
+    """What a cell adds to the identity of its shape; `values`: of _own_fields()."""
+    own = dict(zip(_own_fields(), values))
+    later = [key for name, key in keys_of(CellConfig).items() if name not in (*_HASHED, "forbidden")]
+    names = [label_of(key, own[key.name]) for key in _own_keys(False) if own[key.name] != key.default]
+    names += [part for part in (own["fault"], own["rows_of"] and _rows_name(own["rows_of"])) if part]
+    hashed: list[Any] = [own[name] for name in _HASHED]
+    hashed += [own["forbidden"]] if own["forbidden"] else []
+    hashed += [f"{key.name} {own[key.name]}" for key in later if own[key.name] != key.default]
+    if own["timing"] != NOT_TIMED:
+        timing = replace(own["timing"], turns="", first=False)  # the pair's other cell is not part of the identity
+        hashed += [timing] if timing.timed else []
+    hashed += [own["rows_of"]] if own["rows_of"] else []
+    hashed += [f"stack {own['made_of']}"] if own["made_of"] and own["stack"] not in ("", DEFAULT) else []
+    return Identity("-".join(names), _text(tuple(hashed)))
+
+
+def cell_id(config: CellConfig, shape: Identity | None = None) -> str:
     """Stable id: the readable name plus an eight-digit hash of the resolved configuration and the stack's definition.
 
     The default stack is the environment that the harness runs in; its contents are not part of the id. `shape`: that
     of the configuration, given by callers that make many ids for one shape.
     """
-    shape = shape or ShapeIdentity.of(config)
-    rest: tuple[Any, ...] = tuple([getattr(config, name) for name in _HASHED])
-    rest += (config.forbidden,) if config.forbidden else ()
-    rest += tuple(
-        [f"{key.name} {value}" for key in _later_keys() if (value := getattr(config, key.name)) != key.default]
-    )
-    if config.timing != NOT_TIMED:
-        own = replace(config.timing, turns="", first=False)  # the other cell of the pair is not part of the identity
-        rest += (own,) if own.timed else ()
-    rest += (config.rows_of,) if config.rows_of else ()
-    rest += (f"stack {config.made_of}",) if config.made_of and config.stack not in ("", DEFAULT) else ()
-    digest = hashlib.sha256((shape.text + _text(rest)).encode()).hexdigest()
-    return f"{_name(shape.name, config)}-{digest[:8]}"
+    shape, own = shape or shape_identity(config), _own_identity(_own_values()(config))
+    digest = hashlib.sha256((shape.text + own.text).encode()).hexdigest()
+    return _joined(shape.name, own.name or None, digest[:8])
 
 
 @lru_cache(maxsize=4096)

@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.core.cell.attention import KERNELS
 from harness.core.cell.axes import always
-from harness.core.cell.config import CellConfig, ShapeIdentity, cell_id
+from harness.core.cell.config import CellConfig, cell_id, shape_identity
 from harness.core.outcomes import Rejection
 from harness.core.run.run_plan import Expansion, PlannedCell, RejectedCell, XFail
 from harness.core.stack import DEFAULT
@@ -102,7 +102,7 @@ class _Shape:
     """What all cells of one shape share, computed for the first of them."""
 
     def __init__(self, config: CellConfig) -> None:
-        self.identity = ShapeIdentity.of(config)
+        self.identity = shape_identity(config)
         self._config = config
 
     @cached_property

@@ -30,9 +30,9 @@ from harness.plan.schema.model import PARTS, model_problems, shown_part
 _OPTIONS = tuple(keys_of(PackingOptions))
 _LOSS_OPTIONS = ("calculate_per_token_loss", "average_in_collective")
 _FIELDS = tuple(axis for axis in axes().values() if axis.field)  # axes that set a field of CellConfig
-_SHAPE_FIELDS = tuple(axis for axis in _FIELDS if axis.setting.shape)
-_OTHER_FIELDS = tuple(axis for axis in _FIELDS if not axis.setting.shape)
-_NOT_IN_SHAPE = (*(axis.name for axis in _OTHER_FIELDS), "timed")  # axes that a plan.rules.rule.Shape does not have
+_IN_SHAPE = {axis.field: axis.name for axis in _FIELDS if axis.setting.shape}  # field -> axis
+_OTHERS = {axis.field: axis.name for axis in _FIELDS if not axis.setting.shape}
+_NOT_IN_SHAPE = (*_OTHERS.values(), "timed")  # axes that a plan.rules.rule.Shape does not have
 # Values that tables do not show as they are.
 _SHOWN: dict[str, Callable[[Any], Any]] = {
     **{f"model.{name}": shown_part for name in PARTS},
@@ -85,7 +85,7 @@ class Resolver:
         return CellConfig(
             **self._shapes[key],
             **self._common,
-            **{axis.field: values[axis.name] for axis in _OTHER_FIELDS},
+            **{field: values[name] for field, name in _OTHERS.items()},
             made_of=self._made_of.get(values["stack"], ""),
             timing=self._timing(values),
         )
@@ -95,7 +95,7 @@ class Resolver:
         model, train, documents, variant = self.base(values)
         return {
             "layout": self._layout(values),
-            **{axis.field: values[axis.name] for axis in _SHAPE_FIELDS},
+            **{field: values[name] for field, name in _IN_SHAPE.items()},
             "model": model,
             "train": train,
             "documents": documents,
