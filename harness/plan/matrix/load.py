@@ -178,7 +178,7 @@ def _constraints(section: Any, problems: Problems) -> tuple[Constraint, ...]:
             compiled.append(compile_constraint(text, CONSTRAINT_NAMES))
         except ConstraintError as error:
             problems.add((*path, number), str(error), found=shown(text))
-    return tuple(compiled)
+    return tuple(dict.fromkeys(compiled))
 
 
 def _xfail(section: Any, problems: Problems) -> tuple[XFail, ...]:

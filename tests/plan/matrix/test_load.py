@@ -149,6 +149,11 @@ def test_all_problems_are_reported_at_once_in_the_order_of_their_lines() -> None
     ]
 
 
+def test_a_repeated_constraint_is_tested_once() -> None:
+    matrix = matrix_of({"name": "t", "matrix": {"packing": "sft"}, "constraints": ["tp <= 8", "pp <= 8", "tp <= 8"]})
+    assert [constraint.text for constraint in matrix.constraints] == ["tp <= 8", "pp <= 8"]
+
+
 def test_a_problem_under_an_alias_shows_the_name_and_line_that_the_user_wrote() -> None:
     values = {"name": "t", "matrix": AXES, "model": {"num-layers": 0}}
     with pytest.raises(InputError) as caught:
