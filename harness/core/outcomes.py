@@ -116,10 +116,10 @@ EXIT_SKIP = 125  # for git bisect run: this commit cannot be judged
 EXIT_ABORT = 128  # for git bisect run: stop, no commit can be judged
 EXIT_INTERRUPTED = 130
 EXIT_MEANINGS: Mapping[int, str] = {  # of every command; git bisect run has two more
-    EXIT_PASS: "every cell passed, failed as expected, or was rejected by a rule; at least one was tested",
+    EXIT_PASS: "a cell under test passed, and every other one passed, failed as expected, or was rejected by a rule",
     EXIT_FAIL: "a check failed",
     EXIT_INPUT: "bad input or usage",
-    EXIT_UNDECIDED: "could not decide (something other than the code under test failed), or nothing was tested",
+    EXIT_UNDECIDED: "could not decide (something other than the code under test failed), or no cell under test passed",
     EXIT_INTERRUPTED: "interrupted",
 }
 
@@ -134,7 +134,7 @@ _EXIT_CODES: Mapping[RunVerdict, int] = {"pass": EXIT_PASS, "fail": EXIT_FAIL, "
 def verdict_of(counts: Mapping[Outcome, int], problems: Sequence[str]) -> RunVerdict:
     """The verdict of a run: pass, fail or error. A failure is certain, so it outranks what could not be decided.
 
-    `problems`: why the run as a whole proves nothing, e.g. that it tested nothing. XPASS alone does not fail a run:
+    `problems`: why the run as a whole proves nothing, e.g. that no cell passed. XPASS alone does not fail a run:
     the report shows that a known bug is gone.
     """
     if counts.get(Outcome.FAIL):
@@ -142,18 +142,19 @@ def verdict_of(counts: Mapping[Outcome, int], problems: Sequence[str]) -> RunVer
     return "error" if counts.get(Outcome.ERROR) or problems else "pass"
 
 
-def nothing_tested(under_test: Iterable[Outcome]) -> str:
-    """Why the run cannot pass when no cell under test was judged; empty when one was.
+def nothing_passed(under_test: Iterable[Outcome]) -> str:
+    """Why the run cannot pass when no cell under test did; empty when one did, or when one failed, which says more.
 
-    `under_test`: outcomes of the matrix's cells, without the controls that the harness added.
+    Expected failures alone do not show that the stack works. `under_test`: outcomes of the matrix's cells, without the
+    controls that the harness added.
     """
     counts = Counter(under_test)
-    if any(counts[outcome] for outcome in DECIDED):
+    if any(counts[outcome] for outcome in (*SOUND, Outcome.FAIL)):
         return ""
     found = ", ".join(f"{count} {outcome.value}" for outcome, count in sorted(counts.items()))
-    return f"nothing was tested: no cell under test was judged ({found or 'there are none'})"
+    return f"no cell under test passed ({found or 'there are none'})"
 
 
 def exit_code(verdict: RunVerdict) -> int:
-    """The exit code, see EXIT_MEANINGS. 0 needs a cell under test that passed, or failed as its xfail entry says."""
+    """The exit code, see EXIT_MEANINGS."""
     return _EXIT_CODES[verdict]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.core.outcomes import Lane, LaneVerdict, Outcome, Rejection, nothing_tested, verdict_of
+from harness.core.outcomes import Lane, LaneVerdict, Outcome, Rejection, nothing_passed, verdict_of
 from harness.core.run.run_plan import PlannedCell, RejectedCell, RunPlan
 from harness.core.tolerances import NoiseFloor
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -74,8 +74,7 @@ def report_of(
     roles = {cell.id: cell.role for cell in plan.expansion.cells}
     outcomes = [cell.outcome for cell in cells if cell.role == "cell"]
     outcomes += [Outcome.REJECTED for cell in rejected if roles.get(cell.id, "cell") == "cell"]
-    untested = nothing_tested(outcomes)
-    problems = [*problems, *([untested] if untested else [])]
+    problems = [*problems, *filter(None, [nothing_passed(outcomes)])]
     return Report(
         run_id=plan.run_id,
         matrix=plan.matrix_name,
