@@ -10,7 +10,7 @@ from harness.core.packing.options import PackingOptions
 from harness.core.setting import aliases_of
 from harness.plan.matrix.axes import ALIASES, AXES, AXIS_ALIASES, AxisRow
 from harness.plan.schema.model import PARTS
-from harness.plan.schema.section import model_of
+from harness.plan.schema.section import model_of, without_links
 from harness.plan.schema.sections import MatrixFile
 
 _DECLARED = (*SECTIONS.values(), *PARTS.values(), PackingOptions)
@@ -27,6 +27,8 @@ def json_schema() -> dict[str, Any]:
         _add_aliases(definitions[model_of(kind).__name__]["properties"], aliases_of(kind))
     definitions["AxisRow"] = _row(definitions)
     schema["properties"]["matrix"] = _matrix(definitions["AxisRow"]["properties"])
+    for item in schema["properties"].values():
+        item["description"] = without_links(item["description"])
     _drop_null_defaults(schema)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Packing harness matrix"} | schema
 

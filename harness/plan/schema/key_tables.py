@@ -18,7 +18,7 @@ from harness.core.tolerances import BOUND_NAMES, DEFAULTS, RATIO_SCREEN, Overrid
 from harness.plan.jobs.cluster import ClusterProfile, Container
 from harness.plan.schema.model import PARTS
 from harness.plan.schema.section import Section, union_of
-from harness.plan.schema.sections import ChecksSection, Launch
+from harness.plan.schema.sections import ChecksSection, Launch, MatrixFile
 from harness.plan.schema.select import CoveringSection
 from harness.plan.schema.throughput import HistorySection, SlopeSection, ThroughputSection
 from harness.plan.stacks.section import StackLayer
@@ -34,7 +34,7 @@ def tables() -> dict[str, str]:
     documents = keys_of(DocumentsConfig)
     modes = {mode: [documents[name] for name in KEYS_OF_MODE[mode]] for mode in ("distribution", "file")}
     plain = [axis for axis in axes().values() if not axis.path.startswith("options.")]
-    found = {"model": table(keys_of(ModelConfig).values())}
+    found = {"top level": _top_level(), "model": table(keys_of(ModelConfig).values())}
     found |= {part: table(keys_of(kind).values(), of=f"`{part}`", prefix=f"{part}.") for part, kind in PARTS.items()}
     found |= {"train": table(keys_of(TrainConfig).values())}
     found |= {mode: table(keys) for mode, keys in modes.items()}
@@ -85,6 +85,18 @@ def table(keys: Iterable[Key], of: str = "", prefix: str = "") -> str:
     return _markdown(rows)
 
 
+def _top_level() -> str:
+    """The table of a matrix file's own keys; the keys of its sections have tables of their own."""
+    rows = [["key", "value", "default", "meaning"], ["---"] * 4]
+    for name, schema in MatrixFile.model_json_schema()["properties"].items():
+        field = MatrixFile.model_fields[name]
+        value = None if field.is_required() else field.get_default(call_default_factory=True)
+        is_section = is_dataclass(value) or isinstance(value, Section)
+        default = "required" if field.is_required() else "defaults below" if is_section else _shown(value or None)
+        rows.append([f"`{name}`", _schema_values(schema), default, field.description or ""])
+    return _markdown(rows)
+
+
 def section_table(kind: type[Section], of: str = "", only: Collection[str] = ()) -> str:
     """The table of a section that is declared as a model; `only`: of these keys, if any are given."""
     rows = [[f"key of {of}" if of else "key", "value", "default", "meaning"], ["---"] * 4]
@@ -102,15 +114,15 @@ def _schema_values(schema: Mapping[str, Any]) -> str:
         return ", ".join(_schema_values(one) for one in schema["anyOf"] if one.get("type") != "null")
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
-    kind = schema.get("type")
+    kind = schema.get("type", "object")  # a section is a reference
     if kind == "array":
         items = schema["items"]
         kinds = " or ".join(map(_schema_values, items.get("anyOf", [items])))
-        return f"list of {kinds.replace('integer', 'integers')}"
+        return f"list of {kinds.replace('integer', 'integers').replace('mapping', 'mappings')}"
     if kind in ("integer", "number"):
         limits = Limits(ge=schema.get("minimum"), gt=schema.get("exclusiveMinimum"), le=schema.get("maximum"))
         return _number(kind, limits)
-    return {"boolean": "true, false", "object": "mapping"}.get(kind or "", "text")
+    return {"boolean": "true, false", "object": "mapping"}.get(kind, "text")
 
 
 def _markdown(rows: Iterable[Iterable[str]]) -> str:

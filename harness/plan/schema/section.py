@@ -11,7 +11,7 @@ from typing import Annotated, Any, Optional, TypeVar, Union, get_args, get_origi
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
 
-from harness.core.setting import Key, Limits, Setting, keys_of
+from harness.core.setting import Key, Limits, keys_of
 
 Count = Annotated[int, Field(ge=1)]
 _NO_LIMITS = Limits()
@@ -73,17 +73,17 @@ def parts_of(kind: type[Any]) -> dict[str, Any]:
     return {name: part for name, part in found.items() if part}
 
 
-def plain_doc(setting: Setting) -> str:
+def without_links(doc: str) -> str:
     """The description of a key without its Markdown links."""
-    return _LINK.sub(r"\1", setting.doc)
+    return _LINK.sub(r"\1", doc)
 
 
 def _field(key: Key) -> Any:
     setting = key.setting
     if setting.required or key.default is dataclasses.MISSING:
-        return Field(description=plain_doc(setting))
+        return Field(description=without_links(setting.doc))
     default = None if setting.auto or setting.optional else key.default
-    return Field(default=default, description=plain_doc(setting))
+    return Field(default=default, description=without_links(setting.doc))
 
 
 def _field_type(key: Key) -> Any:

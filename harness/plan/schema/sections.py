@@ -136,31 +136,41 @@ Cluster = Annotated[str, Field(min_length=1)]
 class MatrixFile(Section):
     """A matrix file of the packing harness. `matrix:` is read by matrix/axes.py and described by json_schema.py."""
 
-    name: Name = Field(description="Name of the run: letters, digits, '.', '_', '-'; at most 64.")
-    model: model_of(ModelConfig) = Field(default_factory=ModelConfig)  # type: ignore[valid-type]
-    train: model_of(TrainConfig) = Field(default_factory=TrainConfig)  # type: ignore[valid-type]
+    name: Name = Field(description="Names the run: letters, digits, `.`, `_`, `-`; at most 64.")
+    model: model_of(ModelConfig) = Field(  # type: ignore[valid-type]
+        default_factory=ModelConfig, description="The model."
+    )
+    train: model_of(TrainConfig) = Field(  # type: ignore[valid-type]
+        default_factory=TrainConfig, description="The training run."
+    )
     documents: AdversarialDocuments | DistributionDocuments | FileDocuments = Field(  # type: ignore[valid-type]
         default_factory=AdversarialDocuments, discriminator="mode", description="Where document lengths come from."
     )
-    packing_options: model_of(PackingOptions) = Field(default_factory=PackingOptions)  # type: ignore[valid-type]
-    matrix: dict[str, Any] = Field(description="The axes whose values multiply into cells.")
-    constraints: list[str] | str = Field(
-        default_factory=list, description="Expressions over axis names; a combination that breaks one is dropped."
+    packing_options: model_of(PackingOptions) = Field(  # type: ignore[valid-type]
+        default_factory=PackingOptions, description="Options of packing and of the loss, for every cell."
+    )
+    matrix: dict[str, Any] = Field(description="The axes, whose values multiply into cells.")
+    constraints: str | list[str] = Field(
+        default_factory=list,
+        description="Expressions over axes; combinations that violate one are dropped and counted.",
     )
     select: SelectSection = Field(
-        default="full",
-        description="Run every cell that constraints and rules allow, or enough of them to cover every pair of values.",
+        default="full", description="Which of the allowed cells run: [all or a covering selection](#select)."
+    )
+    launch: model_of(Launch) = Field(  # type: ignore[valid-type]
+        default_factory=Launch, description="How cells run."
+    )
+    checks: ChecksSection = Field(default_factory=ChecksSection, description="Bounds of the checks, and canaries.")
+    xfail: list[model_of(XFail)] = Field(  # type: ignore[valid-type]
+        default_factory=list, description="Known failures."
     )
     stacks: dict[str, StackLayer | Annotated[list[StackLayer], Field(min_length=1)]] = Field(
         default_factory=dict,
-        description="Software under test: name -> layer or list of layers, the top layer first.",
+        description="[Software under test](stacks.md), by name: a layer or a list of layers, the top layer first.",
         json_schema_extra={"propertyNames": {"pattern": f"^{SAFE_NAME}$"}},
     )
     cluster: Cluster = Field(
-        default="local", description="Where cells run: a cluster profile by name, or its path relative to this file."
-    )
-    launch: model_of(Launch) = Field(default_factory=Launch)  # type: ignore[valid-type]
-    checks: ChecksSection = Field(default_factory=ChecksSection)
-    xfail: list[model_of(XFail)] = Field(  # type: ignore[valid-type]
-        default_factory=list, description="Known failures."
+        default="local",
+        description="Where cells run: `local` is this machine, any other name a [cluster profile](clusters.md); "
+        "a path is relative to the matrix file.",
     )
