@@ -10,7 +10,6 @@ counts as a change of the process number, and one that leaves all values equal c
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,7 +23,7 @@ from harness.core.hardware.environment import RECORDED
 from harness.core.outcomes import Outcome
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import RunPlan, sealed
-from harness.infra.runs.evidence_files import newest, read_cell, read_plan, run_problems
+from harness.infra.runs.evidence_files import newest, read_cell, read_plan, read_records, run_problems
 from harness.judge.evidence.cell_evidence import CellEvidence, CellFound, evidence_in_turn
 from harness.judge.required.not_evidence import NOT_EVIDENCE
 from harness.judge.verdict import CellVerdict, judge_cell
@@ -71,7 +70,7 @@ def tamper(run: RunDir, *, each: int = 1, only: tuple[str, ...] = ("",)) -> Pass
     tried: dict[str, int] = {}
     with _judge_of(run) as judge:
         assert {verdict.outcome for verdict in judge.verdicts.values()} <= GREEN
-        for change in _made(changes(run, each, judge.lone, only=only)):
+        for change in judge.made(changes(run, each, judge.lone, only=only)):
             tried[change.pattern] = tried.get(change.pattern, 0) + 1
             if judge.unchanged(change.file):
                 for pattern in change.differs:
@@ -86,7 +85,7 @@ def decisive(run: RunDir, *, each: int = 1) -> dict[str, str]:
         listed = (
             one for one in changes(run, each, judge.lone) if all(known(item) in NOT_EVIDENCE for item in one.differs)
         )
-        for change in _made(listed):
+        for change in judge.made(listed):
             for cell, verdict in (judge.after(change.file) or {}).items():
                 refused = not verdict.usable or verdict.reason.startswith(REFUSALS)
                 failed = judge.verdicts[cell].outcome is Outcome.FAIL
@@ -101,7 +100,8 @@ def undone(run: RunDir, cell: str, *, each: int = 1, only: tuple[str, ...] = (""
     with _judge_of(run) as judge:
         assert judge.verdicts[cell].outcome is Outcome.FAIL
         first = run.attempt(cell, 1).root
-        for change in _made(one for one in changes(run, each, attempt=1, only=only) if one.file.is_relative_to(first)):
+        of_first = (one for one in changes(run, each, attempt=1, only=only) if one.file.is_relative_to(first))
+        for change in judge.made(of_first):
             verdicts = judge.after(change.file)
             if verdicts is not None and verdicts[cell].outcome in GREEN:
                 found.setdefault(change.pattern, set()).add(change.kind)
@@ -114,26 +114,14 @@ def _judge_of(run: RunDir) -> Iterator[_Judge]:
         yield _Judge(run, Path(folder))
 
 
-def _made(wanted: Iterable[Change]) -> Iterator[Change]:
-    """Make one change after the other; each is undone before the next."""
-    for change in wanted:
-        whole = change.file.read_text(encoding="utf-8")
-        try:
-            change.file.write_text(change.text, encoding="utf-8")
-            yield change
-        finally:
-            change.file.write_text(whole, encoding="utf-8")
-
-
 class _Judge:
     """Judges a run again after a change of one file: the file's cell, and the cells that are compared with it.
 
-    `folder` gets the run without rank records, so that a changed record can be read there alone.
+    A changed record of a cell's newest attempt is written to `folder`, and read there alone.
     """
 
     def __init__(self, run: RunDir, folder: Path) -> None:
-        self.run, self.plan, self.without = run, read_plan(run), RunDir(folder)
-        shutil.copytree(run.root / "cells", folder / "cells", ignore=shutil.ignore_patterns("rank-*", "log"))
+        self.run, self.plan, self.aside = run, read_plan(run), RunDir(folder)
         self.found: dict[str, CellFound] = {cell.id: self._read(cell.id) for cell in self.plan.expansion.cells}
         self.verdicts: dict[str, CellVerdict] = {}
         self.verdicts = self.after(self.run.plan) or {}
@@ -146,19 +134,38 @@ class _Judge:
         found = read_cell(self.run, cell, {})
         return replace(found, before=read_baselines(self.run).get(cell))
 
+    def made(self, wanted: Iterable[Change]) -> Iterator[Change]:
+        """Make one change after the other; each is undone before the next."""
+        for change in wanted:
+            if self._is_record(change.file):
+                alone = self.aside.root / change.file.relative_to(self.run.root)
+                alone.parent.mkdir(parents=True, exist_ok=True)
+                alone.write_text(change.text, encoding="utf-8")
+                yield change
+                alone.unlink()
+                continue
+            whole = change.file.read_text(encoding="utf-8")
+            try:
+                change.file.write_text(change.text, encoding="utf-8")
+                yield change
+            finally:
+                change.file.write_text(whole, encoding="utf-8")
+
+    def _is_record(self, file: Path) -> bool:
+        """Whether a file is a record of the newest attempt of its cell."""
+        cell = file.parents[2].name
+        return cell in self.found and file.parent == self.run.attempt(cell, self.found[cell].attempt).record(0).parent
+
     def _read_changed(self, cell: str, file: Path) -> CellFound:
-        before = self.found[cell]
-        if file.parent != self.run.attempt(cell, before.attempt).record(0).parent:
+        if not self._is_record(file):
             return self._read(cell)
-        alone = self.without.root / file.relative_to(self.run.root)
-        alone.write_bytes(file.read_bytes())
-        try:
-            found = read_cell(self.without, cell, {})
-        finally:
-            alone.unlink()
-        kept = {r: one for r, one in before.records.items() if self.run.attempt(cell, before.attempt).record(r) != file}
-        records = dict(sorted({**kept, **found.records}.items()))
-        return replace(found, records=records, before=before.before, earlier=before.earlier)
+        before, damaged = self.found[cell], list[str]()
+        changed = read_records(self.aside.attempt(cell, before.attempt), damaged)
+        kept = {rank: one for rank, one in before.records.items() if self._record(cell, rank) != file}
+        return replace(before, records=dict(sorted({**kept, **changed}.items())), damaged=damaged)
+
+    def _record(self, cell: str, rank: int) -> Path:
+        return self.run.attempt(cell, self.found[cell].attempt).record(rank)
 
     def unchanged(self, changed: Path) -> bool:
         """Whether every cell has the outcome that it had."""

@@ -87,7 +87,7 @@ def read_cell(run: RunDir, cell: str, jobs: Mapping[str, JobEnding]) -> CellFoun
 
 def _attempt(run: RunDir, cell: str, number: int, damaged: list[str]) -> CellFound:
     attempt = run.attempt(cell, number)
-    records = _records(attempt, damaged)
+    records = read_records(attempt, damaged)
     result = _read(attempt.result, CellResult, damaged)
     return CellFound(
         records=records,
@@ -149,8 +149,11 @@ def _attempts(run: RunDir, cell: str) -> tuple[int, list[str]]:
     return number, [f"{(stray or sorted(names))[-1]} exists, but {gap} does not"] if stray or absent else []
 
 
-def _records(attempt: AttemptDir, damaged: list[str]) -> dict[int, RankRecord]:
-    """Records by rank. A record under the name of another rank is damage: it would replace that rank's record."""
+def read_records(attempt: AttemptDir, damaged: list[str]) -> dict[int, RankRecord]:
+    """Records by rank; what is wrong with a file is added to `damaged`.
+
+    A record under the name of another rank is damage: it would replace that rank's record.
+    """
     records: dict[int, RankRecord] = {}
     for path in sorted((attempt.root / "ranks").glob("rank-*.json")):
         record = _read(path, RankRecord, damaged)
