@@ -41,12 +41,14 @@ def _has_secret(log: Path, values: Collection[str]) -> bool:
 
 def _pieces(lines: Iterable[bytes]) -> Iterator[bytes]:
     """The lines, those of a private key joined: no other secret spans lines."""
-    piece = b""
+    piece, in_key = b"", False
     for line in lines:
         piece += line
-        if len(piece) > _MOST_OF_KEY or b"PRIVATE KEY" not in piece or not ends_in_key(piece.decode("latin-1")):
+        if b"PRIVATE KEY" in line:  # so that each line is searched once, however long the key
+            in_key = ends_in_key(line.decode("latin-1"))
+        if not in_key or len(piece) > _MOST_OF_KEY:
             yield piece
-            piece = b""
+            piece, in_key = b"", False
     yield piece
 
 

@@ -34,7 +34,7 @@ def tables() -> dict[str, str]:
     documents = keys_of(DocumentsConfig)
     modes = {mode: [documents[name] for name in KEYS_OF_MODE[mode]] for mode in ("distribution", "file")}
     plain = [axis for axis in axes().values() if not axis.path.startswith("options.")]
-    found = {"top level": _top_level(), "model": table(keys_of(ModelConfig).values())}
+    found = {"top level": section_table(MatrixFile), "model": table(keys_of(ModelConfig).values())}
     found |= {part: table(keys_of(kind).values(), of=f"`{part}`", prefix=f"{part}.") for part, kind in PARTS.items()}
     found |= {"train": table(keys_of(TrainConfig).values())}
     found |= {mode: table(keys) for mode, keys in modes.items()}
@@ -82,18 +82,6 @@ def table(keys: Iterable[Key], of: str = "", prefix: str = "") -> str:
         names = [f"{prefix}{key.name}", *(name for name in key.setting.names if name != key.name)]
         text = key.setting.doc
         rows.append(["<br>".join(f"`{name}`" for name in names), _values(key), _default(key), text])
-    return _markdown(rows)
-
-
-def _top_level() -> str:
-    """The table of a matrix file's own keys; the keys of its sections have tables of their own."""
-    rows = [["key", "value", "default", "meaning"], ["---"] * 4]
-    for name, schema in MatrixFile.model_json_schema()["properties"].items():
-        field = MatrixFile.model_fields[name]
-        value = None if field.is_required() else field.get_default(call_default_factory=True)
-        is_section = is_dataclass(value) or isinstance(value, Section)
-        default = "required" if field.is_required() else "defaults below" if is_section else _shown(value or None)
-        rows.append([f"`{name}`", _schema_values(schema), default, field.description or ""])
     return _markdown(rows)
 
 
@@ -206,7 +194,9 @@ def _default(key: Key) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A default as a file would give it."""
+    """A default as a file would give it; sections have tables of their own."""
+    if is_dataclass(value) or isinstance(value, Section):
+        return "defaults below"
     if value is None or value in ("", {}):
         return "none"
     if isinstance(value, bool):
