@@ -21,6 +21,8 @@ NODE_PACKAGES = {
     "transformer_engine_torch",
     "triton",
     "pretrain_gpt",
+    "tokenizers",
+    "transformers",
 }
 NEWER_THAN_PYTHON_310 = {"tomllib"}
 

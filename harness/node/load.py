@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+from contextlib import suppress
+from pathlib import Path
 
 
 def load() -> None:
@@ -26,3 +28,11 @@ def load() -> None:
 
         import harness.node.supervisor  # noqa: F401  - imports the probe and the code under test
     gc.enable()
+    _remove_empty_cache()
+
+
+def _remove_empty_cache() -> None:
+    """Remove the folder that torch._inductor creates for compiled code when imported, unless there is some."""
+    if os.environ.get("TORCHDYNAMO_DISABLE") == "1" and (folder := os.environ.get("TORCHINDUCTOR_CACHE_DIR")):
+        with suppress(OSError):  # not empty, or another agent has removed it
+            Path(folder).rmdir()

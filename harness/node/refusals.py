@@ -13,12 +13,15 @@ from harness.node.data_paths.table import ADAPTERS
 from harness.node.device.cuda_forks import forks_protected, gpu_table
 from harness.node.probe.model import attention_kinds, gpt, kernels
 from harness.node.probe.model import parts as model_parts
+from harness.node.trainers.table import TRAINERS
 
 
 def refusal(config: CellConfig, ranks_here: int) -> Rejection | Missing | None:
     """The first reason why the cell cannot run here with `ranks_here` ranks on this node; None when it can."""
     with forks_protected(f"importing data path {config.data_path}"):
         unavailable = ADAPTERS[config.data_path].unavailable(config)
+        if not unavailable and config.trainer in TRAINERS:
+            unavailable = TRAINERS[config.trainer].unavailable(config)
     if unavailable:
         return unavailable
     if reason := model_parts.unsupported_parts(config):

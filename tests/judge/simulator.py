@@ -32,6 +32,7 @@ from harness.core.run.records import (
     Progress,
     RankEnding,
     RankRecord,
+    ReportedStep,
     SeenParams,
     StepSeen,
     TensorForm,
@@ -178,6 +179,7 @@ def _record(cell: PlannedCell, rank: int) -> RankRecord:
         record.layers += layers
         record.recomputed += copy.deepcopy(layers) if config.recompute != "none" else []
         record.steps.append(_step(config, place, step, batches))
+    record.reported = [] if config.own_trainer else [_reported(config, place, seen) for seen in record.steps]
     record.parameters = _parameters(config, place)
     record.activations = _activations(config, place)
     record.legs = [_leg(config, record, leg) for leg in legs_of(config)]
@@ -334,6 +336,21 @@ def _step(config: CellConfig, place: Coordinates, step: int, batches: list[Micro
         seen.documents, tokens = _losses(config, place, step, batches, documents, frozenset())
         seen.tokens = tokens if step == 0 else []
     return seen
+
+
+def _reported(config: CellConfig, place: Coordinates, seen: StepSeen) -> ReportedStep:
+    """What a right trainer reports of a step."""
+    rows = sum(len(batch.rows) for replica in config.micro_batches(0) for batch in replica)
+    last = seen.loss_sum is not None and seen.token_count
+    return ReportedStep(
+        step=seen.step,
+        consumed_samples=rows * (seen.step + 1),
+        skipped=0,
+        loss_scale=1.0,
+        loss=seen.loss_sum / seen.token_count if last else None,  # type: ignore[operator]
+        grad_norm=seen.grad_norm,
+        learning_rate=config.train.lr,
+    )
 
 
 def _contents(documents: Sequence[Document], changed: frozenset[int]) -> dict[int, int]:

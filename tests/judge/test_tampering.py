@@ -66,6 +66,11 @@ def with_timing() -> Run:
     return plan, evidence
 
 
+def by_upstream() -> Run:
+    """A cell that upstream's own trainer trains, and its control."""
+    return run_of([replace(config_of("sft", tp=2, pp=2), trainer="megatron")])
+
+
 def on_gpu() -> Run:
     """A cell on a GPU that asks for an attention kernel, and its control with the same."""
     plan, evidence = run_of([replace(config_of("reference", tp=2), attention="te", device="cuda")])
@@ -186,6 +191,7 @@ def parts(*names: str) -> tuple[str, ...]:
     [
         (with_timing, ("record.timings", "record.untimed", "record.warmup_rounds", "record.gpu_states", "config.")),
         (on_gpu, ("record.environment", "record.cpu_stubs", "record.packed_params.*.forms")),
+        (by_upstream, ("record.reported", "record.legs", "config.")),
         (rules, ("record.refusal", "record.environment", "config.")),
     ],
 )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+from pathlib import Path
 
 import pytest
 
@@ -55,3 +56,18 @@ def test_gpus_are_hidden_while_modules_load_and_visible_afterwards(
     monkeypatch.setattr(imports, "import_all", lambda: seen.append(os.environ.get("CUDA_VISIBLE_DEVICES")))
     load()
     assert (seen, os.environ.get("CUDA_VISIBLE_DEVICES")) == ([""], shown)
+
+
+def test_the_empty_folder_for_compiled_code_is_removed_and_one_with_code_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch._inductor creates it in the temporary directory of the machine."""
+    folder = tmp_path / "compiled"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    monkeypatch.setattr(cuda_forks, "driver_installed", lambda: False)
+    for code in ((), ("kernel.py",)):
+        folder.mkdir()
+        for name in code:
+            (folder / name).touch()
+        load()
+        assert folder.exists() == bool(code)

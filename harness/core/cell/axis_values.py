@@ -1,5 +1,5 @@
 """Named values of axes. Their meanings: attention.py, hardware/devices.py; node/probe/model/recompute.py,
-node/probe/model/distributed_optimizer.py."""
+node/probe/model/distributed_optimizer.py, node/trainers."""
 
 from __future__ import annotations
 
@@ -10,3 +10,5 @@ ATTENTIONS = ("auto", "reference", *KERNELS)
 DEVICES = ("auto", "cuda", "cpu")
 RECOMPUTE = ("none", "selective", "full")
 DISTRIBUTED_OPTIMIZER = ("off", "on", "overlap")
+HARNESS = "harness"  # the harness's own training loop
+TRAINERS = (HARNESS, "megatron")

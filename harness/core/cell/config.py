@@ -9,7 +9,15 @@ from functools import cache, cached_property, lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from harness.core.cell.axis_values import ATTENTIONS, DEVICES, DISTRIBUTED_OPTIMIZER, DTYPES, RECOMPUTE
+from harness.core.cell.axis_values import (
+    ATTENTIONS,
+    DEVICES,
+    DISTRIBUTED_OPTIMIZER,
+    DTYPES,
+    HARNESS,
+    RECOMPUTE,
+    TRAINERS,
+)
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import ModelConfig
 from harness.core.cell.timing import NOT_TIMED, TimingConfig
@@ -123,6 +131,13 @@ class CellConfig:
         choices=DISTRIBUTED_OPTIMIZER,
         label="distopt-{}",
     )
+    trainer: str = setting(
+        HARNESS,
+        doc="[Training loop](trainers.md): the harness's own around upstream's parts, or upstream's own script.",
+        axis="trainer",
+        choices=TRAINERS,
+        label="{}-trainer",
+    )
     made_of: str = ""  # digest of the stack's definition (core.stack.digest); empty: the default stack
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -149,6 +164,11 @@ class CellConfig:
         remain after its roll, and without per-token loss all micro-batches have the same weight.
         """
         return self.model.balanced or self.model.mtp is not None or not self.options.calculate_per_token_loss
+
+    @property
+    def own_trainer(self) -> bool:
+        """Whether the harness trains, not upstream's own script."""
+        return self.trainer == HARNESS
 
     @property
     def path(self) -> DataPath:

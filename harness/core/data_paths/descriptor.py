@@ -59,6 +59,7 @@ class DataPath:
     alignment: Alignment
     options: tuple[str, ...] = ()  # keys of PackingOptions that change its rows or its metadata
     limits: tuple[Limit, ...] = ()
+    trainers: tuple[str, ...] = ()  # values of axis `trainer`, besides the harness's own, that read its data
     validates: tuple[str, ...] = ()  # combinations it passes to upstream's validators: values of axis `forbidden`
     canaries_without_effect: Mapping[str, str] = field(default_factory=dict)  # canary -> why the path cannot vary it
     counts_work: bool = False  # records the number of micro-batches and the lengths of a step

@@ -55,6 +55,7 @@ SFT = DataPath(
     style=_sft_style,
     alignment=ZIGZAG,
     options=("pad_seq_to_mult",),
+    trainers=("megatron",),
     tokens_on_last_stage=True,
 )
 SCHEDULER = DataPath(

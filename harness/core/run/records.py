@@ -187,6 +187,19 @@ class StepSeen:
 
 
 @dataclass(kw_only=True)
+class ReportedStep:
+    """What upstream's own trainer reported of a step, on every rank (megatron.training.training.training_log)."""
+
+    step: int
+    consumed_samples: int  # rows since the start, over all replicas
+    skipped: int  # 1: the optimizer skipped the step
+    loss_scale: float
+    loss: float | None = None  # "lm loss", the mean over all tokens that count; on the last stage only
+    grad_norm: float | None = None  # pre-clip, whole model
+    learning_rate: float | None = None
+
+
+@dataclass(kw_only=True)
 class LegSeen:
     """A canary leg: one pass over varied documents of step 0 with the initial weights (core/cell/canary_legs.py).
 
@@ -256,6 +269,7 @@ class RankRecord:
     layers: list[LayerSeen] = field(default_factory=list)
     recomputed: list[LayerSeen] = field(default_factory=list)  # arguments of attention when backward recomputes it
     steps: list[StepSeen] = field(default_factory=list)
+    reported: list[ReportedStep] = field(default_factory=list)  # of trainers other than the harness's
     parameters: list[ParameterSeen] = field(default_factory=list)
     activations: list[ActivationSeen] = field(default_factory=list)
     legs: list[LegSeen] = field(default_factory=list)

@@ -37,6 +37,7 @@ def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
     yield from _params(record)
     for seen in record.steps:
         yield from _step(expected, record, seen)
+    yield from _reported(expected, record)
     for seen_leg, leg in zip(record.legs, expected.legs):
         yield from (f"legs: {leg.name}: {problem}" for problem in _leg(expected, record, seen_leg, leg))
 
@@ -135,6 +136,22 @@ def _step(expected: Expected, record: RankRecord, seen: StepSeen) -> Iterator[st
     if (seen.real_tokens, seen.slots) != sizes:
         yield f"steps: step {step}: {seen.real_tokens} real tokens in {seen.slots} slots, the plan has {sizes}"
     yield from _document_names(f"steps: step {step}", seen.documents, expected.evidence.homes[step])
+
+
+def _reported(expected: Expected, record: RankRecord) -> Iterator[str]:
+    """Upstream's own trainer reports every step once, with a gradient norm; its loss on the last stage only."""
+    found = [seen.step for seen in record.reported]
+    right = [] if expected.config.own_trainer else list(expected.evidence.steps)
+    if found != right:
+        yield f"reported: the trainer reported steps {found}, expected {right}"
+        return
+    last = expected.is_last(record.place)
+    for seen in record.reported:
+        if (seen.loss is not None) != last:
+            yield f"reported: step {seen.step}: loss is {seen.loss!r} on {'the last' if last else 'another'} stage"
+        for name in ("grad_norm", "learning_rate"):
+            if getattr(seen, name) is None:
+                yield f"reported: step {seen.step}: {name} is missing"
 
 
 def _document_names(where: str, documents: Iterable[int], known: Iterable[int]) -> Iterator[str]:

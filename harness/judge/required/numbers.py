@@ -64,6 +64,11 @@ def scan(record: RankRecord) -> Scan:
         for what, value in (("the loss", seen.loss_sum), ("the gradient norm", seen.grad_norm)):
             if value is not None:
                 found.add(value, f"{what} of step {seen.step}", where, order)
+    for told in record.reported:
+        where, order = at | {"step": told.step}, (0, 2, told.step)
+        for name in ("loss", "grad_norm", "learning_rate", "loss_scale"):
+            if (number := getattr(told, name)) is not None:
+                found.add(number, f"the reported {name} of step {told.step}", where, order)
     _gradients(found, record.parameters, "the gradient of {}", at | {"step": 0}, (0, 3))
     for number, leg in enumerate(record.legs, 1):
         where, name = at | {"leg": leg.leg, "step": 0}, f" in canary leg {leg.leg}"

@@ -75,7 +75,7 @@ def _cuda_type_name(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     return "torch.cuda." + str(_type_name(self)).removeprefix("torch.").removeprefix("cuda.")
 
 
-def _nothing() -> Any:
+def nothing() -> Any:
     """A new function that does nothing. torch._dynamo keys rules by function identity, so every name needs its own."""
     return lambda *args, **kwargs: None
 
@@ -109,8 +109,8 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     get_state, set_state = (lambda *a, **k: torch.get_rng_state()), (lambda state, *a, **k: torch.set_rng_state(state))
     rows: list[tuple[Any, str, Any]] = [
         (cuda, "current_device", lambda: _CPU),
-        (cuda, "synchronize", _nothing()),
-        (cuda, "set_device", _nothing()),
+        (cuda, "synchronize", nothing()),
+        (cuda, "set_device", nothing()),
         (cuda, "current_stream", lambda *a, **k: _NullStream()),
         (cuda, "stream", lambda *a, **k: _NullStream()),
         (cuda, "get_device_properties", lambda *a, **k: _PROPERTIES),
@@ -122,8 +122,8 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         (cuda, "set_rng_state", set_state),
         (random, "get_rng_state", get_state),
         (random, "set_rng_state", set_state),
-        (cuda.nvtx, "range_push", _nothing()),
-        (cuda.nvtx, "range_pop", _nothing()),
+        (cuda.nvtx, "range_push", nothing()),
+        (cuda.nvtx, "range_pop", nothing()),
         (torch.Tensor, "type", _cuda_type_name),
         (torch.Tensor, "cuda", lambda self, *a, **k: self),
         (torch.nn.Module, "cuda", lambda self, *a, **k: self),
@@ -195,10 +195,26 @@ def install() -> list[str]:
     """Replace the CUDA calls in this process, once; returns their dotted names."""
     if _installed:
         return list(_installed)
-    for owner, name, stub in _replacements():
-        setattr(owner, name, stub)
-        owner_name = owner.__name__ if isinstance(owner, types.ModuleType) else f"torch.{owner.__name__}"
-        _installed.append(f"{owner_name}.{name}")
+    replace(_replacements())
     _FactoriesOnCpu().__enter__()  # type: ignore[no-untyped-call]
     _installed.append("torch factory functions: device='cuda' and pin_memory")
     return list(_installed)
+
+
+def replace(rows: list[tuple[Any, str, Any]]) -> list[str]:
+    """Replace an attribute of each owner, a module or a class, by a stub; returns their dotted names."""
+    names = []
+    for owner, name, stub in rows:
+        setattr(owner, name, stub)
+        names.append(f"{_name(owner)}.{name}")
+    _installed.extend(names)
+    return names
+
+
+def _name(owner: Any) -> str:
+    """E.g. torch.cuda for the module, torch.Tensor for the class."""
+    return (
+        str(owner.__name__)
+        if isinstance(owner, types.ModuleType)
+        else f"{owner.__module__.partition('.')[0]}.{owner.__name__}"
+    )

@@ -40,6 +40,7 @@ from harness.node.probe.model.distributed_optimizer import build_optimizer
 from harness.node.probe.passes import Passes
 from harness.node.probe.weights import initialize
 from harness.node.recording.recorder import Recorder
+from harness.node.trainers.table import TRAINERS
 
 
 def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listener: int | None) -> None:
@@ -64,11 +65,14 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     recorder.record.imports = import_proof()
     recorder.flush()
     _join(config, device, listener)
-    gpt.initialize_parallel(config, device)
-    gpt.first_collectives(device)
     context = RankContext(config=config, place=place, device=device, folder=recorder.path.parent.parent)
     with peaks_recorded(recorder.record, device):
-        _legs(context, recorder, begin)
+        if config.trainer in TRAINERS:
+            TRAINERS[config.trainer](context, recorder).run()
+        else:
+            gpt.initialize_parallel(config, device)
+            gpt.first_collectives(device)
+            _legs(context, recorder, begin)
     barrier(device)  # rank 0 serves the store and must not exit while others need it
     recorder.progress("end", config.train.steps, 0, "done")
 

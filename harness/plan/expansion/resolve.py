@@ -12,6 +12,7 @@ from typing import Any
 
 from harness.core.cell.attention import KERNELS
 from harness.core.cell.axes import LAYOUT, axes, dotted
+from harness.core.cell.axis_values import HARNESS
 from harness.core.cell.config import NOISE, CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.timing import NOT_TIMED, TimingConfig
@@ -134,7 +135,7 @@ class Resolver:
 
     def _timing(self, values: dict[str, Any]) -> TimingConfig:
         """The timing of a cell. Cells with one document per row are timed only against another stack."""
-        timing = self.matrix.timing if values["timed"] else NOT_TIMED
+        timing = self.matrix.timing if values["timed"] and values["trainer"] == HARNESS else NOT_TIMED
         unpacked = timing != NOT_TIMED and not DATA_PATHS[values["packing"]].packs
         return dataclasses.replace(timing, documents=(), unpacked=False, full_rows=False) if unpacked else timing
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Rejection
-from harness.plan.rules import attention, layout, loss, model, packing
+from harness.plan.rules import attention, layout, loss, model, packing, trainer
 from harness.plan.rules.rule import Rule, Shape
 
 SHAPE_RULES: tuple[Rule[Shape], ...] = layout.RULES + packing.RULES + loss.RULES + model.RULES
-CELL_RULES: tuple[Rule[CellConfig], ...] = attention.RULES  # depend on dtype, attention, device or stack
+CELL_RULES: tuple[Rule[CellConfig], ...] = attention.RULES + trainer.RULES  # of dtype, attention, device, trainer
 RULES: tuple[Rule[CellConfig], ...] = SHAPE_RULES + CELL_RULES
 
 

@@ -54,7 +54,8 @@ def _expected(evidence: CellEvidence, ending: Ending) -> Iterator[_Key]:
     if rank not in evidence.records:
         return
     completed = ending.ended == "completed"
-    if completed or ending.progress.leg in (*TRAINED, "end"):
+    # Upstream's own trainer fetches batches while it trains.
+    if completed or (evidence.cell.config.own_trainer and ending.progress.leg in (*TRAINED, "end")):
         for micro_batch in range(len(evidence.plan[0][at.dp])):
             for chunk in range(layout.vpp):
                 yield rank, "metadata", 0, micro_batch, chunk, None

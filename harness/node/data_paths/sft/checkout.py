@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ def set_arguments(config: CellConfig) -> None:
     arguments: Any = importlib.import_module("megatron.training.arguments")
     variables: Any = importlib.import_module("megatron.training.global_vars")
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by validate_args with tp or cp
-    with _command_line(_flags(config)), redirect_stdout(sys.stderr):
+    with command_line(model_flags(config, {})), redirect_stdout(sys.stderr):
         args = arguments.parse_args()
         arguments.validate_args(args, {})
     variables.set_args(args)
@@ -100,7 +100,7 @@ def set_arguments(config: CellConfig) -> None:
 
 
 @contextmanager
-def _command_line(flags: list[str]) -> Iterator[None]:
+def command_line(flags: list[str]) -> Iterator[None]:
     """Set sys.argv, which upstream's parse_args reads."""
     kept = sys.argv
     sys.argv = ["pretrain_gpt.py", *flags]
@@ -110,8 +110,11 @@ def _command_line(flags: list[str]) -> Iterator[None]:
         sys.argv = kept
 
 
-def _flags(config: CellConfig) -> list[str]:
-    """The cell as pretrain_gpt.py's command line, with only those model options that validate_args needs."""
+def model_flags(config: CellConfig, others: Mapping[str, Any]) -> list[str]:
+    """The cell as pretrain_gpt.py's command line, with only those model options that validate_args needs.
+
+    `others`: values of more flags; they win.
+    """
     model, train, layout = config.model, config.train, config.layout
     values: dict[str, Any] = {
         "num-layers": model.layers,
@@ -141,4 +144,5 @@ def _flags(config: CellConfig) -> list[str]:
     switches += ["no-masked-softmax-fusion", "no-gradient-accumulation-fusion"]
     switches += ["sequence-parallel"] if layout.sp else []
     switches += ["bf16"] if config.dtype == "bf16" else []
+    values |= others
     return [f"--{name}={value}" for name, value in values.items()] + [f"--{name}" for name in switches]

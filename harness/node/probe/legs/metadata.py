@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-from torch import Tensor
-
-from harness.core.packing.arithmetic import PAD
 from harness.core.packing.workload import Workload
-from harness.core.run.records import BatchSeen, TensorSeen, WorkloadSeen
+from harness.core.run.records import BatchSeen, WorkloadSeen
 from harness.core.run.states import LegName
-from harness.node.data_paths.base import Adapter, Batch, RankContext
+from harness.node.data_paths.base import Adapter, RankContext
 from harness.node.faults import Fault
+from harness.node.probe.hooks.batches import batch_seen
 from harness.node.probe.hooks.log_probs import log_probs_returned
-from harness.node.probe.truth import MicroTruth, StepTruth, first_difference
+from harness.node.probe.truth import StepTruth
 from harness.node.recording.recorder import Recorder
 
 
@@ -45,7 +42,7 @@ def observed_batches(
             recorder.progress(leg, 0, number, "fetch")
             recorder.flush()
             batch = fault.on_batch(path.fetch(iterator, chunk), context, chunk, number)
-            seen = _seen(batch, micro, context, recorder, chunk, number)
+            seen = batch_seen(batch, micro, context, recorder, chunk, number)
             if context.is_last(chunk):
                 seen.log_probs = log_probs_returned(path, micro, context, batch)
             yield seen
@@ -67,38 +64,4 @@ def record_workload(
             tokens=float(work.tokens),
             squares=float(work.squares),
         )
-    )
-
-
-def _seen(
-    batch: Batch, micro: MicroTruth, context: RankContext, recorder: Recorder, chunk: int, number: int
-) -> BatchSeen:
-    cp, cp_rank = context.config.layout.cp, context.place.cp
-    owners = micro.local(micro.owners, cp, cp_rank)
-
-    def counted(name: str) -> Tensor:
-        """The slots compared: for labels the unmasked ones, for the mask all, for other fields those with tokens."""
-        if name == "loss_mask":
-            return torch.ones(owners.shape[:-1], dtype=torch.bool)
-        return micro.local(micro.loss_mask, cp, cp_rank) > 0 if name == "labels" else owners[..., 0] != PAD
-
-    def against(name: str) -> TensorSeen | None:
-        found: Tensor | None = getattr(batch, name)
-        if found is None:
-            return None
-        expected = micro.local(getattr(micro, name), cp, cp_rank)
-        shape, dtype = list(found.shape), str(found.dtype)
-        if shape != list(expected.shape):
-            return TensorSeen(shape=shape, dtype=dtype, mismatches=expected.numel())
-        count, first = first_difference(found.cpu(), expected, owners, counted(name))
-        return TensorSeen(shape=shape, dtype=dtype, mismatches=count, first=first)
-
-    return BatchSeen(
-        chunk=chunk,
-        micro_batch=number,
-        params=recorder.params(batch.params),
-        tokens=against("tokens"),
-        labels=against("labels"),
-        loss_mask=against("loss_mask"),
-        position_ids=against("position_ids"),
     )

@@ -54,7 +54,7 @@ def build_optimizer(config: CellConfig, chunks: list[DistributedDataParallel]) -
     # Groups over gloo are for checkpoints, and are not created next to NCCL.
     known = inspect.signature(get_megatron_optimizer).parameters
     more = {"use_gloo_process_groups": False} if "use_gloo_process_groups" in known else {}
-    return get_megatron_optimizer(
+    optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer="adam",
             lr=config.train.lr,
@@ -67,6 +67,9 @@ def build_optimizer(config: CellConfig, chunks: list[DistributedDataParallel]) -
         chunks,
         **more,
     )
+    for group in optimizer.param_groups:  # as OptimizerParamScheduler.step does: norms and biases do not decay
+        group["weight_decay"] *= group.get("wd_mult", 1.0)
+    return optimizer
 
 
 def whole_gradients(chunks: Sequence[DistributedDataParallel]) -> dict[Tensor, Tensor]:

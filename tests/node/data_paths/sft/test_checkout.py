@@ -60,10 +60,10 @@ def test_the_stub_of_the_model_records_the_arguments_of_forward_step() -> None:
 
 
 def test_the_command_line_names_the_layout_and_is_restored() -> None:
-    flags = sft_checkout._flags(config("sft", tp=2, pp=2, cp=2, vpp=2))
+    flags = sft_checkout.model_flags(config("sft", tp=2, pp=2, cp=2, vpp=2), {})
     assert {"--sft", "--sequence-parallel", "--num-virtual-stages-per-pipeline-rank=2"} <= set(flags)
     assert {"--tensor-model-parallel-size=2", "--context-parallel-size=2", "--seq-length=64"} <= set(flags)
     kept = sys.argv
-    with sft_checkout._command_line(flags):
+    with sft_checkout.command_line(flags):
         assert sys.argv == ["pretrain_gpt.py", *flags]
     assert sys.argv is kept

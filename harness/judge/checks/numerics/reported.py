@@ -1,0 +1,100 @@
+"""What upstream's trainer reports of a step is what it did: its loss and gradient norm equal those that the harness
+computed from the model's outputs and gradients; learning rate, loss scale and counters are what the cell asks for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from harness.core.run.records import RankRecord, ReportedStep
+from harness.core.tolerances import Bound
+from harness.judge.checks.finding import CheckFinding
+from harness.judge.checks.numerics.grad_norm import grad_norms
+from harness.judge.checks.numerics.step_loss import step_losses
+from harness.judge.diagnosis import fault_classes
+from harness.judge.diagnosis.ratios import factors_of, ratio_name
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.stats.distance import beyond, bound_text, distance, exactly, stated
+
+
+class _Metric(NamedTuple):
+    """A reported number, and what it must be."""
+
+    name: str
+    reported: float | None
+    right: float
+    bound: Bound | None  # None: exact
+
+
+def check(evidence: CellEvidence) -> list[CheckFinding]:
+    """The first wrong step and rank of each metric."""
+    if evidence.cell.config.own_trainer:
+        return []
+    computed = _Computed(evidence)
+    wrong: dict[str, CheckFinding] = {}
+    for record in evidence.records.values():
+        for seen in record.reported:
+            for metric in computed.metrics(seen):
+                if metric.name not in wrong and _differs(metric):
+                    wrong[metric.name] = _finding(evidence, record, seen.step, metric)
+    return list(wrong.values())
+
+
+class _Computed:
+    """What the harness computed of each step, or the cell's configuration sets."""
+
+    def __init__(self, evidence: CellEvidence) -> None:
+        self.evidence = evidence
+        self.losses, self.norms = step_losses(evidence), grad_norms(evidence)
+        self.tokens = {
+            step: seen.token_count
+            for step in evidence.finished_steps
+            for _, seen in evidence.step_records(step, pp=evidence.last_stage)
+        }
+        rows = [sum(len(truth.batch.rows) for replica in replicas for truth in replica) for replicas in evidence.plan]
+        self.consumed = [sum(rows[: step + 1]) for step in range(len(rows))]
+
+    def metrics(self, seen: ReportedStep) -> Iterator[_Metric]:
+        config, step = self.evidence.cell.config, seen.step
+        loss, tokens = self.losses.get(step), self.tokens.get(step)
+        if loss is not None and tokens:
+            yield _Metric("loss", seen.loss, loss / tokens, self.evidence.bound("step_loss", step))
+        if step in self.norms:
+            yield _Metric("gradient norm", seen.grad_norm, self.norms[step], self.evidence.bound("grad_norm", step))
+        yield _Metric("learning rate", seen.learning_rate, config.train.lr, None)
+        yield _Metric("loss scale", seen.loss_scale, 1.0, None)
+        yield _Metric("number of skipped steps", seen.skipped, 0, None)
+        if step < len(self.consumed):
+            yield _Metric("number of consumed samples", seen.consumed_samples, self.consumed[step], None)
+
+
+def _differs(metric: _Metric) -> bool:
+    found = metric.reported
+    if found is None or not math.isfinite(found):
+        return False  # missing: required/legs.py; not finite: the check finiteness
+    if metric.bound is None:
+        return found != metric.right
+    return beyond(distance(found, metric.right, metric.bound), metric.bound)
+
+
+def _finding(evidence: CellEvidence, record: RankRecord, step: int, metric: _Metric) -> CheckFinding:
+    assert metric.reported is not None
+    ratio = None
+    if metric.bound is not None and metric.right:
+        screen = evidence.tolerances.ratio_screen
+        ratio = ratio_name(metric.reported / metric.right, factors_of(evidence, step), screen)
+    off = ""
+    if metric.bound is not None:
+        off = f", off by {distance(metric.reported, metric.right, metric.bound):.3g} > {bound_text(metric.bound)}"
+    named = f"; the ratio is {ratio}" if ratio else ""
+    return CheckFinding(
+        fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else fault_classes.REPORTED,
+        message=f"reported {metric.name} of step {step} on rank {record.rank}: {metric.reported:.9g}, should be "
+        f"{metric.right:.9g}{off}{named}",
+        where={"stage": record.place.pp, "rank": record.rank, "step": step, "metric": metric.name}
+        | ({"ratio": ratio} if ratio else {}),
+        measured=metric.reported,
+        bound=exactly(metric.right, "the cell's configuration") if metric.bound is None else stated(metric.bound),
+    )

@@ -1,0 +1,58 @@
+"""CPU stubs for upstream's trainers, besides those of cpu_stubs.py: CUDA's memory figures, and layers that need a GPU.
+
+As there, the stubs do not change what upstream computes. Attention and norm are the probe's own, since upstream's local
+ones refuse packed sequences, context parallelism and sequence parallelism.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from harness.core.cell.config import CellConfig
+from harness.node.device import cpu_stubs
+from harness.node.probe.model.attention_kinds import core_attention
+from harness.node.probe.model.norm import RMSNorm
+
+_FIGURES = (
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+)
+_EFFECTS = ("empty_cache", "ipc_collect", "reset_peak_memory_stats", "set_stream")
+
+
+def install(config: CellConfig) -> list[str]:
+    """Replace the calls in this process; returns their dotted names. After cpu_stubs.install."""
+    import megatron.core.datasets.utils as dataset_utils
+    import megatron.core.models.backends as backends
+    import megatron.core.models.gpt.gpt_layer_specs as layer_specs
+    import megatron.core.transformer.transformer_block as transformer_block
+
+    cuda: Any = torch.cuda
+    local = backends.LocalSpecProvider
+    attention = core_attention(config.attention)
+    rows: list[tuple[Any, str, Any]] = [
+        (cuda, "is_available", lambda: True),
+        (cuda, "device_count", lambda: int(os.environ["LOCAL_WORLD_SIZE"])),
+        (cuda, "memory_stats", lambda *args, **kwargs: {}),
+        (cuda, "is_current_stream_capturing", lambda *args, **kwargs: False),
+        *((cuda, name, _zero()) for name in _FIGURES),
+        *((cuda, name, cpu_stubs.nothing()) for name in _EFFECTS),
+        (torch.Tensor, "pin_memory", lambda self, *args, **kwargs: self),
+        (torch.optim.Optimizer, "_accelerator_graph_capture_health_check", cpu_stubs.nothing()),
+        (dataset_utils, "compile_helpers", cpu_stubs.nothing()),  # for data sets that these cells do not have
+        (local, "core_attention", lambda self: attention),
+        (local, "layer_norm", lambda self, *args, **kwargs: RMSNorm),
+        (layer_specs, "LNImpl", RMSNorm),
+        (transformer_block, "LayerNormImpl", RMSNorm),
+    ]
+    return cpu_stubs.replace(rows)
+
+
+def _zero() -> Any:
+    return lambda *args, **kwargs: 0

@@ -1,0 +1,47 @@
+"""Compares a micro-batch, as a model chunk gets it, with the packing plan."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from harness.core.packing.arithmetic import PAD
+from harness.core.run.records import BatchSeen, TensorSeen
+from harness.node.data_paths.base import Batch, RankContext
+from harness.node.probe.truth import MicroTruth, first_difference
+from harness.node.recording.recorder import Recorder
+
+
+def batch_seen(
+    batch: Batch, micro: MicroTruth, context: RankContext, recorder: Recorder, chunk: int, number: int
+) -> BatchSeen:
+    """The record of one micro-batch of this rank; its packed params go into the record's table."""
+    cp, cp_rank = context.config.layout.cp, context.place.cp
+    owners = micro.local(micro.owners, cp, cp_rank)
+
+    def counted(name: str) -> Tensor:
+        """The slots compared: for labels the unmasked ones, for the mask all, for other fields those with tokens."""
+        if name == "loss_mask":
+            return torch.ones(owners.shape[:-1], dtype=torch.bool)
+        return micro.local(micro.loss_mask, cp, cp_rank) > 0 if name == "labels" else owners[..., 0] != PAD
+
+    def against(name: str) -> TensorSeen | None:
+        found: Tensor | None = getattr(batch, name)
+        if found is None:
+            return None
+        expected = micro.local(getattr(micro, name), cp, cp_rank)
+        shape, dtype = list(found.shape), str(found.dtype)
+        if shape != list(expected.shape):
+            return TensorSeen(shape=shape, dtype=dtype, mismatches=expected.numel())
+        count, first = first_difference(found.cpu(), expected, owners, counted(name))
+        return TensorSeen(shape=shape, dtype=dtype, mismatches=count, first=first)
+
+    return BatchSeen(
+        chunk=chunk,
+        micro_batch=number,
+        params=recorder.params(batch.params),
+        tokens=against("tokens"),
+        labels=against("labels"),
+        loss_mask=against("loss_mask"),
+        position_ids=against("position_ids"),
+    )

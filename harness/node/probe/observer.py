@@ -1,0 +1,148 @@
+"""Observes the passes of a step from hooks on the model: positions, losses, gradients, layer outputs.
+
+Whoever drives the schedule, the harness (passes.py) or upstream's own trainer (node/trainers), announces the pass, each
+micro-batch and its loss here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.core.packing.arithmetic import PAD
+from harness.core.run.record_limits import MOST_TOKEN_LOSSES
+from harness.core.run.records import DocumentLoss, ParameterSeen, TokenLoss
+from harness.core.run.states import LegName, Phase
+from harness.node.data_paths.base import RankContext
+from harness.node.probe.hooks.fingerprints import gradient_fingerprint, part_fingerprints
+from harness.node.probe.hooks.layers import LayerRecorder, PassState
+from harness.node.probe.hooks.parts import record_parts
+from harness.node.probe.hooks.recompute import Recomputed
+from harness.node.probe.model.distributed_optimizer import whole_gradients
+from harness.node.probe.model.gpt import expert_rank, unwrap
+from harness.node.probe.truth import StepTruth
+from harness.node.probe.weights import NamedParameter, named_parameters
+from harness.node.recording.recorder import Recorder
+
+
+@dataclass(kw_only=True)
+class Losses:
+    """Losses of a pass on the last stage, over this rank's tokens, in float64.
+
+    `pending`: tensors not read from the device yet, since that synchronises with the GPU; see `Observer.read_losses`.
+    """
+
+    loss_sum: float = 0.0
+    token_count: float = 0.0
+    documents: dict[int, DocumentLoss] = field(default_factory=dict)
+    tokens: list[TokenLoss] = field(default_factory=list)
+    pending: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)  # losses, mask, owners
+
+
+class Observer:
+    """Owns the hooks on a rank's model chunks, and what they have recorded of the pass in progress."""
+
+    def __init__(self, chunks: list[Any], context: RankContext, recorder: Recorder) -> None:
+        self.chunks, self.context, self.recorder = chunks, context, recorder
+        self.state = PassState()
+        self.gathered: dict[Tensor, Tensor] = {}  # parameter -> its gathered gradient, if gradients are sharded
+        plain = [unwrap(chunk) for chunk in chunks]
+        self.recomputed = Recomputed(plain, context, self.state)  # first: later hooks read the position that it sets
+        self.layer_recorder = LayerRecorder(plain, context, self.state, recorder)
+        record_parts(plain, context, self.state, recorder)
+
+    def begin_pass(self, truth: StepTruth, leg: LegName, *, keep_tokens: bool) -> None:
+        """Announce the next pass. `leg`: the name in progress reports."""
+        self.truth, self.counts, self.keep_tokens = truth, [0] * len(self.chunks), keep_tokens
+        self.losses, self.backward = Losses(), True
+        self.recomputed.begin()
+        self.state.step, self.state.leg = truth.step, leg
+        self.recorder.progress(leg, truth.step, 0, "start")
+
+    def fetching(self, chunk: int) -> int:
+        """Announce that a chunk fetches its next micro-batch; returns the micro-batch's number."""
+        number = self.counts[chunk]
+        self.counts[chunk] += 1
+        self.recorder.progress(self.state.leg, self.state.step, number, "fetch")
+        return number
+
+    def entering(self, chunk: int, number: int) -> Tensor:
+        """Announce the forward of a fetched micro-batch; returns the owners of its slots, [rows, local slots, 2]."""
+        at, cp, cp_rank = self.state, self.context.config.layout.cp, self.context.place.cp
+        micro = self.truth.micro_batches[number]
+        at.chunk, at.micro_batch = chunk, number
+        at.owners = micro.local(micro.owners, cp, cp_rank)
+        at.rows = micro.local(micro.row_numbers, cp, cp_rank)
+        self.recorder.progress(at.leg, at.step, number, "forward")
+        if at.first_step:  # later steps are timed; their records are written at the end of the step
+            self.recorder.flush()
+        return at.owners
+
+    def on_loss(self, output: Tensor, mask: Tensor, owners: Tensor) -> None:
+        """Keep the losses per token of a micro-batch, [rows, local slots], with their mask, until `read_losses`."""
+        self.losses.pending.append((output.detach().float().clone(), mask.float().clone(), owners))
+        at = self.state
+        self.recorder.progress(at.leg, at.step, at.micro_batch, "backward")
+
+    def progress(self, phase: Phase) -> None:
+        """Note a phase that follows the last micro-batch."""
+        self.recorder.progress(self.state.leg, self.truth.step, len(self.truth.plans), phase)
+
+    def named_parameters(self) -> Iterator[NamedParameter]:
+        """Parameters of all chunks of this rank."""
+        tp = self.context.config.layout.tp
+        for chunk in self.chunks:
+            plain = unwrap(chunk)
+            yield from named_parameters(plain, tp_rank=self.context.place.tp, tp_size=tp, ep_rank=expert_rank())
+
+    def gradient_of(self, item: NamedParameter) -> Tensor:
+        """The reduced gradient of a parameter; gathered if the ranks of dp x cp hold shards of it."""
+        found = self.gathered.get(item.parameter)
+        gradient: Tensor = item.parameter.main_grad if found is None else found  # type: ignore[attr-defined]
+        return gradient
+
+    def parameters_seen(self) -> list[ParameterSeen]:
+        """Fingerprints of the current gradients."""
+        return [self._parameter_seen(item) for item in self.named_parameters()]
+
+    def _parameter_seen(self, item: NamedParameter) -> ParameterSeen:
+        config, gradient = self.context.config, self.gradient_of(item)
+        alone = config.layout.world_size == 1  # such as the control, with which others are compared shard by shard
+        return ParameterSeen(
+            name=item.name,
+            sharded=item.shard.dim is not None,
+            gradient=gradient_fingerprint(item, gradient, config.train.seed),
+            parts=part_fingerprints(item, gradient, config.train.seed) if alone else [],
+        )
+
+    def read_losses(self) -> Losses:
+        """Read the losses of the last pass from the device, and gather its gradients if they are sharded."""
+        self.gathered = whole_gradients(self.chunks) if self.backward else {}
+        pending, self.losses.pending = self.losses.pending, []
+        for losses, mask, owners in pending:
+            self.losses.loss_sum += float((losses * mask).sum())
+            self.losses.token_count += float(mask.sum().to(torch.int))
+            if self.context.place.tp == 0:
+                self._record_losses(losses.cpu(), mask.cpu(), owners)
+        return self.losses
+
+    def _record_losses(self, losses: Tensor, mask: Tensor, owners: Tensor) -> None:
+        if losses.shape != owners.shape[:-1]:
+            return  # wrong shape; the metadata lane reports it
+        documents, positions = owners.flatten(0, 1).unbind(1)
+        losses, mask = losses.flatten().double(), mask.flatten().double()
+        for document in set(documents.tolist()):
+            if document == PAD:
+                continue
+            mine = documents == document
+            seen = self.losses.documents.setdefault(document, DocumentLoss(loss_sum=0.0, tokens=0))
+            seen.loss_sum += float((losses * mask)[mine].sum())
+            seen.tokens += int(mask[mine].sum())
+        if self.keep_tokens and len(self.losses.tokens) < MOST_TOKEN_LOSSES:
+            counted = ((mask > 0) & (documents != PAD)).nonzero().flatten().tolist()
+            rows = zip(documents[counted].tolist(), positions[counted].tolist(), losses[counted].tolist())
+            self.losses.tokens += [TokenLoss(document=d, position=p, loss=value) for d, p, value in rows]

@@ -1,0 +1,52 @@
+"""The record of a training step between the reduction of gradients and the optimizer: norm, losses, fingerprints."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from harness.core.run.records import StepSeen
+from harness.node.probe.hooks.routers import aux_scale
+from harness.node.probe.observer import Observer
+
+
+def observe(observer: Observer, seen: StepSeen) -> None:
+    """Record gradient norm and global loss in `seen`, and at step 0 fingerprints. Collective; after `read_losses`."""
+    config, record = observer.context.config, observer.recorder.record
+    seen.grad_norm = _gradient_norm(observer)
+    if seen.step == 0 and config.fingerprints:
+        record.parameters = observer.parameters_seen()
+        record.activations = observer.layer_recorder.drain()
+    if seen.step == 0:
+        record.aux_scale = aux_scale() if config.model.balanced else None
+    _global_loss(observer, seen)
+
+
+def _global_loss(observer: Observer, seen: StepSeen) -> None:
+    """Record loss sum and token count over all replicas and context-parallel ranks, on the last stage only."""
+    if not observer.context.is_last(len(observer.chunks) - 1):
+        return
+    losses = observer.losses
+    device = observer.context.device.torch_device
+    totals = torch.tensor([losses.loss_sum, losses.token_count], dtype=torch.float64, device=device)
+    dist.all_reduce(totals, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+    seen.loss_sum, seen.token_count = float(totals[0]), int(totals[1])
+
+
+def _gradient_norm(observer: Observer) -> float:
+    """Norm over the whole model before clipping; replicated parameters count once.
+
+    Experts distributed over ep ranks (upstream sets their `allreduce` to False) are also summed over those ranks.
+    """
+    context = observer.context
+    totals = torch.zeros(2, dtype=torch.float64, device=context.device.torch_device)
+    for item in observer.named_parameters():
+        duplicate = item.shard.dim is None and context.place.tp > 0
+        if not duplicate and not getattr(item.parameter, "shared", False):
+            spread = not getattr(item.parameter, "allreduce", True)
+            totals[int(spread)] += observer.gradient_of(item).double().square().sum()
+    dist.all_reduce(totals, group=parallel_state.get_model_parallel_group())
+    if context.config.layout.ep > 1:
+        dist.all_reduce(totals[1:], group=parallel_state.get_expert_model_parallel_group())
+    return float(totals.sum().sqrt())

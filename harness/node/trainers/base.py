@@ -1,0 +1,25 @@
+"""The interface of a trainer's adapter: runs upstream's training script in a rank and records what it does."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from harness.core.cell.config import CellConfig
+from harness.node.data_paths.base import RankContext
+from harness.node.data_paths.lookup import Unavailable
+from harness.node.recording.recorder import Recorder
+
+
+class Trainer(Protocol):
+    """Serves one rank. torch.distributed is initialised before `run`, Megatron's process groups are not."""
+
+    def __init__(self, context: RankContext, recorder: Recorder) -> None: ...
+
+    @staticmethod
+    def unavailable(config: CellConfig) -> Unavailable:
+        """Why this stack cannot run the trainer; None when it can. Imports what it needs."""
+        ...
+
+    def run(self) -> None:
+        """Train as the cell's configuration says. Collective."""
+        ...

@@ -1,0 +1,66 @@
+"""A cell as the command line of pretrain_gpt.py, beyond what the data path sets (data_paths/sft/checkout.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from harness.core.cell.config import CellConfig
+from harness.node.data_paths.sft.checkout import model_flags
+from harness.node.device.placement import Device
+from harness.node.trainers.megatron.files import PROMPT_FORMAT, conversations, rows_of_step, tokenizer
+
+_SWITCHES = {
+    "off": (),
+    "on": ("use-distributed-optimizer",),
+    "overlap": ("use-distributed-optimizer", "overlap-grad-reduce", "overlap-param-gather"),
+}
+_RECOMPUTE = {
+    "none": (),
+    "selective": ("--recompute-granularity=selective",),
+    "full": ("--recompute-granularity=full", "--recompute-method=uniform", "--recompute-num-layers=1"),
+}
+
+
+def flags(config: CellConfig, folder: Path, device: Device) -> list[str]:
+    """All flags of the script; `folder`: with the files of `write_files`."""
+    values: dict[str, Any] = {
+        "global-batch-size": len(rows_of_step(config, 0)),
+        "make-vocab-size-divisible-by": 1,
+        "normalization": "RMSNorm",
+        "rotary-base": config.model.rope_base,
+        "hidden-dropout": 0.0,
+        "attention-dropout": 0.0,
+        "distributed-backend": device.backend,
+        "transformer-impl": "local" if device.kind == "cpu" else "transformer_engine",
+        **_data(folder),
+        **_optimizer(config),
+    }
+    switches = ["disable-bias-linear", "no-bias-swiglu-fusion", "no-bias-dropout-fusion"]
+    switches += ["accumulate-allreduce-grads-in-fp32", *_SWITCHES[config.distributed_optimizer]]
+    switches += [] if config.model.tied else ["untie-embeddings-and-output-weights"]
+    switches += ["ddp-average-in-collective"] if config.options.average_in_collective else []
+    return [*model_flags(config, values), *(f"--{name}" for name in switches), *_RECOMPUTE[config.recompute]]
+
+
+def _data(folder: Path) -> dict[str, Any]:
+    return {
+        "data-path": conversations(folder),
+        "split": "100,0,0",
+        "num-workers": 0,
+        "tokenizer-type": "SFTTokenizer",
+        "tokenizer-model": tokenizer(folder),
+        "sft-tokenizer-prompt-format": PROMPT_FORMAT,
+    }
+
+
+def _optimizer(config: CellConfig) -> dict[str, Any]:
+    """As the harness's own loop: Adam with upstream's defaults, constant learning rate, no clipping, no evaluation."""
+    return {
+        "min-lr": config.train.lr,
+        "lr-decay-style": "constant",
+        "clip-grad": 0.0,
+        "eval-iters": 0,
+        "eval-interval": config.train.steps + 1,
+        "log-interval": 1,
+    }

@@ -1,0 +1,60 @@
+"""`megatron`: pretrain_gpt.py of a Megatron-LM checkout, run as a script, nothing edited.
+
+Each rank runs it as torchrun would, with the cell as its command line. attach.py observes it from outside, files.py
+writes what it reads. torch.distributed is initialised already, which upstream allows (`_initialize_distributed`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import runpy
+import sys
+from contextlib import redirect_stdout
+from typing import Any
+
+from harness.core.cell.config import CellConfig
+from harness.node.data_paths.base import RankContext
+from harness.node.data_paths.lookup import Unavailable, module_unavailable, not_in_release, release
+from harness.node.data_paths.sft import checkout
+from harness.node.device.placement import barrier
+from harness.node.device.trainer_stubs import install
+from harness.node.recording.recorder import Recorder
+from harness.node.trainers.megatron.attach import Attached
+from harness.node.trainers.megatron.files import write_files
+from harness.node.trainers.megatron.flags import flags
+
+_NEEDED = ("megatron.training.training", "datasets", "tokenizers", "transformers")
+
+
+class MegatronTrainer:
+    """Serves one rank."""
+
+    def __init__(self, context: RankContext, recorder: Recorder) -> None:
+        self.context, self.recorder = context, recorder
+
+    @staticmethod
+    def unavailable(config: CellConfig) -> Unavailable:
+        """The data path has already imported pretrain_gpt of the checkout."""
+        if checkout.find() is None:
+            return not_in_release(f"{release('megatron.core')} has no pretrain_gpt.py, which only a checkout has")
+        for module in _NEEDED:
+            if missing := module_unavailable(module, module.partition(".")[0]):
+                return missing
+        return None
+
+    def run(self) -> None:
+        config, folder = self.context.config, self.context.folder / "data"
+        own = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "cache"), "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+        os.environ |= own
+        if self.context.is_rank_zero:
+            write_files(folder, config)
+        barrier(self.context.device)
+        self.recorder.progress("training", 0, 0, "setup")  # from here on, exceptions come from the code under test
+        training: Any = importlib.import_module("megatron.training.training")
+        if self.context.device.kind == "cpu":
+            self.recorder.record.cpu_stubs += install(config)
+        Attached(training, self.context, self.recorder)
+        arguments = flags(config, folder, self.context.device)
+        with checkout.command_line(arguments), redirect_stdout(sys.stderr):
+            runpy.run_path(f"{checkout.find()}/pretrain_gpt.py", run_name="__main__")

@@ -1,0 +1,8 @@
+"""The trainers that are upstream's own, by their name on the axis `trainer`."""
+
+from __future__ import annotations
+
+from harness.node.trainers.base import Trainer
+from harness.node.trainers.megatron.trainer import MegatronTrainer
+
+TRAINERS: dict[str, type[Trainer]] = {"megatron": MegatronTrainer}

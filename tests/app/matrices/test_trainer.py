@@ -1,0 +1,124 @@
+"""Megatron-LM's training script, from the clone HARNESS_MEGATRON_LM_REPO: it passes, and edits of it fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.app.conftest import harness, only_run, write_matrix
+from tests.megatron_clone import CLONE, needs_clone
+
+pytestmark = [pytest.mark.train, needs_clone]
+MAIN = "d98e8a64dd"
+
+
+def report_of(folder: Path, text: str) -> tuple[int, dict[str, Any]]:
+    done = harness("run", write_matrix(folder, text), cwd=folder, timeout=3600)
+    runs = only_run(folder / "reports") / "report.json"
+    assert runs.is_file(), done.stdout + done.stderr
+    return done.returncode, json.loads(runs.read_text())
+
+
+def test_the_shipped_matrix_passes(tmp_path: Path, root: Path) -> None:
+    text = (root / "matrices" / "trainer.yaml").read_text().replace("../../Megatron-LM", CLONE)
+    code, report = report_of(tmp_path, text)
+    odd = {cell["id"]: cell["findings"][:1] for cell in report["cells"] if cell["outcome"] != "PASS"}
+    assert (code, odd) == (0, {})
+    assert sum(cell["role"] == "cell" for cell in report["cells"]) > 30
+
+
+class Edit(NamedTuple):
+    """One wrong line in upstream's trainer."""
+
+    file: str
+    right: str
+    wrong: str
+    found: tuple[str, str]  # by which check, and a part of its message
+    steps: tuple[int, ...] = (0,)  # of which the first finding must be one
+
+
+TRAINING = "megatron/training/training.py"
+EDITS = {
+    "loss_times_cp": Edit(
+        "pretrain_gpt.py",
+        "loss = torch.sum(losses * loss_mask)\n",
+        "loss = torch.sum(losses * loss_mask) * args.context_parallel_size\n",
+        ("parameter_gradients", "the ratio is x cp or tp on all that differ"),
+    ),
+    "reported_loss": Edit(
+        TRAINING,
+        "loss_reduced[key] = val[0] / val[1]\n",
+        "loss_reduced[key] = val[0] / val[1] / 3\n",
+        ("reported", "reported loss of step 0"),
+    ),
+    "counted_twice": Edit(
+        TRAINING,
+        "args.consumed_train_samples += iteration_sequences\n",
+        "args.consumed_train_samples += 2 * iteration_sequences\n",
+        ("reported", "reported number of consumed samples of step 0"),
+    ),
+    "gradients_kept": Edit(
+        TRAINING,
+        "            model_chunk.zero_grad_buffer()\n",
+        "            model_chunk.zero_grad_buffer() if iteration == 0 else None\n",
+        ("grad_norm", "gradient norm of step 1"),
+        (1,),
+    ),
+    "norms_not_reduced": Edit(
+        "megatron/core/distributed/finalize_model_grads.py",
+        "    _allreduce_non_tensor_model_parallel_grads(model, config, tp_group)\n",
+        "    pass\n",
+        ("replica_gradients", "layernorm.weight"),
+    ),
+    "rank_without_update": Edit(
+        TRAINING,
+        "        update_successful, grad_norm, num_zeros_in_grad = optimizer.step()\n",
+        "        if iteration == 0 and torch.distributed.get_rank() == 1:\n"
+        "            for group in optimizer.param_groups:\n"
+        "                group['lr'] = 0.0\n"
+        "        update_successful, grad_norm, num_zeros_in_grad = optimizer.step()\n",
+        ("document_loss", "step 1"),
+        (1,),
+    ),
+}
+
+
+def git(clone: Path, *arguments: str) -> None:
+    identity = ("-c", "user.name=test", "-c", "user.email=test@localhost")
+    subprocess.run(["git", "-C", str(clone), *identity, *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def edited(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The cells of a matrix that trains with each edit, one per branch of a scratch clone, by the edit's name."""
+    folder = tmp_path_factory.mktemp("edits")
+    clone = folder / "clone"
+    subprocess.run(["git", "clone", "--quiet", "--shared", CLONE, str(clone)], check=True)
+    stacks = []
+    for name, edit in EDITS.items():
+        git(clone, "checkout", "-q", "-b", name, MAIN)
+        file = clone / edit.file
+        assert file.read_text().count(edit.right) == 1, name
+        file.write_text(file.read_text().replace(edit.right, edit.wrong))
+        git(clone, "commit", "-qam", name)
+        data = "{packages: [datasets==5.2.0, transformers==5.12.1, psutil==7.2.2]}"
+        stacks.append(f"  {name}: [{{checkout: {clone}, ref: {name}, package: megatron-lm}}, {data}]")
+    text = "name: edits\ntrain: {steps: 2}\nmatrix:\n  trainer: [megatron]\n  packing: [sft]\n  tp: [2]\n  cp: [2]\n"
+    text += f"  stack: [{', '.join(EDITS)}]\nstacks:\n" + "\n".join(stacks) + "\n"
+    code, report = report_of(folder, text)
+    assert code == 1
+    return {cell["axes"]["stack"]: cell for cell in report["cells"] if cell["role"] == "cell"}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edit_of_upstreams_trainer_fails_in_its_place(edited: dict[str, dict[str, Any]], name: str) -> None:
+    cell, edit = edited[name], EDITS[name]
+    assert (cell["outcome"], cell["lanes"]["metadata"], cell["lanes"]["numerics"]) == ("FAIL", "pass", "fail")
+    check, text = edit.found
+    messages = [finding["message"] for finding in cell["findings"] if finding["check"] == check]
+    assert any(text in message for message in messages), [item["message"] for item in cell["findings"]]
+    assert cell["findings"][0]["where"]["step"] in edit.steps

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.core.outcomes import Outcome
+from harness.judge.diagnosis import fault_classes
+from harness.judge.evidence.cell_evidence import CellEvidence
+from tests.judge.simulator import config_of, evidence_for, judge, place_of, the_only_finding
+
+
+def trained(**layout: int) -> CellEvidence:
+    """A cell of upstream's trainer whose reports are right."""
+    return evidence_for(replace(config_of("sft", **layout), trainer="megatron"))
+
+
+def report(evidence: CellEvidence, step: int, ranks: tuple[int, ...] = (), **values: Any) -> None:
+    """Change what ranks, by default all, report of a step."""
+    for rank, record in evidence.records.items():
+        if not ranks or rank in ranks:
+            record.reported[step] = replace(record.reported[step], **values)
+
+
+def test_right_reports_pass() -> None:
+    assert judge(trained(tp=2, pp=2)).outcome is Outcome.PASS
+
+
+def test_a_loss_that_is_reported_times_a_factor_of_the_layout_is_named() -> None:
+    evidence = trained(cp=2)
+    seen = evidence.records[1].steps[1]
+    assert seen.loss_sum is not None and seen.token_count is not None
+    report(evidence, 1, loss=2 * seen.loss_sum / seen.token_count)
+    finding = the_only_finding(evidence, "reported")
+    assert finding.fault_class == "D normalisation: x cp"
+    assert place_of(finding, "step", "rank", "metric") == (1, 0, "loss")
+    assert "reported loss of step 1 on rank 0" in finding.message and "the ratio is x cp" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"grad_norm": 2.1}, "reported gradient norm of step 0 on rank 0: 2.1, should be 2"),
+        ({"learning_rate": 0.002}, "reported learning rate of step 0 on rank 0: 0.002, should be 0.001"),
+        ({"loss_scale": 2.0}, "reported loss scale of step 0 on rank 0: 2, should be 1"),
+        ({"skipped": 1}, "reported number of skipped steps of step 0 on rank 0: 1, should be 0"),
+        ({"consumed_samples": 77}, "reported number of consumed samples of step 0 on rank 0: 77, should be 3"),
+    ],
+)
+def test_a_metric_that_is_wrong_while_training_is_right_is_a_finding(values: dict[str, Any], text: str) -> None:
+    evidence = trained(tp=2)
+    report(evidence, 0, **values)
+    finding = the_only_finding(evidence, "reported")
+    assert finding.message.startswith(text)
+    assert finding.fault_class == fault_classes.REPORTED
+
+
+def test_one_rank_is_enough_and_every_metric_has_a_finding_of_its_own() -> None:
+    evidence = trained(tp=2)
+    report(evidence, 1, ranks=(1,), skipped=1, loss_scale=4.0)
+    found = [finding for finding in judge(evidence).findings if finding.check == "reported"]
+    assert {finding.where["metric"] for finding in found} == {"number of skipped steps", "loss scale"}
+    assert {finding.where["rank"] for finding in found} == {1}
+
+
+def test_a_report_that_is_not_a_number_is_not_finite() -> None:
+    evidence = trained()
+    report(evidence, 0, grad_norm=float("nan"))
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.FAIL
+    assert {finding.check for finding in verdict.findings} == {"finiteness"}
+
+
+@pytest.mark.parametrize("values", [{"loss": None}, {"grad_norm": None}, {"learning_rate": None}])
+def test_a_missing_report_is_an_error(values: dict[str, Any]) -> None:
+    evidence = trained()
+    report(evidence, 0, **values)
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.ERROR
+    assert f"reported: step 0: {next(iter(values))} is" in verdict.reason
+
+
+def test_a_step_that_is_not_reported_is_an_error() -> None:
+    evidence = trained()
+    del evidence.records[0].reported[1]
+    assert "the trainer reported steps [0" in judge(evidence).reason
+
+
+def test_the_harness_reports_nothing() -> None:
+    evidence, other = evidence_for(config_of("sft")), trained()
+    evidence.records[0].reported = other.records[0].reported
+    assert "expected []" in judge(evidence).reason
