@@ -37,7 +37,7 @@ def test_a_fault_drops_the_broadcast_to_the_middle_stages() -> None:
 
 def test_every_check_is_demanded_by_a_fault() -> None:
     # `slower_than_history` needs earlier runs, which no fault has; tests/app/pipeline/test_baselines.py tests it.
-    # `reported` needs upstream's own trainer, into which no fault is injected; tests/app/matrices/test_trainer.py edits it.
+    # `reported` needs upstream's own trainer, which tests/app/matrices/test_trainer.py edits instead.
     others = {"slower_than_history", "reported"}
     assert {check for spec in FAULTS for check in spec.checks} | others == {check.name for check in CHECKS}
 
