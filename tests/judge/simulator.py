@@ -168,8 +168,9 @@ def _record(cell: PlannedCell, rank: int) -> RankRecord:
         record.micro_batches.append(len(batches))
         record.workloads += _workloads(config, place, step)
         indices = [_params(record, batch.params()) for batch in batches]
-        if step == 0:
-            record.batches += _batches(config, place, batches, indices)
+        if step == 0 or not config.own_trainer:
+            fetched = _batches(config, place, batches, indices)
+            record.batches += [replace(batch, step=step) for batch in fetched]
         layers = [
             LayerSeen(step=step, chunk=chunk, micro_batch=number, layer=layer, params=index)
             for number, index in enumerate(indices)

@@ -53,7 +53,10 @@ class TensorSeen:
 
 @dataclass(kw_only=True)
 class BatchSeen:
-    """One micro-batch as the data path passed it to one model chunk, before the model (metadata leg)."""
+    """One micro-batch as the data path passed it to one model chunk, before the model.
+
+    In the metadata leg, of step 0; upstream's own trainer fetches the micro-batches of every step while it trains.
+    """
 
     chunk: int
     micro_batch: int
@@ -62,6 +65,7 @@ class BatchSeen:
     labels: TensorSeen | None = None
     loss_mask: TensorSeen | None = None
     position_ids: TensorSeen | None = None
+    step: int = 0
     log_probs: TensorSeen | None = None  # mapped back to documents; `first` names slots: node/probe/hooks/log_probs.py
 
 

@@ -76,6 +76,11 @@ class CellEvidence:
     def steps(self) -> range:
         return range(self.cell.config.train.steps)
 
+    @property
+    def fetched_steps(self) -> range:
+        """The steps whose batches ranks compare with the plan: upstream's own trainer fetches all while it trains."""
+        return range(1) if self.cell.config.own_trainer else self.steps
+
     @cached_property
     def plan(self) -> list[list[list[Truth]]]:
         """The truth, indexed [step][dp][micro-batch]."""

@@ -32,7 +32,7 @@ def _observations(record: RankRecord, known: dict[tuple[Any, ...], list[SeenPara
     table.append(None)
     at, rank = record.place, record.rank
     for batch in record.batches:
-        place = RankLocation(rank, at, "metadata", 0, batch.micro_batch, batch.chunk)
+        place = RankLocation(rank, at, "metadata", batch.step, batch.micro_batch, batch.chunk)
         yield Observation(place, table[-1 if batch.params is None else batch.params], device)
     for seen in record.layers:
         place = RankLocation(rank, at, "training", seen.step, seen.micro_batch, seen.chunk, seen.layer)

@@ -10,7 +10,8 @@ from harness.core.packing.arithmetic import MicroBatch
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.chunks import attention_layers
 
-BatchKey = tuple[int, int]  # chunk, micro-batch
+BatchKey = tuple[int, int, int]  # step, chunk, micro-batch
+Shapes = dict[tuple[int, int], list[int]]  # step, micro-batch -> [rows, slots per cp rank]
 LayerKey = tuple[int, int, int, int]  # step, chunk, micro-batch, layer
 
 
@@ -61,11 +62,12 @@ class Expected:
         return [layer for chunk in range(self.layout.vpp) for layer in attention_layers(self.config, stage, chunk)]
 
     def _batch_keys(self, dp: int) -> list[BatchKey]:
-        """Micro-batches of the metadata leg, in the order in which they are fetched."""
-        return self._keys(len(self.evidence.plan[0][dp]))
+        """Micro-batches that are compared with the plan."""
+        steps = self.evidence.fetched_steps
+        return [key for step in steps for key in self._keys(step, len(self.evidence.plan[step][dp]))]
 
-    def _keys(self, count: int) -> list[BatchKey]:
-        return [(chunk, number) for chunk in range(self.layout.vpp) for number in range(count)]
+    def _keys(self, step: int, count: int) -> list[BatchKey]:
+        return [(step, chunk, number) for chunk in range(self.layout.vpp) for number in range(count)]
 
     def _layer_keys(self, stage: int, dp: int) -> frozenset[LayerKey]:
         return frozenset(
@@ -80,19 +82,23 @@ class Expected:
         """Attention layers that backward recomputes."""
         return frozenset() if self.config.recompute == "none" else self.layer_keys(stage, dp)
 
-    def _shapes(self, dp: int) -> list[list[int]]:
-        """[rows, slots per cp rank] of the micro-batches of step 0."""
-        return [self._shape(truth.batch) for truth in self.evidence.plan[0][dp]]
+    def _shapes(self, dp: int) -> Shapes:
+        return {
+            (step, number): self._shape(truth.batch)
+            for step in self.evidence.fetched_steps
+            for number, truth in enumerate(self.evidence.plan[step][dp])
+        }
 
     def _shape(self, batch: MicroBatch) -> list[int]:
         rows = 1 if batch.style.packed else len(batch.rows)
         return [rows, batch.slots // rows // self.layout.cp]
 
-    def _leg_batches(self, name: str, dp: int) -> tuple[list[BatchKey], list[list[int]]]:
+    def _leg_batches(self, name: str, dp: int) -> tuple[list[BatchKey], Shapes]:
         """Micro-batches, and their shapes, of a leg that does not run the model."""
         leg = next(item for item in self.legs if item.name == name)
         batches = leg.micro_batches(self.config)[dp]
-        return self._keys(len(batches)), [self._shape(batch) for batch in batches]
+        shapes = {(0, number): self._shape(batch) for number, batch in enumerate(batches)}
+        return self._keys(0, len(batches)), shapes
 
     @property
     def workloads(self) -> list[tuple[str, int]]:

@@ -162,15 +162,15 @@ def _indices(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:
     for number in used - {None}:
         if number is not None and not 0 <= number < held:
             yield f"it refers to packed params {number}, but holds only {held}"
-    count = len(evidence.plan[0][record.place.dp])
-    keys = [(batch.chunk, batch.micro_batch) for batch in record.batches]
+    counts = {step: len(evidence.plan[step][record.place.dp]) for step in evidence.fetched_steps}
+    keys = [(batch.step, batch.chunk, batch.micro_batch) for batch in record.batches]
     if len(set(keys)) != len(keys):
         yield "batches: a micro-batch is listed twice"
-    for chunk, number in keys:
-        if not (0 <= chunk < evidence.layout.vpp and 0 <= number < count):
+    for step, chunk, number in keys:
+        if not (0 <= chunk < evidence.layout.vpp and 0 <= number < counts.get(step, 0)):
             yield (
-                f"batches: there is no chunk {chunk}, micro-batch {number}: chunks {evidence.layout.vpp}, "
-                f"micro-batches {count}"
+                f"batches: there is no step {step}, chunk {chunk}, micro-batch {number}: chunks {evidence.layout.vpp}, "
+                f"micro-batches by step {counts}"
             )
     yield from (problem for batch in batches for problem in _first(batch))
     for work in record.workloads:

@@ -10,7 +10,7 @@ from harness.core.packing.arithmetic import PAD
 from harness.core.packing.fields import OFFSETS, PADDED
 from harness.core.run.records import BatchSeen, LegSeen, Progress, RankRecord, SeenParams, StepSeen, TensorSeen
 from harness.judge.evidence.chunks import fields_used
-from harness.judge.required.expected import BatchKey, Expected
+from harness.judge.required.expected import BatchKey, Expected, Shapes
 
 _INTEGERS, _FLOATS = ("torch.int64", "torch.int32"), ("torch.float32", "torch.float64")
 _DTYPES = {"tokens": _INTEGERS, "labels": _INTEGERS, "position_ids": _INTEGERS, "loss_mask": _FLOATS}
@@ -28,7 +28,7 @@ def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
     work = [(seen.leg, seen.step) for seen in record.workloads]
     if work != expected.workloads:
         yield f"workloads: recorded for {work}, expected for {expected.workloads}"
-    yield from _keys("batches", ((b.chunk, b.micro_batch) for b in record.batches), expected.batch_keys(at.dp))
+    yield from _keys("batches", (_key(batch) for batch in record.batches), expected.batch_keys(at.dp))
     yield from _batches(expected, record, record.batches, expected.shapes(at.dp), "batches")
     layers = ((s.step, s.chunk, s.micro_batch, s.layer) for s in record.layers)
     yield from _keys("layers", layers, expected.layer_keys(at.pp, at.dp))
@@ -40,6 +40,10 @@ def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
     yield from _reported(expected, record)
     for seen_leg, leg in zip(record.legs, expected.legs):
         yield from (f"legs: {leg.name}: {problem}" for problem in _leg(expected, record, seen_leg, leg))
+
+
+def _key(batch: BatchSeen) -> BatchKey:
+    return batch.step, batch.chunk, batch.micro_batch
 
 
 def _keys(name: str, found: Iterable[tuple[int, ...]], right: Collection[tuple[int, ...]]) -> Iterator[str]:
@@ -58,21 +62,22 @@ def _keys(name: str, found: Iterable[tuple[int, ...]], right: Collection[tuple[i
 
 
 def _batches(
-    expected: Expected, record: RankRecord, batches: Sequence[BatchSeen], shapes: Sequence[list[int]], name: str
+    expected: Expected, record: RankRecord, batches: Sequence[BatchSeen], shapes: Shapes, name: str
 ) -> Iterator[str]:
     returned = expected.config.path.returns_log_probs
     for batch in batches:
-        if not 0 <= batch.micro_batch < len(shapes):
+        shape = shapes.get((batch.step, batch.micro_batch))
+        if shape is None:
             continue  # `_keys` names it
-        where = f"{name}: chunk {batch.chunk}, micro-batch {batch.micro_batch}"
+        where = f"{name}: step {batch.step}, chunk {batch.chunk}, micro-batch {batch.micro_batch}"
         used = fields_used(expected.config, record.place.pp, batch.chunk)
         for field, dtypes in _DTYPES.items():
             seen: TensorSeen | None = getattr(batch, field)
             if seen is None:
                 yield from (f"{where} has no {field}",) if field in used else ()
             elif not seen.mismatches:
-                yield from _tensor(f"{where}: {field}", seen, shapes[batch.micro_batch], dtypes)
-        slots = [_slots(shapes[batch.micro_batch]) * expected.layout.cp]
+                yield from _tensor(f"{where}: {field}", seen, shape, dtypes)
+        slots = [_slots(shape) * expected.layout.cp]
         if batch.log_probs is not None and not batch.log_probs.mismatches:
             yield from _tensor(f"{where}: log_probs", batch.log_probs, slots, _LOG_PROBS)
         if (batch.log_probs is not None) != (returned and "labels" in used):
@@ -179,7 +184,7 @@ def _leg(expected: Expected, record: RankRecord, seen: LegSeen, leg: Leg) -> Ite
 
 
 def _leg_batches(
-    expected: Expected, record: RankRecord, seen: LegSeen, keys: list[BatchKey], shapes: list[list[int]]
+    expected: Expected, record: RankRecord, seen: LegSeen, keys: list[BatchKey], shapes: Shapes
 ) -> Iterator[str]:
-    yield from _keys("batches", ((b.chunk, b.micro_batch) for b in seen.batches), keys)
+    yield from _keys("batches", (_key(batch) for batch in seen.batches), keys)
     yield from _batches(expected, record, seen.batches, shapes, "leg batches")

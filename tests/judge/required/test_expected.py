@@ -76,8 +76,8 @@ def test_routers_of_interleaved_chunks_are_in_the_order_of_the_chunks() -> None:
 
 
 def test_batches_are_fetched_chunk_by_chunk() -> None:
-    assert expected_of().batch_keys(0) == [(0, 0), (0, 1), (0, 2)]
-    assert expected_of(pp=2, vpp=2).batch_keys(0) == [(chunk, number) for chunk in (0, 1) for number in range(4)]
+    assert expected_of().batch_keys(0) == [(0, 0, 0), (0, 0, 1), (0, 0, 2)]
+    assert expected_of(pp=2, vpp=2).batch_keys(0) == [(0, chunk, number) for chunk in (0, 1) for number in range(4)]
 
 
 def test_every_replica_has_its_own_batches() -> None:
@@ -122,20 +122,23 @@ def test_all_attention_layers_are_recomputed_or_none(recompute: str) -> None:
 def test_shapes_are_rows_and_the_slots_of_one_cp_rank(
     data_path: str, keys: dict[str, int], shapes: list[list[int]]
 ) -> None:
-    assert expected_of(data_path, **keys).shapes(0) == shapes
+    assert expected_of(data_path, **keys).shapes(0) == {(0, number): shape for number, shape in enumerate(shapes)}
 
 
 def test_a_leg_without_the_model_has_batches_and_shapes() -> None:
     expected = expected_of("sft", canaries=("truncation",), documents=mix("uncut", 64, 2))
     assert [leg.name for leg in expected.legs] == ["truncation"]
-    assert expected.leg_batches("truncation", 0) == ([(0, number) for number in range(8)], [[1, 64]] * 8)
+    assert expected.leg_batches("truncation", 0) == (
+        [(0, 0, number) for number in range(8)],
+        {(0, number): [1, 64] for number in range(8)},
+    )
 
 
 def test_a_leg_is_found_by_its_name() -> None:
     expected = expected_of("reference", canaries=("determinism", "repetition"))
     assert [leg.name for leg in expected.legs] == ["determinism", "repetition"]
     assert expected.leg_batches("determinism", 0) == (expected.batch_keys(0), expected.shapes(0))
-    assert expected.leg_batches("repetition", 0) == ([(0, 0)], [[1, 56]])
+    assert expected.leg_batches("repetition", 0) == ([(0, 0, 0)], {(0, 0): [1, 56]})
 
 
 def test_a_cell_without_canaries_has_no_legs() -> None:
@@ -145,3 +148,12 @@ def test_a_cell_without_canaries_has_no_legs() -> None:
 def test_data_paths_that_count_their_work_do_so_in_the_metadata_leg_and_every_step() -> None:
     assert expected_of("reference").workloads == [("metadata", 0), ("training", 0), ("training", 1)]
     assert expected_of("sft").workloads == []
+
+
+def test_upstreams_trainer_fetches_the_batches_of_every_step() -> None:
+    evidence = evidence_for(replace(config_of("sft", dp=2), trainer="megatron"))
+    expected = Expected(evidence)
+    counts = [len(step[1]) for step in evidence.plan]
+    assert len(counts) == 2
+    assert expected.batch_keys(1) == [(step, 0, number) for step in (0, 1) for number in range(counts[step])]
+    assert expected.shapes(1).keys() == {(step, number) for step in (0, 1) for number in range(counts[step])}

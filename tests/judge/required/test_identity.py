@@ -122,19 +122,19 @@ FAILURE = Failure(type="RuntimeError", message="no", traceback="", time=1.0)
         (lambda record: record.batches.append(record.batches[0]), "batches: a micro-batch is listed twice"),
         (
             lambda record: setattr(record.batches[0], "chunk", 1),
-            "batches: there is no chunk 1, micro-batch 0: chunks 1, micro-batches 3",
+            "batches: there is no step 0, chunk 1, micro-batch 0: chunks 1, micro-batches by step {0: 3}",
         ),
         (
             lambda record: setattr(record.batches[0], "chunk", -1),
-            "batches: there is no chunk -1, micro-batch 0: chunks 1, micro-batches 3",
+            "batches: there is no step 0, chunk -1, micro-batch 0: chunks 1, micro-batches by step {0: 3}",
         ),
         (
             lambda record: setattr(record.batches[0], "micro_batch", 3),
-            "batches: there is no chunk 0, micro-batch 3: chunks 1, micro-batches 3",
+            "batches: there is no step 0, chunk 0, micro-batch 3: chunks 1, micro-batches by step {0: 3}",
         ),
         (
             lambda record: setattr(record.batches[0], "micro_batch", -1),
-            "batches: there is no chunk 0, micro-batch -1: chunks 1, micro-batches 3",
+            "batches: there is no step 0, chunk 0, micro-batch -1: chunks 1, micro-batches by step {0: 3}",
         ),
         (
             lambda record: record.workloads.append(

@@ -69,14 +69,14 @@ def test_a_completed_rank_reached_the_end(progress: Progress, words: str) -> Non
             "workloads: recorded for [('training', 0), ('training', 1)], expected for [('metadata', 0), "
             "('training', 0), ('training', 1)]",
         ),
-        (lambda record: record.batches.pop(), "batches: 1 missing, such as (0, 2); 3 are planned"),
+        (lambda record: record.batches.pop(), "batches: 1 missing, such as (0, 0, 2); 3 are planned"),
         (
             lambda record: record.batches.append(replace(record.batches[0], micro_batch=3)),
-            "batches: 1 not planned, such as (0, 3); 3 are planned",
+            "batches: 1 not planned, such as (0, 0, 3); 3 are planned",
         ),
         (
             lambda record: record.batches.append(record.batches[0]),
-            "batches: 1 listed twice, such as (0, 0); 3 are planned",
+            "batches: 1 listed twice, such as (0, 0, 0); 3 are planned",
         ),
         (
             lambda record: setattr(record, "layers", record.layers[2:]),
@@ -106,9 +106,9 @@ def test_missing_unplanned_and_repeated_batches_are_named_together() -> None:
         record.batches.append(record.batches[0])
 
     assert after(change) == [
-        "batches: 1 missing, such as (0, 2); 3 are planned",
-        "batches: 1 not planned, such as (0, 4); 3 are planned",
-        "batches: 1 listed twice, such as (0, 0); 3 are planned",
+        "batches: 1 missing, such as (0, 0, 2); 3 are planned",
+        "batches: 1 not planned, such as (0, 0, 4); 3 are planned",
+        "batches: 1 listed twice, such as (0, 0, 0); 3 are planned",
     ]
 
 
@@ -129,7 +129,7 @@ def set_tensor(name: str, **fields: Any) -> Callable[[RankRecord], None]:
 
 
 INTEGERS, FLOATS = "torch.int64 or torch.int32", "torch.float32 or torch.float64"
-WHERE = "batches: chunk 0, micro-batch 1"
+WHERE = "batches: step 0, chunk 0, micro-batch 1"
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_log_probs_have_all_slots_of_the_cp_ranks() -> None:
     evidence.records[0].batches[0].log_probs.shape = [1]
     slots = evidence.plan[0][0][0].batch.slots
     assert problems_of(evidence) == [
-        f"batches: chunk 0, micro-batch 0: log_probs has shape [1] and no mismatch; the plan has [{slots}]"
+        f"batches: step 0, chunk 0, micro-batch 0: log_probs has shape [1] and no mismatch; the plan has [{slots}]"
     ]
 
 
@@ -203,7 +203,7 @@ def test_a_batch_that_is_not_planned_is_named_once() -> None:
     def change(record: RankRecord) -> None:
         record.batches.append(replace(record.batches[0], micro_batch=-1, tokens=None, params=None))
 
-    assert after(change) == ["batches: 1 not planned, such as (0, -1); 3 are planned"]
+    assert after(change) == ["batches: 1 not planned, such as (0, 0, -1); 3 are planned"]
 
 
 def form(same_as: str | None = None, device: str = "cpu") -> TensorForm:

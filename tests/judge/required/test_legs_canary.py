@@ -54,9 +54,11 @@ def test_a_leg_without_the_model_records_its_batches() -> None:
         assert batch.tokens is not None
         batch.tokens = replace(batch.tokens, shape=[1, 1])
 
-    assert after(lambda leg: leg.batches.pop(), "truncation") == ["batches: 1 missing, such as (0, 7); 8 are planned"]
+    assert after(lambda leg: leg.batches.pop(), "truncation") == [
+        "batches: 1 missing, such as (0, 0, 7); 8 are planned"
+    ]
     assert after(wrong, "truncation") == [
-        "leg batches: chunk 0, micro-batch 0: tokens has shape [1, 1] and no mismatch; the plan has [1, 64]"
+        "leg batches: step 0, chunk 0, micro-batch 0: tokens has shape [1, 1] and no mismatch; the plan has [1, 64]"
     ]
 
 

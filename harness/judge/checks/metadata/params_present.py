@@ -56,9 +56,10 @@ def _expected(evidence: CellEvidence, ending: Ending) -> Iterator[_Key]:
     completed = ending.ended == "completed"
     # Upstream's own trainer fetches batches while it trains.
     if completed or (evidence.cell.config.own_trainer and ending.progress.leg in (*TRAINED, "end")):
-        for micro_batch in range(len(evidence.plan[0][at.dp])):
-            for chunk in range(layout.vpp):
-                yield rank, "metadata", 0, micro_batch, chunk, None
+        for step in evidence.fetched_steps:
+            for micro_batch in range(len(evidence.plan[step][at.dp])):
+                for chunk in range(layout.vpp):
+                    yield rank, "metadata", step, micro_batch, chunk, None
     if not completed:
         return
     ran = {seen.step: seen.micro_batches for seen in evidence.records[rank].steps}

@@ -54,7 +54,7 @@ def _classify(
     content: list[_Wrong],
     extra: list[_Wrong],
 ) -> None:
-    place = _place(ending, batch.chunk, batch.micro_batch)
+    place = _place(ending, batch.step, batch.chunk, batch.micro_batch)
     stage, chunks = ending.place.pp, range(evidence.layout.vpp)
     config = evidence.cell.config
     needed = fields_used(config, stage, batch.chunk)
@@ -72,8 +72,8 @@ def _classify(
         content.append(_Wrong(place=place, field=RETURNED, seen=batch.log_probs))
 
 
-def _place(ending: Ending, chunk: int, micro_batch: int) -> RankLocation:
-    return RankLocation(rank=ending.rank, at=ending.place, leg="metadata", step=0, micro_batch=micro_batch, chunk=chunk)
+def _place(ending: Ending, step: int, chunk: int, micro_batch: int) -> RankLocation:
+    return RankLocation(ending.rank, ending.place, "metadata", step, micro_batch, chunk)
 
 
 def _absent(evidence: CellEvidence, ending: Ending) -> list[_Wrong]:
@@ -81,12 +81,13 @@ def _absent(evidence: CellEvidence, ending: Ending) -> list[_Wrong]:
     record = evidence.records.get(ending.rank)
     if record is None or evidence.packed or ending.ended != "completed":
         return []
-    seen = {(batch.chunk, batch.micro_batch) for batch in record.batches}
+    seen = {(batch.step, batch.chunk, batch.micro_batch) for batch in record.batches}
     return [
-        _Wrong(place=_place(ending, chunk, micro_batch), field=field, seen=None)
-        for micro_batch in range(len(evidence.plan[0][ending.place.dp]))
+        _Wrong(place=_place(ending, step, chunk, micro_batch), field=field, seen=None)
+        for step in evidence.fetched_steps
+        for micro_batch in range(len(evidence.plan[step][ending.place.dp]))
         for chunk in range(evidence.layout.vpp)
-        if (chunk, micro_batch) not in seen
+        if (step, chunk, micro_batch) not in seen
         for field in fields_used(evidence.cell.config, ending.place.pp, chunk)
     ]
 
@@ -113,7 +114,7 @@ def _content(evidence: CellEvidence, field: str, content: list[_Wrong]) -> Check
     where |= {"field": field} | ({"document": named[0], "token": named[1]} if named else {})
     edges = boundaries.NOTHING
     if named and field != RETURNED:  # `named` holds slots for log-probabilities
-        batch = evidence.plan[0][first.at.dp][first.micro_batch].batch
+        batch = evidence.plan[first.step][first.at.dp][first.micro_batch].batch
         edges = boundaries.of_token(batch, evidence.layout, named[0], named[1])
     if named:
         slot = "padding slot" if named[0] == PAD else f"document {named[0]}, token"
@@ -121,7 +122,7 @@ def _content(evidence: CellEvidence, field: str, content: list[_Wrong]) -> Check
     else:
         detail = f": its shape is {seen.shape}"
     return CheckFinding(
-        fault_class=_fault_class(evidence, named),
+        fault_class=_fault_class(evidence, first.step, named),
         message=f"{seen.mismatches} slots of {field} differ from the plan at {first}{detail}{edges.text}"
         f"{extent(where)}",
         where=edges.keys | where,  # the rank that saw it overrides the one that should hold it
@@ -130,8 +131,8 @@ def _content(evidence: CellEvidence, field: str, content: list[_Wrong]) -> Check
     )
 
 
-def _fault_class(evidence: CellEvidence, named: list[int] | None) -> str:
-    home = evidence.homes[0].get(named[0]) if named else None
+def _fault_class(evidence: CellEvidence, step: int, named: list[int] | None) -> str:
+    home = evidence.homes[step].get(named[0]) if named else None
     if home is not None and home.truncated:
         return fault_classes.TRUNCATION
     return fault_classes.CP_LAYOUT if evidence.layout.cp > 1 else fault_classes.TOKEN_CONTENT

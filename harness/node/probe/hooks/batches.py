@@ -8,14 +8,15 @@ from torch import Tensor
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.records import BatchSeen, TensorSeen
 from harness.node.data_paths.base import Batch, RankContext
-from harness.node.probe.truth import MicroTruth, first_difference
+from harness.node.probe.truth import StepTruth, first_difference
 from harness.node.recording.recorder import Recorder
 
 
 def batch_seen(
-    batch: Batch, micro: MicroTruth, context: RankContext, recorder: Recorder, chunk: int, number: int
+    batch: Batch, truth: StepTruth, context: RankContext, recorder: Recorder, chunk: int, number: int
 ) -> BatchSeen:
-    """The record of one micro-batch of this rank; its packed params go into the record's table."""
+    """The record of micro-batch `number` of this rank; its packed params go into the record's table."""
+    micro = truth.micro_batches[number]
     cp, cp_rank = context.config.layout.cp, context.place.cp
     owners = micro.local(micro.owners, cp, cp_rank)
 
@@ -37,6 +38,7 @@ def batch_seen(
         return TensorSeen(shape=shape, dtype=dtype, mismatches=count, first=first)
 
     return BatchSeen(
+        step=truth.step,
         chunk=chunk,
         micro_batch=number,
         params=recorder.params(batch.params),

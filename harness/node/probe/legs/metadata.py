@@ -42,7 +42,7 @@ def observed_batches(
             recorder.progress(leg, 0, number, "fetch")
             recorder.flush()
             batch = fault.on_batch(path.fetch(iterator, chunk), context, chunk, number)
-            seen = batch_seen(batch, micro, context, recorder, chunk, number)
+            seen = batch_seen(batch, truth, context, recorder, chunk, number)
             if context.is_last(chunk):
                 seen.log_probs = log_probs_returned(path, micro, context, batch)
             yield seen

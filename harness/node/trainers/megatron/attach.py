@@ -5,7 +5,7 @@ with its own arguments, and its results are returned unchanged.
 |---|---|
 | setup_model_and_optimizer | the model gets the cell's weights, by global name, and the probe's hooks |
 | train_step | a step begins and ends |
-| forward_step_func, an argument of train_step | a micro-batch begins; its batch is compared with the plan |
+| forward_step_func, an argument of train_step | a micro-batch begins; what the model gets is compared with the plan |
 | the loss function that forward_step_func returns | the losses of the micro-batch |
 | step, of the optimizer | gradients are reduced and not yet clipped |
 | training_log | what upstream reports of a step |
@@ -84,8 +84,9 @@ class Attached:
         forward = inspect.signature(inner.forward)
 
         def enter(_: Any, args: Any, kwargs: Any) -> None:
-            if self.step == 0:
-                self._record_batch(forward.bind(*args, **kwargs).arguments, chunk, number)
+            self.clock.stop()
+            self._record_batch(forward.bind(*args, **kwargs).arguments, chunk, number)
+            self.clock.start()
             entered.append(observer.entering(chunk, number))
 
         hook = inner.register_forward_pre_hook(enter, with_kwargs=True)
@@ -102,15 +103,15 @@ class Attached:
             loss_mask=arguments.get("loss_mask"),
             params=arguments.get("packed_seq_params"),
         )
-        micro = self.observer.truth.micro_batches[number]
-        self.recorder.record.batches.append(batch_seen(batch, micro, self.context, self.recorder, chunk, number))
+        truth = self.observer.truth
+        self.recorder.record.batches.append(batch_seen(batch, truth, self.context, self.recorder, chunk, number))
 
     def _loss(self, upstream: Callable[..., Any], mask: Tensor, owners: Tensor, output: Tensor, *args: Any) -> Any:
         self.observer.on_loss(output, mask, owners)
         return upstream(output, *args)
 
     def _update(self, upstream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Around optimizer.step; what the harness records here does not count as time of the step."""
+        """Around optimizer.step. What the harness records does not count as time of the step."""
         self.clock.stop()
         self.observer.progress("reduce")
         losses = self.observer.read_losses()

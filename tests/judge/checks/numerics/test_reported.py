@@ -8,6 +8,7 @@ import pytest
 from harness.core.outcomes import Outcome
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.required.audit import weight_of
 from tests.judge.simulator import config_of, evidence_for, judge, place_of, the_only_finding
 
 
@@ -24,7 +25,9 @@ def report(evidence: CellEvidence, step: int, ranks: tuple[int, ...] = (), **val
 
 
 def test_right_reports_pass() -> None:
-    assert judge(trained(tp=2, pp=2)).outcome is Outcome.PASS
+    evidence = trained(tp=2, pp=2)
+    assert judge(evidence).outcome is Outcome.PASS
+    assert weight_of(evidence).legs == 1  # training; there is no metadata leg
 
 
 def test_a_loss_that_is_reported_times_a_factor_of_the_layout_is_named() -> None:

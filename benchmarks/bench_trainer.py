@@ -1,0 +1,80 @@
+"""The wall time of an 8-rank cell by upstream's own trainer, over that of the same cell by the harness's loop.
+
+    .venv/bin/python benchmarks/bench_trainer.py CLONE [--ref main] [--runs 5]
+
+CLONE is a clone of Megatron-LM. Every run has both cells, one after the other, on the same stack; canaries are off, so
+both only train. Prints medians, the median of the ratios, and the peak memory per rank. Exit code 1 when the ratio is
+above 3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT = 3.0
+MATRIX = """\
+name: trainer_cost
+checks: {{canaries: none}}
+launch: {{parallel_ranks: 8, deadline_s: 300}}
+stacks:
+  clone:
+    - {{checkout: {clone}, ref: {ref}, package: megatron-lm}}
+    - {{packages: [datasets==5.2.0, transformers==5.12.1, psutil==7.2.2]}}
+matrix:
+  stack: [clone]
+  packing: [sft]
+  trainer: [harness, megatron]
+  layout: [{{tp: 2, pp: 2, cp: 2}}]
+"""
+
+
+def run(folder: Path) -> dict[str, dict[str, Any]]:
+    """Wall seconds and peak bytes of one run, by trainer."""
+    command = [sys.executable, "-m", "harness", "run", str(folder / "matrix.yaml"), "--run-dir", str(folder / "runs")]
+    done = subprocess.run([*command, "--no-history"], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"exit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    made = max((folder / "runs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    cells = json.loads((made / "report.json").read_text())["cells"]
+    return {
+        cell["axes"]["trainer"]: {"wall_s": cell["timing"]["wall_s"], "peak": peak(made / "cells" / cell["id"])}
+        for cell in cells
+        if cell["role"] == "cell"
+    }
+
+
+def peak(cell: Path) -> int:
+    """The largest peak of a rank, bytes."""
+    records = [json.loads(path.read_text()) for path in cell.glob("attempt-*/ranks/*.json")]
+    return max(record["peak_memory_bytes"] for record in records)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("clone", type=Path)
+    parser.add_argument("--ref", default="main")
+    parser.add_argument("--runs", type=int, default=5)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="trainer-") as name:
+        folder = Path(name)
+        text = MATRIX.format(clone=arguments.clone.resolve(), ref=arguments.ref)
+        (folder / "matrix.yaml").write_text(text)
+        runs = [run(folder) for _ in range(arguments.runs)]
+    for trainer in ("harness", "megatron"):
+        walls, peaks = ([one[trainer][key] for one in runs] for key in ("wall_s", "peak"))
+        print(f"{trainer:<9} {statistics.median(walls):6.1f} s  {statistics.median(peaks) / 2**20:7.0f} MiB per rank")
+    ratio = statistics.median(one["megatron"]["wall_s"] / one["harness"]["wall_s"] for one in runs)
+    print(f"ratio     {ratio:6.2f}    limit {LIMIT}, {len(runs)} runs")
+    return int(ratio > LIMIT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
