@@ -69,6 +69,7 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     with peaks_recorded(recorder.record, device):
         if config.trainer in TRAINERS:
             TRAINERS[config.trainer](context, recorder).run()
+            record_peaks(recorder.record, device)
         else:
             gpt.initialize_parallel(config, device)
             gpt.first_collectives(device)

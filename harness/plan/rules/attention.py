@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from harness.core.cell.attention import KERNELS, LIMITS, TE_KINDS, TE_PADDING, Limit, te_auto_padding
+from harness.core.cell.attention import KERNELS, LIMITS, TE_KINDS, TE_PADDING, te_auto_padding
 from harness.core.cell.config import CellConfig
 from harness.core.stack import DEFAULT, Stack
 from harness.plan.rules.rule import Rule
@@ -17,8 +17,6 @@ _CORE = re.compile(r"megatron[-_]core==(\d+(?:\.\d+)*)")
 
 def fp8(config: CellConfig) -> str | None:
     """The first unmet requirement of fp8; the last one is a limit of the probe."""
-    if config.dtype != "fp8":
-        return None
     if config.device == "cpu":
         return "dtype fp8 needs a GPU of compute capability 8.9 or more, and device is cpu"
     if config.attention not in TE_KINDS:
@@ -35,9 +33,10 @@ def fp8(config: CellConfig) -> str | None:
 def te_version_rule(stacks: Mapping[str, Stack]) -> Rule[CellConfig]:
     """The rule for stacks that pin Transformer Engine; for others the node checks the installed release."""
 
+    def concerns(config: CellConfig) -> bool:
+        return config.attention in TE_KINDS and config.stack != DEFAULT and config.stack in stacks
+
     def predicate(config: CellConfig) -> str | None:
-        if config.attention not in TE_KINDS or config.stack == DEFAULT or config.stack not in stacks:
-            return None
         packages = (*stacks[config.stack].packages, *stacks[config.stack].no_deps)
         engine, core = _pinned(_PINNED, packages), _pinned(_CORE, packages)
         if engine is None:
@@ -45,7 +44,7 @@ def te_version_rule(stacks: Mapping[str, Stack]) -> Rule[CellConfig]:
         padding_set = config.path.sets_pad_between_seqs and core is not None and core[:2] >= _SETS_PAD_BETWEEN_SEQS
         return te_auto_padding(engine, config, padding_set)
 
-    return Rule(*TE_PADDING, predicate)
+    return Rule(*TE_PADDING, predicate, concerns)
 
 
 def _pinned(pattern: re.Pattern[str], packages: tuple[str, ...]) -> tuple[int, ...] | None:
@@ -54,11 +53,16 @@ def _pinned(pattern: re.Pattern[str], packages: tuple[str, ...]) -> tuple[int, .
     return tuple(int(part) for part in found.group(1).split(".")) if found else None
 
 
-def _of_kernels(limit: Limit) -> Callable[[CellConfig], str | None]:
-    return lambda config: limit.predicate(config) if config.attention in KERNELS else None
+def _asks_for_kernel(config: CellConfig) -> bool:
+    return config.attention in KERNELS
 
 
+def _asks_for_fp8(config: CellConfig) -> bool:
+    return config.dtype == "fp8"
+
+
+_FP8_SOURCE = "SkyRL get_packed_seq_align_size, verl: fp8 needs 16 tokens of each rank; harness"
 RULES: tuple[Rule[CellConfig], ...] = (
-    *(Rule(limit.id, limit.source, _of_kernels(limit)) for limit in LIMITS),
-    Rule("dtype.fp8", "SkyRL get_packed_seq_align_size, verl: fp8 needs 16 tokens of each rank; harness", fp8),
+    *(Rule(limit.id, limit.source, limit.predicate, _asks_for_kernel) for limit in LIMITS),
+    Rule("dtype.fp8", _FP8_SOURCE, fp8, _asks_for_fp8),
 )

@@ -50,13 +50,22 @@ class Shape(Protocol):
 Config = TypeVar("Config", contravariant=True)
 
 
+def _always(config: object) -> bool:
+    return True
+
+
 @dataclass(frozen=True)
 class Rule(Generic[Config]):
-    """`predicate` returns None if the cell is allowed, else the reason, with the arithmetic in the user's numbers."""
+    """`predicate` returns None if the cell is allowed, else the reason, with the arithmetic in the user's numbers.
+
+    `concerns`: whether the rule can forbid a cell at all, by its attention, dtype, device, stack and trainer alone. It
+    is asked once for all cells that share these.
+    """
 
     id: str
     source: str
     predicate: Callable[[Config], str | None]
+    concerns: Callable[[Config], bool] = _always
 
 
 def not_divisible(what: str, value: int, by: str, divisor: int) -> str | None:

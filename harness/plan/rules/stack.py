@@ -12,10 +12,11 @@ from harness.plan.rules.rule import Rule
 def container_rule(stacks: Mapping[str, Stack]) -> Rule[CellConfig]:
     """For runs on this machine: the harness starts containers through Slurm only (pyxis)."""
 
+    def concerns(config: CellConfig) -> bool:
+        return config.stack in stacks and bool(stacks[config.stack].container)
+
     def predicate(config: CellConfig) -> str | None:
-        stack = stacks.get(config.stack)
-        if stack is None or not stack.container:
-            return None
+        stack = stacks[config.stack]
         return f"stack {stack.name} is container {stack.container}, and cells run on this machine; use --cluster"
 
-    return Rule("stack.container", "harness: containers are started through Slurm (pyxis)", predicate)
+    return Rule("stack.container", "harness: containers are started through Slurm (pyxis)", predicate, concerns)

@@ -27,7 +27,17 @@ def world_size_rule(max_ranks: int) -> Rule[Shape]:
     return Rule("layout.world-size", "Megatron-LM: world size = TP * PP * CP * DP", predicate)
 
 
+def concerning(config: CellConfig, rules: Iterable[Rule[CellConfig]]) -> tuple[Rule[CellConfig], ...]:
+    """The rules that can forbid the cell, and any other with the same attention, dtype, device, stack and trainer."""
+    return tuple([rule for rule in rules if rule.concerns(config)])
+
+
 def rejections(config: CellConfig, rules: Iterable[Rule[CellConfig]] = RULES) -> tuple[Rejection, ...]:
     """Every rule that forbids the cell, with its reason."""
+    return forbidden_by(config, concerning(config, rules))
+
+
+def forbidden_by(config: CellConfig, rules: Iterable[Rule[CellConfig]]) -> tuple[Rejection, ...]:
+    """Every rule that forbids the cell; `rules`: of those that `concerning` gives."""
     broken = [(rule, reason) for rule in rules if (reason := rule.predicate(config)) is not None]
     return tuple([Rejection(rule=rule.id, reason=reason, source=rule.source) for rule, reason in broken])

@@ -9,7 +9,7 @@ from harness.plan.rules.rule import Rule
 
 
 def data_path_has_trainer(config: CellConfig) -> str | None:
-    if config.own_trainer or config.trainer in config.path.trainers:
+    if config.trainer in config.path.trainers:
         return None
     able = names(path for path in DATA_PATHS.values() if config.trainer in path.trainers)
     return f"trainer is {config.trainer}, which reads the data of packing {able}, and packing is {config.data_path}"
@@ -17,7 +17,7 @@ def data_path_has_trainer(config: CellConfig) -> str | None:
 
 def equal_steps(config: CellConfig) -> str | None:
     """Upstream's global batch size is one number of rows for all steps."""
-    if config.own_trainer or config.documents.mode in MIXES:
+    if config.documents.mode in MIXES:
         return None
     try:
         counts = [_rows(config, step) for step in range(config.train.steps)]
@@ -34,15 +34,17 @@ def _rows(config: CellConfig, step: int) -> int:
 
 
 def plain_model(config: CellConfig) -> str | None:
-    if config.own_trainer:
-        return None
     parts = ("moe", "mtp", "mla", "rope_fusion", "cuda_graphs")
     found = next((name for name in parts if getattr(config.model, name)), None)
     return found and f"trainer {config.trainer} gets the flags of a dense model, and model.{found} is set"
 
 
+def _by_upstream(config: CellConfig) -> bool:
+    return not config.own_trainer
+
+
 RULES: tuple[Rule[CellConfig], ...] = (
-    Rule("trainer.data-path", "harness: the adapters of upstream's trainers", data_path_has_trainer),
-    Rule("trainer.rows", "Megatron-LM --global-batch-size", equal_steps),
-    Rule("trainer.model", "harness: the adapters of upstream's trainers", plain_model),
+    Rule("trainer.data-path", "harness: the adapters of upstream's trainers", data_path_has_trainer, _by_upstream),
+    Rule("trainer.rows", "Megatron-LM --global-batch-size", equal_steps, _by_upstream),
+    Rule("trainer.model", "harness: the adapters of upstream's trainers", plain_model, _by_upstream),
 )

@@ -4,6 +4,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
 from harness.core.stack import Stack
 from harness.plan.rules.stack import container_rule
+from harness.plan.rules.table import rejections
 
 STACKS = {
     "image": Stack(name="image", container="registry/image:25.10"),
@@ -12,7 +13,8 @@ STACKS = {
 
 
 def reason(stack: str) -> str | None:
-    return container_rule(STACKS).predicate(CellConfig(layout=Layout(), data_path="sft", stack=stack))
+    config = CellConfig(layout=Layout(), data_path="sft", stack=stack)
+    return next((found.reason for found in rejections(config, (container_rule(STACKS),))), None)
 
 
 def test_a_container_is_rejected_on_this_machine() -> None:
