@@ -21,6 +21,7 @@ NODE_PACKAGES = {
     "transformer_engine_torch",
     "triton",
     "pretrain_gpt",
+    "datasets",
     "tokenizers",
     "transformers",
 }

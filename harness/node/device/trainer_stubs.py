@@ -1,7 +1,6 @@
-"""CPU stubs for upstream's trainers, besides those of cpu_stubs.py: CUDA's memory figures, and layers that need a GPU.
+"""CPU stubs for upstream's trainers, besides those of cpu_stubs.py: CUDA's devices, streams and memory figures.
 
-As there, the stubs do not change what upstream computes. Attention and norm are the probe's own, since upstream's local
-ones refuse packed sequences, context parallelism and sequence parallelism.
+As there, the stubs do not change what upstream computes.
 """
 
 from __future__ import annotations
@@ -11,10 +10,7 @@ from typing import Any
 
 import torch
 
-from harness.core.cell.config import CellConfig
 from harness.node.device import cpu_stubs
-from harness.node.probe.model.attention_kinds import core_attention
-from harness.node.probe.model.norm import RMSNorm
 
 _FIGURES = (
     "max_memory_allocated",
@@ -26,16 +22,11 @@ _FIGURES = (
 _EFFECTS = ("empty_cache", "ipc_collect", "reset_peak_memory_stats", "set_stream")
 
 
-def install(config: CellConfig) -> list[str]:
+def install() -> list[str]:
     """Replace the calls in this process; returns their dotted names. After cpu_stubs.install."""
     import megatron.core.datasets.utils as dataset_utils
-    import megatron.core.models.backends as backends
-    import megatron.core.models.gpt.gpt_layer_specs as layer_specs
-    import megatron.core.transformer.transformer_block as transformer_block
 
     cuda: Any = torch.cuda
-    local = backends.LocalSpecProvider
-    attention = core_attention(config.attention)
     rows: list[tuple[Any, str, Any]] = [
         (cuda, "is_available", lambda: True),
         (cuda, "device_count", lambda: int(os.environ["LOCAL_WORLD_SIZE"])),
@@ -46,10 +37,6 @@ def install(config: CellConfig) -> list[str]:
         (torch.Tensor, "pin_memory", lambda self, *args, **kwargs: self),
         (torch.optim.Optimizer, "_accelerator_graph_capture_health_check", cpu_stubs.nothing()),
         (dataset_utils, "compile_helpers", cpu_stubs.nothing()),  # for data sets that these cells do not have
-        (local, "core_attention", lambda self: attention),
-        (local, "layer_norm", lambda self, *args, **kwargs: RMSNorm),
-        (layer_specs, "LNImpl", RMSNorm),
-        (transformer_block, "LayerNormImpl", RMSNorm),
     ]
     return cpu_stubs.replace(rows)
 

@@ -26,7 +26,7 @@ from harness.plan.matrix.load import Matrix
 from harness.plan.matrix.problems import KeyPath, Problems
 from harness.plan.matrix.select_parse import KEY
 from harness.plan.matrix.sizes import MOST_ROWS
-from harness.plan.rules.rule import Rule
+from harness.plan.rules.rule import Own, Rule, own_of
 from harness.plan.rules.table import CELL_RULES, SHAPE_RULES, concerning, forbidden_by, rejections, world_size_rule
 
 _ALWAYS = always()  # axes that every table shows
@@ -121,7 +121,7 @@ def _judge_rows(
     rejected: dict[str, RejectedCell] = {}
     forbidden: list[Forbidden] = []
     shapes: dict[tuple[Any, ...], _Shape] = {}
-    concerned: dict[tuple[str, ...], tuple[Rule[CellConfig], ...]] = {}
+    concerned: dict[Own, tuple[Rule[CellConfig], ...]] = {}
     for row in rows:
         config, key = resolver.config(row.values), resolver.shape_key(row.values)
         shape = shapes.get(key) or shapes.setdefault(key, _Shape(config))
@@ -130,9 +130,9 @@ def _judge_rows(
             cells[name] = cells[name]._replace(included=True)
         if name in cells or name in rejected:
             continue
-        own = (config.attention, config.dtype, config.device, config.stack, config.trainer)
+        own = own_of(config)
         if own not in concerned:
-            concerned[own] = concerning(config, rules)
+            concerned[own] = concerning(own, rules)
         if reasons := shape.rejections + forbidden_by(config, concerned[own]):
             axes = axes_of(config, shown)
             rejected[name] = RejectedCell(id=name, axes=axes, rejections=reasons, line=row.line)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from harness.core.cell.attention import KERNELS, LIMITS, TE_KINDS, TE_PADDING, te_auto_padding
 from harness.core.cell.config import CellConfig
 from harness.core.stack import DEFAULT, Stack
-from harness.plan.rules.rule import Rule
+from harness.plan.rules.rule import Own, Rule
 
 _PINNED = re.compile(r"transformer[-_]engine(?:[-_](?:torch|cu\d+))?(?:\[[^\]]*\])?==(\d+(?:\.\d+)*)")
 _SETS_PAD_BETWEEN_SEQS = (0, 19)  # first megatron-core whose PackedSeqParams has pad_between_seqs
@@ -33,8 +33,8 @@ def fp8(config: CellConfig) -> str | None:
 def te_version_rule(stacks: Mapping[str, Stack]) -> Rule[CellConfig]:
     """The rule for stacks that pin Transformer Engine; for others the node checks the installed release."""
 
-    def concerns(config: CellConfig) -> bool:
-        return config.attention in TE_KINDS and config.stack != DEFAULT and config.stack in stacks
+    def concerns(own: Own) -> bool:
+        return own.attention in TE_KINDS and own.stack != DEFAULT and own.stack in stacks
 
     def predicate(config: CellConfig) -> str | None:
         packages = (*stacks[config.stack].packages, *stacks[config.stack].no_deps)
@@ -53,12 +53,12 @@ def _pinned(pattern: re.Pattern[str], packages: tuple[str, ...]) -> tuple[int, .
     return tuple(int(part) for part in found.group(1).split(".")) if found else None
 
 
-def _asks_for_kernel(config: CellConfig) -> bool:
-    return config.attention in KERNELS
+def _asks_for_kernel(own: Own) -> bool:
+    return own.attention in KERNELS
 
 
-def _asks_for_fp8(config: CellConfig) -> bool:
-    return config.dtype == "fp8"
+def _asks_for_fp8(own: Own) -> bool:
+    return own.dtype == "fp8"
 
 
 _FP8_SOURCE = "SkyRL get_packed_seq_align_size, verl: fp8 needs 16 tokens of each rank; harness"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from harness.core.cell.config import TrainConfig
+from harness.core.cell.config import CellConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import ModelConfig
 from harness.core.data_paths.descriptor import DataPath
@@ -50,7 +50,21 @@ class Shape(Protocol):
 Config = TypeVar("Config", contravariant=True)
 
 
-def _always(config: object) -> bool:
+class Own(NamedTuple):
+    """The values of a cell that its Shape does not have."""
+
+    attention: str
+    dtype: str
+    device: str
+    stack: str
+    trainer: str
+
+
+def own_of(config: CellConfig) -> Own:
+    return Own(config.attention, config.dtype, config.device, config.stack, config.trainer)
+
+
+def _always(own: Own) -> bool:
     return True
 
 
@@ -58,14 +72,13 @@ def _always(config: object) -> bool:
 class Rule(Generic[Config]):
     """`predicate` returns None if the cell is allowed, else the reason, with the arithmetic in the user's numbers.
 
-    `concerns`: whether the rule can forbid a cell at all, by its attention, dtype, device, stack and trainer alone. It
-    is asked once for all cells that share these.
+    `concerns`: whether the rule can forbid any cell with these values, asked once for all of them.
     """
 
     id: str
     source: str
     predicate: Callable[[Config], str | None]
-    concerns: Callable[[Config], bool] = _always
+    concerns: Callable[[Own], bool] = _always
 
 
 def not_divisible(what: str, value: int, by: str, divisor: int) -> str | None:

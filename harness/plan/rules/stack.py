@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 from harness.core.cell.config import CellConfig
 from harness.core.stack import Stack
-from harness.plan.rules.rule import Rule
+from harness.plan.rules.rule import Own, Rule
 
 
 def container_rule(stacks: Mapping[str, Stack]) -> Rule[CellConfig]:
     """For runs on this machine: the harness starts containers through Slurm only (pyxis)."""
 
-    def concerns(config: CellConfig) -> bool:
-        return config.stack in stacks and bool(stacks[config.stack].container)
+    def concerns(own: Own) -> bool:
+        return own.stack in stacks and bool(stacks[own.stack].container)
 
     def predicate(config: CellConfig) -> str | None:
         stack = stacks[config.stack]

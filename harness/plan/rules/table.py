@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Rejection
 from harness.plan.rules import attention, layout, loss, model, packing, trainer
-from harness.plan.rules.rule import Rule, Shape
+from harness.plan.rules.rule import Own, Rule, Shape, own_of
 
 SHAPE_RULES: tuple[Rule[Shape], ...] = layout.RULES + packing.RULES + loss.RULES + model.RULES
 CELL_RULES: tuple[Rule[CellConfig], ...] = attention.RULES + trainer.RULES  # of dtype, attention, device, trainer
@@ -27,14 +27,14 @@ def world_size_rule(max_ranks: int) -> Rule[Shape]:
     return Rule("layout.world-size", "Megatron-LM: world size = TP * PP * CP * DP", predicate)
 
 
-def concerning(config: CellConfig, rules: Iterable[Rule[CellConfig]]) -> tuple[Rule[CellConfig], ...]:
-    """The rules that can forbid the cell, and any other with the same attention, dtype, device, stack and trainer."""
-    return tuple([rule for rule in rules if rule.concerns(config)])
+def concerning(own: Own, rules: Iterable[Rule[CellConfig]]) -> tuple[Rule[CellConfig], ...]:
+    """The rules that can forbid a cell with these values."""
+    return tuple([rule for rule in rules if rule.concerns(own)])
 
 
 def rejections(config: CellConfig, rules: Iterable[Rule[CellConfig]] = RULES) -> tuple[Rejection, ...]:
     """Every rule that forbids the cell, with its reason."""
-    return forbidden_by(config, concerning(config, rules))
+    return forbidden_by(config, concerning(own_of(config), rules))
 
 
 def forbidden_by(config: CellConfig, rules: Iterable[Rule[CellConfig]]) -> tuple[Rejection, ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from harness.core.cell.axis_values import HARNESS
 from harness.core.cell.config import CellConfig
 from harness.core.data_paths.table import DATA_PATHS, names
 from harness.core.packing.documents import MIXES
-from harness.plan.rules.rule import Rule
+from harness.plan.rules.rule import Own, Rule
 
 
 def data_path_has_trainer(config: CellConfig) -> str | None:
@@ -39,8 +40,8 @@ def plain_model(config: CellConfig) -> str | None:
     return found and f"trainer {config.trainer} gets the flags of a dense model, and model.{found} is set"
 
 
-def _by_upstream(config: CellConfig) -> bool:
-    return not config.own_trainer
+def _by_upstream(own: Own) -> bool:
+    return own.trainer != HARNESS
 
 
 RULES: tuple[Rule[CellConfig], ...] = (

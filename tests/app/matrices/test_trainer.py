@@ -28,6 +28,9 @@ def test_the_shipped_matrix_passes(tmp_path: Path, root: Path) -> None:
     code, report = report_of(tmp_path, text)
     odd = {cell["id"]: cell["findings"][:1] for cell in report["cells"] if cell["outcome"] != "PASS"}
     assert (code, odd) == (0, {})
+    cells = only_run(tmp_path / "reports") / "cells"
+    trained = [cell["id"] for cell in report["cells"] if cell["role"] == "cell"]
+    assert all((cells / cell / "attempt-1" / "data" / "cache").is_dir() for cell in trained)  # not the user's cache
     assert sum(cell["role"] == "cell" for cell in report["cells"]) > 30
 
 
@@ -84,6 +87,19 @@ EDITS = {
         "        update_successful, grad_norm, num_zeros_in_grad = optimizer.step()\n",
         ("document_loss", "step 1"),
         step=1,
+    ),
+    "no_update": Edit(
+        TRAINING,
+        "        update_successful, grad_norm, num_zeros_in_grad = optimizer.step()\n",
+        "        update_successful, grad_norm, num_zeros_in_grad = True, None, None\n",
+        ("step_loss", "loss sum of step 1"),  # first, in step 0, comes the gradient norm that is not reported
+    ),
+    "micro_batch_too_many": Edit(
+        TRAINING,
+        "                num_microbatches=get_num_microbatches(),\n                seq_length=args.seq_length,\n",
+        "                num_microbatches=get_num_microbatches() + 1,\n                seq_length=args.seq_length,\n",
+        ("micro_batch_count", ""),
+        lanes=("fail", "fail"),
     ),
     "row_read_twice": Edit(
         "megatron/training/datasets/data_samplers.py",

@@ -36,7 +36,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     wrong: dict[str, CheckFinding] = {}
     for record in evidence.records.values():
         for seen in record.reported:
-            for metric in computed.metrics(seen):
+            for metric in computed.metrics(seen, record.place.pp):
                 if metric.name not in wrong and _differs(metric):
                     wrong[metric.name] = _finding(evidence, record, seen.step, metric)
     return list(wrong.values())
@@ -56,10 +56,11 @@ class _Computed:
         rows = [sum(len(truth.batch.rows) for replica in replicas for truth in replica) for replicas in evidence.plan]
         self.consumed = [sum(rows[: step + 1]) for step in range(len(rows))]
 
-    def metrics(self, seen: ReportedStep) -> Iterator[_Metric]:
+    def metrics(self, seen: ReportedStep, stage: int) -> Iterator[_Metric]:
+        """The metrics that a rank of this pipeline stage reports."""
         config, step = self.evidence.cell.config, seen.step
         loss, tokens = self.losses.get(step), self.tokens.get(step)
-        if loss is not None and tokens:
+        if loss is not None and tokens and stage == self.evidence.last_stage:
             yield _Metric("loss", seen.loss, loss / tokens, self.evidence.bound("step_loss", step))
         if step in self.norms:
             yield _Metric("gradient norm", seen.grad_norm, self.norms[step], self.evidence.bound("grad_norm", step))
@@ -72,29 +73,29 @@ class _Computed:
 
 def _differs(metric: _Metric) -> bool:
     found = metric.reported
-    if found is None or not math.isfinite(found):
-        return False  # missing: required/legs.py; not finite: the check finiteness
+    if found is None:
+        return True
+    if not math.isfinite(found):
+        return False  # the check finiteness reports it
     if metric.bound is None:
         return found != metric.right
     return beyond(distance(found, metric.right, metric.bound), metric.bound)
 
 
 def _finding(evidence: CellEvidence, record: RankRecord, step: int, metric: _Metric) -> CheckFinding:
-    assert metric.reported is not None
-    ratio = None
-    if metric.bound is not None and metric.right:
-        screen = evidence.tolerances.ratio_screen
-        ratio = ratio_name(metric.reported / metric.right, factors_of(evidence, step), screen)
-    off = ""
-    if metric.bound is not None:
-        off = f", off by {distance(metric.reported, metric.right, metric.bound):.3g} > {bound_text(metric.bound)}"
+    found, ratio, off = metric.reported, None, ""
+    if found is not None and metric.bound is not None:
+        if metric.right:
+            ratio = ratio_name(found / metric.right, factors_of(evidence, step), evidence.tolerances.ratio_screen)
+        off = f", off by {distance(found, metric.right, metric.bound):.3g} > {bound_text(metric.bound)}"
     named = f"; the ratio is {ratio}" if ratio else ""
     return CheckFinding(
         fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else fault_classes.REPORTED,
-        message=f"reported {metric.name} of step {step} on rank {record.rank}: {metric.reported:.9g}, should be "
+        message=f"reported {metric.name} of step {step} on rank {record.rank}: "
+        f"{'none' if found is None else f'{found:.9g}'}, should be "
         f"{metric.right:.9g}{off}{named}",
         where={"stage": record.place.pp, "rank": record.rank, "step": step, "metric": metric.name}
         | ({"ratio": ratio} if ratio else {}),
-        measured=metric.reported,
+        measured=found,
         bound=exactly(metric.right, "the cell's configuration") if metric.bound is None else stated(metric.bound),
     )

@@ -39,7 +39,7 @@ class Attached:
     """The wrappers of one rank; `training`: the module megatron.training.training."""
 
     observer: Observer  # from the end of setup_model_and_optimizer
-    seen: StepSeen  # of the step in progress, from its optimizer step on
+    seen: StepSeen | None  # of the step in progress, from its optimizer step on
 
     def __init__(self, training: Any, context: RankContext, recorder: Recorder) -> None:
         self.training, self.context, self.recorder = training, context, recorder
@@ -66,9 +66,12 @@ class Attached:
         truth = StepTruth(self.context.config, self.step, self.context.place.dp)
         self.observer.begin_pass(truth, "training", keep_tokens=first)
         self.observer.state.fingerprints = first and self.context.config.fingerprints
+        self.seen = None
         self.clock.restart()
         result = upstream(partial(self._forward_step, forward_step), *args, **kwargs)
         self.clock.stop()
+        if self.seen is None:  # upstream did not call its optimizer
+            self.seen = self._observed()
         self.seen.time_s, self.seen.busy_s = self.clock.elapsed, self.clock.busy
         self.recorder.record.micro_batches.append(self.seen.micro_batches)
         self.recorder.record.steps.append(self.seen)
@@ -80,6 +83,8 @@ class Attached:
         observer, inner = self.observer, unwrap(model)
         chunk = next(number for number, other in enumerate(observer.chunks) if unwrap(other) is inner)
         number = observer.fetching(chunk)
+        if number >= len(observer.truth.plans):  # only counted: the check micro_batch_count reports it
+            return upstream(iterator, model, *args, **kwargs)
         entered: list[Tensor] = []
         forward = inspect.signature(inner.forward)
 
@@ -113,10 +118,16 @@ class Attached:
     def _update(self, upstream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Around optimizer.step. What the harness records does not count as time of the step."""
         self.clock.stop()
+        self.seen = self._observed()
+        self.clock.start()
+        return upstream(*args, **kwargs)
+
+    def _observed(self) -> StepSeen:
+        """The record of a step whose gradients are reduced. Collective."""
         self.observer.progress("reduce")
         losses = self.observer.read_losses()
         plans = self.observer.truth.plans
-        self.seen = StepSeen(
+        seen = StepSeen(
             step=self.step,
             micro_batches=self.observer.counts[0],
             real_tokens=sum(plan.real_tokens for plan in plans),
@@ -124,10 +135,9 @@ class Attached:
             documents=losses.documents,
             tokens=losses.tokens,
         )
-        observe(self.observer, self.seen)
+        observe(self.observer, seen)
         self.observer.progress("optimizer")
-        self.clock.start()
-        return upstream(*args, **kwargs)
+        return seen
 
     def _training_log(self, upstream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         told = inspect.signature(upstream).bind(*args, **kwargs).arguments

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from harness.core.cell.axis_values import TE_KINDS
 from harness.core.cell.config import CellConfig
 from harness.node.data_paths.sft.checkout import model_flags
 from harness.node.device.placement import Device
+from harness.node.probe.model.attention_kinds import attention_fields
 from harness.node.trainers.megatron.files import PROMPT_FORMAT, conversations, rows_of_step, tokenizer
 
 _SWITCHES = {
@@ -32,7 +34,7 @@ def flags(config: CellConfig, folder: Path, device: Device) -> list[str]:
         "hidden-dropout": 0.0,
         "attention-dropout": 0.0,
         "distributed-backend": device.backend,
-        "transformer-impl": "local" if device.kind == "cpu" else "transformer_engine",
+        **_attention(config.attention),
         **_data(folder),
         **_optimizer(config),
     }
@@ -41,6 +43,16 @@ def flags(config: CellConfig, folder: Path, device: Device) -> list[str]:
     switches += [] if config.model.tied else ["untie-embeddings-and-output-weights"]
     switches += ["ddp-average-in-collective"] if config.options.average_in_collective else []
     return [*model_flags(config, values), *(f"--{name}" for name in switches), *_RECOMPUTE[config.recompute]]
+
+
+def _attention(kind: str) -> dict[str, Any]:
+    """Transformer Engine's layers for its kinds of attention; for others Megatron's local ones (layers.py)."""
+    if kind not in TE_KINDS:
+        return {"transformer-impl": "local"}
+    return {
+        "transformer-impl": "transformer_engine",
+        "attention-backend": attention_fields(kind)["attention_backend"].name,
+    }
 
 
 def _data(folder: Path) -> dict[str, Any]:

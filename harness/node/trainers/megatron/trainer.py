@@ -17,12 +17,13 @@ from harness.core.cell.config import CellConfig
 from harness.node.data_paths.base import RankContext
 from harness.node.data_paths.lookup import Unavailable, module_unavailable, not_in_release, release
 from harness.node.data_paths.sft import checkout
+from harness.node.device import trainer_stubs
 from harness.node.device.placement import barrier
-from harness.node.device.trainer_stubs import install
 from harness.node.recording.recorder import Recorder
 from harness.node.trainers.megatron.attach import Attached
 from harness.node.trainers.megatron.files import write_files
 from harness.node.trainers.megatron.flags import flags
+from harness.node.trainers.megatron.layers import use_own_layers
 
 _NEEDED = ("megatron.training.training", "datasets", "tokenizers", "transformers")
 
@@ -38,6 +39,7 @@ class MegatronTrainer:
         """The data path has already imported pretrain_gpt of the checkout."""
         if checkout.find() is None:
             return not_in_release(f"{release('megatron.core')} has no pretrain_gpt.py, which only a checkout has")
+        os.environ["HF_HUB_OFFLINE"] = "1"  # read when the packages are imported
         for module in _NEEDED:
             if missing := module_unavailable(module, module.partition(".")[0]):
                 return missing
@@ -45,15 +47,17 @@ class MegatronTrainer:
 
     def run(self) -> None:
         config, folder = self.context.config, self.context.folder / "data"
-        own = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "cache"), "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-        os.environ |= own
+        os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # required by validate_args with tp or cp
+        datasets: Any = importlib.import_module("datasets")
+        datasets.config.HF_DATASETS_CACHE = folder / "cache"  # else one folder per cell stays in the user's cache
         if self.context.is_rank_zero:
             write_files(folder, config)
         barrier(self.context.device)
         self.recorder.progress("training", 0, 0, "setup")  # from here on, exceptions come from the code under test
         training: Any = importlib.import_module("megatron.training.training")
         if self.context.device.kind == "cpu":
-            self.recorder.record.cpu_stubs += install(config)
+            self.recorder.record.cpu_stubs += trainer_stubs.install()
+        use_own_layers(config.attention)
         Attached(training, self.context, self.recorder)
         arguments = flags(config, folder, self.context.device)
         with checkout.command_line(arguments), redirect_stdout(sys.stderr):

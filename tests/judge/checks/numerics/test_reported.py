@@ -75,13 +75,19 @@ def test_a_report_that_is_not_a_number_is_not_finite() -> None:
     assert {finding.check for finding in verdict.findings} == {"finiteness"}
 
 
-@pytest.mark.parametrize("values", [{"loss": None}, {"grad_norm": None}, {"learning_rate": None}])
-def test_a_missing_report_is_an_error(values: dict[str, Any]) -> None:
-    evidence = trained()
-    report(evidence, 0, **values)
-    verdict = judge(evidence)
-    assert verdict.outcome is Outcome.ERROR
-    assert f"reported: step 0: {next(iter(values))} is" in verdict.reason
+@pytest.mark.parametrize(
+    ("value", "name"), [("loss", "loss"), ("grad_norm", "gradient norm"), ("learning_rate", "learning rate")]
+)
+def test_a_metric_that_upstream_does_not_report_is_a_finding(value: str, name: str) -> None:
+    evidence = trained(pp=2)
+    report(evidence, 1, ranks=(1,), **{value: None})
+    assert the_only_finding(evidence, "reported").message.startswith(f"reported {name} of step 1 on rank 1: none, ")
+
+
+def test_a_loss_on_a_stage_that_computes_none_is_an_error() -> None:
+    evidence = trained(pp=2)
+    report(evidence, 0, ranks=(0,), loss=4.0)
+    assert "reported: step 0: loss is 4.0, and only the last stage computes it" in judge(evidence).reason
 
 
 def test_a_step_that_is_not_reported_is_an_error() -> None:
