@@ -20,7 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.core.cell.config import CellConfig, cell_id
+from harness.core.cell.config import CellConfig
+from harness.core.cell.identity import cell_id
 from harness.core.cell.layout import Layout
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import Expansion, PlannedCell, sealed

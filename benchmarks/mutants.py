@@ -37,9 +37,18 @@ GROUPS: dict[str, tuple[list[str], list[str]]] = {
         ["tests/plan/rules/test_table.py", "tests/plan/rules/test_packing.py", "tests/core/packing/test_arithmetic.py"],
     ),
     "packing": (["harness/core/packing/*.py", "harness/core/cell/layout.py"], []),
-    "checks": (["harness/judge/checks/*/*.py"], []),
-    "verdict": (["harness/judge/verdict.py", "harness/core/outcomes.py"], ["tests/judge/test_verdict_whole.py"]),
-    "slurm": ([f"harness/infra/slurm/{name}.py" for name in ("retry", "follower", "closing", "client")], []),
+    "checks": (
+        ["harness/judge/checks/*/*.py"],
+        [str(path.relative_to(ROOT)) for path in ROOT.glob("tests/judge/checks/*/test_findings_of_*.py")],
+    ),
+    "verdict": (
+        ["harness/judge/verdict.py", "harness/core/outcomes.py"],
+        [f"tests/judge/test_{name}.py" for name in ("verdict_whole", "verdict_resumed", "earlier_attempts")],
+    ),
+    "slurm": (
+        [f"harness/infra/slurm/{name}.py" for name in ("retry", "follower", "closing", "client")],
+        [f"tests/infra/slurm/test_{name}.py" for name in ("client_commands", "expected_start", "follower_questions")],
+    ),
 }
 _MIRRORS = {"tests/core/packing/test_styles.py": "tests/core/packing/test_arithmetic.py"}
 _CONFIG = """
@@ -95,6 +104,8 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="show every survivor, including those with a reason")
     arguments = parser.parse_args()
     modules, tests = _chosen(arguments.group, arguments.only)
+    if not modules:
+        parser.error(f"no module of {arguments.group} is named {arguments.only}")
     with tempfile.TemporaryDirectory() as folder:
         _copy(Path(folder), modules, tests)
         _run(Path(folder), "mutmut", "run", "--max-children", str(arguments.workers))

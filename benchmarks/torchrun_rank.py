@@ -9,7 +9,8 @@ import os
 import sys
 from pathlib import Path
 
-from harness.core.cell.config import CellConfig, cell_id
+from harness.core.cell.config import CellConfig
+from harness.core.cell.identity import cell_id
 from harness.core.run.records import RankRecord
 from harness.core.serialization import from_jsonable, loads
 from harness.node.probe.run import run_probe

@@ -24,6 +24,7 @@ NODE_PACKAGES = {
     "datasets",
     "tokenizers",
     "transformers",
+    "skyrl",
 }
 NEWER_THAN_PYTHON_310 = {"tomllib"}
 

@@ -6,7 +6,8 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.core.cell.config import CellConfig, cell_id
+from harness.core.cell.config import CellConfig
+from harness.core.cell.identity import cell_id
 from harness.core.cell.layout import Layout
 from harness.core.cell.timing import GpuState
 from harness.core.outcomes import Finding, Lane, LaneVerdict, Outcome, Rejection, Severity

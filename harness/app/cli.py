@@ -66,6 +66,8 @@ def build_parser() -> argparse.ArgumentParser:
     selftest = commands.add_parser("selftest", help="inject known faults and check that each is caught")
     _only(selftest, "FAULT", "inject only this fault (repeatable)")
     add_run_parent(selftest)
+    text = "inject the faults in upstream's own trainer instead, on the stack of the shipped matrix trainer_bridge"
+    selftest.add_argument("--trainers", action="store_true", help=text)
     selftest.add_argument("--list", action="store_true", help="describe the faults, inject none")
     return parser
 
@@ -282,7 +284,11 @@ def _dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
 def _selftest(arguments: argparse.Namespace) -> int:
     from harness.app.commands import selftest
 
-    return selftest.list_faults() if arguments.list else selftest.run(arguments.only, arguments.run_dir)
+    return (
+        selftest.list_faults()
+        if arguments.list
+        else selftest.run(arguments.only, arguments.run_dir, trainers=arguments.trainers)
+    )
 
 
 def _shrink(arguments: argparse.Namespace) -> int:

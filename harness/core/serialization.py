@@ -212,10 +212,15 @@ def _read(kind: Any, value: Any, where: str, whole: bool) -> Any:
         return kind(_checked(value, where))
     if kind is float and isinstance(value, dict) and isinstance(tagged := _untag(value), float):
         return tagged
-    if kind is Any or (origin is not Literal and isinstance(value, kind)):
+    if kind is Any or (origin is not Literal and _is_a(value, kind)):
         return value
     expected = f"one of {get_args(kind)}" if origin is Literal else getattr(kind, "__name__", kind)
     raise TypeError(f"{where}: expected {expected}, found {value!r}")
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    """Whether the value is of this type; True is not a number, as it is for Python."""
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
 def _checked(value: int, where: str) -> int:

@@ -42,7 +42,32 @@ def judge_cell(evidence: CellEvidence, *, today: str, control: CellVerdict | Non
 
 
 def _judge_attempt(evidence: CellEvidence, today: str, control: CellVerdict | None) -> CellVerdict:
-    """The verdict on one attempt alone, before the xfail entry."""
+    """The verdict on one attempt alone, before the xfail entry; after a checkpoint, how it continued from that."""
+    saved = _judge_part(evidence, today, control)
+    if not evidence.cell.config.resume or saved.outcome not in SOUND:
+        return saved
+    if evidence.resumed is None:
+        return saved._replace(
+            outcome=Outcome.ERROR, lanes=_without_passes(saved.lanes), reason="it did not continue from its checkpoint"
+        )
+    return _after_resume(saved, _judge_part(evidence.resumed, today, control))
+
+
+def _after_resume(saved: CellVerdict, resumed: CellVerdict) -> CellVerdict:
+    """The verdict on both parts, the first of which passed."""
+    later = [
+        replace(finding, message=f"resumed: {finding.message}", where={**finding.where, "part": "resumed"})
+        for finding in resumed.findings
+    ]
+    if resumed.outcome in SOUND:
+        return saved._replace(findings=[*saved.findings, *later])
+    lanes = _without_passes(resumed.lanes) if resumed.outcome is Outcome.ERROR else resumed.lanes
+    reason = f"resumed: {resumed.reason}" if resumed.reason else ""
+    return resumed._replace(lanes=lanes, findings=[*later, *saved.findings], reason=reason)
+
+
+def _judge_part(evidence: CellEvidence, today: str, control: CellVerdict | None) -> CellVerdict:
+    """The verdict on the ranks of one part of an attempt."""
     result = evidence.result
     if result is not None and result.status == "rejected":
         if problem := rejection_problem(evidence):
@@ -228,6 +253,10 @@ def _difference(xfail: XFail, verdict: CellVerdict) -> str:
     failed = [lane.value for lane in Lane if verdict.lanes[lane] is LaneVerdict.FAIL]
     if xfail.lanes and failed != [lane.value for lane in Lane if lane.value in xfail.lanes]:
         return f"{' and '.join(failed)} failed, not {' and '.join(xfail.lanes)}"
-    messages = [finding.message for finding in verdict.findings if finding.severity is Severity.ERROR]
+    errors = [finding for finding in verdict.findings if finding.severity is Severity.ERROR]
+    others = sorted({finding.check for finding in errors} - set(xfail.checks)) if xfail.checks else []
+    if others:
+        return f"{' and '.join(others)} failed too, not only {' and '.join(xfail.checks)}"
+    messages = [finding.message for finding in errors]
     missing = [text for text in xfail.message_contains if not any(text in message for message in messages)]
     return f"no finding contains {' or '.join(map(repr, missing))}" if missing else ""

@@ -27,9 +27,9 @@ from harness.core.errors import DiskFullError, InfrastructureError, InputError
 from harness.core.hardware.environment import AGENT
 from harness.core.hardware.gpu_slices import GpuSlices
 from harness.core.outcomes import Rejection
+from harness.core.run.cell_result import CellResult
 from harness.core.run.events import CellFinished, CellStarted, Event, Failed, Finished, Gathered
 from harness.core.run.journal import Journal
-from harness.core.run.records import CellResult
 from harness.core.run.run_dir import AttemptDir, RunDir, protect_new_files, write_json
 from harness.core.run.states import CellStatus
 from harness.core.serialization import from_jsonable, loads

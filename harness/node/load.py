@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from contextlib import suppress
-from pathlib import Path
+import tempfile
 
 
 def load() -> None:
@@ -18,8 +17,9 @@ def load() -> None:
     """
     from harness.node.device.cuda_forks import driver_installed, forks_protected  # imports torch
 
-    if not driver_installed():
-        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    if not driver_installed() and os.environ.setdefault("TORCHDYNAMO_DISABLE", "1") == "1":
+        # torch creates this folder at import, also when nothing is compiled: name one that exists
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())
     gc.disable()  # saves a tenth of the CPU time of these imports, which create almost no garbage
     with forks_protected("importing the stack under test"):
         from harness.node.probe.imports import import_all
@@ -28,11 +28,3 @@ def load() -> None:
 
         import harness.node.supervisor  # noqa: F401  - imports the probe and the code under test
     gc.enable()
-    _remove_empty_cache()
-
-
-def _remove_empty_cache() -> None:
-    """Remove the folder that torch._inductor creates for compiled code when imported, unless there is some."""
-    if os.environ.get("TORCHDYNAMO_DISABLE") == "1" and (folder := os.environ.get("TORCHINDUCTOR_CACHE_DIR")):
-        with suppress(OSError):  # not empty, or another agent has removed it
-            Path(folder).rmdir()

@@ -46,6 +46,21 @@ def other_threads() -> list[str]:
     return sorted(names)
 
 
+def end_session() -> None:
+    """Kill every other process of the session that this process leads; RuntimeError if it leads none (Linux).
+
+    Processes that ranks started, such as upstream's writers of checkpoints, may outlive a rank that was killed.
+    """
+    own, session = os.getpid(), os.getsid(0)
+    if own != session:
+        raise RuntimeError(f"process {own} does not lead session {session}")
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal() and int(folder.name) != own:
+            with suppress(OSError):  # the process has just ended
+                if os.getsid(int(folder.name)) == session:
+                    os.kill(int(folder.name), signal.SIGKILL)
+
+
 @contextmanager
 def temporary_files_in(folder: Path) -> Iterator[None]:
     """Have tempfile create this process's temporary files in `folder`, which is removed at the end.

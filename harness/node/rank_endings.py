@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from harness.core.errors import STORAGE_EXIT, DiskFullError
-from harness.core.run.records import CellResult, RankEnding, RankRecord
+from harness.core.run.cell_result import CellResult, RankEnding
+from harness.core.run.records import RankRecord
 from harness.core.run.run_dir import AttemptDir, write_json
 from harness.core.run.states import CellStatus, ProcessEnd
 from harness.core.serialization import from_jsonable, loads

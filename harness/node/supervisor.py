@@ -14,6 +14,7 @@ import signal
 import socket
 import time
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,13 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_pr
 from harness.core.cell.config import CellConfig
 from harness.core.errors import InfrastructureError
 from harness.core.hardware.devices import shown_gpus
-from harness.core.run.records import RankEnding
+from harness.core.run.cell_result import CellResult, RankEnding
 from harness.core.run.run_dir import AttemptDir, write_json
 from harness.node.coordination import rendezvous
 from harness.node.coordination.addresses import gloo_interface, own_addresses, reach
 from harness.node.coordination.rendezvous import Abort, HeartbeatMonitor, NodeResult, NodeShare
 from harness.node.deadline import Deadline
-from harness.node.process import die_with, log_to, remove_secrets, temporary_files_in
+from harness.node.process import die_with, end_session, log_to, remove_secrets, temporary_files_in
 from harness.node.rank import rank_main
 from harness.node.rank_endings import cell_result, rank_endings
 from harness.node.recording.kernel_log import xid_lines
@@ -92,31 +93,73 @@ def supervise(
     log_to(log := attempt.root / "log" / ("supervisor.log" if share.node == 0 else f"supervisor-{share.node}.log"))
     if share.gpus is not None:  # ranks, which initialise CUDA, see only these GPUs, as cuda:0 and up
         os.environ["CUDA_VISIBLE_DEVICES"] = shown_gpus(share.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    started = time.time()
-    deadline = Deadline(deadline_at)
-    deadline.arm()
-    peers = _Peers(attempt, share, deadline_at, heartbeats) if share.nodes > 1 else None
-    begun = time.monotonic()
-    trouble, exit_codes, late = "", dict[int, int](), dict[int, float]()
-    try:
-        with temporary_files_in(attempt.root / f"elastic-{share.node}"):
-            exit_codes, late = _launch(attempt, cell, config, deadline, share, peers)
-    except InfrastructureError as error:
-        if peers is None:
-            raise
-        trouble = f"node {share.node}: {error}"
-        peers.abort(trouble)
-    deadline.disarm()
-    _log_xids(attempt, [rank for rank, code in exit_codes.items() if code], begun)
-    endings = rank_endings(attempt, share.ranks, exit_codes, late)
-    remove_secrets([*(attempt.log(rank) for rank in share.ranks), log])
+    part = _Part(attempt, cell, number, config, share)
+    result = part.run(deadline_at, heartbeats)
+    if isinstance(result, NodeResult):
+        part.end(result)
+    if config.resume:
+        _resume(part, result, deadline_at, heartbeats)
+    remove_secrets([log])
     log_to(log)  # remove_secrets may have replaced the file
-    if share.node > 0:
-        result = NodeResult(node=share.node, ranks=endings, trouble=trouble)
-        write_json(rendezvous.node_file(attempt, share.node), result)
-        return
-    troubles = _add_other_nodes(attempt, endings, peers) if peers else []
-    write_json(attempt.result, cell_result(cell, number, attempt, endings, troubles, started))
+    if isinstance(result, CellResult):
+        result.finished = time.time()
+        part.end(result)
+
+
+def _resume(part: _Part, result: CellResult | NodeResult, deadline_at: float, heartbeats: HeartbeatMonitor) -> None:
+    """Run the part of the cell that continues from the checkpoint, if the first one completed on this node.
+
+    Node 0, which knows of all nodes, stops the others if it did not complete everywhere.
+    """
+    later = replace(part, attempt=part.attempt.resumed, config=part.config.resumed)
+    if all(ending.ended == "completed" for ending in result.ranks):
+        if part.share.node == 0:
+            write_json(later.attempt.config, later.config)
+        later.end(later.run(deadline_at, heartbeats))
+    elif part.share.nodes > 1 and part.share.node == 0:
+        stopped = Abort(node=0, reason="the part that saves the checkpoint did not complete")
+        rendezvous.write_abort(later.attempt, stopped)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The ranks of one part of an attempt: all of them, or those before and after a resume."""
+
+    attempt: AttemptDir
+    cell: str
+    number: int
+    config: CellConfig
+    share: NodeShare
+
+    def run(self, deadline_at: float, heartbeats: HeartbeatMonitor) -> CellResult | NodeResult:
+        """Run the ranks; returns what `end` writes."""
+        attempt, share, started, begun = self.attempt, self.share, time.time(), time.monotonic()
+        deadline = Deadline(deadline_at)
+        deadline.arm()
+        peers = _Peers(attempt, share, deadline_at, heartbeats) if share.nodes > 1 else None
+        trouble, exit_codes, late = "", dict[int, int](), dict[int, float]()
+        try:
+            with temporary_files_in(attempt.root / f"elastic-{share.node}"):
+                exit_codes, late = _launch(attempt, self.cell, self.config, deadline, share, peers)
+        except InfrastructureError as error:
+            if peers is None:
+                raise
+            trouble = f"node {share.node}: {error}"
+            peers.abort(trouble)
+        deadline.disarm()
+        end_session()
+        _log_xids(attempt, [rank for rank, code in exit_codes.items() if code], begun)
+        endings = rank_endings(attempt, share.ranks, exit_codes, late)
+        remove_secrets([attempt.log(rank) for rank in share.ranks])
+        if share.node > 0:
+            return NodeResult(node=share.node, ranks=endings, trouble=trouble)
+        troubles = _add_other_nodes(attempt, endings, peers) if peers else []
+        return cell_result(self.cell, self.number, attempt, endings, troubles, started)
+
+    def end(self, result: CellResult | NodeResult) -> None:
+        """Write how the ranks ended, as the last file of the part."""
+        follower = isinstance(result, NodeResult)
+        write_json(rendezvous.node_file(self.attempt, self.share.node) if follower else self.attempt.result, result)
 
 
 def _launch(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,10 @@ EMPTY_DRAWINGS = """() => [...document.querySelectorAll("svg")].filter((node) =>
 }).length"""
 BROKEN_LINKS = """() => [...document.querySelectorAll("a[href]")].map((node) => node.getAttribute("href"))
   .filter((href) => !(href.startsWith("#") && document.getElementById(decodeURIComponent(href.slice(1)))))"""
+PLACES = """() => [...document.querySelectorAll(".grid td")].map((place) => {
+  const bottom = place.getBoundingClientRect().bottom;
+  return [...place.querySelectorAll(".square")].map((node) => bottom - node.getBoundingClientRect().bottom);
+})"""
 OPEN_ALL = "() => document.querySelectorAll('details').forEach((node) => { node.open = true; })"
 
 
@@ -133,6 +137,20 @@ def test_the_grid_has_one_square_for_each_cell(browser: Browser, files: dict[str
     squares = view.page.locator("#grid a.square")
     assert squares.count() == len(report.cells) + len(report.rejected)
     view.page.context.close()
+
+
+def test_squares_of_cells_that_share_a_place_do_not_cover_the_next_row(browser: Browser, tmp_path: Path) -> None:
+    report = sample_report()
+    first = report.cells[0]
+    twins = [replace(first, id=f"{first.id}-{number}") for number in range(3)]
+    page_file = tmp_path / "report.html"
+    page_file.write_text(render_html(replace(report, cells=(*report.cells, *twins))))
+    page = browser.new_page(viewport={"width": 1400, "height": 1000})
+    page.goto(page_file.as_uri())
+    below = page.evaluate(PLACES)  # per place and square: pixels from its lower edge to that of the place
+    page.close()
+    assert max(map(len, below)) >= 4
+    assert min(pixels for squares in below for pixels in squares) >= 0
 
 
 def test_a_square_leads_to_the_failing_cell(browser: Browser, files: dict[str, Path]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.run.records import CellResult
+from harness.core.run.cell_result import CellResult
 from harness.core.serialization import MOST_INT, dumps, from_jsonable, loads, to_jsonable
 
 
@@ -97,6 +97,8 @@ def test_what_has_no_json_form_is_refused(value: object) -> None:
         ({"name": "x", "inner": {"number": "x"}}, "Outer.inner.number: expected float"),
         ({"name": "x", "losses": [0.5, "x"]}, r"Outer.losses\[1\]: expected float"),
         ({"name": "x", "losses": 3}, "Outer.losses: expected a list"),
+        ({"name": "x", "pair": [True, 0.5]}, r"Outer.pair\[0\]: expected int, found True"),
+        ({"name": "x", "inner": {"number": True}}, "Outer.inner.number: expected float, found True"),
         ({"name": "x", "pair": [1]}, "Outer.pair: expected 2 items, found 1"),
         ({"name": "x", "by_rank": {"1": ["x"]}}, r"Outer.by_rank\[1\]\[0\]: expected float"),
         ([], "Outer: expected a mapping"),

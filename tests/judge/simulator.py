@@ -13,24 +13,23 @@ from functools import lru_cache
 from typing import Any
 
 from harness.core.cell.canary_legs import Leg, legs_of
-from harness.core.cell.config import CellConfig, ModelConfig, TrainConfig, cell_name
+from harness.core.cell.config import CellConfig, ModelConfig, TrainConfig
+from harness.core.cell.flops import train_flops
+from harness.core.cell.identity import cell_name
 from harness.core.cell.layout import Coordinates, Layout
 from harness.core.outcomes import Finding, Lane, LaneVerdict, Outcome, Severity
 from harness.core.packing.arithmetic import PAD, MicroBatch, PackedParams
 from harness.core.packing.documents import Document, adversarial_mix
 from harness.core.packing.workload import workload
+from harness.core.run.cell_result import CellResult, RankEnding
 from harness.core.run.records import (
-    ActivationSeen,
     BatchSeen,
-    CellResult,
     DocumentLoss,
-    Fingerprint,
+    EvaluationSeen,
     ImportProof,
     LayerSeen,
     LegSeen,
-    ParameterSeen,
     Progress,
-    RankEnding,
     RankRecord,
     ReportedStep,
     SeenParams,
@@ -41,7 +40,16 @@ from harness.core.run.records import (
     WorkloadSeen,
 )
 from harness.core.run.run_plan import Allocation, Expansion, PlannedCell, RunPlan, XFail
-from harness.judge.evidence.cell_evidence import CellEvidence, CellFound, evidence_in_turn
+from harness.core.run.tensor_records import (
+    ActivationSeen,
+    Fingerprint,
+    ParameterSeen,
+    StateSeen,
+    StoredParameter,
+    UpdateSeen,
+)
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.in_turn import CellFound, evidence_in_turn
 from harness.judge.verdict import CellVerdict, judge_cell
 
 MODEL = ModelConfig(layers=4)
@@ -105,7 +113,8 @@ def evidence_for(config: CellConfig, xfail: XFail | None = None) -> CellEvidence
 
 def run_of(configs: list[CellConfig], xfail: XFail | None = None) -> tuple[RunPlan, dict[str, CellEvidence]]:
     """A finished run of the cells and their control."""
-    control = planned(replace(config_of("unpacked", canaries=configs[0].canaries), model=configs[0].model), None)
+    plain = config_of("unpacked", canaries=configs[0].canaries)
+    control = planned(replace(plain, model=configs[0].model, train=configs[0].train), None)
     cells = [control, *(planned(config, control.id, xfail) for config in configs)]
     found = {cell.id: found_of(cell) for cell in cells}
     plan = RunPlan(
@@ -121,12 +130,14 @@ def run_of(configs: list[CellConfig], xfail: XFail | None = None) -> tuple[RunPl
 
 def found_of(cell: PlannedCell) -> CellFound:
     """What a run directory holds of a cell that completed."""
-    return CellFound(records=records_of(cell), result=result_of(cell), config=cell.config)
+    resumed = found_of(replace(cell, config=cell.config.resumed)) if cell.config.resume else None
+    return CellFound(records=records_of(cell), result=result_of(cell), config=cell.config, resumed=resumed)
 
 
 def refound(evidence: CellEvidence) -> CellFound:
     """What a run directory holds of a cell that was changed in memory."""
-    return CellFound(records=evidence.records, result=evidence.result, config=evidence.config)
+    resumed = refound(evidence.resumed) if evidence.resumed else None
+    return CellFound(records=evidence.records, result=evidence.result, config=evidence.config, resumed=resumed)
 
 
 def all_evidence(plan: RunPlan, found: Mapping[str, CellFound]) -> dict[str, CellEvidence]:
@@ -136,7 +147,7 @@ def all_evidence(plan: RunPlan, found: Mapping[str, CellFound]) -> dict[str, Cel
 
 def result_of(cell: PlannedCell) -> CellResult:
     ranks = [RankEnding(rank=rank, ended="completed", exit_code=0) for rank in range(cell.config.layout.world_size)]
-    steps = cell.config.train.steps
+    steps = len(cell.config.steps)
     return CellResult(
         cell=cell.id, attempt=1, status="completed", ranks=ranks, started=100.0, finished=103.5, steps_s=STEP_S * steps
     )
@@ -163,7 +174,7 @@ def _record(cell: PlannedCell, rank: int) -> RankRecord:
         modules={"megatron.core": "parallel_state transformer/"},
         cpu_stubs=["torch.cuda.current_device", "torch.cuda.synchronize"],
     )
-    for step in range(config.train.steps):
+    for step in config.steps:
         batches = config.micro_batches(step)[place.dp]
         record.micro_batches.append(len(batches))
         record.workloads += _workloads(config, place, step)
@@ -181,8 +192,13 @@ def _record(cell: PlannedCell, rank: int) -> RankRecord:
         record.recomputed += copy.deepcopy(layers) if config.recompute != "none" else []
         record.steps.append(_step(config, place, step, batches))
     record.reported = [] if config.own_trainer else [_reported(config, place, seen) for seen in record.steps]
-    record.parameters = _parameters(config, place)
-    record.activations = _activations(config, place)
+    record.counts_packed = True if config.trainer == "megatron" else None
+    if config.trainer == "megatron" and config.layout.rank(place) == config.layout.world_size - 1:
+        print_reports(config, record.reported)
+    record.evaluations = [_evaluation(config, place, number) for number in range(len(config.train.evaluated))]
+    record.states = [_state(config, place, after) for after in config.stored]
+    record.parameters = _parameters(config, place) if config.fingerprints else []
+    record.activations = _activations(config, place) if config.fingerprints else []
     record.legs = [_leg(config, record, leg) for leg in legs_of(config)]
     return record
 
@@ -221,7 +237,8 @@ def _leg(config: CellConfig, record: RankRecord, leg: Leg) -> LegSeen:
         seen.loss_sum = sum(part.loss_sum for part in seen.documents.values())
         seen.documents = seen.documents if place.tp == 0 else {}
     if leg.backward:
-        seen.parameters, seen.activations = _parameters(config, place), _activations(config, place)
+        seen.parameters = [replace(one, update=None, in_norm=None) for one in _parameters(config, place)]
+        seen.activations = _activations(config, place)
     if leg.rewrites:
         last = config.model.layers + 1
         given = [item for item in _activations(config, place) if item.layer]
@@ -304,6 +321,12 @@ def _local_tokens(config: CellConfig, place: Coordinates, batch: MicroBatch) -> 
     return [owners[slot] for slot in slots if owners[slot][0] != PAD]
 
 
+def _projection(*key: int) -> float:
+    """Between -0.5 and 0.5, and not so near 0 that another value would be within a bound."""
+    value = _number(*key) - 0.5
+    return value if abs(value) > 0.3 else math.copysign(0.3, value)
+
+
 @lru_cache(maxsize=100_000)
 def _number(*key: int) -> float:
     """A pseudorandom number between 0 and 1, the same for the same key."""
@@ -343,7 +366,7 @@ def _reported(config: CellConfig, place: Coordinates, seen: StepSeen) -> Reporte
     """What a right trainer reports of a step."""
     rows = sum(len(batch.rows) for replica in config.micro_batches(0) for batch in replica)
     last = seen.loss_sum is not None and seen.token_count
-    return ReportedStep(
+    found = ReportedStep(
         step=seen.step,
         consumed_samples=rows * (seen.step + 1),
         skipped=0,
@@ -352,6 +375,57 @@ def _reported(config: CellConfig, place: Coordinates, seen: StepSeen) -> Reporte
         grad_norm=seen.grad_norm,
         learning_rate=config.train.lr,
     )
+    if config.trainer == "megatron":  # of the other trainers with counters no rank is simulated
+        segments = [size for replica in config.micro_batches(seen.step) for one in replica for _, size in one.segments]
+        found.flops = train_flops(config.model, segments)
+        found.packed_tokens = float(sum(segments))
+        found.packed_squares = float(sum(size**2 for size in segments))
+    return found
+
+
+def print_reports(config: CellConfig, told: list[ReportedStep]) -> None:
+    """Print what the last rank reported, with one line for all steps and one for the first."""
+    rows = sum(len(batch.rows) for replica in config.micro_batches(0) for batch in replica)
+    for seen in (told[0], told[-1]):
+        over = [one for one in told if one.step <= seen.step]
+        losses = [one.loss for one in over if one.loss is not None and math.isfinite(one.loss)]
+        seen.printed = {
+            "iteration": f"{seen.step + 1}/{config.train.steps}",
+            "consumed samples": f"{seen.consumed_samples}",
+            "learning rate": f"{seen.learning_rate or 0.0:.6E}",
+            "global batch size": f"{rows}",
+            "lm loss": f"{math.fsum(losses) / max(len(losses), 1):.6E}",
+            "loss scale": f"{seen.loss_scale:.1f}",
+            "grad norm": f"{seen.grad_norm or 0.0:.3f}",
+            "number of skipped iterations": f"{sum(one.skipped for one in over)}",
+        }
+
+
+def _evaluation(config: CellConfig, place: Coordinates, number: int) -> EvaluationSeen:
+    """What a right trainer records of an evaluation."""
+    step = config.train.steps + number
+    seen = _step(config, place, step, config.micro_batches(step)[place.dp])
+    found = EvaluationSeen(
+        after=config.train.evaluated[number],
+        micro_batches=seen.micro_batches,
+        loss_sum=seen.loss_sum,
+        token_count=seen.token_count,
+        documents=seen.documents,
+    )
+    if seen.loss_sum is not None and not config.own_trainer:
+        found.reported = _mean_loss(config, step)
+    return found
+
+
+def _mean_loss(config: CellConfig, step: int) -> float:
+    """The loss of an evaluation as Megatron-LM's --sft reports it: the mean of the means of micro-batches."""
+    content = _contents(config.documents_of(step), frozenset())
+    means = []
+    for batch in (batch for replica in config.micro_batches(step) for batch in replica):
+        counted = [item.document for item in batch.placed if not item.document.masked]
+        losses = [token_loss(content[one.index], place, step) for one in counted for place in range(one.length)]
+        means.append(math.fsum(losses) / max(len(losses), 1))
+    return math.fsum(means) / len(means)
 
 
 def _contents(documents: Sequence[Document], changed: frozenset[int]) -> dict[int, int]:
@@ -397,8 +471,36 @@ def _parameters(config: CellConfig, place: Coordinates) -> list[ParameterSeen]:
     return found
 
 
+def _state(config: CellConfig, place: Coordinates, after: int) -> StateSeen:
+    """What a checkpoint after some steps holds: the same in every layout."""
+    rows = sum(len(batch.rows) for replica in config.micro_batches(0) for batch in replica)
+    exact = len(config.stored) > 1
+    return StateSeen(
+        after=after,
+        parameters=[
+            StoredParameter(
+                name=seen.name,
+                sharded=seen.sharded,
+                weight=_scaled(seen.gradient, 1.0 + after),
+                first_moment=_scaled(seen.gradient, 0.1 * after),
+                second_moment=_scaled(seen.gradient, 0.01 * after),
+                digest=f"{seen.name} tp {place.tp} after {after}" if exact else "",
+            )
+            for seen in _parameters(config, place)
+        ],
+        updates=after,
+        scheduled=rows * after,
+        random=f"random numbers of {place}" if exact and after == config.train.save_step else "",
+    )
+
+
+def _scaled(seen: Fingerprint, factor: float) -> Fingerprint:
+    """Not that of a scaled tensor, but one that adds up over shards just as well."""
+    return Fingerprint(norm_sq=seen.norm_sq * factor, projections=[value * factor for value in seen.projections])
+
+
 def _gradient(layout: Layout, place: Coordinates, name: str, key: int, splits: bool) -> ParameterSeen:
-    norm, projections = 1.0 + _number(key), [_number(key, 1) - 0.5, _number(key, 2) - 0.5]
+    norm, projections = 1.0 + _number(key), [_projection(key, 1), _projection(key, 2)]
     sharded = splits and layout.tp > 1
     shares = [(part + 1) / 36 for part in range(8)]  # of eight unequal parts, which shards are made of
     each = 8 // layout.tp
@@ -408,7 +510,11 @@ def _gradient(layout: Layout, place: Coordinates, name: str, key: int, splits: b
         return Fingerprint(norm_sq=norm * factor, projections=[value * factor for value in projections])
 
     parts = [scaled(part) for part in shares] if layout.world_size == 1 and splits else []
-    return ParameterSeen(name=name, sharded=sharded, gradient=scaled(share), parts=parts)
+    update = UpdateSeen(first_moment=scaled(share / 10), second_moment=scaled(share / 20), change=scaled(share / 7))
+    in_norm = sharded or place.tp == 0
+    return ParameterSeen(
+        name=name, sharded=sharded, gradient=scaled(share), parts=parts, update=update, in_norm=in_norm
+    )
 
 
 def _activations(config: CellConfig, place: Coordinates) -> list[ActivationSeen]:

@@ -21,10 +21,11 @@ from harness.app.pipeline.baselines import baseline_problem, read_baselines
 from harness.core.errors import InputError
 from harness.core.hardware.environment import RECORDED
 from harness.core.outcomes import Outcome
-from harness.core.run.run_dir import RunDir, write_json
+from harness.core.run.run_dir import AttemptDir, RunDir, write_json
 from harness.core.run.run_plan import RunPlan, sealed
 from harness.infra.runs.evidence_files import newest, read_cell, read_plan, read_records, run_problems
-from harness.judge.evidence.cell_evidence import CellEvidence, CellFound, evidence_in_turn
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.in_turn import CellFound, evidence_in_turn
 from harness.judge.required.not_evidence import NOT_EVIDENCE
 from harness.judge.verdict import CellVerdict, judge_cell
 
@@ -219,10 +220,11 @@ def changes(
     """
     files = [(file, file.stem) for file in (run.plan, run.report("baseline.json")) if file.exists()]
     for cell in sorted(run.root.glob("cells/*")):
-        folder = run.attempt(cell.name, attempt or newest(run, cell.name)).root
-        files += [(file, file.stem) for file in sorted(folder.glob("*.json"))]
-        records = sorted(folder.glob("ranks/rank-*.json"))
-        yield from _changes([(file, LONE if cell.name in lone else "record") for file in records], each, only)
+        whole = run.attempt(cell.name, attempt or newest(run, cell.name))
+        for folder in (whole.root, whole.resumed.root):
+            files += [(file, file.stem) for file in sorted(folder.glob("*.json"))]
+            records = sorted(folder.glob("ranks/rank-*.json"))
+            yield from _changes([(file, LONE if cell.name in lone else "record") for file in records], each, only)
     for file in files:
         yield from _changes([file], each, only)
 
@@ -357,9 +359,14 @@ def write_run(root: Path, plan: RunPlan, evidence: Mapping[str, CellEvidence]) -
     run = RunDir(root)
     write_json(run.plan, sealed(plan))
     for name, item in evidence.items():
-        attempt = run.attempt(name)
-        write_json(attempt.config, item.config)
-        write_json(attempt.result, item.result)
-        for rank, record in item.records.items():
-            write_json(attempt.record(rank), record)
+        _write_attempt(run.attempt(name), item)
+        if item.resumed is not None:
+            _write_attempt(run.attempt(name).resumed, item.resumed)
     return run
+
+
+def _write_attempt(attempt: AttemptDir, item: CellEvidence) -> None:
+    write_json(attempt.config, item.config)
+    write_json(attempt.result, item.result)
+    for rank, record in item.records.items():
+        write_json(attempt.record(rank), record)

@@ -8,18 +8,20 @@ from dataclasses import replace
 
 import pytest
 
-from harness.core.outcomes import Lane, LaneVerdict, Outcome
-from harness.core.run.records import CellResult, Failure, Progress, RankEnding, RankRecord
+from harness.core.outcomes import Lane, LaneVerdict, Outcome, Severity
+from harness.core.run.cell_result import CellResult, RankEnding
+from harness.core.run.records import Failure, Progress, RankRecord
 from harness.core.run.run_plan import XFail
 from harness.judge.evidence.cell_evidence import CellEvidence
-from tests.judge.simulator import config_of, evidence_for, judge
+from harness.judge.verdict import CellVerdict, judge_cell
+from tests.judge.simulator import TODAY, config_of, evidence_for, judge
 
 Change = Callable[[CellEvidence], object]
 
 
-def retried(*changes: Change, xfail: XFail | None = None) -> CellEvidence:
-    """A clean attempt after one for each change, whose ranks were cut off in step 1."""
-    evidence = evidence_for(config_of("reference", tp=2), xfail)
+def retried(*changes: Change, xfail: XFail | None = None, layout: str = "tp") -> CellEvidence:
+    """A clean attempt of two ranks after one for each change, whose ranks were cut off in step 1."""
+    evidence = evidence_for(config_of("reference", **{layout: 2}), xfail)
     evidence.retried = True
     for number, change in enumerate(changes, 1):
         attempt = replace(evidence, attempt=number, records=copy.deepcopy(evidence.records), earlier=())
@@ -77,11 +79,15 @@ def ended(attempt: CellEvidence) -> None:
     attempt.result = None
 
 
+def wrong_norms(attempt: CellEvidence) -> None:
+    for record in attempt.records.values():
+        record.steps[0].grad_norm = 4.0
+
+
 def wrong(attempt: CellEvidence) -> None:
     """Every rank completed, with a wrong gradient norm."""
     ended(attempt)
-    for record in attempt.records.values():
-        record.steps[0].grad_norm = 4.0
+    wrong_norms(attempt)
 
 
 def both(*changes: Change) -> Change:
@@ -120,11 +126,40 @@ def test_a_failure_of_the_code_counts_whatever_later_attempts_do(more: tuple[Cha
     assert verdict.reason == "attempt 1 failed; a later attempt does not undo that"
 
 
+def test_a_failure_before_a_failure_leaves_the_findings_of_the_newest_attempt_alone() -> None:
+    evidence = retried(raised)
+    wrong_norms(evidence)
+    assert judge(evidence) == judge(replace(evidence, earlier=()))
+
+
+def test_the_verdict_after_a_failure_joins_the_lanes_and_findings_of_both_attempts() -> None:
+    def give_needless_labels(attempt: CellEvidence) -> None:
+        """To the first stage, which is only a warning."""
+        attempt.records[0].batches[0].labels = attempt.records[1].batches[0].labels
+
+    evidence = retried(both(raised, give_needless_labels), layout="pp")
+    alone = judge(replace(evidence.earlier[0]))
+    assert [finding.severity for finding in alone.findings] == [Severity.ERROR, Severity.WARNING]
+    ended = alone.findings[0]
+    found = replace(ended, message=f"attempt 1: {ended.message}", where={**ended.where, "attempt": 1})
+    give_needless_labels(evidence)
+    newest = judge(replace(evidence, earlier=()))
+    assert [finding.severity for finding in newest.findings] == [Severity.WARNING]
+    assert judge(evidence) == CellVerdict(
+        Outcome.FAIL,
+        {Lane.METADATA: LaneVerdict.PASS, Lane.NUMERICS: LaneVerdict.FAIL, Lane.THROUGHPUT: LaneVerdict.SKIP},
+        [found, *newest.findings],
+        "attempt 1 failed; a later attempt does not undo that",
+    )
+
+
 def test_a_failure_of_the_code_counts_if_the_next_attempt_is_undecided() -> None:
     evidence = retried(raised)
     evidence.records = {}
     verdict = judge(evidence)
     assert (verdict.outcome, verdict.usable) == (Outcome.FAIL, False)
+    lanes = {Lane.METADATA: LaneVerdict.SKIP, Lane.NUMERICS: LaneVerdict.FAIL, Lane.THROUGHPUT: LaneVerdict.SKIP}
+    assert verdict.lanes == lanes
 
 
 def test_wrong_metadata_of_an_attempt_that_was_cut_off_counts() -> None:
@@ -193,6 +228,50 @@ def test_a_pass_is_undecided_if_an_earlier_attempt_may_have_failed(change: Chang
     assert verdict.outcome is Outcome.ERROR
     assert verdict.reason.startswith(f"attempt 1, which may have failed: {why}")
     assert LaneVerdict.PASS not in verdict.lanes.values()
+
+
+def test_an_attempt_that_passed_raises_no_doubt() -> None:
+    def passed(attempt: CellEvidence) -> None:
+        ended(attempt)
+        attempt.result = replace(result_of(evidence_for(attempt.cell.config)), attempt=1)
+
+    evidence = retried(passed)
+    assert judge(evidence.earlier[0]).outcome is Outcome.FLAKY
+    assert judge(evidence).outcome is Outcome.FLAKY
+
+
+def test_of_two_attempts_that_may_have_failed_the_first_is_named() -> None:
+    reason = judge(retried(stale, of_another_rank)).reason
+    assert reason == "attempt 1, which may have failed: rank-00001.json cannot be read: it is empty"
+
+
+def test_a_doubt_about_an_attempt_does_not_change_an_undecided_verdict() -> None:
+    evidence = retried(stale)
+    evidence.records = {}
+    assert judge(evidence) == judge(replace(evidence, earlier=()))
+
+
+def test_earlier_attempts_are_judged_with_the_verdict_on_the_control_that_the_caller_has() -> None:
+    def wrong_loss(attempt: CellEvidence) -> None:
+        """All ranks completed, with losses that only the control shows to be wrong."""
+        ended(attempt)
+        attempt.result = replace(result_of(evidence_for(attempt.cell.config)), attempt=1)
+        wrong_norms(attempt)
+
+    evidence = retried(wrong_loss)
+    assert evidence.control is not None
+    assert judge(evidence).outcome is Outcome.FAIL
+    failed = judge(evidence.control)._replace(outcome=Outcome.FAIL)
+    assert judge_cell(evidence, today=TODAY, control=failed).outcome is Outcome.ERROR
+
+
+def test_earlier_attempts_are_judged_on_the_same_day() -> None:
+    evidence = retried(cut_off)
+    assert evidence.control is not None
+    known = XFail(pattern="*", reason="known", expires=TODAY)
+    evidence.control.cell = replace(evidence.control.cell, xfail=known)
+    evidence.control.records[0].steps[0].documents[0].loss_sum = float("nan")
+    assert "did not pass (XFAIL)" in judge(evidence).reason
 
 
 def test_a_doubt_about_an_attempt_does_not_hide_the_failure_of_another() -> None:

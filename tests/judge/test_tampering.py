@@ -13,12 +13,13 @@ import pytest
 from harness.app.pipeline.baselines import write_baselines
 from harness.core.data_paths.forbidden import FORBIDDEN_CASES
 from harness.core.outcomes import Outcome
-from harness.core.run.records import CellResult, Failure, Progress, RankEnding, Refusal
+from harness.core.run.cell_result import CellResult, RankEnding
+from harness.core.run.records import Failure, Progress, Refusal
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import BaselineRequest, RunPlan
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.stats.baseline import Baseline, Sample
-from tests.judge.simulator import config_of, judge, run_of
+from tests.judge.simulator import TRAIN, config_of, judge, run_of
 from tests.judge.tampering import decisive, tamper, undone, unlisted, write_run
 from tests.judge.timed import timed
 
@@ -67,8 +68,14 @@ def with_timing() -> Run:
 
 
 def by_upstream() -> Run:
-    """A cell that upstream's own trainer trains, and its control."""
-    return run_of([replace(config_of("sft", tp=2, pp=2), trainer="megatron")])
+    """A cell that upstream's own trainer trains and evaluates, and its control."""
+    return run_of([replace(config_of("sft", tp=2, pp=2), trainer="megatron", train=replace(TRAIN, eval_interval=1))])
+
+
+def resumed() -> Run:
+    """A cell that continues in the same layout, one that does in another, and their control."""
+    cell = replace(config_of("sft", tp=2, pp=2), trainer="megatron")
+    return run_of([replace(cell, resume="same"), replace(cell, resume="tp4-pp1")])
 
 
 def on_gpu() -> Run:
@@ -192,6 +199,7 @@ def parts(*names: str) -> tuple[str, ...]:
         (with_timing, ("record.timings", "record.untimed", "record.warmup_rounds", "record.gpu_states", "config.")),
         (on_gpu, ("record.environment", "record.cpu_stubs", "record.packed_params.*.forms")),
         (by_upstream, ("record.reported", "record.legs", "config.")),
+        (resumed, ("record.states", "config.", "result.", "record.ended", "record.steps", "record.batches")),
         (rules, ("record.refusal", "record.environment", "config.")),
     ],
 )

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from harness.core.outcomes import Lane, LaneVerdict, Outcome, Rejection, Severity
-from harness.core.run.records import Failure, Progress, RankEnding
+from harness.core.run.cell_result import RankEnding
+from harness.core.run.records import Failure, Progress
 from harness.core.run.run_plan import XFail
 from harness.judge.diagnosis import fault_classes
 from harness.judge.verdict import judge_cell
@@ -211,6 +212,9 @@ def test_xfail_excuses_a_failure_until_it_expires() -> None:
         ({"lanes": ("throughput",)}, Outcome.FAIL, "numerics failed, not throughput"),
         ({"message_contains": ("grad", "norm")}, Outcome.XFAIL, "no metadata on middle stages"),
         ({"message_contains": ("norm", "stage 7")}, Outcome.FAIL, "no finding contains 'stage 7'"),
+        ({"checks": ("grad_norm", "step_loss")}, Outcome.XFAIL, "no metadata on middle stages"),
+        ({"checks": ("step_loss",)}, Outcome.FAIL, "grad_norm failed too, not only step_loss"),
+        ({"checks": ("step_loss", "mtp_loss")}, Outcome.FAIL, "grad_norm failed too, not only step_loss and mtp_loss"),
     ],
 )
 def test_xfail_excuses_only_the_failure_that_it_states(stated: Any, outcome: Outcome, reason: str) -> None:
@@ -219,6 +223,14 @@ def test_xfail_excuses_only_the_failure_that_it_states(stated: Any, outcome: Out
     verdict = judge(evidence)
     assert verdict.outcome is outcome
     assert reason in verdict.reason
+
+
+def test_all_checks_that_xfail_does_not_name_are_listed() -> None:
+    evidence = evidence_for(config_of("sft"), xfail=replace(KNOWN, checks=("step_loss",)))
+    evidence.records[0].steps[0].grad_norm = 9.0
+    assert evidence.records[0].steps[0].token_count is not None
+    evidence.records[0].steps[0].token_count += 1
+    assert "grad_norm and token_count failed too, not only step_loss" in judge(evidence).reason
 
 
 def test_a_pass_is_a_failure_where_xfail_is_strict() -> None:

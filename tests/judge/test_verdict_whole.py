@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from harness.core.outcomes import KnownFailure, Lane, LaneVerdict, Outcome, Rejection
-from harness.core.run.records import Progress, RankEnding
+from harness.core.run.cell_result import RankEnding
+from harness.core.run.records import Progress
 from harness.core.run.run_plan import XFail
 from harness.core.stack import ModuleHome, ReadyStack, Stack
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -148,6 +149,56 @@ def test_a_control_that_is_only_slow_can_be_compared_with() -> None:
     for other in (lanes("pass", "pass"), lanes("skip", "pass", "fail"), lanes("pass", "fail", "fail")):
         wrong = control._replace(outcome=Outcome.FAIL, lanes=other)
         assert judge_cell(evidence, today="2026-01-01", control=wrong).outcome is Outcome.ERROR
+
+
+def against_a_base(factor: float) -> CellEvidence:
+    """A cell that takes `factor` times as long as its base."""
+    evidence = timed({("turn", 0): 0.1 * factor}, jitter=0.0)
+    evidence.base = timed({("turn", 0): 0.1}, jitter=0.0)
+    return evidence
+
+
+def test_a_cell_without_its_base_is_undecided_only_as_to_times() -> None:
+    evidence = replace(against_a_base(1.0), base=None)
+    reason = "the cell cannot be timed against its base: it is not in the run"
+    untimed = CellVerdict(Outcome.ERROR, lanes("pass", "pass"), [], reason, untimed=True)
+    assert judge(evidence) == untimed
+    assert judge_cell(evidence_for(config_of("sft")), today="2026-01-01", control=untimed).outcome is Outcome.PASS
+    with_wrong_numbers(evidence)
+    verdict = judge(evidence)
+    assert (verdict.outcome, verdict.untimed) == (Outcome.FAIL, False)
+
+
+def test_the_times_of_a_base_that_cannot_be_compared_with_are_not_read() -> None:
+    evidence = against_a_base(9.0)
+    assert judge(evidence).lanes == lanes("pass", "pass", "fail")
+    assert evidence.base is not None
+    evidence.base.damaged = ["rank-00000.json cannot be read: it is empty"]
+    reason = "the cell cannot be timed against its base: rank-00000.json cannot be read: it is empty"
+    assert judge(evidence) == CellVerdict(Outcome.ERROR, lanes("pass", "pass"), [], reason, untimed=True)
+
+
+def with_noise_of_the_control(**changes: str) -> CellEvidence:
+    """A cell with two copies of a document whose losses differ, though by less than the noise of its control."""
+    evidence = evidence_for(config_of("sft"))
+    wide = replace(evidence.tolerances.repeated_document, value=0.5)
+    evidence.tolerances = replace(evidence.tolerances, repeated_document=wide, **changes)
+    evidence.records[0].steps[0].documents[4].loss_sum *= 1.1
+    return evidence
+
+
+def test_a_cell_whose_control_is_too_noisy_is_not_judged_by_tighter_bounds() -> None:
+    verdict = judge(with_noise_of_the_control(too_noisy="the noise of the control is too large"))
+    reason = "the noise of the control is too large"
+    assert verdict == CellVerdict(Outcome.ERROR, lanes("pass", "skip"), [], reason)
+
+
+def test_noise_that_a_failed_control_measured_excuses_nothing() -> None:
+    evidence = with_noise_of_the_control()
+    assert evidence.control is not None
+    failed = judge(evidence.control)._replace(outcome=Outcome.FAIL)
+    verdict = judge_cell(evidence, today="2026-01-01", control=failed)
+    assert (verdict.outcome, [finding.check for finding in verdict.findings]) == (Outcome.FAIL, ["repeated_document"])
 
 
 def test_the_control_is_judged_on_the_same_day() -> None:

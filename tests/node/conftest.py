@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from harness.core.cell.config import CellConfig, TrainConfig, cell_id
+from harness.core.cell.config import CellConfig, TrainConfig
+from harness.core.cell.identity import cell_id
 from harness.core.cell.layout import Layout
 from harness.core.packing.documents import adversarial_mix
-from harness.core.run.records import CellResult, RankRecord
+from harness.core.run.cell_result import CellResult
+from harness.core.run.records import RankRecord
 from harness.core.run.run_dir import AttemptDir, RunDir, write_json
 from harness.core.serialization import from_jsonable, loads
 

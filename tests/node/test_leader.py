@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.cell.config import CellConfig, cell_id
+from harness.core.cell.config import CellConfig
+from harness.core.cell.identity import cell_id
 from harness.core.run.run_dir import RunDir, write_json
 from harness.infra.inputs.matrix_file import read_matrix
 from harness.node import refusals

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,13 +13,15 @@ from harness.node.load import load
 from harness.node.probe import imports
 
 COMPILER = "TORCHDYNAMO_DISABLE"
+FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 
 
 @pytest.fixture(autouse=True)
 def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unset the variable, and restore it after the test."""
-    monkeypatch.setenv(COMPILER, "")
-    monkeypatch.delenv(COMPILER)
+    """Unset the variables that load() sets, and restore them after the test."""
+    for name in (COMPILER, FOLDER):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
 
 
 @pytest.mark.parametrize(
@@ -58,16 +62,19 @@ def test_gpus_are_hidden_while_modules_load_and_visible_afterwards(
     assert (seen, os.environ.get("CUDA_VISIBLE_DEVICES")) == ([""], shown)
 
 
-def test_the_empty_folder_for_compiled_code_is_removed_and_one_with_code_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """torch._inductor creates it in the temporary directory of the machine."""
-    folder = tmp_path / "compiled"
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+def test_a_node_that_compiles_nothing_leaves_no_folder_for_compiled_code(tmp_path: Path) -> None:
+    """torch creates the folder when its compiler is imported, as Megatron's fused functions do."""
+    code = "from harness.node.load import load; load(); from torch._inductor import codecache; codecache.cache_dir()"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    for name in (COMPILER, FOLDER):
+        environment.pop(name, None)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, check=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_for_compiled_code_that_the_user_names_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER, "/users")
     monkeypatch.setattr(cuda_forks, "driver_installed", lambda: False)
-    for code in ((), ("kernel.py",)):
-        folder.mkdir()
-        for name in code:
-            (folder / name).touch()
-        load()
-        assert folder.exists() == bool(code)
+    monkeypatch.setattr(imports, "import_all", lambda: None)
+    load()
+    assert os.environ[FOLDER] == "/users"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
-from harness.node.process import temporary_files_in
+from harness.node.process import end_session, temporary_files_in
 
 
 def _rank(fails: bool) -> None:
@@ -38,3 +42,38 @@ def test_forked_ranks_leave_no_temporary_file(fails: bool, tmp_path: Path, monke
     assert ended.is_failed() is fails
     assert list(tmp_path.rglob("*")) == [system]
     assert tempfile.gettempdir() == str(system)
+
+
+def _leads(says: int) -> None:
+    """A supervisor whose rank has left a process behind, which ignores SIGTERM."""
+    os.setsid()
+    code = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    )
+    left = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert left.stdout is not None
+    left.stdout.readline()
+    end_session()
+    os.write(says, str(left.wait()).encode())
+
+
+def test_no_process_of_a_session_outlives_its_ranks() -> None:
+    reads, says = os.pipe()
+    supervisor = multiprocessing.get_context("fork").Process(target=_leads, args=(says,))
+    supervisor.start()
+    supervisor.join()
+    os.close(says)
+    with os.fdopen(reads) as pipe:
+        assert (supervisor.exitcode, pipe.read()) == (0, str(-signal.SIGKILL))
+
+
+def _leads_nothing() -> None:
+    with pytest.raises(RuntimeError, match="does not lead session"):
+        end_session()
+
+
+def test_the_session_of_another_process_is_left_alone() -> None:
+    process = multiprocessing.get_context("fork").Process(target=_leads_nothing)
+    process.start()
+    process.join()
+    assert process.exitcode == 0

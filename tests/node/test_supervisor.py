@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from harness.core.cell.layout import Layout
 from harness.core.errors import STORAGE_EXIT
-from harness.core.run.records import CellResult, Failure, RankEnding, RankRecord
+from harness.core.run.cell_result import CellResult, RankEnding
+from harness.core.run.records import Failure, RankRecord
 from harness.core.run.run_dir import AttemptDir, RunDir, needs_room, write_json
 from harness.core.serialization import from_jsonable, loads
 from harness.judge.evidence.endings import endings_of

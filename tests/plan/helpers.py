@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.cell.config import cell_name
+from harness.core.cell.identity import cell_name
 from harness.core.errors import InputError, Problem
 from harness.core.run.run_plan import Expansion
 from harness.plan.expansion.expand import expand

@@ -29,7 +29,7 @@ class CellConfig(config.CellConfig):
 def facts() -> dict[str, Any]:
     """The axis in plan, schema, names, ids, reductions, the matrix of one cell and the page."""
     from harness.core.cell.axes import labelled
-    from harness.core.cell.config import cell_id
+    from harness.core.cell.identity import cell_id, cell_name
     from harness.core.errors import InputError
     from harness.core.serialization import dumps, from_jsonable, loads
     from harness.plan.matrix.single_cell import one_cell
@@ -52,7 +52,7 @@ def facts() -> dict[str, Any]:
     except InputError as error:
         problem = str(error.problems[0])
     return {
-        "names": [config.cell_name(item.config) for item in cells],
+        "names": [cell_name(item.config) for item in cells],
         "ids": [item.id for item in cells],
         "axes": [item.axes["shuffling"] for item in cells],
         "controls": sorted({item.control or "" for item in cells}),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from harness.core.cell.config import cell_name
+from harness.core.cell.identity import cell_name
 from harness.core.data_paths.table import DATA_PATHS
 from harness.core.run.run_plan import Expansion
 from harness.infra.inputs.matrix_file import read_matrix

@@ -12,7 +12,7 @@ from harness.app.shrink.command import shrink_cell
 from harness.app.shrink.issues import write_issue
 from harness.app.shrink.shrunk import Shrunk
 from harness.app.shrink.trial_run import answer_of, run_cells
-from harness.core.cell.config import cell_id
+from harness.core.cell.identity import cell_id
 from harness.core.errors import InfrastructureError, InputError
 from harness.core.outcomes import Outcome
 from harness.core.run.run_dir import RunDir

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.app.bisect.nested import Pins
 from harness.app.pipeline import judge_run, launch, plan_run, reports
-from harness.core.cell.config import cell_id
+from harness.core.cell.identity import cell_id
 from harness.core.outcomes import Outcome
 from harness.core.run.run_dir import RunDir, text_of, write_atomic, write_json
 from harness.core.run.run_plan import Expansion, PlannedCell, RunPlan

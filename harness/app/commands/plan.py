@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import EXIT_PASS
@@ -37,10 +37,12 @@ def plan(matrix_file: Path, *, as_json: bool, all_rows: bool, cluster: str | Non
     jobs = job_costs(expansion, planned, profile)
     allocations = planned if jobs else None  # on this machine there are no jobs to show
     stacks = forecasts(requested_stacks(expansion, matrix))
+    left_out = {name: profile.left_out for name, profile in matrix.profiles.items() if profile.left_out}
+    shown: dict[str, Any] = {"cores": cores(), "jobs": jobs, "left_out": left_out}
     if as_json:
-        screen.json_data(plan_json(expansion, cores=cores(), allocations=allocations, jobs=jobs, stacks=stacks) + "\n")
+        screen.json_data(plan_json(expansion, allocations=allocations, stacks=stacks, **shown) + "\n")
     else:
-        screen.out(plan_text(expansion, all_rows=all_rows, cores=cores(), jobs=jobs, stacks=forecast_lines(stacks)))
+        screen.out(plan_text(expansion, all_rows=all_rows, stacks=forecast_lines(stacks), **shown))
     return EXIT_PASS
 
 

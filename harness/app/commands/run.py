@@ -57,6 +57,7 @@ def run(
     if dry_run:
         return _dry_run(planned, directory)
     planned = plan_run.prepare_stacks(planned)
+    plan_run.check_arguments(planned)
     if not launcher.detached:
         return local_run.start(directory, planned, options)
     plan_run.write_run(directory, planned)

@@ -12,18 +12,25 @@ from pathlib import Path
 from typing import Any
 
 from harness.app.pipeline import judge_run, launch, plan_run, reports
-from harness.core.cell.config import CellConfig, cell_id, cell_name
+from harness.core.cell.config import CellConfig
+from harness.core.cell.identity import cell_id, cell_name
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import EXIT_FAIL, EXIT_PASS, EXIT_UNDECIDED, Finding, Lane, LaneVerdict, Outcome
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import Allocation, Expansion, PlannedCell, RunPlan
+from harness.core.stack import DEFAULT
 from harness.infra import screen
+from harness.infra.console import say
+from harness.infra.inputs.matrix_file import read_matrix
+from harness.infra.inputs.shipped import matrix_path
 from harness.infra.local_launcher import LocalLauncher
 from harness.infra.stacks.default_stack import require_torch
+from harness.infra.stacks.prepare import prepare
 from harness.judge.report.model import Report, ReportCell
 from harness.plan.faults import FAULTS, FaultSpec
 from harness.plan.faults.spec import DEADLINE_S
 from harness.plan.faults.text import catalogue_text, demand_text, where_text
+from harness.plan.faults.trainers import STACK
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +52,10 @@ class Caught:
     problems: list[str] = field(default_factory=list)
 
 
-def run(only: Sequence[str], run_parent: Path) -> int:
+def run(only: Sequence[str], run_parent: Path, *, trainers: bool = False) -> int:
     """Run the self-test, print the table, return the exit code. InputError for a fault that does not exist."""
-    specs = choose(only)
-    require_torch()
-    plan = plan_faults(specs)
+    specs = choose(only, trainers=trainers)
+    plan = in_stacks(plan_faults(specs))
     directory = RunDir(run_parent.resolve() / plan.run_id)
     plan_run.write_plan(directory, plan, None)
     launch.launch(directory, plan, LocalLauncher())
@@ -69,8 +75,8 @@ def list_faults() -> int:
     return EXIT_PASS
 
 
-def choose(only: Sequence[str]) -> list[FaultSpec]:
-    """The named faults, or all. InputError naming every unknown one."""
+def choose(only: Sequence[str], *, trainers: bool = False) -> list[FaultSpec]:
+    """The named faults, or all in upstream's trainers, or all others. InputError naming every unknown one."""
     known = {spec.name: spec for spec in FAULTS}
     problems = []
     for name in only:
@@ -80,7 +86,18 @@ def choose(only: Sequence[str]) -> list[FaultSpec]:
             problems.append(Problem(message=f"--only {name}: no such fault", hint=hint))
     if problems:
         raise InputError(problems)
-    return [spec for spec in FAULTS if not only or spec.name in only]
+    return [spec for spec in FAULTS if (spec.name in only if only else (spec.stack != DEFAULT) is trainers)]
+
+
+def in_stacks(plan: RunPlan) -> RunPlan:
+    """The plan with the stacks that its cells need, built unless they exist; those of upstream's trainers have one."""
+    names = {cell.config.stack for cell in plan.expansion.cells}
+    if DEFAULT in names:
+        require_torch()
+    if STACK[1] not in names:
+        return plan
+    matrix = read_matrix(matrix_path(STACK[0]))
+    return plan_run.in_stacks(plan, prepare([matrix.stacks[STACK[1]]], say))
 
 
 def plan_faults(specs: Iterable[FaultSpec]) -> RunPlan:
@@ -94,8 +111,7 @@ def plan_faults(specs: Iterable[FaultSpec]) -> RunPlan:
             cells.setdefault(cell.id, cell)
     expansion = Expansion(cells=tuple(cells.values()), rejected=())
     plan = plan_run.plan_cells(expansion, name="selftest", file="selftest", command=["harness", "selftest"])
-    (allocation,) = plan.allocations
-    return replace(plan, allocations=tuple(_allocations(allocation, cells)))
+    return replace(plan, allocations=tuple(part for whole in plan.allocations for part in _allocations(whole, cells)))
 
 
 def _planned(spec: FaultSpec, config: CellConfig, control: str | None) -> PlannedCell:
@@ -123,7 +139,8 @@ def _allocations(whole: Allocation, cells: Mapping[str, PlannedCell]) -> Iterato
         if members:
             yield replace(whole, name=f"interleaved-{side}", cells=members, ranks_per_node=1, interleaved=True)
     rest = tuple(cell for cell, timing in timings.items() if not timing.turns)
-    yield _hangs_first(replace(whole, cells=rest, interleaved=False), cells)
+    if rest:
+        yield _hangs_first(replace(whole, cells=rest, interleaved=False), cells)
 
 
 def _hangs_first(allocation: Allocation, cells: Mapping[str, PlannedCell]) -> Allocation:

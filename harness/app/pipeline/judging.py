@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import get_context
 from typing import Any
 
 from harness.app.error_boundary import brief, keep_traceback
+from harness.app.garbage import no_collection
 from harness.app.pipeline.baselines import read_baselines
-from harness.core.run.records import CellResult
+from harness.core.run.cell_result import CellResult
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import PlannedCell, RunPlan
 from harness.core.serialization import to_jsonable
@@ -21,7 +20,8 @@ from harness.core.stack import Version
 from harness.core.upstream import HEADS
 from harness.infra.runs.evidence_files import read_cell
 from harness.infra.slurm.job_endings import read_job_endings
-from harness.judge.evidence.cell_evidence import CellEvidence, CellFound, evidence_in_turn
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.in_turn import CellFound, evidence_in_turn
 from harness.judge.failures.classification import JobEnding
 from harness.judge.report.build import Judged, judge_cells
 from harness.judge.stats.noise import noise_floors
@@ -93,20 +93,8 @@ def _judge(run: RunDir, plan: RunPlan, jobs: Mapping[str, JobEnding], today: str
         return found
 
     evidence = map(seen.add, evidence_in_turn(plan, find))
-    with _no_collection():
+    with no_collection():
         return judge_cells(plan, evidence, today=today, crashed=crashed), seen
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Switches garbage collection off: records have no cycles, and the collector would visit millions of objects."""
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if on:
-            gc.enable()
 
 
 class RanksSeen:

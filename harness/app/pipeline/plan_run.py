@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -10,10 +11,11 @@ from pathlib import Path
 
 from harness.app.pipeline.planning import expand_for, requested_stacks
 from harness.app.pipeline.selection import select
-from harness.core.errors import InputError
+from harness.core.cell.axis_values import WITH_COMMAND_LINE, WITH_FIELDS
+from harness.core.errors import InfrastructureError, InputError, Problem
 from harness.core.run.run_dir import RunDir, write_atomic, write_json
 from harness.core.run.run_plan import Expansion, RunPlan, sealed
-from harness.core.stack import ReadyStack
+from harness.core.stack import DEFAULT, ReadyStack, Stack
 from harness.core.text.secrets import redacted, without_secrets
 from harness.infra.console import say
 from harness.infra.inputs.cluster_file import cluster_of
@@ -26,6 +28,7 @@ from harness.infra.screen import environment_secrets
 from harness.infra.stacks.default_stack import require_torch
 from harness.infra.stacks.forecast import Forecast, forecasts
 from harness.infra.stacks.prepare import prepare
+from harness.infra.stacks.trainer_arguments import argument_problems
 from harness.plan.jobs.allocations import plan_allocations
 from harness.plan.jobs.cluster import ClusterProfile
 from harness.plan.jobs.cost import JobCost, job_costs
@@ -91,7 +94,42 @@ def prepare_stacks(planned: Planned, *, once: bool = False, user: str = "") -> P
         raise InputError(
             replace(problem, file=matrix.file, line=lines.get(problem.key or "")) for problem in error.problems
         ) from error
-    return replace(planned, plan=_in_stacks(planned.plan, stacks))
+    return replace(planned, plan=in_stacks(planned.plan, stacks))
+
+
+def check_arguments(planned: Planned) -> None:
+    """InputError when a stack's trainer does not accept the arguments of a cell; it is asked in its environment."""
+    problems: dict[str, Problem] = {}
+    cells = [cell for cell in planned.plan.expansion.cells if cell.config.trainer in (*WITH_COMMAND_LINE, *WITH_FIELDS)]
+    with_arguments = {cell.id: cell for cell in cells if cell.config.args.given}
+    asked = {cell.id: (cell.config.stack, cell.config.trainer) for cell in with_arguments.values()}
+    for name, trainer in dict.fromkeys(asked.values()):
+        stack = planned.plan.stacks.get(name) or _default_stack(planned.cluster)
+        if stack is None or not stack.usable or stack.requested.container:
+            continue  # a cell without a usable stack is ERROR; in a container, it finds out itself
+        try:
+            of_both = {cell: with_arguments[cell].config for cell, both in asked.items() if both == (name, trainer)}
+            found = argument_problems(stack, trainer, of_both)
+        except InfrastructureError as error:
+            say(f"arguments for stack {name} are not checked before cells start: {error}")
+            continue
+        for cell, message in found.items():  # once for all cells with the same problem
+            problem = Problem(
+                message=f"cell {cell} of stack {name}: {message}",
+                file=planned.matrix.file,
+                line=with_arguments[cell].line,
+                key="matrix",
+                hint="arguments come from `args`, `profiles` and axes like `args.clip-grad`",
+            )
+            problems.setdefault(f"{name} {message}", problem)
+    if problems:
+        raise InputError(problems.values())
+
+
+def _default_stack(cluster: ClusterProfile) -> ReadyStack | None:
+    """The environment of agents of cells without a stack; None if it is a container."""
+    python = cluster.python or sys.executable
+    return None if cluster.container else ReadyStack(requested=Stack(name=DEFAULT), python=python)
 
 
 def foresee_stacks(planned: Planned) -> tuple[Planned, list[Forecast]]:
@@ -101,10 +139,11 @@ def foresee_stacks(planned: Planned) -> tuple[Planned, list[Forecast]]:
         item.stack: item.ready or ReadyStack(requested=planned.matrix.stacks[item.stack], error="unknown")
         for item in found
     }
-    return replace(planned, plan=_in_stacks(planned.plan, stacks)), found
+    return replace(planned, plan=in_stacks(planned.plan, stacks)), found
 
 
-def _in_stacks(plan: RunPlan, stacks: dict[str, ReadyStack]) -> RunPlan:
+def in_stacks(plan: RunPlan, stacks: dict[str, ReadyStack]) -> RunPlan:
+    """The plan with its stacks; allocations of those that cannot be used are dropped."""
     usable = [item for item in plan.allocations if item.stack not in stacks or stacks[item.stack].usable]
     return replace(plan, stacks=stacks, allocations=tuple(usable))
 

@@ -18,7 +18,8 @@ from harness.app.pipeline.find_run import find_run
 from harness.app.pipeline.selection import matching, select
 from harness.app.shrink.shrunk import Shrunk
 from harness.app.shrink.trial_run import answer_of, run_cells, sort_of
-from harness.core.cell.config import CellConfig, cell_id
+from harness.core.cell.config import CellConfig
+from harness.core.cell.identity import cell_id
 from harness.core.errors import InfrastructureError, InputError, Problem
 from harness.core.outcomes import EXIT_PASS, EXIT_UNDECIDED, Finding, Lane, Outcome, Severity
 from harness.core.run.journal import append_line, read_lines

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from harness.core.cell.axis_values import ATTENTIONS, KERNELS, TE_KINDS
 from harness.core.cell.config import CellConfig
+from harness.core.cell.model import VANILLA
 from harness.core.packing.arithmetic import PackedParams
 
 __all__ = ["ATTENTIONS", "KERNELS", "TE_KINDS"]
@@ -81,6 +82,12 @@ def kernel_latent(config: CellConfig) -> str | None:
         f"latent attention has queries of {mla.qk_head_dim} + {mla.qk_pos_emb_head_dim} = {query} and values of "
         f"{mla.v_head_dim} per head, and which kernels take two sizes depends on the hardware; use attention: reference"
     )
+
+
+def kernel_sinks(config: CellConfig) -> str | None:
+    if config.attention != "varlen" or config.model.softmax == VANILLA:
+        return None
+    return f"model.softmax is {config.model.softmax}: torch's varlen_attn has no sinks; use attention: reference or te"
 
 
 def kernel_context_parallel(config: CellConfig) -> str | None:
@@ -183,6 +190,7 @@ LIMITS: tuple[Limit, ...] = (
         kernel_head_size,
     ),
     Limit("attention.kernel-latent", "Megatron-LM 5dcda195a5, Transformer Engine 8a5af9786", kernel_latent),
+    Limit("attention.kernel-sinks", "torch varlen_attn: a plain softmax", kernel_sinks),
     Limit(
         "attention.kernel-cp",
         "torch varlen_attn has no context parallelism; Transformer Engine: none in UnfusedDotProductAttention",

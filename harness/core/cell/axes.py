@@ -56,6 +56,19 @@ _OF_SECTIONS = (
         ),
     ),
     Axis(
+        name="args",
+        path="args.profile",
+        type=str,
+        default="",
+        setting=Setting(
+            doc="Arguments of upstream's trainer: a name under [`profiles`](trainers.md#arguments), or null.",
+            values="a name, null",
+            shown_default="null",
+            read=lambda value: "" if value is None else value,
+            written={"anyOf": [{"type": "string"}, {"type": "null"}]},
+        ),
+    ),
+    Axis(
         name="timed",
         path="timing.timed",
         type=bool,

@@ -8,7 +8,16 @@ TE_KINDS = ("te", "te-flash", "te-fused")
 KERNELS = (*TE_KINDS, "varlen")  # attention kernels that need CUDA
 ATTENTIONS = ("auto", "reference", *KERNELS)
 DEVICES = ("auto", "cuda", "cpu")
-RECOMPUTE = ("none", "selective", "full")
+SPLIT = "full-split"
+RECOMPUTE = ("none", "selective", "full", SPLIT)
 DISTRIBUTED_OPTIMIZER = ("off", "on", "overlap")
+EXPLICIT = "explicit"
+GROUPS = ("global", EXPLICIT)
 HARNESS = "harness"  # the harness's own training loop
-TRAINERS = (HARNESS, "megatron")
+TRAINERS = (HARNESS, "megatron", "bridge", "skyrl")
+WITH_CHECKPOINTS = ("megatron", "bridge")  # trainers that save and load
+WITH_COMMAND_LINE = ("megatron",)  # trainers that get arguments of a command line
+WITH_FIELDS = ("bridge",)  # trainers that get fields of a configuration, with dotted names
+# Trainers whose evaluation loss with packed rows is the mean of its micro-batches' means, as that of
+# megatron.training.training.evaluate with --sft; that of others is the mean over tokens.
+MEAN_OF_MICRO_BATCHES = ("megatron",)

@@ -2,54 +2,42 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
-from functools import cache, cached_property, lru_cache
-from operator import attrgetter
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
+from harness.core.cell.arguments import NO_ARGUMENTS, Arguments
 from harness.core.cell.axis_values import (
     ATTENTIONS,
     DEVICES,
     DISTRIBUTED_OPTIMIZER,
     DTYPES,
+    GROUPS,
     HARNESS,
     RECOMPUTE,
     TRAINERS,
 )
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import ModelConfig
+from harness.core.cell.resume import checked, read, resumed_layout, split_for_both
 from harness.core.cell.timing import NOT_TIMED, TimingConfig
+from harness.core.cell.train import TrainConfig
 from harness.core.data_paths.descriptor import DataPath
 from harness.core.data_paths.table import DATA_PATHS, FORBIDDEN
-from harness.core.packing.arithmetic import MicroBatch, plan_step
+from harness.core.packing.arithmetic import MicroBatch, Row, plan_step
 from harness.core.packing.documents import Document, DocumentsConfig, documents_of_step
 from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions
 from harness.core.packing.styles import PackingStyle
-from harness.core.serialization import dumps, to_jsonable
-from harness.core.setting import Key, keys_of, label_of, labels, setting
+from harness.core.setting import setting
 from harness.core.stack import DEFAULT, SAFE_NAME, safe_name
 
-__all__ = ["CellConfig", "ModelConfig", "TrainConfig", "cell_id", "cell_name", "same_rows"]
+__all__ = ["CellConfig", "ModelConfig", "TrainConfig", "same_rows"]
 
 # Their legs: core/cell/canary_legs.py.
 CANARIES = ("isolation", "repetition", "order", "determinism", "padding", "truncation", "rewriting")
 NOISE = "noise"  # for controls only: measures how far rounding alone moves the numbers of a dtype
 DEFAULT_CANARIES = ("isolation", "repetition", "order", "padding", "truncation")  # those without a backward pass
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """The short training run, the same in every layout."""
-
-    steps: int = setting(3, doc="Training steps.", ge=1, le=10_000, aliases=("train_iters",))
-    global_batch: int = setting(8, doc="Documents per step.", ge=1, le=4_096, aliases=("global_batch_size", "gbs"))
-    seq_length: int = setting(
-        64, doc="Tokens of a full row; longer documents are truncated to it.", ge=4, le=2**20, aliases=("seq_len",)
-    )
-    lr: float = setting(1e-3, doc="Learning rate.", gt=0, le=1e6)
-    seed: int = setting(1234, doc="Seed of weights, tokens and lengths.", ge=0, le=2**63 - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +55,15 @@ class CellConfig:
         choices=("", *FORBIDDEN),
         values="a case of `rules`",
         label="{}",
+        shape=True,
+        shrink=False,
+    )
+    lift: str = setting(
+        "",
+        doc="Id of a [rule](rules.md#lifted-rules) that does not reject the cell, to see what upstream makes of it.",
+        axis="lift",
+        values="a rule's id",
+        label="lift-{}",
         shape=True,
         shrink=False,
     )
@@ -119,7 +116,8 @@ class CellConfig:
     )
     recompute: str = setting(
         "none",
-        doc="What backward recomputes: `selective` core attention, `full` whole layers, one at a time.",
+        doc="What backward recomputes: `selective` core attention, `full` whole layers, one at a time, `full-split` "
+        "likewise from inputs split over tp.",
         axis="recompute",
         choices=RECOMPUTE,
         aliases=("recompute_granularity",),
@@ -131,12 +129,28 @@ class CellConfig:
         choices=DISTRIBUTED_OPTIMIZER,
         label="distopt-{}",
     )
+    groups: str = setting(
+        GROUPS[0],
+        doc="[Process groups](models.md#process-groups) of the model: Megatron's global ones, or passed explicitly.",
+        axis="groups",
+        choices=GROUPS,
+    )
     trainer: str = setting(
         HARNESS,
-        doc="[Training loop](trainers.md): the harness's own around upstream's parts, or upstream's own script.",
+        doc="[Training loop](trainers.md): the harness's own around upstream's parts, or upstream's own.",
         axis="trainer",
         choices=TRAINERS,
         label="{}-trainer",
+    )
+    resume: str = setting(
+        "",
+        doc="Continue in new processes from a [checkpoint](trainers.md#checkpoints) of mid-training, in the same "
+        "layout or in another one of as many ranks; sizes that are not named stay, and dp follows.",
+        axis="resume",
+        read=read,
+        check=checked,
+        values="`null`, `same`, or sizes such as `tp1-pp4`",
+        label="resume-{}",
     )
     made_of: str = ""  # digest of the stack's definition (core.stack.digest); empty: the default stack
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -147,14 +161,24 @@ class CellConfig:
     deadline_s: float = 120.0
     canaries: tuple[str, ...] = ()  # of CANARIES; like the deadline, not part of the cell's identity
     fingerprints: bool = True  # of gradients and activations in step 0; like the canaries, not part of the identity
+    args: Arguments = NO_ARGUMENTS  # of upstream's trainer
     timing: TimingConfig = NOT_TIMED
     fault: str | None = None  # name of an injected fault (selftest only)
     rows_of: Layout | None = None  # for a control: it has the rows of a cell in this layout
+    saved_in: Layout | None = None  # of the part of a cell that continues from a checkpoint: the layout that saved it
 
     @property
     def row_layout(self) -> Layout:
-        """The layout for which documents are padded and rows are split."""
-        return self.rows_of or self.layout
+        """The layout for which documents are padded and rows are split; before and after a resume into as many."""
+        layout = self.rows_of or self.layout
+        return layout if self._other_layout is None else split_for_both(layout, self._other_layout)
+
+    @property
+    def _other_layout(self) -> Layout | None:
+        """That of the other part of a cell that resumes in another layout; None if the ranks cannot be split so."""
+        with suppress(ValueError):
+            return self.saved_in or (resumed_layout(self.resume, self.layout) if self.resume else None)
+        return None
 
     @property
     def by_rows(self) -> bool:
@@ -171,12 +195,51 @@ class CellConfig:
         return self.trainer == HARNESS
 
     @property
+    def recomputes(self) -> str:
+        """What backward recomputes: the axis, unless arguments of upstream's trainer say otherwise."""
+        return self.args.recomputes(self.recompute)
+
+    @property
+    def begins(self) -> int:
+        """The first step of this part of the cell."""
+        return self.train.save_step if self.saved_in else 0
+
+    @property
+    def steps(self) -> range:
+        return range(self.begins, self.train.steps)
+
+    @property
+    def resumed(self) -> CellConfig:
+        """The part of the cell that continues from its checkpoint. ValueError if its ranks cannot be split so."""
+        return replace(
+            self,
+            layout=resumed_layout(self.resume, self.layout),
+            saved_in=self.layout,
+            resume="",
+            canaries=(),
+            fingerprints=False,
+            timing=NOT_TIMED,
+        )
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """Numbers of finished steps after which the state that a checkpoint holds is recorded.
+
+        After the last step only if the layouts are the same: the state must be too.
+        """
+        if not self.resume and not self.saved_in:
+            return ()
+        same = self._other_layout == self.layout
+        return (self.train.save_step, self.train.steps) if same else (self.train.save_step,)
+
+    @property
     def path(self) -> DataPath:
         return DATA_PATHS[self.data_path]
 
     @cached_property
     def style(self) -> PackingStyle:
-        return self.path.style(self.row_layout, self.train.seq_length, self.options)
+        style = self.path.style(self.row_layout, self.train.seq_length, self.options)
+        return style if self.own_trainer else self.path.trained(style)
 
     def documents_of(self, step: int) -> list[Document]:
         return documents_of_step(
@@ -190,6 +253,14 @@ class CellConfig:
     def micro_batches(self, step: int) -> list[list[MicroBatch]]:
         """Micro-batches of one step, indexed [dp][i]."""
         return self.packed(self.documents_of(step))
+
+    def rows(self, step: int) -> list[Row]:
+        """The rows of one step in the order in which upstream's samplers deal them to replicas.
+
+        Micro-batches of each replica in turn; their number is the global batch size of upstream.
+        """
+        replicas = self.micro_batches(step)
+        return [row for group in zip(*replicas, strict=True) for micro_batch in group for row in micro_batch.rows]
 
     def packed(self, documents: Sequence[Document]) -> list[list[MicroBatch]]:
         """Micro-batches of other documents in this cell, indexed [dp][i]. ValueError if there are too few of them."""
@@ -212,100 +283,3 @@ def same_rows(config: CellConfig, control: CellConfig) -> bool:
         return True
     ours, its = ((item.data_path, item.micro_batch_size, item.style) for item in (config, control))
     return ours == its
-
-
-def cell_name(config: CellConfig) -> str:
-    """Readable part of the id: tp2-pp4-cp1-sft, with the axes that differ from their defaults."""
-    return _joined(_shape_name(config), _own_identity(_own_values()(config)).name or None)
-
-
-def _shape_name(config: CellConfig) -> str:
-    own = [label_of(key, value) for key in _own_keys(True) if (value := getattr(config, key.name)) != key.default]
-    return _joined(*config.layout.name_parts(), *own, *labels(config.options), config.variant or None)
-
-
-@cache
-def _own_keys(shape: bool) -> tuple[Key, ...]:
-    """Declared fields of CellConfig that belong to a cell's shape, or those that do not."""
-    return tuple(key for key in keys_of(CellConfig).values() if key.setting.shape is shape)
-
-
-def _joined(*parts: str | None) -> str:
-    return "-".join([part for part in parts if part is not None])
-
-
-def _rows_name(layout: Layout) -> str:
-    sizes = [f"{name}{getattr(layout, name)}" for name in ("tp", "pp", "cp", "dp", "vpp") if getattr(layout, name) > 1]
-    return "-".join(["rows", *sizes])
-
-
-class Identity(NamedTuple):
-    """A part of the ids of cells, which many of them share."""
-
-    name: str
-    text: str  # hashed into the id
-
-
-def shape_identity(config: CellConfig) -> Identity:
-    """The common part of the ids of cells that differ only in dtype, attention, device, stack, timing or fault."""
-    shared = (config.layout, config.model, config.train, config.documents, config.options)
-    return Identity(_shape_name(config), "".join([f"{_text(part)}\n" for part in shared]))
-
-
-# Hashed in this order. An axis that was added later is left out at its default, so that cells keep their ids and with
-# them their history.
-_HASHED = ("data_path", "micro_batch_size", "dtype", "attention", "stack", "fault")
-
-
-@cache
-def _own_fields() -> tuple[str, ...]:
-    return tuple(dict.fromkeys([*_HASHED, *keys_of(CellConfig), "timing", "rows_of", "made_of"]))
-
-
-@cache
-def _own_values() -> Callable[[CellConfig], tuple[Any, ...]]:
-    return attrgetter(*_own_fields())
-
-
-@lru_cache(maxsize=4096)
-def _own_identity(values: tuple[Any, ...]) -> Identity:
-    """What a cell adds to the identity of its shape; `values`: of _own_fields()."""
-    own = dict(zip(_own_fields(), values))
-    later = [key for name, key in keys_of(CellConfig).items() if name not in (*_HASHED, "forbidden")]
-    names = [label_of(key, own[key.name]) for key in _own_keys(False) if own[key.name] != key.default]
-    names += [part for part in (own["fault"], own["rows_of"] and _rows_name(own["rows_of"])) if part]
-    hashed: list[Any] = [own[name] for name in _HASHED]
-    hashed += [own["forbidden"]] if own["forbidden"] else []
-    hashed += [f"{key.name} {own[key.name]}" for key in later if own[key.name] != key.default]
-    if own["timing"] != NOT_TIMED:
-        timing = replace(own["timing"], turns="", first=False)  # the pair's other cell is not part of the identity
-        hashed += [timing] if timing.timed else []
-    hashed += [own["rows_of"]] if own["rows_of"] else []
-    hashed += [f"stack {own['made_of']}"] if own["made_of"] and own["stack"] not in ("", DEFAULT) else []
-    return Identity("-".join(names), _text(tuple(hashed)))
-
-
-def cell_id(config: CellConfig, shape: Identity | None = None) -> str:
-    """Stable id: the readable name plus an eight-digit hash of the resolved configuration and the stack's definition.
-
-    The default stack is the environment that the harness runs in; its contents are not part of the id. `shape`: that
-    of the configuration, given by callers that make many ids for one shape.
-    """
-    shape, own = shape or shape_identity(config), _own_identity(_own_values()(config))
-    digest = hashlib.sha256((shape.text + own.text).encode()).hexdigest()
-    return _joined(shape.name, own.name or None, digest[:8])
-
-
-@lru_cache(maxsize=4096)
-def _text(part: Any) -> str:
-    """JSON of a part of a configuration; cached, since a matrix of 100,000 cells has only a few different ones."""
-    return dumps([_plain(item) for item in part] if isinstance(part, tuple) else _plain(part))
-
-
-def _plain(part: Any) -> Any:
-    """A dataclass as its fields, without `later` fields that have their defaults."""
-    if not is_dataclass(part):
-        return part
-    later = {name: key.default for name, key in keys_of(type(part)).items() if key.setting.later}
-    plain = to_jsonable(part).items()
-    return {name: value for name, value in plain if name not in later or value != later[name]}

@@ -48,14 +48,21 @@ def _attended(model: ModelConfig) -> float:
 def train_flops(model: ModelConfig, lengths: Iterable[int]) -> float:
     """Floating-point operations of forward and backward over documents of these real lengths, padding not counted.
 
+    So two documents of L/2 cost less than one of L.
+    """
+    lengths = list(lengths)
+    return flops_of(model, sum(lengths), sum(length**2 for length in lengths))
+
+
+def flops_of(model: ModelConfig, tokens: int, squares: int) -> float:
+    """The same from the sum of lengths and that of squared lengths.
+
     dense      6 x weights x sum(L): 2 per weight and token, times 3 for forward and the two products of backward
     attention  6 x layers x hidden x sum(L^2): scores and weighted sum are 4 x L^2 x hidden, halved because a token
                attends to earlier ones only (causal), times 3
 
-    So two documents of L/2 cost less than one of L. The formula is that of num_floating_point_operations in
-    Megatron-LM's megatron/training/training.py, with its sums of lengths and of squared lengths.
+    The formula is that of num_floating_point_operations in Megatron-LM's megatron/training/training.py, with its sums
+    of lengths and of squared lengths.
     """
-    lengths = list(lengths)
-    dense = 6.0 * weights_per_token(model) * sum(lengths)
     layers = model.layers + (model.mtp.layers if model.mtp else 0)
-    return dense + 6.0 * layers * _attended(model) * sum(length**2 for length in lengths)
+    return 6.0 * weights_per_token(model) * tokens + 6.0 * layers * _attended(model) * squares

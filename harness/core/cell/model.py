@@ -10,6 +10,8 @@ from harness.core.setting import setting
 AUX_LOSSES = ("none", "aux_loss", "seq_aux_loss")
 DISPATCHERS = ("alltoall", "allgather")
 MLA_ROPES = ("rope", "yarn")
+VANILLA = "vanilla"
+SOFTMAXES = (VANILLA, "off-by-one", "learnable")
 
 
 def _count(default: int | None, doc: str, *, le: int, ge: int = 1, **facts: Any) -> Any:
@@ -117,6 +119,18 @@ class ModelConfig:
         False,
         doc="Rotary positions by Transformer Engine's fused kernels; a cell on the CPU is rejected.",
         upstream="apply_rope_fusion",
+        later=True,
+    )
+    softmax: str = setting(
+        VANILLA,
+        doc="Attention weights that need not add up to 1: a sink per head takes the rest, fixed at 0 or `learnable`.",
+        choices=SOFTMAXES,
+        upstream="softmax_type",
+        later=True,
+    )
+    gathered_logits: bool = setting(
+        False,
+        doc="The output layer gathers the logits of all tp ranks (`parallel_output=False` of GPTModel).",
         later=True,
     )
     cuda_graphs: bool = setting(

@@ -60,6 +60,8 @@ class DataPath:
     options: tuple[str, ...] = ()  # keys of PackingOptions that change its rows or its metadata
     limits: tuple[Limit, ...] = ()
     trainers: tuple[str, ...] = ()  # values of axis `trainer`, besides the harness's own, that read its data
+    trained: Callable[[PackingStyle], PackingStyle] = lambda style: style  # of these trainers, from `style`
+    trained_without: tuple[str, ...] = ()  # fields of a batch that these trainers do not give to the model
     validates: tuple[str, ...] = ()  # combinations it passes to upstream's validators: values of axis `forbidden`
     canaries_without_effect: Mapping[str, str] = field(default_factory=dict)  # canary -> why the path cannot vary it
     counts_work: bool = False  # records the number of micro-batches and the lengths of a step

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from harness.core.cell.layout import Layout
 from harness.core.data_paths.descriptor import (
     LAYOUT,
@@ -37,6 +39,11 @@ def _offline_style(layout: Layout, seq_length: int, options: PackingOptions) -> 
         fixed_entries=options.pad_cu_seqlens,
         longest_as_tensor=True,
     )
+
+
+def _collated_by_step(style: PackingStyle) -> PackingStyle:
+    """With dataloader_type "batch", upstream's default, collate_fn gets all rows of a replica's step at once (0.6)."""
+    return replace(style, even_step=True)
 
 
 def _in_batch_style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
@@ -100,6 +107,8 @@ OFFLINE = DataPath(
             _offline_rows_split,
         ),
     ),
+    trainers=("bridge",),
+    trained=_collated_by_step,
     canaries_without_effect={
         "padding": "upstream pads with the end-of-sentence id, which it also uses to separate documents",
         "truncation": "upstream is given documents that are already truncated",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from harness.core.cell.layout import Layout
 from harness.core.data_paths.descriptor import ZIGZAG, Alignment, DataPath, Limit, LimitedCell, padding_is_fixed
 from harness.core.packing.options import PackingOptions
@@ -27,6 +29,11 @@ def _style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingS
         real_lengths=False,
         even_rows=not packed,
     )
+
+
+def _by_worker(style: PackingStyle) -> PackingStyle:
+    """As SkyRL's worker trains: a document per row, with the token that only its last label needs."""
+    return replace(style, one_per_row=True, last_token_slots=1)
 
 
 def _packs_for_cp(cell: LimitedCell) -> str | None:
@@ -59,5 +66,8 @@ SKYRL = DataPath(
             _packs_for_cp,
         ),
     ),
+    trainers=("skyrl",),
+    trained=_by_worker,
+    trained_without=("position_ids",),
     returns_log_probs=True,
 )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from harness.core.cell.layout import Layout
 from harness.core.packing.documents import Document
+from harness.core.packing.first_fit import first_fit
 from harness.core.packing.styles import PackingStyle, align_up
 
 PAD = -1  # document index of a padding slot
@@ -72,6 +73,7 @@ class MicroBatch:
     rows: tuple[Row, ...]
     style: PackingStyle
     metadata: PackMetadata | None = None  # of the step, where the style has fixed_entries
+    entries: int = 0  # the least number of offsets; the last one is repeated
 
     @property
     def placed(self) -> list[PlacedDocument]:
@@ -104,14 +106,16 @@ class MicroBatch:
         if not self.style.packed:
             return None
         real, padded = [0], [0]
-        for length, padded_length in self._segments():
+        for length, padded_length in self.segments:
             real.append(real[-1] + length)
             padded.append(padded[-1] + padded_length)
-        longest = max(padded_length for _, padded_length in self._segments())
+        longest = max(padded_length for _, padded_length in self.segments)
         if self.metadata is not None:  # offsets: 0, one per document, the tail; GPTSFTPackedDataset.collate_fn
             missing = self.metadata.most_documents + 2 - len(padded)
             real, padded = real + [real[-1]] * missing, padded + [padded[-1]] * missing
             longest = max(self.metadata.longest, self.slots - self.metadata.shortest_row)
+        repeated = self.entries - len(padded)
+        real, padded = real + [real[-1]] * repeated, padded + [padded[-1]] * repeated
         outer = tuple(padded)
         inner = tuple(real) if self.style.real_lengths else outer
         explicit = outer if self.style.real_lengths else None
@@ -124,7 +128,8 @@ class MicroBatch:
             max_seqlen_kv=longest,
         )
 
-    def _segments(self) -> list[tuple[int, int]]:
+    @property
+    def segments(self) -> list[tuple[int, int]]:
         """(real length, padded length) of every segment of the merged stream: documents and the tails of rows."""
         segments = []
         for row in self.rows:
@@ -148,7 +153,7 @@ class MicroBatch:
         Packed: one merged row, zigzag per document. Unpacked: one list per row, zigzag over the whole row.
         """
         if self.style.packed:
-            lengths = (padded_length for _, padded_length in self._segments())
+            lengths = (padded_length for _, padded_length in self.segments)
             return [zigzag([0, *itertools.accumulate(lengths)], cp, cp_rank)]
         length = self.rows[0].length
         return [zigzag([index * length, (index + 1) * length], cp, cp_rank) for index in range(len(self.rows))]
@@ -179,9 +184,7 @@ def pack(documents: Sequence[Document], style: PackingStyle, *, seq_length: int,
     The number of rows is made a multiple of `multiple` by splitting rows. ValueError if there are too few documents
     for that, or if the data path packs offline (`longest_first`) and so does not split rows.
     """
-    groups = (
-        _first_fit(documents, style, seq_length) if style.longest_first else _next_fit(documents, style, seq_length)
-    )
+    groups = first_fit(documents, style, seq_length) if style.longest_first else _next_fit(documents, style, seq_length)
     made = len(groups)
     while len(groups) % multiple:
         split = not style.longest_first and (_split_last(groups, made) if style.split_last else _split_widest(groups))
@@ -205,43 +208,6 @@ def _next_fit(documents: Sequence[Document], style: PackingStyle, seq_length: in
             groups.append([document])
             used = size
     return groups
-
-
-def _first_fit(documents: Sequence[Document], style: PackingStyle, seq_length: int) -> list[list[Document]]:
-    """First-fit decreasing; documents of equal length keep their order."""
-    groups: list[list[Document]] = []
-    free = _FreeSlots(len(documents), seq_length)
-    sizes = [(style.size(document), document) for document in documents]
-    for size, document in sorted(sizes, key=lambda item: -item[0]):
-        row = len(groups) if size > seq_length else free.first(size)
-        if row == len(groups):
-            groups.append([])
-        groups[row].append(document)
-        free.take(row, size)
-    return groups
-
-
-class _FreeSlots:
-    """Free slots of each row, as a tree of maxima: the first row with enough room is found in log(rows) steps."""
-
-    def __init__(self, rows: int, room: int) -> None:
-        self._leaves = 1 << max(rows - 1, 0).bit_length()
-        self._most = [room] * (2 * self._leaves)  # node n has the children 2 n and 2 n + 1; rows are the last level
-
-    def first(self, size: int) -> int:
-        """The first row with at least `size` free slots, which may be the first empty one."""
-        node = 1
-        while node < self._leaves:
-            node *= 2
-            node += self._most[node] < size
-        return node - self._leaves
-
-    def take(self, row: int, size: int) -> None:
-        node = row + self._leaves
-        self._most[node] -= size
-        while node > 1:
-            node //= 2
-            self._most[node] = max(self._most[2 * node], self._most[2 * node + 1])
 
 
 def _split_widest(groups: list[list[Document]]) -> bool:
@@ -284,6 +250,17 @@ def _padded_to_longest(rows: Sequence[Row]) -> tuple[Row, ...]:
     return tuple(Row(placed=(replace(row.placed[0], padded_length=width),)) for row in rows)
 
 
+def _even(blocks: Sequence[MicroBatch]) -> list[MicroBatch]:
+    """The micro-batches of a replica, collated at once: rows get the tails that make them as long as the longest."""
+    width = max(row.length for block in blocks for row in block.rows)
+    wide = [
+        replace(block, rows=tuple(replace(row, tail=row.tail + width - row.length) for row in block.rows))
+        for block in blocks
+    ]
+    entries = max(len(block.segments) for block in wide) + 1
+    return [replace(block, entries=entries) for block in wide]
+
+
 def _metadata(rows: Sequence[Row]) -> PackMetadata:
     return PackMetadata(
         most_documents=max(len(row.placed) for row in rows),
@@ -317,4 +294,5 @@ def plan_step(
     if style.even_rows:
         groups = [_padded_to_longest(group) for group in groups]
     blocks = [MicroBatch(rows=group, style=style, metadata=metadata) for group in groups]
-    return [blocks[dp :: layout.dp] for dp in range(layout.dp)]
+    replicas = [blocks[dp :: layout.dp] for dp in range(layout.dp)]
+    return [_even(replica) for replica in replicas] if style.even_step else replicas

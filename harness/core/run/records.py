@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from harness.core.cell.layout import Coordinates
 from harness.core.cell.timing import GpuState, Timed
-from harness.core.outcomes import Rejection
-from harness.core.run.states import CanaryLeg, CellStatus, LegName, Phase, ProcessEnd, RankEnd
+from harness.core.run.states import CanaryLeg, LegName, Phase, RankEnd
+from harness.core.run.tensor_records import ActivationSeen, ParameterSeen, StateSeen
 
 SCHEMA_VERSION = 2  # of records; in 1, cpu_stubs were called stand_ins
 
@@ -103,32 +103,6 @@ class LayerSeen:
 
 
 @dataclass(kw_only=True)
-class Fingerprint:
-    """Sum of squares and random projections of a tensor; those of its shards add up to those of the whole."""
-
-    norm_sq: float
-    projections: list[float]
-
-
-@dataclass(kw_only=True)
-class ParameterSeen:
-    """Fingerprint of this rank's shard of a parameter's gradient after reduction, before clipping (step 0)."""
-
-    name: str  # global name, layers numbered over the whole model
-    sharded: bool  # False: every tp rank holds the whole tensor
-    gradient: Fingerprint
-    parts: list[Fingerprint] = field(default_factory=list)  # one-rank cells: of the equal parts that tp would make
-
-
-@dataclass(kw_only=True)
-class ActivationSeen:
-    """Fingerprints of a layer's output per document over this rank's real tokens (step 0)."""
-
-    layer: int  # global, from 1; 0 is the embedding output
-    documents: dict[int, Fingerprint]
-
-
-@dataclass(kw_only=True)
 class ExpertShare:
     """Routing of some of a rank's tokens: how many went to each expert, and the sums of their scores."""
 
@@ -188,6 +162,7 @@ class StepSeen:
     busy_s: float = 0.0  # time_s without waiting: on a CPU this rank's processor time, on a GPU the same as time_s
     real_tokens: int = 0  # this replica
     slots: int = 0  # this replica
+    training: bool = True  # whether all modules were in training mode
 
 
 @dataclass(kw_only=True)
@@ -201,6 +176,23 @@ class ReportedStep:
     loss: float | None = None  # "lm loss", the mean over all tokens that count; on the last stage only
     grad_norm: float | None = None  # pre-clip, whole model
     learning_rate: float | None = None
+    flops: float | None = None  # as it counts them, over all replicas, where it does (core/cell/reports.py)
+    packed_tokens: float | None = None  # sum of the lengths of packed documents
+    packed_squares: float | None = None  # sum of their squares
+    printed: dict[str, str] | None = None  # fields of the line that it printed after the step, on the last rank only
+
+
+@dataclass(kw_only=True)
+class EvaluationSeen:
+    """One evaluation between steps: forward passes over documents that no step has. Losses: last stage only."""
+
+    after: int  # number of finished steps
+    micro_batches: int
+    loss_sum: float | None = None  # reduced over cp and dp by the probe: the whole evaluation
+    token_count: int | None = None  # likewise
+    documents: dict[int, DocumentLoss] = field(default_factory=dict)  # on this rank's tokens
+    training: bool = False  # whether a module was in training mode
+    reported: float | None = None  # the mean loss that upstream's own trainer reports
 
 
 @dataclass(kw_only=True)
@@ -274,6 +266,9 @@ class RankRecord:
     recomputed: list[LayerSeen] = field(default_factory=list)  # arguments of attention when backward recomputes it
     steps: list[StepSeen] = field(default_factory=list)
     reported: list[ReportedStep] = field(default_factory=list)  # of trainers other than the harness's
+    counts_packed: bool | None = None  # whether this release counts packed tokens; None: the trainer counts no FLOPs
+    evaluations: list[EvaluationSeen] = field(default_factory=list)
+    states: list[StateSeen] = field(default_factory=list)  # of cells that continue from a checkpoint
     parameters: list[ParameterSeen] = field(default_factory=list)
     activations: list[ActivationSeen] = field(default_factory=list)
     legs: list[LegSeen] = field(default_factory=list)
@@ -287,34 +282,4 @@ class RankRecord:
     peak_memory_bytes: int = 0  # up to the timing leg or an exception; on a GPU the memory of torch's tensors
     peak_reserved_bytes: int | None = None  # on a GPU: memory that torch's allocator reserved for them
     setup_s: float = 0.0
-    schema_version: int = SCHEMA_VERSION
-
-
-@dataclass(kw_only=True)
-class RankEnding:
-    """How a rank's process ended, as its parent saw it."""
-
-    rank: int
-    ended: ProcessEnd
-    exit_code: int | None = None
-    hang: str | None = None  # collective in the stack dump of a rank that hit the deadline
-    stack: list[str] | None = None  # frames of that dump, innermost last; None: there is no dump
-    flight: list[str] = field(default_factory=list)  # collectives that had not completed, from torch's flight recorder
-    still_s: float | None = None  # seconds without progress before the deadline
-
-
-@dataclass(kw_only=True)
-class CellResult:
-    """Written once by the agent at the end of an attempt; if it exists, the attempt is over."""
-
-    cell: str
-    attempt: int
-    status: CellStatus
-    reason: str = ""
-    rejection: Rejection | None = None
-    first_failure_rank: int | None = None
-    ranks: list[RankEnding] = field(default_factory=list)
-    started: float = 0.0  # seconds since the epoch
-    finished: float = 0.0
-    steps_s: float = 0.0  # largest sum of step times over the ranks
     schema_version: int = SCHEMA_VERSION

@@ -4,7 +4,8 @@ reports/<run_id>/
   matrix.resolved.yaml  plan.json  cluster.json  events.jsonl  launcher.lock  cancelled.json
   submissions/<array>.sbatch  <array>.<job>.{out,err}  <allocation>.{json,log}
   agents/<order>.<node>.{jsonl,heartbeat}  <allocation>.{claim-<n>,refused-<job>-<restart>}.json
-  cells/<cell_id>/attempt-<n>/{config.json, ranks/rank-00007.json, log/rank-00007.log, result.json, interrupted, data/}
+  cells/<cell_id>/attempt-<n>/{config.json, ranks/rank-00007.json, log/rank-00007.log, result.json, interrupted, data/,
+                               checkpoint/, resumed/{config.json, ranks/, log/, result.json, data/}}
   interleaving/<pair>/attempt-<n>/<turn>
   node-code/harness/
   shrink/<cell_id>/{round-01/ (a run), answers.jsonl, shrink.json, smallest.yaml, issue.md}
@@ -29,6 +30,7 @@ from harness.core.run.job_start import Claim, JobStart
 from harness.core.serialization import dumps, from_jsonable, loads
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_RESUMED = "resumed"
 _RUN_ID_BYTES = 1000  # of plan.json, enough for its run id
 
 
@@ -152,9 +154,23 @@ class AttemptDir:
         return self.root / "interrupted"
 
     @property
+    def resumed(self) -> AttemptDir:
+        """The part of the attempt that continues from its checkpoint."""
+        return AttemptDir(self.root / _RESUMED)
+
+    @property
+    def _whole(self) -> AttemptDir:
+        return AttemptDir(self.root.parent) if self.root.name == _RESUMED else self
+
+    @property
+    def checkpoint(self) -> Path:
+        """The folder that one part of the attempt saves to and the other loads from."""
+        return self._whole.root / "checkpoint"
+
+    @property
     def number(self) -> int:
         """From 1; 0 for a folder that is no attempt."""
-        number = self.root.name.removeprefix("attempt-")
+        number = self._whole.root.name.removeprefix("attempt-")
         return int(number) if number.isdecimal() else 0
 
     @property
@@ -163,7 +179,7 @@ class AttemptDir:
 
         plan.json begins with it, and ranks read no more of the file, which may be megabytes.
         """
-        plan = RunDir(self.root.absolute().parents[2]).plan if self.number else None
+        plan = RunDir(self._whole.root.absolute().parents[2]).plan if self.number else None
         if plan is None or not plan.exists():
             return ""
         with opened(plan) as stream:

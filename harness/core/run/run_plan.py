@@ -52,6 +52,9 @@ class XFail:
     lanes: tuple[Annotated[str, Limits(choices=tuple(lane.value for lane in Lane))], ...] = setting(
         (), doc="Lanes that fail; any other set of lanes is a FAIL."
     )
+    checks: tuple[Annotated[str, Limits(min_length=1)], ...] = setting(
+        (), doc="Checks that fail; if another one fails too, the cell is a FAIL. Empty: any."
+    )
     message_contains: tuple[Annotated[str, Limits(min_length=1)], ...] = setting(
         (), doc="Texts that must each occur in a finding; otherwise the cell is a FAIL."
     )

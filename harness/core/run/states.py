@@ -21,5 +21,6 @@ CanaryLeg = Literal[
     "noise-order",
     "noise-epsilon",
 ]
-LegName = Literal["start", "metadata", "training", CanaryLeg, "timing", "end"]  # start, end: before and after all legs
+# start, end: before and after all legs. An evaluation takes place before the training step of its number.
+LegName = Literal["start", "metadata", "training", "evaluation", CanaryLeg, "timing", "end"]
 CellRole = Literal["cell", "control"]  # control: added by the harness, not a cell of the matrix

@@ -17,6 +17,7 @@ from harness.core.text.secrets import redacted
 
 TIMEOUT_S = 1800.0
 LOG_LINES = 20
+_SSH = "ssh -o ConnectTimeout=30"  # without it, a host that does not answer is waited for as long as TCP does
 _TRANSPORTS = ("file", "git", "http", "https", "ssh")  # not ext, which runs a command, nor any other helper program
 # These override every configuration file, the repository's included.
 _SETTINGS = (
@@ -33,7 +34,7 @@ _INSTEAD = {
     "driver": "git merge-file -q --marker-size=%L %A %O %B",  # git's own merge of texts
     "uploadpack": "git-upload-pack",
     "vcs": "none",
-    "sshcommand": "ssh",
+    "sshcommand": _SSH,
     "askpass": "",
     "helper": "",
     "gitproxy": "",  # see _limits: the first value counts, not the last
@@ -73,6 +74,8 @@ def _without_programs(repository: Path, timeout_s: float) -> list[Setting]:
     filters = {name.rpartition(".")[0] for name in own if name.startswith("filter.")}
     settings += [(f"{name}.required", "false") for name in sorted(filters)]
     replaced = {_emptied(name) for name in own}
+    if "core.sshcommand" not in dict(of_user) and not {"GIT_SSH", "GIT_SSH_COMMAND"} & os.environ.keys():
+        settings.append(("core.sshcommand", _SSH))
     return [*settings, *(setting for setting in of_user if _emptied(setting[0]) in replaced)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from harness.core.run.records import CellResult
+from harness.core.run.cell_result import CellResult
 from harness.core.run.run_dir import RunDir, write_json
 
 

@@ -10,12 +10,13 @@ from typing import TypeVar
 
 from harness.core.cell.config import CellConfig
 from harness.core.errors import InputError, Problem
-from harness.core.run.records import CellResult, RankRecord
+from harness.core.run.cell_result import CellResult
+from harness.core.run.records import RankRecord
 from harness.core.run.run_dir import AttemptDir, RunDir, opened, text_of
 from harness.core.run.run_plan import PLAN_VERSION, RunPlan, seal_of
 from harness.core.serialization import from_jsonable, loads
 from harness.core.text.secrets import without_secrets
-from harness.judge.evidence.cell_evidence import CellFound
+from harness.judge.evidence.in_turn import CellFound
 from harness.judge.failures.classification import JobEnding, LogTail
 
 LOG_TAIL_BYTES = 4096
@@ -86,10 +87,15 @@ def read_cell(run: RunDir, cell: str, jobs: Mapping[str, JobEnding]) -> CellFoun
 
 
 def _attempt(run: RunDir, cell: str, number: int, damaged: list[str]) -> CellFound:
-    attempt = run.attempt(cell, number)
+    return _attempt_of(run.attempt(cell, number), number, damaged)
+
+
+def _attempt_of(attempt: AttemptDir, number: int, damaged: list[str]) -> CellFound:
     records = read_records(attempt, damaged)
     result = _read(attempt.result, CellResult, damaged)
+    resumed = _attempt_of(attempt.resumed, number, []) if attempt.resumed.root.is_dir() else None
     return CellFound(
+        resumed=resumed,
         records=records,
         result=result,
         logs=_log_tails(attempt, records, result),
@@ -100,10 +106,16 @@ def _attempt(run: RunDir, cell: str, number: int, damaged: list[str]) -> CellFou
 
 
 def read_result(run: RunDir, cell: str) -> CellResult | None:
-    """Result of a cell's newest attempt; None while there is none. An unreadable one is an error with the reason."""
+    """Result of a cell's newest attempt; None while there is none. An unreadable one is an error with the reason.
+
+    If the cell resumed, and did not complete then, that of the part after the checkpoint.
+    """
     number = newest(run, cell)
     damaged: list[str] = []
     result = _read(run.attempt(cell, number).result, CellResult, damaged)
+    later = _read(run.attempt(cell, number).resumed.result, CellResult, damaged)
+    if result is not None and later is not None and later.status != "completed":
+        result = later
     return CellResult(cell=cell, attempt=number, status="error", reason=damaged[0]) if damaged else result
 
 

@@ -96,7 +96,9 @@ def _line(stream: TextIO) -> str:
 
 
 def _rank_logs(run: RunDir, cell: str) -> tuple[Path, dict[int, Path]]:
-    folder = run.attempt(cell, newest(run, cell)).root / "log"
+    """Of the part after the checkpoint if the cell resumed."""
+    attempt = run.attempt(cell, newest(run, cell))
+    folder = (attempt.resumed if attempt.resumed.root.is_dir() else attempt).root / "log"
     named = ((_RANK_LOG.fullmatch(path.name), path) for path in sorted(folder.glob("rank-*.log")))
     return folder, {int(found[1]): path for found, path in named if found}
 
@@ -104,7 +106,7 @@ def _rank_logs(run: RunDir, cell: str) -> tuple[Path, dict[int, Path]]:
 def cell_logs_text(run: RunDir, cell: str) -> str:
     """Last lines of the logs of a cell's newest attempt: of failed ranks, first failure first; else of all."""
     number = newest(run, cell)
-    folder, logs = _rank_logs(run, cell)
+    _, logs = _rank_logs(run, cell)
     result = read_result(run, cell)
     endings = {one.rank: one.ended for one in result.ranks} if result else {}
     failed = [one for one in logs if endings.get(one) != "completed"]
@@ -114,7 +116,7 @@ def cell_logs_text(run: RunDir, cell: str) -> str:
     head = f"{cell}, attempt {number}: {status}"
     shown = failed or list(logs)
     parts = [_block(logs[one], endings.get(one, "no ending recorded"), _tail_or_reason(logs[one])) for one in shown]
-    supervisors = sorted(folder.glob("supervisor*.log"))
+    supervisors = sorted((run.attempt(cell, number).root / "log").glob("supervisor*.log"))
     parts += [_block(path, "", text) for path in supervisors if (text := _tail_or_reason(path))]
     parts += ["\n".join(f"{logs[one]}  (completed)" for one in logs if one not in shown)]
     return "\n\n".join([head, *(part for part in parts if part)])

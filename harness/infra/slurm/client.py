@@ -150,7 +150,7 @@ class SlurmClient:
         try:
             output = str(CommandFunction(command, verbose=False)())
         except FailedJobError as error:
-            code = getattr(error.__cause__, "returncode", 1)
+            code = getattr(error.__cause__, "returncode", -1)  # none: submitit could not read its output
             # Ended by a signal or the time limit, or the message is not a refusal: Slurm may have the job.
             unclear = code < 0 or code > _TIMED_OUT_FROM or not str(error).strip() or _AWAY.search(str(error))
             reason = str(error) or f"exit code {code}"

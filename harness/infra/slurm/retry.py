@@ -13,10 +13,10 @@ from dataclasses import replace
 from itertools import chain, count
 
 from harness.core.cell.config import CellConfig
+from harness.core.run.cell_result import CellResult
 from harness.core.run.events import Failed, Retry
 from harness.core.run.job_start import was_cut_off
 from harness.core.run.journal import note, read_events
-from harness.core.run.records import CellResult
 from harness.core.run.run_dir import RunDir, text_of, write_atomic, write_json
 from harness.core.run.run_plan import Allocation, RunPlan
 from harness.core.run.work_order import newest_work_order, read_work_order

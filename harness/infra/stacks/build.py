@@ -19,7 +19,7 @@ from harness.core.errors import InfrastructureError, InputError
 from harness.core.run.run_dir import write_json
 from harness.core.serialization import dumps
 from harness.infra.inputs.shipped import checkout
-from harness.infra.stacks import interpreters, transformer_engine
+from harness.infra.stacks import interpreters, transformer_engine, wheel_tags
 from harness.infra.stacks.artifact_store import folder, locked
 from harness.infra.stacks.interpreters import Interpreter
 from harness.plan.stacks.environment_request import EnvironmentRequest
@@ -111,8 +111,12 @@ def _make(request: EnvironmentRequest, python: str, target: Path, say: Say) -> N
     if request.packages:
         add(request.packages)
     ordinary = [item for item in request.no_deps if not transformer_engine.is_wanted(item)]
-    if ordinary:
-        add(["--no-deps", *ordinary])
+    plain = [item for item in ordinary if not wheel_tags.options(item)]
+    if plain:
+        add(["--no-deps", *plain])
+    for item in ordinary:
+        if more := wheel_tags.options(item):
+            add(["--no-deps", *more, item])
     for item in request.no_deps:
         if transformer_engine.is_wanted(item):
             wheel = transformer_engine.wheel(item, python_of(target), add, say)

@@ -9,7 +9,6 @@ imported; on a CPU its kernels never run.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from harness.core.errors import InfrastructureError, NotBuildableError
 from harness.infra.stacks.artifact_store import folder, locked
+from harness.infra.stacks.wheel_tags import distribution
 
 NAME = "transformer-engine-torch"
 TOOLS = ("setuptools", "wheel", "ninja", "pybind11", "packaging", "numpy", "pip")
@@ -44,7 +44,7 @@ exec g++ "${@/#"$compiled"/"$whole"}" -O0 -g0
 
 def is_wanted(requirement: str) -> bool:
     """Whether a requirement is the extension, which cannot be installed like any other package."""
-    return re.split(r"[=<>!~\[ ;]", requirement.strip(), maxsplit=1)[0].lower().replace("_", "-") == NAME
+    return distribution(requirement) == NAME
 
 
 def wheel(requirement: str, python: Path, install: Install, say: Say) -> Path:

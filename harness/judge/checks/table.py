@@ -32,12 +32,13 @@ from harness.judge.checks.numerics import (
     parameter_gradients,
     repeated_document,
     replica_gradients,
-    reported,
     router_tokens,
     step_loss,
     token_count,
 )
+from harness.judge.checks.optimizer import first_update, norm_members
 from harness.judge.checks.throughput import packed_slower, segment_slope, slower_than, slower_than_history
+from harness.judge.checks.trainer import evaluation, printed, reported, resumed
 from harness.judge.evidence.cell_evidence import CellEvidence
 
 
@@ -82,6 +83,7 @@ CHECKS: tuple[Check, ...] = (
     Check("completeness", Lane.METADATA, completeness.check),
     Check("ended", Lane.NUMERICS, ended.check),
     Check("finiteness", Lane.NUMERICS, finiteness.check),
+    Check("resumed", Lane.NUMERICS, resumed.check),
     Check("token_count", Lane.NUMERICS, token_count.check),
     Check("activations", Lane.NUMERICS, activations.check),
     Check("router_tokens", Lane.NUMERICS, router_tokens.check),
@@ -92,8 +94,12 @@ CHECKS: tuple[Check, ...] = (
     Check("step_loss", Lane.NUMERICS, step_loss.check),
     Check("replica_gradients", Lane.NUMERICS, replica_gradients.check),
     Check("parameter_gradients", Lane.NUMERICS, parameter_gradients.check),
+    Check("first_update", Lane.NUMERICS, first_update.check),
+    Check("norm_members", Lane.NUMERICS, norm_members.check),
     Check("grad_norm", Lane.NUMERICS, grad_norm.check),
     Check("reported", Lane.NUMERICS, reported.check),
+    Check("printed", Lane.NUMERICS, printed.check),
+    Check("evaluation", Lane.NUMERICS, evaluation.check),
     Check("rewriting", Lane.NUMERICS, rewriting.check),
     Check("determinism", Lane.NUMERICS, determinism.check),
     Check("isolation", Lane.NUMERICS, isolation.check),

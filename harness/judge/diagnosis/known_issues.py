@@ -1,7 +1,8 @@
 """Known upstream issues, matched to findings by check, field, stage, message and the release of the stack.
 
 The facts are those of the fault catalogue and of the matrices that show them (releases.yaml, real_faults.yaml,
-known_bugs.yaml). An issue is listed only if its finding differs from those of other faults of the same release.
+known_bugs.yaml, issue_7452.yaml). An issue is listed only if its finding differs from those of other faults of the same
+release.
 """
 
 from __future__ import annotations
@@ -135,6 +136,14 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
         since="0.18.0",
         fixed="0.19.0",
         message_contains=ROWS_AS_ONE,
+    ),
+    KnownIssue(
+        name="Megatron-LM issue 7452, finding 8",
+        link=f"{_MEGATRON}/issues/7452",
+        check="norm_members",
+        since="0.15.0",
+        tp="above 1",
+        message_contains=".core_attention.softmax_offset on tp rank",
     ),
     KnownIssue(
         name="Megatron-Bridge issue 2952",

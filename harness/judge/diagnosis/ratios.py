@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping
 
-from harness.core.run.records import Fingerprint
+from harness.core.run.tensor_records import Fingerprint
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.stats.distance import fingerprint_distance
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.core.cell.layout import Coordinates
-from harness.core.run.records import ActivationSeen, Fingerprint, ParameterSeen
+from harness.core.run.records import RankRecord
+from harness.core.run.tensor_records import ActivationSeen, Fingerprint, ParameterSeen, UpdateSeen
 from harness.judge.stats.distance import add
 
 
@@ -30,22 +31,67 @@ def whole_gradients(ranks: Iterable[tuple[Coordinates, Sequence[ParameterSeen]]]
     first counts: `replica_gradients` checks that copies agree. The first rank of an expert need not be cp 0, dp 0.
     """
     whole: dict[str, ParameterGradient] = {}
+    for place, seen in _counted(ranks):
+        known = whole.get(seen.name)
+        shards = (seen.gradient,) if seen.sharded else ()
+        if known is None:
+            whole[seen.name] = ParameterGradient(
+                fingerprint=seen.gradient, stage=place.pp, shards=shards, parts=tuple(seen.parts)
+            )
+        else:
+            whole[seen.name] = ParameterGradient(
+                fingerprint=add(known.fingerprint, seen.gradient), stage=known.stage, shards=known.shards + shards
+            )
+    return whole
+
+
+def _counted(
+    ranks: Iterable[tuple[Coordinates, Sequence[ParameterSeen]]],
+) -> Iterator[tuple[Coordinates, ParameterSeen]]:
+    """The records that the whole tensors consist of: one of each shard, the shards of a parameter in order of tp."""
     owners: dict[str, tuple[int, int, int]] = {}
     for place, parameters in ranks:
         owner = (place.pp, place.cp, place.dp)
         for seen in parameters:
-            known = whole.get(seen.name)
-            shards = (seen.gradient,) if seen.sharded else ()
-            if known is None:
-                whole[seen.name] = ParameterGradient(
-                    fingerprint=seen.gradient, stage=place.pp, shards=shards, parts=tuple(seen.parts)
-                )
+            first = owners.get(seen.name)
+            if first is None:
                 owners[seen.name] = owner
-            elif seen.sharded and owners[seen.name] == owner:
-                whole[seen.name] = ParameterGradient(
-                    fingerprint=add(known.fingerprint, seen.gradient), stage=known.stage, shards=known.shards + shards
-                )
+                yield place, seen
+            elif seen.sharded and first == owner:
+                yield place, seen
+
+
+def whole_updates(ranks: Iterable[tuple[Coordinates, Sequence[ParameterSeen]]]) -> dict[str, UpdateSeen]:
+    """Parameter -> fingerprints of the first update of the whole tensor, put together as in `whole_gradients`."""
+    whole: dict[str, UpdateSeen] = {}
+    for _, seen in _counted(ranks):
+        known, update = whole.get(seen.name), seen.update
+        if update is None:
+            continue
+        whole[seen.name] = (
+            update
+            if known is None
+            else UpdateSeen(
+                first_moment=add(known.first_moment, update.first_moment),
+                second_moment=add(known.second_moment, update.second_moment),
+                change=add(known.change, update.change),
+            )
+        )
     return whole
+
+
+def copies(records: Mapping[int, RankRecord]) -> Iterator[tuple[RankRecord, ParameterSeen, int, ParameterSeen]]:
+    """Every further copy of a parameter, over dp, cp and, where it is not sharded, tp: its record and itself, then the
+    rank of the first copy and that copy.
+    """
+    first: dict[tuple[str, int, int], tuple[int, ParameterSeen]] = {}
+    for rank in sorted(records):
+        record = records[rank]
+        for seen in record.parameters:
+            key = (seen.name, record.place.pp, record.place.tp if seen.sharded else -1)
+            other, copy = first.setdefault(key, (rank, seen))
+            if copy is not seen:
+                yield record, seen, other, copy
 
 
 def whole_activations(

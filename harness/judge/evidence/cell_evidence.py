@@ -6,7 +6,7 @@ recomputed from the cell's configuration.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -14,11 +14,13 @@ from harness.core.cell.canary_legs import Leg, legs_of
 from harness.core.cell.config import CellConfig, same_rows
 from harness.core.cell.layout import Layout
 from harness.core.packing.arithmetic import MicroBatch
-from harness.core.run.records import CellResult, DocumentLoss, Fingerprint, RankRecord, StepSeen
-from harness.core.run.run_plan import BaselineRequest, PlannedCell, RunPlan
+from harness.core.run.cell_result import CellResult
+from harness.core.run.records import DocumentLoss, RankRecord, StepSeen
+from harness.core.run.run_plan import BaselineRequest, PlannedCell
+from harness.core.run.tensor_records import Fingerprint, UpdateSeen
 from harness.core.stack import ReadyStack
-from harness.core.tolerances import Bound, NoiseFloor, Tolerances, looser, tolerances_for
-from harness.judge.evidence.assemble import ParameterGradient, whole_activations, whole_gradients
+from harness.core.tolerances import Bound, NoiseFloor, Tolerances, looser
+from harness.judge.evidence.assemble import ParameterGradient, whole_activations, whole_gradients, whole_updates
 from harness.judge.evidence.endings import Ending, endings_of
 from harness.judge.evidence.leg_evidence import LegEvidence, legs_seen
 from harness.judge.evidence.observations import Observation, observations_of
@@ -27,7 +29,6 @@ from harness.judge.failures.cause import Cause, cause_of
 from harness.judge.failures.classification import FailureClass, JobEnding, LogTail
 from harness.judge.required.numbers import Scan, scan
 from harness.judge.stats.baseline import Baseline
-from harness.judge.stats.noise import noise_floors
 
 
 @dataclass(kw_only=True)
@@ -42,6 +43,8 @@ class CellEvidence:
     base: CellEvidence | None = None  # the same cell in the base stack, interleaved with this one
     retried: bool = False  # there is an earlier attempt that its launcher did not interrupt
     earlier: Sequence[CellEvidence] = ()  # of its earlier attempts, oldest first
+    resumed: CellEvidence | None = None  # of the part that continues from the checkpoint
+    saved: CellEvidence | None = None  # of the part that saved it; only that part's `resumed` has it
     logs: Mapping[int, LogTail] = field(default_factory=dict)  # ends of the logs of ranks that failed
     job: JobEnding = field(default_factory=JobEnding)  # of the job that ran it
     stack: ReadyStack | None = None  # None: the default one
@@ -74,7 +77,8 @@ class CellEvidence:
 
     @property
     def steps(self) -> range:
-        return range(self.cell.config.train.steps)
+        """Those that this part of the cell trains: all, or after a resume the later ones."""
+        return self.cell.config.steps
 
     @property
     def fetched_steps(self) -> range:
@@ -83,10 +87,11 @@ class CellEvidence:
 
     @cached_property
     def plan(self) -> list[list[list[Truth]]]:
-        """The truth, indexed [step][dp][micro-batch]."""
+        """The truth of all steps of the cell, indexed [step][dp][micro-batch]."""
         config = self.cell.config
         return [
-            [[self._truth(batch) for batch in replica] for replica in config.micro_batches(step)] for step in self.steps
+            [[self._truth(batch) for batch in replica] for replica in config.micro_batches(step)]
+            for step in range(config.train.steps)
         ]
 
     def _truth(self, batch: MicroBatch) -> Truth:
@@ -236,6 +241,11 @@ class CellEvidence:
         return whole_gradients((record.place, record.parameters) for record in self._in_order())
 
     @cached_property
+    def updates(self) -> dict[str, UpdateSeen]:
+        """Parameter -> the optimizer's first update of the whole tensor."""
+        return whole_updates((record.place, record.parameters) for record in self._in_order())
+
+    @cached_property
     def activations(self) -> dict[int, dict[int, Fingerprint]]:
         """Layer (0: embedding) -> document -> fingerprint over all tokens of the document, step 0."""
         ranks = ((record.place, record.activations) for record in self._in_order())
@@ -243,59 +253,3 @@ class CellEvidence:
 
     def _in_order(self) -> list[RankRecord]:
         return [self.records[rank] for rank in sorted(self.records)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CellFound:
-    """Contents of the files of one attempt of a cell; the fields are those of CellEvidence."""
-
-    records: dict[int, RankRecord] = field(default_factory=dict)
-    result: CellResult | None = None
-    retried: bool = False
-    earlier: Sequence[CellFound] = ()  # of the newest attempt
-    logs: Mapping[int, LogTail] = field(default_factory=dict)
-    job: JobEnding = field(default_factory=JobEnding)
-    before: Baseline | None = None
-    attempt: int = 1
-    config: CellConfig | None = None
-    damaged: Sequence[str] = ()
-
-
-def evidence_in_turn(plan: RunPlan, find: Callable[[str], CellFound]) -> Iterator[CellEvidence]:
-    """Evidence of every planned cell, linked to its control; controls come first. `find` is called cell by cell.
-
-    Only controls are kept: a run of a thousand cells of 64 ranks does not fit into memory.
-    """
-    known = {cell.id: cell for cell in plan.expansion.cells}
-    needed = {cell.control for cell in known.values()}
-    controls: dict[str, CellEvidence] = {}
-    nodes = {cell: allocation.nodes for allocation in plan.allocations for cell in allocation.cells}
-    for cell in plan.expansion.controls_first:
-        evidence = _evidence(plan, cell, find, controls.get(cell.control or ""))
-        evidence.nodes = nodes.get(cell.id, 1)
-        if cell.base in known:
-            evidence.base = _evidence(plan, known[cell.base], find, None)
-        if cell.id in needed:
-            controls[cell.id] = evidence
-        yield evidence
-
-
-def _evidence(
-    plan: RunPlan, cell: PlannedCell, find: Callable[[str], CellFound], control: CellEvidence | None
-) -> CellEvidence:
-    found = find(cell.id)
-    own = noise_floors(found.records)
-    newest = CellEvidence(
-        cell=cell,
-        control=control,
-        tolerances=tolerances_for(cell.config.dtype, plan.tolerances, control.noise if control else own),
-        later=tolerances_for(cell.config.dtype, plan.tolerances),
-        noise=own,
-        stack=plan.stacks.get(cell.config.stack),
-        peak_tflops=plan.peak_tflops,
-        history=plan.history,
-        run_id=plan.run_id,
-        **{**vars(found), "earlier": ()},
-    )
-    newest.earlier = [replace(newest, **vars(before)) for before in found.earlier]
-    return newest

@@ -16,10 +16,15 @@ def attention_layers(config: CellConfig, stage: int, chunk: int) -> list[int]:
 
 
 def fields_used(config: CellConfig, stage: int, chunk: int) -> tuple[str, ...]:
-    """Fields of a batch that a chunk uses; prediction layers embed tokens on the last stage too."""
+    """Fields of a batch that a chunk uses; prediction layers embed tokens on the last stage too.
+
+    Without those that upstream's trainer does not give to the model: attention takes positions from cu_seqlens.
+    """
     last = _is_last(config, stage, chunk)
     embeds = (stage == 0 and chunk == 0) or (last and config.model.mtp is not None)
-    return (FIRST_STAGE if embeds else ()) + (LAST_STAGE if last else ())
+    fields = (FIRST_STAGE if embeds else ()) + (LAST_STAGE if last else ())
+    without = () if config.own_trainer else config.path.trained_without
+    return tuple(field for field in fields if field not in without)
 
 
 def _is_last(config: CellConfig, stage: int, chunk: int) -> bool:

@@ -8,11 +8,13 @@ from typing import Literal, get_args
 
 from harness.core.cell.canary_legs import LEG_NAMES
 from harness.core.cell.layout import Coordinates, Layout
-from harness.core.run.records import CellResult, Failure, Progress, RankEnding, RankRecord
+from harness.core.run.cell_result import CellResult, RankEnding
+from harness.core.run.records import Failure, Progress, RankRecord
 from harness.core.run.states import LegName, Phase
 
 LEGS: tuple[LegName, ...] = get_args(LegName)
-TRAINED: tuple[LegName, ...] = ("training", *LEG_NAMES, "timing")  # legs that use the model, after the metadata leg
+# Legs that use the model, after the metadata leg.
+TRAINED: tuple[LegName, ...] = ("training", "evaluation", *LEG_NAMES, "timing")
 PHASES: tuple[Phase, ...] = get_args(Phase)
 # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: the process itself crashed. Others (SIGKILL, SIGTERM) come from outside.
 CRASH_SIGNALS = (4, 6, 7, 8, 11)
@@ -38,17 +40,21 @@ class Ending:
     stalled: bool = False  # it reported no progress for a while before the deadline: STALL_S, STALL_SHARE
 
     @property
-    def order(self) -> tuple[int, int, int, int]:
+    def order(self) -> tuple[int, int, bool, int, int]:
         """Sort key: how far the rank came."""
         progress = self.progress
-        leg = LEGS.index(progress.leg) if progress.leg in LEGS else 0
+        evaluates = progress.leg == "evaluation"
+        name = "training" if evaluates else progress.leg
+        leg = LEGS.index(name) if name in LEGS else 0
         phase = PHASES.index(progress.phase) if progress.phase in PHASES else 0
-        return leg, progress.step, progress.micro_batch, phase
+        return leg, progress.step, not evaluates, progress.micro_batch, phase
 
     @property
     def at(self) -> str:
         """E.g. 'training leg, step 1, micro-batch 0, forward'."""
         progress = self.progress
+        if progress.leg == "evaluation":
+            return f"evaluation after step {progress.step}, micro-batch {progress.micro_batch}, {progress.phase}"
         leg = f"canary leg {progress.leg}" if progress.leg in LEG_NAMES else f"{progress.leg} leg"
         return f"{leg}, step {progress.step}, micro-batch {progress.micro_batch}, {progress.phase}"
 

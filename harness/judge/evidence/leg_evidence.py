@@ -10,7 +10,8 @@ from harness.core.cell.canary_legs import Leg
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Coordinates
 from harness.core.packing.arithmetic import MicroBatch
-from harness.core.run.records import DocumentLoss, Fingerprint, LegSeen, RankRecord
+from harness.core.run.records import DocumentLoss, LegSeen, RankRecord
+from harness.core.run.tensor_records import Fingerprint
 from harness.judge.evidence.assemble import ParameterGradient, whole_activations, whole_gradients
 from harness.judge.locations import where_of
 

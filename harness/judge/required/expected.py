@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache, cached_property
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, TypeVar
 
 from harness.core.cell.canary_legs import Leg
 from harness.core.cell.layout import Coordinates
@@ -10,6 +12,7 @@ from harness.core.packing.arithmetic import MicroBatch
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.chunks import attention_layers
 
+T = TypeVar("T")
 BatchKey = tuple[int, int, int]  # step, chunk, micro-batch
 Shapes = dict[tuple[int, int], list[int]]  # step, micro-batch -> [rows, slots per cp rank]
 LayerKey = tuple[int, int, int, int]  # step, chunk, micro-batch, layer
@@ -21,10 +24,33 @@ class Expected:
     def __init__(self, evidence: CellEvidence) -> None:
         self.evidence, self.config = evidence, evidence.cell.config
         self.layout, self.model = evidence.layout, evidence.cell.config.model
-        self.batch_keys = cache(self._batch_keys)
-        self.layer_keys = cache(self._layer_keys)
-        self.shapes = cache(self._shapes)
-        self.leg_batches = cache(self._leg_batches)
+        self._made: dict[tuple[Any, ...], Any] = {}
+
+    def batch_keys(self, dp: int) -> list[BatchKey]:
+        """Micro-batches that are compared with the plan."""
+        return self._once(self._batch_keys, dp)
+
+    def layer_keys(self, stage: int, dp: int) -> frozenset[LayerKey]:
+        """Layers whose attention is recorded, of every micro-batch."""
+        return self._once(self._layer_keys, stage, dp)
+
+    def shapes(self, dp: int) -> Shapes:
+        """Shapes of the micro-batches that are compared with the plan."""
+        return self._once(self._shapes, dp)
+
+    def leg_batches(self, name: str, dp: int) -> tuple[list[BatchKey], Shapes]:
+        """Micro-batches, and their shapes, of a leg that does not run the model."""
+        return self._once(self._leg_batches, name, dp)
+
+    def _once(self, make: Callable[..., T], *key: Any) -> T:
+        """What `make` returns for the key, made once. `functools.cache` of a method would refer to itself, and judging,
+        which runs without the garbage collector, would keep the records of every cell.
+        """
+        place = (make.__name__, *key)
+        if place not in self._made:
+            self._made[place] = make(*key)
+        found: T = self._made[place]
+        return found
 
     @property
     def ranks_per_node(self) -> int:
@@ -62,7 +88,6 @@ class Expected:
         return [layer for chunk in range(self.layout.vpp) for layer in attention_layers(self.config, stage, chunk)]
 
     def _batch_keys(self, dp: int) -> list[BatchKey]:
-        """Micro-batches that are compared with the plan."""
         steps = self.evidence.fetched_steps
         return [key for step in steps for key in self._keys(step, len(self.evidence.plan[step][dp]))]
 
@@ -72,15 +97,19 @@ class Expected:
     def _layer_keys(self, stage: int, dp: int) -> frozenset[LayerKey]:
         return frozenset(
             (step, chunk, number, layer)
-            for step, replicas in enumerate(self.evidence.plan)
-            for number in range(len(replicas[dp]))
+            for step in self.evidence.steps
+            for number in range(len(self.evidence.plan[step][dp]))
             for chunk in range(self.layout.vpp)
             for layer in attention_layers(self.config, stage, chunk)
         )
 
     def recomputed_keys(self, stage: int, dp: int) -> frozenset[LayerKey]:
         """Attention layers that backward recomputes."""
-        return frozenset() if self.config.recompute == "none" else self.layer_keys(stage, dp)
+        if self.config.recomputes == "none":
+            return frozenset()
+        first = self.config.args.recomputed_layers
+        layers = [attention_layers(self.config, stage, chunk)[:first] for chunk in range(self.layout.vpp)]
+        return frozenset(key for key in self.layer_keys(stage, dp) if key[3] in layers[key[1]])
 
     def _shapes(self, dp: int) -> Shapes:
         return {
@@ -94,7 +123,6 @@ class Expected:
         return [rows, batch.slots // rows // self.layout.cp]
 
     def _leg_batches(self, name: str, dp: int) -> tuple[list[BatchKey], Shapes]:
-        """Micro-batches, and their shapes, of a leg that does not run the model."""
         leg = next(item for item in self.legs if item.name == name)
         batches = leg.micro_batches(self.config)[dp]
         shapes = {(0, number): self._shape(batch) for number, batch in enumerate(batches)}

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from harness.core.cell.attention import kind_of, possible_kinds
 from harness.core.data_paths.forbidden import FORBIDDEN_CASES
 from harness.core.hardware.environment import recorded
-from harness.core.run.records import CellResult, ImportProof, RankRecord, Refusal
+from harness.core.run.cell_result import CellResult
+from harness.core.run.records import ImportProof, RankRecord, Refusal
 from harness.core.upstream import HEADS
 from harness.judge.required.expected import Expected
 

@@ -10,7 +10,8 @@ from typing import get_args
 
 from harness.core.outcomes import NODE_RULES
 from harness.core.packing.fields import BATCH
-from harness.core.run.records import SCHEMA_VERSION, BatchSeen, CellResult, RankRecord
+from harness.core.run.cell_result import CellResult
+from harness.core.run.records import SCHEMA_VERSION, BatchSeen, RankRecord
 from harness.core.run.states import CellStatus
 from harness.core.serialization import to_jsonable
 from harness.judge.evidence.cell_evidence import CellEvidence

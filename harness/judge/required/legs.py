@@ -10,6 +10,7 @@ from harness.core.packing.arithmetic import PAD
 from harness.core.packing.fields import OFFSETS, PADDED
 from harness.core.run.records import BatchSeen, LegSeen, Progress, RankRecord, SeenParams, StepSeen, TensorSeen
 from harness.judge.evidence.chunks import fields_used
+from harness.judge.required import reports
 from harness.judge.required.expected import BatchKey, Expected, Shapes
 
 _INTEGERS, _FLOATS = ("torch.int64", "torch.int32"), ("torch.float32", "torch.float64")
@@ -20,7 +21,7 @@ _LOG_PROBS = (*_FLOATS, "torch.bfloat16")
 def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
     """Problems of one completed rank. The metadata lane has passed, so batches and packed params are the plan's."""
     at, steps = record.place, len(expected.evidence.steps)
-    end = Progress(leg="end", step=steps, micro_batch=0, phase="done")
+    end = Progress(leg="end", step=expected.config.train.steps, micro_batch=0, phase="done")
     if record.progress != end:
         yield f"progress: the rank completed, but last was in {record.progress.leg} leg, step {record.progress.step}"
     if len(record.micro_batches) != steps:
@@ -37,7 +38,8 @@ def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
     yield from _params(record)
     for seen in record.steps:
         yield from _step(expected, record, seen)
-    yield from _reported(expected, record)
+    yield from reports.problems(expected, record)
+    yield from _evaluations(expected, record)
     for seen_leg, leg in zip(record.legs, expected.legs):
         yield from (f"legs: {leg.name}: {problem}" for problem in _leg(expected, record, seen_leg, leg))
 
@@ -143,16 +145,27 @@ def _step(expected: Expected, record: RankRecord, seen: StepSeen) -> Iterator[st
     yield from _document_names(f"steps: step {step}", seen.documents, expected.evidence.homes[step])
 
 
-def _reported(expected: Expected, record: RankRecord) -> Iterator[str]:
-    """Upstream's own trainer reports every step once, the loss on the last stage only."""
-    found = [seen.step for seen in record.reported]
-    right = [] if expected.config.own_trainer else list(expected.evidence.steps)
+def _evaluations(expected: Expected, record: RankRecord) -> Iterator[str]:
+    config, last = expected.config, expected.is_last(record.place)
+    found, right = [seen.after for seen in record.evaluations], list(config.train.evaluated)
     if found != right:
-        yield f"reported: the trainer reported steps {found}, expected {right}"
+        if config.own_trainer:  # upstream's trainer decides itself: the check `evaluation` reports it
+            yield f"evaluations: after steps {found}, expected after {right}"
         return
-    for seen in record.reported:
-        if seen.loss is not None and not expected.is_last(record.place):
-            yield f"reported: step {seen.step}: loss is {seen.loss!r}, and only the last stage computes it"
+    for number, seen in enumerate(record.evaluations):
+        where = f"evaluations: number {number}"
+        for name in ("loss_sum", "token_count"):
+            if (getattr(seen, name) is not None) != last:
+                yield f"{where}: {name} is {getattr(seen, name)!r} on {'the last' if last else 'another'} stage"
+        if seen.reported is not None and (config.own_trainer or not last):
+            yield f"{where}: reported is {seen.reported!r}, and only the last stage of upstream's trainer reports it"
+        if seen.documents and not (last and record.place.tp == 0):
+            yield f"{where}: it has losses of documents, which only tp rank 0 of the last stage records"
+        plan = config.micro_batches(config.train.steps + number)[record.place.dp]
+        if seen.micro_batches != len(plan):
+            yield f"{where}: {seen.micro_batches} micro-batches, the plan has {len(plan)}"
+        known = (item.document.index for batch in plan for item in batch.placed)
+        yield from _document_names(where, seen.documents, known)
 
 
 def _document_names(where: str, documents: Iterable[int], known: Iterable[int]) -> Iterator[str]:

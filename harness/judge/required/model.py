@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from harness.core.cell.canary_legs import Leg
 from harness.core.cell.layout import Coordinates
-from harness.core.run.records import ActivationSeen, ExpertShare, LegSeen, ParameterSeen, RankRecord
+from harness.core.run.records import ExpertShare, LegSeen, RankRecord
+from harness.core.run.tensor_records import ActivationSeen, ParameterSeen, StoredParameter
 from harness.judge.diagnosis.boundaries import layer_of
 from harness.judge.required.expected import Expected
 
@@ -23,6 +24,13 @@ def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
     yield from _layers("activations", record.activations, outputs)
     yield from _same_documents("activations", record.activations, record.activations)
     yield from _parameters(expected, at, "parameters", record.parameters, fingerprints)
+    # A trainer that never calls its optimizer has no gradients that a norm counts.
+    updated = expected.config.own_trainer or any(one.update and one.update.change.norm_sq for one in record.parameters)
+    for one in record.parameters:
+        if one.update is None:
+            yield f"parameters: {one.name} has no update"
+        if one.in_norm is None and updated:
+            yield f"parameters: {one.name} has no in_norm"
     for seen, leg in zip(record.legs, expected.legs):
         yield from (f"legs: {leg.name}: {problem}" for problem in _leg(expected, record, seen, leg))
     yield from _routers(expected, record)
@@ -40,6 +48,8 @@ def _leg(expected: Expected, record: RankRecord, seen: LegSeen, leg: Leg) -> Ite
     yield from _same_documents("activations", seen.activations, right)
     yield from _same_documents("input_gradients", seen.input_gradients, right)
     yield from _parameters(expected, at, "parameters", seen.parameters, leg.backward)
+    yield from (f"parameters: {one.name} has an update in a leg" for one in seen.parameters if one.update)
+    yield from (f"parameters: {one.name} has in_norm in a leg" for one in seen.parameters if one.in_norm is not None)
     if leg.backward and expected.config.fingerprints and _names(seen.parameters) != _names(record.parameters):
         yield "parameters: not those of step 0"
 
@@ -68,25 +78,30 @@ def _parameters(
     if bool(seen) != wanted:
         yield f"{name}: {len(seen)} recorded, {'some' if wanted else 'none'} expected"
         return
-    if not seen:
-        return
+    if seen:
+        yield from (f"{name}: {problem}" for problem in parameters_problems(expected, at, seen))
+    if expected.layout.world_size > 1:
+        yield from (f"{name}: {one.name} has parts, which only a single rank records" for one in seen if one.parts)
+
+
+def parameters_problems(
+    expected: Expected, at: Coordinates, seen: Sequence[ParameterSeen] | Sequence[StoredParameter]
+) -> Iterator[str]:
+    """What is wrong with the names of the parameters that a rank recorded."""
     twice = [item for item, count in Counter(one.name for one in seen).items() if count > 1]
     if twice:
-        yield f"{name}: {twice[0]} is listed twice"
+        yield f"{twice[0]} is listed twice"
     held = {layer for item in seen if (layer := layer_of(item.name))}
     right = set(expected.layers(at.pp))
     if held != right:
-        yield f"{name}: recorded for layers {sorted(held)}, stage {at.pp} has {sorted(right)}"
+        yield f"recorded for layers {sorted(held)}, stage {at.pp} has {sorted(right)}"
     if at.pp == 0 and not any(item.name.startswith("embedding.") for item in seen):
-        yield f"{name}: the first stage has no embedding"
+        yield "the first stage has no embedding"
     if expected.is_last(at) and not any(item.name.startswith(("output_layer.", "embedding.")) for item in seen):
-        yield f"{name}: the last stage has no output layer"
-    layout = expected.layout
+        yield "the last stage has no output layer"
     for item in seen:
-        if item.sharded and layout.tp == 1:
-            yield f"{name}: {item.name} is sharded over tp, but tp is 1"
-        if item.parts and layout.world_size > 1:
-            yield f"{name}: {item.name} has parts, which only a single rank records"
+        if item.sharded and expected.layout.tp == 1:
+            yield f"{item.name} is sharded over tp, but tp is 1"
 
 
 def disagreements(expected: Expected, records: dict[int, RankRecord]) -> Iterator[str]:

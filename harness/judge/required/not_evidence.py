@@ -36,6 +36,8 @@ NOT_EVIDENCE: dict[str, str] = {
     "record.legs.*.batches.*.loss_mask": _UNUSED,
     "record.parameters.*.parts": "names the tp rank whose shard differs; the verdict is on the whole gradient",
     "record.legs.*.parameters.*.parts": "names the tp rank whose shard differs; the verdict is on the whole gradient",
+    "record.parameters.*.update.change.norm_sq": "the first update moves every weight by the learning rate, so that "
+    "weights of one size have nearly the same norm; projections are compared",
     "record.peak_memory_bytes": "shown; it must not be negative",
     "record.peak_reserved_bytes": "shown; it must not be negative",
     "record.setup_s": _CLOCK,
@@ -45,6 +47,15 @@ NOT_EVIDENCE: dict[str, str] = {
     "record.timings.*.seconds": "one possible time cannot be told from another; medians of rounds are compared",
     "lone.steps.*.grad_norm": "the control has different rows: ranks must agree, and it must be finite and >= 0",
     "lone.parameters.*.gradient.projections.*": "nothing to compare it with; it must be possible for the norm",
+    **{
+        f"lone.parameters.*.update.{name}.{part}": "nothing to compare it with; norm and projections must fit"
+        for name, parts in (
+            ("first_moment", ("norm_sq", "projections.*")),
+            ("second_moment", ("norm_sq", "projections.*")),
+            ("change", ("projections.*",)),
+        )
+        for part in parts
+    },
     "result.started": _CLOCK,
     "result.finished": _CLOCK,
 }

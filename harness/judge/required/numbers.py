@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.core.run.record_limits import PROJECTIONS
-from harness.core.run.records import ActivationSeen, DocumentLoss, Fingerprint, ParameterSeen, RankRecord
+from harness.core.run.records import DocumentLoss, RankRecord
+from harness.core.run.tensor_records import STORED, ActivationSeen, Fingerprint, ParameterSeen, UpdateSeen
 
 # A projection on a standard normal vector is normally distributed with the norm as its standard deviation: one value in
 # 10^23 is farther off than this.
@@ -64,12 +65,12 @@ def scan(record: RankRecord) -> Scan:
         for what, value in (("the loss", seen.loss_sum), ("the gradient norm", seen.grad_norm)):
             if value is not None:
                 found.add(value, f"{what} of step {seen.step}", where, order)
-    for told in record.reported:
-        where, order = at | {"step": told.step}, (0, 2, told.step)
-        for name in ("loss", "grad_norm", "learning_rate", "loss_scale"):
-            if (number := getattr(told, name)) is not None:
-                found.add(number, f"the reported {name} of step {told.step}", where, order)
+    _reports(found, record, at)
+    _states(found, record, at)
     _gradients(found, record.parameters, "the gradient of {}", at | {"step": 0}, (0, 3))
+    for parameter in record.parameters:
+        if parameter.update is not None:
+            _update(found, parameter.update, parameter.name, at | {"step": 0, "parameter": parameter.name})
     for number, leg in enumerate(record.legs, 1):
         where, name = at | {"leg": leg.leg, "step": 0}, f" in canary leg {leg.leg}"
         _outputs(found, leg.activations, "the activation of document {} after layer {}" + name, where, (number, 0))
@@ -80,6 +81,34 @@ def scan(record: RankRecord) -> Scan:
         _outputs(found, leg.input_gradients, inputs, where, (number, 2))
         _gradients(found, leg.parameters, "the gradient of {}" + name, where, (number, 3))
     return found
+
+
+def _reports(found: Scan, record: RankRecord, at: dict[str, Any]) -> None:
+    """Scan evaluations, and what upstream's trainer reports."""
+    for evaluation in record.evaluations:
+        name, order = f"the evaluation after step {evaluation.after}", (0, 2, evaluation.after)
+        where = at | {"after": evaluation.after}
+        _documents(found, evaluation.documents, f"the loss of document {{}} in {name}", where, order)
+        for what, value in (("the loss", evaluation.loss_sum), ("the reported loss", evaluation.reported)):
+            if value is not None:
+                found.add(value, f"{what} of {name}", where, order)
+    for told in record.reported:
+        where, order = at | {"step": told.step}, (0, 2, told.step)
+        for name in ("loss", "grad_norm", "learning_rate", "loss_scale", "flops", "packed_tokens", "packed_squares"):
+            if (number := getattr(told, name)) is not None:
+                found.add(number, f"the reported {name} of step {told.step}", where, order)
+
+
+def _states(found: Scan, record: RankRecord, at: dict[str, Any]) -> None:
+    """Scan what a checkpoint holds."""
+    for state in record.states:
+        for seen in state.parameters:
+            place = at | {"step": state.after, "parameter": seen.name}
+            for part, text in STORED.items():
+                value = getattr(seen, part)
+                found.numbers += 1 + len(value.projections)
+                if not _good(value):
+                    _fingerprint(found, value, f"{text} of {seen.name} after step {state.after}", place, (0, 2))
 
 
 def _outputs(
@@ -105,6 +134,18 @@ def _gradients(
             if not _good(part):
                 text = f"part of {what.format(seen.name)}"
                 _fingerprint(found, part, text, where | {"parameter": seen.name}, order)
+
+
+def _update(found: Scan, update: UpdateSeen, name: str, where: dict[str, Any]) -> None:
+    values = (
+        (update.first_moment, "first moment"),
+        (update.second_moment, "second moment"),
+        (update.change, "change"),
+    )
+    for value, what in values:
+        found.numbers += 1 + len(value.projections)
+        if not _good(value):
+            _fingerprint(found, value, f"the {what} of {name}", where, (0, 4))
 
 
 def _total(found: Scan, values: Iterable[Fingerprint]) -> None:

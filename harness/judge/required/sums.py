@@ -13,8 +13,10 @@ from dataclasses import replace
 
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.record_limits import MOST_TOKEN_LOSSES
-from harness.core.run.records import DocumentLoss, Fingerprint, RankRecord, StepSeen
+from harness.core.run.records import DocumentLoss, RankRecord, StepSeen
+from harness.core.run.tensor_records import Fingerprint
 from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.evaluations import evaluations_of
 from harness.judge.stats.distance import add
 
 FP32_SUM = 1e-4  # relative bound for a sum in fp32 over the tokens of a micro-batch
@@ -35,7 +37,7 @@ def _contradictions(evidence: CellEvidence) -> Iterator[str]:
 
 
 def _steps(evidence: CellEvidence) -> Iterator[str]:
-    """The loss of a step is the sum of its documents' losses; every token has one loss."""
+    """The loss of a step or an evaluation is the sum of its documents' losses; every token has one loss."""
     for step, documents in evidence.document_losses.items():
         whole = sum(loss.loss_sum for loss in documents.values())
         for record, seen in evidence.step_records(step, pp=evidence.last_stage):
@@ -43,6 +45,14 @@ def _steps(evidence: CellEvidence) -> Iterator[str]:
                 yield (
                     f"record of rank {record.rank}: steps: step {step}: loss_sum is {seen.loss_sum:.9g}, the documents "
                     f"add up to {whole:.9g}"
+                )
+    for one in evaluations_of(evidence):
+        whole = sum(loss.loss_sum for loss in one.documents.values())
+        for record, found in one.seen:
+            if found.loss_sum is not None and not _near(found.loss_sum, whole, FP32_SUM):
+                yield (
+                    f"record of rank {record.rank}: evaluations: number {one.number}: loss_sum is "
+                    f"{found.loss_sum:.9g}, the documents add up to {whole:.9g}"
                 )
     positions = Counter(
         (token.document, token.position)
@@ -64,7 +74,7 @@ def _result(evidence: CellEvidence) -> Iterator[str]:
 
 def _record(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:
     for step in record.steps[:1]:
-        if len(step.tokens) < MOST_TOKEN_LOSSES:
+        if not step.step and len(step.tokens) < MOST_TOKEN_LOSSES:
             yield from _tokens(evidence, step)
     for seen in record.parameters:
         if seen.parts and not _adds_up(seen.parts, seen.gradient):

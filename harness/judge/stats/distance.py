@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from harness.core.run.records import Fingerprint
+from harness.core.run.tensor_records import Fingerprint
 from harness.core.tolerances import Bound
 
 

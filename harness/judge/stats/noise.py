@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from harness.core.cell.canary_legs import NOISE_LEGS
-from harness.core.run.records import Fingerprint, LegSeen, RankRecord
+from harness.core.run.records import LegSeen, RankRecord
+from harness.core.run.tensor_records import Fingerprint
 from harness.core.tolerances import MOST_NOISE, NOISE_FACTOR, ROUNDING_SHARE, Bound, NoiseFloor, Tolerances
 from harness.judge.stats.distance import distance, fingerprint_distance
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from harness.core.run.records import RankEnding
+from harness.core.run.cell_result import RankEnding
 from harness.core.run.run_dir import AttemptDir, RunDir, write_json
 from harness.core.serialization import dumps, from_jsonable, loads
 from harness.core.text.counts import counted

@@ -15,6 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from harness.core.packing.arithmetic import zigzag
+from harness.node.device.adam_stub import FusedAdam
 
 _CPU = torch.device("cpu")
 _DEVICE_TYPES = (str, torch.device)
@@ -158,10 +159,11 @@ def _transformer_engine() -> list[tuple[Any, str, Any]]:
     import megatron.core.utils as megatron_utils
 
     # Megatron's own fallbacks without Transformer Engine.
+    by_tensor = "multi_tensor_scale_tensor_impl"  # from 0.19 on; None: it uses the next one
     return [
+        *([(clip_grads, by_tensor, None)] if hasattr(clip_grads, by_tensor) else []),
         (kernels, "thd_get_partitioned_indices", _thd_get_partitioned_indices),
-        (megatron_optimizer, "Adam", torch.optim.AdamW),
-        (megatron_optimizer, "USING_PYTORCH_OPTIMIZER", True),
+        (megatron_optimizer, "Adam", FusedAdam),
         (clip_grads, "multi_tensor_applier", megatron_utils.local_multi_tensor_applier),
         (clip_grads, "l2_norm_impl", megatron_utils.local_multi_tensor_l2_norm),
         (clip_grads, "multi_tensor_scale_impl", megatron_utils.local_multi_tensor_scale),

@@ -6,6 +6,7 @@ As there, the stubs do not change what upstream computes.
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import torch
@@ -36,8 +37,10 @@ def install() -> list[str]:
         *((cuda, name, cpu_stubs.nothing()) for name in _EFFECTS),
         (torch.Tensor, "pin_memory", lambda self, *args, **kwargs: self),
         (torch.optim.Optimizer, "_accelerator_graph_capture_health_check", cpu_stubs.nothing()),
-        (dataset_utils, "compile_helpers", cpu_stubs.nothing()),  # for data sets that these cells do not have
     ]
+    for module in (dataset_utils, sys.modules.get("megatron.bridge.training.initialize")):
+        if module is not None:  # for data sets that these cells do not have
+            rows.append((module, "compile_helpers", cpu_stubs.nothing()))
     return cpu_stubs.replace(rows)
 
 

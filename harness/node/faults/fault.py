@@ -41,6 +41,9 @@ class Fault:
         """The batch to use instead of the one that the data path fetched, in every leg."""
         return batch
 
+    def on_trainer(self) -> None:
+        """Called before upstream's own trainer is run."""
+
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         """Called after the model is initialised, before the probe adds its hooks. `chunks`: DDP modules."""
 
@@ -55,6 +58,9 @@ class Fault:
     def on_loss(self, loss: Tensor, tokens: Tensor, context: RankContext) -> tuple[Tensor, Tensor]:
         """Loss sum and token count (scalars) of a micro-batch to use, on the last stage, after both are recorded."""
         return loss, tokens
+
+    def on_optimizer(self, optimizer: Any, context: RankContext, step: int) -> None:
+        """Called after gradients are recorded, before the optimizer uses them."""
 
     def on_gradients(self, chunks: list[Any], context: RankContext) -> None:
         """Called after gradients are reduced, before they are recorded."""

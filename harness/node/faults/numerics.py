@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from harness.core.cell.canary_legs import Leg
 from harness.node.data_paths.base import RankContext
 from harness.node.faults.fault import Fault
 from harness.node.probe.model.gpt import unwrap
+from harness.node.probe.model.optimizer_state import held_by, norm_function
 
 
 class GradientsTimesCp(Fault):
@@ -26,6 +28,58 @@ class GradientShardOfOneTpRankDoubled(Fault):
     def on_gradients(self, chunks: list[Any], context: RankContext) -> None:
         if context.place.tp == 1 and context.place.pp == 1:
             unwrap(chunks[0]).decoder.layers[0].mlp.linear_fc1.weight.main_grad.mul_(2)
+
+
+class StageClippedByItsOwnNorm(Fault):
+    def on_optimizer(self, optimizer: Any, context: RankContext, step: int) -> None:
+        if context.place.pp == 1:
+            for parameter in held_by(optimizer):
+                parameter.main_grad.mul_(0.5)  # type: ignore[attr-defined]
+
+
+class GradientsLostBeforeTheUpdateOnOneTpRank(Fault):
+    def on_optimizer(self, optimizer: Any, context: RankContext, step: int) -> None:
+        if context.place.tp == 1:
+            for parameter in held_by(optimizer):
+                parameter.main_grad.zero_()  # type: ignore[attr-defined]
+
+
+class EvaluationLeavesModulesInEvaluationMode(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        if context.place.pp == 1:
+            for chunk in chunks:
+                chunk.train = partial(_never_training, chunk.train)  # nn.Module.eval calls it too
+
+
+def _never_training(train: Any, mode: bool = True) -> Any:
+    return train(False)
+
+
+class EvaluationWithTheWeightsOfTheFirstStep(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        if context.place.pp == 1:
+            for chunk in chunks:
+                first = [parameter.detach().clone() for parameter in chunk.parameters()]
+                chunk.train = partial(self._exchanged, chunk, first, chunk.train)
+
+    @staticmethod
+    def _exchanged(chunk: Any, others: list[Tensor], train: Any, mode: bool = True) -> Any:
+        """Exchange the weights with others, before an evaluation and after it."""
+        for parameter, other in zip(chunk.parameters(), others):
+            kept = parameter.detach().clone()
+            parameter.data.copy_(other)
+            other.copy_(kept)
+        return train(mode)
+
+
+class ShardOfOneTpRankNotInTheGradientNorm(Fault):
+    """Without clipping it changes nothing else."""
+
+    def on_optimizer(self, optimizer: Any, context: RankContext, step: int) -> None:
+        if context.place.tp == 1 and step == 0:
+            one = getattr(optimizer, "chained_optimizers", [optimizer])[0]
+            upstream = getattr(one, norm_function(one))
+            setattr(one, norm_function(one), lambda *args: upstream(*args)[1:])
 
 
 class LossAveragedPerMicroBatch(Fault):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from harness.node.faults import attention, canaries, content, endings, metadata, models, numerics, slow
+from collections.abc import Callable
+from functools import partial
+
+from harness.node.faults import attention, canaries, content, endings, metadata, models, numerics, slow, trainers
 from harness.node.faults.fault import Fault
 
-FAULTS: dict[str, type[Fault]] = {
+FAULTS: dict[str, Callable[[], Fault]] = {
+    **{name: partial(trainers.TrainerEdited, edit) for name, edit in trainers.EDITS.items()},
     "middle-stages-without-metadata": metadata.MiddleStagesWithoutMetadata,
     "middle-stage-tp-ranks-with-garbage": metadata.MiddleStageTpRanksWithGarbage,
     "last-stage-tp-ranks-without-metadata": metadata.LastStageTpRanksWithoutMetadata,
@@ -34,6 +38,11 @@ FAULTS: dict[str, type[Fault]] = {
     "padded-offsets-rounded-down": metadata.PaddedOffsetsRoundedDown,
     "rope-by-real-offsets": attention.RopeByRealOffsets,
     "rope-of-another-cp-rank": attention.RopeOfAnotherCpRank,
+    "shard-of-one-tp-rank-not-in-the-gradient-norm": numerics.ShardOfOneTpRankNotInTheGradientNorm,
+    "stage-clipped-by-its-own-norm": numerics.StageClippedByItsOwnNorm,
+    "gradients-lost-before-the-update-on-one-tp-rank": numerics.GradientsLostBeforeTheUpdateOnOneTpRank,
+    "evaluation-leaves-modules-in-evaluation-mode": numerics.EvaluationLeavesModulesInEvaluationMode,
+    "evaluation-with-the-weights-of-the-first-step": numerics.EvaluationWithTheWeightsOfTheFirstStep,
     "cp-chunks-contiguous": content.CpChunksContiguous,
     "cp-zigzag-over-the-whole-row": content.CpZigzagOverTheWholeRow,
     "position-ids-not-reset": content.PositionIdsNotReset,

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.record_limits import MOST_TOKEN_LOSSES
-from harness.core.run.records import DocumentLoss, ParameterSeen, TokenLoss
+from harness.core.run.records import DocumentLoss, TokenLoss
 from harness.core.run.states import LegName, Phase
+from harness.core.run.tensor_records import ParameterSeen
 from harness.node.data_paths.base import RankContext
 from harness.node.probe.hooks.fingerprints import gradient_fingerprint, part_fingerprints
 from harness.node.probe.hooks.layers import LayerRecorder, PassState
@@ -55,13 +56,13 @@ class Observer:
         self.layer_recorder = LayerRecorder(plain, context, self.state, recorder)
         record_parts(plain, context, self.state, recorder)
 
-    def begin_pass(self, truth: StepTruth, leg: LegName, *, keep_tokens: bool) -> None:
-        """Announce the next pass. `leg`: the name in progress reports."""
+    def begin_pass(self, truth: StepTruth, leg: LegName, *, keep_tokens: bool, step: int | None = None) -> None:
+        """Announce the next pass. `leg`, `step`: as in progress reports; the step is that of the truth if omitted."""
         self.truth, self.counts, self.keep_tokens = truth, [0] * len(self.chunks), keep_tokens
         self.losses, self.backward = Losses(), True
         self.recomputed.begin()
-        self.state.step, self.state.leg = truth.step, leg
-        self.recorder.progress(leg, truth.step, 0, "start")
+        self.state.step, self.state.leg = truth.step if step is None else step, leg
+        self.recorder.progress(leg, self.state.step, 0, "start")
 
     def fetching(self, chunk: int) -> int:
         """Announce that a chunk fetches its next micro-batch; returns the micro-batch's number."""
@@ -90,7 +91,7 @@ class Observer:
 
     def progress(self, phase: Phase) -> None:
         """Note a phase that follows the last micro-batch."""
-        self.recorder.progress(self.state.leg, self.truth.step, len(self.truth.plans), phase)
+        self.recorder.progress(self.state.leg, self.state.step, len(self.truth.plans), phase)
 
     def named_parameters(self) -> Iterator[NamedParameter]:
         """Parameters of all chunks of this rank."""

@@ -8,12 +8,15 @@ from typing import Any
 
 import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 from torch import Tensor
 
 from harness.core.cell.config import CellConfig
 from harness.core.run.states import LegName
 from harness.node.data_paths.base import Adapter, Batch, RankContext
 from harness.node.faults import Fault
+from harness.node.probe.model.gpt import unwrap
+from harness.node.probe.model.groups import GLOBAL, Groups
 from harness.node.probe.observer import Observer
 from harness.node.probe.truth import StepTruth
 from harness.node.recording.recorder import Recorder
@@ -31,10 +34,16 @@ class Passes(Observer):
     """Runs passes over the model chunks, and observes them."""
 
     def __init__(
-        self, chunks: list[Any], path: Adapter, context: RankContext, fault: Fault, recorder: Recorder
+        self,
+        chunks: list[Any],
+        path: Adapter,
+        context: RankContext,
+        fault: Fault,
+        recorder: Recorder,
+        groups: Groups = GLOBAL,
     ) -> None:
         super().__init__(chunks, context, recorder)
-        self.path, self.fault = path, fault
+        self.path, self.fault, self.groups = path, fault, groups
 
     def begin(self, truth: StepTruth, leg: LegName, *, keep_tokens: bool) -> list[ChunkIterator]:
         """Set up the next pass and return the data path's iterators, one per chunk. Collective: they may communicate.
@@ -42,6 +51,10 @@ class Passes(Observer):
         `leg`: the name in progress reports.
         """
         self.begin_pass(truth, leg, keep_tokens=keep_tokens)
+        return self.iterators(truth)
+
+    def iterators(self, truth: StepTruth) -> list[ChunkIterator]:
+        """The data path's iterators over the announced pass. Collective."""
         return [ChunkIterator(self.path.iterator(truth, number), number) for number in range(len(self.chunks))]
 
     def run(self, iterators: list[ChunkIterator], *, micro_batches: int, forward_only: bool) -> None:
@@ -51,15 +64,17 @@ class Passes(Observer):
         """
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
-        get_forward_backward_func()(
-            forward_step_func=self._forward_step,
-            data_iterator=iterators if len(iterators) > 1 else iterators[0],
-            model=self.chunks if len(self.chunks) > 1 else self.chunks[0],
-            num_microbatches=micro_batches,
-            seq_length=self.context.config.train.seq_length,
-            micro_batch_size=self.context.config.micro_batch_size,
-            forward_only=forward_only,
-        )
+        with self.groups.hidden():
+            get_forward_backward_func()(
+                forward_step_func=self._forward_step,
+                data_iterator=iterators if len(iterators) > 1 else iterators[0],
+                model=self.chunks if len(self.chunks) > 1 else self.chunks[0],
+                num_microbatches=micro_batches,
+                seq_length=self.context.config.train.seq_length,
+                micro_batch_size=self.context.config.micro_batch_size,
+                forward_only=forward_only,
+                **self.groups.arguments,
+            )
         self.progress("reduce")
         if not forward_only:
             self.fault.on_gradients(self.chunks, self.context)
@@ -69,7 +84,8 @@ class Passes(Observer):
         """Megatron's forward_step_func (pretrain_gpt.forward_step): (output tensor, loss function)."""
         chunk = iterator.chunk
         number = self.fetching(chunk)
-        batch = self.fault.on_batch(self.path.fetch(iterator.inner, chunk), self.context, chunk, number)
+        with self.groups.shown():
+            batch = self.fault.on_batch(self.path.fetch(iterator.inner, chunk), self.context, chunk, number)
         owners = self.entering(chunk, number)
         return forward(model, batch, self.context.config), partial(self._loss, batch, owners)
 
@@ -90,9 +106,22 @@ def forward(model: Any, batch: Batch, config: CellConfig) -> Tensor:
 
     Returns losses per token [rows, local slots] for the last chunk, else hidden states [s, b, h].
     """
-    more = {"loss_mask": batch.loss_mask} if config.model.mtp else {}
+    smoothing = config.train.label_smoothing
+    more: dict[str, Any] = {"loss_mask": batch.loss_mask} if config.model.mtp else {}
     more |= {"padding_mask": batch.padding_mask} if config.model.padding_mask else {}
-    output: Tensor = model(
-        batch.tokens, batch.position_ids, None, labels=batch.labels, packed_seq_params=batch.params, **more
+    more |= {"labels": None if smoothing else batch.labels}
+    output: Tensor = model(batch.tokens, batch.position_ids, None, packed_seq_params=batch.params, **more)
+    return smoothed(output, batch.labels, smoothing) if smoothing and unwrap(model).post_process else output
+
+
+def smoothed(logits: Tensor, labels: Tensor | None, smoothing: float) -> Tensor:
+    """Losses per token [rows, local slots] of logits [rows, local slots, this rank's part of the vocabulary].
+
+    Upstream's model computes its loss without smoothing. Whoever wants it passes the logits to this function of
+    upstream, as frameworks for reinforcement learning do for log-probabilities.
+    """
+    assert labels is not None
+    losses = vocab_parallel_cross_entropy(
+        logits.transpose(0, 1).contiguous(), labels.transpose(0, 1).contiguous(), smoothing
     )
-    return output
+    return losses.transpose(0, 1).contiguous()  # type: ignore[no-any-return]

@@ -37,6 +37,7 @@ from harness.node.probe.legs.training import TrainingLeg
 from harness.node.probe.memory import peaks_recorded, record_peaks
 from harness.node.probe.model import attention_kinds, gpt
 from harness.node.probe.model.distributed_optimizer import build_optimizer
+from harness.node.probe.model.groups import GLOBAL, Groups
 from harness.node.probe.passes import Passes
 from harness.node.probe.weights import initialize
 from harness.node.recording.recorder import Recorder
@@ -68,17 +69,18 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     context = RankContext(config=config, place=place, device=device, folder=recorder.path.parent.parent)
     with peaks_recorded(recorder.record, device):
         if config.trainer in TRAINERS:
+            fault_named(config.fault).on_trainer()
             TRAINERS[config.trainer](context, recorder).run()
             record_peaks(recorder.record, device)
         else:
-            gpt.initialize_parallel(config, device)
+            groups = gpt.initialize_parallel(config, device)
             gpt.first_collectives(device)
-            _legs(context, recorder, begin)
+            _legs(context, groups, recorder, begin)
     barrier(device)  # rank 0 serves the store and must not exit while others need it
     recorder.progress("end", config.train.steps, 0, "done")
 
 
-def _legs(context: RankContext, recorder: Recorder, begin: float) -> None:
+def _legs(context: RankContext, groups: Groups, recorder: Recorder, begin: float) -> None:
     """Run all legs in order; `begin`: time.perf_counter at the start of the rank."""
     config, place = context.config, context.place
     fault = fault_named(config.fault)
@@ -88,7 +90,7 @@ def _legs(context: RankContext, recorder: Recorder, begin: float) -> None:
     counts = [len(config.micro_batches(step)[place.dp]) for step in range(config.train.steps)]
     recorder.record.micro_batches = [fault.micro_batches(count, context, step) for step, count in enumerate(counts)]
     metadata_leg(path, context, fault, recorder)
-    training, canaries = _model_legs(context, path, fault, recorder)
+    training, canaries = _model_legs(context, path, fault, recorder, groups)
     recorder.record.setup_s = time.perf_counter() - begin
     training.run()
     canaries.run()
@@ -119,12 +121,15 @@ def _join(config: CellConfig, device: Device, listener: int | None) -> None:
     dist.init_process_group(device.backend, store=store, rank=rank, world_size=world_size, timeout=timeout, **bound)
 
 
-def _model_legs(context: RankContext, path: Any, fault: Any, recorder: Recorder) -> tuple[TrainingLeg, CanaryLegs]:
+def _model_legs(
+    context: RankContext, path: Any, fault: Any, recorder: Recorder, groups: Groups = GLOBAL
+) -> tuple[TrainingLeg, CanaryLegs]:
     """Build the model with its initial weights; return the training leg and the canary legs on it."""
     config, place = context.config, context.place
     recorder.progress("training", 0, 0, "setup")
     upstream = gpt.transformer_config(config)
-    chunks = gpt.build_chunks(config, upstream, context.device)
+    with groups.hidden():
+        chunks = gpt.build_chunks(config, upstream, context.device, groups)
     for chunk in chunks:
         initialize(
             gpt.unwrap(chunk),
@@ -133,9 +138,10 @@ def _model_legs(context: RankContext, path: Any, fault: Any, recorder: Recorder)
             tp_size=config.layout.tp,
             ep_rank=gpt.expert_rank(),
         )
-    optimizer = build_optimizer(config, chunks)
+    with groups.hidden():
+        optimizer = build_optimizer(config, chunks, groups)
     fault.on_model(chunks, context)
-    passes = Passes(chunks, path, context, fault, recorder)
+    passes = Passes(chunks, path, context, fault, recorder, groups)
     return TrainingLeg(passes, optimizer), CanaryLegs(passes)
 
 

@@ -1,4 +1,7 @@
-"""The record of a training step between the reduction of gradients and the optimizer: norm, losses, fingerprints."""
+"""The record of a training step between the reduction of gradients and the optimizer: norm, losses, fingerprints.
+
+And that of an evaluation.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
-from harness.core.run.records import StepSeen
+from harness.core.run.records import EvaluationSeen, StepSeen
 from harness.node.probe.hooks.routers import aux_scale
 from harness.node.probe.observer import Observer
+from harness.node.probe.truth import StepTruth
 
 
 def observe(observer: Observer, seen: StepSeen) -> None:
@@ -20,10 +24,35 @@ def observe(observer: Observer, seen: StepSeen) -> None:
         record.activations = observer.layer_recorder.drain()
     if seen.step == 0:
         record.aux_scale = aux_scale() if config.model.balanced else None
+    seen.training = all(module.training for chunk in observer.chunks for module in chunk.modules())
     _global_loss(observer, seen)
 
 
-def _global_loss(observer: Observer, seen: StepSeen) -> None:
+def begin_evaluation(observer: Observer) -> StepTruth:
+    """Announce the next evaluation; returns what its batches must be."""
+    config, record = observer.context.config, observer.recorder.record
+    truth = StepTruth(config, config.train.steps + len(record.evaluations), observer.context.place.dp)
+    observer.begin_pass(truth, "evaluation", keep_tokens=False, step=len(record.steps))
+    observer.state.fingerprints = observer.backward = False
+    return truth
+
+
+def end_evaluation(observer: Observer, *, training: bool, reported: float | None = None) -> None:
+    """Record the evaluation. Collective. `training`: whether a module was in training mode in it."""
+    record, losses = observer.recorder.record, observer.read_losses()
+    seen = EvaluationSeen(
+        after=len(record.steps),
+        micro_batches=observer.counts[0],
+        documents=losses.documents,
+        training=training,
+        reported=reported,
+    )
+    _global_loss(observer, seen)
+    record.evaluations.append(seen)
+    observer.recorder.flush()
+
+
+def _global_loss(observer: Observer, seen: StepSeen | EvaluationSeen) -> None:
     """Record loss sum and token count over all replicas and context-parallel ranks, on the last stage only."""
     if not observer.context.is_last(len(observer.chunks) - 1):
         return

@@ -15,6 +15,9 @@ from harness.core.cell.config import CellConfig
 
 _LAYER = re.compile(r"\bdecoder\.layers\.(\d+)\.")
 _EXPERT = re.compile(r"\bexperts\.local_experts\.(\d+)\.")
+# Layers of Megatron -> the dimension in which ranks split their weights; upstream's own mark of it is under test.
+_SPLIT = {"VocabParallelEmbedding": 0, "ColumnParallelLinear": 0, "RowParallelLinear": 1}
+_PER_HEAD = ".softmax_offset"
 TIED_NAME = "embedding.word_embeddings.weight"
 # Reserved token ids, which do not occur inside documents; each document ends with END. Upstream masks labels that equal
 # padding. A canary leg replaces PADDING with OTHER_PADDING.
@@ -49,6 +52,7 @@ class NamedParameter:
     name: str  # layers and experts are numbered from 0 over the whole model, as in a checkpoint of one rank
     parameter: torch.nn.Parameter
     shard: Shard
+    split: int | None = None  # the dimension that tensor parallelism splits, whatever its size here
 
 
 def named_parameters(chunk: Any, *, tp_rank: int, tp_size: int, ep_rank: int = 0) -> Iterator[NamedParameter]:
@@ -65,14 +69,28 @@ def named_parameters(chunk: Any, *, tp_rank: int, tp_size: int, ep_rank: int = 0
             name = _EXPERT.sub(f"experts.{ep_rank * len(owner) + int(found.group(1))}.", name)
         if getattr(parameter, "shared_embedding", False):
             name = TIED_NAME  # the last stage's copy of the embedding is the same parameter
-        yield NamedParameter(name=name, parameter=parameter, shard=_shard_of(name, parameter, tp_rank, tp_size))
+        split = _split_dim(chunk, local_name, parameter)
+        shard = _shard_of(name, parameter, split if tp_size > 1 else None, tp_rank, tp_size)
+        yield NamedParameter(name=name, parameter=parameter, shard=shard, split=split)
 
 
-def _shard_of(name: str, parameter: Any, tp_rank: int, tp_size: int) -> Shard:
+def _split_dim(chunk: Any, local_name: str, parameter: Any) -> int | None:
+    """The dimension in which tensor parallelism splits a parameter; None if every rank holds the whole of it.
+
+    Upstream marks split parameters, except those of one number per head (which its checkpoints do split).
+    """
+    if local_name.endswith(_PER_HEAD):
+        return 0
+    if getattr(parameter, "tensor_model_parallel", False):
+        return int(parameter.partition_dim)
+    owner, _, own_name = local_name.rpartition(".")
+    return _SPLIT.get(type(chunk.get_submodule(owner)).__name__) if own_name == "weight" else None
+
+
+def _shard_of(name: str, parameter: Any, dim: int | None, tp_rank: int, tp_size: int) -> Shard:
     shape = list(parameter.shape)
-    if tp_size == 1 or not getattr(parameter, "tensor_model_parallel", False):
+    if dim is None:
         return Shard(full=tuple(shape), dim=None, pieces=1, index=0, count=1)
-    dim = parameter.partition_dim
     shape[dim] *= tp_size
     return Shard(full=tuple(shape), dim=dim, pieces=_pieces(name), index=tp_rank, count=tp_size)
 
@@ -86,10 +104,9 @@ MOST_PARTS = 8  # enough to compose the shards of tp 2, 4 and 8
 
 def parts_of(item: NamedParameter) -> list[Shard]:
     """The shards into which tensor parallelism would split a whole parameter; empty if it would not."""
-    parameter, full = item.parameter, item.shard.full
-    if item.shard.dim is not None or not getattr(parameter, "tensor_model_parallel", False):
+    full, dim = item.shard.full, item.split
+    if item.shard.dim is not None or dim is None:
         return []
-    dim: int = parameter.partition_dim  # type: ignore[attr-defined]  # set by Megatron's tensor-parallel layers
     pieces = _pieces(item.name)
     count = next((count for count in (MOST_PARTS, 4, 2) if full[dim] % (pieces * count) == 0), 0)
     return [Shard(full=full, dim=dim, pieces=pieces, index=index, count=count) for index in range(count)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import fnmatch
 import itertools
 import re
@@ -13,7 +14,8 @@ from typing import Any
 
 from harness.core.cell.attention import KERNELS
 from harness.core.cell.axes import always
-from harness.core.cell.config import CellConfig, cell_id, shape_identity
+from harness.core.cell.config import CellConfig
+from harness.core.cell.identity import cell_id, own_identity, shape_identity
 from harness.core.outcomes import Rejection
 from harness.core.run.run_plan import Expansion, PlannedCell, RejectedCell, XFail
 from harness.core.stack import DEFAULT
@@ -26,8 +28,8 @@ from harness.plan.matrix.load import Matrix
 from harness.plan.matrix.problems import KeyPath, Problems
 from harness.plan.matrix.select_parse import KEY
 from harness.plan.matrix.sizes import MOST_ROWS
-from harness.plan.rules.rule import Own, Rule, own_of
-from harness.plan.rules.table import CELL_RULES, SHAPE_RULES, concerning, forbidden_by, rejections, world_size_rule
+from harness.plan.rules.rule import Rule, Shape, own_of
+from harness.plan.rules.table import CELL_RULES, RULES, SHAPE_RULES, concerning, forbidden_by, world_size_rule
 
 _ALWAYS = always()  # axes that every table shows
 
@@ -43,13 +45,14 @@ def expand(matrix: Matrix, more_rules: tuple[Rule[CellConfig], ...] = ()) -> Exp
     if len(rows) > MOST_ROWS:
         hint = "drop some by constraints or exclude, or split the matrix over several files"
         problems.add(("matrix",), "too many combinations are left", allowed=f"at most {MOST_ROWS:,}", hint=hint)
+    _check_lifted(rows, problems)
     problems.raise_any()
     resolver = Resolver(matrix, largest_cp=max((row.values["cp"] for row in rows), default=1))
     resolver.check_models(rows, problems)
     problems.raise_any()
-    rules: tuple[Rule[CellConfig], ...] = (*CELL_RULES, world_size_rule(matrix.launch.max_ranks), *more_rules)
+    shape_rules = (*SHAPE_RULES, world_size_rule(matrix.launch.max_ranks))
     shown = list(dict.fromkeys([*_ALWAYS, *matrix.axes.names]))
-    cells, rejected, forbidden = _judge_rows(rows, resolver, rules, shown)
+    cells, rejected, forbidden = _judge_rows(rows, resolver, shape_rules, (*CELL_RULES, *more_rules), shown)
     if not cells:
         problems.add(*_nothing_left(rejected, excluded))
     known = _KnownFailures(matrix.xfail)
@@ -90,6 +93,16 @@ def _allowed_rows(matrix: Matrix, excluded: Counter[str], problems: Problems) ->
             excluded[broken.text] += 1
 
 
+def _check_lifted(rows: Iterable[Row], problems: Problems) -> None:
+    """Adds a problem for each value of the axis `lift` that is no rule's id."""
+    known = [rule.id for rule in RULES]
+    for lifted, line in {row.values["lift"]: row.line for row in rows if row.values["lift"]}.items():
+        if lifted not in known:
+            near = difflib.get_close_matches(lifted, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "docs/rules.md lists the rules"
+            problems.add_at(line, ("matrix", "lift"), "no such rule", found=repr(lifted), hint=hint)
+
+
 def _sections(matrix: Matrix, values: dict[str, Any]) -> dict[str, Any]:
     """The sections as constraints see them: with the combination's values of axes like `model.layers`."""
     return {
@@ -98,42 +111,52 @@ def _sections(matrix: Matrix, values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class _Shape:
+class _SharedShape:
     """What all cells of one shape share, computed for the first of them."""
 
-    def __init__(self, config: CellConfig) -> None:
+    def __init__(self, config: CellConfig, rules: tuple[Rule[Shape], ...]) -> None:
         self.identity = shape_identity(config)
         self._config = config
+        self._rules = rules
 
     @cached_property
     def rejections(self) -> tuple[Rejection, ...]:
-        return rejections(self._config, SHAPE_RULES)
+        return forbidden_by(self._config, self._rules)
+
+
+class _SharedOwn:
+    """What all cells share that differ only in their shape."""
+
+    def __init__(self, config: CellConfig, rules: tuple[Rule[CellConfig], ...]) -> None:
+        self.identity = own_identity(config)
+        self.rules = concerning(own_of(config), rules)  # those that can forbid one of them
 
 
 def _judge_rows(
-    rows: list[Row], resolver: Resolver, rules: tuple[Rule[CellConfig], ...], shown: list[str]
+    rows: list[Row],
+    resolver: Resolver,
+    shape_rules: tuple[Rule[Shape], ...],
+    rules: tuple[Rule[CellConfig], ...],
+    shown: list[str],
 ) -> tuple[list[Candidate], list[RejectedCell], list[Forbidden]]:
-    """Cells and rejected cells, in matrix order; combinations that resolve to the same cell are merged.
-
-    `rules`: those besides SHAPE_RULES.
-    """
+    """Cells and rejected cells, in matrix order; combinations that resolve to the same cell are merged."""
     cells: dict[str, Candidate] = {}
     rejected: dict[str, RejectedCell] = {}
     forbidden: list[Forbidden] = []
-    shapes: dict[tuple[Any, ...], _Shape] = {}
-    concerned: dict[Own, tuple[Rule[CellConfig], ...]] = {}
+    shapes: dict[tuple[Any, ...], _SharedShape] = {}
+    owns: dict[tuple[Any, ...], _SharedOwn] = {}
     for row in rows:
-        config, key = resolver.config(row.values), resolver.shape_key(row.values)
-        shape = shapes.get(key) or shapes.setdefault(key, _Shape(config))
-        name = cell_id(config, shape.identity)
+        key, own_key = resolver.shape_key(row.values), resolver.own_key(row.values)
+        config = resolver.config(row.values, key, own_key)
+        shape = shapes.get(key) or shapes.setdefault(key, _SharedShape(config, shape_rules))
+        own = owns.get(own_key) or owns.setdefault(own_key, _SharedOwn(config, rules))
+        name = cell_id(config, shape.identity, own.identity)
         if name in cells and row.included:
             cells[name] = cells[name]._replace(included=True)
         if name in cells or name in rejected:
             continue
-        own = own_of(config)
-        if own not in concerned:
-            concerned[own] = concerning(own, rules)
-        if reasons := shape.rejections + forbidden_by(config, concerned[own]):
+        reasons = shape.rejections + forbidden_by(config, own.rules) if own.rules else shape.rejections
+        if reasons:
             axes = axes_of(config, shown)
             rejected[name] = RejectedCell(id=name, axes=axes, rejections=reasons, line=row.line)
             forbidden.append(Forbidden(config, reasons[0].rule))
@@ -143,13 +166,14 @@ def _judge_rows(
 
 
 def _group(config: CellConfig) -> str:
-    """Name of the cells that may share a control: same dtype, variant, device and stack.
+    """Name of the cells that may share a control: same dtype, variant, arguments of the optimizer, device and stack.
 
     Within one matrix, the variant names all differences in model, train and documents. A stack is compared only with
     itself: releases may compute different numbers, and a broken release must not make another one fail.
     """
     device = "" if config.device == "auto" else config.device
-    parts = (config.dtype, config.variant, device, "" if config.stack == DEFAULT else config.stack)
+    stack = "" if config.stack == DEFAULT else config.stack
+    parts = (config.dtype, config.variant, *config.args.of_optimizer().flags(), device, stack)
     return "-".join(part for part in parts if part)
 
 

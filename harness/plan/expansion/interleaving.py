@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.core.cell.config import CellConfig, cell_id
+from harness.core.cell.config import CellConfig
+from harness.core.cell.identity import cell_id
 from harness.core.run.run_plan import PlannedCell
 from harness.plan.matrix.problems import Problems
 

@@ -7,9 +7,10 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING
 from functools import cache
-from operator import attrgetter, itemgetter
+from operator import attrgetter, itemgetter, methodcaller
 from typing import Any
 
+from harness.core.cell.arguments import PREFIX, Arguments, label_of, merged
 from harness.core.cell.attention import KERNELS
 from harness.core.cell.axes import LAYOUT, axes, dotted
 from harness.core.cell.axis_values import HARNESS
@@ -33,7 +34,8 @@ _LOSS_OPTIONS = ("calculate_per_token_loss", "average_in_collective")
 _FIELDS = tuple(axis for axis in axes().values() if axis.field)  # axes that set a field of CellConfig
 _IN_SHAPE = {axis.field: axis.name for axis in _FIELDS if axis.setting.shape}  # field -> axis
 _OTHERS = {axis.field: axis.name for axis in _FIELDS if not axis.setting.shape}
-_NOT_IN_SHAPE = (*_OTHERS.values(), "timed")  # axes that a plan.rules.rule.Shape does not have
+_OF_IDENTITY = ("packing", "micro_batch_size", "forbidden")  # of the shape, but hashed with what it does not have
+_NOT_IN_SHAPE = (*_OTHERS.values(), "args", "timed")  # axes that a plan.rules.rule.Shape does not have
 # Values that tables do not show as they are.
 _SHOWN: dict[str, Callable[[Any], Any]] = {
     **{f"model.{name}": shown_part for name in PARTS},
@@ -46,7 +48,8 @@ def default_values(matrix: Matrix) -> dict[str, Any]:
     values = {name: axis.default for name, axis in axes().items() if name != "packing"}
     values |= {name: getattr(matrix.options, name) for name in _OPTIONS}
     values["documents"] = matrix.documents.mode
-    return values | {name: attrgetter(name)(matrix) for name in matrix.axes.names if "." in name}
+    dotted = [name for name in matrix.axes.names if "." in name]
+    return values | {name: None if name.startswith(PREFIX) else attrgetter(name)(matrix) for name in dotted}
 
 
 def of_section(section: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -64,10 +67,15 @@ class Resolver:
         self._options: dict[tuple[Any, ...], PackingOptions] = {}
         self._bases: dict[tuple[Any, ...], tuple[ModelConfig, TrainConfig, DocumentsConfig, str]] = {}
         self._made_of = {name: digest(stack) for name, stack in matrix.stacks.items()}
-        self._dotted = [name for name in self.matrix.axes.names if "." in name]
+        dotted = [name for name in self.matrix.axes.names if "." in name]
+        self._dotted = [name for name in dotted if not name.startswith(PREFIX)]
+        self._arguments = [name for name in dotted if name.startswith(PREFIX)]
         names = dict.fromkeys([*default_values(matrix), *matrix.axes.names, "packing"])
-        self._shape_values = itemgetter(*[name for name in names if name not in _NOT_IN_SHAPE])
+        beyond = {*_NOT_IN_SHAPE, *self._arguments} - {"trainer"}  # upstream's trainer may pack other rows
+        self._shape_values = itemgetter(*[name for name in names if name not in beyond])
+        self._own_values = itemgetter(*[*_NOT_IN_SHAPE, *self._arguments, *_OF_IDENTITY])
         self._shapes: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._owns: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._common: dict[str, Any] = {
             "deadline_s": matrix.launch.deadline_s,
             "canaries": matrix.canaries,
@@ -75,21 +83,41 @@ class Resolver:
         }
 
     def shape_key(self, values: dict[str, Any]) -> tuple[Any, ...]:
-        """A key that is equal for combinations whose cells differ at most in the axes _NOT_IN_SHAPE."""
+        """A key that is equal for combinations whose cells differ at most in the axes _NOT_IN_SHAPE but `trainer`."""
         key: tuple[Any, ...] = self._shape_values(values)
         return key
 
-    def config(self, values: dict[str, Any]) -> CellConfig:
-        key = self._shape_values(values)
+    def own_key(self, values: dict[str, Any]) -> tuple[Any, ...]:
+        """A key that is equal for combinations whose cells have the same own part of their identities."""
+        key: tuple[Any, ...] = self._own_values(values)
+        return key
+
+    def config(self, values: dict[str, Any], key: tuple[Any, ...], own: tuple[Any, ...]) -> CellConfig:
+        """The cell of a combination. `key`, `own`: of shape_key() and own_key()."""
         if key not in self._shapes:
             self._shapes[key] = self._shape(values)
-        return CellConfig(
-            **self._shapes[key],
+        if own not in self._owns:
+            self._owns[own] = self._own(values)
+        return CellConfig(**self._shapes[key], **self._owns[own])
+
+    def _own(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The fields of CellConfig that _shape() does not set."""
+        return {
             **self._common,
             **{field: values[name] for field, name in _OTHERS.items()},
-            made_of=self._made_of.get(values["stack"], ""),
-            timing=self._timing(values),
-        )
+            "made_of": self._made_of.get(values["stack"], ""),
+            "args": self._given(values),
+            "timing": self._timing(values),
+        }
+
+    def _given(self, values: dict[str, Any]) -> Arguments:
+        """Arguments of the section, then of the profile, then of axes."""
+        profile = values["args"]
+        own = {name.removeprefix(PREFIX): values[name] for name in self._arguments if values[name] is not None}
+        left_out = {name.removeprefix(PREFIX): None for name in self._arguments if values[name] is None}
+        pasted = self.matrix.profiles[profile].layer if profile else {}
+        given = merged(self.matrix.args, pasted, left_out, own)
+        return Arguments(given, profile=profile, label=label_of(own, profile))
 
     def _shape(self, values: dict[str, Any]) -> dict[str, Any]:
         """The fields of CellConfig that SHAPE_RULES may read, and the variant's name."""
@@ -108,7 +136,8 @@ class Resolver:
         """Adds problems for models and training runs that no layout can run."""
         if not self._dotted:
             return
-        bases = {(base[0], base[1], base[3]): None for base in (self.base(row.values) for row in rows)}
+        different = {tuple([row.values[name] for name in ("documents", *self._dotted)]): row.values for row in rows}
+        bases = {(base[0], base[1], base[3]): None for base in map(self.base, different.values())}
         for model, train, variant in bases:
             for _, message in (*model_problems(model), *size_problems(model, train)):
                 problems.add(("matrix",), f"{variant}: {message}")
@@ -173,14 +202,37 @@ def value_of(config: CellConfig, name: str) -> Any:
 
 def axes_of(config: CellConfig, names: Iterable[str]) -> dict[str, Any]:
     """The resolved values of a cell's axes, as tables show them."""
-    return {name: _reader(name)(config) for name in names}
+    names = tuple(names)
+    values = dict(zip(names, _readers(names)(config)))
+    for name, shown in _shown(names):
+        values[name] = shown(values[name])
+    return values
+
+
+@cache
+def _readers(names: tuple[str, ...]) -> Callable[[CellConfig], tuple[Any, ...]]:
+    """Reads several axes at once."""
+    return attrgetter(*map(_path, names), "stack")  # the last so that it returns a tuple also for one name
+
+
+def _path(name: str) -> str:
+    """The attribute of CellConfig that an axis sets."""
+    return "args" if name.startswith(PREFIX) else (axes().get(name) or dotted()[name]).path
 
 
 @cache
 def _reader(name: str) -> Callable[[CellConfig], Any]:
-    read = attrgetter((axes().get(name) or dotted()[name]).path)
-    shown = _SHOWN.get(name)
-    return (lambda config: shown(read(config))) if shown else read
+    read = attrgetter(_path(name))
+    for _, shown in _shown((name,)):
+        return lambda config: shown(read(config))
+    return read
+
+
+@cache
+def _shown(names: tuple[str, ...]) -> list[tuple[str, Callable[[Any], Any]]]:
+    """The axes among these that are not shown as they are."""
+    arguments = {name: methodcaller("text", name.removeprefix(PREFIX)) for name in names if name.startswith(PREFIX)}
+    return [(name, shown) for name, shown in (_SHOWN | arguments).items() if name in names]
 
 
 def control_of(config: CellConfig) -> CellConfig:
@@ -205,9 +257,10 @@ def _control(config: CellConfig) -> CellConfig:
     control = dataclasses.replace(
         config,
         **plain,
-        model=dataclasses.replace(config.model, rope_fusion=False, cuda_graphs=False),
+        model=dataclasses.replace(config.model, rope_fusion=False, cuda_graphs=False, gathered_logits=False),
         layout=Layout(),
         data_path=UNPACKED.name,
+        args=config.args.of_optimizer(),
         options=PackingOptions(),
         timing=NOT_TIMED,
         fault=None,

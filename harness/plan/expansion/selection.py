@@ -11,7 +11,8 @@ from functools import lru_cache
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from harness.core.cell.config import CellConfig, TrainConfig, cell_name
+from harness.core.cell.config import CellConfig, TrainConfig
+from harness.core.cell.identity import cell_name
 from harness.core.packing.documents import DocumentsConfig, documents_of_step
 from harness.core.run.run_plan import Selection
 from harness.plan.expansion.covering import Row, Space, cover, covered

@@ -10,6 +10,7 @@ from harness.plan.faults.models import MODELS
 from harness.plan.faults.numerics import LEAK, NORMALISATION, OUTPUT
 from harness.plan.faults.slow import THROUGHPUT
 from harness.plan.faults.spec import CLASSES, FaultSpec
+from harness.plan.faults.trainers import TRAINER
 
 FAULTS: tuple[FaultSpec, ...] = (
     METADATA
@@ -24,6 +25,7 @@ FAULTS: tuple[FaultSpec, ...] = (
     + CRASH
     + INFRASTRUCTURE
     + THROUGHPUT
+    + TRAINER
 )
 
 __all__ = ["CLASSES", "FAULTS", "FaultSpec"]

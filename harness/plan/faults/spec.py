@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from harness.core.cell.arguments import NO_ARGUMENTS, Arguments
 from harness.core.cell.axes import axes, with_value
+from harness.core.cell.axis_values import HARNESS
 from harness.core.cell.config import CANARIES, CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.timing import NOT_TIMED, TimingConfig
@@ -13,6 +15,7 @@ from harness.core.data_paths.own import REFERENCE
 from harness.core.outcomes import Lane, Outcome
 from harness.core.packing.documents import DocumentsConfig, adversarial_mix
 from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions
+from harness.core.stack import DEFAULT
 from harness.plan.expansion.resolve import control_of, with_noise_legs
 
 # Six layers divide over 1, 2 and 3 stages and over 3 chunks on each of 2, so that every fault shares one model.
@@ -55,11 +58,15 @@ class FaultSpec:
     timing: TimingConfig = NOT_TIMED
     model: ModelConfig = MODEL
     options: PackingOptions = DEFAULT_OPTIONS
+    eval_interval: int = 0
+    trainer: str = HARNESS
+    stack: str = DEFAULT
+    args: Arguments = NO_ARGUMENTS
     axes: dict[str, Any] = field(default_factory=dict)  # values of axes that have no field here
 
     def _config(self, *, deadline_s: float, fault: str | None) -> CellConfig:
         timing = replace(self.timing, first=bool(self.timing.turns) and fault is None)
-        train = TrainConfig(steps=TRAIN.steps, global_batch=self.global_batch, seq_length=TRAIN.seq_length)
+        train = replace(TRAIN, global_batch=self.global_batch, eval_interval=self.eval_interval)
         config = CellConfig(
             layout=self.layout,
             data_path=self.data_path,
@@ -74,6 +81,9 @@ class FaultSpec:
             timing=timing,
             deadline_s=deadline_s,
             fault=fault,
+            trainer=self.trainer,
+            stack=self.stack,
+            args=self.args,
         )
         for name, value in self.axes.items():
             config = with_value(config, axes()[name], value)
@@ -107,4 +117,5 @@ CLASSES = (
     "crash",
     "infrastructure",
     "throughput",
+    "trainer",
 )

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.core.cell.config import cell_name
+from harness.core.cell.identity import cell_name
 from harness.core.outcomes import Outcome
 from harness.plan.faults import CLASSES, FaultSpec
 
 _HEAD = """## Fault catalogue
 
 `harness selftest` injects each of these faults into a real training cell and requires that it is caught: the first
-finding must be of the first check named, in its lane, at its place, and the other checks named must have a finding too.
-Every cell runs all canaries. The same cell without the fault, its clean twin, must pass. With a fault of the numerics
-lane, the metadata lane must pass; with a fault of the throughput lane, both other lanes. A fault that costs time only
-on a GPU is a warning, and its cell passes. If only a comparison with another stack shows a fault, the clean twin takes
-the place of that stack, and the two run interleaved. Labels such as A3 or 2.1 number a collection of packing bugs;
-most come with the upstream commit, pull request or issue.
+finding must be of the first check named, in its lane, at its place, and the other checks named must have a finding
+too. Every cell runs all canaries. The same cell without the fault, its clean twin, must pass. With a fault of the
+numerics lane, the metadata lane must pass; with a fault of the throughput lane, both other lanes. A fault that costs
+time only on a GPU is a warning, and its cell passes. If only a comparison with another stack shows a fault, the clean
+twin takes the place of that stack, and the two run interleaved. Faults of class trainer change a line of upstream's
+own training code; `harness selftest --trainers` injects them instead, on the stack of the shipped matrix
+`trainer_bridge`. Labels such as A3 or 2.1 number a collection of packing bugs; most come with the upstream commit,
+pull request or issue.
 
 `python scripts/key_tables.py` writes this section from the catalogue in `harness/plan/faults`. The injections are in
 `harness/node/faults`, under the same names.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.core.run.run_plan import Allocation, Expansion, PlannedCell, RejectedCell, Selection
@@ -23,11 +23,13 @@ def plan_text(
     cores: int = 1,
     jobs: Sequence[JobCost] = (),
     stacks: Sequence[str] = (),
+    left_out: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
     """Cells, rejected cells with rule and arithmetic, excluded combinations, totals and cost.
 
     At most 50 rows of each kind unless `all_rows`, and the number of rows left out. `cores`: of the machine that runs
     the cells; `jobs`: cost of the jobs if a cluster runs them. `stacks`: a line per environment or worktree.
+    `left_out`: profile -> flags in it that have no effect.
     """
     cost = estimate(expansion, cores=cores)
     limit = None if all_rows else MAX_ROWS
@@ -41,9 +43,14 @@ def plan_text(
     if expansion.excluded:
         lines += ["", "Excluded by a constraint"]
         lines += [f"  {counted(count, 'combination')} by {text}" for text, count in expansion.excluded.items()]
+    lines += ["", "Left out of profiles, since the matrix sets it", *_left_out(left_out)] if left_out else []
     lines += ["", "Stacks", *_indent(list(stacks))] if stacks else []
     lines += ["", *_cost_lines(cost), *(_job_lines(jobs) if jobs else [_time_line(cost)])]
     return "\n".join(lines)
+
+
+def _left_out(profiles: Mapping[str, Sequence[str]]) -> list[str]:
+    return [f"  {name}: {' '.join(flags)}" for name, flags in profiles.items()]
 
 
 def plan_json(
@@ -53,6 +60,7 @@ def plan_json(
     allocations: Sequence[Allocation] | None = None,
     jobs: Sequence[JobCost] = (),
     stacks: Sequence[Any] = (),
+    left_out: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
     """The same as JSON text, never shortened. `allocations`: given for a cluster."""
     values = {
@@ -74,6 +82,7 @@ def plan_json(
         "cost": estimate(expansion, cores=cores),
         "jobs": [_job_json(job) for job in jobs],
         "stacks": stacks,
+        "left_out": left_out or {},
     }
     return dumps(values, indent=2)
 

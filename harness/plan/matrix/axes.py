@@ -14,14 +14,17 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from harness.core.cell.arguments import PREFIX
 from harness.core.cell.axes import SECTIONS, axes, dotted
 from harness.core.setting import aliases_of
+from harness.plan.matrix.arguments import INVALID, parse_axis_value
 from harness.plan.matrix.problems import KeyPath, Problems, shown
 from harness.plan.schema.model import PARTS
 from harness.plan.schema.section import model_of, model_with
 
 AXES = tuple(axes())
 DOTTED = tuple(dotted())
+_OPEN = ("model.<key>", "train.<key>", f"{PREFIX}<argument>")
 AXIS_ALIASES = {alias: name for name, axis in axes().items() for alias in axis.aliases}
 ALIASES = AXIS_ALIASES | {
     f"{section}.{alias}": f"{section}.{key}"
@@ -34,7 +37,6 @@ AxisRow = model_with(
     [replace(axis, default=None) for axis in axes().values()],
 )
 _TIED_HINT = "a list of mappings ties axes together, e.g. layout: [{tp: 2, pp: 4}, {tp: 1, pp: 2}]"
-_INVALID: Any = object()  # in place of an invalid value, whose problem was added
 MOST_COMBINATIONS = 1_000_000
 
 
@@ -156,10 +158,10 @@ def _dimension(name: str, value: Any, path: KeyPath, problems: Problems) -> tupl
     if not items:
         problems.add(path, "an empty list leaves nothing to run", hint="give at least one value")
         return ()
-    if name in AXES or name in DOTTED:
+    if name in AXES or name in DOTTED or name.startswith(PREFIX):
         paths = [(*path, index) for index in range(len(items))] if isinstance(value, list) else [path]
         rows = [Row({name: _value(name, item, at, problems)}, problems.line(at)) for item, at in zip(items, paths)]
-        return tuple(row for row in rows if row.values[name] is not _INVALID)
+        return tuple(row for row in rows if row.values[name] is not INVALID)
     if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
         tied = _rows(value, path, problems)
         if any(row.values.keys() != tied[0].values.keys() for row in tied):
@@ -170,7 +172,7 @@ def _dimension(name: str, value: Any, path: KeyPath, problems: Problems) -> tupl
         key = aliases_of(kind).get(name, name)
         if f"{section}.{key}" in DOTTED:
             hint = f"to use it as an axis, write '{section}.{key}'"
-    problems.add_unknown(path, [*AXES, "model.<key>", "train.<key>", "include", "exclude"], ALIASES, hint)
+    problems.add_unknown(path, [*AXES, *_OPEN, "include", "exclude"], ALIASES, hint)
     return ()
 
 
@@ -190,21 +192,23 @@ def parse_row(item: Any, path: KeyPath, problems: Problems) -> Row | None:
     if not values:
         return None
     checked = {name: _value(name, value, (*path, name), problems) for name, value in values.items()}
-    return None if any(value is _INVALID for value in checked.values()) else Row(checked, problems.line(path))
+    return None if any(value is INVALID for value in checked.values()) else Row(checked, problems.line(path))
 
 
 def _value(name: str, value: Any, path: KeyPath, problems: Problems) -> Any:
-    """One value of one axis, checked; _INVALID after adding its problem."""
+    """One value of one axis, checked; INVALID after adding its problem."""
     prefix, _, key = name.rpartition(".")
+    if name.startswith(PREFIX):
+        return parse_axis_value(name, value, path, problems)
     if name not in AXES and name not in DOTTED:
-        problems.add_unknown(path, [*AXES, "model.<key>", "train.<key>"], [*ALIASES, *DOTTED])
-        return _INVALID
+        problems.add_unknown(path, [*AXES, *_OPEN], [*ALIASES, *DOTTED])
+        return INVALID
     if prefix == "model" and key in PARTS:
         part = None if value is None else problems.validate(PARTS[key], value, path)
-        return _INVALID if part is None and value is not None else part
+        return INVALID if part is None and value is not None else part
     model = model_of(SECTIONS[prefix]) if prefix else AxisRow
     try:
         return getattr(model.model_validate({key: value}), key)
     except ValidationError as error:
         problems.add_validation(error, path, at_value=True)
-        return _INVALID
+        return INVALID

@@ -19,6 +19,8 @@ from harness.core.packing.options import PackingOptions
 from harness.core.run.run_plan import BaselineRequest, XFail
 from harness.core.stack import DEFAULT, Stack
 from harness.core.tolerances import ToleranceOverrides
+from harness.plan.matrix.arguments import Layer, Profile, parse_arguments, parse_profiles
+from harness.plan.matrix.arguments import as_written as arguments_as_written
 from harness.plan.matrix.axes import AXES, AXIS_ALIASES, DOTTED, Axes, parse_axes
 from harness.plan.matrix.constraints import Constraint, ConstraintError, compile_constraint
 from harness.plan.matrix.problems import KeyPath, Problems, shown
@@ -60,6 +62,8 @@ class Matrix:
     covering: Covering | None = None  # None: every cell that constraints and rules allow
     cluster: str = "local"  # a profile's name or path
     stacks: Mapping[str, Stack] = field(default_factory=dict)  # without the default one
+    args: Layer = field(default_factory=dict)  # of upstream's trainer, for every cell
+    profiles: Mapping[str, Profile] = field(default_factory=dict)  # values of the axis `args`
     lines: Mapping[KeyPath, int] = field(default_factory=dict, repr=False)
 
 
@@ -81,6 +85,7 @@ def load(
     documents = parse_documents(top.get("documents", {"mode": "adversarial"}), problems, read_lengths)
     axes = parse_axes(top.get("matrix", {}), problems)
     stacks = _stacks(top.get("stacks", {}), axes, problems, path_of)
+    args, profiles = parse_arguments(top.get("args", {}), problems), _profiles(top, axes, problems)
     constraints = _constraints(top.get("constraints", []), problems)
     covering = parse_select(top.get("select", "full"), problems)
     xfail = _xfail(top.get("xfail", []), problems)
@@ -103,6 +108,8 @@ def load(
         values=values,
         cluster=top.get("cluster", "local"),
         stacks=stacks,
+        args=args,
+        profiles=profiles,
         lines=lines,
     )
 
@@ -147,20 +154,33 @@ def _top(values: Any, problems: Problems) -> dict[str, Any]:
 def _stacks(section: Any, axes: Axes, problems: Problems, path_of: PathOf) -> dict[str, Stack]:
     """The stacks by name. Section and axis must name the same stacks: otherwise the wrong code would be tested."""
     stacks = parse_stacks(section, problems, path_of)
+    _check_used("stack", "stacks", section, axes, DEFAULT, problems)
+    return stacks
+
+
+def _profiles(top: Mapping[str, Any], axes: Axes, problems: Problems) -> dict[str, Profile]:
+    section = top.get("profiles", {})
+    profiles = parse_profiles(section, problems)
+    _check_used("args", "profiles", section, axes, "", problems)
+    return profiles
+
+
+def _check_used(axis: str, key: str, section: Any, axes: Axes, default: str, problems: Problems) -> None:
+    """Adds a problem for a name of the axis that the section lacks, and for one of the section that no row uses."""
     names = [name for name in section if isinstance(name, str)] if isinstance(section, Mapping) else []
     used: dict[str, int | None] = {}
     for row in (*(row for rows in axes.dimensions for row in rows), *axes.include):
-        if "stack" in row.values:
-            used.setdefault(row.values["stack"], row.line)
+        if axis in row.values:
+            used.setdefault(row.values[axis], row.line)
+    what = key.removesuffix("s")
     for name, line in used.items():
-        if name != DEFAULT and name not in names:
-            near = difflib.get_close_matches(name, [*names, DEFAULT], n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "define it under 'stacks:'"
-            problems.add_at(line, ("matrix", "stack"), "no such stack", found=repr(name), hint=hint)
-    for name in stacks:
+        if name != default and name not in names:
+            near = difflib.get_close_matches(name, [*names, default], n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"define it under '{key}:'"
+            problems.add_at(line, ("matrix", axis), f"no such {what}", found=repr(name), hint=hint)
+    for name in names:
         if name not in used:
-            problems.add(("stacks", name), "no row of the matrix uses this stack", hint="add it to the axis 'stack'")
-    return stacks
+            problems.add((key, name), f"no row of the matrix uses this {what}", hint=f"add it to the axis '{axis}'")
 
 
 def _constraints(section: Any, problems: Problems) -> tuple[Constraint, ...]:
@@ -208,6 +228,9 @@ def resolved(matrix: Matrix) -> dict[str, Any]:
     result["select"] = matrix.covering.section() if matrix.covering else "full"
     result["cluster"] = matrix.cluster
     result["stacks"] = {name: layers_of(stack) for name, stack in matrix.stacks.items()}
+    result |= {"args": arguments_as_written(matrix.args)} if matrix.args else {}
+    profiles = {name: arguments_as_written(profile.layer) for name, profile in matrix.profiles.items()}
+    result |= {"profiles": profiles} if profiles else {}
     result["launch"] = {key: value for key, value in dataclasses.asdict(matrix.launch).items() if value is not None}
     result["checks"] = {"numerics": as_written(matrix.tolerances.numerics), "canaries": list(matrix.canaries)}
     result["checks"] |= {} if matrix.fingerprints else {"fingerprints": False}

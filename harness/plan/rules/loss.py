@@ -71,6 +71,21 @@ def per_token_loss_only(config: Shape) -> str | None:
     )
 
 
+def smoothing_without_other_heads(config: Shape) -> str | None:
+    if not config.train.label_smoothing or config.model.mtp is None:
+        return None
+    return (
+        f"train.label_smoothing {config.train.label_smoothing:g} computes the loss outside the model, which then gets "
+        "no labels, and multi-token prediction needs them"
+    )
+
+
+def smoothing_of_shards(config: Shape) -> str | None:
+    if not config.train.label_smoothing or not config.model.gathered_logits:
+        return None
+    return "train.label_smoothing takes logits split over tp, and model.gathered_logits gathers them"
+
+
 RULES: tuple[Rule[Shape], ...] = (
     Rule("loss.per-token-with-cp", _BRIDGE, per_token_loss_with_cp),
     Rule("loss.no-average-with-cp", _BRIDGE, no_average_with_cp),
@@ -81,5 +96,15 @@ RULES: tuple[Rule[Shape], ...] = (
     ),
     Rule(
         "loss.per-token-only", "harness: packed and unpacked losses are comparable only per token", per_token_loss_only
+    ),
+    Rule(
+        "loss.smoothing-mtp",
+        "Megatron-LM GPTModel._postprocess: prediction layers need labels",
+        smoothing_without_other_heads,
+    ),
+    Rule(
+        "loss.smoothing-shards",
+        "Megatron-LM vocab_parallel_cross_entropy: logits split across tensor-parallel ranks",
+        smoothing_of_shards,
     ),
 )

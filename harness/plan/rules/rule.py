@@ -34,6 +34,8 @@ class Shape(Protocol):
     @property
     def forbidden(self) -> str: ...
     @property
+    def lift(self) -> str: ...
+    @property
     def model(self) -> ModelConfig: ...
     @property
     def train(self) -> TrainConfig: ...
@@ -58,10 +60,25 @@ class Own(NamedTuple):
     device: str
     stack: str
     trainer: str
+    arguments: bool  # whether it has any
+    recompute: str = ""
+    groups: str = ""
+    resumes: bool = False
 
 
 def own_of(config: CellConfig) -> Own:
-    return Own(config.attention, config.dtype, config.device, config.stack, config.trainer)
+    given = bool(config.args.given)
+    return Own(
+        config.attention,
+        config.dtype,
+        config.device,
+        config.stack,
+        config.trainer,
+        given,
+        config.recompute,
+        config.groups,
+        bool(config.resume),
+    )
 
 
 def _always(own: Own) -> bool:

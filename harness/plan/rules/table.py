@@ -6,11 +6,12 @@ from collections.abc import Iterable
 
 from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Rejection
-from harness.plan.rules import attention, layout, loss, model, packing, trainer
+from harness.plan.rules import attention, layout, loss, model, packing, resume, runtime, trainer
 from harness.plan.rules.rule import Own, Rule, Shape, own_of
 
 SHAPE_RULES: tuple[Rule[Shape], ...] = layout.RULES + packing.RULES + loss.RULES + model.RULES
-CELL_RULES: tuple[Rule[CellConfig], ...] = attention.RULES + trainer.RULES  # of dtype, attention, device, trainer
+# Of dtype, attention, device, recomputation, process groups, trainer, checkpoints.
+CELL_RULES: tuple[Rule[CellConfig], ...] = attention.RULES + runtime.RULES + trainer.RULES + resume.RULES
 RULES: tuple[Rule[CellConfig], ...] = SHAPE_RULES + CELL_RULES
 
 
@@ -38,6 +39,7 @@ def rejections(config: CellConfig, rules: Iterable[Rule[CellConfig]] = RULES) ->
 
 
 def forbidden_by(config: CellConfig, rules: Iterable[Rule[CellConfig]]) -> tuple[Rejection, ...]:
-    """Every rule that forbids the cell; `rules`: of those that `concerning` gives."""
+    """Every rule that forbids the cell, except the one it lifts; `rules`: of those that `concerning` gives."""
     broken = [(rule, reason) for rule in rules if (reason := rule.predicate(config)) is not None]
-    return tuple([Rejection(rule=rule.id, reason=reason, source=rule.source) for rule, reason in broken])
+    kept = [(rule, reason) for rule, reason in broken if rule.id != config.lift] if broken else ()
+    return tuple([Rejection(rule=rule.id, reason=reason, source=rule.source) for rule, reason in kept])

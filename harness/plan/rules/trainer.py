@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from harness.core.cell.axis_values import HARNESS
+from harness.core.cell.arguments import OF_OPTIMIZER
+from harness.core.cell.axis_values import HARNESS, WITH_COMMAND_LINE, WITH_FIELDS
 from harness.core.cell.config import CellConfig
+from harness.core.cell.model import VANILLA
 from harness.core.data_paths.table import DATA_PATHS, names
 from harness.core.packing.documents import MIXES
 from harness.plan.rules.rule import Own, Rule
+
+_GLOBAL_BATCH = {"megatron": "--global-batch-size", "bridge": "TrainingConfig.global_batch_size"}
 
 
 def data_path_has_trainer(config: CellConfig) -> str | None:
@@ -18,16 +22,17 @@ def data_path_has_trainer(config: CellConfig) -> str | None:
 
 def equal_steps(config: CellConfig) -> str | None:
     """Upstream's global batch size is one number of rows for all steps."""
-    if config.documents.mode in MIXES:
+    if config.documents.mode in MIXES or config.trainer not in _GLOBAL_BATCH:
         return None
     try:
-        counts = [_rows(config, step) for step in range(config.train.steps)]
+        counts = [_rows(config, step) for step in range(config.train.passes)]
     except ValueError:
         return None  # a rule of the layout names the step
     other = next((step for step, count in enumerate(counts) if count != counts[0]), None)
     if other is None:
         return None
-    return f"step 0 has {counts[0]} rows and step {other} has {counts[other]}; --global-batch-size is one for all steps"
+    name = _GLOBAL_BATCH[config.trainer]
+    return f"step 0 has {counts[0]} rows and step {other} has {counts[other]}; {name} is one for all steps"
 
 
 def _rows(config: CellConfig, step: int) -> int:
@@ -35,17 +40,100 @@ def _rows(config: CellConfig, step: int) -> int:
 
 
 def plain_model(config: CellConfig) -> str | None:
-    parts = ("moe", "mtp", "mla", "rope_fusion", "cuda_graphs")
-    found = next((name for name in parts if getattr(config.model, name)), None)
-    return found and f"trainer {config.trainer} gets the flags of a dense model, and model.{found} is set"
+    parts = ("moe", "mtp", "mla", "rope_fusion", "cuda_graphs", "gathered_logits")
+    found = [f"model.{name}" for name in parts if getattr(config.model, name)]
+    found += ["model.softmax"] if config.model.softmax != VANILLA else []
+    found += ["train.label_smoothing"] if config.train.label_smoothing else []
+    return f"trainer {config.trainer} trains dense models, and {found[0]} is set" if found else None
+
+
+def equal_metadata(config: CellConfig) -> str | None:
+    """Upstream reads the rows of all steps from one file, so its offsets have as many entries in every step."""
+    if not config.style.fixed_entries or config.documents.mode in MIXES:
+        return None
+    try:
+        found = [config.micro_batches(step)[0][0].metadata for step in range(config.train.passes)]
+    except ValueError:
+        return None  # a rule of the layout names the step
+    other = next((step for step, about in enumerate(found) if about != found[0]), None)
+    if other is None:
+        return None
+    return f"pad_cu_seqlens is true, and the longest rows and documents of step 0 and step {other} differ"
+
+
+def worker_interleaves(config: CellConfig) -> str | None:
+    vpp = config.layout.vpp
+    if config.trainer != "skyrl" or vpp == 1:
+        return None
+    return f"vpp is {vpp}, and SkyRL's worker creates process groups without a virtual size, so no schedule interleaves"
+
+
+def worker_shards_optimizer(config: CellConfig) -> str | None:
+    if config.trainer != "skyrl" or config.distributed_optimizer != "off":
+        return None
+    return "distributed_optimizer is off, and SkyRL's worker always shards the optimizer over replicas"
+
+
+def worker_packs(config: CellConfig) -> str | None:
+    if config.trainer != "skyrl" or config.options.remove_microbatch_padding:
+        return None
+    return "remove_microbatch_padding is false, and the harness observes SkyRL's loss of packed rows only"
+
+
+def worker_evaluates(config: CellConfig) -> str | None:
+    if config.trainer != "skyrl" or not config.train.eval_interval:
+        return None
+    return f"train.eval_interval is {config.train.eval_interval}, and SkyRL's worker does not evaluate"
+
+
+def arguments_are_applied(config: CellConfig) -> str | None:
+    """Every trainer gets arguments of the optimizer; only some get others, or fields of a configuration."""
+    line, fields = config.trainer in WITH_COMMAND_LINE, config.trainer in WITH_FIELDS
+    others = [argument for argument in config.args.given if argument.name not in OF_OPTIMIZER]
+    other = next((argument for argument in others if not (fields if argument.is_field else line)), None)
+    if other is None:
+        return None
+    what = "any argument of the command line" if line else "only arguments of the optimizer"
+    what += " and fields of its configuration" if fields else ""
+    return f"trainer is {config.trainer}, which gets {what}, not {other.flag[0]}"
 
 
 def _by_upstream(own: Own) -> bool:
     return own.trainer != HARNESS
 
 
+def _with_arguments(own: Own) -> bool:
+    return own.arguments
+
+
 RULES: tuple[Rule[CellConfig], ...] = (
     Rule("trainer.data-path", "harness: the adapters of upstream's trainers", data_path_has_trainer, _by_upstream),
-    Rule("trainer.rows", "Megatron-LM --global-batch-size", equal_steps, _by_upstream),
+    Rule("trainer.rows", "Megatron-LM and Megatron-Bridge: one global batch size", equal_steps, _by_upstream),
+    Rule(
+        "trainer.metadata",
+        "Megatron-Bridge PackedSequenceSpecs: one packed_metadata_path",
+        equal_metadata,
+        _by_upstream,
+    ),
     Rule("trainer.model", "harness: the adapters of upstream's trainers", plain_model, _by_upstream),
+    Rule(
+        "trainer.skyrl-vpp",
+        "SkyRL MegatronStrategy.setup_distributed: initialize_model_parallel without a virtual size",
+        worker_interleaves,
+        _by_upstream,
+    ),
+    Rule(
+        "trainer.skyrl-optimizer",
+        "SkyRL make_megatron_module: use_distributed_optimizer is True",
+        worker_shards_optimizer,
+        _by_upstream,
+    ),
+    Rule("trainer.skyrl-evaluation", "SkyRL MegatronPolicyWorkerBase", worker_evaluates, _by_upstream),
+    Rule("trainer.skyrl-packing", "harness: the adapters of upstream's trainers", worker_packs, _by_upstream),
+    Rule(
+        "trainer.args",
+        "harness: its own loop, and each trainer's configuration",
+        arguments_are_applied,
+        _with_arguments,
+    ),
 )

@@ -13,6 +13,10 @@ from harness.plan.schema.model import PARTS
 from harness.plan.schema.section import model_of, without_links
 from harness.plan.schema.sections import MatrixFile
 
+_ARGUMENTS = "^args\\."  # axes of arguments of upstream's trainer, whose names only its parser knows
+_WORD = [{"type": "string", "minLength": 1}, {"type": "number", "minimum": -1e300, "maximum": 1e300}]
+_WORDS = {"type": "array", "items": {"anyOf": _WORD}, "minItems": 1}
+_ARGUMENT = {"anyOf": [{"type": "null"}, {"type": "boolean"}, *_WORD, _WORDS]}
 _DECLARED = (*SECTIONS.values(), *PARTS.values(), PackingOptions)
 
 
@@ -49,7 +53,7 @@ def _row(definitions: dict[str, Any]) -> dict[str, Any]:
     assert properties.keys() >= {*AXES, *ALIASES}
     for item in properties.values():
         item.pop("default", None)  # an axis that a row leaves out has the value of the combination it extends
-    return row | {"minProperties": 1}
+    return row | {"patternProperties": {_ARGUMENTS: _ARGUMENT}, "minProperties": 1}
 
 
 def _matrix(axes: dict[str, Any]) -> dict[str, Any]:
@@ -63,6 +67,7 @@ def _matrix(axes: dict[str, Any]) -> dict[str, Any]:
         "type": "object",
         "description": "Axes: one value or a list. Any other key: a list of mappings of axes that vary together.",
         "properties": several | {"include": rows, "exclude": rows},
+        "patternProperties": {_ARGUMENTS: {"anyOf": [_ARGUMENT, {"type": "array", "items": _ARGUMENT, "minItems": 1}]}},
         "additionalProperties": rows | {"minItems": 1},
     }
 

@@ -157,6 +157,14 @@ class MatrixFile(Section):
     select: SelectSection = Field(
         default="full", description="Which of the allowed cells run: [all or a covering selection](#select)."
     )
+    args: str | dict[str, Any] = Field(
+        default_factory=dict,
+        description="[Arguments of upstream's trainer](trainers.md#arguments), for every cell: a mapping or a text.",
+    )
+    profiles: dict[str, str | dict[str, Any]] = Field(
+        default_factory=dict,
+        description="Arguments by name, for the axis `args`: a mapping, or the flags of a run as text.",
+    )
     launch: model_of(Launch) = Field(  # type: ignore[valid-type]
         default_factory=Launch, description="How cells run."
     )

@@ -12,6 +12,7 @@ from dataclasses import MISSING, dataclass, replace
 from operator import attrgetter
 from typing import Any
 
+from harness.core.cell.arguments import Arguments
 from harness.core.cell.axes import Axis, axes, dotted, with_value
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
@@ -55,7 +56,13 @@ def normalized(config: CellConfig) -> CellConfig | None:
     if documents.mode in MIXES:
         documents = mix(documents.mode, config.train.seq_length, layout.cp)
     return replace(
-        config, layout=layout, model=replace(config.model, layers=layers), documents=documents, variant="", rows_of=None
+        config,
+        layout=layout,
+        model=replace(config.model, layers=layers),
+        documents=documents,
+        args=Arguments(config.args.given),
+        variant="",
+        rows_of=None,
     )
 
 
@@ -240,6 +247,15 @@ def _shorter_rows(config: CellConfig) -> Iterator[CellConfig]:
         yield made
 
 
+def _fewer_arguments(config: CellConfig) -> Iterator[CellConfig]:
+    """Without any argument, then without each one."""
+    given = config.args.given
+    if given:
+        yield replace(config, args=Arguments())
+    for left_out in given if len(given) > 1 else ():
+        yield replace(config, args=Arguments(tuple(argument for argument in given if argument != left_out)))
+
+
 # Dimensions that seldom matter come first: once a rung reduces one that matters, all later rungs fail (search.py).
 DIMENSIONS: tuple[Dimension, ...] = (
     Dimension(
@@ -256,6 +272,9 @@ DIMENSIONS: tuple[Dimension, ...] = (
     *(_to_default(axis) for name, axis in axes().items() if axis.path.startswith("options.")),
     *(_to_default(axis) for axis in dotted().values() if axis.type is bool and _has_plain(axis)),
     *(_without(part) for part in ("mtp", "mla", "moe")),
+    Dimension(
+        name="args", value=attrgetter("args"), smaller=_fewer_arguments, count=lambda config: len(config.args.given)
+    ),
     Dimension(
         name="micro_batch_size",
         value=attrgetter("micro_batch_size"),

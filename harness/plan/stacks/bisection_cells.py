@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.core.cell.config import cell_id, cell_name
+from harness.core.cell.identity import cell_id, cell_name
 from harness.core.run.run_plan import PlannedCell
 from harness.core.stack import DEFAULT, Checkout, Stack, content_of, digest
 from harness.plan.stacks.projects import PROJECTS

@@ -11,14 +11,17 @@ import pytest
 
 from harness.app.commands import selftest
 from harness.app.pipeline import judge_run
-from harness.core.cell.config import cell_id
+from harness.core.cell.axis_values import HARNESS
+from harness.core.cell.identity import cell_id
 from harness.core.errors import InputError
 from harness.core.outcomes import Finding, Lane, LaneVerdict, Outcome
 from harness.core.run.run_dir import RunDir
+from harness.core.stack import DEFAULT
 from harness.infra.runs.evidence_files import read_plan
 from harness.judge import verdict
 from harness.judge.report.model import Report, ReportCell
 from harness.plan.faults import FAULTS, FaultSpec
+from harness.plan.faults.trainers import STACK, TRAINER
 
 LEAK = next(spec for spec in FAULTS if spec.name == "attention-ignores-documents")
 KILLED = next(spec for spec in FAULTS if spec.name == "rank-killed-from-outside")
@@ -79,7 +82,9 @@ def test_an_unknown_fault_is_an_input_error_that_suggests_the_right_name() -> No
 
 
 def test_faults_are_chosen_by_name_in_the_order_of_the_catalogue() -> None:
-    assert selftest.choose([]) == list(FAULTS)
+    assert selftest.choose([]) == [spec for spec in FAULTS if spec.trainer == HARNESS]
+    assert selftest.choose([], trainers=True) == list(TRAINER)
+    assert selftest.choose([TRAINER[1].name]) == [TRAINER[1]]
     names = [FAULTS[3].name, FAULTS[1].name]
     assert selftest.choose(names) == [FAULTS[1], FAULTS[3]]
 
@@ -98,12 +103,18 @@ def test_the_plan_holds_each_fault_beside_its_twin_and_reference_once() -> None:
 
 
 def test_cells_that_may_wait_for_their_deadline_are_started_first() -> None:
-    plan = selftest.plan_faults(FAULTS)
+    plan = selftest.plan_faults(selftest.choose([]))
     deadlines = {cell.id: cell.config.deadline_s for cell in plan.expansion.cells if not cell.config.timing.turns}
     (allocation,) = (item for item in plan.allocations if not item.interleaved)
     assert sorted(allocation.cells) == sorted(deadlines)
     order = [deadlines[cell] for cell in allocation.cells]
     assert order == sorted(order)
+
+
+def test_faults_in_upstreams_trainer_have_an_allocation_of_their_stack() -> None:
+    plan = selftest.plan_faults([*TRAINER, LEAK])
+    assert sorted(item.stack for item in plan.allocations) == [STACK[1], DEFAULT]
+    assert sum(len(item.cells) for item in plan.allocations) == len(plan.expansion.cells)
 
 
 def test_a_fault_and_its_twin_that_take_turns_are_in_two_allocations() -> None:
@@ -184,6 +195,32 @@ def test_exit_codes_tell_caught_missed_and_undecided_apart() -> None:
     assert code(error, *clean(LEAK)) == 3
     assert code(good, *clean(LEAK, Outcome.ERROR)) == 3
     assert code(missed, *clean(LEAK, Outcome.ERROR)) == 1
+
+
+@pytest.mark.train
+@pytest.mark.long  # short: the next test
+def test_every_fault_in_upstreams_trainer_is_caught(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(TRAINER) >= 15
+    assert selftest.run([], tmp_path, trainers=True) == 0, capsys.readouterr().out
+    assert caught(len(TRAINER)) in capsys.readouterr().out
+
+
+@pytest.mark.train
+def test_faults_in_upstreams_trainer_are_caught_by_the_checks_of_all_kinds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["loss-function-times-cp", "samples-counted-twice", "later-stages-without-metadata"]
+    names += ["clipped-by-the-norm-of-one-rank", "evaluation-leaves-its-mode"]
+    names += ["reported-norm-times-tp", "replica-reads-the-rows-of-another"]
+    names += ["updates-counted-from-zero-in-another-layout", "samples-not-loaded"]
+    names += ["tokens-counted-on-one-replica", "printed-loss-with-that-of-the-step-before"]
+    assert selftest.run(names, tmp_path) == 0, capsys.readouterr().out
+    assert caught(len(names)) in capsys.readouterr().out
+
+
+def caught(every: int) -> str:
+    """The score when all faults are caught."""
+    return f"{every} of {every} faults caught, {every} in the right lane, {every} at the right place; 0 false alarms"
 
 
 @pytest.mark.train

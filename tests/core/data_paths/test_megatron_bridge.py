@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from harness.core.cell.config import CellConfig
@@ -45,6 +47,12 @@ def test_offline_packing_gives_real_lengths_if_documents_are_padded(
         fixed_entries=fixed,
         longest_as_tensor=True,
     )
+
+
+def test_upstreams_trainer_collates_all_rows_of_a_step_at_once() -> None:
+    cell = CellConfig(layout=Layout(), data_path="bridge_offline")
+    assert not cell.style.even_step
+    assert replace(cell, trainer="bridge").style == replace(cell.style, even_step=True)
 
 
 @pytest.mark.parametrize(("tp", "multiple", "real_lengths"), [(1, 1, False), (2, 2, True)])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
@@ -11,13 +12,13 @@ from harness.core.packing.arithmetic import (
     PAD,
     MicroBatch,
     PackedParams,
-    _first_fit,
     pack,
     plan_step,
     row_multiple,
     zigzag,
 )
 from harness.core.packing.documents import Document
+from harness.core.packing.first_fit import first_fit
 from harness.core.packing.options import PackingOptions
 from harness.core.packing.styles import PackingStyle, align_up
 from tests.packing_styles import packing_style
@@ -231,7 +232,7 @@ def test_longest_first_takes_the_first_row_with_room(lengths: list[int], seq_len
             rows.append([document])
         else:
             row.append(document)
-    assert _first_fit(documents, style, seq_length) == rows
+    assert first_fit(documents, style, seq_length) == rows
 
 
 def test_bridge_offline_puts_the_longest_first_and_fills_rows_with_a_segment_of_their_own() -> None:
@@ -242,6 +243,23 @@ def test_bridge_offline_puts_the_longest_first_and_fills_rows_with_a_segment_of_
     params = MicroBatch(rows=(rows[1],), style=style).params()
     assert params is not None
     assert (params.cu_seqlens_q, params.cu_seqlens_q_padded, params.max_seqlen_q) == ((0, 5, 10, 16), None, 6)
+
+
+def test_rows_that_are_collated_by_step_are_as_long_as_the_longest_with_as_many_offsets() -> None:
+    style = replace(packing_style("bridge_offline", Layout(), SEQ), even_step=True)
+    documents = documents_of([60, 5, 3, 2])
+    [[first, second]] = plan_step(documents, style, Layout(), seq_length=SEQ, micro_batch_size=1)
+    assert (first.slots, second.slots) == (64, 64)
+    params = [batch.params() for batch in (first, second)]
+    assert [one and one.cu_seqlens_q for one in params] == [(0, 60, 63, 64), (0, 5, 7, 64)]
+    assert [one and one.max_seqlen_q for one in params] == [60, 57]
+
+
+def test_replicas_are_collated_on_their_own() -> None:
+    style = replace(packing_style("bridge_offline", Layout(dp=2), SEQ), even_step=True)
+    documents = documents_of([63, 30, 20])
+    [[long], [short]] = plan_step(documents, style, Layout(dp=2), seq_length=SEQ, micro_batch_size=1)
+    assert [(batch.slots, batch.entries) for batch in (long, short)] == [(64, 3), (64, 4)]
 
 
 def test_bridge_offline_splits_no_row() -> None:

@@ -198,6 +198,31 @@ def test_a_transport_that_runs_a_program_is_refused(tmp_path: Path, url: str) ->
     assert not proof.exists()
 
 
+@pytest.mark.parametrize(
+    ("variable", "program", "wanted"),
+    [
+        ("", "ssh", "-o ConnectTimeout=30"),
+        ("GIT_SSH", "own-ssh", ""),
+        ("GIT_SSH_COMMAND", "own-ssh", ""),
+    ],
+)
+def test_a_host_that_does_not_answer_is_not_waited_for_unless_the_user_has_own_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, program: str, wanted: str
+) -> None:
+    for name in ("GIT_SSH", "GIT_SSH_COMMAND"):
+        monkeypatch.delenv(name, raising=False)
+    here, proof, place = repository(tmp_path / "here"), tmp_path / "proof", tmp_path / "bin" / program
+    place.parent.mkdir()
+    place.write_text(f'#!/bin/sh\necho "{program} $@" >> {proof}\nexit 1\n')
+    place.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{place.parent}:{os.environ['PATH']}")
+    if variable:
+        monkeypatch.setenv(variable, str(place))
+    assert git.run(here, "ls-remote", "host.invalid:30").returncode
+    *_, last = proof.read_text().splitlines()
+    assert last.startswith(program) and wanted in last and ("ConnectTimeout" in last) is bool(wanted)
+
+
 def test_a_repository_of_this_machine_can_be_cloned(tmp_path: Path) -> None:
     here = repository(tmp_path / "here")
     git.output(tmp_path, "clone", "--quiet", "--mirror", "--", str(here), str(tmp_path / "there"))

@@ -8,10 +8,11 @@ import pytest
 
 from harness.core.cell.layout import Coordinates
 from harness.core.errors import InputError
-from harness.core.run.records import CellResult, RankRecord
+from harness.core.run.cell_result import CellResult
+from harness.core.run.records import RankRecord
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.serialization import to_jsonable
-from harness.infra.runs.evidence_files import LOG_TAIL_BYTES, read_cell, read_plan
+from harness.infra.runs.evidence_files import LOG_TAIL_BYTES, read_cell, read_plan, read_result
 from harness.judge.failures.classification import JobEnding
 from tests.judge.simulator import config_of, run_of
 
@@ -93,3 +94,14 @@ def test_a_plan_with_other_fields_is_attributed_to_another_version(
     write_json(run.plan, values)
     with pytest.raises(InputError, match="another version of the harness; judge it with the version that ran it"):
         read_plan(run)
+
+
+def test_the_result_of_a_cell_that_resumed_is_that_of_the_part_that_failed(tmp_path: Path) -> None:
+    attempt = RunDir(tmp_path).attempt("cell")
+    write_json(attempt.result, CellResult(cell="cell", attempt=1, status="completed"))
+    later = CellResult(cell="cell", attempt=1, status="completed")
+    for later.status in ("completed", "failed"):
+        write_json(attempt.resumed.result, later)
+        result = read_result(RunDir(tmp_path), "cell")
+        assert result is not None
+        assert result.status == later.status

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.run.cell_result import CellResult
 from harness.core.run.journal import read_lines
-from harness.core.run.records import CellResult
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import Allocation
 from harness.infra.runs.evidence_files import read_result
@@ -44,6 +44,14 @@ def run(tmp_path: Path) -> RunDir:
             "Slurm job 7 ended before the cell did: FAILED (exit 28:0) on n1; the run directory's disk was full",
         ),
         (JobState(), "Slurm job 7 ended before the cell did: unknown to Slurm"),
+        (
+            JobState(state="NODE_FAIL", nodes="n1", source="squeue"),
+            "Slurm job 7 ended before the cell did: NODE_FAIL (exit ?) on n1",
+        ),
+        (
+            JobState(state="RUNNING", nodes="n1", source="squeue"),
+            "Slurm job 7 ended before the cell did: RUNNING (exit ?) on n1",
+        ),
     ],
 )
 def test_a_cell_without_a_result_says_how_its_job_ended(run: RunDir, state: JobState, reason: str) -> None:
@@ -56,6 +64,7 @@ def test_a_cell_without_a_result_says_how_its_job_ended(run: RunDir, state: JobS
     (event,) = read_lines(run.events)
     assert (event["event"], event["job"], event["allocation"]) == ("job_ended", "7", "1n2r-0")
     assert event["words"] == (state.ending("7") if state.ended else "")
+    assert event["state"] == (state.state if state.ended else "")
     assert unfinished(run, [ONE]) == []
 
 

@@ -44,9 +44,11 @@ class Scripted(SlurmClient):
         super().__init__()
         self.script = list(script)
         self.requested: list[list[str]] = []
+        self.silent: list[set[str]] = []
 
     def states(self, jobs: Sequence[str], silent: Collection[str] = ()) -> dict[str, JobState]:
         self.requested.append(list(jobs))
+        self.silent.append(set(silent))
         state = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         return dict.fromkeys(jobs, state)
 
@@ -60,9 +62,11 @@ class Slow(Executor):
     def __init__(self, clock: Clock) -> None:
         self.clock, self.takes_s = clock, 0.0
         self.due: tuple[float, Future[Any], Callable[[], Any]] | None = None
+        self.made: list[float] = []  # when each call was made
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
+        self.made.append(self.clock())
         self.due = self.clock() + self.takes_s, future, lambda: call(*args, **kwargs)
         return future
 
@@ -282,6 +286,23 @@ def test_a_launcher_that_comes_later_follows_the_newest_start(tmp_path: Path) ->
     bench.act = lambda seconds: bench.say("finished", "1n2r-0.restart1") if seconds > 10 else None
     assert bench.end().finished
     assert bench.seconds > 10
+
+
+def test_a_start_that_has_not_been_heard_waits_for_a_controller_that_is_away(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, AWAY)
+    bench.claim(1, "7")
+    bench.beat()
+    bench.claim(2, "7", "1n2r-0.restart1", restart=1)
+    bench.act = lambda seconds: bench.say("finished", "1n2r-0.restart1") if seconds > 3 * LOST_AFTER_S else None
+    assert bench.end().finished
+
+
+def test_what_an_agent_notes_after_its_end_does_not_revive_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RUNNING)
+    bench.say("finished")
+    bench.say("failed")
+    assert bench.end().finished
+    assert bench.heard == ["finished", "failed"]
 
 
 @pytest.mark.parametrize("state", [NODE_FAIL, GONE, RUNNING], ids=lambda state: state.state)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from harness.core.run.cell_result import CellResult, RankEnding
 from harness.core.run.events import Failed, JobEnded
 from harness.core.run.job_start import Claim
 from harness.core.run.journal import note, read_lines
-from harness.core.run.records import CellResult, RankEnding
 from harness.core.run.run_dir import RunDir, write_json, write_new
 from harness.core.run.run_plan import Allocation
 from harness.core.run.work_order import newest_work_order
@@ -55,6 +56,11 @@ def bench(tmp_path: Path, slurm: Scheduler) -> Bench:
     return Bench(tmp_path)
 
 
+def why(bench: Bench) -> str:
+    """Why the newest retry was made."""
+    return str(read_lines(bench.run.events)[-1]["why"])
+
+
 @pytest.mark.parametrize("state", ["NODE_FAIL", "BOOT_FAIL", "PREEMPTED"])
 def test_cells_of_a_job_that_the_cluster_ended_run_again_as_a_new_attempt(bench: Bench, state: str) -> None:
     (made,) = bench.again(bench.narrow, state)
@@ -62,8 +68,7 @@ def test_cells_of_a_job_that_the_cluster_ended_run_again_as_a_new_attempt(bench:
     assert made.name == f"{bench.narrow.name}-again2"
     assert newest_work_order(bench.run, made.name).attempts == {cell: 2}
     assert bench.run.attempt(cell, 2).config.read_text() == bench.run.attempt(cell).config.read_text()
-    (event,) = read_lines(bench.run.events)
-    assert event["why"] == f"job 7 ended as {state} on n1"
+    assert why(bench) == f"job 7 ended as {state} on n1"
     assert allocations_of(bench.run, bench.plan) == [*bench.plan.allocations, made]
 
 
@@ -74,7 +79,19 @@ def test_other_ends_are_not_retried(bench: Bench, state: str) -> None:
 
 def test_a_full_disk_is_retried(bench: Bench) -> None:
     assert bench.again(bench.narrow, "FAILED", exit_code="28:0") != []
+    assert why(bench) == "job 7 ended as FAILED on n1: the run directory's disk was full"
     assert bench.again(bench.wide, "FAILED", exit_code="2:0") == []
+
+
+def test_a_job_that_never_got_a_node_ended_on_no_node(bench: Bench) -> None:
+    assert len(bench.again(bench.narrow, "PREEMPTED", nodes="")) == 1
+    assert why(bench) == "job 7 ended as PREEMPTED on no node"
+
+
+def test_a_retry_is_a_job_of_its_own_and_no_member_of_the_array(bench: Bench) -> None:
+    member = replace(bench.narrow, array="2n1r", index=1)
+    name = f"{member.name}-again2"
+    assert bench.again(member, "NODE_FAIL") == [replace(member, name=name, array=name, index=0)]
 
 
 def test_a_retry_that_a_killed_launcher_has_recorded_is_not_made_twice(bench: Bench) -> None:
@@ -101,6 +118,18 @@ def test_cells_of_one_job_that_run_again_apart_get_separate_jobs(bench: Bench) -
     ended_as_error(bench.run, first, 2)
     (third,) = again(bench.run, bench.plan, {first})
     assert newest_work_order(bench.run, third.name).attempts == {first: 3}
+    name = bench.wide.name
+    assert (lost.name, wanted.name, third.name) == (f"{name}-again2", f"{name}-again2-2", f"{name}-again2-2-again3")
+    assert why(bench) == "requested by the user"
+
+
+def test_a_lost_attempt_runs_again_although_the_one_before_it_crashed_by_itself(bench: Bench) -> None:
+    (cell,) = bench.narrow.cells
+    ranks = [RankEnding(rank=0, ended="raised")]
+    write_json(bench.run.attempt(cell).result, CellResult(cell=cell, attempt=1, status="failed", ranks=ranks))
+    (wanted,) = again(bench.run, bench.plan, {cell})
+    (made,) = bench.again(wanted, "NODE_FAIL")
+    assert newest_work_order(bench.run, made.name).attempts == {cell: 3}
 
 
 def test_a_lost_cell_runs_again_after_another_one_of_its_job_did_on_request(bench: Bench) -> None:
@@ -141,8 +170,9 @@ def test_only_cells_without_a_result_or_with_an_interrupted_one_run_again(bench:
     assert made.cells == (second,)
 
 
-def test_the_failed_node_of_a_one_node_job_is_excluded(bench: Bench, slurm: Scheduler) -> None:
-    (made,) = bench.again(bench.narrow, "NODE_FAIL", "n3")
+@pytest.mark.parametrize("state", ["NODE_FAIL", "BOOT_FAIL"])
+def test_the_failed_node_of_a_one_node_job_is_excluded(bench: Bench, slurm: Scheduler, state: str) -> None:
+    (made,) = bench.again(bench.narrow, state, "n3")
     assert "#SBATCH --exclude=n3\n" in bench.job_file(made)
     assert slurm.calls("sinfo") == []
 
@@ -152,6 +182,21 @@ def test_of_several_nodes_those_that_slurm_marks_unusable_are_excluded(bench: Be
     (made,) = bench.again(bench.wide, "NODE_FAIL", "n[1-2]")
     assert "#SBATCH --exclude=n2\n" in bench.job_file(made)
     assert "-n n[1-2]" in slurm.calls("sinfo")[0]
+
+
+def test_nodes_that_fail_again_are_excluded_once(bench: Bench, slurm: Scheduler) -> None:
+    slurm.answers("sinfo", says("n1", "n2"), says("n2", "n3"))
+    (made,) = bench.again(bench.wide, "NODE_FAIL", "n[1-2]")
+    bench.again(made, "NODE_FAIL", "n[2-3]")
+    assert [event["exclude"] for event in read_lines(bench.run.events)] == [["n1", "n2"], ["n1", "n2", "n3"]]
+
+
+def test_all_hosts_that_an_agent_names_are_reported_and_excluded(bench: Bench, slurm: Scheduler) -> None:
+    slurm.answers("sinfo", says("n1 node-a", "n2 node-b"))
+    failed(bench, bench.wide, 0, "node-b", "n1")
+    (made,) = bench.again(bench.wide, "FAILED", "n[1-2]", "3:0")
+    assert "#SBATCH --exclude=n2,n1\n" in bench.job_file(made)
+    assert why(bench) == "job 7 ended as FAILED on n[1-2]: its agents reported node-b, n1"
 
 
 def test_every_node_on_which_an_attempt_failed_is_excluded_until_the_user_wants_the_cell_again(bench: Bench) -> None:
@@ -186,6 +231,7 @@ def test_a_job_that_failed_because_it_lost_a_node_runs_again_without_the_node(
     assert flags == [f"#SBATCH --exclude={excluded}"] * bool(excluded)
     (event,) = read_lines(bench.run.events)
     assert event["why"] == f"job 7 ended as FAILED on n[1-2]: its agents reported {host}"
+    assert event.get("exclude", []) == [excluded] * bool(excluded)
 
 
 def test_a_job_that_lost_its_leading_node_is_retried_by_what_the_other_agents_say(
@@ -215,8 +261,7 @@ def test_cells_that_a_job_did_not_start_because_its_end_was_announced_run_in_ano
     (made,) = bench.again(bench.narrow, "FAILED", "n3", "3:0")
     assert made.cells == bench.narrow.cells
     assert "--exclude" not in bench.job_file(made)
-    (event,) = read_lines(bench.run.events)
-    assert event["why"] == "job 7 ended as FAILED on n3: a signal announced its end"
+    assert why(bench) == "job 7 ended as FAILED on n3: a signal announced its end"
 
 
 @pytest.mark.parametrize("state", ["PREEMPTED"])

@@ -8,6 +8,7 @@ import pytest
 
 from harness.core.outcomes import Finding, Lane
 from harness.core.run.records import ImportProof, SeenParams
+from harness.core.run.tensor_records import Fingerprint, ParameterSeen
 from harness.judge.checks.table import CHECKS
 from harness.judge.diagnosis.known_issues import KNOWN_ISSUES, parse, with_known
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -16,6 +17,7 @@ from tests.judge.parts import with_routers
 from tests.judge.reports import build_report
 from tests.judge.simulator import alter_params, at, config_of, drop_params, evidence_for, judge, run_of
 
+NO_GRADIENT = Fingerprint(norm_sq=0.0, projections=[])
 ISSUE = "Megatron-LM issue 4092, fixed in megatron-core 0.18.0 (https://github.com/NVIDIA/Megatron-LM/issues/4092)"
 
 
@@ -194,6 +196,26 @@ def test_an_empty_chunk_of_skyrl_is_named(release: str, named: list[str]) -> Non
     ran(evidence, release, "skyrl")
     said = "The expanded size of the tensor (1) must match the existing size (0) at non-singleton dimension 0."
     assert numbers([item.known for item in with_known(evidence, [raised(said)]) if item.known]) == named
+
+
+@pytest.mark.parametrize(
+    ("release", "name", "named"),
+    [
+        ("0.19.2", "decoder.layers.0.self_attention.core_attention.softmax_offset", ["7452"]),
+        ("0.14.0", "decoder.layers.0.self_attention.core_attention.softmax_offset", []),
+        ("0.19.2", "decoder.layers.0.self_attention.linear_qkv.weight", []),
+    ],
+)
+def test_sinks_that_the_gradient_norm_leaves_out_are_named(release: str, name: str, named: list[str]) -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    ran(evidence, release)
+    shards = [
+        ParameterSeen(name=name, sharded=True, gradient=NO_GRADIENT, in_norm=counted) for counted in (True, False)
+    ]
+    for record, shard in zip(evidence.records.values(), shards):
+        record.parameters = [shard]
+    found = next(check.findings(evidence) for check in CHECKS if check.name == "norm_members")
+    assert numbers([item.known for item in with_known(evidence, found) if item.known]) == named
 
 
 def test_without_a_proof_of_the_release_nothing_is_named() -> None:

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from harness.core.run.records import Fingerprint
+from harness.core.run.tensor_records import Fingerprint
 from harness.judge.diagnosis.ratios import DOCUMENTS, common_ratio, factors_of, ratio_name, scale_of
 from tests.judge.simulator import config_of, evidence_for
 

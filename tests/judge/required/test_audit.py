@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.core.run.records import Fingerprint, RankRecord
+from harness.core.run.records import RankRecord
+from harness.core.run.tensor_records import Fingerprint
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.report.model import Weight
 from harness.judge.required.audit import incomplete, weight_of

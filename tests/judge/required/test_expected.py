@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from harness.app.garbage import no_collection
 from harness.core.cell.layout import Coordinates
 from harness.core.cell.model import ModelConfig, MoeConfig, MtpConfig
 from harness.core.packing.documents import mix
 from harness.judge.required.expected import Expected
-from tests.judge.simulator import config_of, evidence_for
+from tests.judge.simulator import config_of, evidence_for, judge
 
 
 def expected_of(data_path: str = "reference", **keys: Any) -> Expected:
@@ -157,3 +159,13 @@ def test_upstreams_trainer_fetches_the_batches_of_every_step() -> None:
     assert len(counts) == 2
     assert expected.batch_keys(1) == [(step, 0, number) for step in (0, 1) for number in range(counts[step])]
     assert expected.shapes(1).keys() == {(step, number) for step in (0, 1) for number in range(counts[step])}
+
+
+def test_judged_evidence_is_freed_without_the_garbage_collector() -> None:
+    """Judging runs without it, so an object that refers to itself would keep the records of every cell."""
+    with no_collection():
+        evidence = evidence_for(config_of("sft", tp=2, pp=2))
+        judge(evidence)
+        kept = weakref.ref(evidence)
+        del evidence
+        assert kept() is None

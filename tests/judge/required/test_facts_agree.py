@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from harness.core.outcomes import Rejection
-from harness.core.run.records import CellResult, ImportProof, RankRecord
+from harness.core.run.cell_result import CellResult
+from harness.core.run.records import ImportProof, RankRecord
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.required import facts
 from harness.judge.required.expected import Expected

@@ -87,7 +87,8 @@ def test_the_configuration_that_ran_must_be_the_planned_one() -> None:
     evidence.config = replace(evidence.cell.config, deadline_s=60.0, micro_batch_size=2)
     assert untrusted(evidence) == "config.json has micro_batch_size 2, plan.json 1"
     evidence.config = replace(evidence.cell.config, train=TrainConfig(steps=1))
-    found = "{'steps': 1, 'global_batch': 8, 'seq_length': 64, 'lr': 0.001, 'seed': 1234}"
+    later = "'eval_interval': 0, 'save_step': 1, 'label_smoothing': 0.0"
+    found = f"{{'steps': 1, 'global_batch': 8, 'seq_length': 64, 'lr': 0.001, 'seed': 1234, {later}}}"
     planned = found.replace("'steps': 1", "'steps': 2")
     assert untrusted(evidence) == f"config.json has train {found}, plan.json {planned}"
 

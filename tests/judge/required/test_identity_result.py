@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.core.outcomes import NODE_RULES, Rejection
-from harness.core.run.records import CellResult
+from harness.core.run.cell_result import CellResult
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.required.identity import rejection_problem, untrusted
 from tests.judge.simulator import config_of, evidence_for

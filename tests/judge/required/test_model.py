@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from harness.core.cell.config import CellConfig
-from harness.core.run.records import LegSeen, ParameterSeen, RankRecord
+from harness.core.run.records import LegSeen, RankRecord
+from harness.core.run.tensor_records import ParameterSeen
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.required import model
 from harness.judge.required.expected import Expected
@@ -35,10 +36,7 @@ def after(change: Callable[[RankRecord], object], rank: int = 0, **keys: Any) ->
 
 def without_fingerprints(config: CellConfig) -> CellEvidence:
     """A cell that records no fingerprints in step 0."""
-    evidence = evidence_for(replace(config, fingerprints=False))
-    for record in evidence.records.values():
-        record.activations, record.parameters = [], []
-    return evidence
+    return evidence_for(replace(config, fingerprints=False))
 
 
 @pytest.mark.parametrize(
@@ -72,8 +70,22 @@ def test_without_sequence_parallel_only_tp_rank_0_records_activations() -> None:
     assert problems_of(evidence, 1) == ["activations: recorded for layers [0, 1, 2, 3, 4], expected for []"]
 
 
+def without_updates(record: RankRecord) -> list[ParameterSeen]:
+    """The parameters of the training leg as a leg without an optimizer has them."""
+    return [replace(seen, update=None, in_norm=None) for seen in record.parameters]
+
+
+def test_only_the_training_leg_has_updates() -> None:
+    found = after_leg("determinism", lambda leg, record: setattr(leg, "parameters", record.parameters))
+    assert len(found) == 30
+    assert all(problem.endswith((" has an update in a leg", " has in_norm in a leg")) for problem in found)
+
+
 def test_a_cell_without_fingerprints_records_neither_activations_nor_parameters() -> None:
-    evidence = evidence_for(replace(config_of("sft"), fingerprints=False))
+    evidence, other = without_fingerprints(config_of("sft")), evidence_for(config_of("sft"))
+    assert problems_of(evidence) == []
+    evidence.records[0].activations = other.records[0].activations
+    evidence.records[0].parameters = other.records[0].parameters
     assert problems_of(evidence) == [
         "activations: recorded for layers [0, 1, 2, 3, 4], expected for []",
         "parameters: 15 recorded, none expected",
@@ -181,13 +193,13 @@ OTHERS = "has documents [0, 1, 2, 3, 4, 6, 7], layer 0 of the rank [0, 1, 2, 3, 
         ("rewriting", lambda leg, _: leg.input_gradients[4].documents.pop(5), f"input_gradients: layer 5 {OTHERS}"),
         (
             "order",
-            lambda leg, record: leg.parameters.extend(record.parameters),
+            lambda leg, record: leg.parameters.extend(without_updates(record)),
             "parameters: 15 recorded, none expected",
         ),
         ("determinism", lambda leg, _: leg.parameters.pop(3), "parameters: not those of step 0"),
         (
             "determinism",
-            lambda leg, record: setattr(leg, "parameters", record.parameters[::-1]),
+            lambda leg, record: setattr(leg, "parameters", without_updates(record)[::-1]),
             "parameters: not those of step 0",
         ),
     ],
@@ -304,3 +316,11 @@ def test_parameters_are_compared_if_cell_and_control_record_them() -> None:
     evidence = with_extra(in_cell="a.weight")
     evidence.cell = replace(evidence.cell, config=replace(evidence.cell.config, fingerprints=False))
     assert differing(evidence) == []
+
+
+def test_a_record_that_has_updates_states_of_every_parameter_whether_the_norm_counts_it() -> None:
+    def unknown(record: RankRecord) -> None:
+        record.parameters = [replace(seen, in_norm=None) for seen in record.parameters]
+
+    found = after(unknown)
+    assert len(found) == 15 and all(problem.endswith(" has no in_norm") for problem in found)

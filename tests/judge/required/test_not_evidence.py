@@ -9,7 +9,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from harness.core.run.records import CellResult, RankRecord
+from harness.core.run.cell_result import CellResult
+from harness.core.run.records import RankRecord
 from harness.judge.required.not_evidence import NOT_EVIDENCE
 
 FILES = {"record": RankRecord, "lone": RankRecord, "result": CellResult}

@@ -8,18 +8,16 @@ import pytest
 
 from harness.core.cell.layout import Coordinates
 from harness.core.run.records import (
-    ActivationSeen,
     DocumentLoss,
     ExpertShare,
-    Fingerprint,
     LegSeen,
     MtpSeen,
-    ParameterSeen,
     RankRecord,
     RouterSeen,
     StepSeen,
     TokenLoss,
 )
+from harness.core.run.tensor_records import ActivationSeen, Fingerprint, ParameterSeen
 from harness.judge.required.numbers import BadNumber, scan
 from tests.judge.parts import with_predictions, with_routers
 from tests.judge.simulator import config_of, evidence_for

@@ -9,7 +9,8 @@ import pytest
 from harness.core.packing.arithmetic import PAD
 from harness.core.packing.documents import mix
 from harness.core.run.record_limits import MOST_TOKEN_LOSSES
-from harness.core.run.records import DocumentLoss, Fingerprint, StepSeen, TokenLoss
+from harness.core.run.records import DocumentLoss, StepSeen, TokenLoss
+from harness.core.run.tensor_records import Fingerprint
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.required.sums import contradiction
 from tests.judge.parts import with_predictions, with_routers

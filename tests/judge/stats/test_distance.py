@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from harness.core.run.records import Fingerprint
+from harness.core.run.tensor_records import Fingerprint
 from harness.core.tolerances import Bound
 from harness.judge.stats.distance import distance, fingerprint_distance
 

@@ -10,8 +10,9 @@ import pytest
 from harness.core.cell.canary_legs import NOISE_LEGS
 from harness.core.cell.config import NOISE
 from harness.core.outcomes import Outcome
-from harness.core.run.records import Fingerprint, LegSeen, RankRecord
+from harness.core.run.records import LegSeen, RankRecord
 from harness.core.run.run_plan import Expansion
+from harness.core.run.tensor_records import Fingerprint
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.stats.noise import noise_floors
 from tests.judge.reports import build_report
@@ -27,6 +28,7 @@ def leg_of(record: RankRecord, name: str, *, losses: float = 0.0, gradients: flo
         loss.loss_sum *= 1 + losses
     parameters = copy.deepcopy(record.parameters)
     for seen in parameters:
+        seen.update, seen.in_norm = None, None
         seen.gradient.norm_sq *= (1 + gradients) ** 2
         seen.gradient.projections = [value * (1 + gradients) for value in seen.gradient.projections]
         for part in seen.parts:

@@ -12,12 +12,12 @@ import megatron.core.utils as upstream
 import pytest
 import torch
 
-from harness.core.cell.config import cell_id
+from harness.core.cell.identity import cell_id
 from harness.core.data_paths.table import DATA_PATHS
 from harness.core.outcomes import Rejection
 from harness.core.packing.arithmetic import PAD
 from harness.core.packing.options import PackingOptions
-from harness.core.run.records import CellResult
+from harness.core.run.cell_result import CellResult
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.serialization import from_jsonable, loads
 from harness.node.data_paths.lookup import Unavailable

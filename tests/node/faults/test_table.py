@@ -80,7 +80,8 @@ def test_an_unknown_fault_is_an_error() -> None:
 
 def test_every_injection_overrides_a_hook() -> None:
     hooks = [name for name in vars(Fault) if name.startswith("on_") or name == "micro_batches"]
-    for name, kind in FAULTS.items():
+    for name, make in FAULTS.items():
+        kind = type(make())
         assert any(getattr(kind, hook) is not getattr(Fault, hook) for hook in hooks), name
 
 

@@ -3,7 +3,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.node.probe.weights import END, OTHER_PADDING, PADDING, Shard, content_tokens, draw
+from harness.node.probe.weights import (
+    END,
+    OTHER_PADDING,
+    PADDING,
+    Shard,
+    content_tokens,
+    draw,
+    named_parameters,
+    parts_of,
+)
 from tests.node.conftest import config
 
 
@@ -21,9 +30,39 @@ def test_a_gated_layer_gives_each_rank_its_part_of_both_halves() -> None:
     assert shard.take(full).tolist() == [2, 3, 6, 7]
 
 
+def test_a_parameter_per_head_is_split_although_upstream_does_not_mark_it() -> None:
+    chunk = torch.nn.ParameterDict({"softmax_offset": torch.nn.Parameter(torch.zeros(4)), "weight": torch.zeros(4)})
+    holder = torch.nn.ModuleDict({"core_attention": chunk})
+    sink, norm = named_parameters(holder, tp_rank=1, tp_size=2)
+    assert (sink.name, sink.shard) == (
+        "core_attention.softmax_offset",
+        Shard(full=(8,), dim=0, pieces=1, index=1, count=2),
+    )
+    assert norm.shard.dim is None
+    whole, _ = named_parameters(holder, tp_rank=0, tp_size=1)
+    assert [part.index for part in parts_of(whole)] == [0, 1, 2, 3]
+
+
 def test_a_replicated_tensor_is_whole_on_every_rank() -> None:
     full = torch.arange(4.0)
     assert Shard(full=(4,), dim=None, pieces=1, index=1, count=2).take(full) is full
+
+
+@pytest.mark.parametrize(
+    ("kind", "marked", "dim"),
+    [("ColumnParallelLinear", False, 0), ("RowParallelLinear", False, 1), ("Linear", False, None), ("Linear", True, 1)],
+)
+def test_the_class_of_a_layer_tells_how_its_weight_is_split_where_upstream_does_not_mark_it(
+    kind: str, marked: bool, dim: int | None
+) -> None:
+    layer = type(kind, (torch.nn.Linear,), {})(4, 6)
+    if marked:
+        layer.weight.tensor_model_parallel, layer.weight.partition_dim = True, 1
+    chunk = torch.nn.ModuleDict({"proj": layer})
+    found = {item.name: item.shard for item in named_parameters(chunk, tp_rank=1, tp_size=2)}
+    assert found["proj.weight"].dim == dim
+    assert found["proj.weight"].full == {0: (12, 4), 1: (6, 8), None: (6, 4)}[dim]
+    assert found["proj.bias"].dim is None
 
 
 def test_draws_depend_on_kind_name_shape_and_seed_alone() -> None:

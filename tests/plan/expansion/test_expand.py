@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from harness.core.cell.config import NOISE, ModelConfig, cell_id, cell_name
+from harness.core.cell.config import NOISE, ModelConfig
+from harness.core.cell.identity import cell_id, cell_name
 from harness.core.cell.layout import Layout
 from harness.core.outcomes import Rejection
 from harness.core.run.run_plan import Expansion
@@ -275,7 +276,8 @@ def test_name_and_rejections_of_a_cell_do_not_depend_on_other_cells() -> None:
         row = next(matrix.axes.combinations())
         filled = {**default_values(matrix), **row.values}
         filled["sp"] = filled["tp"] > 1 if filled["sp"] is None else filled["sp"]
-        config = Resolver(matrix, largest_cp=2).config(filled)
+        resolver = Resolver(matrix, largest_cp=2)
+        config = resolver.config(filled, resolver.shape_key(filled), resolver.own_key(filled))
         alone[cell_id(config)] = rejections(config, (*RULES, world_size_rule(matrix.launch.max_ranks)))
     assert {cell.id for cell in made.cells if cell.role == "cell"} == {
         name for name, found in alone.items() if not found
@@ -283,3 +285,16 @@ def test_name_and_rejections_of_a_cell_do_not_depend_on_other_cells() -> None:
     assert {cell.id: cell.rejections for cell in made.rejected} == {
         name: found for name, found in alone.items() if found
     }
+
+
+def test_a_lifted_rule_rejects_no_cell_and_its_control_lifts_nothing() -> None:
+    axes = {"packing": "unpacked", "cp": 2, "calculate_per_token_loss": False, "lift": "loss.per-token-with-cp"}
+    made = expand_axes(axes, documents={"mode": "file", "lengths": [3, 8]})
+    assert names(made) == ["tp1-pp1-cp2-unpacked-lift-loss.per-token-with-cp-meanloss"]
+    assert {cell.config.lift for cell in made.cells if cell.role == "control"} == {""}
+
+
+def test_a_lifted_rule_must_exist() -> None:
+    (problem,) = problems_of(matrix={"packing": "unpacked", "lift": ["", "loss.per-token-cp"]})
+    assert (problem.key, problem.message) == ("matrix.lift", "no such rule")
+    assert problem.hint == "did you mean 'loss.per-token-with-cp'?"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from harness.app.pipeline.selection import select
-from harness.core.cell.config import cell_id
+from harness.core.cell.identity import cell_id
 from harness.core.errors import InputError
 from harness.core.run.run_plan import Expansion, PlannedCell
 from harness.plan.jobs.allocations import plan_allocations

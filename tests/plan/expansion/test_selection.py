@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.app.pipeline.selection import select
-from harness.core.cell.config import cell_name
+from harness.core.cell.identity import cell_name
 from harness.core.errors import InputError
 from harness.core.run.run_plan import Expansion, PlannedCell, Selection
 from harness.plan.matrix.load import resolved

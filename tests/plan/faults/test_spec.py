@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.cell.config import cell_id, same_rows
+from harness.core.cell.config import same_rows
+from harness.core.cell.identity import cell_id
 from harness.core.cell.layout import Layout
 from harness.core.outcomes import Lane, Outcome
 from harness.core.run.run_dir import path_component

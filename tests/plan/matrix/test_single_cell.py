@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from harness.core.cell.config import CellConfig, TrainConfig, cell_id
+from harness.core.cell.arguments import Arguments, merged
+from harness.core.cell.config import CellConfig, TrainConfig
+from harness.core.cell.identity import cell_id
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import MlaConfig, ModelConfig, MoeConfig, MtpConfig
 from harness.core.cell.timing import TimingConfig
@@ -42,6 +44,17 @@ CELLS = {
     "mix": replace(PLAIN, data_path="sft", documents=DocumentsConfig(mode="adversarial"), layout=Layout(cp=2)),
     "distribution": replace(
         PLAIN, documents=DocumentsConfig(mode="distribution", min_seq_len=2, max_seq_len=40, mean_seq_len=9)
+    ),
+    "arguments": replace(
+        PLAIN,
+        data_path="sft",
+        trainer="megatron",
+        train=TWO,
+        args=Arguments(
+            merged({"clip_grad": ("0.5",), "overlap_grad_reduce": (), "recompute_modules": ("core_attn", "mlp")}),
+            profile="nightly",
+            label="nightly",
+        ),
     ),
     "timed": replace(PLAIN, timing=TimingConfig(documents=(4, 16), unpacked=True, rounds=9)),
     "timed on a GPU": replace(

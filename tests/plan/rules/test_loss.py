@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from harness.core.cell.config import CellConfig, TrainConfig
+from harness.core.cell.config import CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.layout import Layout
+from harness.core.cell.model import MtpConfig
 from harness.core.packing.documents import DocumentsConfig, adversarial_mix
 from harness.core.packing.options import PackingOptions
 from harness.plan.rules.table import rejections
@@ -81,3 +85,21 @@ def shares_of(lengths: tuple[int, ...]) -> str:
             inner += quarter <= position < 3 * quarter
             outer += not quarter <= position < 3 * quarter
     return f"{outer}, {inner}"
+
+
+def test_smoothed_losses_are_computed_from_the_logits_of_every_tp_rank() -> None:
+    def found(**model: Any) -> dict[str, str]:
+        train = TrainConfig(global_batch=1, label_smoothing=0.1)
+        documents = DocumentsConfig(mode="file", lengths=(8,))
+        plain = CellConfig(layout=Layout(), data_path="reference", train=train, documents=documents)
+        return {item.rule: item.reason for item in rejections(replace(plain, model=ModelConfig(**model)))}
+
+    assert found() == {}
+    assert "which then gets no labels" in found(mtp=MtpConfig())["loss.smoothing-mtp"]
+    assert "gathered_logits gathers them" in found(gathered_logits=True)["loss.smoothing-shards"]
+
+
+def test_a_rule_can_be_lifted() -> None:
+    uneven = mean_loss((3, 8), 2)
+    assert [item.rule for item in rejections(uneven)] == ["loss.per-token-with-cp"]
+    assert rejections(replace(uneven, lift="loss.per-token-with-cp")) == ()

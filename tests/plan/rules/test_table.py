@@ -7,10 +7,10 @@ import dataclasses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.core.cell.axis_values import ATTENTIONS, DEVICES
+from harness.core.cell.axis_values import ATTENTIONS, DEVICES, GROUPS, RECOMPUTE
 from harness.core.cell.config import CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.layout import Layout
-from harness.core.cell.model import AUX_LOSSES, DISPATCHERS, MLA_ROPES, MlaConfig, MoeConfig, MtpConfig
+from harness.core.cell.model import AUX_LOSSES, DISPATCHERS, MLA_ROPES, SOFTMAXES, MlaConfig, MoeConfig, MtpConfig
 from harness.core.data_paths.table import DATA_PATHS, FORBIDDEN
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.packing.options import PackingOptions
@@ -36,12 +36,18 @@ MODELS = st.builds(
     hidden=st.sampled_from([8, 60, 64, 640]),
     rope_fusion=st.booleans(),
     cuda_graphs=st.booleans(),
+    softmax=st.sampled_from(SOFTMAXES),
+    gathered_logits=st.booleans(),
     moe=st.none() | MOE,
     mtp=st.none() | st.just(MtpConfig()),
     mla=st.none() | st.builds(MlaConfig, q_lora_rank=st.none() | SMALL, rope=st.sampled_from(MLA_ROPES)),
 )
 TRAINS = st.builds(
-    TrainConfig, steps=st.integers(1, 2), global_batch=st.integers(1, 6), seq_length=st.sampled_from([6, 16, 30])
+    TrainConfig,
+    steps=st.integers(1, 2),
+    global_batch=st.integers(1, 6),
+    seq_length=st.sampled_from([6, 16, 30]),
+    label_smoothing=st.sampled_from([0.0, 0.1]),
 )
 OPTIONS = st.builds(
     PackingOptions,
@@ -56,6 +62,9 @@ CONFIGS = st.builds(
     dtype=st.sampled_from(["fp32", "bf16", "fp8"]),
     attention=st.sampled_from(ATTENTIONS),
     device=st.sampled_from(DEVICES),
+    recompute=st.sampled_from(RECOMPUTE),
+    groups=st.sampled_from(GROUPS),
+    lift=st.sampled_from(["", *[rule.id for rule in RULES]]),
     forbidden=st.sampled_from(["", FORBIDDEN[0]]),
     model=MODELS,
     train=TRAINS,
@@ -90,6 +99,12 @@ def test_more_ranks_than_the_limit_are_rejected_and_exactly_the_limit_is_not(lay
     assert bool(found) == (ranks > limit)
     assert not rejections(config, (world_size_rule(ranks),))
     assert not found or f"= {ranks} ranks, more than launch.max_ranks = {limit}" in found[0].reason
+
+
+@given(config=CONFIGS)
+def test_a_lifted_rule_rejects_nothing_and_the_others_still_do(config: CellConfig) -> None:
+    strict = {item.rule for item in rejections(dataclasses.replace(config, lift=""))}
+    assert {item.rule for item in rejections(config)} == strict - {config.lift}
 
 
 def test_rules_that_depend_on_a_run_have_ids_and_sources() -> None:

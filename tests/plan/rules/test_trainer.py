@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from harness.core.cell.arguments import Arguments, merged
 from harness.core.cell.canary_legs import legs_of
 from harness.core.cell.config import CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.packing.documents import DocumentsConfig
+from harness.core.packing.options import PackingOptions
 from harness.plan.rules.table import rejections
 from tests.plan.helpers import expand_axes, names
 
@@ -35,12 +39,40 @@ def test_every_step_must_have_the_same_number_of_rows() -> None:
     assert rejections(replace(cell(documents=uneven), trainer="harness")) == ()
 
 
-def test_model_parts_without_flags_are_rejected() -> None:
-    (found,) = rejections(cell(model=ModelConfig(rope_fusion=True)))
-    assert (found.rule, found.reason) == (
-        "trainer.model",
-        "trainer megatron gets the flags of a dense model, and model.rope_fusion is set",
-    )
+def test_skyrl_has_no_global_batch_size() -> None:
+    uneven = DocumentsConfig(mode="file", lengths=(16, 8, 24, 4, 60, 60, 60, 60))
+    found = rejections(replace(cell(documents=uneven, data_path="skyrl"), trainer="skyrl"))
+    assert "trainer.rows" not in [rejection.rule for rejection in found]
+
+
+def test_rows_of_all_steps_are_in_one_file_of_megatron_bridge() -> None:
+    options = PackingOptions(pad_cu_seqlens=True, pad_to_max_length=True, metadata=True)
+    own = {"data_path": "bridge_offline", "options": options, "train": TrainConfig(global_batch=2)}
+    differing = replace(cell(documents=DocumentsConfig(mode="file", lengths=(16, 8, 24, 4)), **own), trainer="bridge")
+    (found,) = rejections(differing)
+    assert found.rule == "trainer.metadata"
+    assert found.reason == "pad_cu_seqlens is true, and the longest rows and documents of step 0 and step 1 differ"
+    assert rejections(replace(differing, documents=DocumentsConfig(mode="file", lengths=(16, 8)))) == ()
+
+
+def test_megatron_bridge_has_one_global_batch_size() -> None:
+    uneven = DocumentsConfig(mode="file", lengths=(16, 8, 24, 4, 60, 60, 60, 60))
+    (found,) = rejections(replace(cell(documents=uneven, data_path="bridge_offline"), trainer="bridge"))
+    assert found.reason == ("step 0 has 1 rows and step 1 has 4; TrainingConfig.global_batch_size is one for all steps")
+
+
+@pytest.mark.parametrize(
+    ("key", "parts"),
+    [
+        ("model.rope_fusion", {"model": ModelConfig(rope_fusion=True)}),
+        ("model.gathered_logits", {"model": ModelConfig(gathered_logits=True)}),
+        ("model.softmax", {"model": ModelConfig(softmax="learnable")}),
+        ("train.label_smoothing", {"train": TrainConfig(global_batch=4, label_smoothing=0.1)}),
+    ],
+)
+def test_model_parts_without_flags_are_rejected(key: str, parts: dict[str, Any]) -> None:
+    (found,) = rejections(cell(**parts))
+    assert (found.rule, found.reason) == ("trainer.model", f"trainer megatron trains dense models, and {key} is set")
 
 
 def test_the_control_is_trained_by_the_harness() -> None:
@@ -53,3 +85,67 @@ def test_the_control_is_trained_by_the_harness() -> None:
 def test_upstreams_trainer_runs_no_canary_leg() -> None:
     config = replace(cell(), canaries=("isolation", "order"))
     assert legs_of(replace(config, trainer="harness")) and not legs_of(config)
+
+
+def test_megatron_bridge_gets_arguments_of_the_optimizer_and_fields() -> None:
+    def given(name: str) -> CellConfig:
+        args = Arguments(merged({name: ("1",)}))
+        return replace(cell(data_path="bridge_offline", args=args), trainer="bridge")
+
+    assert rejections(given("clip_grad")) == ()
+    (found,) = rejections(given("log_interval"))
+    assert found.rule == "trainer.args"
+    what = "only arguments of the optimizer and fields of its configuration"
+    assert found.reason == f"trainer is bridge, which gets {what}, not --log-interval=1"
+    assert rejections(given("ddp.overlap_grad_reduce")) == ()
+
+
+@pytest.mark.parametrize(
+    ("trainer", "what"),
+    [
+        ("megatron", "any argument of the command line"),
+        ("harness", "only arguments of the optimizer"),
+    ],
+)
+def test_only_megatron_bridge_gets_fields_of_a_configuration(trainer: str, what: str) -> None:
+    config = replace(cell(args=Arguments(merged({"ddp.bucket_size": ("7",)}))), trainer=trainer)
+    (found,) = rejections(config)
+    assert (found.rule, found.reason) == (
+        "trainer.args",
+        f"trainer is {trainer}, which gets {what}, not ddp.bucket_size=7",
+    )
+
+
+def of_skyrl(**more: Any) -> CellConfig:
+    own = {"data_path": "skyrl", "distributed_optimizer": "on", "micro_batch_size": 2}
+    return replace(cell(), **own | {"trainer": "skyrl"} | more)
+
+
+def test_skyrls_worker_shards_the_optimizer_packs_and_neither_evaluates_nor_interleaves() -> None:
+    assert rejections(of_skyrl()) == ()
+    (found,) = rejections(of_skyrl(distributed_optimizer="off"))
+    assert found.rule == "trainer.skyrl-optimizer"
+    assert found.reason.startswith("distributed_optimizer is off, and SkyRL's worker always shards")
+    (found,) = rejections(of_skyrl(options=PackingOptions(remove_microbatch_padding=False)))
+    assert found.rule == "trainer.skyrl-packing"
+    (found,) = rejections(of_skyrl(train=replace(of_skyrl().train, eval_interval=1)))
+    assert found.rule == "trainer.skyrl-evaluation"
+    (found,) = rejections(of_skyrl(layout=Layout(pp=2, vpp=2), micro_batch_size=1))
+    assert (found.rule, found.reason) == (
+        "trainer.skyrl-vpp",
+        "vpp is 2, and SkyRL's worker creates process groups without a virtual size, so no schedule interleaves",
+    )
+    others = {"distributed_optimizer": "off", "layout": Layout(pp=2, vpp=2), "micro_batch_size": 1}
+    assert rejections(of_skyrl(trainer="harness", **others)) == ()
+
+
+def test_documents_of_a_step_fill_whole_micro_batches_of_skyrls_worker() -> None:
+    found = [item.rule for item in rejections(of_skyrl(micro_batch_size=3))]
+    assert found == ["batch.rows-by-replicas"]
+
+
+def test_trainers_that_pack_other_rows_do_not_share_the_rules_of_rows() -> None:
+    matrix = {"packing": "skyrl", "trainer": ["skyrl", "harness"], "micro_batch_size": 3, "distributed_optimizer": "on"}
+    made = expand_axes(matrix)
+    assert [cell.axes["trainer"] for cell in made.rejected] == ["skyrl"]
+    assert [cell.config.trainer for cell in made.cells if cell.role == "cell"] == ["harness"]

@@ -38,7 +38,7 @@ def _keyword(keyword: str, wanted: Any, value: Any, schema: dict[str, Any], root
         right = right or (wanted != "null" and isinstance(value, _TYPES[wanted]))
         right = right and (not isinstance(value, bool) or wanted == "boolean")
         return [] if right else [f"{at}: not of type {wanted}"]
-    if keyword in ("properties", "additionalProperties", "required", "minProperties"):
+    if keyword in ("properties", "patternProperties", "additionalProperties", "required", "minProperties"):
         return _object(keyword, wanted, value, schema, root, at) if isinstance(value, dict) else []
     if keyword in ("items", "minItems", "maxItems"):
         return _array(keyword, wanted, value, root, at) if isinstance(value, list) else []
@@ -70,7 +70,11 @@ def _object(
     known = schema.get("properties", {})
     if keyword == "properties":
         return [c for k, v in value.items() if k in known for c in complaints(v, known[k], root, f"{at}.{k}")]
-    extra = {name: item for name, item in value.items() if name not in known}
+    patterns = schema.get("patternProperties", {})
+    fitting = {name: next((p for p in patterns if re.search(p, name)), None) for name in value}
+    if keyword == "patternProperties":
+        return [c for k, p in fitting.items() if p for c in complaints(value[k], patterns[p], root, f"{at}.{k}")]
+    extra = {name: item for name, item in value.items() if name not in known and not fitting[name]}
     if wanted is False:
         return [f"{at}.{name}: not allowed" for name in extra]
     return [] if wanted is True else [c for k, v in extra.items() for c in complaints(v, wanted, root, f"{at}.{k}")]
@@ -143,6 +147,8 @@ def test_the_schema_accepts_aliases_ties_and_every_section() -> None:
         {"stacks": {"a/b": {"python": "/p"}}},
         {"launch": {"throttle": 0}},
         {"name": "a/b"},
+        {"matrix": {"packing": "sft", "args.clip-grad": [[]]}},
+        {"matrix": {"packing": "sft", "args.clip-grad": {"a": 1}}},
     ],
 )
 def test_the_schema_refuses_what_the_reader_refuses(wrong: dict[str, Any]) -> None:

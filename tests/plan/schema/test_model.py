@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.cell.config import cell_name
+from harness.core.cell.identity import cell_name
 from harness.core.cell.model import MlaConfig, MoeConfig, MtpConfig
 from harness.plan.schema.json_schema import json_schema
 from tests.plan.helpers import expand_axes, matrix_of, names, problems_of

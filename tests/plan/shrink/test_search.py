@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.core.cell.arguments import Arguments, merged
 from harness.core.cell.config import CANARIES, CellConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import ModelConfig, MoeConfig, MtpConfig
@@ -51,6 +52,16 @@ def shrunk(start: CellConfig, fails: Predicate, most_rounds: int = 200) -> tuple
 
 def lengths(config: CellConfig) -> list[int]:
     return [document.original_length for document in config.documents_of(0)]
+
+
+def test_arguments_that_do_not_matter_are_removed() -> None:
+    given = merged({"clip_grad": ("0.5",), "weight_decay": ("0.1",), "adam_eps": ("1e-6",)})
+    smallest, _ = shrunk(replace(BIG, args=Arguments(given)), lambda config: config.args.of("clip_grad") is not None)
+    assert smallest.config is not None
+    assert smallest.config.args.flags() == ["--clip-grad=0.5"]
+    smallest, _ = shrunk(replace(BIG, args=Arguments(given)), lambda config: True)
+    assert smallest.config is not None
+    assert smallest.config.args == Arguments()
 
 
 def test_ranks_documents_layers_and_steps_that_do_not_matter_are_removed() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.cell.config import cell_id
+from harness.core.cell.identity import cell_id
 from harness.core.stack import Checkout, Stack, digest
 from harness.plan.expansion.expand import expand
 from harness.plan.matrix.load import Matrix

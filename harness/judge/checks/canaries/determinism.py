@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from harness.core.run.records import Fingerprint
+from harness.core.run.tensor_records import Fingerprint
 from harness.core.tolerances import Bound
 from harness.judge.checks.canaries.shared import changed_losses, exact_on_cpu
 from harness.judge.checks.finding import CheckFinding

@@ -13,7 +13,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     wrong = []
     for rank in sorted(evidence.records):
         record = evidence.records[rank]
-        for step, found in _counts(record):
+        for step, found in _counts(evidence, record):
             expected = len(evidence.plan[step][record.place.dp]) if step in evidence.steps else 0
             if found != expected:
                 wrong.append((step, rank, record, found, expected))
@@ -37,7 +37,7 @@ def _replicas(evidence: CellEvidence, step: int) -> str:
     """The count of each replica if they differ; gradients are summed over replicas, so all must run the same number."""
     counts: dict[int, set[int]] = {}
     for record in evidence.records.values():
-        for number, found in _counts(record):
+        for number, found in _counts(evidence, record):
             if number == step:
                 counts.setdefault(record.place.dp, set()).add(found)
     if len({frozenset(found) for found in counts.values()}) < 2:
@@ -46,6 +46,7 @@ def _replicas(evidence: CellEvidence, step: int) -> str:
     return f"; data-parallel replicas differ: {', '.join(texts)}"
 
 
-def _counts(record: RankRecord) -> list[tuple[int, int]]:
+def _counts(evidence: CellEvidence, record: RankRecord) -> list[tuple[int, int]]:
     """(step, count) pairs: those the data path planned, then those the training leg ran."""
-    return [*enumerate(record.micro_batches), *((seen.step, seen.micro_batches) for seen in record.steps)]
+    planned = enumerate(record.micro_batches, evidence.steps.start)
+    return [*planned, *((seen.step, seen.micro_batches) for seen in record.steps)]

@@ -24,7 +24,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
             fault_class=fault_classes.NOT_REFUSED,
             message=problem,
             where={"forbidden": forbidden},
-            measured=refusal.message or "accepted",
+            measured=refusal.message or refusal.type or "accepted",  # a bare assertion has no message
             bound=f"refused, with a message like: {case.pattern}",
         )
     ]
@@ -36,6 +36,6 @@ def _problem(refusal: Refusal, forbidden: str, case: ForbiddenCase) -> str:
     if refusal.type is None:
         return f"{case.validator} accepts the forbidden combination {forbidden}"
     if not case.named_in(refusal.message or ""):
-        error = f"{refusal.type}: {refusal.message}"
+        error = f"{refusal.type}: {refusal.message}" if refusal.message else refusal.type
         return f"{case.validator} refuses {forbidden} without naming the violated rule: {error}"
     return ""

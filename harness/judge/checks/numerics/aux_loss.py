@@ -59,7 +59,7 @@ def _as_if(evidence: CellEvidence, moe: MoeConfig, router: RouterWhole, found: f
             moe, every, kind="aux_loss"
         ),
     }
-    return next((why for why, value in other.items() if not beyond(distance(found, value, bound), bound)), "")
+    return next((why for why, value in other.items() if distance(found, value, bound) <= bound.value), "")
 
 
 def _weights(evidence: CellEvidence, moe: MoeConfig, wholes: list[RouterWhole]) -> list[CheckFinding]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from harness.core.run.records import Fingerprint, RankRecord
+from harness.core.run.records import RankRecord
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
+from harness.judge.evidence.assemble import copies
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.locations import numbered, where_of
 from harness.judge.stats.distance import beyond, bound_text, fingerprint_distance, finite, stated
@@ -14,17 +15,12 @@ from harness.judge.stats.noise import least_norms
 def check(evidence: CellEvidence) -> list[CheckFinding]:
     bound = evidence.tolerances.parameter_gradient
     least = least_norms(evidence.tolerances, (one.fingerprint for one in evidence.gradients.values()))
-    first: dict[tuple[str, int, int], tuple[int, Fingerprint]] = {}
     wrong: list[tuple[str, RankRecord, int, float]] = []
-    for rank in sorted(evidence.records):
-        record = evidence.records[rank]
-        for seen in record.parameters:
-            key = (seen.name, record.place.pp, record.place.tp if seen.sharded else -1)
-            other, copy = first.setdefault(key, (rank, seen.gradient))
-            if seen.gradient != copy and finite(copy) and finite(seen.gradient):
-                off = fingerprint_distance(seen.gradient, copy, bound, least_norm=least.get(seen.name, 0.0))
-                if beyond(off, bound):
-                    wrong.append((seen.name, record, other, off))
+    for record, seen, other, copy in copies(evidence.records):
+        if seen.gradient != copy.gradient and finite(copy.gradient) and finite(seen.gradient):
+            off = fingerprint_distance(seen.gradient, copy.gradient, bound, least_norm=least.get(seen.name, 0.0))
+            if beyond(off, bound):
+                wrong.append((seen.name, record, other, off))
     if not wrong:
         return []
     name, record, other, off = wrong[0]

@@ -14,24 +14,26 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     if control is None or not evidence.first_step_whole or evidence.cell.config.model.moe is None:
         return []
     found, right = _per_layer(routers(evidence)), _per_layer(routers(control))
+    layers = evidence.cell.config.model.layers
     if not evidence.same_rows:  # prediction layers differ: in other rows, other tokens follow the end of a document
-        right = {layer: item for layer, item in right.items() if layer <= evidence.cell.config.model.layers}
-    for layer, (stage, expected) in right.items():
-        measured = found.get(layer, (stage, []))[1]
+        right = {layer: expected for layer, expected in right.items() if layer <= layers}
+    for layer, expected in right.items():
+        measured = found.get(layer, [])
         if measured != expected:
-            return [_finding(layer, found.get(layer, (stage, []))[0], measured, expected)]
+            stage = evidence.layout.stage_of_layer(layers, layer) if layer <= layers else evidence.last_stage
+            return [_finding(layer, stage, measured, expected)]
     return []
 
 
-def _per_layer(wholes: list[RouterWhole]) -> dict[int, tuple[int, list[int]]]:
-    """Layer -> (stage, real tokens per expert over all micro-batches)."""
-    layers: dict[int, tuple[int, list[int]]] = {}
+def _per_layer(wholes: list[RouterWhole]) -> dict[int, list[int]]:
+    """Layer -> real tokens per expert over all micro-batches."""
+    layers: dict[int, list[int]] = {}
     for router in wholes:
         share = router.real[0]
         for row in router.real[1:]:
             share = added(share, row)
-        _, known = layers.get(router.layer, (0, [0] * len(share.counts)))
-        layers[router.layer] = (router.stage, [a + b for a, b in zip(known, share.counts)])
+        known = layers.get(router.layer, [0] * len(share.counts))
+        layers[router.layer] = [a + b for a, b in zip(known, share.counts)]
     return layers
 
 

@@ -22,7 +22,7 @@ from harness.node.probe.truth import MicroTruth, StepTruth
 class BridgeLongPath:
     def __init__(self, context: RankContext) -> None:
         self.context = context
-        self.step = BridgeStep(context, dataset_config(context, str(context.folder)))
+        self.step = BridgeStep(context, dataset_config(context.config, str(context.folder)))
 
     @staticmethod
     def unavailable(config: CellConfig) -> Unavailable:

@@ -15,7 +15,7 @@ counts the last token unless it is the end of sentence, so documents must not be
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ class BridgeOfflinePath:
         self.context = context
         truths = [StepTruth(context.config, step, context.place.dp) for step in range(context.config.train.steps)]
         self.datasets = {self._folder(truth): self._built(truth) for truth in truths}
-        self.step = BridgeStep(context, self._dataset_config(self._folder(truths[0])))
+        self.step = BridgeStep(context, packed_config(context.config, self._folder(truths[0])))
 
     @staticmethod
     def unavailable(config: CellConfig) -> Unavailable:
@@ -53,26 +53,12 @@ class BridgeOfflinePath:
     def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
         return self.step.batch(iterator, chunk)
 
-    def _dataset_config(self, folder: Path) -> Any:
-        """Upstream's dataset configuration with its PackedSequenceSpecs, for the documents in a folder."""
-        config = self.context.config
-        style, options = config.style, config.options
-        specs = _specs_class()(
-            packed_sequence_size=config.train.seq_length,
-            tokenizer_model_name="numbers",
-            num_tokenizer_workers=1,
-            pad_cu_seqlens=options.pad_cu_seqlens,
-            pad_seq_to_mult=style.document_multiple,
-        )
-        switches = {"add_eos": False, "pad_to_max_length": options.pad_to_max_length}
-        return dataset_config(self.context, str(folder), specs, **switches)
-
     def _built(self, truth: StepTruth) -> Any:
         """The training dataset that upstream's builder packs on the first rank and reads on all."""
         if self.context.is_rank_zero:
-            _write(self._folder(truth), self._lines(truth))
-        with _longest_first():
-            return self._read(self._dataset_config(self._folder(truth)))
+            write_documents(self._folder(truth), truth, _words)
+        with longest_first():
+            return self._read(packed_config(self.context.config, self._folder(truth)))
 
     def _read(self, config: Any) -> Any:
         if hasattr(config, "enable_offline_packing"):
@@ -93,13 +79,6 @@ class BridgeOfflinePath:
         fields = {name: getattr(config, name) for name in known}
         return FinetuningDatasetBuilder(tokenizer=Numbers(), **fields).build()[0]
 
-    def _lines(self, truth: StepTruth) -> Iterator[dict[str, str]]:
-        """Each document as prompt and answer; a masked document is all prompt."""
-        for document in truth.documents:
-            ids = truth.content(document)[: document.length + 1].tolist()
-            prompt = len(ids) if document.masked else 1
-            yield {"input": " ".join(map(str, ids[:prompt])), "output": " ".join(map(str, ids[prompt:]))}
-
     def _folder(self, truth: StepTruth) -> Path:
         return self.context.folder / "bridge" / (truth.leg.name if truth.leg else f"step-{truth.step}")
 
@@ -117,10 +96,36 @@ class Numbers:
     text_to_ids = tokenize
 
 
-def _write(folder: Path, lines: Iterator[dict[str, str]]) -> None:
+def packed_config(config: CellConfig, folder: Path, **packed: Any) -> Any:
+    """Upstream's dataset configuration with its PackedSequenceSpecs, for the documents in a folder.
+
+    `packed`: further fields of PackedSequenceSpecs, such as the paths of files packed before.
+    """
+    specs = _specs_class()(
+        packed_sequence_size=config.train.seq_length,
+        tokenizer_model_name="numbers",
+        num_tokenizer_workers=1,
+        pad_cu_seqlens=config.options.pad_cu_seqlens,
+        pad_seq_to_mult=config.style.document_multiple,
+        **packed,
+    )
+    switches = {"add_eos": False, "pad_to_max_length": config.options.pad_to_max_length}
+    return dataset_config(config, str(folder), specs, **switches)
+
+
+def write_documents(folder: Path, truth: StepTruth, text: Callable[[list[int]], str]) -> None:
+    """Write the documents of a step, each as prompt and answer; a masked document is all prompt."""
+    lines = []
+    for document in truth.documents:
+        ids = truth.content(document)[: document.length + 1].tolist()
+        prompt = len(ids) if document.masked else 1
+        lines.append(json.dumps({"input": text(ids[:prompt]), "output": text(ids[prompt:])}) + "\n")
     folder.mkdir(parents=True, exist_ok=True)
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (folder / "training.jsonl").write_text(text, encoding="utf-8")
+    (folder / "training.jsonl").write_text("".join(lines), encoding="utf-8")
+
+
+def _words(ids: list[int]) -> str:
+    return " ".join(map(str, ids))
 
 
 def write_packed_row(path: Path) -> None:
@@ -130,7 +135,7 @@ def write_packed_row(path: Path) -> None:
 
 
 @contextmanager
-def _longest_first() -> Iterator[None]:
+def longest_first() -> Iterator[None]:
     """Pin numpy's shuffles: first_fit_shuffle sees the longest document first, equal lengths keep their order.
 
     The permutation is reversed since fill_packing_strategy takes documents of one length from its end.

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from harness.core.cell.config import CellConfig
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.lookup import Unavailable, module_unavailable
 
@@ -25,11 +26,11 @@ def missing(*modules: str) -> Unavailable:
     return None
 
 
-def dataset_config(context: RankContext, root: str, specs: Any = None, **dataset_kwargs: Any) -> Any:
+def dataset_config(config: CellConfig, root: str, specs: Any = None, **dataset_kwargs: Any) -> Any:
     """Upstream's configuration of a dataset of JSON lines under `root`; packed offline when specs are given."""
     given: dict[str, Any] = {
         "dataset_root": root,
-        "seq_length": context.config.train.seq_length,
+        "seq_length": config.train.seq_length,
         "dataset_kwargs": dataset_kwargs,
         "do_validation": False,
         "do_test": False,

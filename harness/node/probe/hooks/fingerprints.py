@@ -14,7 +14,7 @@ from torch import Tensor
 
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.record_limits import PROJECTIONS
-from harness.core.run.records import Fingerprint
+from harness.core.run.tensor_records import Fingerprint
 from harness.node.probe.weights import NamedParameter, draw, parts_of
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from harness.core.packing.arithmetic import PAD
-from harness.core.run.records import ActivationSeen
+from harness.core.run.tensor_records import ActivationSeen
 from harness.node.data_paths.base import RankContext
 from harness.node.probe.hooks.fingerprints import document_fingerprints, merge
 from harness.node.probe.hooks.layers import PassState, local_owners

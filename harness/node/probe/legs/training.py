@@ -1,16 +1,19 @@
-"""Training leg: a few optimizer steps through Megatron's schedule, with the records that the checks need."""
+"""Training leg: a few optimizer steps and evaluations through Megatron's schedule, with what the checks need."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
+import torch
+
 from harness.core.run.records import StepSeen
 from harness.node.device.placement import synchronize
 from harness.node.probe.legs.metadata import record_workload
 from harness.node.probe.passes import Passes
-from harness.node.probe.step_record import observe
+from harness.node.probe.step_record import begin_evaluation, end_evaluation, observe
 from harness.node.probe.truth import StepTruth
+from harness.node.probe.updates import FirstUpdate
 
 
 class TrainingLeg:
@@ -21,8 +24,24 @@ class TrainingLeg:
         self.context, self.fault, self.recorder = passes.context, passes.fault, passes.recorder
 
     def run(self) -> None:
-        for step in range(self.context.config.train.steps):
+        train = self.context.config.train
+        for step in range(train.steps):
             self._step(step)
+            for _ in range(train.evaluated.count(step + 1)):
+                self._evaluate()
+
+    def _evaluate(self) -> None:
+        passes = self.passes
+        truth = begin_evaluation(passes)
+        iterators = passes.iterators(truth)
+        for chunk in passes.chunks:
+            chunk.eval()
+        with torch.no_grad():
+            passes.run(iterators, micro_batches=len(truth.plans), forward_only=True)
+        training = any(module.training for chunk in passes.chunks for module in chunk.modules())
+        for chunk in passes.chunks:
+            chunk.train()
+        end_evaluation(passes, training=training)
 
     def _step(self, step: int) -> None:
         passes = self.passes
@@ -49,11 +68,16 @@ class TrainingLeg:
         )
         observe(passes, seen)
         passes.progress("optimizer")
+        first = FirstUpdate(passes, self.optimizer, passes.groups) if passes.state.fingerprints else None
         begin, busy = time.perf_counter(), time.process_time()
-        self.optimizer.step()
+        self.fault.on_optimizer(self.optimizer, self.context, step)
+        with self.passes.groups.hidden():
+            self.optimizer.step()
         synchronize(self.context.device)
         seen.time_s = trained + time.perf_counter() - begin
         on_cpu = self.context.device.kind == "cpu"
         seen.busy_s = computed + time.process_time() - busy if on_cpu else seen.time_s
+        if first:
+            first.record()
         self.recorder.record.steps.append(seen)
         self.recorder.flush()

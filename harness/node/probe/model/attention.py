@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from megatron.core import parallel_state
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
@@ -47,13 +46,13 @@ class ReferenceAttention(CoreAttention):
         return self._attend(*batched, bounds=offsets.tolist()).squeeze(1)
 
     def unpacked(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        slots = query.size(0) * parallel_state.get_context_parallel_world_size()
+        slots = query.size(0) * self.cp_group.size()
         return self._attend(query, key, value, bounds=[0, slots])
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, *, bounds: list[int]) -> Tensor:
         """Causal attention inside each segment; inputs [s, b, heads, dim]: this context-parallel rank's slots."""
         mine = torch.arange(bounds[-1], device=query.device)
-        group = parallel_state.get_context_parallel_group()
+        group = self.cp_group
         if group.size() > 1:
             shares = [torch.tensor(zigzag(bounds, group.size(), rank)) for rank in range(group.size())]
             mine = shares[group.rank()].to(query.device)
@@ -64,20 +63,30 @@ class ReferenceAttention(CoreAttention):
         query, key, value = (part.permute(1, 2, 0, 3) for part in (query, key, value))  # [b, heads, s, dim]
         if repeats > 1:
             key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-        out = _in_parts(query, key, value, mine, bounds, self.softmax_scale)
+        out = _in_parts(query, key, value, mine, bounds, self.softmax_scale, self.softmax_offset)
         return out.permute(2, 0, 1, 3).flatten(2)
 
 
 def _in_parts(
-    query: Tensor, key: Tensor, value: Tensor, mine: Tensor, bounds: list[int], scale: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mine: Tensor,
+    bounds: list[int],
+    scale: float | None,
+    sink: Tensor | None = None,
 ) -> Tensor:
-    """Attention of [b, heads, s, dim].
+    """Attention of [b, heads, s, dim]; `sink`: a further logit per head, whose share of the weights is dropped.
 
     The mask has s x total entries, so long rows are processed in parts, and a part's mask is recomputed in backward.
     """
+    if sink is not None:  # a key without a value, whose score is the mask's last column
+        key, value = F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1))
 
     def part(query: Tensor, key: Tensor, value: Tensor, mine: Tensor) -> Tensor:
         mask = _segment_mask(bounds, mine)
+        if sink is not None:
+            mask = _with_sink(mask, sink.to(query.dtype))
         with sdpa_kernel(SDPBackend.MATH):  # cuDNN and fused kernels round differently
             return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
 
@@ -89,6 +98,14 @@ def _in_parts(
         for some, slots in parts
     ]
     return torch.cat(done, 2)
+
+
+def _with_sink(mask: Tensor, sink: Tensor) -> Tensor:
+    """What is added to scores, [1, heads, s, total + 1]: from a boolean mask [s, total] and a logit per head."""
+    added = torch.zeros(mask.shape, dtype=sink.dtype, device=mask.device).masked_fill(~mask, -torch.inf)
+    heads, (slots, total) = len(sink), mask.shape
+    columns = [added.expand(1, heads, slots, total), sink.view(1, heads, 1, 1).expand(1, heads, slots, 1)]
+    return torch.cat(columns, -1)
 
 
 def _segment_mask(bounds: list[int], mine: Tensor) -> Tensor:

@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from typing import Any
 
+from megatron.core import parallel_state
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from harness.core.cell.model import VANILLA
+
+
+def sink_of_upstream(config: Any, layer_number: int, groups: dict[str, Any]) -> Tensor | None:
+    """The logit that upstream adds to each head's scores, [local heads]: a parameter if it is learnable.
+
+    Its creation is upstream's, and with it what upstream knows of the parameter: whether it is split over tp. None
+    without sinks. `groups`: the keyword arguments that carry process groups.
+    """
+    if getattr(config, "softmax_type", VANILLA) == VANILLA:
+        return None
+    alone = copy.copy(config)
+    alone.context_parallel_size = 1  # upstream's module refuses more, in its forward only
+    module = DotProductAttention(alone, layer_number, AttnMaskType.causal, "self", **groups)
+    sink: Tensor = module.softmax_offset
+    return sink
 
 
 class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]
@@ -15,10 +37,19 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]
     Without packed_seq_params it attends over the whole row, so that documents leak into each other as in upstream.
     """
 
-    def __init__(self, config: Any, layer_number: int, softmax_scale: float | None = None, **_: Any) -> None:
+    def __init__(self, config: Any, layer_number: int, softmax_scale: float | None = None, **more: Any) -> None:
         super().__init__(config=config)
         self.layer_number = layer_number
         self.softmax_scale = softmax_scale
+        groups = {name: value for name, value in more.items() if name == "pg_collection"}
+        self.groups = groups.get("pg_collection")
+        self.softmax_offset = sink_of_upstream(config, layer_number, groups)
+
+    @property
+    def cp_group(self) -> ProcessGroup:
+        """The context-parallel group: the model's, or Megatron's global one in releases that pass none to attention."""
+        found: ProcessGroup = getattr(self.groups, "cp", None) or parallel_state.get_context_parallel_group()
+        return found
 
     def forward(
         self,

@@ -17,21 +17,27 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from torch import Tensor
 
 from harness.core.cell.config import CellConfig
+from harness.node.probe.model.groups import GLOBAL, Groups
 
 _LARGEST_BUCKET = 40_000_000  # parameters: upstream's default, more than a small model has
 
 
-def ddp_config(config: CellConfig) -> DistributedDataParallelConfig:
+def ddp_fields(config: CellConfig) -> dict[str, Any]:
     """DDP's configuration; with overlap, buckets hold about one feed-forward matrix: even two layers fill several."""
     overlap = config.distributed_optimizer == "overlap"
-    return DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True,
-        overlap_grad_reduce=overlap,
-        overlap_param_gather=overlap,
-        use_distributed_optimizer=config.distributed_optimizer != "off",
-        average_in_collective=config.options.average_in_collective,
-        bucket_size=min(config.model.hidden * config.model.ffn, _LARGEST_BUCKET) if overlap else None,
-    )
+    return {
+        "grad_reduce_in_fp32": True,
+        "overlap_grad_reduce": overlap,
+        "overlap_param_gather": overlap,
+        "use_distributed_optimizer": config.distributed_optimizer != "off",
+        "average_in_collective": config.options.average_in_collective,
+        "bucket_size": min(config.model.hidden * config.model.ffn, _LARGEST_BUCKET) if overlap else None,
+    }
+
+
+def ddp_config(config: CellConfig) -> DistributedDataParallelConfig:
+    """DDP's configuration."""
+    return DistributedDataParallelConfig(**ddp_fields(config))
 
 
 def connect_schedule(upstream: Any, chunks: Sequence[DistributedDataParallel]) -> None:
@@ -49,18 +55,19 @@ def connect_schedule(upstream: Any, chunks: Sequence[DistributedDataParallel]) -
     upstream.grad_sync_func = one_or_all([chunk.start_grad_sync for chunk in chunks])
 
 
-def build_optimizer(config: CellConfig, chunks: list[DistributedDataParallel]) -> Any:
-    """Megatron's Adam without clipping; the probe records the gradient norm itself."""
+def build_optimizer(config: CellConfig, chunks: list[DistributedDataParallel], groups: Groups = GLOBAL) -> Any:
+    """Megatron's Adam, without clipping unless the cell asks for it; the probe records the gradient norm itself."""
     # Groups over gloo are for checkpoints, and are not created next to NCCL.
     known = inspect.signature(get_megatron_optimizer).parameters
-    more = {"use_gloo_process_groups": False} if "use_gloo_process_groups" in known else {}
+    more: dict[str, Any] = {"use_gloo_process_groups": False} if "use_gloo_process_groups" in known else {}
+    more |= groups.arguments
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer="adam",
             lr=config.train.lr,
             bf16=chunks[0].config.bf16,
             params_dtype=chunks[0].config.params_dtype,
-            clip_grad=0.0,
+            **{"clip_grad": 0.0, **config.args.numbers()},
             use_distributed_optimizer=config.distributed_optimizer != "off",
             overlap_param_gather=config.distributed_optimizer == "overlap",
         ),

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import math
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,16 +19,20 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from harness.core.cell.axes import upstream_names
+from harness.core.cell.axis_values import EXPLICIT
 from harness.core.cell.config import CellConfig
+from harness.core.cell.model import VANILLA
 from harness.core.outcomes import STACK_UNDER_TEST, Missing, Rejection
 from harness.core.setting import upstream_of
 from harness.node.device.placement import Device
 from harness.node.probe.model.attention_kinds import attention_fields
 from harness.node.probe.model.distributed_optimizer import connect_schedule, ddp_config
+from harness.node.probe.model.groups import GLOBAL, Groups, explicit_groups
 from harness.node.probe.model.norm import RMSNorm
 from harness.node.probe.model.parts import config_class, layer_spec, mtp_arguments, part_fields
 from harness.node.probe.model.recompute import recompute_fields
 
+_OFF = (None, False, VANILLA)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -51,7 +56,7 @@ _FIXED: dict[str, Any] = {
 }
 
 
-def initialize_parallel(config: CellConfig, device: Device) -> None:
+def initialize_parallel(config: CellConfig, device: Device) -> Groups:
     """Create Megatron's process groups and random state for the layout; torch.distributed must be initialised."""
     layout = config.layout
     wanted: dict[str, Any] = {
@@ -61,7 +66,8 @@ def initialize_parallel(config: CellConfig, device: Device) -> None:
         "create_gloo_process_groups": device.backend != "nccl",
     }
     known = inspect.signature(parallel_state.initialize_model_parallel).parameters
-    parallel_state.initialize_model_parallel(
+    initialize = partial(
+        parallel_state.initialize_model_parallel,
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
         virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
@@ -69,7 +75,13 @@ def initialize_parallel(config: CellConfig, device: Device) -> None:
         expert_model_parallel_size=layout.ep,
         **{name: value for name, value in wanted.items() if name in known},
     )
+    groups = GLOBAL
+    if config.groups == EXPLICIT:
+        groups = explicit_groups(initialize)
+    else:
+        initialize()
     tensor_parallel.model_parallel_cuda_manual_seed(config.train.seed)
+    return groups
 
 
 def timeout_of(config: CellConfig) -> timedelta:
@@ -131,13 +143,11 @@ def upstream_fields(config: CellConfig) -> dict[str, Any]:
 def unsupported_fields(config: CellConfig) -> Rejection | Missing | None:
     """Why this release's configuration cannot express the cell; None when it can.
 
-    A missing field does not matter if the cell leaves it off (None or False).
+    A missing field does not matter if the cell leaves it off.
     """
     upstream = config_class(config)
     known = {item.name for item in dataclasses.fields(upstream)}
-    absent = [
-        name for name, value in upstream_fields(config).items() if name not in known and value not in (None, False)
-    ]
+    absent = [name for name, value in upstream_fields(config).items() if name not in known and value not in _OFF]
     if not absent:
         return None
     keys = upstream_names()
@@ -155,7 +165,9 @@ def transformer_config(config: CellConfig) -> TransformerConfig:
     return upstream(**{name: value for name, value in upstream_fields(config).items() if name in known})
 
 
-def build_chunks(config: CellConfig, upstream: TransformerConfig, device: Device) -> list[DistributedDataParallel]:
+def build_chunks(
+    config: CellConfig, upstream: TransformerConfig, device: Device, groups: Groups = GLOBAL
+) -> list[DistributedDataParallel]:
     """The model chunks of this rank's stage, each wrapped in Megatron's DDP."""
     chunks = []
     for index in range(config.layout.vpp):
@@ -174,13 +186,14 @@ def build_chunks(config: CellConfig, upstream: TransformerConfig, device: Device
             position_embedding_type="rope",
             rotary_base=config.model.rope_base,
             share_embeddings_and_output_weights=config.model.tied,
-            parallel_output=True,
+            parallel_output=not config.model.gathered_logits,
             **({"vp_stage": stage} if stage is not None else {}),
             **mtp_arguments(config, upstream, spec, stage),
+            **groups.arguments,
         ).to(device.torch_device)
         # As in megatron.training.get_model: inputs are cast to bf16, outputs of the last stage back to fp32.
         wrapped = Float16Module(upstream, chunk) if upstream.bf16 else chunk
-        chunks.append(DistributedDataParallel(upstream, ddp_config(config), wrapped))
+        chunks.append(DistributedDataParallel(upstream, ddp_config(config), wrapped, **groups.arguments))
     upstream.finalize_model_grads_func = finalize_model_grads
     connect_schedule(upstream, chunks)
     return chunks

@@ -17,9 +17,11 @@ from megatron.core.transformer import multi_token_prediction
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
+from harness.core.cell.axis_values import EXPLICIT
 from harness.core.cell.config import CellConfig
 from harness.core.setting import upstream_of
 from harness.node.probe.model.attention_kinds import core_attention
+from harness.node.probe.model.groups import takes_groups
 from harness.node.probe.model.norm import RMSNorm
 
 
@@ -28,12 +30,14 @@ def unsupported_parts(config: CellConfig) -> str | None:
     release = f"megatron-core {package_info.__version__}"
     if config.model.padding_mask and "padding_mask" not in inspect.signature(GPTModel.forward).parameters:
         return f"{release} has no padding mask for routers: model.moe.padding_mask needs 0.16 or later"
+    if config.groups == EXPLICIT and not takes_groups():
+        return f"{release} takes no process groups as arguments in every place: groups: explicit needs a later one"
     rolls = inspect.signature(multi_token_prediction.roll_tensor).parameters
     if config.model.mtp and config.style.packed and "packed_seq_params" not in rolls:
         return f"{release} rolls tokens for multi-token prediction across documents: packed rows need 0.16 or later"
     layer = multi_token_prediction.MultiTokenPredictionLayer
     by_name = "packed_seq_params" in inspect.signature(layer._checkpointed_forward).parameters
-    if config.model.mtp and config.style.packed and config.recompute == "full" and not by_name:
+    if config.model.mtp and config.style.packed and config.recompute.startswith("full") and not by_name:
         return (
             f"{release} passes packed_seq_params of prediction layers to save_for_backward, which takes only tensors "
             "(Megatron-LM issue 3643): recompute full with packed rows needs 0.18 or later"

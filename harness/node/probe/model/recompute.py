@@ -9,11 +9,15 @@ from typing import Any
 
 import torch
 
+from harness.core.cell.axis_values import SPLIT
+
+# MultiTokenPredictionLayer accepts no other number of layers than 1.
+_FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 _FIELDS: dict[str, dict[str, Any]] = {
     "none": {},
     "selective": {"recompute_granularity": "selective"},  # recompute_modules has its default, core_attn
-    # MultiTokenPredictionLayer accepts no other number of layers than 1.
-    "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+    "full": _FULL,
+    SPLIT: {**_FULL, "distribute_saved_activations": True},
 }
 
 
@@ -26,7 +30,7 @@ def recomputed_module(kind: str, layer: Any) -> Any:
     """The part of a transformer layer that backward recomputes; None when it recomputes nothing."""
     if kind == "none":
         return None
-    return layer if kind == "full" else layer.self_attention.core_attention
+    return layer.self_attention.core_attention if kind == "selective" else layer
 
 
 def recomputing() -> bool:

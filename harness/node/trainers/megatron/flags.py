@@ -7,27 +7,31 @@ from typing import Any
 
 from harness.core.cell.axis_values import TE_KINDS
 from harness.core.cell.config import CellConfig
+from harness.core.cell.reports import log_interval
+from harness.core.run.run_dir import AttemptDir
 from harness.node.data_paths.sft.checkout import model_flags
 from harness.node.device.placement import Device
 from harness.node.probe.model.attention_kinds import attention_fields
-from harness.node.trainers.megatron.files import PROMPT_FORMAT, conversations, rows_of_step, tokenizer
+from harness.node.trainers.megatron.files import PROMPT_FORMAT, conversations, evaluated, tokenizer
 
 _SWITCHES = {
     "off": (),
     "on": ("use-distributed-optimizer",),
     "overlap": ("use-distributed-optimizer", "overlap-grad-reduce", "overlap-param-gather"),
 }
+_FULL = ("--recompute-granularity=full", "--recompute-method=uniform", "--recompute-num-layers=1")
 _RECOMPUTE = {
     "none": (),
     "selective": ("--recompute-granularity=selective",),
-    "full": ("--recompute-granularity=full", "--recompute-method=uniform", "--recompute-num-layers=1"),
+    "full": _FULL,
+    "full-split": (*_FULL, "--distribute-saved-activations"),
 }
 
 
 def flags(config: CellConfig, folder: Path, device: Device) -> list[str]:
     """All flags of the script; `folder`: with the files of `write_files`."""
     values: dict[str, Any] = {
-        "global-batch-size": len(rows_of_step(config, 0)),
+        "global-batch-size": len(config.rows(0)),
         "make-vocab-size-divisible-by": 1,
         "normalization": "RMSNorm",
         "rotary-base": config.model.rope_base,
@@ -35,14 +39,17 @@ def flags(config: CellConfig, folder: Path, device: Device) -> list[str]:
         "attention-dropout": 0.0,
         "distributed-backend": device.backend,
         **_attention(config.attention),
-        **_data(folder),
+        **_data(config, folder),
         **_optimizer(config),
+        **_checkpoint(config, AttemptDir(folder.parent).checkpoint),
     }
     switches = ["disable-bias-linear", "no-bias-swiglu-fusion", "no-bias-dropout-fusion"]
     switches += ["accumulate-allreduce-grads-in-fp32", *_SWITCHES[config.distributed_optimizer]]
     switches += [] if config.model.tied else ["untie-embeddings-and-output-weights"]
     switches += ["ddp-average-in-collective"] if config.options.average_in_collective else []
-    return [*model_flags(config, values), *(f"--{name}" for name in switches), *_RECOMPUTE[config.recompute]]
+    ours = [*model_flags(config, values), *(f"--{name}" for name in switches), *_RECOMPUTE[config.recompute]]
+    given = {word.partition("=")[0] for argument in config.args.given for word in argument.flag[:1]}
+    return [*(flag for flag in ours if flag.partition("=")[0] not in given), *config.args.flags()]
 
 
 def _attention(kind: str) -> dict[str, Any]:
@@ -55,10 +62,11 @@ def _attention(kind: str) -> dict[str, Any]:
     }
 
 
-def _data(folder: Path) -> dict[str, Any]:
+def _data(config: CellConfig, folder: Path) -> dict[str, Any]:
+    evaluation = {"valid-data-path": evaluated(folder)} if config.train.eval_interval else {}
     return {
-        "data-path": conversations(folder),
-        "split": "100,0,0",
+        "train-data-path": conversations(folder),
+        **evaluation,
         "num-workers": 0,
         "tokenizer-type": "SFTTokenizer",
         "tokenizer-model": tokenizer(folder),
@@ -66,13 +74,19 @@ def _data(folder: Path) -> dict[str, Any]:
     }
 
 
+def _checkpoint(config: CellConfig, folder: Path) -> dict[str, Any]:
+    if config.resume:
+        return {"save": folder, "save-interval": config.train.save_step}
+    return {"load": folder, "ckpt-step": config.begins} if config.begins else {}
+
+
 def _optimizer(config: CellConfig) -> dict[str, Any]:
-    """As the harness's own loop: Adam with upstream's defaults, constant learning rate, no clipping, no evaluation."""
+    """As the harness's own loop: Adam with upstream's defaults, constant learning rate, no clipping."""
     return {
         "min-lr": config.train.lr,
         "lr-decay-style": "constant",
         "clip-grad": 0.0,
-        "eval-iters": 0,
-        "eval-interval": config.train.steps + 1,
-        "log-interval": 1,
+        "eval-iters": 1 if config.train.eval_interval else 0,
+        "eval-interval": config.train.eval_interval or config.train.steps + 1,
+        "log-interval": log_interval(config),
     }

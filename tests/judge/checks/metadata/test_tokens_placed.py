@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from harness.core.outcomes import Outcome, Severity
@@ -41,6 +43,18 @@ def test_a_log_prob_of_another_token_names_both_slots() -> None:
     finding = the_only_finding(evidence, "tokens_placed")
     assert place_of(finding, "cp", "micro_batch", "field", "document", "token") == (1, 0, "log_probs", 2, 3)
     assert (finding.measured, finding.bound) == (7, 11)
+
+
+def test_skyrls_worker_gives_the_model_no_positions() -> None:
+    config = replace(config_of("skyrl", pp=2), trainer="skyrl", distributed_optimizer="on", micro_batch_size=2)
+    evidence = evidence_for(config)
+    for record in evidence.records.values():
+        for batch in record.batches:
+            batch.position_ids = None
+    assert judge(evidence).outcome is Outcome.PASS
+    [record] = at(evidence, pp=1)
+    record.batches[0].labels = None
+    assert place_of(the_only_finding(evidence, "tokens_placed"), "stage", "field") == (1, "labels")
 
 
 def test_wrong_content_of_a_truncated_document_is_called_truncation() -> None:

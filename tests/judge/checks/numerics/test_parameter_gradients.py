@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from harness.core.outcomes import Outcome
-from harness.core.run.records import ParameterSeen
+from harness.core.run.tensor_records import ParameterSeen
 from harness.judge.checks.numerics.parameter_gradients import check
 from harness.judge.diagnosis import fault_classes
 from tests.judge.simulator import at, config_of, evidence_for, judge, place_of, the_only_finding

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from harness.core.run.records import ParameterSeen
+from harness.core.run.tensor_records import ParameterSeen
 from harness.judge.diagnosis import fault_classes
 from tests.judge.simulator import at, config_of, evidence_for, place_of, the_only_finding
 

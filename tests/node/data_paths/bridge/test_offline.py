@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.node.data_paths.bridge.offline import Numbers, _longest_first
+from harness.node.data_paths.bridge.offline import Numbers, longest_first
 
 
 def test_the_tokenizer_reads_numbers() -> None:
@@ -10,9 +10,9 @@ def test_the_tokenizer_reads_numbers() -> None:
     assert Numbers().tokenize("") == []
 
 
-def test_shuffles_are_pinned_to_the_longest_first_and_only_while_packing() -> None:
+def test_shuffles_are_pinned_to_thelongest_first_and_only_while_packing() -> None:
     kept = np.random.shuffle, np.random.permutation
-    with _longest_first():
+    with longest_first():
         lengths = [3, 9, 1, 9]
         np.random.shuffle(lengths)
         assert lengths == [9, 9, 3, 1]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from harness.core.packing.arithmetic import PAD
-from harness.core.run.records import Fingerprint
+from harness.core.run.tensor_records import Fingerprint
 from harness.node.probe.hooks.fingerprints import document_fingerprints, gradient_fingerprint, merge, part_fingerprints
 from harness.node.probe.weights import NamedParameter, Shard
 
@@ -39,9 +39,8 @@ def test_parts_of_a_whole_gradient_compose_the_shards_of_every_tp_size(dim: int,
     full = torch.randn(16, 8, generator=torch.Generator().manual_seed(3))
     name = "decoder.layers.0.mlp.linear_fc1.weight" if pieces == 2 else "decoder.layers.0.mlp.linear_fc2.weight"
     parameter = Parameter(torch.zeros(16, 8))
-    parameter.tensor_model_parallel, parameter.partition_dim = True, dim  # type: ignore[attr-defined]
     whole = Shard(full=(16, 8), dim=None, pieces=1, index=0, count=1)
-    parts = part_fingerprints(NamedParameter(name=name, parameter=parameter, shard=whole), full, seed=7)
+    parts = part_fingerprints(NamedParameter(name=name, parameter=parameter, shard=whole, split=dim), full, seed=7)
     assert len(parts) == 8
     for rank in range(count):
         shard = Shard(full=(16, 8), dim=dim, pieces=pieces, index=rank, count=count)

@@ -71,7 +71,8 @@ def test_documents_that_a_leg_does_not_change_have_bitwise_equal_losses(ran: dic
 def test_legs_run_on_the_initial_weights_though_training_has_moved_them(ran: dict[str, Ran]) -> None:
     record = ran["tp2 pp2"].records[2]
     (again,) = [leg for leg in record.legs if leg.leg == "determinism"]
-    assert again.parameters == record.parameters
+    # The record's parameters also have the first update; a leg ends before it.
+    assert again.parameters == [replace(seen, update=None, in_norm=None) for seen in record.parameters]
     assert again.activations == record.activations
     assert record.steps[1].loss_sum != record.steps[0].loss_sum
 

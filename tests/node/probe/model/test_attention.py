@@ -58,6 +58,28 @@ def test_without_metadata_it_attends_over_the_whole_row_as_upstream_does() -> No
     torch.testing.assert_close(out[:, 0], _causal(query, key, value))
 
 
+@pytest.mark.parametrize("kind", ["off-by-one", "learnable"])
+def test_a_sink_takes_its_share_of_the_weights_of_every_token(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
+    config = TransformerConfig(num_layers=1, hidden_size=16, num_attention_heads=4, softmax_type=kind)
+    module = ReferenceAttention(config, layer_number=1)
+    sink = torch.zeros(4)
+    if kind == "learnable":
+        sink = torch.tensor([0.5, -1.0, 2.0, 0.0])
+        assert [name for name, _ in module.named_parameters()] == ["softmax_offset"]
+        module.softmax_offset.data.copy_(sink)
+    query, key, value = _random(5, 4), _random(5, 2), _random(5, 2)
+    params = SimpleNamespace(cu_seqlens_q=torch.tensor([0, 2, 5], dtype=torch.int32), cu_seqlens_q_padded=None)
+    out = module(query, key, value, None, packed_seq_params=params)
+    scores = (query[4] * key[2:].repeat_interleave(2, 1)).sum(-1) / 2  # the last token of the second document
+    weights = scores.exp() / (scores.exp().sum(0) + sink.exp())
+    expected = (weights[..., None] * value[2:].repeat_interleave(2, 1)).sum(0).flatten()
+    torch.testing.assert_close(out[4], expected)
+    if kind == "learnable":
+        out.sum().backward()
+        assert module.softmax_offset.grad is not None and module.softmax_offset.grad.all()
+
+
 def test_no_gradient_flows_between_documents() -> None:
     query, key, value = _random(8, 4), _random(8, 4), _random(8, 4)
     params = SimpleNamespace(cu_seqlens_q=torch.tensor([0, 3, 8], dtype=torch.int32), cu_seqlens_q_padded=None)
@@ -80,7 +102,7 @@ def test_long_rows_processed_in_parts_have_the_same_values_and_gradients(
         monkeypatch.setattr(attention, "PART", limit)
         inputs = [_random(12, 4), _random(12, 2), _random(12, 2)]
         out = _module()(*inputs, None, packed_seq_params=params)
-        (out * torch.arange(out.numel()).view_as(out)).sum().backward()
+        (out * torch.linspace(0, 1, out.numel()).view_as(out)).sum().backward()  # gradients of about 1
         return [out.detach(), *(item.grad for item in inputs if item.grad is not None)]
 
     for one, other in zip(taken(part), taken(1024), strict=True):

@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 
+from harness.core.cell.arguments import Arguments, merged
 from harness.core.cell.axes import axes, dotted, with_value
-from harness.core.cell.config import CellConfig
+from harness.core.cell.config import CellConfig, ModelConfig
 from harness.core.cell.model import MlaConfig, MoeConfig, MtpConfig
 from harness.core.packing.documents import mix
+from harness.core.packing.options import PackingOptions
 from harness.node.device.placement import choose_device
 from harness.node.trainers.megatron.files import _lines
 from harness.node.trainers.megatron.flags import flags
+from harness.plan.matrix.owned_arguments import owner_of
 from harness.plan.rules.table import rejections
 from tests.node.conftest import config
 
@@ -25,7 +28,7 @@ def test_the_command_line_holds_data_layout_and_optimizer() -> None:
         "--sft",
         "--tensor-model-parallel-size=2",
         "--sequence-parallel",
-        "--data-path=/data/conversations.jsonl",
+        "--train-data-path=/data/conversations.jsonl",
         "--tokenizer-model=/data/tokenizer",
         "--clip-grad=0.0",
         "--transformer-impl=local",
@@ -39,6 +42,50 @@ def test_the_global_batch_is_the_rows_of_a_step() -> None:
     cell = config("sft", dp=2)
     rows = sum(len(batch.rows) for replica in cell.micro_batches(0) for batch in replica)
     assert f"--global-batch-size={rows}" in flags(cell, Path("/data"), CPU)
+
+
+def test_an_argument_of_the_matrix_replaces_the_harness_own() -> None:
+    given = Arguments(merged({"clip_grad": ("0.5",), "recompute_modules": ("core_attn", "mlp")}))
+    found = flags(replace(config("sft", tp=2), args=given, recompute="selective"), Path("/data"), CPU)
+    assert found[-4:] == ["--clip-grad=0.5", "--recompute-modules", "core_attn", "mlp"]
+    assert [flag for flag in found if flag.startswith("--clip-grad")] == ["--clip-grad=0.5"]
+    assert "--recompute-granularity=selective" in found
+
+
+# What a matrix may pass on although the harness passes it too; everything else that it passes has an owner.
+REPLACEABLE = {
+    "log_interval",
+    "clip_grad",
+    "recompute_granularity",
+    "recompute_method",
+    "recompute_num_layers",
+    "overlap_grad_reduce",
+    "overlap_param_gather",
+    "accumulate_allreduce_grads_in_fp32",
+    "sft_tokenizer_prompt_format",
+    "use_cpu_initialization",
+    "no_create_attention_mask_in_dataloader",
+    "no_persist_layer_norm",
+    "no_rope_fusion",
+    "no_masked_softmax_fusion",
+    "no_gradient_accumulation_fusion",
+    "no_bias_swiglu_fusion",
+    "no_bias_dropout_fusion",
+}
+
+
+def test_every_flag_of_the_harness_is_owned_by_the_matrix_or_replaceable() -> None:
+    """Otherwise a profile could change what plan, control and evidence are computed from."""
+    full = replace(
+        config("sft", tp=2, pp=2, vpp=2, cp=2), recompute="full", distributed_optimizer="overlap", dtype="bf16"
+    )
+    tied = replace(
+        full, attention="te", options=PackingOptions(average_in_collective=True), model=ModelConfig(tied=True)
+    )
+    passed = {
+        flag[2:].partition("=")[0].replace("-", "_") for cell in (full, tied) for flag in flags(cell, Path(), CPU)
+    }
+    assert {name for name in passed if not owner_of(name)} == REPLACEABLE
 
 
 @pytest.mark.parametrize(
@@ -86,6 +133,10 @@ OTHER_VALUES: dict[str, Any] = {
     "model.tied": True,
     "model.rope_fusion": True,
     "model.cuda_graphs": True,
+    "model.softmax": "learnable",
+    "model.gathered_logits": True,
+    "train.label_smoothing": 0.1,
+    "groups": "explicit",
     "model.moe": MoeConfig(),
     "model.mtp": MtpConfig(),
     "model.mla": MlaConfig(),
@@ -94,18 +145,23 @@ OTHER_VALUES: dict[str, Any] = {
     "train.seq_length": 32,
     "train.lr": 0.5,
     "train.seed": 7,
+    "train.eval_interval": 1,
+    "resume": "same",
 }
 ELSEWHERE = {
     "device": "the flags are those of the device that the rank has chosen",
     "stack": "the code that is run",
     "trainer": "the trainer itself",
+    "args": "a profile; its arguments are tested above",
+    "lift": "rules are decided in the plan",
     "timed": "no trainer of upstream is timed",
+    "train.save_step": "with `resume`",
     **dict.fromkeys(("pad_to_max_length", "pad_cu_seqlens", "metadata", "remove_microbatch_padding"), "not of sft"),
 }
 
 
 def asked_of_upstream(cell: CellConfig) -> tuple[list[str], list[str]]:
-    return flags(cell, Path("/data"), CPU), _lines(cell)
+    return flags(cell, Path("/data"), CPU), _lines(cell, range(cell.train.passes))
 
 
 @pytest.mark.parametrize("name", OTHER_VALUES)

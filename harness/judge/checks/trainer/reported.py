@@ -1,5 +1,6 @@
 """What upstream's trainer reports of a step is what it did: its loss and gradient norm equal those that the harness
-computed from the model's outputs and gradients; learning rate, loss scale and counters are what the cell asks for.
+computed from the model's outputs and gradients; learning rate, loss scale and counters are what the cell asks for, and
+what it counts of packed documents is what they are.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from harness.core.cell.flops import flops_of
 from harness.core.run.records import RankRecord, ReportedStep
 from harness.core.tolerances import Bound
 from harness.judge.checks.finding import CheckFinding
@@ -16,6 +18,7 @@ from harness.judge.checks.numerics.step_loss import step_losses
 from harness.judge.diagnosis import fault_classes
 from harness.judge.diagnosis.ratios import factors_of, ratio_name
 from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.counted import counted
 from harness.judge.stats.distance import beyond, bound_text, distance, exactly, stated
 
 
@@ -26,6 +29,10 @@ class _Metric(NamedTuple):
     reported: float | None
     right: float
     bound: Bound | None  # None: exact
+    kind: str = fault_classes.REPORTED
+
+
+_ROUNDING = Bound(value=1e-12, origin="exact but for the rounding of sums in float64")
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
@@ -55,6 +62,8 @@ class _Computed:
         }
         rows = [sum(len(truth.batch.rows) for replica in replicas for truth in replica) for replicas in evidence.plan]
         self.consumed = [sum(rows[: step + 1]) for step in range(len(rows))]
+        packed = any(record.counts_packed for record in evidence.records.values())
+        self.counted = {step: counted(evidence, step, packed) for step in evidence.steps}
 
     def metrics(self, seen: ReportedStep, stage: int) -> Iterator[_Metric]:
         """The metrics that a rank of this pipeline stage reports."""
@@ -67,8 +76,21 @@ class _Computed:
         yield _Metric("learning rate", seen.learning_rate, config.train.lr, None)
         yield _Metric("loss scale", seen.loss_scale, 1.0, None)
         yield _Metric("number of skipped steps", seen.skipped, 0, None)
-        if step < len(self.consumed):
+        if step in self.counted:
             yield _Metric("number of consumed samples", seen.consumed_samples, self.consumed[step], None)
+            yield from self._counters(seen)
+
+    def _counters(self, seen: ReportedStep) -> Iterator[_Metric]:
+        """Those that the rank reports; which must be there is a matter of judge/required/reports.py."""
+        right = self.counted[seen.step]
+        flops = flops_of(self.evidence.cell.config.model, right.tokens, right.squares)
+        for name, found, number in (
+            ("number of packed tokens", seen.packed_tokens, right.tokens),
+            ("sum of squared lengths", seen.packed_squares, right.squares),
+            ("number of floating-point operations", seen.flops, flops),
+        ):
+            if found is not None:
+                yield _Metric(name, found, number, _ROUNDING, fault_classes.WORKLOAD)
 
 
 def _differs(metric: _Metric) -> bool:
@@ -86,11 +108,13 @@ def _finding(evidence: CellEvidence, record: RankRecord, step: int, metric: _Met
     found, ratio, off = metric.reported, None, ""
     if found is not None and metric.bound is not None:
         if metric.right:
-            ratio = ratio_name(found / metric.right, factors_of(evidence, step), evidence.tolerances.ratio_screen)
+            screen = _ROUNDING.value if metric.bound is _ROUNDING else evidence.tolerances.ratio_screen
+            ratio = ratio_name(found / metric.right, factors_of(evidence, step), screen)
         off = f", off by {distance(found, metric.right, metric.bound):.3g} > {bound_text(metric.bound)}"
     named = f"; the ratio is {ratio}" if ratio else ""
+    counter = metric.kind == fault_classes.WORKLOAD
     return CheckFinding(
-        fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else fault_classes.REPORTED,
+        fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio and not counter else metric.kind,
         message=f"reported {metric.name} of step {step} on rank {record.rank}: "
         f"{'none' if found is None else f'{found:.9g}'}, should be "
         f"{metric.right:.9g}{off}{named}",

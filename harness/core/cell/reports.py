@@ -1,0 +1,78 @@
+"""What upstream's trainers count and print of a step, beside loss and gradient norm.
+
+megatron: megatron.training.training of Megatron-LM; bridge: megatron.bridge.training.train and its utils.train_utils.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from harness.core.cell.config import CellConfig
+
+WITH_COUNTERS = ("megatron", "bridge")  # trainers that count FLOPs, and print a line of metrics on the last rank
+# Fields of that line, in the order in which they are printed.
+PRINTED = (
+    "iteration",
+    "consumed samples",
+    "learning rate",
+    "global batch size",
+    "lm loss",
+    "loss scale",
+    "grad norm",
+    "number of skipped iterations",
+)
+# Trainer -> the module whose version decides, the first version that may count the tokens of packed documents, and the
+# first that always does. Commits of Megatron-LM's main with the version 0.18.0 lie on both sides of 5e4fc931ba (#4103).
+_PACKED_SINCE = {
+    "megatron": ("megatron.core", (0, 18), (0, 19)),
+    "bridge": ("megatron.bridge", (0, 6), (0, 6)),
+}
+
+
+def counting_ranks(config: CellConfig, stage: int) -> bool:
+    """Whether ranks of a stage count what the whole step does.
+
+    Megatron-LM adds the counts of all ranks. A stage of Megatron-Bridge counts what it reads of the batch; its first
+    stage, which reads all, prints and saves the numbers.
+    """
+    return config.trainer in WITH_COUNTERS and (config.trainer == "megatron" or stage == 0)
+
+
+def counts_packed(config: CellConfig, versions: Mapping[str, str]) -> bool | None:
+    """Whether the cell's trainer counts tokens of packed documents; None: some code of this version does.
+
+    `versions`: module -> version of the code that ran.
+    """
+    module, first, always = _PACKED_SINCE[config.trainer]
+    found = re.match(r"(\d+)\.(\d+)", versions.get(module, ""))
+    if not found:
+        return None
+    number = (int(found[1]), int(found[2]))
+    return True if number >= always else None if number >= first else False
+
+
+def log_interval(config: CellConfig) -> int:
+    """Steps from one line of metrics to the next.
+
+    With Megatron-LM one line for all steps, unless the cell says otherwise: it prints a line for the first step in any
+    case, and with an interval of 1 that for the second is wrong (docs/reproducers/log_interval_of_one.py).
+    """
+    if config.trainer != "megatron":
+        return 1
+    given = config.args.text("log_interval")
+    return int(given) if given.isdecimal() and int(given) else config.train.steps
+
+
+def logged(config: CellConfig, step: int) -> range:
+    """The steps over which the line that is printed after a step gives the mean; empty if none is printed.
+
+    Megatron-LM prints one more line after the first step of a process, and does not count it as the beginning of an
+    interval.
+    """
+    interval, number, first = log_interval(config), step + 1, config.begins
+    if config.trainer not in WITH_COUNTERS:
+        return range(0)
+    if number % interval == 0:
+        return range(max(number - interval, first), number)
+    return range(first, number) if step == first and config.trainer == "megatron" else range(0)

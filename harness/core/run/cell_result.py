@@ -1,0 +1,39 @@
+"""How an attempt of a cell and its ranks ended: result.json, written by the supervisor of node 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from harness.core.outcomes import Rejection
+from harness.core.run.records import SCHEMA_VERSION
+from harness.core.run.states import CellStatus, ProcessEnd
+
+
+@dataclass(kw_only=True)
+class RankEnding:
+    """How a rank's process ended, as its parent saw it."""
+
+    rank: int
+    ended: ProcessEnd
+    exit_code: int | None = None
+    hang: str | None = None  # collective in the stack dump of a rank that hit the deadline
+    stack: list[str] | None = None  # frames of that dump, innermost last; None: there is no dump
+    flight: list[str] = field(default_factory=list)  # collectives that had not completed, from torch's flight recorder
+    still_s: float | None = None  # seconds without progress before the deadline
+
+
+@dataclass(kw_only=True)
+class CellResult:
+    """Written once by the agent at the end of an attempt; if it exists, the attempt is over."""
+
+    cell: str
+    attempt: int
+    status: CellStatus
+    reason: str = ""
+    rejection: Rejection | None = None
+    first_failure_rank: int | None = None
+    ranks: list[RankEnding] = field(default_factory=list)
+    started: float = 0.0  # seconds since the epoch
+    finished: float = 0.0
+    steps_s: float = 0.0  # largest sum of step times over the ranks
+    schema_version: int = SCHEMA_VERSION

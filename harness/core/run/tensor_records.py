@@ -1,0 +1,72 @@
+"""What a rank records of tensors: fingerprints of gradients, activations, updates, and of the state of training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(kw_only=True)
+class Fingerprint:
+    """Sum of squares and random projections of a tensor; those of its shards add up to those of the whole."""
+
+    norm_sq: float
+    projections: list[float]
+
+
+@dataclass(kw_only=True)
+class UpdateSeen:
+    """Fingerprints of what the optimizer's first update made of this rank's shard of a parameter (step 0)."""
+
+    first_moment: Fingerprint  # Adam's exp_avg
+    second_moment: Fingerprint  # Adam's exp_avg_sq
+    change: Fingerprint  # of the optimizer's own copy of the weight
+
+
+@dataclass(kw_only=True)
+class ParameterSeen:
+    """Fingerprint of this rank's shard of a parameter's gradient after reduction, before clipping (step 0)."""
+
+    name: str  # global name, layers numbered over the whole model
+    sharded: bool  # False: every tp rank holds the whole tensor
+    gradient: Fingerprint
+    parts: list[Fingerprint] = field(default_factory=list)  # one-rank cells: of the equal parts that tp would make
+    update: UpdateSeen | None = None  # None in legs, which have no optimizer
+    in_norm: bool | None = None  # whether upstream's gradient norm counts it on this rank; None in legs
+
+
+@dataclass(kw_only=True)
+class ActivationSeen:
+    """Fingerprints of a layer's output per document over this rank's real tokens (step 0)."""
+
+    layer: int  # global, from 1; 0 is the embedding output
+    documents: dict[int, Fingerprint]
+
+
+@dataclass(kw_only=True)
+class StoredParameter:
+    """What a checkpoint must hold of this rank's shard of a parameter, in the precision of the optimizer."""
+
+    name: str
+    sharded: bool  # over tp
+    weight: Fingerprint
+    first_moment: Fingerprint
+    second_moment: Fingerprint
+    digest: str = ""  # if the layouts are the same: of the bytes of all three that this rank's optimizer holds
+
+
+STORED = {  # the tensors of StoredParameter, and what messages call them
+    "weight": "the weight",
+    "first_moment": "the first moment",
+    "second_moment": "the second moment",
+}
+
+
+@dataclass(kw_only=True)
+class StateSeen:
+    """The state of training that a checkpoint holds: when it is saved, once it is loaded, and at the end."""
+
+    after: int  # number of finished steps
+    parameters: list[StoredParameter]
+    updates: int  # that the optimizer has counted, for Adam's correction of its first moments
+    scheduled: int  # rows that the schedule of the learning rate has counted
+    random: str = ""  # when saved and loaded in the same layout: digest of the states of this rank's random generators

@@ -1,0 +1,1 @@
+"""Checks of what the optimizer makes of the gradients."""

@@ -1,0 +1,163 @@
+"""Evaluations between steps take place, have the tokens of their plan and the control's losses, and report them;
+modules are in evaluation mode in them, and in training mode in every step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from harness.core.cell.axis_values import MEAN_OF_MICRO_BATCHES
+from harness.core.run.records import RankRecord
+from harness.core.tolerances import Bound
+from harness.judge.checks.finding import CheckFinding
+from harness.judge.diagnosis import fault_classes
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.evaluations import Evaluation, evaluations_of
+from harness.judge.locations import where_of
+from harness.judge.stats.distance import beyond, bound_text, distance, exactly, stated
+
+
+def check(evidence: CellEvidence) -> list[CheckFinding]:
+    """The first finding of each kind."""
+    kinds = (_absent(evidence), _modes(evidence), _tokens(evidence), _losses(evidence), _reports(evidence))
+    return [finding for kind in kinds if (finding := next(kind, None)) is not None]
+
+
+def _absent(evidence: CellEvidence) -> Iterator[CheckFinding]:
+    """Upstream's trainers decide themselves when they evaluate."""
+    right = list(evidence.cell.config.train.evaluated)
+    for record in evidence.records.values():
+        found = [seen.after for seen in record.evaluations]
+        if record.ended == "completed" and not evidence.cell.config.own_trainer and found != right:
+            yield _finding(
+                f"rank {record.rank} evaluated after {_steps(found)}, expected after {_steps(right)}",
+                _where(record),
+                measured=found,
+                bound=exactly(right, "the cell's configuration"),
+            )
+
+
+def _steps(after: list[int]) -> str:
+    return f"steps {', '.join(map(str, after))}" if after else "no step"
+
+
+def _modes(evidence: CellEvidence) -> Iterator[CheckFinding]:
+    for record in evidence.records.values():
+        for step in record.steps:
+            if not step.training:
+                text = f"a module of rank {record.rank} is in evaluation mode in step {step.step}"
+                yield _finding(text, _where(record, step=step.step), measured=False, bound=_TRAINS)
+        for seen in record.evaluations:
+            if seen.training:
+                text = f"a module of rank {record.rank} is in training mode in the evaluation after step {seen.after}"
+                yield _finding(text, _where(record, after=seen.after), measured=True, bound=_EVALUATES)
+
+
+_TRAINS = exactly(True, "modules train in steps")
+_EVALUATES = exactly(False, "modules do not train in evaluations")
+
+
+def _tokens(evidence: CellEvidence) -> Iterator[CheckFinding]:
+    for one in evaluations_of(evidence):
+        right = {
+            item.document.index: 0 if item.document.masked else item.document.length
+            for replica in one.plan
+            for batch in replica
+            for item in batch.placed
+        }
+        for document in sorted(right):
+            found = one.documents[document].tokens if document in one.documents else 0
+            if found != right[document]:
+                yield _finding(
+                    f"loss tokens of document {document} in the evaluation after step {one.after}: "
+                    f"{found}, expected {right[document]} by the packing plan",
+                    {"stage": evidence.last_stage, "after": one.after, "document": document},
+                    measured=found,
+                    bound=exactly(right[document], "the packing plan"),
+                )
+        for record, seen in one.seen:
+            if seen.token_count != one.tokens:
+                yield _finding(
+                    f"loss tokens of the evaluation after step {one.after} on rank {record.rank}: {seen.token_count}, "
+                    f"expected {one.tokens} by the packing plan",
+                    _where(record, after=one.after),
+                    measured=seen.token_count,
+                    bound=exactly(one.tokens, "the packing plan"),
+                )
+
+
+def _losses(evidence: CellEvidence) -> Iterator[CheckFinding]:
+    """With the control's weights at that step, the loss is the control's too."""
+    if evidence.control is None or not evidence.same_rows:
+        return
+    for one, right in zip(evaluations_of(evidence), evaluations_of(evidence.control)):
+        bound = evidence.bound("step_loss", one.after)
+        for record, seen in one.seen:
+            if right.loss_sum is not None and _differs(seen.loss_sum, right.loss_sum, bound):
+                yield _finding(
+                    f"loss sum of the evaluation after step {one.after} on rank {record.rank}: "
+                    f"{_text(seen.loss_sum, right.loss_sum, bound, 'control')}",
+                    _where(record, after=one.after),
+                    measured=seen.loss_sum,
+                    bound=stated(bound),
+                )
+
+
+def _reports(evidence: CellEvidence) -> Iterator[CheckFinding]:
+    """What upstream reports is the mean, as it defines it, of the losses that the harness recorded."""
+    config = evidence.cell.config
+    if config.own_trainer:
+        return
+    for one in evaluations_of(evidence):
+        right, name = _mean(one, config.trainer)
+        bound = evidence.bound("step_loss", one.after)
+        for record, seen in one.seen:
+            if _differs(seen.reported, right, bound):
+                yield _finding(
+                    f"reported loss of the evaluation after step {one.after} on rank {record.rank}: "
+                    f"{_text(seen.reported, right, bound, f'the mean over {name} is')}",
+                    _where(record, after=one.after),
+                    measured=seen.reported,
+                    bound=stated(bound),
+                    fault_class=fault_classes.REPORTED,
+                )
+
+
+def _mean(one: Evaluation, trainer: str) -> tuple[float, str]:
+    """The mean loss that a trainer reports, and over what it is."""
+    if trainer not in MEAN_OF_MICRO_BATCHES:
+        total = math.nan if one.loss_sum is None else one.loss_sum
+        return total / max(one.tokens, 1), "tokens"
+    means = []
+    for batch in (batch for replica in one.plan for batch in replica):
+        losses = [one.documents[item.document.index] for item in batch.placed if item.document.index in one.documents]
+        means.append(sum(loss.loss_sum for loss in losses) / max(sum(loss.tokens for loss in losses), 1))
+    return sum(means) / len(means), "micro-batches"
+
+
+def _differs(found: float | None, right: float, bound: Bound) -> bool:
+    """Values that are not finite are left to `finiteness`."""
+    return found is None or (math.isfinite(found) and beyond(distance(found, right, bound), bound))
+
+
+def _text(found: float | None, right: float, bound: Bound, name: str) -> str:
+    if found is None:
+        return f"none, {name} {right:.9g}"
+    return f"{found:.9g}, {name} {right:.9g}, off by {distance(found, right, bound):.3g} > {bound_text(bound)}"
+
+
+def _where(record: RankRecord, **more: Any) -> dict[str, Any]:
+    return where_of(record.place, rank=record.rank, **more)
+
+
+def _finding(
+    message: str,
+    where: dict[str, Any],
+    *,
+    measured: Any,
+    bound: dict[str, Any],
+    fault_class: str = fault_classes.EVALUATION,
+) -> CheckFinding:
+    return CheckFinding(fault_class=fault_class, message=message, where=where, measured=measured, bound=bound)

@@ -1,0 +1,36 @@
+"""What upstream's trainers count of the documents of a step, from the packing plan.
+
+| trainer | sum of lengths | sum of squared lengths |
+|---|---|---|
+| megatron | as in cu_seqlens, where the padding of a row belongs to its last document | the same |
+| megatron, before it counted packed tokens | every row as one document | the same |
+| bridge, cp 1 | slots, so with all padding | as in cu_seqlens_q, so with the segment that fills a row |
+| bridge, cp above 1 | every row as one document: gpt_step.forward_step leaves the offsets out | the same |
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from harness.core.packing.workload import sums
+from harness.judge.evidence.cell_evidence import CellEvidence
+
+
+class Counted(NamedTuple):
+    """Counts of one step, over all replicas."""
+
+    tokens: int
+    squares: int
+
+
+def counted(evidence: CellEvidence, step: int, packed: bool) -> Counted:
+    """`packed`: whether the release counts tokens of packed documents."""
+    config = evidence.cell.config
+    replicas = [[truth.batch for truth in replica] for replica in evidence.plan[step]]
+    batches = [batch for replica in replicas for batch in replica]
+    bridge, size = config.trainer == "bridge", config.train.seq_length
+    if not packed or (bridge and config.layout.cp > 1):
+        rows = sum(len(batch.rows) for batch in batches)
+        return Counted(rows * size, rows * size**2)
+    tokens, squares = map(sum, zip(*map(sums, replicas)))
+    return Counted(sum(batch.slots for batch in batches) if bridge else tokens, squares)

@@ -1,0 +1,87 @@
+"""Makes the evidence of cells from the files that were found, each linked to its control."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from harness.core.cell.config import CellConfig
+from harness.core.run.cell_result import CellResult
+from harness.core.run.records import RankRecord
+from harness.core.run.run_plan import PlannedCell, RunPlan
+from harness.core.tolerances import tolerances_for
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.failures.classification import JobEnding, LogTail
+from harness.judge.stats.baseline import Baseline
+from harness.judge.stats.noise import noise_floors
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellFound:
+    """Contents of the files of one attempt of a cell; the fields are those of CellEvidence."""
+
+    records: dict[int, RankRecord] = field(default_factory=dict)
+    result: CellResult | None = None
+    retried: bool = False
+    earlier: Sequence[CellFound] = ()  # of the newest attempt
+    resumed: CellFound | None = None
+    logs: Mapping[int, LogTail] = field(default_factory=dict)
+    job: JobEnding = field(default_factory=JobEnding)
+    before: Baseline | None = None
+    attempt: int = 1
+    config: CellConfig | None = None
+    damaged: Sequence[str] = ()
+
+
+def evidence_in_turn(plan: RunPlan, find: Callable[[str], CellFound]) -> Iterator[CellEvidence]:
+    """Evidence of every planned cell, linked to its control; controls come first. `find` is called cell by cell.
+
+    Only controls are kept: a run of a thousand cells of 64 ranks does not fit into memory.
+    """
+    known = {cell.id: cell for cell in plan.expansion.cells}
+    needed = {cell.control for cell in known.values()}
+    controls: dict[str, CellEvidence] = {}
+    nodes = {cell: allocation.nodes for allocation in plan.allocations for cell in allocation.cells}
+    for cell in plan.expansion.controls_first:
+        evidence = _evidence(plan, cell, find, controls.get(cell.control or ""))
+        evidence.nodes = nodes.get(cell.id, 1)
+        if cell.base in known:
+            evidence.base = _evidence(plan, known[cell.base], find, None)
+        if cell.id in needed:
+            controls[cell.id] = evidence
+        yield evidence
+
+
+def _evidence(
+    plan: RunPlan, cell: PlannedCell, find: Callable[[str], CellFound], control: CellEvidence | None
+) -> CellEvidence:
+    found = find(cell.id)
+    own = noise_floors(found.records)
+    newest = CellEvidence(
+        cell=cell,
+        control=control,
+        tolerances=tolerances_for(cell.config.dtype, plan.tolerances, control.noise if control else own),
+        later=tolerances_for(cell.config.dtype, plan.tolerances),
+        noise=own,
+        stack=plan.stacks.get(cell.config.stack),
+        peak_tflops=plan.peak_tflops,
+        history=plan.history,
+        run_id=plan.run_id,
+        **{**vars(found), "earlier": (), "resumed": None},
+    )
+    newest.earlier = [_with(newest, before) for before in found.earlier]
+    return _with_resumed(newest, found.resumed)
+
+
+def _with(evidence: CellEvidence, found: CellFound, **more: Any) -> CellEvidence:
+    """The evidence with the files of another attempt, or of another part of an attempt."""
+    files = {**vars(found), "earlier": (), "resumed": None}
+    return _with_resumed(replace(evidence, **{**files, **more}), found.resumed)
+
+
+def _with_resumed(evidence: CellEvidence, found: CellFound | None) -> CellEvidence:
+    if found is not None and evidence.cell.config.resume:
+        cell = replace(evidence.cell, config=evidence.cell.config.resumed, base=None, xfail=None)
+        evidence.resumed = _with(evidence, found, cell=cell, saved=evidence, base=None, retried=False)
+    return evidence

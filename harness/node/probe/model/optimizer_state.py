@@ -1,0 +1,115 @@
+"""Megatron's optimizers from outside: their copy of a weight, and Adam's moments, gathered if replicas hold shards.
+
+Checked against megatron.core.optimizer, 0.14 to 0.19: FP32Optimizer, Float16OptimizerWithFloat16Params,
+DistributedOptimizer and ChainedOptimizer, without precision-aware state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+MOMENTS = ("exp_avg", "exp_avg_sq")  # names in torch.optim.Adam, apex and Transformer Engine
+
+
+class Held(NamedTuple):
+    """What this rank's optimizer holds of a parameter."""
+
+    weight: Tensor | None  # None: other ranks hold all of it
+    state: Mapping[str, Tensor]  # empty before the first update
+    start: int = 0  # of the shard in the flat parameter
+    group: dist.ProcessGroup | None = None  # whose ranks hold the other shards; None: the weight is whole
+
+
+def held_by(optimizer: Any) -> dict[Tensor, Held]:
+    """Parameter of the model -> what the optimizer holds of it."""
+    found: dict[Tensor, Held] = {}
+    for one in getattr(optimizer, "chained_optimizers", [optimizer]):
+        found |= _sharded(one) if hasattr(one, "model_param_group_index_map") else _whole(one)
+    return found
+
+
+def _sharded(optimizer: Any) -> dict[Tensor, Held]:
+    """Of a DistributedOptimizer: a rank holds a range of some parameters' elements."""
+    found = {}
+    for parameter in (item for buffer in optimizer.buffers for item in buffer.params):
+        place = optimizer.model_param_group_index_map.get(parameter)
+        if place is None:
+            found[parameter] = Held(None, {}, group=optimizer.data_parallel_group)
+            continue
+        group, number = place
+        weight = optimizer.optimizer.param_groups[group]["params"][number]
+        start = optimizer._get_model_param_range_map(parameter)["param"].start
+        found[parameter] = Held(weight, optimizer.optimizer.state.get(weight, {}), start, optimizer.data_parallel_group)
+    return found
+
+
+def _whole(optimizer: Any) -> dict[Tensor, Held]:
+    inner = optimizer.optimizer
+    own = {weight: weight for group in inner.param_groups for weight in group["params"]}
+    copies = zip(getattr(optimizer, "float16_groups", ()), getattr(optimizer, "fp32_from_float16_groups", ()))
+    for models, weights in copies:
+        for parameter, weight in zip(models, weights):
+            own.pop(weight)
+            own[parameter] = weight
+    return {parameter: Held(weight, inner.state.get(weight, {})) for parameter, weight in own.items()}
+
+
+def updates_of(optimizer: Any) -> int:
+    """The number of updates that Adam has counted: FusedAdam for each group of parameters, torch's for each parameter.
+
+    -1 if they differ.
+    """
+    counts: set[int] = set()
+    for one in getattr(optimizer, "chained_optimizers", [optimizer]):
+        inner = one.optimizer
+        counts |= {int(group["step"]) for group in inner.param_groups if group["params"] and "step" in group}
+        counts |= {int(held["step"]) for held in inner.state.values() if "step" in held}
+    return max(counts, default=0) if len(counts) <= 1 else -1
+
+
+def whole(held: Held, part: Tensor | None, parameter: Tensor) -> Tensor:
+    """A float32 tensor of the parameter's shape, from this rank's part; zeros for what no rank has.
+
+    Collective over the ranks that hold shards.
+    """
+    if held.group is None:
+        return torch.zeros_like(parameter, dtype=torch.float32) if part is None else part.detach().float()
+    flat = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
+    if part is not None:
+        flat[held.start : held.start + part.numel()] = part.detach().flatten().float()
+    dist.all_reduce(flat, group=held.group)
+    return flat.view(parameter.shape)
+
+
+def norm_function(optimizer: Any) -> str:
+    """The name of the method that returns the gradients which the gradient norm counts on this rank."""
+    return (
+        "get_grads_for_grad_norm" if hasattr(optimizer, "get_grads_for_grad_norm") else "get_main_grads_for_grad_norm"
+    )
+
+
+def counted_in_norm(optimizer: Any) -> dict[Tensor, bool] | None:
+    """Parameter of the model -> whether upstream's gradient norm counts its gradient, or a shard of it, on this rank.
+
+    After an update, before the gradients are dropped; None if there are none, since no update took place. Collective
+    over the ranks that hold shards.
+    """
+    held = held_by(optimizer)
+    if all(one.weight is None or one.weight.grad is None for one in held.values()):
+        return None
+    counted: list[Tensor] = []
+    for one in getattr(optimizer, "chained_optimizers", [optimizer]):
+        counted += getattr(one, norm_function(one))()
+    found, own = {}, {id(gradient) for gradient in counted}
+    for parameter, one in held.items():
+        mine = one.weight is not None and id(one.weight.grad) in own
+        flag = torch.tensor(int(mine), device=parameter.device)
+        if one.group is not None:
+            dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=one.group)
+        found[parameter] = bool(flag)
+    return found

@@ -1,0 +1,50 @@
+"""Asks upstream about the arguments of cells, before any cell starts. A trainer's arguments.py is the program:
+
+    python -m harness.node.trainers.TRAINER.arguments FILE     # FILE: the cells by id, as JSON
+
+The last line of stdout is JSON: what is wrong with each cell, by id; cells without problems are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from harness.core.cell.config import CellConfig
+from harness.core.serialization import from_jsonable
+from harness.node.device import cpu_stubs, trainer_stubs
+from harness.node.device.placement import Device, choose_device
+from harness.node.load import load
+
+
+def ask(file: str, problem_of: Callable[[CellConfig], str]) -> None:
+    """Print the answers. `problem_of`: why upstream does not accept a cell's arguments; empty if it does."""
+    cells = {
+        name: from_jsonable(CellConfig, config)
+        for name, config in json.loads(Path(file).read_text(encoding="utf-8")).items()
+    }
+    load()
+    for config in cells.values():
+        device_of(config.device)
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by upstream's validation with tp or cp
+    found = {name: problem_of(config) for name, config in cells.items()}
+    print(json.dumps({name: problem for name, problem in found.items() if problem}))
+
+
+@cache
+def device_of(requested: str) -> Device:
+    """The device of a rank. To be called first before `as_a_rank`, whose stubs claim that there is a GPU."""
+    return choose_device(0, 1, requested)
+
+
+def as_a_rank(config: CellConfig) -> Device:
+    """Let upstream see what a rank of the cell would; returns the device."""
+    device = device_of(config.device)
+    os.environ |= {"WORLD_SIZE": str(config.layout.world_size), "LOCAL_WORLD_SIZE": "1"}
+    if device.kind == "cpu":
+        cpu_stubs.install()
+        trainer_stubs.install()
+    return device

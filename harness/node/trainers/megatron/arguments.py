@@ -1,0 +1,64 @@
+"""Asks upstream's own parser and validation about the arguments of cells: see node/trainers/asking.py."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any, NoReturn
+
+from harness.core.cell.config import CellConfig
+from harness.node.data_paths.sft import checkout
+from harness.node.trainers.asking import as_a_rank, ask
+from harness.node.trainers.megatron.flags import flags
+
+_NO_FOLDER = Path("data")  # of the files that a cell would read; nothing is read here
+
+
+class _RefusedError(Exception):
+    """What upstream's parser prints before it exits."""
+
+
+def problem_of(config: CellConfig) -> str:
+    """Why this stack's pretrain_gpt.py does not accept the cell's arguments; empty if it does.
+
+    An unknown argument comes with the nearest one that upstream has.
+    """
+    try:
+        upstream: Any = importlib.import_module("megatron.training.arguments")
+    except ImportError:
+        return ""  # this release has no such trainer, which the cell itself says
+    parser = upstream.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+    known = [option for option in parser._option_string_actions if option.startswith("--")]
+    for argument in config.args.given:
+        flag = f"--{argument.name.replace('_', '-')}"
+        if flag not in known:
+            near = difflib.get_close_matches(flag, known, n=1)
+            return f"{flag} is not an argument of this release{f'; did you mean {near[0]}?' if near else ''}"
+    words = flags(config, _NO_FOLDER, as_a_rank(config))
+    with checkout.command_line(words), redirect_stdout(sys.stderr):
+        try:
+            args = upstream.parse_args()
+            upstream.validate_args(args, {})
+            upstream.core_transformer_config_from_args(args)  # refuses some combinations that validate_args lets pass
+        except (Exception, SystemExit) as error:  # upstream asserts, raises and exits
+            kind = "" if isinstance(error, _RefusedError) else f"{type(error).__name__}: "
+            return f"upstream refuses {' '.join(config.args.flags())}: {kind}{error}"
+    return ""
+
+
+def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    raise _RefusedError(message)
+
+
+def main(file: str) -> None:
+    parser: Any = argparse.ArgumentParser
+    parser.error = _refuse
+    ask(file, problem_of)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,171 @@
+"""Arguments of upstream's script that a matrix cannot pass on, and what to write instead.
+
+Evidence, plan and control are computed from the matrix, so what they depend on must be there. Names have underscores.
+"""
+
+from __future__ import annotations
+
+from harness.core.cell.arguments import OF_OPTIMIZER, PASSED_ON
+
+_ZERO = "a comparison with a control needs it to be 0"
+_DATA = "the harness writes the documents and the tokenizer that upstream reads"
+_CONSTANT = "it is constant in every trainer, so that steps are comparable"
+_STATE = "the harness cannot read gradients and optimizer state in this form"
+_FILES = "a cell neither reads nor writes files outside its run directory"
+_EVALUATED = "an evaluation has the documents of one step, every train.eval_interval steps and at the end"
+_AXES = {
+    "tensor_model_parallel_size": "tp",
+    "pipeline_model_parallel_size": "pp",
+    "context_parallel_size": "cp",
+    "expert_model_parallel_size": "ep",
+    "num_layers_per_virtual_pipeline_stage": "vpp",
+    "num_virtual_stages_per_pipeline_rank": "vpp",
+    "sequence_parallel": "sp",
+    "micro_batch_size": "micro_batch_size",
+    "bf16": "dtype",
+    "fp16": "dtype",
+    "fp8_format": "dtype",
+    "fp4_format": "dtype",
+    "transformer_impl": "attention",
+    "attention_backend": "attention",
+    "calculate_per_token_loss": "calculate_per_token_loss",
+    "ddp_average_in_collective": "average_in_collective",
+    "num_layers": "model.layers",
+    "hidden_size": "model.hidden",
+    "ffn_hidden_size": "model.ffn",
+    "num_attention_heads": "model.heads",
+    "num_query_groups": "model.kv_heads",
+    "group_query_attention": "model.kv_heads",
+    "vocab_size": "model.vocab",
+    "rotary_base": "model.rope_base",
+    "untie_embeddings_and_output_weights": "model.tied",
+    "global_batch_size": "train.global_batch",
+    "train_iters": "train.steps",
+    "train_samples": "train.steps",
+    "seq_length": "train.seq_length",
+    "max_position_embeddings": "train.seq_length",
+    "lr": "train.lr",
+    "min_lr": "train.lr",
+    "use_distributed_optimizer": "distributed_optimizer",
+    "seed": "train.seed",
+    "eval_interval": "train.eval_interval",
+}
+_REASONS = {
+    "hidden_dropout": _ZERO,
+    "attention_dropout": _ZERO,
+    "sft": "the axis `packing` sets it",
+    "position_embedding_type": "the harness's models have rotary embeddings",
+    "normalization": "the harness's models have RMSNorm",
+    "swiglu": "the harness's models have SwiGLU",
+    "disable_bias_linear": "the harness's models have no biases",
+    "add_qkv_bias": "the harness's models have no biases",
+    "make_vocab_size_divisible_by": "the vocabulary is not padded, so that every layout has the same one",
+    "optimizer": "the harness's own loop, which computes the control, has Adam",
+    "start_weight_decay": _CONSTANT,
+    "end_weight_decay": _CONSTANT,
+    "weight_decay_incr_style": _CONSTANT,
+    "use_precision_aware_optimizer": _STATE,
+    "optimizer_cpu_offload": _STATE,
+    "use_torch_fsdp2": _STATE,
+    "use_megatron_fsdp": _STATE,
+    "full_validation": _EVALUATED,
+    "multiple_validation_sets": _EVALUATED,
+    "skip_train": _EVALUATED,
+    "start_eval_at_iter": _EVALUATED,
+    "rampup_batch_size": "every step has the same number of documents",
+    "distributed_backend": "the device sets it",
+    "num_workers": "ranks are forked processes, which load their data themselves",
+    "split": _DATA,
+    "data_path": _DATA,
+    "train_data_path": _DATA,
+    "valid_data_path": _DATA,
+    "test_data_path": _DATA,
+    "data_args_path": _DATA,
+    "per_split_data_args_path": _DATA,
+    "data_cache_path": _DATA,
+    "mock_data": _DATA,
+    "vocab_file": _DATA,
+    "merge_file": _DATA,
+    "save": _FILES,
+    "save_interval": _FILES,
+    "load": _FILES,
+    "pretrained_checkpoint": _FILES,
+    "tensorboard_dir": _FILES,
+    "yaml_cfg": _FILES,
+    "profile": "the harness measures steps itself",
+    "exit_interval": "every cell runs train.steps steps",
+    "exit_duration_in_mins": "every cell runs train.steps steps",
+}
+_PREFIXES = {
+    "eval_": _EVALUATED,
+    "lr_": _CONSTANT,
+    "tokenizer_": _DATA,
+    "sft_": _DATA,
+    "wandb_": _FILES,
+    "tensorboard_": _FILES,
+    "one_logger_": _FILES,
+}
+
+
+# Sections of Megatron-Bridge's ConfigContainer that the harness fills in as a whole.
+_SECTIONS = {
+    "dataset": _DATA,
+    "tokenizer": _DATA,
+    "checkpoint": _FILES,
+    "validation": _EVALUATED,
+    "scheduler": _CONSTANT,
+    "rng": "set train.seed under train:",
+    "dist": "the device sets it",
+    "mixed_precision": "set it by the axis dtype",
+    "peft": "the harness compares the gradients of all weights",
+    "profiling": "the harness measures steps itself",
+}
+_FIELDS = {
+    "ddp.average_in_collective": "set it by the axis average_in_collective",
+    "ddp.use_megatron_fsdp": _STATE,
+    "ddp.use_distributed_optimizer": "set it by the axis distributed_optimizer",
+    "logger.log_interval": "every step is compared",
+    "logger.skip_train_metrics_log": "every step is compared",
+    "model.params_dtype": "set it by the axis dtype",
+    "model.virtual_pipeline_model_parallel_size": "set it by the axis vpp",
+    "model.share_embeddings_and_output_weights": "set model.tied under model:",
+    "model.gated_linear_unit": "the harness's models have SwiGLU",
+    "model.add_bias_linear": "the harness's models have no biases",
+    "model.num_moe_experts": "the harness's trainers train dense models",
+    "model.mtp_num_layers": "the harness's trainers train dense models",
+    "model.transformer_layer_spec": "set it by the axis attention",
+    "optimizer.params_dtype": "set it by the axis dtype",
+    "train.skip_train": _EVALUATED,
+}
+
+
+# Fields of those sections that say how a checkpoint is saved and loaded, not where and when.
+_HOW_TO_SAVE = (
+    "checkpoint.async_save",
+    "checkpoint.dist_ckpt_optim_fully_reshardable",
+    "checkpoint.fully_parallel_load",
+    "checkpoint.fully_parallel_save",
+)
+
+
+def owner_of(name: str) -> str | None:
+    """Why a matrix cannot pass on an argument, and what to do instead; None if it can."""
+    section, _, field = name.rpartition(".")
+    if section:
+        return _owner_of_field(section.partition(".")[0], field, name)
+    if name in PASSED_ON:
+        return None
+    if name in _AXES:
+        axis = _AXES[name]
+        return f"set {axis} under {axis.partition('.')[0]}:" if "." in axis else f"set it by the axis {axis}"
+    prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
+    return _REASONS.get(name) or _PREFIXES.get(prefix)
+
+
+def _owner_of_field(section: str, field: str, name: str) -> str | None:
+    """The same for a field of Megatron-Bridge's ConfigContainer; most have the names of Megatron-LM's arguments."""
+    if name in _HOW_TO_SAVE:
+        return None
+    if section == "optimizer" and field in OF_OPTIMIZER:
+        return f"the control needs it too: write {field.replace('_', '-')}"
+    return _FIELDS.get(name) or _SECTIONS.get(section) or owner_of(field)

@@ -1,0 +1,87 @@
+"""Rules of cells that continue from a checkpoint of mid-training."""
+
+from __future__ import annotations
+
+from harness.core.cell.axis_values import WITH_CHECKPOINTS
+from harness.core.cell.config import CellConfig
+from harness.core.cell.resume import SAME, resumed_layout
+from harness.plan.rules import layout, loss, model, packing
+from harness.plan.rules.rule import Own, Rule
+
+_OF_LAYOUT = layout.RULES + packing.RULES + loss.RULES + model.RULES
+
+
+def trainer_saves(config: CellConfig) -> str | None:
+    if not config.resume or config.trainer in WITH_CHECKPOINTS:
+        return None
+    able = " or ".join(WITH_CHECKPOINTS)
+    return f"resume is {config.resume}, and trainer {config.trainer} saves no checkpoint; use trainer {able}"
+
+
+def saves_in_mid_training(config: CellConfig) -> str | None:
+    train = config.train
+    if not config.resume or train.save_step < train.steps:
+        return None
+    return f"train.save_step is {train.save_step} of {train.steps} steps, so no step is left to resume"
+
+
+def resumes_without_evaluations(config: CellConfig) -> str | None:
+    if not config.resume or not config.train.eval_interval:
+        return None
+    return f"train.eval_interval is {config.train.eval_interval}; the harness compares no evaluations after a resume"
+
+
+def layout_of_the_ranks(config: CellConfig) -> str | None:
+    if not config.resume:
+        return None
+    try:
+        resumed_layout(config.resume, config.layout)
+    except ValueError as error:
+        return f"resume is {config.resume}: {error}"
+    return None
+
+
+def layout_is_allowed(config: CellConfig) -> str | None:
+    """The first rule that forbids the layout in which the cell continues."""
+    if config.resume in ("", SAME) or layout_of_the_ranks(config):
+        return None
+    resumed = config.resumed
+    reason = next((found for rule in _OF_LAYOUT if (found := rule.predicate(resumed))), None)
+    return None if reason is None else f"resume is {config.resume}: {reason}"
+
+
+def rows_stay(config: CellConfig) -> str | None:
+    """A resumed run goes on in the same file, of which each row holds the same documents in every layout."""
+    if config.resume in ("", SAME) or layout_is_allowed(config) or layout_of_the_ranks(config):
+        return None
+    resumed = config.resumed
+    for step in resumed.steps:
+        try:
+            if _documents(config, step) == _documents(resumed, step):
+                continue
+        except ValueError:
+            return None  # a rule of the layout names the step
+        return (
+            f"resume is {config.resume}, and there the rows of step {step} do not hold the same documents, since these "
+            f"are padded to a multiple of {resumed.style.document_multiple}, not {config.style.document_multiple}; use "
+            "documents that fill the same rows either way"
+        )
+    return None
+
+
+def _documents(config: CellConfig, step: int) -> list[list[int]]:
+    return [[item.document.index for item in row.placed] for row in config.rows(step)]
+
+
+def _resumes(own: Own) -> bool:
+    return own.resumes
+
+
+RULES: tuple[Rule[CellConfig], ...] = (
+    Rule("resume.trainer", "harness: the adapters of upstream's trainers", trainer_saves, _resumes),
+    Rule("resume.step", "Megatron-LM --save-interval", saves_in_mid_training, _resumes),
+    Rule("resume.evaluation", "harness: the checks of a resume", resumes_without_evaluations, _resumes),
+    Rule("resume.ranks", "harness: a cell has one number of ranks", layout_of_the_ranks, _resumes),
+    Rule("resume.layout", "the rules of layouts, for the one that continues", layout_is_allowed, _resumes),
+    Rule("resume.rows", "Megatron-LM MegatronPretrainingSampler: consumed_samples counts rows", rows_stay, _resumes),
+)

@@ -1,0 +1,225 @@
+"""Findings about routers, compared whole."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from harness.core.tolerances import Bound
+from harness.judge.checks.numerics import (
+    aux_loss,
+    router_tokens,
+)
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.moe_router import own_aux_loss
+from tests.judge.checks.whole import Cases, of
+from tests.judge.parts import with_routers
+
+cases = Cases()
+
+
+@cases(aux_loss.check)
+def a_value_that_no_known_mistake_explains() -> CellEvidence:
+    evidence = with_routers(pp=2, dp=2)
+    evidence.records[3].routers[1].aux_loss *= 1.01  # type: ignore[operator]
+    return evidence
+
+
+@cases(aux_loss.check)
+def a_value_that_was_not_recorded() -> CellEvidence:
+    evidence = with_routers()
+    evidence.records[0].routers[0].aux_loss = None
+    return evidence
+
+
+@cases(aux_loss.check)
+def values_with_padding_counted() -> CellEvidence:
+    evidence = with_routers(masked=True)
+    moe = evidence.cell.config.model.moe
+    assert moe is not None
+    for seen in evidence.records[0].routers:
+        seen.aux_loss = own_aux_loss(moe, [*seen.real, *seen.padding])
+    return evidence
+
+
+def rows_as_one(*, padding: bool) -> CellEvidence:
+    evidence = with_routers(aux_loss="seq_aux_loss", micro_batch_size=2, masked=True)
+    moe = evidence.cell.config.model.moe
+    assert moe is not None
+    for seen in evidence.records[0].routers:
+        seen.aux_loss = own_aux_loss(moe, seen.real + (seen.padding if padding else []), kind="aux_loss")
+    return evidence
+
+
+@cases(aux_loss.check)
+def rows_taken_for_one() -> CellEvidence:
+    return rows_as_one(padding=False)
+
+
+@cases(aux_loss.check)
+def rows_taken_for_one_with_padding() -> CellEvidence:
+    return rows_as_one(padding=True)
+
+
+def with_weights(factor: float, **layout: int) -> CellEvidence:
+    evidence = with_routers(**layout)
+    for record in evidence.records.values():
+        for seen in record.routers:
+            seen.aux_weighted *= factor  # type: ignore[operator]
+    return evidence
+
+
+@cases(aux_loss.check)
+def weights_times_the_context_parallel_size() -> CellEvidence:
+    return with_weights(2.0, cp=2, pp=2)
+
+
+@cases(aux_loss.check)
+def weights_times_another_factor_in_the_second_layer() -> CellEvidence:
+    evidence = with_routers(dp=2)
+    for record in evidence.records.values():
+        for seen in record.routers:
+            seen.aux_weighted *= 1.37 if seen.layer == 2 else 1.0  # type: ignore[operator]
+    return evidence
+
+
+@cases(aux_loss.check)
+def a_weight_that_was_not_recorded() -> CellEvidence:
+    evidence = with_routers()
+    for seen in evidence.records[0].routers:
+        seen.aux_weighted = None
+    return evidence
+
+
+@cases(aux_loss.check)
+def values_of_a_first_step_that_is_not_whole() -> CellEvidence:
+    evidence = with_weights(2.0)
+    evidence.records[0].steps = evidence.records[0].steps[1:]
+    return evidence
+
+
+def with_control_routers(**layout: int) -> CellEvidence:
+    evidence = with_routers(aux_loss="none", **layout)
+    control = evidence.control
+    assert control is not None
+    control.records[0].routers = [
+        copy.deepcopy(seen) for _, record in sorted(evidence.records.items()) for seen in record.routers
+    ]
+    return evidence
+
+
+@cases(router_tokens.check)
+def two_tokens_that_went_to_other_experts() -> CellEvidence:
+    evidence = with_control_routers(pp=2)
+    seen = next(seen for seen in evidence.records[1].routers if seen.layer == 2)
+    seen.real[0].counts[0] += 2
+    seen.real[0].counts[3] -= 2
+    return evidence
+
+
+@cases(router_tokens.check)
+def a_layer_of_routers_that_was_not_recorded() -> CellEvidence:
+    evidence = with_control_routers(pp=2)
+    evidence.records[1].routers = []
+    return evidence
+
+
+@cases(router_tokens.check)
+def rows_of_one_micro_batch() -> CellEvidence:
+    evidence = with_control_routers(micro_batch_size=2)
+    evidence.records[0].routers[0].real[1].counts[1] += 1
+    return evidence
+
+
+@cases(router_tokens.check)
+def routers_of_a_first_step_that_is_not_whole() -> CellEvidence:
+    evidence = with_control_routers()
+    evidence.records[0].routers[0].real[0].counts[1] += 1
+    evidence.records[0].steps = evidence.records[0].steps[1:]
+    return evidence
+
+
+@cases(aux_loss.check)
+def weights_of_the_only_step() -> CellEvidence:
+    evidence = with_weights(2.0, cp=2)
+    evidence.cell = replace(
+        evidence.cell,
+        config=replace(evidence.cell.config, train=replace(evidence.cell.config.train, steps=1)),
+    )
+    return replace(evidence)
+
+
+@cases(aux_loss.check)
+def nothing_wrong_and_no_experts() -> CellEvidence:
+    return of()
+
+
+@cases(aux_loss.check)
+def padding_that_is_masked_everywhere() -> CellEvidence:
+    return with_routers(masked=True)
+
+
+@cases(aux_loss.check)
+def rows_taken_for_one_by_an_exact_bound() -> CellEvidence:
+    evidence = rows_as_one(padding=False)
+    exact = Bound(value=0.0, origin="the matrix")
+    evidence.tolerances = replace(evidence.tolerances, aux_loss=exact)
+    return evidence
+
+
+@cases(aux_loss.check)
+def weights_that_are_zero() -> CellEvidence:
+    return with_weights(0.0)
+
+
+@cases(router_tokens.check)
+def tokens_of_the_first_of_two_stages() -> CellEvidence:
+    evidence = with_control_routers(pp=2)
+    evidence.records[0].routers[0].real[0].counts[1] += 1
+    return evidence
+
+
+def with_a_prediction_layer(*, other_rows: bool) -> CellEvidence:
+    """A cell of two stages with the routers of a third layer, which follow other tokens than in the control."""
+    evidence = with_control_routers(pp=2)
+    assert evidence.control is not None
+    extra = [replace(copy.deepcopy(seen), layer=3) for seen in evidence.records[1].routers]
+    evidence.records[1].routers += extra
+    evidence.control.records[0].routers += copy.deepcopy(extra)
+    extra[0].real[0].counts[2] += 1
+    if other_rows:
+        options = replace(evidence.cell.config.options, calculate_per_token_loss=False)
+        evidence.cell = replace(evidence.cell, config=replace(evidence.cell.config, options=options))
+    return evidence
+
+
+@cases(router_tokens.check)
+def tokens_of_a_prediction_layer() -> CellEvidence:
+    return with_a_prediction_layer(other_rows=False)
+
+
+@cases(router_tokens.check)
+def tokens_of_a_prediction_layer_in_other_rows() -> CellEvidence:
+    return with_a_prediction_layer(other_rows=True)
+
+
+@cases(router_tokens.check)
+def tokens_of_the_last_layer_in_other_rows() -> CellEvidence:
+    evidence = with_a_prediction_layer(other_rows=True)
+    evidence.records[1].routers[0].real[0].counts[2] += 1
+    return evidence
+
+
+@cases(aux_loss.check)
+def weights_that_are_off_by_exactly_the_bound() -> CellEvidence:
+    evidence = with_weights(0.0)
+    evidence.tolerances = replace(evidence.tolerances, aux_loss=Bound(value=1.0, origin="the matrix"))
+    return evidence
+
+
+@pytest.mark.parametrize("check", cases.of)
+def test_a_numerics_check_states_what_is_wrong_and_where(check: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"findings/{check}.txt", cases.text(check))

@@ -1,0 +1,45 @@
+"""Attached to a loop in the shape of megatron.bridge.training, it records what the harness's own loop does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.node.trainers.loop import folder, record, steps
+
+pytestmark = pytest.mark.train
+
+
+def test_it_records_the_same_as_the_harness_does_of_its_own_loop(tmp_path: Path) -> None:
+    own, found = record("harness", folder(tmp_path, "own")), record("bridge", folder(tmp_path, "upstream"))
+    assert steps(found) == steps(own)
+    for name in ("parameters", "activations", "layers", "packed_params"):
+        assert found[name] == own[name], name
+    assert [batch for batch in found["batches"] if batch["step"] == 0] == own["batches"]  # with the loss mask
+    assert found["micro_batches"] == [step["micro_batches"] for step in own["steps"]]
+    told = [(one["step"], one["consumed_samples"], one["learning_rate"]) for one in found["reported"]]
+    assert told == [(0, 5, 0.001), (1, 5, 0.001)]
+    assert [one["grad_norm"] for one in found["reported"]] == pytest.approx([s["grad_norm"] for s in own["steps"]])
+
+
+def test_what_upstream_does_not_pass_on_is_not_in_the_record(tmp_path: Path) -> None:
+    found = record("bridge", folder(tmp_path, "none"), "no_params")
+    assert {batch["params"] for batch in found["batches"]} == {None}
+    assert {layer["params"] for layer in found["layers"]} == {None}
+
+
+def test_a_reported_norm_is_recorded_as_it_was_reported(tmp_path: Path) -> None:
+    found = record("bridge", folder(tmp_path, "doubled"), "norm_doubled")
+    told, seen = found["reported"][0]["grad_norm"], found["steps"][0]["grad_norm"]
+    assert told == pytest.approx(2 * seen)
+
+
+def test_what_is_counted_and_printed_is_recorded(tmp_path: Path) -> None:
+    found = record("bridge", folder(tmp_path, "right"))
+    assert found["counts_packed"] is True
+    assert [(told["flops"], told["packed_tokens"], told["packed_squares"]) for told in found["reported"]] == [
+        (70.0, 30, 90),
+        (70.0, 31, 90),
+    ]
+    assert [told["printed"]["iteration"] for told in found["reported"]] == ["1/9", "2/9"]

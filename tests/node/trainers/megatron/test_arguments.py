@@ -1,0 +1,70 @@
+"""Upstream's own parser, of the installed wheel, on the arguments of cells."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.core.cell.arguments import Arguments, merged
+from harness.core.cell.config import CellConfig
+from harness.core.serialization import dumps
+from tests.node.conftest import config
+
+GIVEN: dict[str, dict[str, tuple[str, ...] | None]] = {
+    "accepted": {"clip_grad": ("0.5",), "recompute_granularity": ("selective",)},
+    "several words": {"recompute_granularity": ("selective",), "recompute_modules": ("core_attn", "mlp")},
+    "unknown": {"clip_grud": ("0.5",)},
+    "not a choice": {"recompute_granularity": ("some",)},
+    "not a number": {"init_method_std": ("wide",)},
+    "refused together": {"recompute_granularity": ("full",)},
+    "refused by the layout": {"overlap_param_gather": ()},
+}
+
+
+@pytest.fixture(scope="module")
+def problems(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    file = tmp_path_factory.mktemp("cells") / "cells.json"
+    file.write_text(dumps({name: cell(layer) for name, layer in GIVEN.items()}))
+    command = [sys.executable, "-W", "ignore", "-m", "harness.node.trainers.megatron.arguments", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def cell(layer: dict[str, tuple[str, ...] | None]) -> CellConfig:
+    return replace(config("sft", tp=2), trainer="megatron", device="cpu", args=Arguments(merged(layer)))
+
+
+@pytest.mark.parametrize("name", ["accepted", "several words"])
+def test_arguments_that_upstream_takes_have_no_problem(name: str, problems: dict[str, str]) -> None:
+    assert name not in problems
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("unknown", "--clip-grud is not an argument of this release; did you mean --clip-grad?"),
+        ("not a choice", "--recompute-granularity=some: argument --recompute-granularity: invalid choice: 'some'"),
+        ("not a number", "--init-method-std=wide: argument --init-method-std: invalid float value: 'wide'"),
+        ("refused together", "--recompute-granularity=full: "),
+        ("refused by the layout", "--overlap-param-gather: "),
+    ],
+)
+def test_a_problem_is_in_upstreams_words(name: str, expected: str, problems: dict[str, str]) -> None:
+    assert problems[name].removeprefix("upstream refuses ").startswith(expected)
+
+
+def test_a_release_without_the_trainer_leaves_the_answer_to_the_cell(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['megatron.training.arguments'] = None\n"
+        "from harness.node.trainers.megatron.arguments import problem_of\n"
+        "from tests.node.trainers.megatron.test_arguments import GIVEN, cell\n"
+        "print(repr(problem_of(cell(GIVEN['unknown']))))"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "''"
