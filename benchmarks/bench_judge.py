@@ -23,9 +23,11 @@ from typing import Any
 from harness.core.cell.config import CellConfig
 from harness.core.cell.identity import cell_id
 from harness.core.cell.layout import Layout
+from harness.core.run.record_file import record_text
+from harness.core.run.records import RankRecord
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import Expansion, PlannedCell, sealed
-from harness.core.serialization import dumps
+from harness.core.serialization import dumps, from_jsonable
 from harness.infra.runs.evidence_files import read_plan
 
 SECONDS, BYTES = 60.0, 1e9
@@ -127,7 +129,7 @@ def _write(
         record = {**record, "cell": cell}
         if broken:
             record["steps"] = [{**step, "grad_norm": step["grad_norm"] * 2} for step in record["steps"]]
-        written += attempt.record(record["rank"]).write_text(dumps(record))
+        written += attempt.record(record["rank"]).write_text(record_text(from_jsonable(RankRecord, record)))
     ranks = [{**result["ranks"][0], "rank": record["rank"]} for record in records]
     attempt.result.write_text(dumps({**result, "cell": cell, "ranks": ranks}))
     return written

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from harness.core.errors import STORAGE_EXIT, DiskFullError
 from harness.core.run.cell_result import CellResult, RankEnding
+from harness.core.run.record_file import write_record
 from harness.core.run.records import RankRecord
-from harness.core.run.run_dir import AttemptDir, write_json
+from harness.core.run.run_dir import AttemptDir
 from harness.core.run.states import CellStatus, ProcessEnd
 from harness.core.serialization import from_jsonable, loads
 from harness.node.coordination import rendezvous
@@ -47,7 +48,7 @@ def rank_endings(
             if record.ended == "running":
                 record.ended = "deadline" if rank in late else "killed"
                 record.progress = last_progress(path) or record.progress
-                write_json(path, record)
+                write_record(path, record)
             ended = record.ended
         ending = RankEnding(rank=rank, ended=ended, exit_code=exit_codes.get(rank))
         if ended == "deadline":

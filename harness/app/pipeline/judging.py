@@ -42,9 +42,10 @@ def judge_all(run: RunDir, plan: RunPlan, *, today: str, processes: int | None =
     if processes == 1:
         return _judge(run, plan, jobs, today)
     whole, seen = Judged(cells={}, noise={}), RanksSeen()
-    parts = _parts(plan, processes)
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        for judged, found in pool.map(_judge, *zip(*((run, part, jobs, today) for part in parts))):
+    own, *others = _parts(plan, processes)
+    with ProcessPoolExecutor(processes - 1, mp_context=get_context("spawn")) as pool:
+        started = [pool.submit(_judge, run, part, jobs, today) for part in others]
+        for judged, found in (_judge(run, own, jobs, today), *(future.result() for future in started)):
             whole.cells.update(judged.cells)
             whole.noise.update(judged.noise)
             seen.join(found)

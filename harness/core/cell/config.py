@@ -204,7 +204,7 @@ class CellConfig:
         """The first step of this part of the cell."""
         return self.train.save_step if self.saved_in else 0
 
-    @property
+    @cached_property
     def steps(self) -> range:
         return range(self.begins, self.train.steps)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from harness.core.cell.layout import Layout
 from harness.core.packing.documents import Document
@@ -88,15 +89,15 @@ class MicroBatch:
             offset += row.length
         return merged
 
-    @property
+    @cached_property
     def slots(self) -> int:
         return sum(row.length for row in self.rows)
 
-    @property
+    @cached_property
     def real_tokens(self) -> int:
         return sum(item.document.length for item in self.placed)
 
-    @property
+    @cached_property
     def loss_tokens(self) -> int:
         """Number of labels that count in the loss."""
         return sum(item.document.length for item in self.placed if not item.document.masked)

@@ -136,6 +136,11 @@ def _create(path: Path, text: str) -> bool:
     return True
 
 
+def record_name(rank: int) -> str:
+    """The name of a rank's record in its attempt."""
+    return f"rank-{rank:05d}.json"
+
+
 @dataclass(frozen=True)
 class AttemptDir:
     root: Path
@@ -187,7 +192,7 @@ class AttemptDir:
         return found.group(1).decode() if found else ""
 
     def record(self, rank: int) -> Path:
-        return self.root / "ranks" / f"rank-{rank:05d}.json"
+        return self.root / "ranks" / record_name(rank)
 
     def log(self, rank: int) -> Path:
         return self.root / "log" / f"rank-{rank:05d}.log"

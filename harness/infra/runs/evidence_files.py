@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -11,8 +11,9 @@ from typing import TypeVar
 from harness.core.cell.config import CellConfig
 from harness.core.errors import InputError, Problem
 from harness.core.run.cell_result import CellResult
+from harness.core.run.record_file import RecordReader
 from harness.core.run.records import RankRecord
-from harness.core.run.run_dir import AttemptDir, RunDir, opened, text_of
+from harness.core.run.run_dir import AttemptDir, RunDir, opened, record_name, text_of
 from harness.core.run.run_plan import PLAN_VERSION, RunPlan, seal_of
 from harness.core.serialization import from_jsonable, loads
 from harness.core.text.secrets import without_secrets
@@ -167,11 +168,12 @@ def read_records(attempt: AttemptDir, damaged: list[str]) -> dict[int, RankRecor
     A record under the name of another rank is damage: it would replace that rank's record.
     """
     records: dict[int, RankRecord] = {}
+    reader = RecordReader()
     for path in sorted((attempt.root / "ranks").glob("rank-*.json")):
-        record = _read(path, RankRecord, damaged)
+        record = _parsed(path, reader.read, damaged)
         if record is None:
             continue
-        if path != attempt.record(record.rank):
+        if path.name != record_name(record.rank):
             damaged.append(f"{path.name} is the record of rank {record.rank}")
         else:
             records[record.rank] = record
@@ -182,9 +184,13 @@ T = TypeVar("T", RankRecord, CellResult, CellConfig)
 
 
 def _read(path: Path, kind: type[T], damaged: list[str]) -> T | None:
+    return _parsed(path, lambda text: from_jsonable(kind, loads(text), whole=True), damaged)
+
+
+def _parsed(path: Path, parse: Callable[[str], T], damaged: list[str]) -> T | None:
     """Read a file of evidence; None when it is missing, or when it cannot be read, which is added to `damaged`."""
     try:
-        return from_jsonable(kind, loads(text_of(path)), whole=True)
+        return parse(text_of(path))
     except FileNotFoundError:
         return None
     except (TypeError, ValueError, OverflowError, RecursionError, OSError) as error:

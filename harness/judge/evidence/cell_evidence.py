@@ -75,7 +75,7 @@ class CellEvidence:
         """Whether gradients, and the weights they update, may be compared with the control."""
         return self.control is not None and same_rows(self.cell.config, self.control.cell.config)
 
-    @property
+    @cached_property
     def steps(self) -> range:
         """Those that this part of the cell trains: all, or after a resume the later ones."""
         return self.cell.config.steps
@@ -111,6 +111,11 @@ class CellEvidence:
         if step not in self.steps or not 0 <= micro_batch < len(self.plan[step][dp]):
             return None
         return self.plan[step][dp][micro_batch]
+
+    @cached_property
+    def document_lengths(self) -> dict[int, int]:
+        """Document of step 0 -> its tokens."""
+        return {item.index: item.length for item in self.cell.config.documents_of(0)}
 
     @cached_property
     def homes(self) -> list[dict[int, DocumentPosition]]:

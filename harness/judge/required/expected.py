@@ -69,6 +69,9 @@ class Expected:
 
     def layers(self, stage: int) -> list[int]:
         """Decoder layers of a stage, without prediction layers, ascending."""
+        return self._once(self._layers, stage)
+
+    def _layers(self, stage: int) -> list[int]:
         chunks = range(self.layout.vpp)
         return sorted(layer for chunk in chunks for layer in self.layout.layers(self.model.layers, stage, chunk))
 

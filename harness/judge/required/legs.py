@@ -50,10 +50,10 @@ def _key(batch: BatchSeen) -> BatchKey:
 
 def _keys(name: str, found: Iterable[tuple[int, ...]], right: Collection[tuple[int, ...]]) -> Iterator[str]:
     """Problems unless every planned key is there exactly once."""
-    counts = Counter(found)
-    wanted = frozenset(right)
-    if counts.keys() == wanted and counts.total() == len(wanted):
+    held, wanted = list(found), frozenset(right)
+    if len(held) == len(wanted) == len(wanted.intersection(held)):
         return
+    counts = Counter(held)
     for what, keys in (
         ("missing", wanted - counts.keys()),
         ("not planned", counts.keys() - wanted),

@@ -149,7 +149,7 @@ def _update(found: Scan, update: UpdateSeen, name: str, where: dict[str, Any]) -
 
 
 def _total(found: Scan, values: Iterable[Fingerprint]) -> None:
-    found.numbers += sum(1 + len(value.projections) for value in values)
+    found.numbers += sum([1 + len(value.projections) for value in values])
 
 
 def _good(value: Fingerprint) -> bool:

@@ -74,7 +74,8 @@ def _result(evidence: CellEvidence) -> Iterator[str]:
 
 def _record(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:
     for step in record.steps[:1]:
-        if not step.step and len(step.tokens) < MOST_TOKEN_LOSSES:
+        recorded = step.tokens or step.documents
+        if recorded and not step.step and len(step.tokens) < MOST_TOKEN_LOSSES:
             yield from _tokens(evidence, step)
     for seen in record.parameters:
         if seen.parts and not _adds_up(seen.parts, seen.gradient):
@@ -88,7 +89,7 @@ def _record(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:
 def _tokens(evidence: CellEvidence, step: StepSeen) -> Iterator[str]:
     """The losses of a document's tokens add up to its loss."""
     sums: dict[int, DocumentLoss] = {}
-    lengths = {item.index: item.length for item in evidence.cell.config.documents_of(0)}
+    lengths = evidence.document_lengths
     for token in step.tokens:
         part = sums.setdefault(token.document, DocumentLoss(loss_sum=0.0, tokens=0))
         part.loss_sum += token.loss

@@ -13,8 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from harness.core.packing.fields import OFFSETS, PADDED
+from harness.core.run.record_file import write_record
 from harness.core.run.records import Failure, LayerSeen, Progress, RankRecord, SeenParams, TensorForm
-from harness.core.run.run_dir import AttemptDir, needs_room, write_json
+from harness.core.run.run_dir import AttemptDir, needs_room
 from harness.core.run.states import LegName, Phase, RankEnd
 from harness.core.serialization import dumps, from_jsonable, loads
 from harness.core.text.secrets import redacted, secret_values
@@ -47,7 +48,7 @@ class Recorder:
 
     def flush(self) -> None:
         self._read_pending()
-        write_json(self.path, self.record)
+        write_record(self.path, self.record)
 
     def layer(self, seen: LayerSeen, packed_seq_params: Any, *, recomputed: bool = False) -> None:
         """Record what a layer received.

@@ -63,9 +63,10 @@ def _expected(evidence: CellEvidence, ending: Ending) -> Iterator[_Key]:
     if not completed:
         return
     ran = {seen.step: seen.micro_batches for seen in evidence.records[rank].steps}
+    layers = [attention_layers(evidence.cell.config, at.pp, chunk) for chunk in range(layout.vpp)]
     for step in evidence.steps:
         # `micro_batch_count` covers micro-batches that were not run.
         for micro_batch in range(min(len(evidence.plan[step][at.dp]), ran[step])):
             for chunk in range(layout.vpp):
-                for layer in attention_layers(evidence.cell.config, at.pp, chunk):
+                for layer in layers[chunk]:
                     yield rank, "training", step, micro_batch, chunk, layer
