@@ -510,7 +510,12 @@ def _gradient(layout: Layout, place: Coordinates, name: str, key: int, splits: b
         return Fingerprint(norm_sq=norm * factor, projections=[value * factor for value in projections])
 
     parts = [scaled(part) for part in shares] if layout.world_size == 1 and splits else []
-    update = UpdateSeen(first_moment=scaled(share / 10), second_moment=scaled(share / 20), change=scaled(share / 7))
+    update = UpdateSeen(
+        first_moment=scaled(share / 10),
+        second_moment=scaled(share / 20),
+        change=scaled(share / 7),
+        trained=scaled(share / 3),
+    )
     in_norm = sharded or place.tp == 0
     return ParameterSeen(
         name=name, sharded=sharded, gradient=scaled(share), parts=parts, update=update, in_norm=in_norm

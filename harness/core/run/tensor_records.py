@@ -15,11 +15,12 @@ class Fingerprint:
 
 @dataclass(kw_only=True)
 class UpdateSeen:
-    """Fingerprints of what the optimizer's first update made of this rank's shard of a parameter (step 0)."""
+    """Fingerprints of what the optimizer made of this rank's shard of a parameter: of step 0, but for `trained`."""
 
     first_moment: Fingerprint  # Adam's exp_avg
     second_moment: Fingerprint  # Adam's exp_avg_sq
     change: Fingerprint  # of the optimizer's own copy of the weight
+    trained: Fingerprint | None = None  # change of that weight over all steps; None until the last one
 
 
 @dataclass(kw_only=True)

@@ -17,7 +17,7 @@ from harness.core.run.cell_result import CellResult
 from harness.core.run.events import Failed, Retry
 from harness.core.run.job_start import was_cut_off
 from harness.core.run.journal import note, read_events
-from harness.core.run.run_dir import RunDir, text_of, write_atomic, write_json
+from harness.core.run.run_dir import AttemptDir, RunDir, text_of, write_atomic, write_json
 from harness.core.run.run_plan import Allocation, RunPlan
 from harness.core.run.work_order import newest_work_order, read_work_order
 from harness.core.serialization import from_jsonable, loads
@@ -123,14 +123,22 @@ def _cut_off(run: RunDir, plan: RunPlan, allocation: Allocation) -> dict[str, in
     """Cell to run again -> number of its next attempt."""
     again = {}
     for cell, attempt in newest_work_order(run, allocation.name).attempts.items():
-        path = run.attempt(cell, attempt).result
-        result = from_jsonable(CellResult, loads(text_of(path))) if path.exists() else None
-        if (result is None or was_cut_off(result)) and attempt < plan.max_attempts:
+        if _needs_another(run.attempt(cell, attempt)) and attempt < plan.max_attempts:
             again[cell] = attempt + 1
     # A launcher that was killed may have written the retry, or a part of it, already.
     retries = allocations_of(run, plan)[len(plan.allocations) :]
     ordered = {item for retried in retries for item in read_work_order(run, retried.name).attempts.items()}
     return {cell: number for cell, number in again.items() if (cell, number) not in ordered}
+
+
+def _needs_another(attempt: AttemptDir) -> bool:
+    """Whether it did not end, or something other than the code under test ended it, before or after a resume."""
+    results = [
+        from_jsonable(CellResult, loads(text_of(path)))
+        for path in (attempt.result, attempt.resumed.result)
+        if path.exists()
+    ]
+    return not attempt.result.exists() or any(was_cut_off(result) for result in results)
 
 
 def _new_name(run: RunDir, plan: RunPlan, earlier: Allocation, attempt: int) -> str:

@@ -36,7 +36,7 @@ from harness.judge.checks.numerics import (
     step_loss,
     token_count,
 )
-from harness.judge.checks.optimizer import first_update, norm_members
+from harness.judge.checks.optimizer import first_update, norm_members, trained_weights
 from harness.judge.checks.throughput import packed_slower, segment_slope, slower_than, slower_than_history
 from harness.judge.checks.trainer import evaluation, printed, reported, resumed
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -97,6 +97,7 @@ CHECKS: tuple[Check, ...] = (
     Check("first_update", Lane.NUMERICS, first_update.check),
     Check("norm_members", Lane.NUMERICS, norm_members.check),
     Check("grad_norm", Lane.NUMERICS, grad_norm.check),
+    Check("trained_weights", Lane.NUMERICS, trained_weights.check),
     Check("reported", Lane.NUMERICS, reported.check),
     Check("printed", Lane.NUMERICS, printed.check),
     Check("evaluation", Lane.NUMERICS, evaluation.check),

@@ -27,7 +27,7 @@ def led_by_root(findings: Sequence[Finding]) -> list[Finding]:
         return slow + warnings
     metadata = sorted((finding for finding in errors if finding.lane is Lane.METADATA), key=_place_in_computation)
     numerics = [finding for finding in errors if finding.lane is not Lane.METADATA]
-    numerics.sort(key=lambda finding: (finding.where.get("leg") in LEG_NAMES, int(finding.where.get("step", 0))))
+    numerics.sort(key=lambda finding: (finding.where.get("leg") in LEG_NAMES, _step(finding)))
     root = (metadata + numerics)[0]
     own = (fault_classes.HANG, fault_classes.CRASH)
     numerics = [
@@ -40,6 +40,11 @@ def led_by_root(findings: Sequence[Finding]) -> list[Finding]:
         *slow,
         *(_after(root, item) for item in warnings),
     ]
+
+
+def _step(finding: Finding) -> float:
+    """The step; for an evaluation after n steps, a place between the last of them and the next."""
+    return float(finding.where["after"]) - 0.5 if "after" in finding.where else float(finding.where.get("step", 0))
 
 
 def _place_in_computation(finding: Finding) -> tuple[bool, bool, bool, int, int, int, int]:

@@ -62,7 +62,7 @@ def _counted(
 
 
 def whole_updates(ranks: Iterable[tuple[Coordinates, Sequence[ParameterSeen]]]) -> dict[str, UpdateSeen]:
-    """Parameter -> fingerprints of the first update of the whole tensor, put together as in `whole_gradients`."""
+    """Parameter -> fingerprints of the updates of the whole tensor, put together as in `whole_gradients`."""
     whole: dict[str, UpdateSeen] = {}
     for _, seen in _counted(ranks):
         known, update = whole.get(seen.name), seen.update
@@ -75,6 +75,7 @@ def whole_updates(ranks: Iterable[tuple[Coordinates, Sequence[ParameterSeen]]]) 
                 first_moment=add(known.first_moment, update.first_moment),
                 second_moment=add(known.second_moment, update.second_moment),
                 change=add(known.change, update.change),
+                trained=add(known.trained, update.trained) if known.trained and update.trained else None,
             )
         )
     return whole

@@ -247,7 +247,7 @@ class CellEvidence:
 
     @cached_property
     def updates(self) -> dict[str, UpdateSeen]:
-        """Parameter -> the optimizer's first update of the whole tensor."""
+        """Parameter -> what the optimizer made of the whole tensor."""
         return whole_updates((record.place, record.parameters) for record in self._in_order())
 
     @cached_property

@@ -29,6 +29,8 @@ def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
     for one in record.parameters:
         if one.update is None:
             yield f"parameters: {one.name} has no update"
+        elif one.update.trained is None:
+            yield f"parameters: {one.name} has no change over all steps"
         if one.in_norm is None and updated:
             yield f"parameters: {one.name} has no in_norm"
     for seen, leg in zip(record.legs, expected.legs):

@@ -11,6 +11,10 @@ from __future__ import annotations
 
 _CLOCK = "a time that is shown; it must be possible"
 _TEXT = "text that is shown; it must be there"
+_SAME_NORM = (
+    "updates move every weight by the learning rate, so that weights of one size have nearly the same norm; "
+    "projections are compared"
+)
 _UNUSED = "a field that the stage does not use is a warning; its content must be right"
 
 NOT_EVIDENCE: dict[str, str] = {
@@ -36,8 +40,8 @@ NOT_EVIDENCE: dict[str, str] = {
     "record.legs.*.batches.*.loss_mask": _UNUSED,
     "record.parameters.*.parts": "names the tp rank whose shard differs; the verdict is on the whole gradient",
     "record.legs.*.parameters.*.parts": "names the tp rank whose shard differs; the verdict is on the whole gradient",
-    "record.parameters.*.update.change.norm_sq": "the first update moves every weight by the learning rate, so that "
-    "weights of one size have nearly the same norm; projections are compared",
+    "record.parameters.*.update.change.norm_sq": _SAME_NORM,
+    "record.parameters.*.update.trained.norm_sq": _SAME_NORM,
     "record.peak_memory_bytes": "shown; it must not be negative",
     "record.peak_reserved_bytes": "shown; it must not be negative",
     "record.setup_s": _CLOCK,
@@ -53,6 +57,7 @@ NOT_EVIDENCE: dict[str, str] = {
             ("first_moment", ("norm_sq", "projections.*")),
             ("second_moment", ("norm_sq", "projections.*")),
             ("change", ("projections.*",)),
+            ("trained", ("norm_sq", "projections.*")),
         )
         for part in parts
     },

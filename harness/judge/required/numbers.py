@@ -141,8 +141,11 @@ def _update(found: Scan, update: UpdateSeen, name: str, where: dict[str, Any]) -
         (update.first_moment, "first moment"),
         (update.second_moment, "second moment"),
         (update.change, "change"),
+        (update.trained, "change over all steps"),
     )
     for value, what in values:
+        if value is None:
+            continue
         found.numbers += 1 + len(value.projections)
         if not _good(value):
             _fingerprint(found, value, f"the {what} of {name}", where, (0, 4))

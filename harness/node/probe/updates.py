@@ -1,4 +1,6 @@
-"""The first update of the optimizer, per parameter: Adam's moments, and the change of the weight in its precision."""
+"""What the optimizer makes of each parameter: Adam's moments after the first update, and the change of the weight, in
+the optimizer's precision, by the first update and by all of them.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +16,25 @@ from harness.node.probe.model.optimizer_state import MOMENTS, counted_in_norm, h
 from harness.node.probe.observer import Observer
 
 
-class FirstUpdate:
-    """Create it before the update of step 0, then call `record`. Both are collective over replicas that hold shards.
+class Updates:
+    """Create it before the first update. Every method is collective over replicas that hold shards.
 
-    The weights are copied to the CPU meanwhile.
+    Keeps a copy of the initial weights on the CPU, 8 bytes per element.
     """
 
     def __init__(self, observer: Observer, optimizer: Any, groups: Groups = GLOBAL) -> None:
         self.observer, self.optimizer, self.groups = observer, optimizer, groups
         self.before = self._weights()
 
-    def record(self) -> None:
-        """Add to the records of the gradients what the update made of them, and whether upstream's norm counts them."""
+    def first(self) -> None:
+        """After step 0, add to the records of the gradients what was made of them, and whether upstream's norm counts
+        them.
+        """
         observer, held = self.observer, held_by(self.optimizer)
         seed = observer.context.config.train.seed
         with self.groups.hidden():
             counted = counted_in_norm(self.optimizer)
-        changes = {name: weight - self.before[name] for name, weight in self._weights().items()}
+        changes = self._changes()
         for seen, item in zip(observer.recorder.record.parameters, observer.named_parameters()):
             mine = held[item.parameter]
             moments = [whole(mine, mine.state.get(name), item.parameter) for name in MOMENTS]
@@ -39,6 +43,16 @@ class FirstUpdate:
             )
             seen.update = UpdateSeen(first_moment=first, second_moment=second, change=change)
             seen.in_norm = counted[item.parameter] if counted else None
+
+    def last(self) -> None:
+        """After the last step, add how much all updates changed the weights."""
+        changes, seed = self._changes(), self.observer.context.config.train.seed
+        for seen, item in zip(self.observer.recorder.record.parameters, self.observer.named_parameters()):
+            assert seen.update is not None  # `first` was called
+            seen.update.trained = gradient_fingerprint(item, changes[item.name], seed)
+
+    def _changes(self) -> dict[str, Tensor]:
+        return {name: weight - self.before[name] for name, weight in self._weights().items()}
 
     def _weights(self) -> dict[str, Tensor]:
         held = held_by(self.optimizer)

@@ -9,7 +9,7 @@ which functions of upstream they are put around, and reads what differs between 
 | train_step | a step begins and ends |
 | forward_step_func, an argument of train_step | a micro-batch begins; what the model gets is compared with the plan |
 | the loss function that forward_step_func returns | the losses of the micro-batch |
-| step, of the optimizer | gradients are reduced and not yet clipped; then what the first update made of them |
+| step, of the optimizer | gradients are reduced and not yet clipped; then what the updates made of them |
 | training_log | what upstream reports of a step |
 | num_floating_point_operations | what upstream counts of a step |
 | print_rank_last, within training_log | the line that users read; only the last rank prints it |
@@ -37,7 +37,7 @@ from harness.node.probe.observer import Observer
 from harness.node.probe.step_record import begin_evaluation, end_evaluation, observe
 from harness.node.probe.stored_state import stored_state
 from harness.node.probe.truth import StepTruth
-from harness.node.probe.updates import FirstUpdate
+from harness.node.probe.updates import Updates
 from harness.node.probe.weights import initialize
 from harness.node.recording.recorder import Recorder
 from harness.node.trainers.log_line import printed_fields
@@ -55,6 +55,7 @@ class Wrappers:
         self.context, self.recorder = context, recorder
         self.step = context.config.begins
         self.clock = _Clock(context)
+        self.updates: Updates | None = None  # from the first update on, if fingerprints are recorded
         self.lines: list[str] | None = None  # printed by the training_log in progress; None between two
 
     def wrap(self, module: Any, name: str, wrapper: Callable[..., Any]) -> None:
@@ -113,11 +114,14 @@ class Wrappers:
         if self.seen is None:  # upstream did not call its optimizer
             self.seen = self._observed()
             if self.observer.state.fingerprints:
-                FirstUpdate(self.observer, self.optimizer).record()
+                self.updates = Updates(self.observer, self.optimizer)
+                self.updates.first()
         self.seen.time_s, self.seen.busy_s = self.clock.elapsed, self.clock.busy
         self.recorder.record.micro_batches.append(self.seen.micro_batches)
         self.recorder.record.steps.append(self.seen)
         self.step += 1
+        if self.updates and self.step == self.context.config.train.steps:
+            self.updates.last()
         self._store()
         self.recorder.flush()
 
@@ -204,12 +208,13 @@ class Wrappers:
         """Around optimizer.step. What the harness records does not count as time of the step."""
         self.clock.stop()
         self.seen = self._observed()
-        first = FirstUpdate(self.observer, self.optimizer) if self.observer.state.fingerprints else None
+        if first := self.observer.state.fingerprints:
+            self.updates = Updates(self.observer, self.optimizer)
         self.clock.start()
         result = upstream(*args, **kwargs)
         self.clock.stop()
-        if first:
-            first.record()
+        if first and self.updates:
+            self.updates.first()
         self.clock.start()
         return result
 

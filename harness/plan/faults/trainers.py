@@ -110,8 +110,9 @@ TRAINER: tuple[FaultSpec, ...] = (
         layout=_TP,
         why="two tp ranks, and an evaluation after the last step",
         eval_interval=2,
-        checks=("evaluation",),
-        where={"after": 2},
+        checks=("trained_weights", "evaluation"),
+        where={"step": 1},
+        also={"evaluation": {"after": 2}},
     ),
     _spec(
         name="weights-not-gathered-after-an-update",

@@ -38,19 +38,19 @@ class Cost:
 
 def estimate(expansion: Expansion, *, cores: int = 1) -> Cost:
     """Counts of a plan and its estimated wall time on `cores` processor cores."""
-    configs = [cell.config for cell in expansion.cells]
+    configs = [part for cell in expansion.cells for part in _parts(cell.config)]
     worlds = [config.layout.world_size for config in configs]
     stacks = len({config.stack for config in configs})
     imports = "one import" if stacks == 1 else f"{stacks} imports"
     busy = stacks * IMPORT_S / min(cores, stacks)
     busy += sum(_cpu_seconds(config) / min(cores, world) for config, world in zip(configs, worlds))
     return Cost(
-        cells=len(configs),
+        cells=len(expansion.cells),
         rejected=len(expansion.rejected),
         excluded=sum(expansion.excluded.values()),
         largest_world=max(worlds),
         ranks=sum(worlds),
-        rank_steps=sum(config.train.steps * world for config, world in zip(configs, worlds)),
+        rank_steps=sum(len(config.steps) * world for config, world in zip(configs, worlds)),
         seconds=busy,
         basis=f"{imports}, {RANK_CPU_S} s per rank and {RANK_STEP_CPU_S} s per rank and step, cores: {cores}",
     )
@@ -134,16 +134,25 @@ def refuse_above(costs: Sequence[JobCost], most_gpu_hours: float, cluster: Clust
 
 def cell_seconds(config: CellConfig, cluster: ClusterProfile, nodes: int) -> float:
     """Estimated seconds of one cell in a job of `nodes` nodes, which runs its cells one after the other."""
-    world, steps = config.layout.world_size, config.train.steps
+    return sum(_part_seconds(part, cluster, nodes) for part in _parts(config))
+
+
+def _part_seconds(config: CellConfig, cluster: ClusterProfile, nodes: int) -> float:
+    world, steps = config.layout.world_size, len(config.steps)
     if cluster.gpus_per_node:
         return GPU_CELL_S + steps * (GPU_STEP_S + step_flops(config) / (GPU_FLOPS * world))
     cores = nodes * (cluster.cpus_per_task or cluster.ranks_per_node)
     return _cpu_seconds(config) / min(cores, world)
 
 
+def _parts(config: CellConfig) -> tuple[CellConfig, ...]:
+    """The processes of a cell that resumes start twice."""
+    return (config, config.resumed) if config.resume else (config,)
+
+
 def _cpu_seconds(config: CellConfig) -> float:
-    """Processor time of one cell over all its ranks."""
-    world, steps = config.layout.world_size, config.train.steps
+    """Processor time over all ranks."""
+    world, steps = config.layout.world_size, len(config.steps)
     return world * (RANK_CPU_S + steps * RANK_STEP_CPU_S) + steps * step_flops(config) / CPU_FLOPS
 
 

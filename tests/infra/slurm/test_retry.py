@@ -170,6 +170,19 @@ def test_only_cells_without_a_result_or_with_an_interrupted_one_run_again(bench:
     assert made.cells == (second,)
 
 
+@pytest.mark.parametrize(("exit_code", "runs_again"), [(-15, True), (-11, False)])
+def test_a_cell_that_was_cut_off_after_its_resume_runs_again(bench: Bench, exit_code: int, runs_again: bool) -> None:
+    first, second = bench.wide.cells[:2]
+    for cell in (first, second):
+        whole = CellResult(cell=cell, attempt=1, status="completed", ranks=[RankEnding(rank=0, ended="completed")])
+        write_json(bench.run.attempt(cell).result, whole)
+    ranks = [RankEnding(rank=0, ended="killed", exit_code=exit_code)]
+    later = CellResult(cell=second, attempt=1, status="failed", ranks=ranks)
+    write_json(bench.run.attempt(second).resumed.result, later)
+    made = bench.again(bench.wide, "PREEMPTED", "n[1-2]")
+    assert [one.cells for one in made] == ([(second,)] if runs_again else [])
+
+
 @pytest.mark.parametrize("state", ["NODE_FAIL", "BOOT_FAIL"])
 def test_the_failed_node_of_a_one_node_job_is_excluded(bench: Bench, slurm: Scheduler, state: str) -> None:
     (made,) = bench.again(bench.narrow, state, "n3")

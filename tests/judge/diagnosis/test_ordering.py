@@ -108,3 +108,16 @@ def test_a_rank_without_memory_after_a_garbage_max_seqlen_is_shown_as_its_conseq
         "params_agree_plan",
         "",
     )
+
+
+def test_an_evaluation_comes_after_the_steps_before_it_and_before_the_next() -> None:
+    places: list[dict[str, object]] = [
+        {"step": 0},
+        {"step": 1},
+        {"after": 2},
+        {"step": 2},
+        {"after": 3},
+        {"leg": "order"},
+    ]
+    findings = [seen(f"check{number}", Lane.NUMERICS, **place) for number, place in enumerate(places)]
+    assert names(led_by_root(findings[::-1])) == names(findings)

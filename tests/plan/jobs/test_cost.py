@@ -27,6 +27,22 @@ def test_more_cores_and_fewer_steps_cost_less_time() -> None:
     assert "cores: 4" in estimate(made, cores=4).basis
 
 
+def test_a_cell_that_resumes_starts_its_ranks_twice_but_trains_only_the_rest_again() -> None:
+    whole, resumed = (
+        estimate(
+            expand_axes(
+                {"tp": 2, "packing": "sft", "trainer": "megatron", "resume": value},
+                train={"steps": 5, "save_step": 2},
+                documents={"mode": "file", "lengths": [16, 8, 24, 4]},
+            )
+        )
+        for value in ("", "same")
+    )
+    assert (resumed.cells, whole.cells) == (2, 2)
+    assert resumed.ranks == whole.ranks + 2 and resumed.rank_steps == whole.rank_steps + 2 * 3
+    assert resumed.seconds > whole.seconds
+
+
 def test_every_stack_imports_separately_in_parallel_on_the_cores() -> None:
     stacks = {name: {"packages": ["six"]} for name in ("a", "b")}
     one, two = (

@@ -13,7 +13,7 @@ from harness.node.probe.legs.metadata import record_workload
 from harness.node.probe.passes import Passes
 from harness.node.probe.step_record import begin_evaluation, end_evaluation, observe
 from harness.node.probe.truth import StepTruth
-from harness.node.probe.updates import FirstUpdate
+from harness.node.probe.updates import Updates
 
 
 class TrainingLeg:
@@ -22,6 +22,7 @@ class TrainingLeg:
     def __init__(self, passes: Passes, optimizer: Any) -> None:
         self.passes, self.optimizer = passes, optimizer
         self.context, self.fault, self.recorder = passes.context, passes.fault, passes.recorder
+        self.updates: Updates | None = None  # from the first update on, if fingerprints are recorded
 
     def run(self) -> None:
         train = self.context.config.train
@@ -29,6 +30,9 @@ class TrainingLeg:
             self._step(step)
             for _ in range(train.evaluated.count(step + 1)):
                 self._evaluate()
+        if self.updates:
+            self.updates.last()
+            self.recorder.flush()
 
     def _evaluate(self) -> None:
         passes = self.passes
@@ -68,7 +72,8 @@ class TrainingLeg:
         )
         observe(passes, seen)
         passes.progress("optimizer")
-        first = FirstUpdate(passes, self.optimizer, passes.groups) if passes.state.fingerprints else None
+        if first := passes.state.fingerprints:
+            self.updates = Updates(passes, self.optimizer, passes.groups)
         begin, busy = time.perf_counter(), time.process_time()
         self.fault.on_optimizer(self.optimizer, self.context, step)
         with self.passes.groups.hidden():
@@ -77,7 +82,7 @@ class TrainingLeg:
         seen.time_s = trained + time.perf_counter() - begin
         on_cpu = self.context.device.kind == "cpu"
         seen.busy_s = computed + time.process_time() - busy if on_cpu else seen.time_s
-        if first:
-            first.record()
+        if first and self.updates:
+            self.updates.first()
         self.recorder.record.steps.append(seen)
         self.recorder.flush()

@@ -1,0 +1,30 @@
+"""The change of every weight over all steps equals the control's, and copies of a weight have the same. With a right
+first update, it shows what goes wrong in a later one: an update that a rank skips, a schedule, stale shards.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from harness.judge.checks.finding import CheckFinding
+from harness.judge.checks.numerics import parameter_gradients, replica_gradients
+from harness.judge.checks.optimizer import first_update
+from harness.judge.checks.optimizer.shared import ACCEPTS_NONE, Kind, finding, wrong_updates
+from harness.judge.evidence.cell_evidence import CellEvidence
+
+_ADDED = "errors of n updates, relative to their sum, grow by sqrt(n) at most, as updates that point anywhere do"
+
+
+def check(evidence: CellEvidence) -> list[CheckFinding]:
+    gradient, steps = evidence.tolerances.parameter_gradient, evidence.cell.config.train.steps
+    one = first_update.change_bound(gradient)
+    bound = replace(one, value=math.sqrt(steps) * one.value, origin=f"{one.origin}; {_ADDED}")
+    if not evidence.fingerprinted or bound.unit == "absolute" or bound.value >= ACCEPTS_NONE:
+        return []
+    kind = Kind("trained", f"change over {steps} steps", bound, right="first update", step=steps - 1)
+    wrong = wrong_updates(evidence, kind)
+    earlier = (parameter_gradients, replica_gradients, first_update)
+    if not wrong or any(check.check(evidence) for check in earlier):
+        return []
+    return [finding(kind, wrong)]
