@@ -44,17 +44,20 @@ def evidence_in_turn(plan: RunPlan, find: Callable[[str], CellFound]) -> Iterato
     controls: dict[str, CellEvidence] = {}
     nodes = {cell: allocation.nodes for allocation in plan.allocations for cell in allocation.cells}
     for cell in plan.expansion.controls_first:
-        evidence = _evidence(plan, cell, find, controls.get(cell.control or ""))
-        evidence.nodes = nodes.get(cell.id, 1)
+        evidence = _evidence(plan, cell, find, nodes, controls.get(cell.control or ""))
         if cell.base in known:
-            evidence.base = _evidence(plan, known[cell.base], find, None)
+            evidence.base = _evidence(plan, known[cell.base], find, nodes)
         if cell.id in needed:
             controls[cell.id] = evidence
         yield evidence
 
 
 def _evidence(
-    plan: RunPlan, cell: PlannedCell, find: Callable[[str], CellFound], control: CellEvidence | None
+    plan: RunPlan,
+    cell: PlannedCell,
+    find: Callable[[str], CellFound],
+    nodes: Mapping[str, int],
+    control: CellEvidence | None = None,
 ) -> CellEvidence:
     found = find(cell.id)
     own = noise_floors(found.records)
@@ -68,6 +71,7 @@ def _evidence(
         peak_tflops=plan.peak_tflops,
         history=plan.history,
         run_id=plan.run_id,
+        nodes=nodes.get(cell.id, 1),
         **{**vars(found), "earlier": (), "resumed": None},
     )
     newest.earlier = [_with(newest, before) for before in found.earlier]

@@ -57,7 +57,7 @@ NOT_EVIDENCE: dict[str, str] = {
             ("first_moment", ("norm_sq", "projections.*")),
             ("second_moment", ("norm_sq", "projections.*")),
             ("change", ("projections.*",)),
-            ("trained", ("norm_sq", "projections.*")),
+            ("trained", ("projections.*",)),
         )
         for part in parts
     },
