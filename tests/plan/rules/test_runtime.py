@@ -35,7 +35,9 @@ def test_saved_inputs_are_split_only_where_every_rank_has_the_whole(layout: Layo
     [
         (Layout(tp=2, dp=2), "", ""),
         (Layout(tp=2), "groups.other-ranks", "and they are 2 and 1"),
+        (Layout(dp=2), "groups.other-ranks", "and they are 1 and 2"),
         (Layout(tp=2, dp=2, pp=2), "groups.stages", "and pp is 2"),
+        (Layout(tp=2, dp=2, pp=2, vpp=2), "groups.stages", "and pp is 2"),
     ],
 )
 def test_explicit_groups_differ_from_the_global_ones(layout: Layout, rule: str, reason: str) -> None:

@@ -14,6 +14,7 @@ from harness.core.cell.layout import Layout
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.packing.options import PackingOptions
 from harness.plan.rules.table import rejections
+from harness.plan.rules.trainer import equal_steps
 from tests.plan.helpers import expand_axes, names
 
 SAME = DocumentsConfig(mode="file", lengths=(16, 8, 24, 4))
@@ -36,7 +37,9 @@ def test_every_step_must_have_the_same_number_of_rows() -> None:
     (found,) = rejections(cell(documents=uneven))
     assert found.rule == "trainer.rows"
     assert found.reason.startswith("step 0 has 1 rows and step 1 has 4; --global-batch-size")
-    assert rejections(replace(cell(documents=uneven), trainer="harness")) == ()
+    own = replace(cell(documents=uneven), trainer="harness")
+    assert rejections(own) == ()
+    assert equal_steps(own) is None
 
 
 def test_skyrl_has_no_global_batch_size() -> None:
