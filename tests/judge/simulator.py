@@ -322,9 +322,9 @@ def _local_tokens(config: CellConfig, place: Coordinates, batch: MicroBatch) -> 
 
 
 def _projection(*key: int) -> float:
-    """Between -0.5 and 0.5, and not so near 0 that another value would be within a bound."""
-    value = _number(*key) - 0.5
-    return value if abs(value) > 0.3 else math.copysign(0.3, value)
+    """A multiple of 0.25 up to 1, of either sign: no two values are within a bound of each other, and none of 0."""
+    number = 8 * _number(*key)
+    return 0.25 * (1 + int(number) % 4) * (1 if number < 4 else -1)
 
 
 @lru_cache(maxsize=100_000)
@@ -513,8 +513,8 @@ def _gradient(layout: Layout, place: Coordinates, name: str, key: int, splits: b
     update = UpdateSeen(
         first_moment=scaled(share / 10),
         second_moment=scaled(share / 20),
-        change=scaled(share / 7),
-        trained=scaled(share / 3),
+        change=scaled(share),
+        trained=scaled(share),
     )
     in_norm = sharded or place.tp == 0
     return ParameterSeen(

@@ -41,5 +41,5 @@ def rejections(config: CellConfig, rules: Iterable[Rule[CellConfig]] = RULES) ->
 def forbidden_by(config: CellConfig, rules: Iterable[Rule[CellConfig]]) -> tuple[Rejection, ...]:
     """Every rule that forbids the cell, except the one it lifts; `rules`: of those that `concerning` gives."""
     broken = [(rule, reason) for rule in rules if (reason := rule.predicate(config)) is not None]
-    kept = [(rule, reason) for rule, reason in broken if rule.id != config.lift] if broken else ()
+    kept = [(rule, reason) for rule, reason in broken if rule.id != config.lift]
     return tuple([Rejection(rule=rule.id, reason=reason, source=rule.source) for rule, reason in kept])
