@@ -127,3 +127,10 @@ def test_a_cell_takes_one_node_unless_the_matrix_asks_for_more() -> None:
     config = CellConfig(layout=Layout(pp=3), data_path="sft")
     assert rejections(config, (nodes_rule(cluster),)) == ()
     assert len(rejections(config, (nodes_rule(cluster, 2),))) == 1
+
+
+def test_a_rejection_has_the_source_of_its_rule() -> None:
+    found = rejections(CellConfig(layout=Layout(tp=3, pp=3), data_path="sft"))
+    sources = {rule.id: rule.source for rule in RULES}
+    assert len(found) > 1
+    assert [item.source for item in found] == [sources[item.rule] for item in found]
