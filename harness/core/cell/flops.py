@@ -10,11 +10,14 @@ from harness.core.cell.config import ModelConfig
 def weights_per_token(model: ModelConfig) -> int:
     """Weights that every token is multiplied by: attention projections, SwiGLU or its experts, output layer.
 
-    Each depth of multi-token prediction adds a layer, a projection of 2 * hidden to hidden and the output layer.
+    Routers are left out, as upstream leaves them out.
+
+    Each depth of multi-token prediction adds a layer, three norms, a projection of 2 * hidden to hidden and the output
+    layer.
     """
     depths = model.mtp.layers if model.mtp else 0
     block = _attention_weights(model) + _feed_forward_weights(model)
-    ends = (1 + depths) * model.hidden * model.vocab + depths * 2 * model.hidden**2
+    ends = (1 + depths) * model.hidden * model.vocab + depths * (3 * model.hidden + 2 * model.hidden**2)
     return (model.layers + depths) * block + ends
 
 
@@ -34,7 +37,7 @@ def _feed_forward_weights(model: ModelConfig) -> int:
     moe = model.moe
     if moe is None:
         return 3 * model.hidden * model.ffn
-    return model.hidden * moe.experts + moe.topk * 3 * model.hidden * moe.ffn
+    return moe.topk * 3 * model.hidden * moe.ffn
 
 
 def _attended(model: ModelConfig) -> float:

@@ -11,6 +11,7 @@ _ZERO = "a comparison with a control needs it to be 0"
 _DATA = "the harness writes the documents and the tokenizer that upstream reads"
 _CONSTANT = "it is constant in every trainer, so that steps are comparable"
 _STATE = "the harness cannot read gradients and optimizer state in this form"
+_DENSE = "trainer bridge trains dense models here; trainer megatron and trainer harness have model.moe and model.mtp"
 _FILES = "a cell neither reads nor writes files outside its run directory"
 _EVALUATED = "an evaluation has the documents of one step, every train.eval_interval steps and at the end"
 _AXES = {
@@ -39,6 +40,14 @@ _AXES = {
     "vocab_size": "model.vocab",
     "rotary_base": "model.rope_base",
     "untie_embeddings_and_output_weights": "model.tied",
+    "num_experts": "model.moe.experts",
+    "moe_router_topk": "model.moe.topk",
+    "moe_ffn_hidden_size": "model.moe.ffn",
+    "moe_router_load_balancing_type": "model.moe.aux_loss",
+    "moe_aux_loss_coeff": "model.moe.aux_loss_coeff",
+    "moe_token_dispatcher_type": "model.moe.dispatcher",
+    "mtp_num_layers": "model.mtp.layers",
+    "mtp_loss_scaling_factor": "model.mtp.loss_factor",
     "global_batch_size": "train.global_batch",
     "train_iters": "train.steps",
     "train_samples": "train.steps",
@@ -131,8 +140,8 @@ _FIELDS = {
     "model.share_embeddings_and_output_weights": "set model.tied under model:",
     "model.gated_linear_unit": "the harness's models have SwiGLU",
     "model.add_bias_linear": "the harness's models have no biases",
-    "model.num_moe_experts": "the harness's trainers train dense models",
-    "model.mtp_num_layers": "the harness's trainers train dense models",
+    "model.num_moe_experts": _DENSE,
+    "model.mtp_num_layers": _DENSE,
     "model.transformer_layer_spec": "set it by the axis attention",
     "optimizer.params_dtype": "set it by the axis dtype",
     "train.skip_train": _EVALUATED,

@@ -11,6 +11,7 @@ from harness.core.packing.documents import MIXES
 from harness.plan.rules.rule import Own, Rule
 
 _GLOBAL_BATCH = {"megatron": "--global-batch-size", "bridge": "TrainingConfig.global_batch_size"}
+_GIVEN = {"megatron": ("moe", "mtp"), "bridge": (), "skyrl": ()}  # parts of the model that its adapter passes on
 
 
 def data_path_has_trainer(config: CellConfig) -> str | None:
@@ -41,10 +42,10 @@ def _rows(config: CellConfig, step: int) -> int:
 
 def plain_model(config: CellConfig) -> str | None:
     parts = ("moe", "mtp", "mla", "rope_fusion", "cuda_graphs", "gathered_logits")
-    found = [f"model.{name}" for name in parts if getattr(config.model, name)]
+    found = [f"model.{name}" for name in parts if getattr(config.model, name) and name not in _GIVEN[config.trainer]]
     found += ["model.softmax"] if config.model.softmax != VANILLA else []
     found += ["train.label_smoothing"] if config.train.label_smoothing else []
-    return f"trainer {config.trainer} trains dense models, and {found[0]} is set" if found else None
+    return f"trainer {config.trainer} is not given {found[0]}; use trainer: harness" if found else None
 
 
 def equal_metadata(config: CellConfig) -> str | None:

@@ -25,11 +25,11 @@ def test_a_small_model_by_hand() -> None:
 
 def test_experts_prediction_and_latent_attention_by_hand() -> None:
     experts = replace(MODEL, moe=MoeConfig(experts=4, topk=2, ffn=5))
-    # Router 8 x 4; two experts of 3 x 8 x 5 in place of 384.
-    assert weights_per_token(experts) - weights_per_token(MODEL) == 2 * (32 + 240 - 384)
+    # Two experts of 3 x 8 x 5 in place of 384; upstream does not count the router.
+    assert weights_per_token(experts) - weights_per_token(MODEL) == 2 * (240 - 384)
     predicting = replace(MODEL, mtp=MtpConfig(layers=1))
-    # One more layer, its projection 16 x 8 and another output layer.
-    assert weights_per_token(predicting) - weights_per_token(MODEL) == 576 + 128 + 256
+    # One more layer, three norms of 8, its projection 16 x 8 and another output layer.
+    assert weights_per_token(predicting) - weights_per_token(MODEL) == 576 + 24 + 128 + 256
     sizes = MlaConfig(q_lora_rank=3, kv_lora_rank=5, qk_head_dim=4, qk_pos_emb_head_dim=2, v_head_dim=6)
     latent = replace(MODEL, mla=sizes)
     # Queries 8 x 3 and 3 x 12; keys 8 x 7 and 5 x 20; output 12 x 8; in place of 192.

@@ -11,6 +11,7 @@ from harness.core.cell.arguments import Arguments, merged
 from harness.core.cell.canary_legs import legs_of
 from harness.core.cell.config import CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.layout import Layout
+from harness.core.cell.model import MoeConfig, MtpConfig
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.packing.options import PackingOptions
 from harness.plan.rules.table import rejections
@@ -75,7 +76,14 @@ def test_megatron_bridge_has_one_global_batch_size() -> None:
 )
 def test_model_parts_without_flags_are_rejected(key: str, parts: dict[str, Any]) -> None:
     (found,) = rejections(cell(**parts))
-    assert (found.rule, found.reason) == ("trainer.model", f"trainer megatron trains dense models, and {key} is set")
+    assert (found.rule, found.reason) == ("trainer.model", f"trainer megatron is not given {key}; use trainer: harness")
+
+
+def test_experts_and_prediction_are_passed_to_megatrons_script_alone() -> None:
+    model = ModelConfig(moe=MoeConfig(), mtp=MtpConfig())
+    assert rejections(cell(model=model)) == ()
+    found = {item.rule: item.reason for item in rejections(replace(cell(model=model), trainer="bridge"))}
+    assert found["trainer.model"] == "trainer bridge is not given model.moe; use trainer: harness"
 
 
 def test_the_control_is_trained_by_the_harness() -> None:

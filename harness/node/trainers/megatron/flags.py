@@ -39,6 +39,8 @@ def flags(config: CellConfig, folder: Path, device: Device) -> list[str]:
         "attention-dropout": 0.0,
         "distributed-backend": device.backend,
         **_attention(config.attention),
+        **_experts(config),
+        **_prediction(config),
         **_data(config, folder),
         **_optimizer(config),
         **_checkpoint(config, AttemptDir(folder.parent).checkpoint),
@@ -60,6 +62,27 @@ def _attention(kind: str) -> dict[str, Any]:
         "transformer-impl": "transformer_engine",
         "attention-backend": attention_fields(kind)["attention_backend"].name,
     }
+
+
+def _experts(config: CellConfig) -> dict[str, Any]:
+    """As node/probe/model/parts.py sets them in the harness's own loop."""
+    moe = config.model.moe
+    if moe is None:
+        return {}
+    return {
+        "num-experts": moe.experts,
+        "moe-router-topk": moe.topk,
+        "moe-ffn-hidden-size": moe.ffn,
+        "moe-router-load-balancing-type": moe.aux_loss,
+        "moe-aux-loss-coeff": moe.aux_loss_coeff if moe.balanced else 0.0,
+        "moe-token-dispatcher-type": moe.dispatcher,
+        "expert-model-parallel-size": config.layout.ep,
+    }
+
+
+def _prediction(config: CellConfig) -> dict[str, Any]:
+    mtp = config.model.mtp
+    return {"mtp-num-layers": mtp.layers, "mtp-loss-scaling-factor": mtp.loss_factor} if mtp else {}
 
 
 def _data(config: CellConfig, folder: Path) -> dict[str, Any]:

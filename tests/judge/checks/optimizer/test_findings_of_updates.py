@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from harness.core.run.tensor_records import Fingerprint, UpdateSeen
-from harness.judge.checks.optimizer import first_update, norm_members
+from harness.judge.checks.optimizer import first_update, norm_members, trained_weights
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.checks.optimizer.test_first_update import change, name_of
 from tests.judge.checks.optimizer.test_norm_members import SHARDED, WHOLE, count
@@ -91,6 +91,14 @@ def a_parameter_without_an_update_and_one_that_is_off() -> CellEvidence:
     evidence = of()
     evidence.records[0].parameters[1].update = None
     change(evidence, name_of(evidence, 2), "first_moment", 0.5)
+    return evidence
+
+
+@cases(trained_weights.check)
+def changes_over_all_steps_of_a_rank_that_did_not_finish_and_of_another_parameter() -> CellEvidence:
+    evidence = of(dp=2)
+    update_of(evidence, 1).trained = None
+    change(evidence, name_of(evidence, 2), "trained", 0.5)
     return evidence
 
 
