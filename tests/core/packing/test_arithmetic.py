@@ -314,6 +314,16 @@ def test_without_packing_skyrl_pads_rows_to_the_longest_of_their_micro_batch(
         assert batch.local_slots(1, 0) == [list(range(index * width, (index + 1) * width)) for index in range(size)]
 
 
+def test_further_entries_repeat_the_last_real_and_the_last_padded_offset() -> None:
+    style = PackingStyle(packed=True, document_multiple=4, row_length=None, real_lengths=True)
+    documents = [Document(index=index, length=length, original_length=length) for index, length in enumerate((3, 5))]
+    (row,) = pack(documents, style, seq_length=SEQ, multiple=1)
+    params = MicroBatch(rows=(row,), style=style, entries=5).params()
+    assert params is not None
+    assert params.cu_seqlens_q == (0, 3, 8, 8, 8)
+    assert params.cu_seqlens_q_padded == (0, 4, 12, 12, 12)
+
+
 def test_fixed_entries_are_as_many_in_every_row_and_repeat_the_end() -> None:
     options = PackingOptions(pad_cu_seqlens=True, pad_to_max_length=True, metadata=True)
     style = packing_style("bridge_offline", Layout(), SEQ, options)
