@@ -50,7 +50,9 @@ GROUPS: dict[str, tuple[list[str], list[str]]] = {
         [f"tests/infra/slurm/test_{name}.py" for name in ("client_commands", "expected_start", "follower_questions")],
     ),
 }
-_MIRRORS = {"tests/core/packing/test_styles.py": "tests/core/packing/test_arithmetic.py"}
+_MIRRORS = {
+    f"tests/core/packing/test_{name}.py": "tests/core/packing/test_arithmetic.py" for name in ("styles", "first_fit")
+}
 _CONFIG = """
 [tool.mutmut]
 source_paths = ["harness"]
