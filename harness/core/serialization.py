@@ -113,14 +113,6 @@ def _reader(kind: Any, whole: bool) -> _Reader:
     return lambda value: _read(kind, value, "", whole)
 
 
-def _as_is(kind: Any) -> type | None:
-    """The type of the JSON values that need no reader to become a `kind`: calling one takes longer than this test."""
-    if kind in (float, str, bool):
-        return kind  # type: ignore[no-any-return]
-    optional = get_origin(kind) in (Union, types.UnionType) and type(None) in get_args(kind)
-    return type(None) if optional else None
-
-
 def _float(value: Any) -> float:
     if type(value) is float:
         return value
@@ -162,45 +154,38 @@ def _optional_reader(kind: Any, parts: tuple[Any, ...], whole: bool) -> _Reader:
 
 
 def _sequence_reader(origin: type, part: Any, whole: bool) -> _Reader:
-    item, as_is = _reader(part, whole), {_as_is(part)}
+    item = _reader(part, whole)
 
     def read(value: Any) -> Any:
         if type(value) is not list:
             raise TypeError
-        if not as_is.issuperset(map(type, value)):
-            value = [item(one) for one in value]
-        return value if origin is list else origin(value)
+        return origin([item(one) for one in value])
 
     return read
 
 
-@cache
-def field_readers(kind: type) -> dict[str, Callable[[Any], Any]]:
-    """Of each field of a dataclass, the function that reads its JSON value, as `from_jsonable` with `whole` does."""
-    hints = get_type_hints(kind)
-    return {item.name: _reader(hints[item.name], True) for item in dataclasses.fields(kind)}
-
-
 def _dataclass_reader(kind: type, whole: bool) -> _Reader:
-    fields: dict[str, _Reader] = {}  # filled on first use: a class may contain itself
-    as_is: dict[str, type | None] = {}
     plain = not hasattr(kind, "__post_init__")
 
     def read(value: Any) -> Any:
-        if not fields:
-            hints = get_type_hints(kind)
-            as_is.update({item.name: _as_is(hints[item.name]) for item in dataclasses.fields(kind)})
-            fields.update({item.name: _reader(hints[item.name], whole) for item in dataclasses.fields(kind)})
-        values = {name: one if type(one) is as_is[name] else fields[name](one) for name, one in value.items()}
+        fields = field_readers(kind, whole)  # not before: a class may contain itself
+        values = {name: fields[name](one) for name, one in value.items()}
         if plain and len(values) == len(fields):  # no default is missing, so __init__ has nothing to do
             made: Any = object.__new__(kind)
-            object.__setattr__(made, "__dict__", values)  # a frozen class has no __setattr__ of its own
+            made.__dict__.update(values)
             return made
         if whole and len(values) != len(fields):
             raise TypeError
         return kind(**values)
 
     return read
+
+
+@cache
+def field_readers(kind: type, whole: bool) -> dict[str, _Reader]:
+    """Of each field of a dataclass, the function that reads its JSON value. `whole`: as in `from_jsonable`."""
+    hints = get_type_hints(kind)
+    return {item.name: _reader(hints[item.name], whole) for item in dataclasses.fields(kind)}
 
 
 _HINTS: dict[type, dict[str, Any]] = {}  # cached, since resolving them costs more than reading a value

@@ -42,6 +42,14 @@ def test_the_shipped_matrix_passes(tmp_path: Path, root: Path) -> None:
         ("sft_micro_batches_and_stages", "stage 0 sends (128, 1, 32), stage 1 receives (64, 2, 32)\n"),
         ("sft_evaluation_under_cp", "evaluation loss: 2.7500 with cp 1, 3.5000 with cp 2\n"),
         ("log_interval_of_one", "losses [4.0, 2.0, 1.0], printed [4.0, 3.0, 1.0]\n"),
+        (
+            "distributed_optimizer_without_te",
+            "state_dict of an optimizer without an update raises AssertionError: it cannot be loaded\n",
+        ),
+        (
+            "prediction_layers_without_te",
+            "raises TypeError: isinstance() arg 2 must be a type, a tuple of types, or a union\n",
+        ),
         ("packed_token_counts", "40 tokens: counted 40, with two chunks 80, after an evaluation 80\n"),
     ],
 )
