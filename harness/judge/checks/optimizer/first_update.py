@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from harness.core.tolerances import Bound
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.checks.numerics import parameter_gradients, replica_gradients
 from harness.judge.checks.optimizer.shared import ACCEPTS_NONE, Kind, finding, wrong_updates
@@ -28,20 +27,16 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     return []
 
 
-def change_bound(gradient: Bound) -> Bound:
-    """That of an update, from that of gradients."""
-    return replace(gradient, value=2 * math.sqrt(gradient.value), origin=f"{gradient.origin}; {_SIGNS}")
-
-
 def _kinds(evidence: CellEvidence) -> list[Kind]:
     """What is compared: the bounds follow from that of gradients, and must be able to tell an update from none."""
     bound = evidence.tolerances.parameter_gradient
     double = replace(bound, value=4 * bound.value, origin=f"{bound.origin}; {_SQUARE}")
+    signs = replace(bound, value=2 * math.sqrt(bound.value), origin=f"{bound.origin}; {_SIGNS}")
     first = Kind("first_moment", "first moment", bound, noise=True)
     if bound.unit == "absolute":  # a first moment is smaller than its gradient; the others have another scale
         return [first]
     others = (
         Kind("second_moment", "second moment", double),
-        Kind("change", "change by the first update", change_bound(bound)),
+        Kind("change", "change by the first update", signs),
     )
     return [first, *(kind for kind in others if kind.bound.value < ACCEPTS_NONE)]

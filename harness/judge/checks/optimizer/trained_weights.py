@@ -13,13 +13,15 @@ from harness.judge.checks.optimizer import first_update
 from harness.judge.checks.optimizer.shared import ACCEPTS_NONE, Kind, finding, wrong_updates
 from harness.judge.evidence.cell_evidence import CellEvidence
 
-_ADDED = "errors of n updates, relative to their sum, grow by sqrt(n) at most, as updates that point anywhere do"
+# Adam's first update is the sign of the gradient. An error of relative size e in the gradient changes about a share e of
+# the signs, so the update is off by 2 sqrt(e). Errors of n updates, relative to their sum, grow by sqrt(n) at most.
+_ORIGIN = "2 sqrt({steps} x {gradient:g}), the bound of gradients: Adam's updates are about their signs"
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
     gradient, steps = evidence.tolerances.parameter_gradient, evidence.cell.config.train.steps
-    one = first_update.change_bound(gradient)
-    bound = replace(one, value=math.sqrt(steps) * one.value, origin=f"{one.origin}; {_ADDED}")
+    origin = _ORIGIN.format(steps=steps, gradient=gradient.value)
+    bound = replace(gradient, value=2 * math.sqrt(steps * gradient.value), origin=origin)
     if not evidence.fingerprinted or bound.unit == "absolute" or bound.value >= ACCEPTS_NONE:
         return []
     kind = Kind("trained", f"change over {steps} steps", bound, right="first update", step=steps - 1)

@@ -31,8 +31,8 @@ def test_a_change_that_differs_from_the_controls_names_parameter_and_last_step()
         f"change over {STEPS} steps of {name}, whose first update is right, is off by 0.333 > 0.0283 relative ("
     )
     assert finding.message.endswith(f" from the control; differing: parameter {name}")
-    assert finding.bound["origin"].endswith(
-        "; errors of n updates, relative to their sum, grow by sqrt(n) at most, as updates that point anywhere do"
+    assert finding.bound["origin"] == (
+        "2 sqrt(2 x 0.0001), the bound of gradients: Adam's updates are about their signs"
     )
     assert place_of(finding, "step", "parameter", "parameters") == (STEPS - 1, name, [name])
     assert finding.fault_class == fault_classes.OPTIMIZER
