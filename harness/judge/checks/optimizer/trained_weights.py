@@ -13,8 +13,8 @@ from harness.judge.checks.optimizer import first_update
 from harness.judge.checks.optimizer.shared import ACCEPTS_NONE, Kind, finding, wrong_updates
 from harness.judge.evidence.cell_evidence import CellEvidence
 
-# Adam's first update is the sign of the gradient. An error of relative size e in the gradient changes about a share e of
-# the signs, so the update is off by 2 sqrt(e). Errors of n updates, relative to their sum, grow by sqrt(n) at most.
+# Adam's first update is the sign of the gradient. An error of relative size e in the gradient changes about a share e
+# of the signs, so the update is off by 2 sqrt(e). Errors of n updates, relative to their sum, grow by sqrt(n) at most.
 _ORIGIN = "2 sqrt({steps} x {gradient:g}), the bound of gradients: Adam's updates are about their signs"
 
 
