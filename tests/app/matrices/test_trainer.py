@@ -75,6 +75,7 @@ class Edit(NamedTuple):
     step: int = 0  # of the first finding
     lanes: tuple[str, str] = ("pass", "fail")  # metadata, numerics
     clip_grad: str = "null"
+    moe: str = "null"
 
 
 TRAINING = "megatron/training/training.py"
@@ -90,6 +91,13 @@ EDITS = {
         "loss_reduced[key] = val[0] / val[1]\n",
         "loss_reduced[key] = val[0] / val[1] / 3\n",
         ("reported", "reported loss of step 0"),
+    ),
+    "auxiliary_loss_twice": Edit(
+        "megatron/training/argument_utils.py",
+        "    config = config_class(**kw_args)\n\n    _apply_yarn",
+        '    kw_args["moe_aux_loss_coeff"] *= 2\n    config = config_class(**kw_args)\n\n    _apply_yarn',
+        ("aux_loss", "aux_loss of layer 1, micro-batch 0"),
+        moe="{aux_loss: aux_loss}",
     ),
     "counted_twice": Edit(
         TRAINING,
@@ -184,7 +192,10 @@ def edited(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
         git(clone, "commit", "-qam", name)
         data = "{packages: [datasets==5.2.0, transformers==5.12.1, psutil==7.2.2]}"
         stacks.append(f"  {name}: [{{checkout: {clone}, ref: {name}, package: megatron-lm}}, {data}]")
-    cases = [f"    - {{stack: {name}, args.clip-grad: {edit.clip_grad}}}\n" for name, edit in EDITS.items()]
+    cases = [
+        f"    - {{stack: {name}, args.clip-grad: {edit.clip_grad}, model.moe: {edit.moe}}}\n"
+        for name, edit in EDITS.items()
+    ]
     text = "name: edits\ntrain: {steps: 2}\nmatrix:\n  trainer: [megatron]\n  packing: [sft]\n  tp: [2]\n  cp: [2]\n"
     text += f"  case:\n{''.join(cases)}stacks:\n" + "\n".join(stacks) + "\n"
     code, report = report_of(folder, text)
