@@ -192,6 +192,8 @@ def test_rows_are_split_until_their_number_divides() -> None:
     style = packing_style("reference", Layout(), SEQ)
     rows = pack(documents_of([10, 10, 10, 10, 64]), style, seq_length=SEQ, multiple=4)
     assert [[item.document.index for item in row.placed] for row in rows] == [[0], [1], [2, 3], [4]]
+    halves = pack(documents_of([10, 10, 10, 10]), style, seq_length=SEQ, multiple=2)
+    assert [[item.document.index for item in row.placed] for row in halves] == [[0, 1], [2, 3]]
     with pytest.raises(ValueError, match="2 documents make 2 rows of 64 tokens, which cannot be split"):
         pack(documents_of([64, 64]), style, seq_length=SEQ, multiple=3)
 
