@@ -16,6 +16,7 @@ GROUPS = ("global", EXPLICIT)
 HARNESS = "harness"  # the harness's own training loop
 TRAINERS = (HARNESS, "megatron", "bridge", "skyrl")
 WITH_CHECKPOINTS = ("megatron", "bridge")  # trainers that save and load
+WITH_BLENDS = ("megatron",)  # trainers whose rows may be in several files
 WITH_COMMAND_LINE = ("megatron",)  # trainers that get arguments of a command line
 WITH_FIELDS = ("bridge",)  # trainers that get fields of a configuration, with dotted names
 # Trainers whose evaluation loss with packed rows is the mean of its micro-batches' means, as that of

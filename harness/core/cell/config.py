@@ -152,6 +152,14 @@ class CellConfig:
         values="`null`, `same`, or sizes such as `tp1-pp4`",
         label="resume-{}",
     )
+    data_files: int = setting(
+        1,
+        doc="Files that the rows of an upstream trainer are in; it [blends](trainers.md#data) them with equal weights.",
+        axis="data_files",
+        ge=1,
+        le=8,
+        label="{}-files",
+    )
     made_of: str = ""  # digest of the stack's definition (core.stack.digest); empty: the default stack
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)

@@ -36,6 +36,7 @@ UNPACKED = DataPath(
     packs=False,
     own=True,
     alignment=NONE,
+    trainers=("megatron",),
     hands_padding_mask=True,
     tokens_on_last_stage=True,
 )

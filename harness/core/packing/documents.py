@@ -1,8 +1,9 @@
 """Documents of a training step: lengths and masks, the same for every layout.
 
 Two modes follow Megatron-LM's mock SFT dataset (dev branch, MockSFTLowLevelDataset): a lognormal distribution or a file
-of lengths. For the same seed they give upstream's lengths, before truncation, in upstream's order. The other two are
-`adversarial`, a mix that exposes most known packing bugs, and `uncut`, the same mix short enough not to be truncated.
+of lengths. For the same seed they give upstream's lengths, before truncation, in upstream's order. The others are
+`adversarial`, a mix that exposes most known packing bugs, `uncut`, the same mix short enough not to be truncated, and
+`plain`, which also has no masked document.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Annotated, Any, Literal
 from harness.core.packing.lognormal import lognormal
 from harness.core.setting import Limits, setting
 
-DocumentsMode = Literal["adversarial", "uncut", "distribution", "file"]
-MIXES: tuple[DocumentsMode, ...] = ("adversarial", "uncut")  # modes that are the same in every step
+DocumentsMode = Literal["adversarial", "uncut", "plain", "distribution", "file"]
+MIXES: tuple[DocumentsMode, ...] = ("adversarial", "uncut", "plain")  # modes that are the same in every step
 MOST_LENGTH = 2**31 - 1  # tokens of a document before it is truncated
 MOST_LENGTHS = 10_000  # of a list or file: a resolved matrix holds them all
 # Mode -> the other keys that the section may have.
@@ -73,7 +74,8 @@ def mix(mode: DocumentsMode, seq_length: int, cp: int) -> DocumentsConfig:
     whole = adversarial_mix(seq_length, cp)
     if mode == "adversarial":
         return whole
-    return replace(whole, mode=mode, lengths=tuple(min(length, seq_length - 1) for length in whole.lengths))
+    lengths = tuple(min(length, seq_length - 1) for length in whole.lengths)
+    return replace(whole, mode=mode, lengths=lengths, masked=() if mode == "plain" else whole.masked)
 
 
 def adversarial_mix(seq_length: int, cp: int) -> DocumentsConfig:

@@ -39,7 +39,7 @@ def _counting(expected: Expected, record: RankRecord) -> Iterator[str]:
 
 def _counters(expected: Expected, record: RankRecord, seen: ReportedStep) -> Iterator[str]:
     counts = counting_ranks(expected.config, record.place.pp)
-    packed = counts and bool(record.counts_packed)
+    packed = counts and bool(record.counts_packed) and expected.config.style.packed
     for name, due in (("flops", counts), ("packed_tokens", packed), ("packed_squares", packed)):
         if (getattr(seen, name) is not None) != due:
             rule = "the trainer counts it" if due else "nothing counts it on this rank"

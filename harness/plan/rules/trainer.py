@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.core.cell.arguments import OF_OPTIMIZER
-from harness.core.cell.axis_values import HARNESS, WITH_COMMAND_LINE, WITH_FIELDS
+from harness.core.cell.axis_values import HARNESS, WITH_BLENDS, WITH_COMMAND_LINE, WITH_FIELDS
 from harness.core.cell.config import CellConfig
 from harness.core.cell.model import VANILLA
 from harness.core.data_paths.table import DATA_PATHS, names
@@ -62,6 +62,34 @@ def equal_metadata(config: CellConfig) -> str | None:
     return f"pad_cu_seqlens is true, and the longest rows and documents of step 0 and step {other} differ"
 
 
+def rows_in_files(config: CellConfig) -> str | None:
+    files = config.data_files
+    if files == 1:
+        return None
+    if config.trainer not in WITH_BLENDS:
+        able = ", ".join(WITH_BLENDS)
+        return f"data_files is {files}, and trainer is {config.trainer}; only {able} reads several files"
+    try:
+        rows = _rows(config, 0)
+    except ValueError:
+        return None  # a rule of the layout names the step
+    return f"data_files is {files}, and a step has {rows} rows" if rows < files else None
+
+
+def documents_end(config: CellConfig) -> str | None:
+    """GPTDataset leaves only end-of-document tokens out of the loss; a row's last slot predicts the next row."""
+    if config.trainer != "megatron" or config.style.packed:
+        return None
+    for step in range(config.train.passes):
+        for document in config.documents_of(step):
+            what = "masked" if document.masked else "truncated" if document.length < document.original_length else ""
+            if what:
+                return (
+                    f"document {document.index} of step {step} is {what}, and GPTDataset masks only ends of documents"
+                )
+    return None
+
+
 def worker_interleaves(config: CellConfig) -> str | None:
     vpp = config.layout.vpp
     if config.trainer != "skyrl" or vpp == 1:
@@ -114,6 +142,13 @@ RULES: tuple[Rule[CellConfig], ...] = (
         "trainer.metadata",
         "Megatron-Bridge PackedSequenceSpecs: one packed_metadata_path",
         equal_metadata,
+        _by_upstream,
+    ),
+    Rule("trainer.files", "harness: the adapters of upstream's trainers", rows_in_files),
+    Rule(
+        "trainer.masks",
+        "Megatron-LM GPTDataset: _get_ltor_masks_and_position_ids with eod_mask_loss",
+        documents_end,
         _by_upstream,
     ),
     Rule("trainer.model", "harness: the adapters of upstream's trainers", plain_model, _by_upstream),

@@ -49,6 +49,7 @@ def test_the_lengths_of_the_adversarial_mix_and_of_the_uncut_mix(
     assert mix("adversarial", seq_length, cp) == adversarial_mix(seq_length, cp) == expected
     short = tuple(min(length, seq_length - 1) for length in lengths)
     assert mix("uncut", seq_length, cp) == replace(expected, mode="uncut", lengths=short)
+    assert mix("plain", seq_length, cp) == replace(expected, mode="plain", lengths=short, masked=())
 
 
 @pytest.mark.parametrize(

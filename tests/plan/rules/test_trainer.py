@@ -12,7 +12,7 @@ from harness.core.cell.canary_legs import legs_of
 from harness.core.cell.config import CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import MoeConfig, MtpConfig
-from harness.core.packing.documents import DocumentsConfig
+from harness.core.packing.documents import DocumentsConfig, mix
 from harness.core.packing.options import PackingOptions
 from harness.plan.rules.table import rejections
 from harness.plan.rules.trainer import equal_steps
@@ -30,7 +30,31 @@ def test_a_trainer_reads_the_data_of_its_own_paths() -> None:
     assert rejections(cell()) == ()
     (found,) = rejections(cell(data_path="reference"))
     assert found.rule == "trainer.data-path"
-    assert found.reason == "trainer is megatron, which reads the data of packing sft, and packing is reference"
+    assert (
+        found.reason
+        == "trainer is megatron, which reads the data of packing unpacked and sft, and packing is reference"
+    )
+
+
+def test_several_files_are_for_a_trainer_that_blends_and_a_step_that_fills_them() -> None:
+    several = cell(data_files=2, documents=mix("plain", 64, 1), train=TrainConfig())
+    assert rejections(several) == ()
+    (found,) = rejections(replace(several, trainer="harness"))
+    assert found.rule == "trainer.files"
+    assert found.reason == "data_files is 2, and trainer is harness; only megatron reads several files"
+    (found,) = rejections(replace(several, data_files=8))
+    assert found.reason == f"data_files is 8, and a step has {len(several.rows(0))} rows"
+
+
+def test_unpacked_rows_of_the_pretraining_data_set_have_no_masks() -> None:
+    unpacked = cell(data_path="unpacked", train=TrainConfig())
+    assert rejections(replace(unpacked, documents=mix("plain", 64, 1))) == ()
+    (found,) = rejections(replace(unpacked, documents=mix("uncut", 64, 1)))
+    assert (found.rule, found.reason[:28]) == ("trainer.masks", "document 6 of step 0 is mask")
+    cut = DocumentsConfig(mode="file", lengths=(80,))
+    (found,) = rejections(replace(unpacked, documents=cut))
+    assert found.reason.startswith("document 0 of step 0 is truncated, and GPTDataset")
+    assert rejections(replace(unpacked, documents=cut, trainer="harness")) == ()
 
 
 def test_every_step_must_have_the_same_number_of_rows() -> None:

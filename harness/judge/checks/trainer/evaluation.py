@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from harness.core.cell.axis_values import MEAN_OF_MICRO_BATCHES
+from harness.core.cell.config import CellConfig
 from harness.core.run.records import RankRecord
 from harness.core.tolerances import Bound
 from harness.judge.checks.finding import CheckFinding
@@ -111,7 +112,7 @@ def _reports(evidence: CellEvidence) -> Iterator[CheckFinding]:
     if config.own_trainer:
         return
     for one in evaluations_of(evidence):
-        right, name = _mean(one, config.trainer)
+        right, name = _mean(one, config)
         bound = evidence.bound("step_loss", one.after)
         for record, seen in one.seen:
             if _differs(seen.reported, right, bound):
@@ -125,9 +126,9 @@ def _reports(evidence: CellEvidence) -> Iterator[CheckFinding]:
                 )
 
 
-def _mean(one: Evaluation, trainer: str) -> tuple[float, str]:
-    """The mean loss that a trainer reports, and over what it is."""
-    if trainer not in MEAN_OF_MICRO_BATCHES:
+def _mean(one: Evaluation, config: CellConfig) -> tuple[float, str]:
+    """The mean loss that the trainer of a cell reports, and over what it is."""
+    if config.trainer not in MEAN_OF_MICRO_BATCHES or not config.style.packed:
         total = math.nan if one.loss_sum is None else one.loss_sum
         return total / max(one.tokens, 1), "tokens"
     means = []

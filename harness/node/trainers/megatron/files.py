@@ -1,44 +1,45 @@
-"""The files that upstream's fine-tuning data set and tokenizer read: conversations of a cell's documents.
+"""The files that upstream's data sets and tokenizer read: the rows of a cell, in as many files as it asks for.
 
-A line of the JSONL file is a row of the packing plan, in the order in which MegatronPretrainingSampler deals rows to
-replicas. Each document is a conversation: an empty system message, a user message with the tokens that the loss leaves
-out, and the assistant's answer. A token's text is its id. The tokenizer drops the markers that upstream's chat template
-puts around messages, so that upstream, by its own code, makes the tokens and masks of the plan.
+Upstream's BlendedDataset takes samples from files of equal weight in turn (`build_blending_indices`), so rows are dealt
+in turn. Packed rows are conversations, unpacked ones are token ids in an indexed file.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from harness.core.cell.config import CellConfig
-from harness.core.packing.documents import Document
-from harness.core.packing.styles import align_up
-from harness.node.probe.truth import StepTruth
-from harness.node.trainers.tokenizer import text, write_tokenizer
+from harness.node.trainers.megatron import conversations, indexed
+from harness.node.trainers.tokenizer import write_tokenizer
 
-PROMPT_FORMAT = "nemotron-h-aligned"  # of SFTTokenizer from core_v0.16 on; `identity` does not always mask prompts
-_MARKERS = r"<SPECIAL_1[01]>(System|User|Assistant)"  # of its template
+_TRAINED, _EVALUATED = "trained", "evaluated"
 
 
 def write_files(folder: Path, config: CellConfig) -> None:
-    """Write `conversations`, `evaluated` if the cell evaluates, and `tokenizer` into a new folder."""
+    """Write data sets and tokenizer into a new folder."""
     folder.mkdir(parents=True)
+    write_rows(folder, config)
+    without = conversations.MARKERS if config.style.packed else None
+    write_tokenizer(tokenizer(folder), config.model.vocab, without=without)
+
+
+def write_rows(folder: Path, config: CellConfig) -> None:
+    """Write the data sets of training and evaluation."""
     train = config.train
-    conversations(folder).write_text("".join(_lines(config, range(train.steps))), encoding="utf-8")
-    if train.evaluated:
-        evaluated(folder).write_text("".join(_lines(config, range(train.steps, train.passes))), encoding="utf-8")
-    write_tokenizer(tokenizer(folder), config.model.vocab, without=_MARKERS)
+    write = conversations.write if config.style.packed else indexed.write
+    for name, steps in ((_TRAINED, range(train.steps)), (_EVALUATED, range(train.steps, train.passes))):
+        rows = [(step, row) for step in steps for row in config.rows(step)]
+        if rows:
+            for number, place in enumerate(_places(folder, name, config)):
+                write(place, config, rows[number :: config.data_files])
 
 
-def conversations(folder: Path) -> Path:
-    """The data set, of all steps."""
-    return folder / "conversations.jsonl"
-
-
-def evaluated(folder: Path) -> Path:
-    """The data set of all evaluations."""
-    return folder / "evaluation.jsonl"
+def blend(folder: Path, config: CellConfig, *, evaluated: bool = False) -> list[str]:
+    """The value of --train-data-path, or of --valid-data-path: a path, or weights and paths."""
+    suffix = conversations.SUFFIX if config.style.packed else ""  # upstream appends .bin and .idx
+    paths = [f"{place}{suffix}" for place in _places(folder, _EVALUATED if evaluated else _TRAINED, config)]
+    return paths if len(paths) == 1 else [word for path in paths for word in ("1", path)]
 
 
 def tokenizer(folder: Path) -> Path:
@@ -46,20 +47,5 @@ def tokenizer(folder: Path) -> Path:
     return folder / "tokenizer"
 
 
-def _lines(config: CellConfig, steps: range) -> list[str]:
-    lines = []
-    for step in steps:
-        truth = StepTruth(config, step, 0)
-        for row in config.rows(step):
-            messages = [message for item in row.placed for message in _conversation(truth, item.document)]
-            lines.append(json.dumps({"messages": messages}) + "\n")
-    return lines
-
-
-def _conversation(truth: StepTruth, document: Document) -> list[dict[str, str]]:
-    """The first token is a prompt, as in every chat: no label predicts it. With pad_seq_to_mult, padding is data."""
-    ids = truth.content(document).tolist()
-    prompt = len(ids) if document.masked else 1
-    ids += [truth.pad_id] * (align_up(len(ids), truth.config.options.pad_seq_to_mult or 1) - len(ids))
-    spoken = [("system", []), ("user", ids[:prompt]), ("assistant", ids[prompt:])]
-    return [{"role": role, "content": text(part)} for role, part in spoken if part or role == "system"]
+def _places(folder: Path, name: str, config: CellConfig) -> Iterator[Path]:
+    return (folder / f"{name}-{number}" for number in range(config.data_files))

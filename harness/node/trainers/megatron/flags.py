@@ -12,7 +12,8 @@ from harness.core.run.run_dir import AttemptDir
 from harness.node.data_paths.sft.checkout import model_flags
 from harness.node.device.placement import Device
 from harness.node.probe.model.attention_kinds import attention_fields
-from harness.node.trainers.megatron.files import PROMPT_FORMAT, conversations, evaluated, tokenizer
+from harness.node.trainers.megatron.conversations import PROMPT_FORMAT
+from harness.node.trainers.megatron.files import blend, tokenizer
 
 _SWITCHES = {
     "off": (),
@@ -41,17 +42,19 @@ def flags(config: CellConfig, folder: Path, device: Device) -> list[str]:
         **_attention(config.attention),
         **_experts(config),
         **_prediction(config),
-        **_data(config, folder),
+        **_tokenizer(config, folder),
         **_optimizer(config),
         **_checkpoint(config, AttemptDir(folder.parent).checkpoint),
     }
     switches = ["disable-bias-linear", "no-bias-swiglu-fusion", "no-bias-dropout-fusion"]
     switches += ["accumulate-allreduce-grads-in-fp32", *_SWITCHES[config.distributed_optimizer]]
     switches += [] if config.model.tied else ["untie-embeddings-and-output-weights"]
+    switches += [] if config.style.packed else ["eod-mask-loss"]
     switches += ["ddp-average-in-collective"] if config.options.average_in_collective else []
     ours = [*model_flags(config, values), *(f"--{name}" for name in switches), *_RECOMPUTE[config.recompute]]
     given = {word.partition("=")[0] for argument in config.args.given for word in argument.flag[:1]}
-    return [*(flag for flag in ours if flag.partition("=")[0] not in given), *config.args.flags()]
+    ours = [flag for flag in ours if flag.partition("=")[0] not in given]
+    return [*ours, *_data(config, folder), *config.args.flags()]
 
 
 def _attention(kind: str) -> dict[str, Any]:
@@ -85,16 +88,16 @@ def _prediction(config: CellConfig) -> dict[str, Any]:
     return {"mtp-num-layers": mtp.layers, "mtp-loss-scaling-factor": mtp.loss_factor} if mtp else {}
 
 
-def _data(config: CellConfig, folder: Path) -> dict[str, Any]:
-    evaluation = {"valid-data-path": evaluated(folder)} if config.train.eval_interval else {}
-    return {
-        "train-data-path": conversations(folder),
-        **evaluation,
-        "num-workers": 0,
-        "tokenizer-type": "SFTTokenizer",
-        "tokenizer-model": tokenizer(folder),
-        "sft-tokenizer-prompt-format": PROMPT_FORMAT,
-    }
+def _tokenizer(config: CellConfig, folder: Path) -> dict[str, Any]:
+    words = {"num-workers": 0, "tokenizer-model": tokenizer(folder)}
+    if not config.style.packed:
+        return {**words, "tokenizer-type": "HuggingFaceTokenizer"}
+    return {**words, "tokenizer-type": "SFTTokenizer", "sft-tokenizer-prompt-format": PROMPT_FORMAT}
+
+
+def _data(config: CellConfig, folder: Path) -> list[str]:
+    evaluated = ["--valid-data-path", *blend(folder, config, evaluated=True)] if config.train.eval_interval else []
+    return ["--train-data-path", *blend(folder, config), *evaluated]
 
 
 def _checkpoint(config: CellConfig, folder: Path) -> dict[str, Any]:

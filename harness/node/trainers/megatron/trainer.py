@@ -14,6 +14,7 @@ from contextlib import redirect_stdout
 from typing import Any
 
 from harness.core.cell.config import CellConfig
+from harness.core.outcomes import Missing
 from harness.node.data_paths.base import RankContext
 from harness.node.data_paths.lookup import Unavailable, module_unavailable, not_in_release, release
 from harness.node.data_paths.sft import checkout
@@ -24,6 +25,7 @@ from harness.node.trainers.layers import use_own_layers
 from harness.node.trainers.megatron.attach import Attached
 from harness.node.trainers.megatron.files import write_files
 from harness.node.trainers.megatron.flags import flags
+from harness.node.trainers.megatron.indexed import HELPERS
 
 _NEEDED = ("megatron.training.training", "datasets", "tokenizers", "transformers")
 
@@ -43,7 +45,7 @@ class MegatronTrainer:
         for module in _NEEDED:
             if missing := module_unavailable(module, module.partition(".")[0]):
                 return missing
-        return None
+        return _without_helpers(config)
 
     def run(self) -> None:
         config, folder = self.context.config, self.context.folder / "data"
@@ -62,3 +64,16 @@ class MegatronTrainer:
         arguments = flags(config, folder, self.context.device)
         with checkout.command_line(arguments), redirect_stdout(sys.stderr):
             runpy.run_path(f"{checkout.find()}/pretrain_gpt.py", run_name="__main__")
+
+
+def _without_helpers(config: CellConfig) -> Unavailable:
+    """Upstream compiles its helpers into the checkout, which cells share, when it starts; so they must be there."""
+    if config.style.packed and config.data_files == 1:
+        return None
+    try:
+        importlib.import_module(HELPERS)
+    except ImportError as error:
+        need = "blended files" if config.style.packed else "unpacked rows"
+        how = "add `setup` to the checkout as matrices/trainer.yaml does"
+        return Missing(reason=f"{need} need {HELPERS}, which this checkout has not compiled ({error}); {how}")
+    return None

@@ -1,40 +1,26 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
+from pathlib import Path
 
-from harness.node.probe.truth import StepTruth
-from harness.node.trainers.megatron.files import _conversation, _lines
+from harness.node.trainers.megatron.files import blend, write_rows
 from tests.node.conftest import config
 
 
-def test_a_line_is_a_row_and_its_messages_hold_the_tokens_of_its_documents() -> None:
-    cell = config("sft")
-    lines = [json.loads(line)["messages"] for line in _lines(cell, range(cell.train.steps))]
-    rows = [row for step in range(cell.train.steps) for row in cell.rows(step)]
-    assert len(lines) == len(rows)
-    truth = StepTruth(cell, 0, 0)
-    for messages, row in zip(lines, cell.rows(0)):
-        words = [word for message in messages for word in message["content"].split()]
-        ids = [{"<SPECIAL_233>": 0, "</s>": 1}.get(word) or int(word) for word in words]
-        assert ids == [token for item in row.placed for token in truth.content(item.document).tolist()]
-        assert sum(message["role"] == "system" for message in messages) == len(row.placed)
+def test_rows_are_dealt_to_files_in_turn_and_all_files_have_the_same_weight(tmp_path: Path) -> None:
+    whole = replace(config("sft"), train=replace(config("sft").train, eval_interval=2))
+    halves = replace(whole, data_files=2)
+    for name, cell in (("whole", whole), ("halves", halves)):
+        (tmp_path / name).mkdir()
+        write_rows(tmp_path / name, cell)
+    for evaluated in (False, True):
+        (path,) = blend(tmp_path / "whole", whole, evaluated=evaluated)
+        weights, paths = zip(*zip(*[iter(blend(tmp_path / "halves", halves, evaluated=evaluated))] * 2))
+        assert weights == ("1", "1")
+        rows, first, second = (Path(one).read_text().splitlines() for one in (path, *paths))
+        assert (first, second) == (rows[::2], rows[1::2])
 
 
-def test_evaluations_have_rows_of_their_own() -> None:
-    cell = config("sft")
-    train = replace(cell.train, eval_interval=1)
-    cell = replace(cell, train=train)
-    trained, after = _lines(cell, range(train.steps)), _lines(cell, range(train.steps, train.passes))
-    each = len(cell.rows(0))
-    assert (len(trained), len(after)) == (each * train.steps, each * len(train.evaluated))
-    assert not set(trained) & set(after)
-
-
-def test_what_the_loss_leaves_out_is_said_by_the_user() -> None:
-    cell = config("sft")
-    truth = StepTruth(cell, 0, 0)
-    for document in cell.documents_of(0):
-        messages = _conversation(truth, document)
-        answered = [len(message["content"].split()) for message in messages if message["role"] == "assistant"]
-        assert answered == ([] if document.masked else [document.original_length])
+def test_a_cell_that_does_not_evaluate_has_no_rows_for_it(tmp_path: Path) -> None:
+    write_rows(tmp_path, config("sft"))
+    assert [path.name for path in tmp_path.iterdir()] == ["trained-0.jsonl"]

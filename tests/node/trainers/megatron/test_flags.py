@@ -13,7 +13,7 @@ from harness.core.cell.model import MlaConfig, MoeConfig, MtpConfig
 from harness.core.packing.documents import mix
 from harness.core.packing.options import PackingOptions
 from harness.node.device.placement import choose_device
-from harness.node.trainers.megatron.files import _lines
+from harness.node.trainers.megatron.conversations import lines
 from harness.node.trainers.megatron.flags import flags
 from harness.plan.matrix.owned_arguments import owner_of
 from harness.plan.rules.table import rejections
@@ -28,7 +28,8 @@ def test_the_command_line_holds_data_layout_and_optimizer() -> None:
         "--sft",
         "--tensor-model-parallel-size=2",
         "--sequence-parallel",
-        "--train-data-path=/data/conversations.jsonl",
+        "--train-data-path",
+        "/data/trained-0.jsonl",
         "--tokenizer-model=/data/tokenizer",
         "--clip-grad=0.0",
         "--transformer-impl=local",
@@ -82,9 +83,9 @@ def test_every_flag_of_the_harness_is_owned_by_the_matrix_or_replaceable() -> No
     tied = replace(
         full, attention="te", options=PackingOptions(average_in_collective=True), model=ModelConfig(tied=True)
     )
-    passed = {
-        flag[2:].partition("=")[0].replace("-", "_") for cell in (full, tied) for flag in flags(cell, Path(), CPU)
-    }
+    unpacked = replace(full, data_path="unpacked")
+    words = [word for cell in (full, tied, unpacked) for word in flags(cell, Path(), CPU) if word.startswith("--")]
+    passed = {word[2:].partition("=")[0].replace("-", "_") for word in words}
     assert {name for name in passed if not owner_of(name)} == REPLACEABLE
 
 
@@ -147,6 +148,7 @@ OTHER_VALUES: dict[str, Any] = {
     "train.seed": 7,
     "train.eval_interval": 1,
     "resume": "same",
+    "data_files": 2,
 }
 ELSEWHERE = {
     "device": "the flags are those of the device that the rank has chosen",
@@ -161,7 +163,8 @@ ELSEWHERE = {
 
 
 def asked_of_upstream(cell: CellConfig) -> tuple[list[str], list[str]]:
-    return flags(cell, Path("/data"), CPU), _lines(cell, range(cell.train.passes))
+    rows = [(step, row) for step in range(cell.train.passes) for row in cell.rows(step)]
+    return flags(cell, Path("/data"), CPU), lines(cell, rows)
 
 
 @pytest.mark.parametrize("name", OTHER_VALUES)
