@@ -41,6 +41,11 @@ def test_the_shipped_matrix_passes(tmp_path: Path, root: Path) -> None:
     [
         ("sft_micro_batches_and_stages", "stage 0 sends (128, 1, 32), stage 1 receives (64, 2, 32)\n"),
         ("sft_evaluation_under_cp", "evaluation loss: 2.7500 with cp 1, 3.5000 with cp 2\n"),
+        (
+            "blend_under_cp",
+            "a batch with dataset_id, tokens, labels, loss_mask, position_ids raises IndexError: tuple index "
+            "out of range\n",
+        ),
         ("log_interval_of_one", "losses [4.0, 2.0, 1.0], printed [4.0, 3.0, 1.0]\n"),
         (
             "distributed_optimizer_without_te",
