@@ -19,7 +19,8 @@ from harness.node.trainers.table import TRAINERS
 def refusal(config: CellConfig, ranks_here: int) -> Rejection | Missing | None:
     """The first reason why the cell cannot run here with `ranks_here` ranks on this node; None when it can."""
     with forks_protected(f"importing data path {config.data_path}"):
-        unavailable = ADAPTERS[config.data_path].unavailable(config)
+        adapter = ADAPTERS.get(config.data_path)  # none for data that only a trainer reads
+        unavailable = adapter.unavailable(config) if adapter else None
         if not unavailable and config.trainer in TRAINERS:
             unavailable = TRAINERS[config.trainer].unavailable(config)
     if unavailable:

@@ -60,6 +60,7 @@ class DataPath:
     options: tuple[str, ...] = ()  # keys of PackingOptions that change its rows or its metadata
     limits: tuple[Limit, ...] = ()
     trainers: tuple[str, ...] = ()  # values of axis `trainer`, besides the harness's own, that read its data
+    only_trained: bool = False  # no other loop than that of these trainers can read it
     trained: Callable[[PackingStyle], PackingStyle] = lambda style: style  # of these trainers, from `style`
     trained_without: tuple[str, ...] = ()  # fields of a batch that these trainers do not give to the model
     validates: tuple[str, ...] = ()  # combinations it passes to upstream's validators: values of axis `forbidden`

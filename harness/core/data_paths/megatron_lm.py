@@ -58,6 +58,18 @@ SFT = DataPath(
     trainers=("megatron",),
     tokens_on_last_stage=True,
 )
+INTER_DOCUMENT = DataPath(
+    name="inter_document",
+    code="Megatron-LM --dataloader-inter-document-masking",
+    functions="Megatron-LM pretraining with `--dataloader-inter-document-masking`: GPTDataset, get_batch, forward_step",
+    releases="Megatron-LM checkouts from core_v0.19, with `trainer: megatron`",
+    style=_sft_style,
+    alignment=ZIGZAG,
+    options=("pad_seq_to_mult",),
+    trainers=("megatron",),
+    only_trained=True,
+    tokens_on_last_stage=True,
+)
 SCHEDULER = DataPath(
     name="scheduler",
     code="Megatron-LM sequence packing scheduler",

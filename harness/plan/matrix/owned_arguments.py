@@ -64,7 +64,7 @@ _REASONS = {
     "attention_dropout": _ZERO,
     "sft": "the axis `packing` sets it",
     "eod_mask_loss": "the axis `packing` sets it",
-    "dataloader_inter_document_masking": "no data path has the metadata that it makes",
+    "dataloader_inter_document_masking": "the axis `packing` sets it",
     "position_embedding_type": "the harness's models have rotary embeddings",
     "normalization": "the harness's models have RMSNorm",
     "swiglu": "the harness's models have SwiGLU",

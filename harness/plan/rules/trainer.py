@@ -21,6 +21,13 @@ def data_path_has_trainer(config: CellConfig) -> str | None:
     return f"trainer is {config.trainer}, which reads the data of packing {able}, and packing is {config.data_path}"
 
 
+def data_path_needs_trainer(config: CellConfig) -> str | None:
+    if not config.own_trainer or not config.path.only_trained:
+        return None
+    able = " or ".join(config.path.trainers)
+    return f"trainer is {config.trainer}, and only trainer {able} reads the data of packing {config.data_path}"
+
+
 def equal_steps(config: CellConfig) -> str | None:
     """Upstream's global batch size is one number of rows for all steps."""
     if config.documents.mode in MIXES or config.trainer not in _GLOBAL_BATCH:
@@ -78,7 +85,7 @@ def rows_in_files(config: CellConfig) -> str | None:
 
 def documents_end(config: CellConfig) -> str | None:
     """GPTDataset leaves only end-of-document tokens out of the loss; a row's last slot predicts the next row."""
-    if config.trainer != "megatron" or config.style.packed:
+    if config.trainer != "megatron" or config.data_path == "sft":
         return None
     for step in range(config.train.passes):
         for document in config.documents_of(step):
@@ -137,6 +144,7 @@ def _with_arguments(own: Own) -> bool:
 
 RULES: tuple[Rule[CellConfig], ...] = (
     Rule("trainer.data-path", "harness: the adapters of upstream's trainers", data_path_has_trainer, _by_upstream),
+    Rule("trainer.needed", "harness: the adapters of upstream's trainers", data_path_needs_trainer),
     Rule("trainer.rows", "Megatron-LM and Megatron-Bridge: one global batch size", equal_steps, _by_upstream),
     Rule(
         "trainer.metadata",

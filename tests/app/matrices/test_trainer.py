@@ -46,6 +46,11 @@ def test_the_shipped_matrix_passes(tmp_path: Path, root: Path) -> None:
             "a batch with dataset_id, tokens, labels, loss_mask, position_ids raises IndexError: tuple index "
             "out of range\n",
         ),
+        ("inter_document_stages", "get_batch on that stage raises TypeError: 'NoneType' object is not an iterator\n"),
+        (
+            "inter_document_under_cp",
+            "positions of the tokens [0, 1, 2, 3, 4, 5, 6, 7], of their rotary embedding [0, 1, 6, 7, 0, 1, 6, 7]\n",
+        ),
         ("log_interval_of_one", "losses [4.0, 2.0, 1.0], printed [4.0, 3.0, 1.0]\n"),
         (
             "distributed_optimizer_without_te",

@@ -61,6 +61,7 @@ def test_every_setting_that_can_change_a_number_changes_the_hash(name: str) -> N
         "layout": replace(CELL.layout, sp=False),
         "data_path": "reference",
         "micro_batch_size": 2,
+        "data_files": 2,
         "dtype": "bf16",
         "attention": "reference",
         "device": "cuda",

@@ -30,10 +30,8 @@ def test_a_trainer_reads_the_data_of_its_own_paths() -> None:
     assert rejections(cell()) == ()
     (found,) = rejections(cell(data_path="reference"))
     assert found.rule == "trainer.data-path"
-    assert (
-        found.reason
-        == "trainer is megatron, which reads the data of packing unpacked and sft, and packing is reference"
-    )
+    able = "unpacked, sft and inter_document"
+    assert found.reason == f"trainer is megatron, which reads the data of packing {able}, and packing is reference"
 
 
 def test_several_files_are_for_a_trainer_that_blends_and_a_step_that_fills_them() -> None:
@@ -44,6 +42,14 @@ def test_several_files_are_for_a_trainer_that_blends_and_a_step_that_fills_them(
     assert found.reason == "data_files is 2, and trainer is harness; only megatron reads several files"
     (found,) = rejections(replace(several, data_files=8))
     assert found.reason == f"data_files is 8, and a step has {len(several.rows(0))} rows"
+
+
+def test_some_data_only_a_trainer_reads() -> None:
+    masked = cell(data_path="inter_document", documents=mix("plain", 64, 1), train=TrainConfig())
+    assert rejections(masked) == ()
+    (found,) = rejections(replace(masked, trainer="harness"))
+    assert found.rule == "trainer.needed"
+    assert found.reason == "trainer is harness, and only trainer megatron reads the data of packing inter_document"
 
 
 def test_unpacked_rows_of_the_pretraining_data_set_have_no_masks() -> None:

@@ -128,7 +128,7 @@ def _reports(evidence: CellEvidence) -> Iterator[CheckFinding]:
 
 def _mean(one: Evaluation, config: CellConfig) -> tuple[float, str]:
     """The mean loss that the trainer of a cell reports, and over what it is."""
-    if config.trainer not in MEAN_OF_MICRO_BATCHES or not config.style.packed:
+    if (config.trainer, config.data_path) != MEAN_OF_MICRO_BATCHES:
         total = math.nan if one.loss_sum is None else one.loss_sum
         return total / max(one.tokens, 1), "tokens"
     means = []

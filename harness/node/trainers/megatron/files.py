@@ -1,7 +1,7 @@
 """The files that upstream's data sets and tokenizer read: the rows of a cell, in as many files as it asks for.
 
 Upstream's BlendedDataset takes samples from files of equal weight in turn (`build_blending_indices`), so rows are dealt
-in turn. Packed rows are conversations, unpacked ones are token ids in an indexed file.
+in turn. For --sft they are conversations, for pretraining token ids in an indexed file.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ def write_files(folder: Path, config: CellConfig) -> None:
     """Write data sets and tokenizer into a new folder."""
     folder.mkdir(parents=True)
     write_rows(folder, config)
-    without = conversations.MARKERS if config.style.packed else None
+    without = conversations.MARKERS if config.data_path == "sft" else None
     write_tokenizer(tokenizer(folder), config.model.vocab, without=without)
 
 
 def write_rows(folder: Path, config: CellConfig) -> None:
     """Write the data sets of training and evaluation."""
     train = config.train
-    write = conversations.write if config.style.packed else indexed.write
+    write = conversations.write if config.data_path == "sft" else indexed.write
     for name, steps in ((_TRAINED, range(train.steps)), (_EVALUATED, range(train.steps, train.passes))):
         rows = [(step, row) for step in steps for row in config.rows(step)]
         if rows:
@@ -37,7 +37,7 @@ def write_rows(folder: Path, config: CellConfig) -> None:
 
 def blend(folder: Path, config: CellConfig, *, evaluated: bool = False) -> list[str]:
     """The value of --train-data-path, or of --valid-data-path: a path, or weights and paths."""
-    suffix = conversations.SUFFIX if config.style.packed else ""  # upstream appends .bin and .idx
+    suffix = conversations.SUFFIX if config.data_path == "sft" else ""  # upstream appends .bin and .idx
     paths = [f"{place}{suffix}" for place in _places(folder, _EVALUATED if evaluated else _TRAINED, config)]
     return paths if len(paths) == 1 else [word for path in paths for word in ("1", path)]
 

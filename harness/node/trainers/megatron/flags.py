@@ -20,6 +20,11 @@ _SWITCHES = {
     "on": ("use-distributed-optimizer",),
     "overlap": ("use-distributed-optimizer", "overlap-grad-reduce", "overlap-param-gather"),
 }
+_OF_DATA = {
+    "sft": [],  # --sft itself is a flag of the data path
+    "unpacked": ["eod-mask-loss"],
+    "inter_document": ["eod-mask-loss", "dataloader-inter-document-masking"],
+}
 _FULL = ("--recompute-granularity=full", "--recompute-method=uniform", "--recompute-num-layers=1")
 _RECOMPUTE = {
     "none": (),
@@ -49,7 +54,7 @@ def flags(config: CellConfig, folder: Path, device: Device) -> list[str]:
     switches = ["disable-bias-linear", "no-bias-swiglu-fusion", "no-bias-dropout-fusion"]
     switches += ["accumulate-allreduce-grads-in-fp32", *_SWITCHES[config.distributed_optimizer]]
     switches += [] if config.model.tied else ["untie-embeddings-and-output-weights"]
-    switches += [] if config.style.packed else ["eod-mask-loss"]
+    switches += _OF_DATA[config.data_path]
     switches += ["ddp-average-in-collective"] if config.options.average_in_collective else []
     ours = [*model_flags(config, values), *(f"--{name}" for name in switches), *_RECOMPUTE[config.recompute]]
     given = {word.partition("=")[0] for argument in config.args.given for word in argument.flag[:1]}
@@ -90,9 +95,9 @@ def _prediction(config: CellConfig) -> dict[str, Any]:
 
 def _tokenizer(config: CellConfig, folder: Path) -> dict[str, Any]:
     words = {"num-workers": 0, "tokenizer-model": tokenizer(folder)}
-    if not config.style.packed:
-        return {**words, "tokenizer-type": "HuggingFaceTokenizer"}
-    return {**words, "tokenizer-type": "SFTTokenizer", "sft-tokenizer-prompt-format": PROMPT_FORMAT}
+    if config.data_path == "sft":
+        return {**words, "tokenizer-type": "SFTTokenizer", "sft-tokenizer-prompt-format": PROMPT_FORMAT}
+    return {**words, "tokenizer-type": "HuggingFaceTokenizer"}
 
 
 def _data(config: CellConfig, folder: Path) -> list[str]:

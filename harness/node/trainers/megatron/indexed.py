@@ -1,9 +1,9 @@
-"""Unpacked rows for upstream's pretraining data set, GPTDataset: one indexed file, in which every row is a document.
+"""Rows for upstream's pretraining data set, GPTDataset: token ids in an indexed file.
 
-GPTDataset cuts the stream of tokens into samples of seq_length and one token more, and shuffles documents and samples
-by the seed. Documents of seq_length tokens are samples of their own, and are written so that upstream, which shuffles,
-reads them in the order of the plan. A row is padded with end-of-document tokens, with which its document ends: with
---eod-mask-loss, none of them predicts the next one.
+GPTDataset shuffles the documents of a file by the seed, cuts their stream into samples of seq_length and one token
+more, and shuffles the samples. The documents of a row fill seq_length tokens, so that it is a sample of its own, and
+are written so that upstream, which shuffles, reads the rows in the order of the plan. Documents end with the token that
+ends documents, and so does all padding: with --eod-mask-loss, no such token predicts the next one.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy
 import torch
+from torch import Tensor
 
-from harness.core.cell.config import CellConfig
-from harness.core.packing.arithmetic import Row
+from harness.core.cell.config import CellConfig, TrainConfig
+from harness.core.packing.arithmetic import PlacedDocument, Row
 from harness.node.probe.truth import StepTruth
 from harness.node.probe.weights import END
 
@@ -27,27 +28,33 @@ HELPERS = "megatron.core.datasets.helpers_cpp"  # compiled; indices of samples a
 def write(place: Path, config: CellConfig, rows: Sequence[tuple[int, Row]]) -> None:
     """Write `place`.bin and `place`.idx; `rows`: each with its step, in order."""
     upstream: Any = importlib.import_module("megatron.core.datasets.indexed_dataset")
-    size = config.train.seq_length
-    documents = torch.full((len(rows) + _spare(len(rows)), size), END)
     truths = {step: StepTruth(config, step, 0) for step, _ in rows}
-    for number, (step, row) in zip(_order(len(documents), config.train.seed), rows):
-        ids = truths[step].content(row.placed[0].document)
-        documents[number, : len(ids)] = ids
+    contents = [[_padded(truths[step], item) for item in row.placed] for step, row in rows]
     builder = upstream.IndexedDatasetBuilder(f"{place}.bin", dtype=numpy.int32)
-    for ids in documents:
-        builder.add_document(ids, [size])
+    for ids in _to_be_shuffled(contents, config.train):
+        builder.add_document(ids, [len(ids)])
     builder.finalize(f"{place}.idx")
 
 
-def _spare(rows: int) -> int:
-    """Documents beyond the rows: the last sample has a token of the next document, a blend asks for 0.5 % more."""
-    return 2 + rows // 100
+def _padded(truth: StepTruth, item: PlacedDocument) -> Tensor:
+    ids = torch.full((item.padded_length,), END)
+    content = truth.content(item.document)
+    ids[: len(content)] = content
+    return ids
 
 
-def _order(documents: int, seed: int) -> list[int]:
-    """The numbers of the documents in the order in which upstream, by its own shuffles, reads one epoch of them."""
+def _to_be_shuffled(rows: list[list[Tensor]], train: TrainConfig) -> list[Tensor]:
+    """The documents of the rows in the order that a file needs; upstream's own functions shuffle one epoch of them.
+
+    There are more rows, of padding: the last sample has a token of the next row, and a blend asks for 0.5 % more.
+    """
     upstream: Any = importlib.import_module("megatron.core.datasets.gpt_dataset")
-    state = numpy.random.RandomState(seed)
-    read = upstream._build_document_index(numpy.arange(documents), 1, state, False)
-    samples = upstream._build_shuffle_index(documents - 1, documents - 1, state)
-    return [int(read[sample]) for sample in samples]
+    spare = 2 + len(rows) // 100
+    stream = [[torch.full((train.seq_length,), END)]] * (len(rows) + spare)
+    documents = sum(len(row) for row in rows) + spare
+    state = numpy.random.RandomState(train.seed)
+    order = upstream._build_document_index(numpy.arange(documents), 1, state, False)
+    for row, sample in zip(rows, upstream._build_shuffle_index(len(stream) - 1, len(stream) - 1, state)):
+        stream[sample] = row
+    read = [ids for row in stream for ids in row]
+    return [read[place] for place in numpy.argsort(order)]

@@ -45,7 +45,7 @@ class MegatronTrainer:
         for module in _NEEDED:
             if missing := module_unavailable(module, module.partition(".")[0]):
                 return missing
-        return _without_helpers(config)
+        return _without_data_set(config)
 
     def run(self) -> None:
         config, folder = self.context.config, self.context.folder / "data"
@@ -66,14 +66,21 @@ class MegatronTrainer:
             runpy.run_path(f"{checkout.find()}/pretrain_gpt.py", run_name="__main__")
 
 
-def _without_helpers(config: CellConfig) -> Unavailable:
+def _without_data_set(config: CellConfig) -> Unavailable:
     """Upstream compiles its helpers into the checkout, which cells share, when it starts; so they must be there."""
-    if config.style.packed and config.data_files == 1:
+    if config.data_path == "sft" and config.data_files == 1:
         return None
+    if config.data_path == "inter_document" and not _masks_between_documents():
+        return not_in_release(f"{release('megatron.core')} has no --dataloader-inter-document-masking")
     try:
         importlib.import_module(HELPERS)
     except ImportError as error:
-        need = "blended files" if config.style.packed else "unpacked rows"
+        need = "a blend" if config.data_path == "sft" else f"packing {config.data_path}"
         how = "add `setup` to the checkout as matrices/trainer.yaml does"
-        return Missing(reason=f"{need} need {HELPERS}, which this checkout has not compiled ({error}); {how}")
+        return Missing(reason=f"{need} needs {HELPERS}, which this checkout has not compiled ({error}); {how}")
     return None
+
+
+def _masks_between_documents() -> bool:
+    upstream: Any = importlib.import_module("megatron.core.datasets.gpt_dataset")
+    return hasattr(upstream.GPTDatasetConfig, "inter_document_masking")

@@ -83,8 +83,8 @@ def test_every_flag_of_the_harness_is_owned_by_the_matrix_or_replaceable() -> No
     tied = replace(
         full, attention="te", options=PackingOptions(average_in_collective=True), model=ModelConfig(tied=True)
     )
-    unpacked = replace(full, data_path="unpacked")
-    words = [word for cell in (full, tied, unpacked) for word in flags(cell, Path(), CPU) if word.startswith("--")]
+    masked = replace(full, data_path="inter_document")
+    words = [word for cell in (full, tied, masked) for word in flags(cell, Path(), CPU) if word.startswith("--")]
     passed = {word[2:].partition("=")[0].replace("-", "_") for word in words}
     assert {name for name in passed if not owner_of(name)} == REPLACEABLE
 

@@ -27,9 +27,12 @@ class Tokens:
     unique_identifiers: ClassVar[dict[str, str]] = {}
 
 
+@pytest.mark.parametrize("data_path", ["unpacked", "inter_document"])
 @pytest.mark.parametrize("surplus", [0, 1])  # samples that a blend asks for beyond those that it needs
-def test_upstream_reads_the_rows_in_order_and_leaves_padding_out_of_the_loss(tmp_path: Path, surplus: int) -> None:
-    cell = config("unpacked")
+def test_upstream_reads_the_rows_in_order_and_leaves_padding_out_of_the_loss(
+    tmp_path: Path, surplus: int, data_path: str
+) -> None:
+    cell = replace(config(data_path), trainer="megatron")
     cell = replace(cell, documents=mix("plain", cell.train.seq_length, 1))
     rows = [(step, row) for step in range(cell.train.steps) for row in cell.rows(step)]
     write(tmp_path / "rows", cell, rows)
