@@ -265,10 +265,12 @@ class CellConfig:
     def rows(self, step: int) -> list[Row]:
         """The rows of one step in the order in which upstream's samplers deal them to replicas.
 
-        Micro-batches of each replica in turn; their number is the global batch size of upstream.
+        Micro-batches of each replica in turn, with `even_step` rows; their number is the global batch size of upstream.
         """
-        replicas = self.micro_batches(step)
-        return [row for group in zip(*replicas, strict=True) for micro_batch in group for row in micro_batch.rows]
+        replicas = [[micro_batch.rows for micro_batch in replica] for replica in self.micro_batches(step)]
+        if self.style.even_step:
+            replicas = [[(row,) for rows in replica for row in rows] for replica in replicas]
+        return [row for turn in zip(*replicas, strict=True) for rows in turn for row in rows]
 
     def packed(self, documents: Sequence[Document]) -> list[list[MicroBatch]]:
         """Micro-batches of other documents in this cell, indexed [dp][i]. ValueError if there are too few of them."""

@@ -19,13 +19,13 @@ from harness.core.packing.options import PackingOptions
 from harness.core.packing.styles import PackingStyle
 
 _RELEASES = "megatron-bridge wheels 0.4 to 0.6"
+_ROW_MULTIPLE = 16  # pad_seq_length_to_mult of GPTSFTDataset
 
 
 def _offline_style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
     """first_fit_decreasing and GPTSFTPackedDataset.collate_fn (0.4 .. 0.6).
 
-    With a multiple of 1, upstream passes only physical offsets, otherwise real and physical ones. 16 is the dataset's
-    default multiple for the padding of rows.
+    With a multiple of 1, upstream passes only physical offsets, otherwise real and physical ones.
     """
     multiple = options.pad_seq_to_mult or ZIGZAG.multiple(layout)
     return PackingStyle(
@@ -35,7 +35,7 @@ def _offline_style(layout: Layout, seq_length: int, options: PackingOptions) -> 
         real_lengths=multiple > 1,
         longest_first=True,
         tail_segment=True,
-        tail_multiple=16,
+        tail_multiple=_ROW_MULTIPLE,
         fixed_entries=options.pad_cu_seqlens,
         longest_as_tensor=True,
     )
@@ -44,6 +44,11 @@ def _offline_style(layout: Layout, seq_length: int, options: PackingOptions) -> 
 def _collated_by_step(style: PackingStyle) -> PackingStyle:
     """With dataloader_type "batch", upstream's default, collate_fn gets all rows of a replica's step at once (0.6)."""
     return replace(style, even_step=True)
+
+
+def _as_long_as_the_longest(style: PackingStyle) -> PackingStyle:
+    """GPTSFTDataset.collate_fn, likewise, with its default multiple for the padding of rows (0.6)."""
+    return replace(style, row_length=None, tail_segment=True, tail_multiple=_ROW_MULTIPLE, even_step=True)
 
 
 def _in_batch_style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
@@ -71,13 +76,22 @@ def _offline_row_alone(cell: LimitedCell) -> str | None:
 
 
 def _offline_rows_split(cell: LimitedCell) -> str | None:
-    """Without pad_to_max_length rows end at a multiple of 16, GPTSFTDataset's default; ranks need equal shares."""
+    """Without pad_to_max_length rows end at a multiple; ranks need equal shares."""
+    reason = None if cell.options.pad_to_max_length else _rows_split(cell)
+    return f"{reason}; set pad_to_max_length" if reason else None
+
+
+def _trained_rows_split(cell: LimitedCell) -> str | None:
+    return _rows_split(cell) if cell.style.tail_segment else None
+
+
+def _rows_split(cell: LimitedCell) -> str | None:
     needed, multiple = cell.layout.alignment, cell.style.tail_multiple
-    if cell.options.pad_to_max_length or multiple % needed == 0:
+    if multiple % needed == 0:
         return None
     return (
         f"rows end at a multiple of {multiple} tokens, which the alignment {needed} of the layout does not divide: "
-        f"{multiple} % {needed} = {multiple % needed}; set pad_to_max_length"
+        f"{multiple} % {needed} = {multiple % needed}"
     )
 
 
@@ -143,4 +157,13 @@ LONG = DataPath(
     style=one_document_per_row,
     packs=False,
     alignment=NONE,
+    limits=(
+        Limit(
+            "packing.long-rows-split",
+            "Megatron-Bridge GPTSFTDataset.collate_fn: pad_seq_length_to_mult 16",
+            _trained_rows_split,
+        ),
+    ),
+    trainers=("bridge",),
+    trained=_as_long_as_the_longest,
 )

@@ -286,14 +286,19 @@ def plan_step(
 ) -> list[list[MicroBatch]]:
     """Micro-batches of one step, indexed [dp][i]; replicas take rows in turn, micro_batch_size at a time.
 
-    `rows_of`: the layout that rows are split for, if it is not `layout`.
+    With `even_step` they take them one at a time. `rows_of`: the layout that rows are split for, if it is not `layout`.
     """
     multiple = row_multiple(rows_of or layout, micro_batch_size)
     rows = pack(documents, style, seq_length=seq_length, multiple=multiple)
     metadata = _metadata(rows) if style.fixed_entries else None
-    groups = [tuple(rows[start : start + micro_batch_size]) for start in range(0, len(rows), micro_batch_size)]
-    if style.even_rows:
-        groups = [_padded_to_longest(group) for group in groups]
-    blocks = [MicroBatch(rows=group, style=style, metadata=metadata) for group in groups]
-    replicas = [blocks[dp :: layout.dp] for dp in range(layout.dp)]
-    return [_even(replica) for replica in replicas] if style.even_step else replicas
+
+    def micro_batches(taken: Sequence[Row]) -> list[MicroBatch]:
+        groups = [tuple(taken[start : start + micro_batch_size]) for start in range(0, len(taken), micro_batch_size)]
+        if style.even_rows:
+            groups = [_padded_to_longest(group) for group in groups]
+        return [MicroBatch(rows=group, style=style, metadata=metadata) for group in groups]
+
+    if style.even_step:
+        return [_even(micro_batches(rows[dp :: layout.dp])) for dp in range(layout.dp)]
+    blocks = micro_batches(rows)
+    return [blocks[dp :: layout.dp] for dp in range(layout.dp)]

@@ -29,7 +29,7 @@ class PackingStyle:
     tail_segment: bool = False  # the slots after a row's last document form a segment without a document
     tail_multiple: int = 1  # with tail_segment: rows are padded to a multiple of this, at most seq_length
     fixed_entries: bool = False  # the offsets of all rows of a step have the same number of entries
-    even_step: bool = False  # the rows of a replica's step are as long as the longest, with as many offsets
+    even_step: bool = False  # replicas take rows one at a time; all of a replica's step have one length and offsets
     longest_as_tensor: bool = False  # max_seqlen may also be a tensor of one element
 
     def size(self, document: Document) -> int:

@@ -6,6 +6,7 @@
 | megatron, before it counted packed tokens | every row as one document | the same |
 | bridge, cp 1 | slots, so with all padding | as in cu_seqlens_q, so with the segment that fills a row |
 | bridge, cp above 1 | every row as one document: gpt_step.forward_step leaves the offsets out | the same |
+| bridge, not packed | every row as one document of seq_length tokens, though rows are shorter | the same |
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def counted(evidence: CellEvidence, step: int, packed: bool) -> Counted:
     replicas = [[truth.batch for truth in replica] for replica in evidence.plan[step]]
     batches = [batch for replica in replicas for batch in replica]
     bridge, size = config.trainer == "bridge", config.train.seq_length
-    if not packed or (bridge and config.layout.cp > 1):
+    if not packed or (bridge and (config.layout.cp > 1 or not config.style.packed)):
         rows = sum(len(batch.rows) for batch in batches)
         return Counted(rows * size, rows * size**2)
     tokens, squares = map(sum, zip(*map(sums, replicas)))

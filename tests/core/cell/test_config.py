@@ -30,3 +30,13 @@ def test_rows_are_in_the_order_in_which_upstreams_samplers_deal_them(layout: Lay
         for number, micro_batch in enumerate(replica):
             start = (number * dp + rank) * size
             assert tuple(rows[start : start + size]) == micro_batch.rows
+
+
+@pytest.mark.parametrize("dp", [1, 2, 4])
+def test_rows_that_replicas_take_one_at_a_time_are_in_one_order_in_every_layout(dp: int) -> None:
+    """MegatronPretrainingBatchSampler, as it deals the rows of a file in which documents are not packed."""
+    train = TrainConfig(global_batch=16)
+    documents = DocumentsConfig(mode="file", lengths=(5, 20, 7, 60, 9, 3, 11, 40))
+    cell = CellConfig(layout=Layout(dp=dp), data_path="bridge_long", trainer="bridge", documents=documents, train=train)
+    rows = replace(cell, micro_batch_size=2).rows(0)
+    assert [item.document.index for row in rows for item in row.placed] == list(range(16))

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from harness.core.cell.config import CellConfig
+from harness.core.cell.config import CellConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.data_paths.table import DATA_PATHS
+from harness.core.packing.documents import DocumentsConfig
 from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions
 from harness.core.packing.styles import PackingStyle
 from tests.packing_styles import packing_style
@@ -53,6 +54,27 @@ def test_upstreams_trainer_collates_all_rows_of_a_step_at_once() -> None:
     cell = CellConfig(layout=Layout(), data_path="bridge_offline")
     assert not cell.style.even_step
     assert replace(cell, trainer="bridge").style == replace(cell.style, even_step=True)
+
+
+def test_upstreams_trainer_pads_rows_that_are_not_packed_to_the_longest() -> None:
+    documents = DocumentsConfig(mode="file", lengths=(5, 20, 7, 60))
+    cell = CellConfig(
+        layout=Layout(dp=2), data_path="bridge_long", documents=documents, train=TrainConfig(global_batch=4)
+    )
+    assert [[batch.slots for batch in replica] for replica in cell.micro_batches(0)] == [[64, 64], [64, 64]]
+    trained = replace(cell, trainer="bridge")
+    assert [[batch.slots for batch in replica] for replica in trained.micro_batches(0)] == [[16, 16], [64, 64]]
+    assert [batch.params() for replica in trained.micro_batches(0) for batch in replica] == [None] * 4
+
+
+def test_the_end_of_a_row_that_upstreams_trainer_pads_must_fit_the_layout() -> None:
+    (limit,) = DATA_PATHS["bridge_long"].limits
+    cell = CellConfig(layout=Layout(cp=3), data_path="bridge_long")
+    assert limit.reason(cell) is None
+    assert limit.reason(replace(cell, layout=Layout(cp=2), trainer="bridge")) is None
+    assert limit.reason(replace(cell, trainer="bridge")) == (
+        "rows end at a multiple of 16 tokens, which the alignment 6 of the layout does not divide: 16 % 6 = 4"
+    )
 
 
 @pytest.mark.parametrize(("tp", "multiple", "real_lengths"), [(1, 1, False), (2, 2, True)])

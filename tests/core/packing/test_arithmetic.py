@@ -264,6 +264,15 @@ def test_replicas_are_collated_on_their_own() -> None:
     assert [(batch.slots, batch.entries) for batch in (long, short)] == [(64, 3), (64, 4)]
 
 
+def test_replicas_that_are_collated_by_step_take_rows_one_at_a_time() -> None:
+    style = replace(packing_style("bridge_long", Layout(dp=2), SEQ), row_length=None, tail_segment=True, even_step=True)
+    documents = documents_of([5, 20, 7, 60, 9, 3, 11, 40])
+    replicas = plan_step(documents, style, Layout(dp=2), seq_length=SEQ, micro_batch_size=2)
+    taken = [[[item.document.index for item in batch.placed] for batch in replica] for replica in replicas]
+    assert taken == [[[0, 2], [4, 6]], [[1, 3], [5, 7]]]
+    assert [[batch.slots for batch in replica] for replica in replicas] == [[22, 22], [120, 120]]
+
+
 def test_bridge_offline_splits_no_row() -> None:
     style = packing_style("bridge_offline", Layout(), SEQ)
     documents = [Document(index=index, length=3, original_length=3) for index in range(4)]

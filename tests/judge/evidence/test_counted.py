@@ -29,6 +29,7 @@ def cell(data_path: str, trainer: str, **layout: Any) -> CellConfig:
         (cell("sft", "megatron"), False, ROWS),
         (cell("bridge_offline", "bridge"), True, Counted(16, 5**2 + 3**2 + 8**2)),  # the rest of the row is a segment
         (cell("bridge_offline", "bridge", cp=2), True, ROWS),
+        (cell("bridge_long", "bridge"), True, Counted(2 * 16, 2 * 16**2)),  # two rows
     ],
 )
 def test_the_counts_of_a_step(config: CellConfig, packed: bool, right: Counted) -> None:

@@ -88,7 +88,8 @@ def test_each_limit_of_a_data_path_is_a_rule_for_cells_of_that_path_only() -> No
             for config in (replace(broken, data_path=path) for broken in (padded, merged) for path in DATA_PATHS):
                 expected = limit.reason(config) if config.path is owner else None
                 assert rule.predicate(config) == expected, (limit.rule, config.data_path)
-            assert limit.reason(padded) or limit.reason(merged), limit.rule
+            trained = [replace(padded, data_path=owner.name, trainer=trainer) for trainer in owner.trainers]
+            assert any(map(limit.reason, (padded, merged, *trained))), limit.rule
 
 
 def test_in_batch_packing_merges_rows_and_derives_its_padding() -> None:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from harness.core.cell.config import CellConfig
+from harness.core.packing.documents import Document
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.bridge.step import BridgeStep, dataset_config, missing
 from harness.node.data_paths.lookup import Unavailable, none_of
@@ -114,14 +115,17 @@ def packed_config(config: CellConfig, folder: Path, **packed: Any) -> Any:
 
 
 def write_documents(folder: Path, truth: StepTruth, text: Callable[[list[int]], str]) -> None:
-    """Write the documents of a step, each as prompt and answer; a masked document is all prompt."""
-    lines = []
-    for document in truth.documents:
-        ids = truth.content(document)[: document.length + 1].tolist()
-        prompt = len(ids) if document.masked else 1
-        lines.append(json.dumps({"input": text(ids[:prompt]), "output": text(ids[prompt:])}) + "\n")
+    """Write the documents of a step into `training.jsonl` of the folder."""
     folder.mkdir(parents=True, exist_ok=True)
+    lines = [document_line(truth, document, text) for document in truth.documents]
     (folder / "training.jsonl").write_text("".join(lines), encoding="utf-8")
+
+
+def document_line(truth: StepTruth, document: Document, text: Callable[[list[int]], str]) -> str:
+    """A document as upstream's line of prompt and answer; a masked one is all prompt."""
+    ids = truth.content(document)[: document.length + 1].tolist()
+    prompt = len(ids) if document.masked else 1
+    return json.dumps({"input": text(ids[:prompt]), "output": text(ids[prompt:])}) + "\n"
 
 
 def _words(ids: list[int]) -> str:

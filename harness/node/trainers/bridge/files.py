@@ -1,41 +1,61 @@
-"""The files that Megatron-Bridge's packed fine-tuning data set reads: documents, a tokenizer, packed rows.
+"""The files that Megatron-Bridge's fine-tuning data sets read: a tokenizer, and documents, packed into rows or not.
 
-Upstream packs all documents of a file together. So its own code packs those of each step, as its script for packing
-ahead does, and the rows of all steps are put into one file, and those of all evaluations into another, ordered so that
-its sampler, which shuffles, deals them as the plan says.
+Documents that are not packed are written as JSONL, which upstream tokenizes while it trains. Upstream packs all
+documents of a file together. So its own code packs those of each step, as its script for packing ahead does, and the
+rows are written as Parquet. Either way one file holds all steps, and another one all evaluations, in the order in
+which its sampler, which shuffles, deals them as the plan says.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from harness.core.cell.config import CellConfig
-from harness.node.data_paths.bridge.offline import longest_first, packed_config, write_documents
+from harness.node.data_paths.bridge.offline import document_line, longest_first, packed_config, write_documents
+from harness.node.data_paths.bridge.step import dataset_config
 from harness.node.probe.truth import StepTruth
 from harness.node.trainers.tokenizer import text, write_tokenizer
 
+T = TypeVar("T")
 _ROWS, _EVALUATED = "rows.idx.parquet", "evaluated.idx.parquet"
 
 
 def write_files(folder: Path, config: CellConfig) -> None:
-    """Write the tokenizer and the packed rows into a new folder. On one rank; imports Megatron-Bridge."""
+    """Write the tokenizer, and documents or packed rows, into a new folder. On one rank; imports Megatron-Bridge."""
+    folder.mkdir(parents=True)
+    write_tokenizer(folder / "tokenizer", config.model.vocab)
+    write = _write_packed if config.style.packed else _write_documents
+    write(folder, config)
+
+
+def _write_documents(folder: Path, config: CellConfig) -> None:
+    train = config.train
+    for name, steps in (("training", range(train.steps)), ("validation", range(train.steps, train.passes))):
+        lines = [line for step in steps for line in _lines(config, step)]
+        if lines:
+            (folder / f"{name}.jsonl").write_text("".join(_to_be_shuffled(lines, train.seed)), encoding="utf-8")
+
+
+def _lines(config: CellConfig, step: int) -> list[str]:
+    truth = StepTruth(config, step, 0)
+    return [document_line(truth, item.document, text) for row in config.rows(step) for item in row.placed]
+
+
+def _write_packed(folder: Path, config: CellConfig) -> None:
     from megatron.bridge.data.packing.parquet import write_packed_parquet
     from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
 
-    folder.mkdir(parents=True)
-    write_tokenizer(folder / "tokenizer", config.model.vocab)
     own = build_tokenizer(tokenizer_config(folder))
     steps = [_packed(folder / f"step-{n}", StepTruth(config, n, 0), own) for n in range(config.train.passes)]
     trained, evaluated = steps[: config.train.steps], steps[config.train.steps :]
     for name, part in ((_ROWS, trained), (_EVALUATED, evaluated)):
         rows = [row for of_step, _ in part for row in of_step]
-        order = shuffled(len(rows), config.train.seed)
         if rows:
-            write_packed_parquet([rows[number] for number in inverse(order)], folder / name)
+            write_packed_parquet(_to_be_shuffled(rows, config.train.seed), folder / name)
     metadata = [item for _, about in steps for item in about]
     (folder / "metadata.json").write_text(json.dumps(metadata), encoding="utf-8")
 
@@ -55,12 +75,16 @@ def tokenizer_config(folder: Path) -> Any:
 
 def data_config(folder: Path, config: CellConfig) -> Any:
     """Upstream's configuration of the data set, for a folder with the files; its loader has its defaults."""
+    found = _packed_rows(folder, config) if config.style.packed else dataset_config(config, str(folder), add_eos=False)
+    found.seed, found.num_workers, found.do_validation = config.train.seed, 0, bool(config.train.evaluated)
+    return found
+
+
+def _packed_rows(folder: Path, config: CellConfig) -> Any:
     packed = {"packed_train_data_path": folder / _ROWS, "packed_metadata_path": folder / "metadata.json"}
     if config.train.evaluated:
         packed |= {"packed_val_data_path": folder / _EVALUATED}
-    found = packed_config(config, folder, **packed)
-    found.seed, found.num_workers, found.do_validation = config.train.seed, 0, bool(config.train.evaluated)
-    return found
+    return packed_config(config, folder, **packed)
 
 
 def _packed(folder: Path, truth: StepTruth, own: Any) -> tuple[list[dict[str, Any]], list[Any]]:
@@ -84,6 +108,11 @@ def _packed(folder: Path, truth: StepTruth, own: Any) -> tuple[list[dict[str, An
 def shuffled(count: int, seed: int) -> list[int]:
     """The order in which MegatronPretrainingBatchSampler reads the rows of a file in the first epoch."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def _to_be_shuffled(items: list[T], seed: int) -> list[T]:
+    """The order in which a file has to hold the items, so that they are read in their own order."""
+    return [items[number] for number in inverse(shuffled(len(items), seed))]
 
 
 def inverse(order: list[int]) -> list[int]:
