@@ -17,6 +17,7 @@ from harness.core.cell.config import CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.flops import train_flops
 from harness.core.cell.identity import cell_name
 from harness.core.cell.layout import Coordinates, Layout
+from harness.core.cell.reports import entry_point
 from harness.core.outcomes import Finding, Lane, LaneVerdict, Outcome, Severity
 from harness.core.packing.arithmetic import PAD, MicroBatch, PackedParams
 from harness.core.packing.documents import Document, adversarial_mix
@@ -192,6 +193,7 @@ def _record(cell: PlannedCell, rank: int) -> RankRecord:
         record.recomputed += copy.deepcopy(layers) if config.recompute != "none" else []
         record.steps.append(_step(config, place, step, batches))
     record.reported = [] if config.own_trainer else [_reported(config, place, seen) for seen in record.steps]
+    record.entry_point = entry_point(config)
     record.counts_packed = True if config.trainer == "megatron" else None
     if config.trainer == "megatron" and config.layout.rank(place) == config.layout.world_size - 1:
         print_reports(config, record.reported)

@@ -1,4 +1,4 @@
-"""What upstream's trainers count and print of a step, beside loss and gradient norm.
+"""How upstream's trainers are entered; what they count and print of a step, beside loss and gradient norm.
 
 megatron: megatron.training.training of Megatron-LM; bridge: megatron.bridge.training.train and its utils.train_utils.
 """
@@ -28,6 +28,13 @@ _PACKED_SINCE = {
     "megatron": ("megatron.core", (0, 18), (0, 19)),
     "bridge": ("megatron.bridge", (0, 6), (0, 6)),
 }
+# The functions of Megatron-Bridge that train: from the start, and from a checkpoint, which the second one requires.
+_PRETRAIN, _FINETUNE = "megatron.bridge.training.pretrain.pretrain", "megatron.bridge.training.finetune.finetune"
+
+
+def entry_point(config: CellConfig) -> str:
+    """The function of upstream that trains this part of the cell; empty for trainers that have only one."""
+    return (_FINETUNE if config.saved_in else _PRETRAIN) if config.trainer == "bridge" else ""
 
 
 def counting_ranks(config: CellConfig, stage: int) -> bool:

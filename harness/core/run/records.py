@@ -265,6 +265,7 @@ class RankRecord:
     layers: list[LayerSeen] = field(default_factory=list)
     recomputed: list[LayerSeen] = field(default_factory=list)  # arguments of attention when backward recomputes it
     steps: list[StepSeen] = field(default_factory=list)
+    entry_point: str = ""  # by which upstream's trainer was entered, if it has several (core/cell/reports.py)
     reported: list[ReportedStep] = field(default_factory=list)  # of trainers other than the harness's
     counts_packed: bool | None = None  # whether this release counts packed tokens; None: the trainer counts no FLOPs
     evaluations: list[EvaluationSeen] = field(default_factory=list)

@@ -1,16 +1,21 @@
-"""Required reports of upstream's own trainer: one of every step, with every number that its release reports."""
+"""Required of upstream's own trainer: its entry point, and a report of every step with every number that its release
+reports.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.core.cell.reports import WITH_COUNTERS, counting_ranks, counts_packed, logged
+from harness.core.cell.reports import WITH_COUNTERS, counting_ranks, counts_packed, entry_point, logged
 from harness.core.run.records import RankRecord, ReportedStep
 from harness.judge.required.expected import Expected
 
 
 def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
     """Problems of one completed rank."""
+    entry = entry_point(expected.config)
+    if record.entry_point != entry:
+        yield f"entry_point is {record.entry_point!r}, expected {entry!r}"
     found = [seen.step for seen in record.reported]
     right = [] if expected.config.own_trainer else list(expected.evidence.steps)
     if found != right:

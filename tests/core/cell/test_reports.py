@@ -4,7 +4,7 @@ import pytest
 
 from harness.core.cell.arguments import Arguments, merged
 from harness.core.cell.config import CellConfig, TrainConfig
-from harness.core.cell.reports import counting_ranks, counts_packed, log_interval, logged
+from harness.core.cell.reports import counting_ranks, counts_packed, entry_point, log_interval, logged
 from tests.judge.simulator import config_of
 
 
@@ -63,6 +63,13 @@ def test_the_version_says_whether_packed_tokens_are_counted(
     trainer: str, versions: dict[str, str], right: bool | None
 ) -> None:
     assert counts_packed(cell(trainer), versions) is right
+
+
+def test_megatron_bridge_is_entered_by_another_function_when_it_continues() -> None:
+    config = replace(cell("bridge"), resume="same")
+    parts = [entry_point(part).rpartition(".")[2] for part in (config, config.resumed)]
+    assert parts == ["pretrain", "finetune"]
+    assert entry_point(cell("megatron")) == entry_point(cell("harness")) == ""
 
 
 def test_only_the_first_stage_of_bridge_reads_all_that_it_counts() -> None:

@@ -33,6 +33,14 @@ def _proofs(record: Any) -> list[ImportProof]:
     return found
 
 
+def test_the_function_by_which_training_was_entered_is_required() -> None:
+    evidence = trained()
+    evidence.records[1].entry_point = "megatron.bridge.training.pretrain.pretrain"
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.ERROR
+    assert "entry_point is 'megatron.bridge.training.pretrain.pretrain', expected ''" in verdict.reason
+
+
 @pytest.mark.parametrize("name", ["flops", "packed_tokens", "packed_squares"])
 def test_a_number_that_the_release_counts_is_required(name: str) -> None:
     evidence = trained()

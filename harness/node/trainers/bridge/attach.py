@@ -1,8 +1,8 @@
-"""Observes Megatron-Bridge while its pretrain() runs. The wrappers: node/trainers/wrappers.py.
+"""Observes Megatron-Bridge while its pretrain() or finetune() runs. The wrappers: node/trainers/wrappers.py.
 
 | wrapped | why |
 |---|---|
-| training.pretrain.setup | its result holds the model and the optimizer |
+| training.pretrain.setup | its result holds the model and the optimizer; its callers show the entry point |
 | training.gpt_step.get_batch | the loss mask, which the model does not get |
 | training.train: train_step, training_log; training.eval: evaluate | as with every trainer |
 | training.utils.flop_utils.num_floating_point_operations | its arguments are what upstream counted of the step |
@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from types import FrameType
 from typing import Any
 
 from torch import Tensor
@@ -25,6 +27,8 @@ from harness.core.cell.reports import counting_ranks
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.recording.recorder import Recorder
 from harness.node.trainers.wrappers import Wrappers
+
+_TRAINING = "megatron.bridge.training."
 
 
 class Attached(Wrappers):
@@ -53,6 +57,7 @@ class Attached(Wrappers):
         return replace(super().batch(arguments), loss_mask=self.mask)
 
     def _setup(self, upstream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.recorder.record.entry_point = _outermost(sys._getframe())
         made = upstream(*args, **kwargs)
         self.flops = float(made.state.train_state.floating_point_operations_so_far)  # of a checkpoint's steps
         self.built(made.model, made.optimizer, made.scheduler)
@@ -87,5 +92,15 @@ class Attached(Wrappers):
         return upstream(*args, **kwargs)
 
 
+def _outermost(frame: FrameType | None) -> str:
+    """The first function of megatron.bridge.training among those that led to the frame."""
+    found = ""
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__"))
+        found = f"{module}.{frame.f_code.co_name}" if module.startswith(_TRAINING) else found
+        frame = frame.f_back
+    return found
+
+
 def _module(name: str) -> Any:
-    return importlib.import_module(f"megatron.bridge.training.{name}")
+    return importlib.import_module(f"{_TRAINING}{name}")

@@ -1,8 +1,8 @@
-"""`bridge`: pretrain() of megatron.bridge.training with gpt_step's forward_step, called as its scripts call it.
+"""`bridge`: pretrain() and finetune() of megatron.bridge.training, with gpt_step's forward_step as in its scripts.
 
-Each rank makes the cell's ConfigContainer and calls pretrain(). attach.py observes it from outside, files.py writes
-what it reads. torch.distributed is initialised already, which upstream allows (`_initialize_distributed`). finetune()
-is pretrain() with a check that there is a checkpoint to start from; data set, loader and loop are the same.
+Each rank makes the cell's ConfigContainer and calls pretrain(), or finetune() when it continues from a checkpoint,
+which finetune() requires. attach.py observes it from outside, files.py writes what it reads. torch.distributed is
+initialised already, which upstream allows (`_initialize_distributed`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from contextlib import redirect_stdout
 from typing import Any
 
 from harness.core.cell.config import CellConfig
+from harness.core.cell.reports import entry_point
 from harness.node.data_paths.base import RankContext
 from harness.node.data_paths.bridge.step import missing
 from harness.node.data_paths.lookup import Unavailable
@@ -35,7 +36,7 @@ class BridgeTrainer:
     @staticmethod
     def unavailable(config: CellConfig) -> Unavailable:
         os.environ["HF_HUB_OFFLINE"] = "1"  # read when the packages are imported
-        return missing("data.builders.gpt_sft", "data.packing.parquet", "training.pretrain", "training.gpt_step")
+        return missing("data.builders.gpt_sft", "data.packing.parquet", "training.finetune", "training.gpt_step")
 
     def run(self) -> None:
         config, folder = self.context.config, self.context.folder / "data"
@@ -48,7 +49,8 @@ class BridgeTrainer:
             self.recorder.record.cpu_stubs += trainer_stubs.install()
         use_own_layers(config.attention)
         Attached(self.context, self.recorder)
-        pretrain: Any = importlib.import_module("megatron.bridge.training.pretrain")
+        home, _, name = entry_point(config).rpartition(".")
+        train: Any = getattr(importlib.import_module(home), name)
         step: Any = importlib.import_module("megatron.bridge.training.gpt_step")
         with redirect_stdout(sys.stderr):
-            pretrain.pretrain(container(config, folder, self.context.device), step.forward_step)
+            train(container(config, folder, self.context.device), step.forward_step)
