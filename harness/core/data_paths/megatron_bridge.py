@@ -123,6 +123,7 @@ OFFLINE = DataPath(
     ),
     trainers=("bridge",),
     trained=_collated_by_step,
+    tokens_on_last_stage=True,
     canaries_without_effect={
         "padding": "upstream pads with the end-of-sentence id, which it also uses to separate documents",
         "truncation": "upstream is given documents that are already truncated",
@@ -166,4 +167,5 @@ LONG = DataPath(
     ),
     trainers=("bridge",),
     trained=_as_long_as_the_longest,
+    tokens_on_last_stage=True,
 )

@@ -160,7 +160,9 @@ def _transformer_engine() -> list[tuple[Any, str, Any]]:
 
     # Megatron's own fallbacks without Transformer Engine.
     by_tensor = "multi_tensor_scale_tensor_impl"  # from 0.19 on; None: it uses the next one
+    routing = sys.modules.get("megatron.core.transformer.moe.moe_utils")
     return [
+        *([(routing, "te_general_gemm", None)] if routing is not None else []),
         *([(clip_grads, by_tensor, None)] if hasattr(clip_grads, by_tensor) else []),
         (kernels, "thd_get_partitioned_indices", _thd_get_partitioned_indices),
         (megatron_optimizer, "Adam", FusedAdam),

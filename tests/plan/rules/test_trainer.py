@@ -109,11 +109,12 @@ def test_model_parts_without_flags_are_rejected(key: str, parts: dict[str, Any])
     assert (found.rule, found.reason) == ("trainer.model", f"trainer megatron is not given {key}; use trainer: harness")
 
 
-def test_experts_and_prediction_are_passed_to_megatrons_script_alone() -> None:
+def test_experts_and_prediction_are_passed_to_megatrons_script_and_to_megatron_bridge() -> None:
     model = ModelConfig(moe=MoeConfig(), mtp=MtpConfig())
     assert rejections(cell(model=model)) == ()
-    found = {item.rule: item.reason for item in rejections(replace(cell(model=model), trainer="bridge"))}
-    assert found["trainer.model"] == "trainer bridge is not given model.moe; use trainer: harness"
+    assert rejections(replace(cell(model=model, data_path="bridge_long"), trainer="bridge")) == ()
+    found = {item.rule: item.reason for item in rejections(of_skyrl(model=model))}
+    assert found["trainer.model"] == "trainer skyrl is not given model.moe; use trainer: harness"
 
 
 def test_the_control_is_trained_by_the_harness() -> None:

@@ -50,12 +50,12 @@ class BridgeStep:
     def __init__(self, context: RankContext, dataset: Any, module: str = "gpt_step") -> None:
         self.context = context
         self.forward_step = importlib.import_module(f"megatron.bridge.training.{module}").forward_step
-        layout = context.config.layout
+        layout, mtp = context.config.layout, context.config.model.mtp
         sizes = SimpleNamespace(
             virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
             seq_length=context.config.train.seq_length,
             sequence_parallel=layout.sp,
-            mtp_num_layers=None,
+            mtp_num_layers=mtp.layers if mtp else None,
         )
         switches = SimpleNamespace(check_for_nan_in_loss=False, check_for_spiky_loss=False)
         cfg = SimpleNamespace(dataset=dataset, model=sizes, rerun_state_machine=switches)

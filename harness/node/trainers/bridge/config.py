@@ -20,7 +20,6 @@ _OF_PROBE = (
     "init_method",
     "output_layer_init_method",
     "embedding_init_method",
-    "moe_token_dispatcher_type",
     "variable_seq_lengths",  # train_step passes the length of the step's rows to the schedule
 )
 _WEIGHT_DECAY = 0.01  # Megatron's default

@@ -24,6 +24,7 @@ from harness.node.recording.recorder import Recorder
 from harness.node.trainers.bridge.attach import Attached
 from harness.node.trainers.bridge.config import container
 from harness.node.trainers.bridge.files import write_files
+from harness.node.trainers.bridge.layers import use_local_prediction
 from harness.node.trainers.layers import use_own_layers
 
 
@@ -48,6 +49,7 @@ class BridgeTrainer:
         if self.context.device.kind == "cpu":
             self.recorder.record.cpu_stubs += trainer_stubs.install()
         use_own_layers(config.attention)
+        use_local_prediction(config.attention)
         Attached(self.context, self.recorder)
         home, _, name = entry_point(config).rpartition(".")
         train: Any = getattr(importlib.import_module(home), name)
