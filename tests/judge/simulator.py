@@ -197,7 +197,7 @@ def _record(cell: PlannedCell, rank: int) -> RankRecord:
     record.counts_packed = True if config.trainer == "megatron" else None
     if config.trainer == "megatron" and config.layout.rank(place) == config.layout.world_size - 1:
         print_reports(config, record.reported)
-    record.evaluations = [_evaluation(config, place, number) for number in range(len(config.train.evaluated))]
+    record.evaluations = [_evaluation(config, place, number) for number in config.evaluations]
     record.states = [_state(config, place, after) for after in config.stored]
     record.parameters = _parameters(config, place) if config.fingerprints else []
     record.activations = _activations(config, place) if config.fingerprints else []

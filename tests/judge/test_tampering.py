@@ -74,7 +74,8 @@ def by_upstream() -> Run:
 
 def resumed() -> Run:
     """A cell that continues in the same layout, one that does in another, and their control."""
-    cell = replace(config_of("sft", tp=2, pp=2), trainer="megatron")
+    train = replace(TRAIN, eval_interval=2)
+    cell = replace(config_of("sft", tp=2, pp=2), trainer="megatron", train=train)
     return run_of([replace(cell, resume="same"), replace(cell, resume="tp4-pp1")])
 
 

@@ -216,6 +216,11 @@ class CellConfig:
     def steps(self) -> range:
         return range(self.begins, self.train.steps)
 
+    @cached_property
+    def evaluations(self) -> dict[int, int]:
+        """Number of each evaluation of this part of the cell -> number of steps finished before it."""
+        return {number: after for number, after in enumerate(self.train.evaluated) if after > self.begins}
+
     @property
     def resumed(self) -> CellConfig:
         """The part of the cell that continues from its checkpoint. ValueError if its ranks cannot be split so."""

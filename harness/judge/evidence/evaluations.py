@@ -14,7 +14,7 @@ from harness.judge.evidence.cell_evidence import CellEvidence
 class Evaluation:
     """One evaluation that every rank of the last stage finished."""
 
-    number: int  # from 0
+    number: int  # from 0, over all parts of the cell
     after: int  # number of finished steps
     plan: list[list[MicroBatch]]  # [dp][micro-batch]
     seen: list[tuple[RankRecord, EvaluationSeen]]  # of the last stage, in rank order
@@ -28,15 +28,15 @@ class Evaluation:
 
 
 def evaluations_of(evidence: CellEvidence) -> Iterator[Evaluation]:
-    """The finished evaluations, in order."""
+    """The finished evaluations of this part of the cell, in order."""
     config, last = evidence.cell.config, evidence.last_stage
     ranks = [evidence.records[rank] for rank in sorted(evidence.records) if evidence.records[rank].place.pp == last]
     if len(ranks) < evidence.layout.world_size // evidence.layout.pp:
         return
-    for number, after in enumerate(config.train.evaluated):
-        if any(len(record.evaluations) <= number for record in ranks):
+    for place, (number, after) in enumerate(config.evaluations.items()):
+        if any(len(record.evaluations) <= place for record in ranks):
             return
-        seen = [(record, record.evaluations[number]) for record in ranks]
+        seen = [(record, record.evaluations[place]) for record in ranks]
         yield Evaluation(
             number=number,
             after=after,

@@ -147,12 +147,12 @@ def _step(expected: Expected, record: RankRecord, seen: StepSeen) -> Iterator[st
 
 def _evaluations(expected: Expected, record: RankRecord) -> Iterator[str]:
     config, last = expected.config, expected.is_last(record.place)
-    found, right = [seen.after for seen in record.evaluations], list(config.train.evaluated)
+    found, right = [seen.after for seen in record.evaluations], list(config.evaluations.values())
     if found != right:
         if config.own_trainer:  # upstream's trainer decides itself: the check `evaluation` reports it
             yield f"evaluations: after steps {found}, expected after {right}"
         return
-    for number, seen in enumerate(record.evaluations):
+    for number, seen in zip(config.evaluations, record.evaluations):
         where = f"evaluations: number {number}"
         for name in ("loss_sum", "token_count"):
             if (getattr(seen, name) is not None) != last:

@@ -31,8 +31,9 @@ def observe(observer: Observer, seen: StepSeen) -> None:
 def begin_evaluation(observer: Observer) -> StepTruth:
     """Announce the next evaluation; returns what its batches must be."""
     config, record = observer.context.config, observer.recorder.record
-    truth = StepTruth(config, config.train.steps + len(record.evaluations), observer.context.place.dp)
-    observer.begin_pass(truth, "evaluation", keep_tokens=False, step=len(record.steps))
+    number = min(config.evaluations, default=0) + len(record.evaluations)
+    truth = StepTruth(config, config.train.steps + number, observer.context.place.dp)
+    observer.begin_pass(truth, "evaluation", keep_tokens=False, step=config.begins + len(record.steps))
     observer.state.fingerprints = observer.backward = False
     return truth
 
@@ -41,7 +42,7 @@ def end_evaluation(observer: Observer, *, training: bool, reported: float | None
     """Record the evaluation. Collective. `training`: whether a module was in training mode in it."""
     record, losses = observer.recorder.record, observer.read_losses()
     seen = EvaluationSeen(
-        after=len(record.steps),
+        after=observer.state.step,
         micro_batches=observer.counts[0],
         documents=losses.documents,
         training=training,

@@ -89,10 +89,10 @@ class Wrappers:
         optimizer.reload_model_params()  # the optimizer's fp32 copies of the weights
 
     def _store(self) -> None:
-        """Record the state that a checkpoint holds, where the cell compares it."""
+        """Record the state that a checkpoint holds, where the cell compares it: the last one before the next step."""
         if self.step in self.context.config.stored:
-            state = stored_state(self.observer, self.optimizer, self.scheduler, self.step)
-            self.recorder.record.states.append(state)
+            state, record = stored_state(self.observer, self.optimizer, self.scheduler, self.step), self.recorder.record
+            record.states = [*(other for other in record.states if other.after != self.step), state]
 
     def train_step(
         self, upstream: Callable[..., Any], forward_step: Callable[..., Any], *args: Any, **more: Any
@@ -132,6 +132,7 @@ class Wrappers:
         found = run()
         loss = (found[0] or {}).get("lm loss")  # ({name: mean}, ...)
         end_evaluation(self.observer, training=True in self.modes, reported=_number(loss))
+        self._store()  # upstream saves after the evaluation, which draws random numbers
         return found
 
     def report(self, arguments: dict[str, Any], step: int, consumed: int, **counted: Any) -> None:

@@ -25,12 +25,6 @@ def saves_in_mid_training(config: CellConfig) -> str | None:
     return f"train.save_step is {train.save_step} of {train.steps} steps, so no step is left to resume"
 
 
-def resumes_without_evaluations(config: CellConfig) -> str | None:
-    if not config.resume or not config.train.eval_interval:
-        return None
-    return f"train.eval_interval is {config.train.eval_interval}; the harness compares no evaluations after a resume"
-
-
 def layout_of_the_ranks(config: CellConfig) -> str | None:
     if not config.resume:
         return None
@@ -55,14 +49,16 @@ def rows_stay(config: CellConfig) -> str | None:
     if config.resume in ("", SAME) or layout_is_allowed(config) or layout_of_the_ranks(config):
         return None
     resumed = config.resumed
-    for step in resumed.steps:
+    names = {step: f"step {step}" for step in resumed.steps}
+    names |= {config.train.steps + n: f"the evaluation after step {after}" for n, after in resumed.evaluations.items()}
+    for step, name in names.items():
         try:
             if _documents(config, step) == _documents(resumed, step):
                 continue
         except ValueError:
             return None  # a rule of the layout names the step
         return (
-            f"resume is {config.resume}, and there the rows of step {step} do not hold the same documents, since these "
+            f"resume is {config.resume}, and there the rows of {name} do not hold the same documents, since these "
             f"are padded to a multiple of {resumed.style.document_multiple}, not {config.style.document_multiple}; use "
             "documents that fill the same rows either way"
         )
@@ -80,7 +76,6 @@ def _resumes(own: Own) -> bool:
 RULES: tuple[Rule[CellConfig], ...] = (
     Rule("resume.trainer", "harness: the adapters of upstream's trainers", trainer_saves, _resumes),
     Rule("resume.step", "Megatron-LM --save-interval", saves_in_mid_training, _resumes),
-    Rule("resume.evaluation", "harness: the checks of a resume", resumes_without_evaluations, _resumes),
     Rule("resume.ranks", "harness: a cell has one number of ranks", layout_of_the_ranks, _resumes),
     Rule("resume.layout", "the rules of layouts, for the one that continues", layout_is_allowed, _resumes),
     Rule("resume.rows", "Megatron-LM MegatronPretrainingSampler: consumed_samples counts rows", rows_stay, _resumes),

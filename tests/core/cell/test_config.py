@@ -40,3 +40,11 @@ def test_rows_that_replicas_take_one_at_a_time_are_in_one_order_in_every_layout(
     cell = CellConfig(layout=Layout(dp=dp), data_path="bridge_long", trainer="bridge", documents=documents, train=train)
     rows = replace(cell, micro_batch_size=2).rows(0)
     assert [item.document.index for row in rows for item in row.placed] == list(range(16))
+
+
+def test_a_part_has_the_evaluations_after_the_steps_that_it_trains() -> None:
+    train = TrainConfig(steps=4, eval_interval=2, save_step=2)
+    cell = CellConfig(layout=Layout(), data_path="sft", trainer="megatron", resume="same", train=train)
+    assert cell.evaluations == {0: 2, 1: 4, 2: 4}
+    assert cell.resumed.evaluations == {1: 4, 2: 4}
+    assert replace(cell, train=TrainConfig(steps=4)).evaluations == {}

@@ -47,11 +47,8 @@ def test_a_step_must_be_left(steps: int, step: int, allowed: bool) -> None:
     assert broken("", train=TrainConfig(global_batch=4, steps=steps, save_step=step)) == {}
 
 
-def test_evaluations_are_not_compared_after_a_resume() -> None:
-    found = broken("same", train=TrainConfig(global_batch=4, eval_interval=1))
-    assert found == {
-        "resume.evaluation": "train.eval_interval is 1; the harness compares no evaluations after a resume"
-    }
+def test_evaluations_continue_after_a_resume() -> None:
+    assert broken("same", train=TrainConfig(global_batch=4, eval_interval=1)) == {}
 
 
 def test_the_ranks_must_fit_the_other_layout() -> None:
@@ -79,6 +76,15 @@ def test_rows_must_hold_the_same_documents_in_both_layouts() -> None:
 def test_the_step_whose_rows_differ_is_named() -> None:
     later = DocumentsConfig(mode="file", lengths=(20, 20, 21, 3, 12, 8, 16, 4))  # steps 0 and 2, and step 1
     assert "the rows of step 2 do not" in broken("cp2-pp1", documents=later)["resume.rows"]
+
+
+def test_rows_of_evaluations_must_hold_the_same_documents_too() -> None:
+    """Step 2, in which rows differ, belongs to the evaluation of a run of two steps."""
+    later = DocumentsConfig(mode="file", lengths=(12, 8, 16, 4, 12, 8, 16, 4, 20, 20, 21, 3))
+    train = TrainConfig(global_batch=4, steps=2, eval_interval=2)
+    reason = broken("cp2-pp1", documents=later, train=train)["resume.rows"]
+    assert "the rows of the evaluation after step 2 do not" in reason
+    assert broken("cp2-pp1", documents=later, train=replace(train, eval_interval=0)) == {}
 
 
 def test_rows_of_a_layout_that_is_not_allowed_are_not_compared() -> None:

@@ -28,7 +28,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
 
 def _absent(evidence: CellEvidence) -> Iterator[CheckFinding]:
     """Upstream's trainers decide themselves when they evaluate."""
-    right = list(evidence.cell.config.train.evaluated)
+    right = list(evidence.cell.config.evaluations.values())
     for record in evidence.records.values():
         found = [seen.after for seen in record.evaluations]
         if record.ended == "completed" and not evidence.cell.config.own_trainer and found != right:
@@ -93,13 +93,14 @@ def _losses(evidence: CellEvidence) -> Iterator[CheckFinding]:
     """With the control's weights at that step, the loss is the control's too."""
     if evidence.control is None or not evidence.same_rows:
         return
-    for one, right in zip(evaluations_of(evidence), evaluations_of(evidence.control)):
-        bound = evidence.bound("step_loss", one.after)
+    of_control = {one.number: one.loss_sum for one in evaluations_of(evidence.control)}
+    for one in evaluations_of(evidence):
+        bound, right = evidence.bound("step_loss", one.after), of_control.get(one.number)
         for record, seen in one.seen:
-            if right.loss_sum is not None and _differs(seen.loss_sum, right.loss_sum, bound):
+            if right is not None and _differs(seen.loss_sum, right, bound):
                 yield _finding(
                     f"loss sum of the evaluation after step {one.after} on rank {record.rank}: "
-                    f"{_text(seen.loss_sum, right.loss_sum, bound, 'control')}",
+                    f"{_text(seen.loss_sum, right, bound, 'control')}",
                     _where(record, after=one.after),
                     measured=seen.loss_sum,
                     bound=stated(bound),

@@ -33,6 +33,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
             _state(evidence, evidence.saved),
             _random(evidence, evidence.saved),
             _steps(evidence, evidence.saved),
+            _evaluations(evidence, evidence.saved),
         ]
         kinds += of_same if same else [_resharded(evidence, evidence.saved)]
     return [finding for kind in kinds if (finding := next(kind, None)) is not None]
@@ -151,6 +152,23 @@ def _steps(evidence: CellEvidence, saved: CellEvidence) -> Iterator[CheckFinding
                     )
 
 
+def _evaluations(evidence: CellEvidence, saved: CellEvidence) -> Iterator[CheckFinding]:
+    """Those of the resumed part are the last ones of the part that went on to the end."""
+    for record, other in _records(evidence, saved):
+        later = other.evaluations[-len(record.evaluations) :] if record.evaluations else []
+        for seen, right in zip(record.evaluations, later):
+            for name, text in _OF_EVALUATION.items():
+                if getattr(seen, name) != getattr(right, name):
+                    yield _finding(
+                        f"{text} of the evaluation after step {seen.after} on rank {record.rank} differs from that of "
+                        f"the run that was not interrupted: {_difference(getattr(seen, name), getattr(right, name))}",
+                        record,
+                        seen.after,
+                        bound=_BITS,
+                    )
+
+
+_OF_EVALUATION = {"loss_sum": "the loss sum", "documents": "the loss of documents", "reported": "the reported loss"}
 _OF_STEP = {"loss_sum": "the loss sum", "grad_norm": "the gradient norm", "documents": "the loss of documents"}
 
 
@@ -165,11 +183,15 @@ def _pairs(
     evidence: CellEvidence, saved: CellEvidence, after: int
 ) -> Iterator[tuple[RankRecord, StateSeen, StateSeen]]:
     """(record, its state, the state of the same rank in the part that saved) where both exist."""
-    for rank, record in evidence.records.items():
-        found = state_after(record, after)
-        right = state_after(saved.records[rank], after) if rank in saved.records else None
+    for record, other in _records(evidence, saved):
+        found, right = state_after(record, after), state_after(other, after)
         if found is not None and right is not None:
             yield record, found, right
+
+
+def _records(evidence: CellEvidence, saved: CellEvidence) -> Iterator[tuple[RankRecord, RankRecord]]:
+    """(record, that of the same rank in the part that saved) where both exist."""
+    return ((record, saved.records[rank]) for rank, record in evidence.records.items() if rank in saved.records)
 
 
 def _differs(seen: StoredParameter, copy: StoredParameter) -> str | None:

@@ -77,6 +77,20 @@ def test_the_state_at_the_end_is_that_of_the_run_that_was_not_interrupted() -> N
     assert "after step 2 differs from that of the run that was not interrupted" in message(later(evidence))
 
 
+def test_evaluations_are_those_of_the_run_that_was_not_interrupted() -> None:
+    config = replace(config_of("sft", pp=2), trainer="megatron", resume="same")
+    evidence = evidence_for(replace(config, train=replace(config.train, eval_interval=1)))
+    assert judge(evidence).outcome is Outcome.PASS
+    (found, _), saved = later(evidence).records[1].evaluations, evidence.records[1].evaluations
+    assert (found.after, len(saved)) == (2, 3)
+    assert found.reported is not None
+    found.reported += 1e-12
+    assert message(later(evidence)).startswith(
+        "the reported loss of the evaluation after step 2 on rank 1 differs from that of the run that was not "
+        "interrupted: "
+    )
+
+
 def test_random_generators_continue() -> None:
     evidence = cell(tp=2)
     state(later(evidence), rank=1).random = "other"
