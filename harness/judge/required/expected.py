@@ -60,6 +60,11 @@ class Expected:
     def legs(self) -> list[Leg]:
         return self.evidence.legs_planned
 
+    @property
+    def has_first_step(self) -> bool:
+        """Whether this part of the cell trains step 0, of which routers and prediction layers are recorded."""
+        return 0 in self.evidence.steps
+
     def is_last(self, place: Coordinates) -> bool:
         return place.pp == self.layout.pp - 1
 

@@ -137,12 +137,13 @@ def _against_control(expected: Expected, records: dict[int, RankRecord]) -> Iter
 def _routers(expected: Expected, record: RankRecord) -> Iterator[str]:
     at, moe = record.place, expected.model.moe
     micro_batches = range(len(expected.evidence.plan[0][at.dp]))
-    right = [(layer, number) for layer in expected.routed(at.pp) for number in micro_batches]
+    layers = expected.routed(at.pp) if expected.has_first_step else []
+    right = [(layer, number) for layer in layers for number in micro_batches]
     found = sorted((seen.layer, seen.micro_batch) for seen in record.routers)
     if found != sorted(right):
         odd = sorted({*found} ^ {*right})
         yield f"routers: {len(found)} (layer, micro-batch) pairs, not {len(right)}; {odd[:1] or 'one is listed twice'}"
-    balanced = moe is not None and moe.balanced
+    balanced = moe is not None and moe.balanced and expected.has_first_step
     if (record.aux_scale is not None) != balanced:
         yield f"aux_scale is {record.aux_scale!r}, {'with' if balanced else 'without'} an auxiliary loss"
     for seen in record.routers:
@@ -164,7 +165,8 @@ def _adds_up(share: ExpertShare, topk: int) -> bool:
 
 def _heads(expected: Expected, record: RankRecord) -> Iterator[str]:
     mtp = expected.model.mtp
-    depths = range(1, mtp.layers + 1) if mtp and expected.is_last(record.place) else ()
+    predicts = expected.is_last(record.place) and expected.has_first_step
+    depths = range(1, mtp.layers + 1) if mtp and predicts else ()
     micro_batches = range(len(expected.evidence.plan[0][record.place.dp]))
     right = sorted((depth, number) for depth in depths for number in micro_batches)
     found = sorted((seen.depth, seen.micro_batch) for seen in record.mtp)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from harness.core.cell.model import MoeConfig, MtpConfig
 from harness.core.run.records import ExpertShare, RankRecord, RouterSeen
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.required import model
@@ -39,6 +41,17 @@ def test_every_router_is_recorded_once_in_every_micro_batch(
     evidence = with_routers()
     change(evidence.records[0])
     assert sorted(problems_of(evidence))[:1] == [f"routers: {problem}"]
+
+
+def test_routers_and_predictions_are_of_the_first_step_which_a_resumed_part_does_not_train() -> None:
+    plain = replace(config_of("sft"), trainer="megatron", resume="same")
+    evidence = evidence_for(
+        replace(plain, model=replace(plain.model, moe=MoeConfig(aux_loss="aux_loss"), mtp=MtpConfig()))
+    )
+    assert evidence.resumed is not None
+    found = [problem.partition(" ")[0] for problem in problems_of(evidence)]
+    assert found == ["routers:", "aux_scale", "mtp:"]
+    assert problems_of(evidence.resumed) == []
 
 
 def test_the_order_of_routers_does_not_matter() -> None:
