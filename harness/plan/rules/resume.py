@@ -8,6 +8,8 @@ from harness.core.cell.resume import SAME, resumed_layout
 from harness.plan.rules import layout, loss, model, packing
 from harness.plan.rules.rule import Own, Rule
 
+# Argument that saves whole tensors of a sharded optimizer: of a command line, and of Megatron-Bridge's configuration.
+_RESHARDABLE = ("dist_ckpt_optim_fully_reshardable", "checkpoint.dist_ckpt_optim_fully_reshardable")
 _OF_LAYOUT = layout.RULES + packing.RULES + loss.RULES + model.RULES
 
 
@@ -44,6 +46,20 @@ def layout_is_allowed(config: CellConfig) -> str | None:
     return None if reason is None else f"resume is {config.resume}: {reason}"
 
 
+def shards_are_reshardable(config: CellConfig) -> str | None:
+    """By default shards of the optimizer are saved for other sizes of dp x cp, but not of tp and pp."""
+    if config.resume in ("", SAME) or config.distributed_optimizer == "off" or layout_of_the_ranks(config):
+        return None
+    name = _RESHARDABLE[config.trainer == "bridge"]
+    before, after = ((layout.tp, layout.pp) for layout in (config.layout, config.resumed.layout))
+    if before == after or config.args.text(name) in ("on", "true"):
+        return None
+    return (
+        f"resume is {config.resume}, from tp {before[0]} and pp {before[1]} to tp {after[0]} and pp {after[1]}, and "
+        f"distributed_optimizer is {config.distributed_optimizer}: set args {name}"
+    )
+
+
 def rows_stay(config: CellConfig) -> str | None:
     """A resumed run goes on in the same file, of which each row holds the same documents in every layout."""
     if config.resume in ("", SAME) or layout_is_allowed(config) or layout_of_the_ranks(config):
@@ -78,5 +94,11 @@ RULES: tuple[Rule[CellConfig], ...] = (
     Rule("resume.step", "Megatron-LM --save-interval", saves_in_mid_training, _resumes),
     Rule("resume.ranks", "harness: a cell has one number of ranks", layout_of_the_ranks, _resumes),
     Rule("resume.layout", "the rules of layouts, for the one that continues", layout_is_allowed, _resumes),
+    Rule(
+        "resume.shards",
+        "Megatron-LM, Megatron-Bridge _load_base_checkpoint: sharding type dp_reshardable",
+        shards_are_reshardable,
+        _resumes,
+    ),
     Rule("resume.rows", "Megatron-LM MegatronPretrainingSampler: consumed_samples counts rows", rows_stay, _resumes),
 )

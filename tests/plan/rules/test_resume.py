@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from harness.core.cell.arguments import Arguments, merged
 from harness.core.cell.config import CellConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.packing.documents import DocumentsConfig
@@ -61,6 +62,27 @@ def test_the_other_layout_must_be_allowed_itself() -> None:
     assert broken("vpp3") == {
         "resume.layout": "resume is vpp3: model.layers 4 is not divisible by pp 2 x vpp 3 = 6: 4 = 0 * 6 + 4"
     }
+
+
+@pytest.mark.parametrize("sharded", ["on", "overlap"])
+def test_shards_of_the_optimizer_fit_other_replicas_and_with_an_argument_other_stages(sharded: str) -> None:
+    assert broken("tp1", distributed_optimizer=sharded) == {
+        "resume.shards": "resume is tp1, from tp 2 and pp 2 to tp 1 and pp 2, and distributed_optimizer is "
+        f"{sharded}: set args dist_ckpt_optim_fully_reshardable"
+    }
+    whole = Arguments(merged({"dist_ckpt_optim_fully_reshardable": ()}))
+    assert broken("tp1", distributed_optimizer=sharded, args=whole) == {}
+    replicas = {"layout": Layout(dp=4), "distributed_optimizer": sharded}
+    assert broken("cp2", **replicas) == broken("same", distributed_optimizer=sharded) == {}
+    assert broken("cp2-tp2", **replicas).keys() == {"resume.shards"}
+
+
+def test_the_shards_of_megatron_bridge_have_a_field() -> None:
+    cell = {"trainer": "bridge", "data_path": "bridge_long", "distributed_optimizer": "on"}
+    assert broken("tp1", **cell)["resume.shards"].endswith("set args checkpoint.dist_ckpt_optim_fully_reshardable")
+    for value, left in (("true", set()), ("false", {"resume.shards"})):
+        args = Arguments(merged({"checkpoint.dist_ckpt_optim_fully_reshardable": (value,)}))
+        assert broken("tp1", **cell, args=args).keys() == left
 
 
 def test_rows_must_hold_the_same_documents_in_both_layouts() -> None:
