@@ -101,6 +101,11 @@ EDITS: dict[str, Edit] = {
         "state.train_state = read_train_state(train_state_filename)",
         "state.train_state = read_train_state(train_state_filename); state.train_state.consumed_train_samples = 0",
     ),
+    "evaluated-samples-not-loaded": Edit(
+        _LOAD,
+        "state.train_state = read_train_state(train_state_filename)",
+        "state.train_state = read_train_state(train_state_filename); state.train_state.consumed_valid_samples = 0",
+    ),
     "packs-counted-as-one-document": Edit(
         f"{_FLOPS}accumulate_flops_metadata",
         "_scalar_sum_for_accumulator(sub_seq_lens.long() ** 2)",
@@ -120,6 +125,11 @@ EDITS: dict[str, Edit] = {
         "megatron.bridge.data.samplers:MegatronPretrainingBatchSampler.__iter__",
         "self.data_parallel_rank,\n                    self._global_batch_size,",
         "0,\n                    self._global_batch_size,",
+    ),
+    "loss-mask-of-tokens-not-of-labels": Edit(
+        "megatron.bridge.data.datasets.gpt_sft:GPTSFTDataset.collate_fn",
+        "self._build_loss_mask(item)[1:]",
+        "self._build_loss_mask(item)[:-1]",
     ),
     "later-stages-without-metadata": Edit(
         "megatron.bridge.training.gpt_step:_forward_step_common",
