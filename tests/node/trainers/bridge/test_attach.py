@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from harness.node.trainers.bridge.attach import _outermost
 from tests.node.trainers.loop import folder, record, steps
 
 pytestmark = pytest.mark.train
@@ -33,6 +36,18 @@ def test_a_reported_norm_is_recorded_as_it_was_reported(tmp_path: Path) -> None:
     found = record("bridge", folder(tmp_path, "doubled"), "norm_doubled")
     told, seen = found["reported"][0]["grad_norm"], found["steps"][0]["grad_norm"]
     assert told == pytest.approx(2 * seen)
+
+
+def test_the_entry_point_is_the_first_function_of_upstream_that_led_here() -> None:
+    code = "def finetune(): return pretrain()\ndef pretrain(): return found()"
+    upstream: dict[str, Any] = {
+        "__name__": "megatron.bridge.training.finetune",
+        "found": lambda: _outermost(sys._getframe()),
+    }
+    exec(code, upstream)
+    assert upstream["finetune"]() == "megatron.bridge.training.finetune.finetune"
+    assert upstream["pretrain"]() == "megatron.bridge.training.finetune.pretrain"
+    assert _outermost(sys._getframe()) == ""
 
 
 def test_what_is_counted_and_printed_is_recorded(tmp_path: Path) -> None:
