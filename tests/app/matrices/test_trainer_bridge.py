@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,34 +11,69 @@ import pytest
 
 from harness.core.outcomes import EXIT_INPUT, EXIT_PASS
 from harness.infra.inputs import yaml_file
+from harness.infra.inputs.matrix_file import read_matrix
+from harness.infra.stacks.prepare import prepare
 from tests.app.conftest import harness, only_run, write_matrix
 
 pytestmark = pytest.mark.train
 LIMIT_S = 1800  # an environment is made and Transformer Engine is compiled when this machine has none
 
 
-AXES = ("tp", "pp", "cp", "dp")
+PLAIN = {"tp": 1, "pp": 1, "cp": 1, "dp": 1, "packing": "bridge_offline", "micro_batch_size": 1, "model.moe": None}
+PLAIN |= {"distributed_optimizer": "off", "train.eval_interval": 0, "resume": None}
+# The names of cells and what they change.
+CASES: dict[str, dict[str, Any]] = {
+    "tp2-pp1-cp1-bridge_offline-bridge062-bridge-trainer": {"tp": 2},
+    "tp1-pp2-cp1-bridge_offline-bridge062-bridge-trainer": {"pp": 2},
+    "tp1-pp1-cp2-bridge_offline-bridge062-bridge-trainer": {"cp": 2},
+    "tp1-pp1-cp1-dp2-bridge_offline-bridge062-bridge-trainer": {"dp": 2},
+    "tp2-pp1-cp1-bridge_offline-moe4x2-aux_loss-bridge062-bridge-trainer": {
+        "tp": 2,
+        "model.moe": {"aux_loss": "aux_loss"},
+    },
+    "tp1-pp2-cp1-bridge_long-mbs2-bridge062-bridge-trainer": {
+        "pp": 2,
+        "packing": "bridge_long",
+        "micro_batch_size": 2,
+    },
+    "tp1-pp1-cp1-dp2-bridge_long-eval_interval1-bridge062-distopt-on-bridge-trainer-resume-same": {
+        "dp": 2,
+        "packing": "bridge_long",
+        "distributed_optimizer": "on",
+        "train.eval_interval": 1,
+        "resume": "same",
+    },
+}
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory, root: Path) -> dict[str, dict[str, Any]]:
-    """Cells by the axis that is 2."""
+def run(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
+    """The directory of a run of the cases."""
     folder = tmp_path_factory.mktemp("bridge")
     stacks = yaml_file.read(root / "matrices" / "trainer_bridge.yaml").values["stacks"]
-    case = [{axis: 2 if axis == two else 1 for axis in AXES} for two in AXES]
-    matrix = {"case": case, "stack": list(stacks), "packing": ["bridge_offline"], "trainer": ["bridge"]}
+    case = [PLAIN | changed for changed in CASES.values()]
+    matrix = {"case": case, "stack": list(stacks), "trainer": ["bridge"]}
     whole = {"name": "wheel", "train": {"steps": 2, "global_batch": 16}, "documents": {"mode": "uncut"}}
     text = json.dumps(whole | {"launch": {"deadline_s": 300}, "stacks": stacks, "matrix": matrix})
     done = harness("run", write_matrix(folder, text), cwd=folder, timeout=LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads((only_run(folder / "reports") / "report.json").read_text())
-    cells = [cell for cell in report["cells"] if cell["role"] == "cell"]
-    return {next(axis for axis in AXES if cell["axes"][axis] == 2): cell for cell in cells}
+    return only_run(folder / "reports")
 
 
-@pytest.mark.parametrize("axis", AXES)
-def test_it_trains_as_one_rank_does(ran: dict[str, dict[str, Any]], axis: str) -> None:
-    assert (ran[axis]["outcome"], ran[axis]["findings"]) == ("PASS", [])
+@pytest.mark.parametrize("name", CASES)
+def test_it_trains_as_one_rank_does(run: Path, name: str) -> None:
+    cells = json.loads((run / "report.json").read_text())["cells"]
+    (cell,) = [cell for cell in cells if cell["id"].rpartition("-")[0] == name]
+    assert (cell["outcome"], cell["findings"]) == ("PASS", [])
+
+
+def test_a_part_that_continues_is_entered_by_finetune(run: Path) -> None:
+    (attempt,) = run.glob("cells/*resume-same-*/attempt-1")
+    entered = [
+        json.loads((part / "ranks" / "rank-00000.json").read_text())["entry_point"].rpartition(".")[2]
+        for part in (attempt, attempt / "resumed")
+    ]
+    assert entered == ["pretrain", "finetune"]
 
 
 def with_arguments(folder: Path, root: Path, arguments: dict[str, Any]) -> Any:
@@ -71,9 +107,19 @@ def test_fields_reach_the_container(tmp_path: Path, root: Path) -> None:
 
 
 @pytest.mark.long
+def test_upstream_passes_no_loss_mask_to_prediction_layers(root: Path) -> None:
+    stacks = read_matrix(root / "matrices" / "trainer_bridge.yaml").stacks
+    ready = prepare(stacks.values(), lambda text: None)["bridge062"]
+    script = root / "docs" / "reproducers" / "prediction_without_loss_mask.py"
+    done = subprocess.run([ready.python, "-W", "ignore", str(script)], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert "the model gets attention_mask, input_ids, labels, position_ids" in done.stdout
+
+
+@pytest.mark.long
 def test_the_shipped_matrix_passes(tmp_path: Path, root: Path) -> None:
     done = harness("run", root / "matrices" / "trainer_bridge.yaml", cwd=tmp_path, timeout=3600)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((only_run(tmp_path / "reports") / "report.json").read_text())
     assert report["rejected"] == []
-    assert sum(cell["role"] == "cell" for cell in report["cells"]) > 20
+    assert sum(cell["role"] == "cell" for cell in report["cells"]) > 60
