@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -106,14 +107,24 @@ def test_fields_reach_the_container(tmp_path: Path, root: Path) -> None:
     assert len(record["recomputed"]) == len(record["layers"]) > 0
 
 
+def test_whole_tensors_of_a_sharded_optimizer_are_saved_from_wrong_places(root: Path) -> None:
+    done = reproduced(sys.executable, root / "docs" / "reproducers" / "fully_reshardable_buckets.py")
+    assert "parameters whose mean is 1 and 2 are saved with mean 1 and 0" in done
+
+
+def reproduced(python: str, script: Path) -> str:
+    """What a reproducer prints of a fault that this release has."""
+    done = subprocess.run([python, "-W", "ignore", str(script)], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    return done.stdout
+
+
 @pytest.mark.long
 def test_upstream_passes_no_loss_mask_to_prediction_layers(root: Path) -> None:
     stacks = read_matrix(root / "matrices" / "trainer_bridge.yaml").stacks
     ready = prepare(stacks.values(), lambda text: None)["bridge062"]
-    script = root / "docs" / "reproducers" / "prediction_without_loss_mask.py"
-    done = subprocess.run([ready.python, "-W", "ignore", str(script)], capture_output=True, text=True)
-    assert done.returncode == 1, done.stderr
-    assert "the model gets attention_mask, input_ids, labels, position_ids" in done.stdout
+    done = reproduced(ready.python, root / "docs" / "reproducers" / "prediction_without_loss_mask.py")
+    assert "the model gets attention_mask, input_ids, labels, position_ids" in done
 
 
 @pytest.mark.long
