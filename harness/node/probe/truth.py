@@ -77,7 +77,7 @@ class StepTruth:
             ids = self._content(item.document)
             real = slice(item.start, item.start + item.document.length)
             tokens[real], labels[real] = ids[:-1], ids[1:]
-            mask[real] = 0.0 if item.document.masked else 1.0
+            mask[real] = torch.tensor(item.document.loss_mask, dtype=mask.dtype)
         owners = torch.tensor(plan.slot_owners(), dtype=torch.int64)
         return MicroTruth(
             plan=plan,

@@ -73,7 +73,7 @@ def test_an_unquoted_and_a_quoted_expiry_date_are_the_same() -> None:
         ({"model": {"hidden": 24}}, "even head size: 24 / 8 = 3"),
         ({"train": {"steps": 0}}, "train.steps: must be at least 1 (found 0)"),
         ({"train": {"lr": float("inf")}}, "train.lr: must be finite"),
-        ({"documents": {"mode": "mock"}}, "allowed: adversarial, uncut, distribution, file"),
+        ({"documents": {"mode": "mock"}}, "allowed: adversarial, uncut, multi_turn, distribution, file"),
         ({"documents": {"mode": "adversarial", "path": "x"}}, "documents.path: unknown key"),
         ({"documents": {"mode": "distribution"}}, "documents.max_seq_len: is required"),
         ({"documents": {"mode": "file"}}, "needs either path or lengths"),

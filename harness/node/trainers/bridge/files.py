@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from harness.core.cell.config import CellConfig
-from harness.node.data_paths.bridge.offline import longest_first, packed_config, write_documents
+from harness.node.data_paths.bridge.offline import built_tokenizer, longest_first, packed_config, write_documents
 from harness.node.probe.truth import StepTruth
 from harness.node.trainers.tokenizer import text, write_tokenizer
 
@@ -24,11 +24,10 @@ _ROWS, _EVALUATED = "rows.idx.parquet", "evaluated.idx.parquet"
 def write_files(folder: Path, config: CellConfig) -> None:
     """Write the tokenizer and the packed rows into a new folder. On one rank; imports Megatron-Bridge."""
     from megatron.bridge.data.packing.parquet import write_packed_parquet
-    from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
 
     folder.mkdir(parents=True)
     write_tokenizer(folder / "tokenizer", config.model.vocab)
-    own = build_tokenizer(tokenizer_config(folder))
+    own = built_tokenizer(folder)
     steps = [_packed(folder / f"step-{n}", StepTruth(config, n, 0), own) for n in range(config.train.passes)]
     trained, evaluated = steps[: config.train.steps], steps[config.train.steps :]
     for name, part in ((_ROWS, trained), (_EVALUATED, evaluated)):
@@ -44,13 +43,6 @@ def reserve_files(folder: Path) -> None:
     """Empty files in the places of those that the configuration refers to, which it wants to exist."""
     for name in (_ROWS, _EVALUATED, "metadata.json"):
         (folder / name).touch()
-
-
-def tokenizer_config(folder: Path) -> Any:
-    """Upstream's configuration of the tokenizer in a folder with the files."""
-    from megatron.bridge.training.tokenizers.config import TokenizerConfig
-
-    return TokenizerConfig(tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(folder / "tokenizer"))
 
 
 def data_config(folder: Path, config: CellConfig) -> Any:

@@ -1,8 +1,8 @@
 """The files that upstream's fine-tuning data set and tokenizer read: conversations of a cell's documents.
 
 A line of the JSONL file is a row of the packing plan, in the order in which MegatronPretrainingSampler deals rows to
-replicas. Each document is a conversation: an empty system message, a user message with the tokens that the loss leaves
-out, and the assistant's answer. A token's text is its id. The tokenizer drops the markers that upstream's chat template
+replicas. Each document is a conversation: an empty system message, then prompts by the user and answers by the
+assistant in turn. A token's text is its id. The tokenizer drops the markers that upstream's chat template
 puts around messages, so that upstream, by its own code, makes the tokens and masks of the plan.
 """
 
@@ -15,7 +15,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.packing.documents import Document
 from harness.core.packing.styles import align_up
 from harness.node.probe.truth import StepTruth
-from harness.node.trainers.tokenizer import text, write_tokenizer
+from harness.node.trainers.tokenizer import conversation, text, write_tokenizer
 
 PROMPT_FORMAT = "nemotron-h-aligned"  # of SFTTokenizer from core_v0.16 on; `identity` does not always mask prompts
 _MARKERS = r"<SPECIAL_1[01]>(System|User|Assistant)"  # of its template
@@ -57,9 +57,9 @@ def _lines(config: CellConfig, steps: range) -> list[str]:
 
 
 def _conversation(truth: StepTruth, document: Document) -> list[dict[str, str]]:
-    """The first token is a prompt, as in every chat: no label predicts it. With pad_seq_to_mult, padding is data."""
+    """With pad_seq_to_mult, padding is part of the last message."""
     ids = truth.content(document).tolist()
-    prompt = len(ids) if document.masked else 1
-    ids += [truth.pad_id] * (align_up(len(ids), truth.config.options.pad_seq_to_mult or 1) - len(ids))
-    spoken = [("system", []), ("user", ids[:prompt]), ("assistant", ids[prompt:])]
-    return [{"role": role, "content": text(part)} for role, part in spoken if part or role == "system"]
+    padding = [truth.pad_id] * (align_up(len(ids), truth.config.options.pad_seq_to_mult or 1) - len(ids))
+    spoken = conversation(ids, document)
+    spoken[-1]["content"] += text(padding)
+    return [{"role": "system", "content": ""}, *spoken]
