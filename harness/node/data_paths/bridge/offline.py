@@ -8,9 +8,9 @@
 Documents are passed as upstream's JSON lines, through a tokenizer that reads numbers; the first rank packs, as in
 upstream. Documents of several turns are chats, whose tokens and masks upstream takes from the chat template of a
 Hugging Face tokenizer. Upstream shuffles before it packs: here the shuffle puts the longest document first and keeps
-the order of equally long ones, so that the plan knows the position of each document. Up to 0.5 upstream pads a document's tokens,
-of which there is one more than labels, to pad_seq_to_mult; the plan follows 0.6. Where documents are padded, upstream
-counts the last token unless it is the end of sentence, so documents must not be truncated.
+the order of equally long ones, so that the plan knows the position of each document. Up to 0.5 upstream pads a
+document's tokens, of which there is one more than labels, to pad_seq_to_mult; the plan follows 0.6. Where documents are
+padded, upstream counts the last token unless it is the end of sentence, so documents must not be truncated.
 """
 
 from __future__ import annotations
