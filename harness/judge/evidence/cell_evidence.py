@@ -87,11 +87,11 @@ class CellEvidence:
 
     @cached_property
     def plan(self) -> list[list[list[Truth]]]:
-        """The truth of all steps of the cell, indexed [step][dp][micro-batch]."""
+        """The truth of all steps of the cell, at least of step 0, indexed [step][dp][micro-batch]."""
         config = self.cell.config
         return [
             [[self._truth(batch) for batch in replica] for replica in config.micro_batches(step)]
-            for step in range(config.train.steps)
+            for step in range(max(config.train.steps, 1))
         ]
 
     def _truth(self, batch: MicroBatch) -> Truth:
@@ -108,7 +108,7 @@ class CellEvidence:
 
     def truth(self, step: int, dp: int, micro_batch: int) -> Truth | None:
         """The truth for one micro-batch; None if the plan does not have it."""
-        if step not in self.steps or not 0 <= micro_batch < len(self.plan[step][dp]):
+        if step not in (self.steps or self.fetched_steps) or not 0 <= micro_batch < len(self.plan[step][dp]):
             return None
         return self.plan[step][dp][micro_batch]
 

@@ -40,6 +40,12 @@ def _rows(config: CellConfig, step: int) -> int:
     return sum(len(batch.rows) for replica in config.micro_batches(step) for batch in replica)
 
 
+def trains(config: CellConfig) -> str | None:
+    if config.train.steps:
+        return None
+    return f"train.steps is 0, and trainer {config.trainer} fetches batches only to train; use trainer: harness"
+
+
 def plain_model(config: CellConfig) -> str | None:
     parts = ("moe", "mtp", "mla", "rope_fusion", "cuda_graphs", "gathered_logits")
     found = [f"model.{name}" for name in parts if getattr(config.model, name) and name not in _GIVEN[config.trainer]]
@@ -109,6 +115,7 @@ def _with_arguments(own: Own) -> bool:
 
 RULES: tuple[Rule[CellConfig], ...] = (
     Rule("trainer.data-path", "harness: the adapters of upstream's trainers", data_path_has_trainer, _by_upstream),
+    Rule("trainer.steps", "harness: the adapters of upstream's trainers", trains, _by_upstream),
     Rule("trainer.rows", "Megatron-LM and Megatron-Bridge: one global batch size", equal_steps, _by_upstream),
     Rule(
         "trainer.metadata",

@@ -35,7 +35,9 @@ from harness.node.trainers.tokenizer import conversation, write_tokenizer
 class BridgeOfflinePath:
     def __init__(self, context: RankContext) -> None:
         self.context = context
-        truths = [StepTruth(context.config, step, context.place.dp) for step in range(context.config.train.steps)]
+        truths = [
+            StepTruth(context.config, step, context.place.dp) for step in range(max(context.config.train.steps, 1))
+        ]
         self.datasets = {self._folder(truth): self._built(truth) for truth in truths}
         self.step = BridgeStep(context, packed_config(context.config, self._folder(truths[0])))
 
