@@ -193,6 +193,7 @@ def _record(cell: PlannedCell, rank: int) -> RankRecord:
         record.steps.append(_step(config, place, step, batches))
     if not config.steps:  # batches of a first step are fetched all the same
         first = config.micro_batches(0)[place.dp]
+        record.workloads = [work for work in _workloads(config, place, 0) if work.leg == "metadata"]
         record.batches = _batches(config, place, first, [_params(record, batch.params()) for batch in first])
     record.reported = [] if config.own_trainer else [_reported(config, place, seen) for seen in record.steps]
     record.counts_packed = True if config.trainer == "megatron" else None

@@ -28,8 +28,9 @@ def test_a_rejection_found_at_run_time() -> None:
     assert set(verdict.lanes.values()) == {LaneVerdict.SKIP}
 
 
-def test_without_steps_only_the_batches_are_judged() -> None:
-    config = config_of("sft", tp=2, canaries=())
+@pytest.mark.parametrize("data_path", ["sft", "reference"])
+def test_without_steps_only_the_batches_are_judged(data_path: str) -> None:
+    config = config_of(data_path, tp=2, canaries=())
     config = replace(config, train=replace(config.train, steps=0), fingerprints=False)
     verdict = judge(evidence_for(config))
     assert (verdict.outcome, verdict.reason) == (Outcome.PASS, "")
