@@ -3,7 +3,8 @@
 Two modes follow Megatron-LM's mock SFT dataset (dev branch, MockSFTLowLevelDataset): a lognormal distribution or a file
 of lengths. For the same seed they give upstream's lengths, before truncation, in upstream's order. The others are
 `adversarial`, a mix that exposes most known packing bugs, `uncut`, the same mix short enough not to be truncated, and
-`multi_turn`, the same lengths as conversations of several prompts and answers, of which only the answers count.
+`multi_turn`, the same lengths as conversations of several prompts and answers, of which only the answers count, and
+`delimited`, the same conversations with a token at the end of each message.
 """
 
 from __future__ import annotations
@@ -17,18 +18,23 @@ from typing import Annotated, Any, Literal
 from harness.core.packing.lognormal import lognormal
 from harness.core.setting import Limits, keys_of, setting
 
-DocumentsMode = Literal["adversarial", "uncut", "multi_turn", "distribution", "file"]
-MIXES: tuple[DocumentsMode, ...] = ("adversarial", "uncut", "multi_turn")  # modes that are the same in every step
+DocumentsMode = Literal["adversarial", "uncut", "multi_turn", "delimited", "distribution", "file"]
+MIXES: tuple[DocumentsMode, ...] = (
+    "adversarial",
+    "uncut",
+    "multi_turn",
+    "delimited",
+)  # modes that are the same in every step
 MOST_LENGTH = 2**31 - 1  # tokens of a document before it is truncated
 MOST_LENGTHS = 10_000  # of a list or file: a resolved matrix holds them all
 # Mode -> the other keys that the section may have.
 KEYS_OF_MODE: Mapping[DocumentsMode, tuple[str, ...]] = {
     **dict.fromkeys(MIXES, ()),
-    "distribution": ("type", "min_seq_len", "max_seq_len", "mean_seq_len", "lognormal_sigma", "turns"),
-    "file": ("path", "lengths", "turns"),
+    "distribution": ("type", "min_seq_len", "max_seq_len", "mean_seq_len", "lognormal_sigma", "turns", "delimited"),
+    "file": ("path", "lengths", "turns", "delimited"),
 }
 MOCK_SIZE = 1_000_000  # lengths that upstream's mock dataset draws before it repeats them
-TURNS = 3  # of the documents of `multi_turn` that are long enough
+TURNS = 3  # of the documents of `multi_turn` and `delimited` that are long enough
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +56,7 @@ class Document:
     masked: bool = False  # every label is masked out of the loss
     copy_of: int | None = None  # index of the document whose content this one repeats
     turns: int = 1  # at most: a prompt and an answer each, of at least one token
+    delimited: bool = False  # every message ends with the token that documents end with
 
     @property
     def messages(self) -> list[Message]:
@@ -111,6 +118,9 @@ class DocumentsConfig:
         le=1_000,
         later=True,
     )
+    delimited: bool = setting(
+        False, doc="Whether prompts and answers end with the token that documents end with.", later=True
+    )
     masked: tuple[int, ...] = ()  # indices into `lengths` that are fully masked
     repeat: tuple[int, int] | None = None  # (original, copy), indices into `lengths`
 
@@ -131,7 +141,8 @@ def mix(mode: DocumentsMode, seq_length: int, cp: int) -> DocumentsConfig:
     if mode == "adversarial":
         return whole
     short = tuple(min(length, seq_length - 1) for length in whole.lengths)
-    return replace(whole, mode=mode, lengths=short, turns=TURNS if mode == "multi_turn" else 1)
+    turns = 1 if mode == "uncut" else TURNS
+    return replace(whole, mode=mode, lengths=short, turns=turns, delimited=mode == "delimited")
 
 
 def adversarial_mix(seq_length: int, cp: int) -> DocumentsConfig:
@@ -165,6 +176,7 @@ def documents_of_step(config: DocumentsConfig, *, seed: int, step: int, count: i
                 masked=source in config.masked,
                 copy_of=cycle + config.repeat[0] if copied and config.repeat else None,
                 turns=config.turns,
+                delimited=config.delimited,
             )
         )
     return documents
@@ -181,6 +193,13 @@ def _lognormal(config: DocumentsConfig, *, seed: int, step: int, count: int, seq
     for index in range(count):
         drawn = lognormal(seed, (step * count + index) % MOCK_SIZE, mu=mu, sigma=sigma)
         length = int(min(max(drawn, config.min_seq_len), config.max_seq_len))
-        cut = min(length, seq_length - 1)
-        documents.append(Document(index=index, length=cut, original_length=length, turns=config.turns))
+        documents.append(
+            Document(
+                index=index,
+                length=min(length, seq_length - 1),
+                original_length=length,
+                turns=config.turns,
+                delimited=config.delimited,
+            )
+        )
     return documents

@@ -33,8 +33,8 @@ def _documents(name: str, doc: str, mode: Any, default: Any = ...) -> type[Secti
 
 AdversarialDocuments = _documents(
     "AdversarialDocuments",
-    "The built-in mix of lengths that exposes most known packing bugs; `uncut` has no truncated document, nor has "
-    "`multi_turn`, whose documents are prompts and answers in turn.",
+    "The built-in mix of lengths that exposes most known packing bugs; `uncut` has no truncated document, nor have "
+    "`multi_turn` and `delimited`, whose documents are prompts and answers in turn.",
     Literal[MIXES],
     MIXES[0],
 )

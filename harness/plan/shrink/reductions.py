@@ -189,8 +189,13 @@ def _documents_text(config: CellConfig) -> str:
     return f"{len(lengths)} ({how}{f', {turns} turns' if turns > 1 else ''})"
 
 
+def _talk(config: CellConfig) -> dict[str, Any]:
+    """What a list of lengths keeps of the documents: their turns."""
+    return {"turns": config.documents.turns, "delimited": config.documents.delimited}
+
+
 def _with_lengths(config: CellConfig, lengths: Iterable[int]) -> CellConfig:
-    documents = DocumentsConfig(mode="file", lengths=tuple(lengths), turns=config.documents.turns)
+    documents = DocumentsConfig(mode="file", lengths=tuple(lengths), **_talk(config))
     return _train(replace(config, documents=documents), global_batch=len(documents.lengths))
 
 
@@ -201,7 +206,7 @@ def listed(config: CellConfig) -> CellConfig:
 
 def _is_listed(config: CellConfig) -> bool:
     """Whether every step has exactly the documents that the configuration lists."""
-    return config.documents == DocumentsConfig(mode="file", lengths=_lengths(config), turns=config.documents.turns)
+    return config.documents == DocumentsConfig(mode="file", lengths=_lengths(config), **_talk(config))
 
 
 def _documents(config: CellConfig) -> Iterator[CellConfig]:
@@ -209,7 +214,7 @@ def _documents(config: CellConfig) -> Iterator[CellConfig]:
     lengths = _lengths(config)
     if config.documents.turns > 1:
         made = listed(config)
-        yield replace(made, documents=replace(made.documents, turns=1))
+        yield replace(made, documents=replace(made.documents, turns=1, delimited=False))
     if not _is_listed(config):
         yield listed(config)
         if config.documents.mode in MIXES:

@@ -52,6 +52,7 @@ def test_the_lengths_of_the_adversarial_mix_and_of_the_uncut_mix(
 
     turns = replace(expected, mode="multi_turn", lengths=short, turns=3)
     assert mix("multi_turn", seq_length, cp) == turns
+    assert mix("delimited", seq_length, cp) == replace(turns, mode="delimited", delimited=True)
 
 
 @given(length=st.integers(1, 300), cut=st.integers(1, 300), turns=st.integers(1, 9))
@@ -83,11 +84,11 @@ def test_a_document_of_several_turns_by_example() -> None:
 
 
 def test_every_mode_makes_documents_of_the_turns_that_were_asked_for() -> None:
-    drawn = DocumentsConfig(mode="distribution", turns=4)
-    read = DocumentsConfig(mode="file", lengths=(5, 7), turns=4)
+    drawn = DocumentsConfig(mode="distribution", turns=4, delimited=True)
+    read = DocumentsConfig(mode="file", lengths=(5, 7), turns=4, delimited=True)
     for config in (drawn, read):
         made = documents_of_step(config, seed=1, step=0, count=4, seq_length=64)
-        assert {document.turns for document in made} == {4}
+        assert {(document.turns, document.delimited) for document in made} == {(4, True)}
         assert config.section()["turns"] == 4
 
 
