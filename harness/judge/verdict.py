@@ -188,7 +188,7 @@ def _lanes(
 ) -> dict[Lane, LaneVerdict]:
     failed = {finding.lane for finding in findings if finding.severity is Severity.ERROR}
     metadata = all(ending.progress.leg in (*TRAINED, "end") for ending in evidence.endings)
-    numerics = evidence.cause is None and has_control
+    numerics = evidence.cause is None and has_control and bool(evidence.steps)
     timings = any(record.timings for record in evidence.records.values())
     timed = evidence.cause is None and has_base and (timings or against_history(evidence) is not None)
     lanes = _skipped()

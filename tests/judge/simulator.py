@@ -192,6 +192,10 @@ def _record(cell: PlannedCell, rank: int) -> RankRecord:
         record.layers += layers
         record.recomputed += copy.deepcopy(layers) if config.recompute != "none" else []
         record.steps.append(_step(config, place, step, batches))
+    if not config.steps:  # batches of a first step are fetched all the same
+        first = config.micro_batches(0)[place.dp]
+        record.workloads = [work for work in _workloads(config, place, 0) if work.leg == "metadata"]
+        record.batches = _batches(config, place, first, [_params(record, batch.params()) for batch in first])
     record.reported = [] if config.own_trainer else [_reported(config, place, seen) for seen in record.steps]
     record.entry_point = entry_point(config)
     record.counts_packed = True if config.trainer == "megatron" else None

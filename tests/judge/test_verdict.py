@@ -28,6 +28,25 @@ def test_a_rejection_found_at_run_time() -> None:
     assert set(verdict.lanes.values()) == {LaneVerdict.SKIP}
 
 
+@pytest.mark.parametrize("data_path", ["sft", "reference"])
+def test_without_steps_only_the_batches_are_judged(data_path: str) -> None:
+    config = config_of(data_path, tp=2, canaries=())
+    config = replace(config, train=replace(config.train, steps=0), fingerprints=False)
+    verdict = judge(evidence_for(config))
+    assert (verdict.outcome, verdict.reason) == (Outcome.PASS, "")
+    assert verdict.lanes == {
+        Lane.METADATA: LaneVerdict.PASS,
+        Lane.NUMERICS: LaneVerdict.SKIP,
+        Lane.THROUGHPUT: LaneVerdict.SKIP,
+    }
+    wrong = evidence_for(config)
+    drop_params(wrong.records[1])
+    assert judge(wrong).lanes[Lane.METADATA] is LaneVerdict.FAIL
+    missing = evidence_for(config)
+    missing.records[1].batches.pop()
+    assert judge(missing).lanes[Lane.METADATA] is LaneVerdict.FAIL
+
+
 def test_a_cell_without_records_or_result_is_undecided() -> None:
     evidence = evidence_for(config_of("sft"))
     evidence.records, evidence.result = {}, None

@@ -50,6 +50,8 @@ def why_not(config: CellConfig, canary: str) -> str:
         raise ValueError(f"unknown canary {canary!r}")
     if config.path.validates:
         return "the cell tests a validator; its training is that of the control"
+    if not config.train.steps:
+        return "the cell only fetches batches: train.steps is 0"
     if not config.own_trainer:
         return "upstream's trainer does nothing but train; the same cell with trainer harness runs canary legs"
     if canary == "rewriting" and config.model.mtp is not None:

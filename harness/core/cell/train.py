@@ -11,7 +11,13 @@ from harness.core.setting import setting
 class TrainConfig:
     """The short training run, the same in every layout."""
 
-    steps: int = setting(3, doc="Training steps.", ge=1, le=10_000, aliases=("train_iters",))
+    steps: int = setting(
+        3,
+        doc="Training steps; 0: batches of a first step are fetched and compared, and nothing is trained.",
+        ge=0,
+        le=10_000,
+        aliases=("train_iters",),
+    )
     global_batch: int = setting(8, doc="Documents per step.", ge=1, le=4_096, aliases=("global_batch_size", "gbs"))
     seq_length: int = setting(
         64, doc="Tokens of a full row; longer documents are truncated to it.", ge=4, le=2**20, aliases=("seq_len",)
@@ -44,7 +50,7 @@ class TrainConfig:
 
         Documents of evaluation n are those of step `steps` + n, which training does not have.
         """
-        if not self.eval_interval:
+        if not self.eval_interval or not self.steps:
             return ()
         return (*range(self.eval_interval, self.steps + 1, self.eval_interval), self.steps)
 

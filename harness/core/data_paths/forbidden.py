@@ -35,5 +35,26 @@ FORBIDDEN_CASES: Mapping[str, ForbiddenCase] = {
         r"metadata json file is required", "Megatron-Bridge GPTSFTPackedDataset"
     ),
     "in-batch-opt-out": ForbiddenCase(r"does not support in-batch packing", "Megatron-Bridge qwen3_omni_collate_fn"),
+    "in-batch-nemotron-vl": ForbiddenCase(
+        r"does not support in-batch packing", "Megatron-Bridge nemotron_nano_v2_vl_collate_fn"
+    ),
+    "in-batch-qwen3-omni-step": ForbiddenCase(
+        r"packed sequence support is not implemented", "Megatron-Bridge qwen3_omni_step.forward_step"
+    ),
+    "collated-qwen3-vl-step": ForbiddenCase(
+        r"does not support collate-time in-batch packing", "Megatron-Bridge qwen3_vl_step.get_batch_from_iterator"
+    ),
+    "deferred-vlm-step": ForbiddenCase(
+        r"requires collate-time in-batch packing", "Megatron-Bridge vlm_step.forward_step"
+    ),
+    "offsets-of-two-rows": ForbiddenCase(r"expect micro-batch size 1", "Megatron-Bridge gpt_step"),
+    "offline-virtual-tokens": ForbiddenCase(
+        r"P-Tuning with packed sequence is not supported", "Megatron-Bridge GPTSFTPackedDataset"
+    ),
+    "offline-graphs-free-rows": ForbiddenCase(r"CUDA graphs requires.*pad_to_max_length"),
+    "offline-graphs-free-offsets": ForbiddenCase(r"CUDA graphs require.*pad_cu_seqlens"),
+    "megatron-local-attention": ForbiddenCase(
+        r"Packed sequence is not supported by DotProductAttention", "Megatron-LM DotProductAttention"
+    ),
     "megatron-cp-seq-length": ForbiddenCase(r"multiple of 2 \* context-parallel-size", "Megatron-LM validate_args"),
 }

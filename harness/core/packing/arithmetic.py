@@ -100,7 +100,7 @@ class MicroBatch:
     @cached_property
     def loss_tokens(self) -> int:
         """Number of labels that count in the loss."""
-        return sum(item.document.length for item in self.placed if not item.document.masked)
+        return sum(item.document.loss_tokens for item in self.placed)
 
     def params(self) -> PackedParams | None:
         """The expected metadata; None for unpacked rows."""

@@ -3,7 +3,8 @@
 Two modes follow Megatron-LM's mock SFT dataset (dev branch, MockSFTLowLevelDataset): a lognormal distribution or a file
 of lengths. For the same seed they give upstream's lengths, before truncation, in upstream's order. The others are
 `adversarial`, a mix that exposes most known packing bugs, `uncut`, the same mix short enough not to be truncated, and
-`plain`, which also has no masked document.
+`plain`, which also has no masked document; `multi_turn`, the lengths of `uncut` as conversations of several prompts
+and answers, of which only the answers count, and `delimited`, the same with a token at the end of each message.
 """
 
 from __future__ import annotations
@@ -11,22 +12,34 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from harness.core.packing.lognormal import lognormal
-from harness.core.setting import Limits, setting
+from harness.core.setting import Limits, keys_of, setting
 
-DocumentsMode = Literal["adversarial", "uncut", "plain", "distribution", "file"]
-MIXES: tuple[DocumentsMode, ...] = ("adversarial", "uncut", "plain")  # modes that are the same in every step
+DocumentsMode = Literal["adversarial", "uncut", "plain", "multi_turn", "delimited", "distribution", "file"]
+# Modes that are the same in every step.
+MIXES: tuple[DocumentsMode, ...] = ("adversarial", "uncut", "plain", "multi_turn", "delimited")
 MOST_LENGTH = 2**31 - 1  # tokens of a document before it is truncated
 MOST_LENGTHS = 10_000  # of a list or file: a resolved matrix holds them all
 # Mode -> the other keys that the section may have.
 KEYS_OF_MODE: Mapping[DocumentsMode, tuple[str, ...]] = {
     **dict.fromkeys(MIXES, ()),
-    "distribution": ("type", "min_seq_len", "max_seq_len", "mean_seq_len", "lognormal_sigma"),
-    "file": ("path", "lengths"),
+    "distribution": ("type", "min_seq_len", "max_seq_len", "mean_seq_len", "lognormal_sigma", "turns", "delimited"),
+    "file": ("path", "lengths", "turns", "delimited"),
 }
 MOCK_SIZE = 1_000_000  # lengths that upstream's mock dataset draws before it repeats them
+TURNS = 3  # of the documents of `multi_turn` and `delimited` that are long enough
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """A part of a document: the tokens [start, end), before truncation."""
+
+    answer: bool  # its tokens count in the loss, as labels; those of a prompt do not
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +51,43 @@ class Document:
     original_length: int
     masked: bool = False  # every label is masked out of the loss
     copy_of: int | None = None  # index of the document whose content this one repeats
+    turns: int = 1  # at most: a prompt and an answer each, of at least one token
+    delimited: bool = False  # every message ends with the token that documents end with
+
+    @property
+    def messages(self) -> list[Message]:
+        """Its prompts and answers in turn; together all original_length + 1 tokens.
+
+        Turns are equally long, but for the last, which takes the rest, and a third of each is its prompt. The prompt of
+        a single turn is one token, which no label predicts; a masked document is all prompt.
+        """
+        tokens = self.original_length + 1
+        if self.masked:
+            return [Message(answer=False, start=0, end=tokens)]
+        turns = min(self.turns, tokens // 2)
+        width = tokens // turns
+        prompt = max(width // 3, 1) if turns > 1 else 1
+        starts = [turn * width for turn in range(turns)]
+        ends = [*starts[1:], tokens]
+        return [
+            message
+            for start, end in zip(starts, ends)
+            for message in (
+                Message(answer=False, start=start, end=start + prompt),
+                Message(answer=True, start=start + prompt, end=end),
+            )
+        ]
+
+    @cached_property
+    def loss_mask(self) -> tuple[int, ...]:
+        """Of every label 1 if it counts in the loss, else 0. Label n is token n + 1."""
+        counted = [int(message.answer) for message in self.messages for _ in range(message.start, message.end)]
+        return tuple(counted[1 : self.length + 1])
+
+    @cached_property
+    def loss_tokens(self) -> int:
+        """The number of labels that count in the loss."""
+        return sum(self.loss_mask)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,16 +106,28 @@ class DocumentsConfig:
     lengths: tuple[Annotated[int, Limits(ge=1, le=MOST_LENGTH)], ...] = setting(
         (), doc="The lengths themselves.", min_length=1, max_length=MOST_LENGTHS, optional=True
     )
+    turns: int = setting(
+        1,
+        doc="Prompts and answers of each document, of which only the answers count in the loss; short documents have "
+        "fewer.",
+        ge=1,
+        le=1_000,
+        later=True,
+    )
+    delimited: bool = setting(
+        False, doc="Whether prompts and answers end with the token that documents end with.", later=True
+    )
     masked: tuple[int, ...] = ()  # indices into `lengths` that are fully masked
     repeat: tuple[int, int] | None = None  # (original, copy), indices into `lengths`
 
     def section(self) -> dict[str, Any]:
         """The section of a matrix file that gives this configuration; lengths from a file are listed."""
-        written = {name: getattr(self, name) for name in KEYS_OF_MODE[self.mode]}
+        keys = keys_of(type(self))
+        written = [(keys[name], getattr(self, name)) for name in KEYS_OF_MODE[self.mode]]
         return {"mode": self.mode} | {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in written.items()
-            if value is not None
+            key.name: list(value) if isinstance(value, tuple) else value
+            for key, value in written
+            if value is not None and not (key.setting.later and value == key.default)
         }
 
 
@@ -74,8 +136,10 @@ def mix(mode: DocumentsMode, seq_length: int, cp: int) -> DocumentsConfig:
     whole = adversarial_mix(seq_length, cp)
     if mode == "adversarial":
         return whole
-    lengths = tuple(min(length, seq_length - 1) for length in whole.lengths)
-    return replace(whole, mode=mode, lengths=lengths, masked=() if mode == "plain" else whole.masked)
+    short = tuple(min(length, seq_length - 1) for length in whole.lengths)
+    turns = TURNS if mode in ("multi_turn", "delimited") else 1
+    masked = () if mode == "plain" else whole.masked
+    return replace(whole, mode=mode, lengths=short, masked=masked, turns=turns, delimited=mode == "delimited")
 
 
 def adversarial_mix(seq_length: int, cp: int) -> DocumentsConfig:
@@ -108,6 +172,8 @@ def documents_of_step(config: DocumentsConfig, *, seed: int, step: int, count: i
                 original_length=config.lengths[source],
                 masked=source in config.masked,
                 copy_of=cycle + config.repeat[0] if copied and config.repeat else None,
+                turns=config.turns,
+                delimited=config.delimited,
             )
         )
     return documents
@@ -124,5 +190,13 @@ def _lognormal(config: DocumentsConfig, *, seed: int, step: int, count: int, seq
     for index in range(count):
         drawn = lognormal(seed, (step * count + index) % MOCK_SIZE, mu=mu, sigma=sigma)
         length = int(min(max(drawn, config.min_seq_len), config.max_seq_len))
-        documents.append(Document(index=index, length=min(length, seq_length - 1), original_length=length))
+        documents.append(
+            Document(
+                index=index,
+                length=min(length, seq_length - 1),
+                original_length=length,
+                turns=config.turns,
+                delimited=config.delimited,
+            )
+        )
     return documents

@@ -85,13 +85,18 @@ class CellEvidence:
         """The steps whose batches ranks compare with the plan: upstream's own trainer fetches all while it trains."""
         return range(1) if self.cell.config.own_trainer else self.steps
 
+    @property
+    def planned_steps(self) -> range:
+        """The steps that any record may be of: if none is trained, the one whose batches are fetched."""
+        return self.steps or self.fetched_steps
+
     @cached_property
     def plan(self) -> list[list[list[Truth]]]:
-        """The truth of all steps of the cell, indexed [step][dp][micro-batch]."""
+        """The truth of all steps of the cell, at least of step 0, indexed [step][dp][micro-batch]."""
         config = self.cell.config
         return [
             [[self._truth(batch) for batch in replica] for replica in config.micro_batches(step)]
-            for step in range(config.train.steps)
+            for step in range(max(config.train.steps, 1))
         ]
 
     def _truth(self, batch: MicroBatch) -> Truth:
@@ -108,7 +113,7 @@ class CellEvidence:
 
     def truth(self, step: int, dp: int, micro_batch: int) -> Truth | None:
         """The truth for one micro-batch; None if the plan does not have it."""
-        if step not in self.steps or not 0 <= micro_batch < len(self.plan[step][dp]):
+        if step not in self.planned_steps or not 0 <= micro_batch < len(self.plan[step][dp]):
             return None
         return self.plan[step][dp][micro_batch]
 

@@ -199,6 +199,8 @@ def _layout(issue: Issue) -> Iterator[str]:
     documents = config.documents_of(0)
     lengths = ", ".join(str(document.original_length) for document in documents)
     masked = [document.index for document in documents if document.masked]
+    notes = [f"fully masked: {masked}"] if masked else []
+    notes += [f"at most {config.documents.turns} prompts and answers each"] if config.documents.turns > 1 else []
     model, train = config.model, config.train
     parts = [str(part) for part in (model.moe, model.mtp, model.mla) if part is not None]
     yield from ("## Layout", "")
@@ -215,7 +217,7 @@ def _layout(issue: Issue) -> Iterator[str]:
         "dtype": config.dtype,
         "layers, hidden, heads, query groups": f"{model.layers}, {model.hidden}, {model.heads}, {model.kv_heads}",
         **({"model": ", ".join(parts)} if parts else {}),
-        "documents per step, tokens": f"{lengths}{f' (fully masked: {masked})' if masked else ''}",
+        "documents per step, tokens": f"{lengths} ({'; '.join(notes)})" if notes else lengths,
         "row, tokens": train.seq_length,
         "steps": train.steps,
     }

@@ -175,7 +175,7 @@ def _indices(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:
             )
     yield from (problem for batch in batches for problem in _first(batch))
     for work in record.workloads:
-        if work.step not in evidence.steps:
+        if work.step not in evidence.planned_steps:
             yield f"workloads: there is no step {work.step}"
     heads = {proof.module for proof in record.imports}
     if unknown := sorted(record.modules.keys() - heads):

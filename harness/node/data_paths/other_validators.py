@@ -3,7 +3,6 @@
 | case | validator | releases |
 |---|---|---|
 | missing metadata | GPTSFTPackedDataset: data.datasets.sft up to 0.5, data.packing.gpt_sft in 0.6 | 0.4 to 0.6 |
-| model without packing | models.qwen_omni.data.collate_fn.qwen3_omni_collate_fn | 0.6 |
 | cp and seq_length | megatron.training.arguments.validate_args | megatron-core wheels 0.17 to 0.19 |
 """
 
@@ -43,19 +42,6 @@ def pad_cu_seqlens(forbidden: bool, folder: Path) -> None:
         pad_cu_seqlens=True,
         pack_metadata_file_path=None if forbidden else str(metadata),
     )
-
-
-def in_batch(forbidden: bool, folder: Path) -> None:
-    """Collate two rows with in-batch packing: allowed for text, forbidden for a model that opts out of packing."""
-    from megatron.bridge.data.collators.sequence import prepare_sequence_batch
-    from megatron.bridge.models.qwen_omni.data.collate_fn import qwen3_omni_collate_fn
-
-    if forbidden:
-        qwen3_omni_collate_fn([{}, {}], None, enable_in_batch_packing=True)
-        return
-    tokens = torch.ones(2, 4, dtype=torch.int64)
-    batch: dict[str, Any] = {"tokens": tokens, "position_ids": torch.arange(4).expand(2, 4).clone()}
-    prepare_sequence_batch(batch, sequence_length=64, enable_in_batch_packing=True)
 
 
 def megatron_arguments(forbidden: bool, folder: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from harness.core.cell.config import CellConfig
 from harness.core.data_paths.forbidden import FORBIDDEN_CASES
 from harness.core.run.records import Refusal
-from harness.node.data_paths import other_validators
+from harness.node.data_paths import opt_outs, other_validators
 from harness.node.data_paths.bridge.step import missing
 from harness.node.data_paths.lookup import Unavailable, module_unavailable, none_of
 from harness.node.data_paths.unpacked import UnpackedPath
@@ -84,6 +84,20 @@ def _set_in_batch(config: Any) -> None:
     setattr(config.dataset, name, True)
 
 
+def _graphs(config: Any) -> None:
+    config.model.cuda_graph_impl = "transformer_engine"
+
+
+def _graphs_of_full_rows(config: Any) -> None:
+    _graphs(config)
+    config.dataset.dataset_kwargs = {"pad_to_max_length": True}
+
+
+def _collator(module: str, name: str) -> OtherCase:
+    return OtherCase(opt_outs.collated(module, name), (module,))
+
+
+_BRIDGE_MODELS = "megatron.bridge.models"
 CASES: dict[str, Case | OtherCase] = {
     "offline-micro-batch-2": Case(_micro_batch_2),
     "in-batch-micro-batch-1": Case(_in_batch_micro_batch_1, in_batch=True),
@@ -96,9 +110,25 @@ CASES: dict[str, Case | OtherCase] = {
         other_validators.pad_cu_seqlens,
         ("megatron.bridge.data.packing.gpt_sft", "megatron.bridge.data.datasets.sft"),
     ),
-    "in-batch-opt-out": OtherCase(
-        other_validators.in_batch,
-        ("megatron.bridge.models.qwen_omni.data.collate_fn",),
+    "in-batch-opt-out": _collator(f"{_BRIDGE_MODELS}.qwen_omni.data.collate_fn", "qwen3_omni_collate_fn"),
+    "in-batch-nemotron-vl": _collator(
+        f"{_BRIDGE_MODELS}.nemotron_vl.data.collate_fn", "nemotron_nano_v2_vl_collate_fn"
+    ),
+    "in-batch-qwen3-omni-step": OtherCase(
+        opt_outs.packing_in_omni_step, (f"{_BRIDGE_MODELS}.qwen_omni.qwen3_omni_step",)
+    ),
+    "collated-qwen3-vl-step": OtherCase(
+        opt_outs.packed_for_qwen3_vl_step, (f"{_BRIDGE_MODELS}.qwen_vl.qwen3_vl_step",)
+    ),
+    "deferred-vlm-step": OtherCase(opt_outs.packing_in_vlm_step, ("megatron.bridge.training.vlm_step",)),
+    "offsets-of-two-rows": OtherCase(opt_outs.rows_of_offsets, ("megatron.bridge.training.gpt_step",)),
+    "offline-virtual-tokens": OtherCase(
+        opt_outs.virtual_tokens, ("megatron.bridge.data.packing.gpt_sft", "megatron.bridge.data.datasets.sft")
+    ),
+    "offline-graphs-free-rows": Case(_graphs),
+    "offline-graphs-free-offsets": Case(_graphs_of_full_rows),
+    "megatron-local-attention": OtherCase(
+        opt_outs.local_attention, ("megatron.core.transformer.dot_product_attention",)
     ),
     "megatron-cp-seq-length": OtherCase(other_validators.megatron_arguments, ("megatron.training.arguments",)),
 }

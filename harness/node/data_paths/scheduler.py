@@ -84,7 +84,7 @@ class SchedulerPath:
         tokens, labels = torch.full((size,), truth.pad_id), torch.full((size,), truth.pad_id)
         mask = torch.zeros(size, dtype=torch.float32)
         tokens[:real], labels[:real] = ids[:-1], ids[1:]
-        mask[:real] = 0.0 if document.masked else 1.0
+        mask[:real] = torch.tensor(document.loss_mask, dtype=mask.dtype)
         sample = {"tokens": tokens, "labels": labels, "loss_mask": mask, "position_ids": torch.arange(size)}
         sample |= {"original_seq_len": torch.tensor([real]), "padded_seq_len": torch.tensor([size])}
         return {name: value.to(self.context.device.torch_device) for name, value in sample.items()}

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from harness.core.packing.arithmetic import zigzag
+from harness.core.packing.documents import Message
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.faults.fault import Fault
 from harness.node.faults.metadata import of_plan
 from harness.node.faults.truths import at_slots, has, local, own_fields
+from harness.node.probe.truth import MicroTruth
 
 
 class CpChunksContiguous(Fault):
@@ -87,6 +90,30 @@ class LossMaskCountsPadding(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
         assert batch.loss_mask is not None
         return replace(batch, loss_mask=torch.ones_like(batch.loss_mask))
+
+
+class PromptOfTheSecondTurnCounts(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        truth = self.truths(context)[micro_batch]
+        mask = _counting(truth, lambda number, message: message.answer or number == 2)
+        return replace(batch, loss_mask=local(batch, "loss_mask", truth, context, mask))
+
+
+class LossMasksShiftedByAMessage(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        truth = self.truths(context)[micro_batch]
+        mask = _counting(truth, lambda number, message: number > 0 and not message.answer)
+        return replace(batch, loss_mask=local(batch, "loss_mask", truth, context, mask))
+
+
+def _counting(truth: MicroTruth, counts: Callable[[int, Message], bool]) -> Tensor:
+    """A loss mask, [slots], of the labels in those messages; `counts` also gets a message's number in its document."""
+    mask = torch.zeros_like(truth.loss_mask)
+    for item in truth.plan.placed:
+        for number, message in enumerate(item.document.messages):
+            first, end = max(message.start - 1, 0), min(message.end - 1, item.document.length)
+            mask[item.start + first : item.start + end] = float(counts(number, message))
+    return mask
 
 
 class ReplicaReadsTheDocumentsOfAnother(Fault):

@@ -53,6 +53,8 @@ FAULTS: dict[str, Callable[[], Fault]] = {
     "loss-mask-drops-a-token-id": content.LossMaskDropsATokenId,
     "loss-mask-of-the-first-step-reused": content.LossMaskOfTheFirstStepReused,
     "loss-mask-counts-padding": content.LossMaskCountsPadding,
+    "prompt-of-the-second-turn-counts": content.PromptOfTheSecondTurnCounts,
+    "loss-masks-shifted-by-a-message": content.LossMasksShiftedByAMessage,
     "replica-reads-the-documents-of-another": content.ReplicaReadsTheDocumentsOfAnother,
     "labels-missing-on-tp-ranks": content.LabelsMissingOnTpRanks,
     "attention-ignores-documents": attention.AttentionIgnoresDocuments,

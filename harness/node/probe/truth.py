@@ -12,7 +12,7 @@ from harness.core.cell.canary_legs import Leg
 from harness.core.cell.config import CellConfig
 from harness.core.packing.arithmetic import PAD, MicroBatch
 from harness.core.packing.documents import Document
-from harness.node.probe.weights import OTHER_PADDING, PADDING, content_tokens
+from harness.node.probe.weights import END, OTHER_PADDING, PADDING, content_tokens
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,10 @@ class StepTruth:
         """[original_length + 1] token ids, before truncation. A copy has the content of its original."""
         index = document.index if document.copy_of is None else document.copy_of
         changed = self.leg is not None and document.index in self.leg.changed
-        return content_tokens(self.config, self.step, index, document.original_length + 1, changed=changed)
+        ids = content_tokens(self.config, self.step, index, document.original_length + 1, changed=changed)
+        if document.delimited:
+            ids[[message.end - 1 for message in document.messages]] = END
+        return ids
 
     def _micro(self, plan: MicroBatch) -> MicroTruth:
         tokens = torch.full((plan.slots,), self.pad_id)
@@ -77,7 +80,7 @@ class StepTruth:
             ids = self._content(item.document)
             real = slice(item.start, item.start + item.document.length)
             tokens[real], labels[real] = ids[:-1], ids[1:]
-            mask[real] = 0.0 if item.document.masked else 1.0
+            mask[real] = torch.tensor(item.document.loss_mask, dtype=mask.dtype)
         owners = torch.tensor(plan.slot_owners(), dtype=torch.int64)
         return MicroTruth(
             plan=plan,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from harness.core.cell.layout import Layout
 from harness.core.outcomes import Lane
-from harness.core.packing.documents import DocumentsConfig
-from harness.plan.faults.spec import HANG_DEADLINE_S, FaultSpec
+from harness.core.packing.documents import DocumentsConfig, mix
+from harness.plan.faults.spec import HANG_DEADLINE_S, TRAIN, FaultSpec
 
 _ONE = Layout()
 _TP = Layout(tp=2, sp=True)
 _CP = Layout(cp=2)
 # Lengths differ between steps, unlike those of the adversarial mix.
 _CHANGING = DocumentsConfig(mode="distribution", min_seq_len=4, max_seq_len=64, mean_seq_len=24.0)
+_TURNS = mix("multi_turn", TRAIN.seq_length, 2)
 _SPLIT = "a split over context needs cp 2"
 
 LAYOUT: tuple[FaultSpec, ...] = (
@@ -170,6 +171,30 @@ CONTENT: tuple[FaultSpec, ...] = (
         lane=Lane.METADATA,
         checks=("tokens_placed", "grad_norm"),
         where={"stage": 0, "field": "loss_mask"},
+    ),
+    FaultSpec(
+        name="prompt-of-the-second-turn-counts",
+        fault_class="content",
+        summary="in documents of several turns, the prompt of the second one counts in the loss",
+        modelled_on="NVIDIA-NeMo/Megatron-Bridge ab7f61fb5 (PR 4169), answers searched for by their text",
+        layout=_ONE,
+        why="one rank with a document of two turns",
+        documents=_TURNS,
+        lane=Lane.METADATA,
+        checks=("tokens_placed", "token_count"),
+        where={"stage": 0, "field": "loss_mask", "document": 1, "token": 1},
+    ),
+    FaultSpec(
+        name="loss-masks-shifted-by-a-message",
+        fault_class="content",
+        summary="in documents of several turns, prompts count in the loss instead of answers",
+        modelled_on="NVIDIA-NeMo/Megatron-Bridge ab7f61fb5 (PR 4169), answers searched for by their text",
+        layout=_CP,
+        why="documents of several turns, split over context",
+        documents=_TURNS,
+        lane=Lane.METADATA,
+        checks=("tokens_placed", "token_count"),
+        where={"stage": 0, "field": "loss_mask", "document": 0, "token": 0},
     ),
     FaultSpec(
         name="replica-reads-the-documents-of-another",

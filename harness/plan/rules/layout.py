@@ -69,7 +69,7 @@ def rows_by_replicas(config: Shape) -> str | None:
     parts = row_multiple(config.layout, config.micro_batch_size)
     if train.global_batch % parts == 0 and not config.style.longest_first:
         return None  # one document per row always divides
-    for step in range(1 if config.documents.mode in MIXES else train.steps):
+    for step in range(1 if config.documents.mode in MIXES else train.steps or 1):
         rows = _row_count(config.documents, train.seed, step, train.global_batch, train.seq_length, config.style)
         wanted = -(-rows // parts) * parts
         if config.style.longest_first and rows % parts:

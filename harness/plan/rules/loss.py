@@ -38,8 +38,8 @@ def _uneven(config: Shape) -> tuple[int, int, list[int]] | None:
         except ValueError:
             return None
         for number, (batch, ranks) in enumerate(zip(batches, slots)):
-            masked = {item.document.index for item in batch.placed if item.document.masked} | {PAD}
-            counts = [owner not in masked for owner, _ in batch.slot_owners()]
+            masks = {item.document.index: item.document.loss_mask for item in batch.placed}
+            counts = [owner != PAD and masks[owner][position] for owner, position in batch.slot_owners()]
             shares = [sum(counts[slot] for row in rows for slot in row) for rows in ranks]
             if len(set(shares)) > 1:
                 return step, number, shares

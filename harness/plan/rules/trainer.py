@@ -51,6 +51,12 @@ def _rows(config: CellConfig, step: int) -> int:
     return sum(len(batch.rows) for replica in config.micro_batches(step) for batch in replica)
 
 
+def trains(config: CellConfig) -> str | None:
+    if config.train.steps:
+        return None
+    return f"train.steps is 0, and trainer {config.trainer} fetches batches only to train; use trainer: harness"
+
+
 def plain_model(config: CellConfig) -> str | None:
     parts = ("moe", "mtp", "mla", "rope_fusion", "cuda_graphs", "gathered_logits")
     found = [f"model.{name}" for name in parts if getattr(config.model, name) and name not in _GIVEN[config.trainer]]
@@ -93,7 +99,8 @@ def documents_end(config: CellConfig) -> str | None:
         return None
     for step in range(config.train.passes):
         for document in config.documents_of(step):
-            what = "masked" if document.masked else "truncated" if document.length < document.original_length else ""
+            cut = document.length < document.original_length
+            what = "masked" if not all(document.loss_mask) else "truncated" if cut else ""
             if what:
                 return (
                     f"document {document.index} of step {step} is {what}, and GPTDataset masks only ends of documents"
@@ -149,6 +156,7 @@ def _with_arguments(own: Own) -> bool:
 RULES: tuple[Rule[CellConfig], ...] = (
     Rule("trainer.data-path", "harness: the adapters of upstream's trainers", data_path_has_trainer, _by_upstream),
     Rule("trainer.needed", "harness: the adapters of upstream's trainers", data_path_needs_trainer),
+    Rule("trainer.steps", "harness: the adapters of upstream's trainers", trains, _by_upstream),
     Rule("trainer.rows", "Megatron-LM and Megatron-Bridge: one global batch size", equal_steps, _by_upstream),
     Rule(
         "trainer.metadata",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from harness.core.errors import InputError
@@ -43,7 +44,7 @@ def _from_file(documents: DocumentsConfig, problems: Problems, read_lengths: Len
         return documents
     try:
         # Without the path: a cell's id depends on the lengths, not on where they are stored.
-        return DocumentsConfig(mode="file", lengths=read_lengths(documents.path))
+        return replace(documents, path=None, lengths=read_lengths(documents.path))
     except InputError as error:
         for problem in error.problems:
             message = f"{documents.path}{f' line {problem.line}' if problem.line else ''}: {problem.message}"

@@ -185,12 +185,18 @@ def _documents_text(config: CellConfig) -> str:
     """E.g. "2 (19, 64)", "8 (adversarial)"."""
     lengths = _lengths(config)
     how = ", ".join(map(str, lengths)) if _is_listed(config) else config.documents.mode
-    return f"{len(lengths)} ({how})"
+    turns = config.documents.turns
+    return f"{len(lengths)} ({how}{f', {turns} turns' if turns > 1 else ''})"
+
+
+def _talk(config: CellConfig) -> dict[str, Any]:
+    """What a list of lengths keeps of the documents: their turns."""
+    return {"turns": config.documents.turns, "delimited": config.documents.delimited}
 
 
 def _with_lengths(config: CellConfig, lengths: Iterable[int]) -> CellConfig:
-    kept = tuple(lengths)
-    return _train(replace(config, documents=DocumentsConfig(mode="file", lengths=kept)), global_batch=len(kept))
+    documents = DocumentsConfig(mode="file", lengths=tuple(lengths), **_talk(config))
+    return _train(replace(config, documents=documents), global_batch=len(documents.lengths))
 
 
 def listed(config: CellConfig) -> CellConfig:
@@ -200,12 +206,15 @@ def listed(config: CellConfig) -> CellConfig:
 
 def _is_listed(config: CellConfig) -> bool:
     """Whether every step has exactly the documents that the configuration lists."""
-    return config.documents == DocumentsConfig(mode="file", lengths=_lengths(config))
+    return config.documents == DocumentsConfig(mode="file", lengths=_lengths(config), **_talk(config))
 
 
 def _documents(config: CellConfig) -> Iterator[CellConfig]:
     """Quarters, halves, all but a few. Documents of a mix or distribution first become a list of lengths."""
     lengths = _lengths(config)
+    if config.documents.turns > 1:
+        made = listed(config)
+        yield replace(made, documents=replace(made.documents, turns=1, delimited=False))
     if not _is_listed(config):
         yield listed(config)
         if config.documents.mode in MIXES:

@@ -1,4 +1,4 @@
-"""matrices/long_context.yaml: 16 K tokens give the same results over context ranks as on one rank."""
+"""16 K tokens give the same results over context ranks as on one rank; rows of 128 K tokens arrive as planned."""
 
 from __future__ import annotations
 
@@ -24,3 +24,12 @@ def test_a_long_document_over_context_ranks_computes_what_one_rank_does(tmp_path
         "tp1-pp1-cp2-bridge_long-bridge062": "PASS",
     }
     assert report["rejected"] == []
+
+
+def test_rows_of_128_k_tokens_arrive_on_context_ranks_as_planned(tmp_path: Path, root: Path) -> None:
+    done = harness("run", root / "matrices" / "long_rows.yaml", cwd=tmp_path, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((only_run(tmp_path / "reports") / "report.json").read_text())
+    assert {cell["outcome"] for cell in report["cells"]} == {"PASS"}
+    assert {cell["lanes"]["numerics"] for cell in report["cells"]} == {"skip"}
+    assert (len(report["cells"]), report["rejected"]) == (22, [])

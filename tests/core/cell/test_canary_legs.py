@@ -119,6 +119,7 @@ def test_truncation_is_a_leg_only_where_step_0_cuts_nothing() -> None:
         (cell(), "padding", "no slot is padding"),
         (cell("bridge_offline"), "padding", "end-of-sentence"),
         (cell("rules"), "determinism", "validator"),
+        (replace(cell(), train=TrainConfig(steps=0)), "isolation", "only fetches batches"),
     ],
 )
 def test_a_canary_that_does_not_apply_says_why(config: CellConfig, canary: str, says: str) -> None:

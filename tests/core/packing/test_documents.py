@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.packing.documents import DocumentsConfig, adversarial_mix, documents_of_step, mix
+from harness.core.packing.documents import Document, DocumentsConfig, adversarial_mix, documents_of_step, mix
 
 
 def draw(config: DocumentsConfig, *, step: int = 0, count: int = 8, seq_length: int = 64, seed: int = 1) -> list[int]:
@@ -50,6 +50,47 @@ def test_the_lengths_of_the_adversarial_mix_and_of_the_uncut_mix(
     short = tuple(min(length, seq_length - 1) for length in lengths)
     assert mix("uncut", seq_length, cp) == replace(expected, mode="uncut", lengths=short)
     assert mix("plain", seq_length, cp) == replace(expected, mode="plain", lengths=short, masked=())
+
+    turns = replace(expected, mode="multi_turn", lengths=short, turns=3)
+    assert mix("multi_turn", seq_length, cp) == turns
+    assert mix("delimited", seq_length, cp) == replace(turns, mode="delimited", delimited=True)
+
+
+@given(length=st.integers(1, 300), cut=st.integers(1, 300), turns=st.integers(1, 9))
+def test_messages_are_prompts_and_answers_in_turn_and_only_answers_count(length: int, cut: int, turns: int) -> None:
+    document = Document(index=0, length=min(length, cut), original_length=length, turns=turns)
+    messages = document.messages
+    assert [message.answer for message in messages] == [False, True] * (len(messages) // 2)
+    assert len(messages) == 2 * min(turns, (length + 1) // 2)
+    assert all(message.start < message.end for message in messages)
+    assert [message.start for message in messages] == [0, *(message.end for message in messages[:-1])]
+    assert messages[-1].end == length + 1
+    inside = [next(part.answer for part in messages if part.start <= at < part.end) for at in range(length + 1)]
+    assert list(document.loss_mask) == [int(answer) for answer in inside[1 : document.length + 1]]
+    assert document.loss_tokens == sum(document.loss_mask)
+
+
+def test_a_single_turn_counts_as_a_whole_and_a_masked_document_not_at_all() -> None:
+    document = Document(index=0, length=5, original_length=7)
+    assert (document.loss_mask, document.loss_tokens) == ((1,) * 5, 5)
+    masked = replace(document, masked=True, turns=3)
+    assert (masked.loss_mask, [message.answer for message in masked.messages]) == ((0,) * 5, [False])
+
+
+def test_a_document_of_several_turns_by_example() -> None:
+    document = Document(index=0, length=10, original_length=10, turns=2)  # 11 tokens: 1 + 4, and 1 + 5
+    assert [(part.start, part.end) for part in document.messages] == [(0, 1), (1, 5), (5, 6), (6, 11)]
+    assert document.loss_mask == (1, 1, 1, 1, 0, 1, 1, 1, 1, 1)
+    assert replace(document, length=5).loss_tokens == 4
+
+
+def test_every_mode_makes_documents_of_the_turns_that_were_asked_for() -> None:
+    drawn = DocumentsConfig(mode="distribution", turns=4, delimited=True)
+    read = DocumentsConfig(mode="file", lengths=(5, 7), turns=4, delimited=True)
+    for config in (drawn, read):
+        made = documents_of_step(config, seed=1, step=0, count=4, seq_length=64)
+        assert {(document.turns, document.delimited) for document in made} == {(4, True)}
+        assert config.section()["turns"] == 4
 
 
 @pytest.mark.parametrize(

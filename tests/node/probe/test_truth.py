@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 
 from harness.core.packing.arithmetic import PAD
+from harness.core.packing.documents import DocumentsMode, mix
 from harness.node.probe.truth import StepTruth, first_difference
+from harness.node.probe.weights import END
 from tests.node.conftest import config
 
 
@@ -64,3 +69,17 @@ def test_truncation_keeps_the_head_of_a_document() -> None:
         whole = truth.content(item.document)
         assert len(whole) == item.document.original_length + 1
         assert torch.equal(micro.tokens[item.start :][: item.document.length], whole[: item.document.length])
+
+
+@pytest.mark.parametrize(("mode", "ended"), [("multi_turn", False), ("delimited", True)])
+def test_messages_end_with_the_token_that_ends_documents_only_if_they_are_delimited(
+    mode: DocumentsMode, ended: bool
+) -> None:
+    truth = StepTruth(replace(config(), documents=mix(mode, 64, 2)), 0, 0)
+    talked = [document for document in truth.documents if len(document.messages) > 2]
+    assert talked
+    for document in talked:
+        ids = truth.content(document).tolist()
+        assert ids[-1] == END
+        assert {ids[message.end - 1] == END for message in document.messages[:-1]} == {ended}
+        assert ids.count(END) == (len(document.messages) if ended else 1)

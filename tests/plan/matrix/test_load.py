@@ -71,9 +71,12 @@ def test_an_unquoted_and_a_quoted_expiry_date_are_the_same() -> None:
         ({"model": {"heads": 6, "kv_heads": 2}}, "hidden 64 is not divisible by heads 6"),
         ({"model": {"kv_heads": 3}}, "heads 8 is not divisible by kv_heads 3"),
         ({"model": {"hidden": 24}}, "even head size: 24 / 8 = 3"),
-        ({"train": {"steps": 0}}, "train.steps: must be at least 1 (found 0)"),
+        ({"train": {"steps": -1}}, "train.steps: must be at least 0 (found -1)"),
         ({"train": {"lr": float("inf")}}, "train.lr: must be finite"),
-        ({"documents": {"mode": "mock"}}, "allowed: adversarial, uncut, plain, distribution, file"),
+        (
+            {"documents": {"mode": "mock"}},
+            "allowed: adversarial, uncut, plain, multi_turn, delimited, distribution, file",
+        ),
         ({"documents": {"mode": "adversarial", "path": "x"}}, "documents.path: unknown key"),
         ({"documents": {"mode": "distribution"}}, "documents.max_seq_len: is required"),
         ({"documents": {"mode": "file"}}, "needs either path or lengths"),
@@ -138,7 +141,7 @@ def test_a_wrong_section_is_reported_with_what_is_allowed(sections: dict[str, An
 
 
 def test_all_problems_are_reported_at_once_in_the_order_of_their_lines() -> None:
-    values = {"matrix": {"tp": ["x"]}, "name": "t", "train": {"steps": 0}, "constraints": ["qq"]}
+    values = {"matrix": {"tp": ["x"]}, "name": "t", "train": {"steps": -1}, "constraints": ["qq"]}
     lines = {("matrix",): 1, ("matrix", "tp"): 2, ("matrix", "tp", 0): 3, ("train",): 9, ("constraints", 0): 5}
     with pytest.raises(InputError) as caught:
         load(values, file="t.yaml", lines=lines, read_lengths=no_file)

@@ -73,6 +73,12 @@ def test_every_step_must_have_the_same_number_of_rows() -> None:
     assert equal_steps(own) is None
 
 
+def test_a_trainer_has_steps_to_train() -> None:
+    (found,) = rejections(cell(train=TrainConfig(steps=0, global_batch=4)))
+    assert found.rule == "trainer.steps"
+    assert rejections(replace(cell(train=TrainConfig(steps=0, global_batch=4)), trainer="harness")) == ()
+
+
 def test_skyrl_has_no_global_batch_size() -> None:
     uneven = DocumentsConfig(mode="file", lengths=(16, 8, 24, 4, 60, 60, 60, 60))
     found = rejections(replace(cell(documents=uneven, data_path="skyrl"), trainer="skyrl"))

@@ -15,7 +15,7 @@ from harness.core.cell.layout import Layout
 from harness.core.cell.model import ModelConfig, MoeConfig, MtpConfig
 from harness.core.cell.timing import TimingConfig
 from harness.core.outcomes import Finding, Lane
-from harness.core.packing.documents import DocumentsConfig, adversarial_mix
+from harness.core.packing.documents import DocumentsConfig, adversarial_mix, mix
 from harness.plan.rules.table import rejections
 from harness.plan.shrink.reductions import changes, normalized, reductions, size_of
 from harness.plan.shrink.search import Answer, Answers, Kind, Round, Smallest, minimal_cell, search
@@ -110,6 +110,14 @@ def test_a_mix_whose_masks_matter_stays_a_mix() -> None:
     assert smallest.config is not None
     assert smallest.config.documents.mode == "adversarial"
     assert len(lengths(smallest.config)) == 7
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+def test_documents_keep_their_turns_only_if_they_matter(turns: int) -> None:
+    talked = replace(BIG, documents=mix("multi_turn", 64, 2))
+    smallest, _ = shrunk(talked, lambda config: config.documents.turns >= turns)
+    assert smallest.config is not None
+    assert smallest.config.documents == DocumentsConfig(mode="file", lengths=(1,), turns=turns)
 
 
 def test_a_finding_that_does_not_reproduce_ends_the_search() -> None:

@@ -64,7 +64,7 @@ def _unchanged(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
     stuck = [
         name
         for name in changed
-        if not documents[name].masked
+        if documents[name].loss_tokens
         and name in before
         and name in leg.losses
         and before[name].loss_sum == leg.losses[name].loss_sum

@@ -1,6 +1,7 @@
 """Multi-token prediction at step 0: the right tokens count per document and depth, and their loss equals the control's.
 
-At depth d, n - d of the n labels of a document count: for the last d, the predicted token is beyond the document.
+At depth d the labels of a document count that did but for its first d: for its last d slots, the predicted token is
+beyond it.
 """
 
 from __future__ import annotations
@@ -51,10 +52,7 @@ def mtp_losses(evidence: CellEvidence, depth: int) -> dict[int, DocumentLoss]:
 def _tokens(evidence: CellEvidence, depth: int) -> dict[int, int]:
     """Document -> number of tokens that must count; 0 for PAD."""
     placed = (item for replica in evidence.plan[0] for truth in replica for item in truth.batch.placed)
-    counts = {
-        item.document.index: 0 if item.document.masked else max(item.document.length - depth, 0) for item in placed
-    }
-    return {PAD: 0, **counts}
+    return {PAD: 0, **{item.document.index: sum(item.document.loss_mask[depth:]) for item in placed}}
 
 
 def _tokens_finding(

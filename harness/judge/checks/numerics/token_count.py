@@ -25,7 +25,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
 def _leg(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
     """Documents of a canary leg; the canary itself judges tokens outside documents."""
     for item in leg.leg.documents:
-        right, seen = 0 if item.masked else item.length, leg.losses.get(item.index)
+        right, seen = item.loss_tokens, leg.losses.get(item.index)
         found = seen.tokens if seen else 0
         if found != right:
             where = leg.positions[item.index].where(leg.leg.name, evidence.last_stage) | {"document": item.index}
@@ -38,7 +38,7 @@ def _leg(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
 def _documents(evidence: CellEvidence, step: int) -> list[CheckFinding]:
     losses = evidence.document_losses[step]
     expected = {
-        item.document.index: 0 if item.document.masked else item.document.length
+        item.document.index: item.document.loss_tokens
         for replica in evidence.plan[step]
         for truth in replica
         for item in truth.batch.placed

@@ -63,7 +63,7 @@ _EVALUATES = exactly(False, "modules do not train in evaluations")
 def _tokens(evidence: CellEvidence) -> Iterator[CheckFinding]:
     for one in evaluations_of(evidence):
         right = {
-            item.document.index: 0 if item.document.masked else item.document.length
+            item.document.index: item.document.loss_tokens
             for replica in one.plan
             for batch in replica
             for item in batch.placed

@@ -6,10 +6,11 @@
 | 0.6 | gpt_sft.GPTSFTDatasetBuilder | GPTSFTDatasetConfig: enable_offline_packing, offline_packing_specs |
 
 Documents are passed as upstream's JSON lines, through a tokenizer that reads numbers; the first rank packs, as in
-upstream. Upstream shuffles before it packs: here the shuffle puts the longest document first and keeps the order of
-equally long ones, so that the plan knows the position of each document. Up to 0.5 upstream pads a document's tokens,
-of which there is one more than labels, to pad_seq_to_mult; the plan follows 0.6. Where documents are padded, upstream
-counts the last token unless it is the end of sentence, so documents must not be truncated.
+upstream. Documents of several turns are chats, whose tokens and masks upstream takes from the chat template of a
+Hugging Face tokenizer. Upstream shuffles before it packs: here the shuffle puts the longest document first and keeps
+the order of equally long ones, so that the plan knows the position of each document. Up to 0.5 upstream pads a
+document's tokens, of which there is one more than labels, to pad_seq_to_mult; the plan follows 0.6. Where documents are
+padded, upstream counts the last token unless it is the end of sentence, so documents must not be truncated.
 """
 
 from __future__ import annotations
@@ -29,12 +30,15 @@ from harness.node.data_paths.bridge.step import BridgeStep, dataset_config, miss
 from harness.node.data_paths.lookup import Unavailable, none_of
 from harness.node.probe.truth import StepTruth
 from harness.node.probe.weights import END
+from harness.node.trainers.tokenizer import conversation, write_tokenizer
 
 
 class BridgeOfflinePath:
     def __init__(self, context: RankContext) -> None:
         self.context = context
-        truths = [StepTruth(context.config, step, context.place.dp) for step in range(context.config.train.steps)]
+        truths = [
+            StepTruth(context.config, step, context.place.dp) for step in range(max(context.config.train.steps, 1))
+        ]
         self.datasets = {self._folder(truth): self._built(truth) for truth in truths}
         self.step = BridgeStep(context, packed_config(context.config, self._folder(truths[0])))
 
@@ -59,13 +63,21 @@ class BridgeOfflinePath:
         if self.context.is_rank_zero:
             write_documents(self._folder(truth), truth, _words)
         with longest_first():
-            return self._read(packed_config(self.context.config, self._folder(truth)))
+            return self._read(packed_config(self.context.config, self._folder(truth)), self._tokenizer(truth))
 
-    def _read(self, config: Any) -> Any:
+    def _tokenizer(self, truth: StepTruth) -> Any:
+        """Ranks that do not pack need only the id of its end of sentence."""
+        if not self.context.is_rank_zero or not is_chat(truth.config):
+            return Numbers()
+        folder = self._folder(truth)
+        write_tokenizer(folder / "tokenizer", truth.config.model.vocab)
+        return built_tokenizer(folder)
+
+    def _read(self, config: Any, tokenizer: Any) -> Any:
         if hasattr(config, "enable_offline_packing"):
             from megatron.bridge.data.builders.gpt_sft import GPTSFTDatasetBuilder
 
-            return GPTSFTDatasetBuilder(config, Numbers()).build()[0]
+            return GPTSFTDatasetBuilder(config, tokenizer).build()[0]
         from megatron.bridge.data.builders.finetuning_dataset import FinetuningDatasetBuilder
 
         known: tuple[str, ...] = (
@@ -78,7 +90,7 @@ class BridgeOfflinePath:
         )
         known += ("dataset_kwargs", "do_validation", "do_test")
         fields = {name: getattr(config, name) for name in known}
-        return FinetuningDatasetBuilder(tokenizer=Numbers(), **fields).build()[0]
+        return FinetuningDatasetBuilder(tokenizer=tokenizer, **fields).build()[0]
 
     def _folder(self, truth: StepTruth) -> Path:
         return self.context.folder / "bridge" / (truth.leg.name if truth.leg else f"step-{truth.step}")
@@ -110,8 +122,9 @@ def packed_config(config: CellConfig, folder: Path, **packed: Any) -> Any:
         pad_seq_to_mult=config.style.document_multiple,
         **packed,
     )
-    switches = {"add_eos": False, "pad_to_max_length": config.options.pad_to_max_length}
-    return dataset_config(config, str(folder), specs, **switches)
+    return dataset_config(
+        config, str(folder), specs, pad_to_max_length=config.options.pad_to_max_length, **read_as(config)
+    )
 
 
 def write_documents(folder: Path, truth: StepTruth, text: Callable[[list[int]], str]) -> None:
@@ -122,10 +135,37 @@ def write_documents(folder: Path, truth: StepTruth, text: Callable[[list[int]], 
 
 
 def document_line(truth: StepTruth, document: Document, text: Callable[[list[int]], str]) -> str:
-    """A document as upstream's line of prompt and answer; a masked one is all prompt."""
+    """A document as upstream's line of prompt and answer, or as a chat; a masked one is all prompt."""
     ids = truth.content(document)[: document.length + 1].tolist()
+    if is_chat(truth.config):
+        return json.dumps({"messages": conversation(ids, document)}) + "\n"
     prompt = len(ids) if document.masked else 1
     return json.dumps({"input": text(ids[:prompt]), "output": text(ids[prompt:])}) + "\n"
+
+
+def is_chat(config: CellConfig) -> bool:
+    """Whether upstream gets documents as chats."""
+    return config.documents.turns > 1
+
+
+def read_as(config: CellConfig) -> dict[str, Any]:
+    """Arguments of upstream's data sets of JSON lines."""
+    chat = {"chat": True, "use_hf_tokenizer_chat_template": True} if is_chat(config) else {}
+    return {"add_eos": False, **chat}
+
+
+def built_tokenizer(folder: Path) -> Any:
+    """Upstream's tokenizer, made of that of Hugging Face in `folder`/tokenizer."""
+    from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
+
+    return build_tokenizer(tokenizer_config(folder))
+
+
+def tokenizer_config(folder: Path) -> Any:
+    """Upstream's configuration of that tokenizer."""
+    from megatron.bridge.training.tokenizers.config import TokenizerConfig
+
+    return TokenizerConfig(tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(folder / "tokenizer"))
 
 
 def _words(ids: list[int]) -> str:

@@ -44,6 +44,13 @@ def dataset_config(config: CellConfig, root: str, specs: Any = None, **dataset_k
     return GPTSFTDatasetConfig(enable_offline_packing=specs is not None, offline_packing_specs=specs, **given)
 
 
+def state_of(dataset: Any, sizes: Any) -> Any:
+    """The part of upstream's GlobalState that forward_step reads."""
+    switches = SimpleNamespace(check_for_nan_in_loss=False, check_for_spiky_loss=False)
+    cfg = SimpleNamespace(dataset=dataset, model=sizes, rerun_state_machine=switches)
+    return SimpleNamespace(timers=_timers, straggler_timer=_NoTimer(), cfg=cfg)
+
+
 class BridgeStep:
     """Calls forward_step on one rank. `dataset`: upstream's dataset configuration, which forward_step reads."""
 
@@ -57,15 +64,13 @@ class BridgeStep:
             sequence_parallel=layout.sp,
             mtp_num_layers=mtp.layers if mtp else None,
         )
-        switches = SimpleNamespace(check_for_nan_in_loss=False, check_for_spiky_loss=False)
-        cfg = SimpleNamespace(dataset=dataset, model=sizes, rerun_state_machine=switches)
-        self.state = SimpleNamespace(timers=_timers, straggler_timer=_NoTimer(), cfg=cfg)
+        self.state = state_of(dataset, sizes)
         self.sizes = sizes
 
     def batch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
         """The next micro-batch as upstream passes it to the model, with the loss mask of upstream's loss function."""
         vp_stage = chunk if self.context.config.layout.vpp > 1 else None
-        model = _Model(self.sizes, vp_stage)
+        model = CalledModel(self.sizes, vp_stage)
         _, loss = self.forward_step(self.state, iterator, model)
         mask = loss.args[0]
         return Batch(
@@ -77,7 +82,7 @@ class BridgeStep:
         )
 
 
-class _Model:
+class CalledModel:
     """A stub of the model that records its arguments. Process groups are Megatron's own."""
 
     def __init__(self, config: Any, vp_stage: int | None) -> None:

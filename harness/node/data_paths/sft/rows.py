@@ -49,14 +49,16 @@ class DocumentTokenizer:
     def tokenize_conversation(
         self, conversation: list[Message], return_target: bool, **_: Any
     ) -> tuple[Tensor, Tensor]:
-        """(tokens, targets), both int64 [tokens], before truncation; the first token is a prompt, as in every chat.
+        """(tokens, targets), both int64 [tokens], before truncation; the prompts are masked.
 
         With pad_seq_to_mult, padding is part of the data, as in a data set prepared for that multiple.
         """
         document = self.documents[int(conversation[0]["content"])]
         tokens = self.truth.content(document)
         targets = tokens.clone()
-        targets[: len(tokens) if document.masked else 1] = self.ignored
+        for message in document.messages:
+            if not message.answer:
+                targets[message.start : message.end] = self.ignored
         missing = align_up(len(tokens), self.multiple) - len(tokens)
         padding = torch.full((missing,), self.pad)
         return torch.cat([tokens, padding]), torch.cat([targets, padding])

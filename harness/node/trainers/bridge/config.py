@@ -9,11 +9,12 @@ from harness.core.cell.axis_values import TE_KINDS
 from harness.core.cell.config import CellConfig
 from harness.core.cell.reports import log_interval
 from harness.core.run.run_dir import AttemptDir
+from harness.node.data_paths.bridge.offline import tokenizer_config
 from harness.node.device.placement import Device
 from harness.node.probe.model.distributed_optimizer import ddp_fields
 from harness.node.probe.model.gpt import upstream_fields
 from harness.node.trainers.bridge.fields import set_fields
-from harness.node.trainers.bridge.files import data_config, tokenizer_config
+from harness.node.trainers.bridge.files import data_config
 
 # What the probe sets for its own loop, but upstream's loop does not need or sets itself.
 _OF_PROBE = (

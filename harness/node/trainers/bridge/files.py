@@ -15,7 +15,14 @@ from typing import Any, TypeVar
 import torch
 
 from harness.core.cell.config import CellConfig
-from harness.node.data_paths.bridge.offline import document_line, longest_first, packed_config, write_documents
+from harness.node.data_paths.bridge.offline import (
+    built_tokenizer,
+    document_line,
+    longest_first,
+    packed_config,
+    read_as,
+    write_documents,
+)
 from harness.node.data_paths.bridge.step import dataset_config
 from harness.node.probe.truth import StepTruth
 from harness.node.trainers.tokenizer import text, write_tokenizer
@@ -47,9 +54,8 @@ def _lines(config: CellConfig, step: int) -> list[str]:
 
 def _write_packed(folder: Path, config: CellConfig) -> None:
     from megatron.bridge.data.packing.parquet import write_packed_parquet
-    from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
 
-    own = build_tokenizer(tokenizer_config(folder))
+    own = built_tokenizer(folder)
     steps = [_packed(folder / f"step-{n}", StepTruth(config, n, 0), own) for n in range(config.train.passes)]
     trained, evaluated = steps[: config.train.steps], steps[config.train.steps :]
     for name, part in ((_ROWS, trained), (_EVALUATED, evaluated)):
@@ -66,18 +72,16 @@ def reserve_files(folder: Path) -> None:
         (folder / name).touch()
 
 
-def tokenizer_config(folder: Path) -> Any:
-    """Upstream's configuration of the tokenizer in a folder with the files."""
-    from megatron.bridge.training.tokenizers.config import TokenizerConfig
-
-    return TokenizerConfig(tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(folder / "tokenizer"))
-
-
 def data_config(folder: Path, config: CellConfig) -> Any:
     """Upstream's configuration of the data set, for a folder with the files; its loader has its defaults."""
-    found = _packed_rows(folder, config) if config.style.packed else dataset_config(config, str(folder), add_eos=False)
+    rows = _packed_rows if config.style.packed else _rows_of_documents
+    found = rows(folder, config)
     found.seed, found.num_workers, found.do_validation = config.train.seed, 0, bool(config.train.evaluated)
     return found
+
+
+def _rows_of_documents(folder: Path, config: CellConfig) -> Any:
+    return dataset_config(config, str(folder), **read_as(config))
 
 
 def _packed_rows(folder: Path, config: CellConfig) -> Any:

@@ -40,7 +40,7 @@ def examples(config: CellConfig, step: int) -> list[dict[str, Any]]:
                 "input_ids": ids,
                 "attention_mask": [1] * len(ids),
                 "num_actions": document.length,
-                "loss_mask": [0 if document.masked else 1] * document.length,
+                "loss_mask": list(document.loss_mask),
             }
         )
     return found

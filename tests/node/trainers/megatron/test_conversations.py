@@ -3,10 +3,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
 from harness.core.cell.config import CellConfig
 from harness.core.packing.arithmetic import Row
+from harness.core.packing.documents import DocumentsMode, mix
 from harness.node.probe.truth import StepTruth
-from harness.node.trainers.megatron.conversations import conversation, lines
+from harness.node.trainers.megatron.conversations import lines, messages_of
 from tests.node.conftest import config
 
 
@@ -37,10 +40,14 @@ def test_evaluations_have_rows_of_their_own() -> None:
     assert not set(trained) & set(after)
 
 
-def test_what_the_loss_leaves_out_is_said_by_the_user() -> None:
-    cell = config("sft")
+@pytest.mark.parametrize("mode", ["adversarial", "multi_turn"])
+def test_what_the_loss_leaves_out_is_said_by_the_user(mode: DocumentsMode) -> None:
+    cell = replace(config("sft"), documents=mix(mode, 64, 2))
     truth = StepTruth(cell, 0, 0)
     for document in cell.documents_of(0):
-        messages = conversation(truth, document)
+        messages = messages_of(truth, document)
         answered = [len(message["content"].split()) for message in messages if message["role"] == "assistant"]
-        assert answered == ([] if document.masked else [document.original_length])
+        assert answered == [part.end - part.start for part in document.messages if part.answer]
+        assert [message["role"] for message in messages[1:]] == [
+            "assistant" if part.answer else "user" for part in document.messages
+        ]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.core.cell.config import CellConfig
-from harness.core.packing.documents import DocumentsConfig
+from harness.core.packing.documents import DocumentsConfig, DocumentsMode, mix
 from harness.node.probe.truth import MicroTruth, StepTruth
 from harness.node.trainers.skyrl.documents import by_slot, examples, log_probs_seen, loss_scale
 from tests.node.conftest import config
@@ -27,10 +27,12 @@ def by_document(stream: Tensor, micro: MicroTruth, width: int = 70) -> Tensor:
     return rows
 
 
-def test_an_example_holds_the_token_that_only_its_last_label_needs() -> None:
-    truth = StepTruth(cell(), 0, 0)
-    made = examples(cell(), 0)
-    assert len(made) == cell().train.global_batch
+@pytest.mark.parametrize("mode", ["adversarial", "multi_turn"])
+def test_an_example_holds_the_token_that_only_its_last_label_needs(mode: DocumentsMode) -> None:
+    given = replace(cell(), documents=mix(mode, 64, 2))
+    truth = StepTruth(given, 0, 0)
+    made = examples(given, 0)
+    assert len(made) == given.train.global_batch
     micro = truth.micro_batches[0]
     for example, item in zip(made, micro.plan.placed):
         real = slice(item.start, item.start + item.document.length)

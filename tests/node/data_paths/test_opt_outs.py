@@ -1,0 +1,91 @@
+"""Calls of upstream's refusals. What Megatron-Bridge answers: tests/app/matrices/test_releases.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from megatron.core import tensor_parallel
+
+from harness.core.data_paths.forbidden import FORBIDDEN_CASES
+from harness.node.data_paths import opt_outs
+from harness.node.data_paths.rules import CASES, Case, _refusal
+from harness.node.device import cpu_stubs
+
+cpu_stubs.install()
+pytestmark = pytest.mark.usefixtures("world_of_one")
+
+
+def module(monkeypatch: pytest.MonkeyPatch, name: str, **content: Any) -> None:
+    made = ModuleType(name)
+    vars(made).update(content)
+    monkeypatch.setitem(sys.modules, name, made)
+
+
+def test_megatron_refuses_packed_rows_without_transformer_engine_and_accepts_others(tmp_path: Path) -> None:
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    case = CASES["megatron-local-attention"]
+    assert _refusal(case, False, tmp_path) == (None, None)
+    message, _ = _refusal(case, True, tmp_path)
+    assert FORBIDDEN_CASES["megatron-local-attention"].named_in(message or "")
+
+
+def test_offsets_of_one_row_or_of_two_are_split(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen = []
+
+    def old(batch: dict[str, Any], cp_size: int) -> None:
+        seen.append((batch["cu_seqlens"].shape, cp_size))
+
+    def new(batch: dict[str, Any], cp_group: Any) -> None:
+        seen.append((batch["cu_seqlens"].shape, cp_group.size()))
+
+    for split in (old, new):
+        module(monkeypatch, "megatron.bridge.training.gpt_step", _partition_packed_batch_for_cp=split)
+        for forbidden in (False, True):
+            opt_outs.rows_of_offsets(forbidden, tmp_path)
+    assert seen == [((1, 3), 1), ((2, 3), 1)] * 2
+
+
+def test_a_step_is_over_when_it_asks_for_one_more_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def forward_step(state: Any, iterator: Any, model: Any) -> None:
+        if state.cfg.dataset.defer_in_batch_packing_to_step:
+            raise ValueError("set it to False")
+        next(iterator)
+        raise AssertionError("there is no batch")
+
+    module(monkeypatch, "megatron.bridge.training.vlm_step", forward_step=forward_step)
+    monkeypatch.setattr(opt_outs, "CalledModel", lambda sizes, stage: SimpleNamespace(config=sizes))
+    opt_outs.packing_in_vlm_step(False, tmp_path)
+    with pytest.raises(ValueError, match="set it to False"):
+        opt_outs.packing_in_vlm_step(True, tmp_path)
+
+
+def test_a_step_that_packs_itself_gets_offsets_only_in_the_forbidden_case(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[set[str]] = []
+    name = "megatron.bridge.models.qwen_vl.qwen3_vl_step"
+    module(monkeypatch, name, get_batch_from_iterator=lambda batches, **_: seen.append(set(next(batches))))
+    opt_outs.packed_for_qwen3_vl_step(False, tmp_path)
+    opt_outs.packed_for_qwen3_vl_step(True, tmp_path)
+    assert seen == [{"tokens"}, {"tokens", "cu_seqlens_q"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "padded"), [("offline-graphs-free-rows", False), ("offline-graphs-free-offsets", True)]
+)
+def test_graphs_are_asked_for_with_rows_of_free_or_full_length(name: str, padded: bool) -> None:
+    case = CASES[name]
+    assert isinstance(case, Case)
+    config = SimpleNamespace(model=SimpleNamespace(), dataset=SimpleNamespace(dataset_kwargs={}))
+    case.change(config)
+    assert config.model.cuda_graph_impl == "transformer_engine"
+    assert config.dataset.dataset_kwargs == ({"pad_to_max_length": True} if padded else {})
+
+
+def test_the_offsets_are_those_of_packed_rows() -> None:
+    assert opt_outs._OFFSETS.dtype == torch.int32
