@@ -34,14 +34,17 @@ def install(pattern: str) -> list[str]:
 
 
 def _gated_delta_net() -> list[tuple[Any, str, Any]]:
-    common = importlib.import_module("megatron.core.ssm.gated_delta_net.common")
-    layer = importlib.import_module("megatron.core.ssm.gated_delta_net.gdn")
-    return [
-        (common, "HAVE_FLA", True),
-        (common, "l2norm", l2norm),
-        (layer, "causal_conv1d", causal_conv1d),
-        (layer, "chunk_gated_delta_rule", gated_delta_rule),
-    ]
+    whole = importlib.import_module("megatron.core.ssm.gated_delta_net")
+    parts = [whole]
+    if hasattr(whole, "__path__"):  # from 0.19 on
+        parts = [importlib.import_module(f"{whole.__name__}.{name}") for name in ("common", "gdn")]
+    stubs: dict[str, Any] = {
+        "HAVE_FLA": True,
+        "l2norm": l2norm,
+        "causal_conv1d": causal_conv1d,
+        "chunk_gated_delta_rule": gated_delta_rule,
+    }
+    return [(module, name, stub) for module in parts for name, stub in stubs.items() if hasattr(module, name)]
 
 
 def _mamba() -> list[tuple[Any, str, Any]]:
