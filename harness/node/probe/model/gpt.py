@@ -198,7 +198,8 @@ def build_chunks(
 def _model(config: CellConfig, upstream: TransformerConfig, stage: int | None, arguments: dict[str, Any]) -> Any:
     """A chunk of GPTModel or HybridModel; `stage`: its virtual stage, None without interleaving."""
     if config.model.hybrid:
-        return build_hybrid(config, upstream, layer_spec(config), **arguments)
+        dense = dataclasses.replace(config, model=dataclasses.replace(config.model, moe=None))
+        return build_hybrid(config, upstream, layer_spec(dense), layer_spec(config), **arguments)
     spec = TransformerBlockSubmodules(
         layer_specs=[layer_spec(config)] * get_num_layers_to_build(upstream, vp_stage=stage), layer_norm=RMSNorm
     )

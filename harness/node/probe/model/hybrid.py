@@ -79,42 +79,42 @@ def hybrid_fields(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def build_hybrid(config: CellConfig, upstream: Any, gpt_layer: Any, **arguments: Any) -> Any:
-    """A chunk of HybridModel; `gpt_layer`: the local spec of a GPT layer, whose modules it takes.
+def build_hybrid(config: CellConfig, upstream: Any, dense: Any, routed: Any, **arguments: Any) -> Any:
+    """A chunk of HybridModel, from the modules of the local spec of a GPT layer: `dense`, and `routed` with experts.
 
     `arguments`: those of GPTModel after the layer spec, by name.
     """
     block: Any = importlib.import_module("megatron.core.models.hybrid.hybrid_block")
     block.TENorm = RMSNorm  # the final norm
     pattern = config.model.pattern
-    one = config.layout.pp * config.layout.vpp == 1
-    return importlib.import_module(MODULE).HybridModel(
-        upstream,
-        _stack_spec(gpt_layer, pattern),
-        hybrid_layer_pattern=layers_of(pattern) if one else pattern,
-        **arguments,
-    )
+    if config.layout.pp * config.layout.vpp == 1:
+        pattern = layers_of(pattern)
+    spec = _stack_spec(dense.submodules, routed.submodules, pattern)
+    return importlib.import_module(MODULE).HybridModel(upstream, spec, hybrid_layer_pattern=pattern, **arguments)
 
 
-def _stack_spec(gpt_layer: Any, pattern: str) -> Any:
+def _stack_spec(dense: Any, routed: Any, pattern: str) -> Any:
     from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
     from megatron.core.models.hybrid.hybrid_block import HybridStack, HybridStackSubmodules
     from megatron.core.ssm.mlp_layer import MLPLayer
     from megatron.core.transformer.spec_utils import ModuleSpec
     from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
-    whole = gpt_layer.submodules
-    after = {"self_attn_bda": get_bias_dropout_add}
-    feed = TransformerLayerSubmodules(pre_mlp_layernorm=RMSNorm, mlp=whole.mlp, mlp_bda=get_bias_dropout_add)
-    attention = TransformerLayerSubmodules(input_layernorm=RMSNorm, self_attention=whole.self_attention, **after)
+    def mixing(module: Any, mixer: Any) -> Any:
+        parts = {"input_layernorm": RMSNorm, "self_attention": mixer, "self_attn_bda": get_bias_dropout_add}
+        return ModuleSpec(module=module, submodules=TransformerLayerSubmodules(**parts))
+
+    def feeding(module: Any, block: Any) -> Any:
+        parts = {"pre_mlp_layernorm": RMSNorm, "mlp": block, "mlp_bda": get_bias_dropout_add}
+        return ModuleSpec(module=module, submodules=TransformerLayerSubmodules(**parts))
+
     layers = {
-        "attention_layer": ModuleSpec(module=TransformerLayer, submodules=attention),
-        "mlp_layer": ModuleSpec(module=MLPLayer, submodules=feed),
-        "moe_layer": ModuleSpec(module=_expert_layer(), submodules=feed),
+        "attention_layer": mixing(TransformerLayer, dense.self_attention),
+        "mlp_layer": feeding(MLPLayer, dense.mlp),
+        "moe_layer": feeding(_expert_layer(), routed.mlp),
     }
     if GATED_DELTA in pattern:
-        delta = TransformerLayerSubmodules(input_layernorm=RMSNorm, self_attention=_gated_delta_net(), **after)
-        layers["gdn_layer"] = ModuleSpec(module=TransformerLayer, submodules=delta)
+        layers["gdn_layer"] = mixing(TransformerLayer, _gated_delta_net())
     if MAMBA in pattern:
         layers["mamba_layer"] = _mamba_layer()
     return ModuleSpec(module=HybridStack, submodules=HybridStackSubmodules(**layers))
@@ -154,7 +154,7 @@ class NumberedLayer:
     number: int
     whole: Any  # module whose output is the layer's; of the first of two layers in one, the module that receives it
     mixer: Any = None  # module that receives the packed params; None: an MLP or experts
-    experts: Any = None  # module with `mlp.router`, if any
+    experts: Any = None  # module with `mlp.router`; None: no experts
     before: bool = False  # whether the layer's output is the input of `whole`
 
 
@@ -167,9 +167,14 @@ def numbered_layers(chunk: Any) -> Iterator[NumberedLayer]:
             yield NumberedLayer(
                 2 * number - 1, layer.pre_mlp_layernorm, layer.self_attention.core_attention, before=True
             )
-            yield NumberedLayer(2 * number, layer, None, layer)
+            yield NumberedLayer(2 * number, layer, None, _routed(layer))
         else:
-            yield NumberedLayer(number, layer, _mixer(layer), layer)
+            yield NumberedLayer(number, layer, _mixer(layer), _routed(layer))
+
+
+def _routed(layer: Any) -> Any:
+    """The layer, if it has experts."""
+    return layer if hasattr(getattr(layer, "mlp", None), "router") else None
 
 
 def _mixer(layer: Any) -> Any:
