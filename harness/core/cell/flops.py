@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.core.cell.config import ModelConfig
-from harness.core.layer_pattern import ATTENTION, EXPANSION, GATED_DELTA, RECURRENT, STATE_SIZE, layers_of
+from harness.core.layer_pattern import ATTENTION, CONVOLUTION, EXPANSION, GATED_DELTA, RECURRENT, STATE_SIZE, layers_of
 
 
 def weights_per_token(model: ModelConfig) -> int:
@@ -37,16 +37,22 @@ def _attention_weights(model: ModelConfig) -> int:
 
 
 def _weights_of(model: ModelConfig, letter: str) -> int:
-    """Of one layer of a pattern; of a recurrent one its projections, next to which its state costs little."""
+    """Of one layer of a pattern; the products of a recurrent state count as weights, as upstream counts them.
+
+    Megatron-LM's training.py: gdn_layer_flops, mamba_layer_flops (0.19).
+    """
     if letter == ATTENTION:
         return _attention_weights(model)
     if letter not in RECURRENT:
         return _feed_forward_weights(model)
     size, inner = model.hidden // model.heads, model.hidden
     if letter == GATED_DELTA:
-        return model.hidden * (2 * size * model.kv_heads + 3 * inner + 2 * model.heads)
+        keys = 2 * size * model.kv_heads
+        projections = model.hidden * (keys + 3 * inner + 2 * model.heads)
+        return projections + CONVOLUTION * (keys + inner) + 4 * model.heads * size**2
     inner *= EXPANSION
-    return model.hidden * (3 * inner + 2 * model.kv_heads * STATE_SIZE + model.heads)
+    projections = model.hidden * (3 * inner + 2 * model.kv_heads * STATE_SIZE + model.heads)
+    return projections + 7 * inner * STATE_SIZE // 2
 
 
 def _feed_forward_weights(model: ModelConfig) -> int:

@@ -11,7 +11,11 @@ from harness.core.packing.documents import MIXES
 from harness.plan.rules.rule import Own, Rule
 
 _GLOBAL_BATCH = {"megatron": "--global-batch-size", "bridge": "TrainingConfig.global_batch_size"}
-_GIVEN = {"megatron": ("moe", "mtp"), "bridge": (), "skyrl": ()}  # parts of the model that its adapter passes on
+_GIVEN = {
+    "megatron": ("moe", "mtp", "pattern"),
+    "bridge": (),
+    "skyrl": (),
+}  # parts of the model that its adapter passes on
 
 
 def data_path_has_trainer(config: CellConfig) -> str | None:

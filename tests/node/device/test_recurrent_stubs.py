@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -33,8 +34,8 @@ def delta_inputs() -> dict[str, Tensor]:
 
 def by_documents(kernel: Any, parts: dict[str, Tensor]) -> Tensor:
     """Every document alone."""
-    pairs = zip(BOUNDS, BOUNDS[1:])
-    return torch.cat([kernel(**{name: part[:, a:b] for name, part in parts.items()}) for a, b in pairs], 1)
+    cut = [{name: part[:, a:b] for name, part in parts.items()} for a, b in pairwise(BOUNDS)]
+    return torch.cat([kernel(**some) for some in cut], 1)
 
 
 def test_the_delta_rule_is_that_of_upstreams_chunked_torch_code() -> None:

@@ -149,7 +149,7 @@ def model_flags(config: CellConfig, others: Mapping[str, Any]) -> list[str]:
         "transformer-impl": "local",
         "tokenizer-type": "NullTokenizer",
     }
-    if layout.vpp > 1:
+    if layout.vpp > 1 and not model.hybrid:
         values["num-virtual-stages-per-pipeline-rank"] = layout.vpp
     switches = ["sft", "group-query-attention", "swiglu", "use-cpu-initialization"]
     switches += ["calculate-per-token-loss"] if config.options.calculate_per_token_loss else []

@@ -28,7 +28,7 @@ from harness.node.device.placement import Device
 from harness.node.probe.model.attention_kinds import attention_fields
 from harness.node.probe.model.distributed_optimizer import connect_schedule, ddp_config
 from harness.node.probe.model.groups import GLOBAL, Groups, explicit_groups
-from harness.node.probe.model.hybrid import build_hybrid, pair
+from harness.node.probe.model.hybrid import build_hybrid, pair, stack_spec
 from harness.node.probe.model.norm import RMSNorm
 from harness.node.probe.model.parts import config_class, layer_spec, mtp_arguments, part_fields
 from harness.node.probe.model.recompute import recompute_fields
@@ -198,13 +198,18 @@ def build_chunks(
 def _model(config: CellConfig, upstream: TransformerConfig, stage: int | None, arguments: dict[str, Any]) -> Any:
     """A chunk of GPTModel or HybridModel; `stage`: its virtual stage, None without interleaving."""
     if config.model.hybrid:
-        dense = dataclasses.replace(config, model=dataclasses.replace(config.model, moe=None))
-        return build_hybrid(config, upstream, layer_spec(dense), layer_spec(config), **arguments)
+        return build_hybrid(config, upstream, hybrid_spec(config), **arguments)
     spec = TransformerBlockSubmodules(
         layer_specs=[layer_spec(config)] * get_num_layers_to_build(upstream, vp_stage=stage), layer_norm=RMSNorm
     )
     chunk = GPTModel(upstream, spec, **arguments, **mtp_arguments(config, upstream, spec, stage))
     return pair(chunk) if config.model.as_gpt else chunk
+
+
+def hybrid_spec(config: CellConfig) -> Any:
+    """The spec of HybridModel's layers."""
+    dense = dataclasses.replace(config, model=dataclasses.replace(config.model, moe=None))
+    return stack_spec(layer_spec(dense).submodules, layer_spec(config).submodules, config.model.pattern)
 
 
 def unwrap(chunk: Any) -> GPTModel:

@@ -79,21 +79,27 @@ def hybrid_fields(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def build_hybrid(config: CellConfig, upstream: Any, dense: Any, routed: Any, **arguments: Any) -> Any:
-    """A chunk of HybridModel, from the modules of the local spec of a GPT layer: `dense`, and `routed` with experts.
-
-    `arguments`: those of GPTModel after the layer spec, by name.
-    """
-    block: Any = importlib.import_module("megatron.core.models.hybrid.hybrid_block")
-    block.TENorm = RMSNorm  # the final norm
+def pattern_of(config: CellConfig) -> str:
+    """The pattern for the layout: on one stage, where upstream would build the first segment alone, without cuts."""
     pattern = config.model.pattern
-    if config.layout.pp * config.layout.vpp == 1:
-        pattern = layers_of(pattern)
-    spec = _stack_spec(dense.submodules, routed.submodules, pattern)
-    return importlib.import_module(MODULE).HybridModel(upstream, spec, hybrid_layer_pattern=pattern, **arguments)
+    return layers_of(pattern) if config.layout.pp * config.layout.vpp == 1 else pattern
 
 
-def _stack_spec(dense: Any, routed: Any, pattern: str) -> Any:
+def build_hybrid(config: CellConfig, upstream: Any, spec: Any, **arguments: Any) -> Any:
+    """A chunk of HybridModel; `spec`: of stack_spec; `arguments`: those of GPTModel after the layer spec, by name."""
+    use_own_norm()
+    model = importlib.import_module(MODULE).HybridModel
+    return model(upstream, spec, hybrid_layer_pattern=pattern_of(config), **arguments)
+
+
+def use_own_norm() -> None:
+    """The final norm, which upstream builds by name."""
+    block: Any = importlib.import_module("megatron.core.models.hybrid.hybrid_block")
+    block.TENorm = RMSNorm
+
+
+def stack_spec(dense: Any, routed: Any, pattern: str) -> Any:
+    """The spec of all layers, from the modules of GPT layers' local specs: `dense`, and `routed` with experts."""
     from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
     from megatron.core.models.hybrid.hybrid_block import HybridStack, HybridStackSubmodules
     from megatron.core.ssm.mlp_layer import MLPLayer

@@ -13,6 +13,7 @@ from harness.node.data_paths.sft.checkout import model_flags
 from harness.node.device.placement import Device
 from harness.node.probe.model.attention_kinds import attention_fields
 from harness.node.trainers.megatron.files import PROMPT_FORMAT, conversations, evaluated, tokenizer
+from harness.node.trainers.megatron.hybrid import SPEC, hybrid_values
 
 _SWITCHES = {
     "off": (),
@@ -45,11 +46,14 @@ def flags(config: CellConfig, folder: Path, device: Device) -> list[str]:
         **_optimizer(config),
         **_checkpoint(config, AttemptDir(folder.parent).checkpoint),
     }
+    if config.model.hybrid:
+        values |= hybrid_values(config)
     switches = ["disable-bias-linear", "no-bias-swiglu-fusion", "no-bias-dropout-fusion"]
     switches += ["accumulate-allreduce-grads-in-fp32", *_SWITCHES[config.distributed_optimizer]]
     switches += [] if config.model.tied else ["untie-embeddings-and-output-weights"]
     switches += ["ddp-average-in-collective"] if config.options.average_in_collective else []
     ours = [*model_flags(config, values), *(f"--{name}" for name in switches), *_RECOMPUTE[config.recompute]]
+    ours += SPEC if config.model.hybrid else []
     given = {word.partition("=")[0] for argument in config.args.given for word in argument.flag[:1]}
     return [*(flag for flag in ours if flag.partition("=")[0] not in given), *config.args.flags()]
 
