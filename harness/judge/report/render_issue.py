@@ -200,7 +200,8 @@ def _layout(issue: Issue) -> Iterator[str]:
     lengths = ", ".join(str(document.original_length) for document in documents)
     masked = [document.index for document in documents if document.masked]
     model, train = config.model, config.train
-    parts = [str(part) for part in (model.moe, model.mtp, model.mla) if part is not None]
+    parts = [f"HybridModel {model.pattern}"] if model.hybrid else []
+    parts += [str(part) for part in (model.moe, model.mtp, model.mla) if part is not None]
     yield from ("## Layout", "")
     yield f"{counted(layout.world_size, 'rank')}: {_in_words(config)}."
     yield ""

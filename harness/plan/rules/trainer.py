@@ -45,7 +45,7 @@ def _rows(config: CellConfig, step: int) -> int:
 
 
 def plain_model(config: CellConfig) -> str | None:
-    parts = ("moe", "mtp", "mla", "rope_fusion", "cuda_graphs", "gathered_logits", "pattern")
+    parts = ("moe", "mtp", "mla", "rope_fusion", "cuda_graphs", "gathered_logits", "pattern", "as_gpt")
     found = [f"model.{name}" for name in parts if getattr(config.model, name) and name not in _GIVEN[config.trainer]]
     found += ["model.softmax"] if config.model.softmax != VANILLA else []
     found += ["train.label_smoothing"] if config.train.label_smoothing else []
