@@ -1,4 +1,4 @@
-"""Layer patterns of upstream's HybridModel: a letter per layer, as in `--hybrid-layer-pattern` (0.19 and newer)."""
+"""Layer patterns of upstream's HybridModel: a letter per layer, as in `--hybrid-layer-pattern` (0.18 and newer)."""
 
 from __future__ import annotations
 

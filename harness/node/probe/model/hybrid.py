@@ -2,7 +2,7 @@
 
 Its own layer specs need Transformer Engine, and so does its final norm, which it builds by name. GPTModel stands beside
 it with the same parameters under the same names (`as_gpt`): each of its layers is two of the pattern.
-Checked with megatron-core 0.19; MambaModel of older releases has other layer specs.
+Checked with megatron-core 0.18, 0.19 and main of 2026-08; MambaModel of older releases has other layer specs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def unsupported_hybrid(config: CellConfig) -> str | None:
         return None
     release = f"megatron-core {package_info.__version__}"
     if importlib.util.find_spec("megatron.core.models.hybrid") is None:
-        return f"{release} has no HybridModel: model.pattern needs 0.19 or later"
+        return f"{release} has no HybridModel: model.pattern needs 0.18 or later"
     if GATED_DELTA in config.model.pattern and importlib.util.find_spec("megatron.core.ssm.gated_delta_net") is None:
         return f"{release} has no Gated Delta Net: model.pattern {config.model.pattern!r} needs a later one"
     return None
