@@ -21,6 +21,7 @@ NODE_PACKAGES = {
     "transformer_engine_torch",
     "triton",
     "pretrain_gpt",
+    "pretrain_hybrid",
     "datasets",
     "tokenizers",
     "transformers",

@@ -13,6 +13,7 @@ from harness.node.data_paths.table import ADAPTERS
 from harness.node.device.cuda_forks import forks_protected, gpu_table
 from harness.node.probe.model import attention_kinds, gpt, kernels
 from harness.node.probe.model import parts as model_parts
+from harness.node.probe.model.hybrid import missing_kernels, missing_package
 from harness.node.trainers.table import TRAINERS
 
 
@@ -27,6 +28,8 @@ def refusal(config: CellConfig, ranks_here: int) -> Rejection | Missing | None:
         return unavailable
     if reason := model_parts.unsupported_parts(config):
         return Rejection(rule="stack.model", reason=reason, source=STACK_UNDER_TEST)
+    if lacking := missing_package(config):
+        return Missing(reason=lacking)
     if refused := gpt.unsupported_fields(config):
         return refused
     table = gpu_table()
@@ -37,4 +40,6 @@ def refusal(config: CellConfig, ranks_here: int) -> Rejection | Missing | None:
         if config.device == "cpu":
             return Rejection(rule="kernels.rope-fusion", reason=reason, source="Megatron-LM apply_rotary_pos_emb")
         return Missing(reason=reason)
+    if device.kind == "cuda" and (lacking := missing_kernels(config)):
+        return Missing(reason=lacking)
     return attention_kinds.unsupported_attention(config, device, table[0].capability if table else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.core.cell.config import ModelConfig
+from harness.core.layer_pattern import ATTENTION, CONVOLUTION, EXPANSION, GATED_DELTA, RECURRENT, STATE_SIZE, layers_of
 
 
 def weights_per_token(model: ModelConfig) -> int:
@@ -16,6 +17,8 @@ def weights_per_token(model: ModelConfig) -> int:
     layer.
     """
     depths = model.mtp.layers if model.mtp else 0
+    if model.pattern:
+        return sum(_weights_of(model, letter) for letter in layers_of(model.pattern)) + model.hidden * model.vocab
     block = _attention_weights(model) + _feed_forward_weights(model)
     ends = (1 + depths) * model.hidden * model.vocab + depths * (3 * model.hidden + 2 * model.hidden**2)
     return (model.layers + depths) * block + ends
@@ -31,6 +34,25 @@ def _attention_weights(model: ModelConfig) -> int:
     keys = hidden * (mla.kv_lora_rank + mla.qk_pos_emb_head_dim)
     keys += mla.kv_lora_rank * heads * (mla.qk_head_dim + mla.v_head_dim)
     return queries + keys + heads * mla.v_head_dim * hidden
+
+
+def _weights_of(model: ModelConfig, letter: str) -> int:
+    """Of one layer of a pattern; the products of a recurrent state count as weights, as upstream counts them.
+
+    Megatron-LM's training.py: gdn_layer_flops, mamba_layer_flops (0.19).
+    """
+    if letter == ATTENTION:
+        return _attention_weights(model)
+    if letter not in RECURRENT:
+        return _feed_forward_weights(model)
+    size, inner = model.hidden // model.heads, model.hidden
+    if letter == GATED_DELTA:
+        keys = 2 * size * model.kv_heads
+        projections = model.hidden * (keys + 3 * inner + 2 * model.heads)
+        return projections + CONVOLUTION * (keys + inner) + 4 * model.heads * size**2
+    inner *= EXPANSION
+    projections = model.hidden * (3 * inner + 2 * model.kv_heads * STATE_SIZE + model.heads)
+    return projections + 7 * inner * STATE_SIZE // 2
 
 
 def _feed_forward_weights(model: ModelConfig) -> int:
@@ -67,5 +89,5 @@ def flops_of(model: ModelConfig, tokens: int, squares: int) -> float:
     The formula is that of num_floating_point_operations in Megatron-LM's megatron/training/training.py, with its sums
     of lengths and of squared lengths.
     """
-    layers = model.layers + (model.mtp.layers if model.mtp else 0)
+    layers = len(model.numbers_of(ATTENTION)) + (model.mtp.layers if model.mtp else 0)
     return 6.0 * weights_per_token(model) * tokens + 6.0 * layers * _attended(model) * squares

@@ -8,10 +8,15 @@ Layers are numbered from 1 over the whole model, as Megatron's `layer_number` do
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 from harness.core.setting import labels, setting
+
+# The number of layers, split evenly over model chunks; or the number in each chunk.
+Layers = int | tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,19 +72,31 @@ class Layout:
         """Global rank at the coordinates; the inverse of `coordinates`."""
         return ((place.pp * self.dp + place.dp) * self.cp + place.cp) * self.tp + place.tp
 
-    def layers(self, num_layers: int, pp: int, chunk: int = 0) -> range:
+    def chunk_sizes(self, layers: Layers) -> tuple[int, ...]:
+        """Layers of each model chunk, in the order in which a token passes them."""
+        count = self.pp * self.vpp
+        if isinstance(layers, int):
+            return (layers // count,) * count
+        return layers if count > 1 else (sum(layers),)
+
+    def layers(self, layers: Layers, pp: int, chunk: int = 0) -> range:
         """Global layer numbers (from 1) of one model chunk of a stage.
 
         Interleaved schedules give chunk c of stage p the block c * pp_size + p
         (megatron.core.transformer.transformer_layer.get_transformer_layer_offset).
         """
-        per_chunk = num_layers // (self.pp * self.vpp)
-        first = (chunk * self.pp + pp) * per_chunk
-        return range(first + 1, first + per_chunk + 1)
+        sizes, index = self.chunk_sizes(layers), chunk * self.pp + pp
+        first = sum(sizes[:index])
+        return range(first + 1, first + sizes[index] + 1)
 
-    def stage_of_layer(self, num_layers: int, layer: int) -> int:
+    def chunk_of_layer(self, layers: Layers, layer: int) -> int:
+        """Model chunk that holds the global layer number, counted over all stages; the last for a later number."""
+        ends = list(accumulate(self.chunk_sizes(layers)))
+        return min(bisect_left(ends, layer), len(ends) - 1)
+
+    def stage_of_layer(self, layers: Layers, layer: int) -> int:
         """Pipeline stage that holds the global layer number."""
-        return ((layer - 1) // (num_layers // (self.pp * self.vpp))) % self.pp
+        return self.chunk_of_layer(layers, layer) % self.pp
 
     @property
     def alignment(self) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from harness.core.cell.layout import Layers
+from harness.core.layer_pattern import CUT, checked_pattern, layers_of
 from harness.core.setting import setting
 
 AUX_LOSSES = ("none", "aux_loss", "seq_aux_loss")
@@ -133,6 +135,20 @@ class ModelConfig:
         doc="The output layer gathers the logits of all tp ranks (`parallel_output=False` of GPTModel).",
         later=True,
     )
+    pattern: str = setting(
+        "",
+        doc="Layers of upstream's HybridModel, [a letter each](models.md#hybrid-models); if omitted, GPTModel.",
+        check=checked_pattern,
+        aliases=("hybrid_layer_pattern", "hybrid_override_pattern"),
+        values='letters, e.g. `"*-*-"`',
+        later=True,
+    )
+    as_gpt: bool = setting(
+        False,
+        doc="GPTModel with the layers and weights of `pattern`, with which the harness compares the hybrid model.",
+        shrink=False,
+        later=True,
+    )
     cuda_graphs: bool = setting(
         False,
         doc="Layers run as CUDA graphs; every cell is [rejected](rules.md), with the reason.",
@@ -142,6 +158,21 @@ class ModelConfig:
     moe: MoeConfig | None = setting(None, doc="Experts; if omitted, dense feed-forward blocks.", later=True)
     mtp: MtpConfig | None = setting(None, doc="Multi-token prediction; if omitted, none.", later=True)
     mla: MlaConfig | None = setting(None, doc="Multi-latent attention; if omitted, heads and kv_heads.", later=True)
+
+    @property
+    def hybrid(self) -> bool:
+        """Whether upstream's HybridModel is built."""
+        return bool(self.pattern) and not self.as_gpt
+
+    @property
+    def spread(self) -> Layers:
+        """Layers of each model chunk, where the pattern cuts them; else their number, to be split evenly."""
+        return tuple(map(len, self.pattern.split(CUT))) if CUT in self.pattern else self.layers
+
+    def numbers_of(self, letters: str) -> list[int]:
+        """Numbers, from 1, of the layers that have one of these letters; without a pattern every layer has all."""
+        found = layers_of(self.pattern) or letters[0] * self.layers
+        return [number for number, letter in enumerate(found, 1) if letter in letters]
 
     @property
     def balanced(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.core.cell.layout import Layout
+from harness.core.cell.layout import Layers, Layout
 from harness.core.packing.arithmetic import MicroBatch, PlacedDocument
 from harness.core.text.counts import counted
 from harness.judge.locations import numbered
@@ -141,7 +141,7 @@ def _sequence_share(batch: MicroBatch, layout: Layout, item: PlacedDocument, tok
     return NOTHING
 
 
-def of_layer(layout: Layout, layers: int, layer: int) -> Boundaries:
+def of_layer(layout: Layout, layers: Layers, layer: int) -> Boundaries:
     """Boundaries at a layer, by its global number from 1; 0 is the embedding."""
     if layer == 0:
         return Boundaries(boundaries=(EMBEDDING,), words=("the embedding on stage 0",))
@@ -152,14 +152,15 @@ def of_layer(layout: Layout, layers: int, layer: int) -> Boundaries:
     return Boundaries(boundaries=(STAGE_BOUNDARY,), words=(words,))
 
 
-def hop_before(layout: Layout, layers: int, layer: int) -> tuple[int, int] | None:
+def hop_before(layout: Layout, layers: Layers, layer: int) -> tuple[int, int] | None:
     """(stage before, stage) when activations travel between stages right before this layer."""
-    if layer <= 1 or layout.pp == 1 or (layer - 1) % (layers // (layout.pp * layout.vpp)):
+    if layer <= 1 or layout.pp == 1:
         return None
-    return layout.stage_of_layer(layers, layer - 1), layout.stage_of_layer(layers, layer)
+    before, after = (layout.chunk_of_layer(layers, number) for number in (layer - 1, layer))
+    return None if before == after else (before % layout.pp, after % layout.pp)
 
 
-def of_parameter(layout: Layout, layers: int, name: str, shards: Sequence[int] | None = None) -> Boundaries:
+def of_parameter(layout: Layout, layers: Layers, name: str, shards: Sequence[int] | None = None) -> Boundaries:
     """Boundaries at a parameter, by its global name; `shards`: tp ranks whose shard differs, None if unknown."""
     found = NOTHING
     if name.startswith("embedding."):

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from harness.core.layer_pattern import GATED_DELTA, MAMBA
 from harness.core.outcomes import Finding, Severity
 from harness.core.packing.fields import LONGEST, OFFSETS
 from harness.core.run.records import RankRecord
@@ -45,6 +46,7 @@ class KnownIssue:
     fields: tuple[str, ...] = ()  # of packed params; empty: any
     part: str = ""  # what a timing leg timed, by the finding; empty: any
     aux_loss: str = ""  # of the cell's model; empty: any
+    layer: str = ""  # letter of a layer that the model's pattern has; empty: any
     message_contains: str = ""  # text of upstream, or a constant that the check's message shares
 
     @property
@@ -165,6 +167,26 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
         data_path="skyrl",
         message_contains="must match the existing size (0)",
     ),
+    KnownIssue(
+        name="SkyRL pull request 2056",
+        link=f"{_SKYRL}/pull/2056",
+        package="skyrl",
+        check="activations",
+        since="0.1.0",
+        fixed="0.4.0",
+        data_path="skyrl",
+        layer=MAMBA,
+        message_contains="document boundary",
+    ),
+    KnownIssue(
+        name="Megatron-LM issue 7452, finding 11",
+        link=f"{_MEGATRON}/issues/7452",
+        check="replica_gradients",
+        since="0.18.0",
+        tp="above 1",
+        layer=GATED_DELTA,
+        message_contains="self_attention.out_norm.weight",
+    ),
 )
 
 
@@ -223,6 +245,7 @@ def _in_cell(issue: KnownIssue, evidence: CellEvidence) -> bool:
         and issue.tp in ("", "above 1" if config.layout.tp > 1 else "1")
         and (not issue.rows or config.micro_batch_size > 1)
         and issue.per_token in (None, config.options.calculate_per_token_loss)
+        and issue.layer in config.model.pattern
         and issue.aux_loss in ("", config.model.moe.aux_loss if config.model.moe else "")
     )
 

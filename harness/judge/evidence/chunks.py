@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from harness.core.cell.config import CellConfig
+from harness.core.layer_pattern import MIXERS
 from harness.core.packing.fields import FIRST_STAGE, LAST_STAGE
 
 
 def attention_layers(config: CellConfig, stage: int, chunk: int) -> list[int]:
-    """Numbers of a chunk's attention layers, from 1; prediction layers follow the last layer of the model."""
+    """Numbers of a chunk's layers that get packed params, from 1; prediction layers follow the last of the model."""
+    return layers_with(config, stage, chunk, MIXERS)
+
+
+def layers_with(config: CellConfig, stage: int, chunk: int, letters: str) -> list[int]:
+    """Numbers of a chunk's layers that have one of these letters; without a pattern, every layer has all."""
     model, layout = config.model, config.layout
-    layers = list(layout.layers(model.layers, stage, chunk))
+    wanted = model.numbers_of(letters)
+    layers = [layer for layer in layout.layers(model.spread, stage, chunk) if layer in wanted]
     if model.mtp and _is_last(config, stage, chunk):
         layers += range(model.layers + 1, model.layers + 1 + model.mtp.layers)
     return layers

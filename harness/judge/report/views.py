@@ -29,7 +29,7 @@ def _rank_view(evidence: CellEvidence, ending: Ending, legs: dict[str, list[Obse
     layers = [
         layer
         for chunk in range(layout.vpp)
-        for layer in layout.layers(evidence.cell.config.model.layers, place.pp, chunk)
+        for layer in layout.layers(evidence.cell.config.model.spread, place.pp, chunk)
     ]
     seen = legs.get("training") or legs.get("metadata") or []
     states = [(_state(evidence, observation), observation.params) for observation in seen]

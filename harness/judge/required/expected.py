@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 from harness.core.cell.canary_legs import Leg
 from harness.core.cell.layout import Coordinates
+from harness.core.layer_pattern import ATTENTION, EXPERTS, MIXERS
 from harness.core.packing.arithmetic import MicroBatch
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.evidence.chunks import attention_layers
+from harness.judge.evidence.chunks import attention_layers, layers_with
 
 T = TypeVar("T")
 BatchKey = tuple[int, int, int]  # step, chunk, micro-batch
@@ -78,7 +79,7 @@ class Expected:
 
     def _layers(self, stage: int) -> list[int]:
         chunks = range(self.layout.vpp)
-        return sorted(layer for chunk in chunks for layer in self.layout.layers(self.model.layers, stage, chunk))
+        return sorted(layer for chunk in chunks for layer in self.layout.layers(self.model.spread, stage, chunk))
 
     def outputs(self, stage: int) -> list[int]:
         """Layers with a fingerprint of the output; 0 is the embedding."""
@@ -93,7 +94,8 @@ class Expected:
         """Layers with a router."""
         if self.model.moe is None:
             return []
-        return [layer for chunk in range(self.layout.vpp) for layer in attention_layers(self.config, stage, chunk)]
+        chunks = range(self.layout.vpp)
+        return [layer for chunk in chunks for layer in layers_with(self.config, stage, chunk, EXPERTS)]
 
     def _batch_keys(self, dp: int) -> list[BatchKey]:
         steps = self.evidence.fetched_steps
@@ -115,8 +117,10 @@ class Expected:
         """Attention layers that backward recomputes."""
         if self.config.recomputes == "none":
             return frozenset()
-        first = self.config.args.recomputed_layers
-        layers = [attention_layers(self.config, stage, chunk)[:first] for chunk in range(self.layout.vpp)]
+        first, letters = self.config.args.recomputed_layers, MIXERS
+        if self.config.recomputes == "selective":
+            letters = ATTENTION  # the rest of a layer, and recurrent ones, are not
+        layers = [layers_with(self.config, stage, chunk, letters)[:first] for chunk in range(self.layout.vpp)]
         return frozenset(key for key in self.layer_keys(stage, dp) if key[3] in layers[key[1]])
 
     def _shapes(self, dp: int) -> Shapes:

@@ -17,6 +17,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from harness.core.cell.config import CellConfig
+from harness.core.layer_pattern import MAMBA
 from harness.core.packing.fields import FIRST_STAGE, LAST_STAGE
 from harness.core.packing.workload import Workload, sums
 from harness.node.data_paths.base import Batch, RankContext
@@ -35,6 +36,7 @@ class ReferencePath:
         self.reads = context.place.tp == 0
         style = context.config.style
         self.row_length = style.row_length if _SAMPLES and context.config.model.balanced else None
+        self.mamba = MAMBA in context.config.model.pattern
         self.workload: Workload | None = None  # of the step that `iterator` was last called for
 
     @staticmethod
@@ -60,7 +62,7 @@ class ReferencePath:
         fields += ("padding_mask",) if self.context.config.model.padding_mask else ()
         micro: MicroTruth | None = next(iterator) if iterator is not None else None
         metadata, body = self._broadcast(micro, fields)
-        batch = Batch(params=_packed_seq_params(metadata, self.row_length))
+        batch = Batch(params=_packed_seq_params(metadata, self.row_length, self.mamba))
         for name, stream in zip(fields, body):
             setattr(batch, name, stream[None].to(_DTYPES.get(name, torch.int64)))
         return batch
@@ -102,8 +104,11 @@ class ReferencePath:
             )
 
 
-def _packed_seq_params(metadata: Tensor, row_length: int | None) -> PackedSeqParams:
-    """`row_length`: length of every row, for auxiliary losses per row; None: not passed."""
+def _packed_seq_params(metadata: Tensor, row_length: int | None, mamba: bool = False) -> PackedSeqParams:
+    """`row_length`: length of every row, for auxiliary losses per row; None: not passed.
+
+    `mamba`: PackedSeqParams makes seq_idx from total_tokens, and without it Mamba's state crosses documents.
+    """
     real, padded = metadata.int()
     if torch.equal(real, padded):
         padded = real  # Transformer Engine takes its fast path only if both are the same object
@@ -119,5 +124,6 @@ def _packed_seq_params(metadata: Tensor, row_length: int | None) -> PackedSeqPar
         max_seqlen_q=longest,
         max_seqlen_kv=longest,
         **more,
+        **({"total_tokens": int(padded[-1])} if mamba else {}),
         **({} if row_length is None else {"tokens_per_sample": row_length}),
     )

@@ -96,6 +96,11 @@ def _thd_get_partitioned_indices(cu_seqlens: torch.Tensor, total: int, cp_size: 
     return torch.tensor(zigzag(bounds, cp_size, cp_rank), dtype=torch.int32)
 
 
+PARTITION = types.SimpleNamespace(
+    thd_get_partitioned_indices=_thd_get_partitioned_indices
+)  # of transformer_engine_torch
+
+
 def _splits_on_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
     """Stub of moe_utils.maybe_move_tensor_to_cpu, which converts split sizes to NumPy only for CUDA tensors."""
     return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
@@ -131,12 +136,11 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         (megatron_random, "_get_cuda_rng_state", get_state),
         (megatron_random, "_set_cuda_rng_state", set_state),
     ]
-    tex = types.SimpleNamespace(thd_get_partitioned_indices=_thd_get_partitioned_indices)
     schedule = sys.modules.get("megatron.core.datasets.data_schedule")  # loaded by the data path that needs it
     if schedule is not None and getattr(schedule, "tex", None) is None:
-        rows.append((schedule, "tex", tex))
+        rows.append((schedule, "tex", PARTITION))
     if getattr(megatron_utils, "tex", None) is None:
-        rows.append((megatron_utils, "tex", tex))
+        rows.append((megatron_utils, "tex", PARTITION))
         rows.append((megatron_utils, "is_te_min_version", lambda *a, **k: True))  # guards the use of tex
     dispatcher = sys.modules.get("megatron.core.transformer.moe.token_dispatcher")
     if dispatcher is not None:

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from harness.node.faults import attention, canaries, content, endings, metadata, models, numerics, slow, trainers
+from harness.node.faults import (
+    attention,
+    canaries,
+    content,
+    endings,
+    hybrid,
+    metadata,
+    models,
+    numerics,
+    slow,
+    trainers,
+)
 from harness.node.faults.fault import Fault
 
 FAULTS: dict[str, Callable[[], Fault]] = {
@@ -82,6 +93,10 @@ FAULTS: dict[str, Callable[[], Fault]] = {
     "prediction-rolls-across-documents": models.PredictionRollsAcrossDocuments,
     "prediction-without-loss-mask": models.PredictionWithoutLossMask,
     "latent-rope-by-real-offsets": models.LatentRopeByRealOffsets,
+    "sequence-index-dropped": hybrid.SequenceIndexDropped,
+    "delta-state-crosses-documents": hybrid.DeltaStateCrossesDocuments,
+    "convolution-crosses-documents": hybrid.ConvolutionCrossesDocuments,
+    "delta-slots-in-zigzag-order": hybrid.DeltaSlotsInZigzagOrder,
     "rank-enters-a-collective-alone": endings.RankEntersACollectiveAlone,
     "micro-batch-counts-differ": endings.MicroBatchCountsDiffer,
     "exception-at-step-1": endings.ExceptionAtStep1,

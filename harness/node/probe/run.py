@@ -18,7 +18,7 @@ from harness.core.cell.layout import Coordinates
 from harness.core.hardware.environment import determinism, recorded
 from harness.node.data_paths.base import RankContext
 from harness.node.data_paths.table import ADAPTERS
-from harness.node.device import cpu_stubs
+from harness.node.device import cpu_stubs, recurrent_stubs
 from harness.node.device.placement import (
     Device,
     barrier,
@@ -57,7 +57,7 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     config = attention_kinds.resolved(config, device, capability(device))
     recorder.record.environment = _environment(config, device)
     if device.kind == "cpu":
-        recorder.record.cpu_stubs = cpu_stubs.install()
+        recorder.record.cpu_stubs = [*cpu_stubs.install(), *recurrent_stubs.install(config.model.pattern)]
     else:
         cpu_stubs.refuse()
         recorder.record.environment["cpu_stubs"] = "none in this process, checked before the first collective"

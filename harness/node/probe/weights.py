@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from harness.core.cell.config import CellConfig
+from harness.node.probe.model.hybrid import is_paired, is_recurrent, name_in_pattern
+from harness.node.probe.model.hybrid import sections as sections_of
 
 _LAYER = re.compile(r"\bdecoder\.layers\.(\d+)\.")
+_RECURRENT = re.compile(r"\blayers\.\d+\.(self_attention|mixer)\.")
 _EXPERT = re.compile(r"\bexperts\.local_experts\.(\d+)\.")
 # Layers of Megatron -> the dimension in which ranks split their weights; upstream's own mark of it is under test.
 _SPLIT = {"VocabParallelEmbedding": 0, "ColumnParallelLinear": 0, "RowParallelLinear": 1}
@@ -22,6 +25,9 @@ TIED_NAME = "embedding.word_embeddings.weight"
 # Reserved token ids, which do not occur inside documents; each document ends with END. Upstream masks labels that equal
 # padding. A canary leg replaces PADDING with OTHER_PADDING.
 PADDING, END, OTHER_PADDING = 0, 1, 2
+# Softplus of it is a recurrent layer's time step, and a state decays by exp(-e^A_log * step) per token: to 0.88 here. A
+# state that leaks into the next document shows there for tens of tokens.
+_TIME_STEP, _LONG_MEMORY = ".dt_bias", -3.0
 INITIAL_STD = 0.02  # GPT-2's initial standard deviation, Megatron's default init_method_std
 
 
@@ -30,7 +36,7 @@ class Shard:
     """The part of a full tensor that a rank holds.
 
     `pieces` > 1: the full tensor is `pieces` tensors stacked along `dim`, each split over the ranks separately (gate
-    and up projections of SwiGLU).
+    and up projections of SwiGLU). `sections`: their full sizes, where these differ.
     """
 
     full: tuple[int, ...]
@@ -38,12 +44,14 @@ class Shard:
     pieces: int
     index: int
     count: int
+    sections: tuple[int, ...] = ()
 
     def take(self, full: Tensor) -> Tensor:
         """The rank's part of a tensor of shape `full`."""
         if self.dim is None:
             return full
-        parts = [piece.chunk(self.count, self.dim)[self.index] for piece in full.chunk(self.pieces, self.dim)]
+        whole = torch.split(full, list(self.sections), self.dim) if self.sections else full.chunk(self.pieces, self.dim)
+        parts = [piece.chunk(self.count, self.dim)[self.index] for piece in whole]
         return torch.cat(parts, self.dim)
 
 
@@ -53,6 +61,7 @@ class NamedParameter:
     parameter: torch.nn.Parameter
     shard: Shard
     split: int | None = None  # the dimension that tensor parallelism splits, whatever its size here
+    sections: tuple[int, ...] = ()  # as in Shard, whatever the size of tensor parallelism here
 
 
 def named_parameters(chunk: Any, *, tp_rank: int, tp_size: int, ep_rank: int = 0) -> Iterator[NamedParameter]:
@@ -69,9 +78,21 @@ def named_parameters(chunk: Any, *, tp_rank: int, tp_size: int, ep_rank: int = 0
             name = _EXPERT.sub(f"experts.{ep_rank * len(owner) + int(found.group(1))}.", name)
         if getattr(parameter, "shared_embedding", False):
             name = TIED_NAME  # the last stage's copy of the embedding is the same parameter
-        split = _split_dim(chunk, local_name, parameter)
+        split, sections = _split_dim(chunk, local_name, parameter), _sections(chunk, local_name)
         shard = _shard_of(name, parameter, split if tp_size > 1 else None, tp_rank, tp_size)
-        yield NamedParameter(name=name, parameter=parameter, shard=shard, split=split)
+        if shard.dim is not None:
+            shard = replace(shard, sections=sections)
+        name = name_in_pattern(name) if is_paired(chunk) else name
+        yield NamedParameter(name=name, parameter=parameter, shard=shard, split=split, sections=sections)
+
+
+def _sections(chunk: Any, local_name: str) -> tuple[int, ...]:
+    """The sections of a parameter of a recurrent layer; empty for all others."""
+    found = _RECURRENT.search(local_name)
+    if found is None:
+        return ()
+    owner = chunk.get_submodule(local_name[: found.end(1)])
+    return sections_of(owner, local_name[found.end() :]) if is_recurrent(owner) else ()
 
 
 def _split_dim(chunk: Any, local_name: str, parameter: Any) -> int | None:
@@ -108,8 +129,13 @@ def parts_of(item: NamedParameter) -> list[Shard]:
     if item.shard.dim is not None or dim is None:
         return []
     pieces = _pieces(item.name)
-    count = next((count for count in (MOST_PARTS, 4, 2) if full[dim] % (pieces * count) == 0), 0)
-    return [Shard(full=full, dim=dim, pieces=pieces, index=index, count=count) for index in range(count)]
+    sizes = item.sections or (full[dim] // pieces,) * pieces
+    even = (count for count in (MOST_PARTS, 4, 2) if sum(sizes) == full[dim] and not any(n % count for n in sizes))
+    count = next(even, 0)
+    return [
+        Shard(full=full, dim=dim, pieces=pieces, index=index, count=count, sections=item.sections)
+        for index in range(count)
+    ]
 
 
 def draw(kind: str, name: str, shape: tuple[int, ...], seed: int) -> Tensor:
@@ -138,5 +164,5 @@ def initialize(chunk: Any, *, seed: int, tp_rank: int, tp_size: int, ep_rank: in
         for item in named_parameters(chunk, tp_rank=tp_rank, tp_size=tp_size, ep_rank=ep_rank):
             full = draw("weight", item.name, item.shard.full, seed) * INITIAL_STD
             if item.parameter.dim() == 1:
-                full += 1.0
+                full += _LONG_MEMORY if item.name.endswith(_TIME_STEP) else 1.0
             item.parameter.copy_(item.shard.take(full))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness.plan.faults.canaries import CANARY
 from harness.plan.faults.content import CONTENT, LAYOUT
 from harness.plan.faults.endings import CRASH, HANG, INFRASTRUCTURE
+from harness.plan.faults.hybrid import HYBRID
 from harness.plan.faults.metadata import METADATA
 from harness.plan.faults.models import MODELS
 from harness.plan.faults.numerics import LEAK, NORMALISATION, OUTPUT
@@ -20,6 +21,7 @@ FAULTS: tuple[FaultSpec, ...] = (
     + LEAK
     + NORMALISATION
     + MODELS
+    + HYBRID
     + CANARY
     + HANG
     + CRASH

@@ -12,6 +12,7 @@ _DATA = "the harness writes the documents and the tokenizer that upstream reads"
 _CONSTANT = "it is constant in every trainer, so that steps are comparable"
 _STATE = "the harness cannot read gradients and optimizer state in this form"
 _DENSE = "trainer bridge trains dense models here; trainer megatron and trainer harness have model.moe and model.mtp"
+_RECURRENT = "recurrent layers have the sizes of attention"
 _FILES = "a cell neither reads nor writes files outside its run directory"
 _EVALUATED = "an evaluation has the documents of one step, every train.eval_interval steps and at the end"
 _AXES = {
@@ -48,6 +49,8 @@ _AXES = {
     "moe_token_dispatcher_type": "model.moe.dispatcher",
     "mtp_num_layers": "model.mtp.layers",
     "mtp_loss_scaling_factor": "model.mtp.loss_factor",
+    "hybrid_layer_pattern": "model.pattern",
+    "hybrid_override_pattern": "model.pattern",
     "global_batch_size": "train.global_batch",
     "train_iters": "train.steps",
     "train_samples": "train.steps",
@@ -71,6 +74,7 @@ _REASONS = {
     "disable_bias_linear": "the harness's models have no biases",
     "add_qkv_bias": "the harness's models have no biases",
     "make_vocab_size_divisible_by": "the vocabulary is not padded, so that every layout has the same one",
+    "spec": "the axes attention and model.pattern decide the layers",
     "optimizer": "the harness's own loop, which computes the control, has Adam",
     "start_weight_decay": _CONSTANT,
     "end_weight_decay": _CONSTANT,
@@ -115,6 +119,8 @@ _PREFIXES = {
     "wandb_": _FILES,
     "tensorboard_": _FILES,
     "one_logger_": _FILES,
+    "linear_": _RECURRENT,
+    "mamba_": _RECURRENT,
 }
 
 

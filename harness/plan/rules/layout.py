@@ -15,6 +15,8 @@ _PROBE = "harness: the probe shards whole heads, rows and layers evenly"
 def layers_by_pp(config: Shape) -> str | None:
     layout = config.layout
     stages = layout.pp * layout.vpp
+    if not isinstance(config.model.spread, int):
+        return None  # hybrid.cuts
     return not_divisible("model.layers", config.model.layers, f"pp {layout.pp} x vpp {layout.vpp} = {stages}", stages)
 
 

@@ -12,7 +12,7 @@ from harness.plan.rules.rule import Own, Rule
 
 _GLOBAL_BATCH = {"megatron": "--global-batch-size", "bridge": "TrainingConfig.global_batch_size"}
 _GIVEN = {
-    "megatron": ("moe", "mtp"),
+    "megatron": ("moe", "mtp", "pattern"),
     "bridge": ("moe", "mtp"),
     "skyrl": (),
 }  # parts of the model that its adapter passes on
@@ -58,7 +58,7 @@ def trains(config: CellConfig) -> str | None:
 
 
 def plain_model(config: CellConfig) -> str | None:
-    parts = ("moe", "mtp", "mla", "rope_fusion", "cuda_graphs", "gathered_logits")
+    parts = ("moe", "mtp", "mla", "rope_fusion", "cuda_graphs", "gathered_logits", "pattern", "as_gpt")
     found = [f"model.{name}" for name in parts if getattr(config.model, name) and name not in _GIVEN[config.trainer]]
     found += ["model.softmax"] if config.model.softmax != VANILLA else []
     found += ["train.label_smoothing"] if config.train.label_smoothing else []

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.core.cell.model import ModelConfig
+from harness.core.layer_pattern import EXPERTS, layers_of, like_gpt
 from harness.plan.matrix.problems import KeyPath, Problems
 from harness.plan.schema.section import parts_of
 
@@ -31,12 +32,28 @@ def model_problems(model: ModelConfig) -> list[tuple[str, str]]:
         found.append(("heads", f"rotary positions need an even head size: {model.hidden} / {model.heads} = {size}"))
     if model.heads % model.kv_heads:
         found.append(("kv_heads", f"heads {model.heads} is not divisible by kv_heads {model.kv_heads}"))
+    found += pattern_problems(model)
     moe, mla = model.moe, model.mla
     if moe and moe.topk > moe.experts:
         found.append(("moe.topk", f"topk {moe.topk} is more than experts {moe.experts}"))
     if mla and mla.qk_pos_emb_head_dim % 2:
         size = mla.qk_pos_emb_head_dim
         found.append(("mla.qk_pos_emb_head_dim", f"rotary positions need an even size, and {size} is odd"))
+    return found
+
+
+def pattern_problems(model: ModelConfig) -> list[tuple[str, str]]:
+    """Reasons why no layout can run a model with its pattern."""
+    layers = layers_of(model.pattern)
+    if not layers:
+        return [("as_gpt", "as_gpt is true, but there is no pattern")] if model.as_gpt else []
+    found = []
+    if model.layers != len(layers):
+        found.append(("layers", f"pattern {model.pattern!r} has {len(layers)} layers, and layers is {model.layers}"))
+    if model.as_gpt and not like_gpt(model.pattern):
+        found.append(("as_gpt", f"GPTModel has no layers {model.pattern!r}"))
+    if (EXPERTS in layers) != (model.moe is not None):
+        found.append(("moe", f"pattern {model.pattern!r} and moe do not agree on whether there are experts"))
     return found
 
 

@@ -17,7 +17,9 @@ from harness.core.cell.axes import Axis, axes, dotted, with_value
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
 from harness.core.data_paths.own import REFERENCE
+from harness.core.layer_pattern import CUT
 from harness.core.packing.documents import MIXES, DocumentsConfig, mix
+from harness.plan.shrink.patterns import first_layers, with_moe
 
 FEW_DOCUMENTS = 8  # up to this many documents are left out one at a time; of more, an eighth at a time
 _SHORTEST_ROW = 4  # as train.seq_length allows
@@ -50,7 +52,7 @@ def normalized(config: CellConfig) -> CellConfig | None:
     layout = replace(layout, ep=math.gcd(layout.ep, layout.dp * layout.cp) if config.model.moe else 1)
     chunks = layout.pp * layout.vpp
     layers = config.model.layers // chunks * chunks
-    if not layers:
+    if not layers or (config.model.pattern and layers != config.model.layers):
         return None
     documents = config.documents
     if documents.mode in MIXES:
@@ -58,7 +60,7 @@ def normalized(config: CellConfig) -> CellConfig | None:
     return replace(
         config,
         layout=layout,
-        model=replace(config.model, layers=layers),
+        model=with_moe(replace(config.model, layers=layers)),
         documents=documents,
         args=Arguments(config.args.given),
         variant="",
@@ -138,7 +140,10 @@ def _model(config: CellConfig, **values: Any) -> CellConfig:
 
 
 def _layers(config: CellConfig) -> list[CellConfig]:
-    chunks = config.layout.pp * config.layout.vpp
+    chunks, pattern = config.layout.pp * config.layout.vpp, config.model.pattern
+    if pattern:
+        counts = [] if CUT in pattern else [chunks * number for number in _fewer(len(pattern) // chunks)]
+        return [replace(config, model=first_layers(config.model, count)) for count in counts]
     return [_model(config, layers=chunks * number) for number in _fewer(config.model.layers // chunks)]
 
 
@@ -280,6 +285,7 @@ DIMENSIONS: tuple[Dimension, ...] = (
     ),
     *(_to_default(axis) for name, axis in axes().items() if axis.path.startswith("options.")),
     *(_to_default(axis) for axis in dotted().values() if axis.type is bool and _has_plain(axis)),
+    Dimension(name="pattern", value=attrgetter("model.pattern"), smaller=lambda config: [_model(config, pattern="")]),
     *(_without(part) for part in ("mtp", "mla", "moe")),
     Dimension(
         name="args", value=attrgetter("args"), smaller=_fewer_arguments, count=lambda config: len(config.args.given)

@@ -32,6 +32,7 @@ SHOWN = {
         "15 of 15 parameters differ",
     ),
     10: ("tp2-pp1-cp1-reference-moe4x2-aux_loss-masked", "aux_loss", "the ratio is x tp"),
+    11: ("tp2-pp1-cp1-nosp-reference-hybrid-gf", "replica_gradients", "self_attention.out_norm.weight on rank 1"),
 }
 BESIDE = (
     "tp2-pp1-cp1-reference",
@@ -43,6 +44,7 @@ BESIDE = (
     "tp1-pp1-cp2-reference-softmaxlearnable",
     "tp2-pp1-cp1-reference-softmaxoffbyone",
     "tp1-pp1-cp1-dp2-reference-meanloss",
+    "tp2-pp1-cp1-reference-hybrid-gf",
 )
 
 
@@ -64,6 +66,16 @@ def test_a_finding_is_shown_in_its_place(report: dict[str, Any], number: int) ->
 @pytest.mark.long
 def test_the_cells_beside_them_pass(report: dict[str, Any]) -> None:
     assert {name: named(report, name)["outcome"] for name in BESIDE} == dict.fromkeys(BESIDE, "PASS")
+
+
+def test_a_norm_that_is_not_reduced_over_tp_is_named(tmp_path: Path, root: Path) -> None:
+    found = report_of(root, tmp_path, "issue_7452.yaml", "--only", "*-hybrid-gf")
+    outcomes = {cell["id"].rpartition("-")[0]: cell["outcome"] for cell in found["cells"]}
+    assert outcomes == {
+        "tp1-pp1-cp1-unpacked-hybrid-gf": "PASS",
+        "tp2-pp1-cp1-reference-hybrid-gf": "PASS",
+        "tp2-pp1-cp1-nosp-reference-hybrid-gf": "XFAIL",
+    }
 
 
 def test_sinks_that_the_gradient_norm_leaves_out_are_named(tmp_path: Path, root: Path) -> None:

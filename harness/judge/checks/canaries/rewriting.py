@@ -134,7 +134,7 @@ def _stage(evidence: CellEvidence, number: int) -> int:
     layers = evidence.cell.config.model.layers
     if not 0 < number <= layers:
         return evidence.last_stage if number else 0
-    return evidence.layout.stage_of_layer(layers, number)
+    return evidence.layout.stage_of_layer(evidence.cell.config.model.spread, number)
 
 
 def _finding(evidence: CellEvidence, direction: str, modules: list[_Module], inherited: list[str]) -> CheckFinding:

@@ -20,7 +20,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
 
 
 def _finding(evidence: CellEvidence, control: CellEvidence, found: LayerOff) -> CheckFinding:
-    bound, layout, layers = evidence.tolerances.activation, evidence.layout, evidence.cell.config.model.layers
+    bound, layout, layers = evidence.tolerances.activation, evidence.layout, evidence.cell.config.model.spread
     layer, wrong, off = found
     document = wrong[0]
     token = first_token_off(evidence, control, document)
@@ -48,5 +48,5 @@ def _fault_class(evidence: CellEvidence, found: LayerOff) -> str:
     pattern = documents_pattern(evidence, found.documents, 0)
     if found.layer == 0 and pattern != fault_classes.TRUNCATION:
         return fault_classes.CP_LAYOUT if evidence.layout.cp > 1 else fault_classes.TOKEN_CONTENT
-    hop = boundaries.hop_before(evidence.layout, evidence.cell.config.model.layers, found.layer)
+    hop = boundaries.hop_before(evidence.layout, evidence.cell.config.model.spread, found.layer)
     return fault_classes.STAGE_BOUNDARY if hop and pattern == fault_classes.UNKNOWN else pattern

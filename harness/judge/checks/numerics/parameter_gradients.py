@@ -45,7 +45,7 @@ def _finding(evidence: CellEvidence, control: CellEvidence, wrong: list[str], of
     name = wrong[0]
     ratio = _common_ratio(evidence, wrong, measured, expected)
     shards = shards_off(measured[name], expected[name], bound) if name in measured else None
-    edges = boundaries.of_parameter(evidence.layout, evidence.cell.config.model.layers, name, shards)
+    edges = boundaries.of_parameter(evidence.layout, evidence.cell.config.model.spread, name, shards)
     edges = boundaries.NOTHING if ratio else edges  # a factor common to all does not point to one place
     where = _where(measured, name) | {"parameter": name, "step": 0, "parameters": wrong[:16]}
     value = "missing" if math.isinf(off[name]) else f"off by {off[name]:.3g} > {bound_text(bound)}"

@@ -37,17 +37,29 @@ def find() -> Path | None:
     return root if (root / "pretrain_gpt.py").is_file() else None
 
 
-def unavailable() -> Unavailable:
-    """Why the checkout's pretrain_gpt cannot be used; None when it can. Imports it."""
-    root = find()
+def script(config: CellConfig) -> str:
+    """The name of the script that trains the cell's model."""
+    return "pretrain_hybrid" if config.model.hybrid else "pretrain_gpt"
+
+
+def _imported(config: CellConfig) -> Any:
+    """The script as a module."""
+    if config.model.hybrid:
+        return importlib.import_module("pretrain_hybrid")
+    return importlib.import_module("pretrain_gpt")
+
+
+def unavailable(config: CellConfig) -> Unavailable:
+    """Why the checkout's script cannot be used; None when it can. Imports it."""
+    root, name = find(), script(config)
     try:
-        module = importlib.import_module("pretrain_gpt")
+        module = _imported(config)
     except Exception as error:
-        return Missing(reason=f"{root}/pretrain_gpt.py cannot be imported: {type(error).__name__}: {error}")
+        return Missing(reason=f"{root}/{name}.py cannot be imported: {type(error).__name__}: {error}")
     found = Path(str(module.__file__)).resolve().parent
     if found == root:
         return None
-    return Missing(reason=f"pretrain_gpt comes from {found}, but megatron.core from {root}; check PYTHONPATH")
+    return Missing(reason=f"{name} comes from {found}, but megatron.core from {root}; check PYTHONPATH")
 
 
 class Checkout:
@@ -55,7 +67,7 @@ class Checkout:
 
     def __init__(self, context: RankContext) -> None:
         self.context = context
-        self.upstream: Any = importlib.import_module("pretrain_gpt")
+        self.upstream: Any = _imported(context.config)
         set_arguments(context.config)
 
     def batch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
@@ -137,7 +149,7 @@ def model_flags(config: CellConfig, others: Mapping[str, Any]) -> list[str]:
         "transformer-impl": "local",
         "tokenizer-type": "NullTokenizer",
     }
-    if layout.vpp > 1:
+    if layout.vpp > 1 and not model.hybrid:
         values["num-virtual-stages-per-pipeline-rank"] = layout.vpp
     switches = ["group-query-attention", "swiglu", "use-cpu-initialization"]
     switches += ["sft"] if config.data_path == "sft" else []

@@ -39,7 +39,7 @@ class SftPath:
     @staticmethod
     def unavailable(config: CellConfig) -> Unavailable:
         """As in Adapter. Also imports what the path needs, so that ranks forked later have it."""
-        return sft_wheel.unavailable() if sft_checkout.find() is None else sft_checkout.unavailable()
+        return sft_wheel.unavailable() if sft_checkout.find() is None else sft_checkout.unavailable(config)
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[Any] | None:
         return rows(truth) if self.context.place.tp == 0 else None

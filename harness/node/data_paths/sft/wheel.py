@@ -151,6 +151,8 @@ class Wheel:
         chosen = cu_seqlens if padded is None else padded
         known = inspect.signature(PackedSeqParams).parameters
         extra = {"tokens_per_sample": self.context.config.train.seq_length} if "tokens_per_sample" in known else {}
+        if self.context.config.model.hybrid:  # pretrain_hybrid.py alone passes it
+            extra["total_tokens"] = int(chosen[-1].item())
         return _thd(
             cu_seqlens_q=chosen,
             cu_seqlens_kv=chosen,

@@ -12,6 +12,7 @@ from harness.core.run.states import LegName
 from harness.core.run.tensor_records import ActivationSeen
 from harness.node.data_paths.base import RankContext
 from harness.node.probe.hooks.fingerprints import document_fingerprints, merge
+from harness.node.probe.model.hybrid import numbered_layers
 from harness.node.probe.model.parts import mtp_layers
 from harness.node.probe.model.recompute import recomputing
 from harness.node.recording.recorder import Recorder
@@ -54,10 +55,13 @@ class LayerRecorder:
         for chunk in chunks:
             if context.is_first(chunks.index(chunk)):
                 chunk.embedding.register_forward_hook(self._output_hook(0))
-            for layer in chunk.decoder.layers:
-                attention = layer.self_attention.core_attention
-                attention.register_forward_pre_hook(self._params_hook(layer.layer_number), with_kwargs=True)
-                layer.register_forward_hook(self._output_hook(layer.layer_number))
+            for layer in numbered_layers(chunk):
+                if layer.mixer is not None:
+                    layer.mixer.register_forward_pre_hook(self._params_hook(layer.number), with_kwargs=True)
+                if layer.before:
+                    layer.whole.register_forward_pre_hook(self._input_hook(layer.number))
+                else:
+                    layer.whole.register_forward_hook(self._output_hook(layer.number))
             for number, layer in enumerate(mtp_layers(chunk), context.config.model.layers + 1):
                 attention = layer.self_attention.core_attention
                 attention.register_forward_pre_hook(self._params_hook(number), with_kwargs=True)
@@ -84,6 +88,11 @@ class LayerRecorder:
                 self._record(layer, output[0] if isinstance(output, tuple) else output)
 
         return hook
+
+    def _input_hook(self, layer: int) -> Any:
+        """For a layer whose output is the input of the hooked module."""
+        record = self._output_hook(layer)
+        return lambda module, args: record(module, args, args[0])
 
     def _embedded_before(self) -> bool:
         """Whether this micro-batch was embedded already: prediction layers embed rolled tokens after the model."""

@@ -19,6 +19,7 @@ from harness.core.run.tensor_records import ActivationSeen
 from harness.node.data_paths.base import RankContext
 from harness.node.probe.hooks.fingerprints import document_fingerprints, merge
 from harness.node.probe.hooks.layers import PassState, local_owners
+from harness.node.probe.model.hybrid import final_norm, numbered_layers
 from harness.node.probe.weights import INITIAL_STD, draw
 
 
@@ -45,8 +46,8 @@ class Rewriter:
         self.gradients: dict[int, ActivationSeen] = {}
         last = context.config.model.layers + 1
         for chunk in chunks:
-            modules = [(layer.layer_number, layer) for layer in chunk.decoder.layers]
-            final = getattr(chunk.decoder, "final_layernorm", None)
+            modules = [(layer.number, layer.whole) for layer in numbered_layers(chunk)]
+            final = final_norm(chunk)
             for number, module in modules if final is None else [*modules, (last, final)]:
                 module.register_forward_pre_hook(self._hook(number), with_kwargs=True)
 

@@ -28,6 +28,7 @@ from harness.node.device.placement import Device
 from harness.node.probe.model.attention_kinds import attention_fields
 from harness.node.probe.model.distributed_optimizer import connect_schedule, ddp_config
 from harness.node.probe.model.groups import GLOBAL, Groups, explicit_groups
+from harness.node.probe.model.hybrid import build_hybrid, pair, stack_spec
 from harness.node.probe.model.norm import RMSNorm
 from harness.node.probe.model.parts import config_class, layer_spec, mtp_arguments, part_fields
 from harness.node.probe.model.recompute import recompute_fields
@@ -173,24 +174,19 @@ def build_chunks(
     for index in range(config.layout.vpp):
         stage = index if config.layout.vpp > 1 else None
         virtual = {"ignore_virtual": False, "vp_stage": stage} if stage is not None else {}
-        spec = TransformerBlockSubmodules(
-            layer_specs=[layer_spec(config)] * get_num_layers_to_build(upstream, vp_stage=stage), layer_norm=RMSNorm
-        )
-        chunk = GPTModel(
-            upstream,
-            spec,
-            config.model.vocab,
-            config.train.seq_length,
-            pre_process=parallel_state.is_pipeline_first_stage(**virtual),
-            post_process=parallel_state.is_pipeline_last_stage(**virtual),
-            position_embedding_type="rope",
-            rotary_base=config.model.rope_base,
-            share_embeddings_and_output_weights=config.model.tied,
-            parallel_output=not config.model.gathered_logits,
+        arguments: dict[str, Any] = {
+            "vocab_size": config.model.vocab,
+            "max_sequence_length": config.train.seq_length,
+            "pre_process": parallel_state.is_pipeline_first_stage(**virtual),
+            "post_process": parallel_state.is_pipeline_last_stage(**virtual),
+            "position_embedding_type": "rope",
+            "rotary_base": config.model.rope_base,
+            "share_embeddings_and_output_weights": config.model.tied,
+            "parallel_output": not config.model.gathered_logits,
             **({"vp_stage": stage} if stage is not None else {}),
-            **mtp_arguments(config, upstream, spec, stage),
             **groups.arguments,
-        ).to(device.torch_device)
+        }
+        chunk = _model(config, upstream, stage, arguments).to(device.torch_device)
         # As in megatron.training.get_model: inputs are cast to bf16, outputs of the last stage back to fp32.
         wrapped = Float16Module(upstream, chunk) if upstream.bf16 else chunk
         chunks.append(DistributedDataParallel(upstream, ddp_config(config), wrapped, **groups.arguments))
@@ -199,8 +195,25 @@ def build_chunks(
     return chunks
 
 
+def _model(config: CellConfig, upstream: TransformerConfig, stage: int | None, arguments: dict[str, Any]) -> Any:
+    """A chunk of GPTModel or HybridModel; `stage`: its virtual stage, None without interleaving."""
+    if config.model.hybrid:
+        return build_hybrid(config, upstream, hybrid_spec(config), **arguments)
+    spec = TransformerBlockSubmodules(
+        layer_specs=[layer_spec(config)] * get_num_layers_to_build(upstream, vp_stage=stage), layer_norm=RMSNorm
+    )
+    chunk = GPTModel(upstream, spec, **arguments, **mtp_arguments(config, upstream, spec, stage))
+    return pair(chunk) if config.model.as_gpt else chunk
+
+
+def hybrid_spec(config: CellConfig) -> Any:
+    """The spec of HybridModel's layers."""
+    dense = dataclasses.replace(config, model=dataclasses.replace(config.model, moe=None))
+    return stack_spec(layer_spec(dense).submodules, layer_spec(config).submodules, config.model.pattern)
+
+
 def unwrap(chunk: Any) -> GPTModel:
-    """The GPTModel inside DDP and the precision wrapper."""
+    """The GPTModel or HybridModel inside DDP and the precision wrapper."""
     while hasattr(chunk, "module"):
         chunk = chunk.module
     return chunk

@@ -22,6 +22,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.setting import upstream_of
 from harness.node.probe.model.attention_kinds import core_attention
 from harness.node.probe.model.groups import takes_groups
+from harness.node.probe.model.hybrid import hybrid_fields, unsupported_hybrid
 from harness.node.probe.model.norm import RMSNorm
 
 
@@ -35,6 +36,8 @@ def unsupported_parts(config: CellConfig) -> str | None:
     rolls = inspect.signature(multi_token_prediction.roll_tensor).parameters
     if config.model.mtp and config.style.packed and "packed_seq_params" not in rolls:
         return f"{release} rolls tokens for multi-token prediction across documents: packed rows need 0.16 or later"
+    if unsupported := unsupported_hybrid(config):
+        return unsupported
     layer = multi_token_prediction.MultiTokenPredictionLayer
     by_name = "packed_seq_params" in inspect.signature(layer._checkpointed_forward).parameters
     if config.model.mtp and config.style.packed and config.recompute.startswith("full") and not by_name:
@@ -52,7 +55,7 @@ def config_class(config: CellConfig) -> Any:
 def part_fields(config: CellConfig) -> dict[str, Any]:
     """Fields of upstream's configuration for the parts that the model has."""
     moe, mtp, mla = config.model.moe, config.model.mtp, config.model.mla
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = hybrid_fields(config.model)
     if moe:
         fields |= upstream_of(moe)
         fields |= {

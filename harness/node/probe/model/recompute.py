@@ -30,7 +30,9 @@ def recomputed_module(kind: str, layer: Any) -> Any:
     """The part of a transformer layer that backward recomputes; None when it recomputes nothing."""
     if kind == "none":
         return None
-    return layer.self_attention.core_attention if kind == "selective" else layer
+    if kind != "selective":
+        return layer
+    return getattr(getattr(layer, "self_attention", None), "core_attention", None)
 
 
 def recomputing() -> bool:

@@ -14,6 +14,7 @@ from harness.node.device.placement import Device
 from harness.node.probe.model.attention_kinds import attention_fields
 from harness.node.trainers.megatron.conversations import PROMPT_FORMAT
 from harness.node.trainers.megatron.files import blend, tokenizer
+from harness.node.trainers.megatron.hybrid import SPEC, hybrid_values
 
 _SWITCHES = {
     "off": (),
@@ -51,12 +52,15 @@ def flags(config: CellConfig, folder: Path, device: Device) -> list[str]:
         **_optimizer(config),
         **_checkpoint(config, AttemptDir(folder.parent).checkpoint),
     }
+    if config.model.hybrid:
+        values |= hybrid_values(config)
     switches = ["disable-bias-linear", "no-bias-swiglu-fusion", "no-bias-dropout-fusion"]
     switches += ["accumulate-allreduce-grads-in-fp32", *_SWITCHES[config.distributed_optimizer]]
     switches += [] if config.model.tied else ["untie-embeddings-and-output-weights"]
     switches += _OF_DATA[config.data_path]
     switches += ["ddp-average-in-collective"] if config.options.average_in_collective else []
     ours = [*model_flags(config, values), *(f"--{name}" for name in switches), *_RECOMPUTE[config.recompute]]
+    ours += SPEC if config.model.hybrid else []
     given = {word.partition("=")[0] for argument in config.args.given for word in argument.flag[:1]}
     ours = [flag for flag in ours if flag.partition("=")[0] not in given]
     return [*ours, *_data(config, folder), *config.args.flags()]

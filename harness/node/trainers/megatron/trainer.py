@@ -1,4 +1,4 @@
-"""`megatron`: pretrain_gpt.py of a Megatron-LM checkout, run as a script, nothing edited.
+"""`megatron`: pretrain_gpt.py or pretrain_hybrid.py of a Megatron-LM checkout, run as a script, nothing edited.
 
 Each rank runs it as torchrun would, with the cell as its command line. attach.py observes it from outside, files.py
 writes what it reads. torch.distributed is initialised already, which upstream allows (`_initialize_distributed`).
@@ -25,6 +25,7 @@ from harness.node.trainers.layers import use_own_layers
 from harness.node.trainers.megatron.attach import Attached
 from harness.node.trainers.megatron.files import write_files
 from harness.node.trainers.megatron.flags import flags
+from harness.node.trainers.megatron.hybrid import use_own_hybrid_layers
 from harness.node.trainers.megatron.indexed import HELPERS
 
 _NEEDED = ("megatron.training.training", "datasets", "tokenizers", "transformers")
@@ -60,10 +61,11 @@ class MegatronTrainer:
         if self.context.device.kind == "cpu":
             self.recorder.record.cpu_stubs += trainer_stubs.install()
         use_own_layers(config.attention)
+        use_own_hybrid_layers(config)
         Attached(training, self.context, self.recorder)
         arguments = flags(config, folder, self.context.device)
         with checkout.command_line(arguments), redirect_stdout(sys.stderr):
-            runpy.run_path(f"{checkout.find()}/pretrain_gpt.py", run_name="__main__")
+            runpy.run_path(f"{checkout.find()}/{checkout.script(config)}.py", run_name="__main__")
 
 
 def _without_data_set(config: CellConfig) -> Unavailable:

@@ -89,6 +89,18 @@ def test_every_flag_of_the_harness_is_owned_by_the_matrix_or_replaceable() -> No
     assert {name for name in passed if not owner_of(name)} == REPLACEABLE
 
 
+def test_a_hybrid_model_has_its_pattern_from_which_upstream_takes_virtual_stages() -> None:
+    model = ModelConfig(layers=4, pattern="G|-|*|-")
+    cut = flags(replace(config("sft", pp=2, vpp=2), model=model), Path(), CPU)
+    assert {"--hybrid-layer-pattern=G|-|*|-", "--linear-num-key-heads=4", "--mamba-num-heads=8"} <= {*cut}
+    assert cut[cut.index("--spec") + 1 :] == ["megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec"]
+    assert not any(flag.startswith("--num-virtual-stages") for flag in cut)
+    assert "--hybrid-layer-pattern=G-*-" in flags(replace(config("sft"), model=model), Path(), CPU)
+    passed = {flag[2:].partition("=")[0].replace("-", "_") for flag in cut if flag.startswith("--")}
+    plain = {flag[2:].partition("=")[0].replace("-", "_") for flag in flags(config("sft", pp=2), Path(), CPU)}
+    assert [name for name in passed - plain if not owner_of(name)] == []
+
+
 @pytest.mark.parametrize(
     ("changes", "wanted"),
     [
@@ -136,6 +148,8 @@ OTHER_VALUES: dict[str, Any] = {
     "model.cuda_graphs": True,
     "model.softmax": "learnable",
     "model.gathered_logits": True,
+    "model.pattern": "G-*-",
+    "model.as_gpt": True,
     "train.label_smoothing": 0.1,
     "groups": "explicit",
     "model.moe": MoeConfig(),

@@ -1,0 +1,69 @@
+"""matrices/hybrid.yaml: packed equals unpacked in hybrid models, and these equal GPTModel where it has the layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.matrices.test_models import named, report_of
+
+pytestmark = pytest.mark.train
+DOCUMENTS_MEET = "document boundary, the first token of the document"
+# The cells of the released wheel that the harness runs in, a few for each layer; their controls come with them.
+COVERING = (
+    "tp2-pp1-cp1-nosp-reference-hybrid-afaf",
+    "tp1-pp2-cp1-reference-hybrid-afa_f",
+    "tp2-pp1-cp2-reference-hybrid-aeae-moe4x2-aux_loss",
+    "tp2-pp1-cp2-sft-hybrid-gfaf",
+    "tp1-pp1-cp2-unpacked-hybrid-gfaf",
+    "tp2-pp1-cp2-sft-hybrid-mfaf",
+    "tp1-pp2-cp1-dp2-vpp2-reference-hybrid-gf_aem_fa_e-layers8-moe4x2",
+)
+KNOWN = "tp2-pp1-cp1-nosp-reference-hybrid-gfaf"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory, root: Path) -> dict[str, Any]:
+    only = [option for name in (*COVERING, KNOWN) for option in ("--only", name)]
+    return report_of(root, tmp_path_factory.mktemp("hybrid"), "hybrid.yaml", *only)
+
+
+def test_packed_equals_unpacked_for_every_kind_of_layer(report: dict[str, Any]) -> None:
+    assert {name: named(report, name)["outcome"] for name in COVERING} == dict.fromkeys(COVERING, "PASS")
+
+
+def test_the_hybrid_model_is_compared_with_gpt_model_where_that_has_the_layers(report: dict[str, Any]) -> None:
+    controls = {cell["id"].rpartition("-")[0]: cell["control"] for cell in report["cells"]}
+    for layers in ("afaf", "afa_f", "aeae-moe4x2-aux_loss"):
+        twin = named(report, f"tp1-pp1-cp1-unpacked-hybrid-{layers}-gpt")
+        assert twin["outcome"] == "PASS"
+        assert controls[f"tp1-pp1-cp1-unpacked-hybrid-{layers}"] == twin["id"]
+    assert controls["tp1-pp1-cp1-unpacked-hybrid-gfaf"] is None
+
+
+def test_the_norm_of_gated_delta_net_without_sequence_parallelism_is_named(report: dict[str, Any]) -> None:
+    cell = named(report, KNOWN)
+    first = cell["findings"][0]
+    assert (cell["outcome"], first["check"], first["where"]["rank"]) == ("XFAIL", "replica_gradients", 1)
+    assert first["where"]["parameter"] == "decoder.layers.0.self_attention.out_norm.weight"
+    assert "issue 7452, finding 11" in first["known"]
+
+
+def test_what_upstream_cannot_do_is_rejected_by_rule(report: dict[str, Any]) -> None:
+    rules = {item["rule"] for item in report["rejected"]}
+    assert rules == {"hybrid.interleaving-needs-cuts", "hybrid.heads-by-ranks"}
+
+
+def test_a_state_that_crosses_documents_fails_where_they_meet_and_the_mended_release_passes(
+    tmp_path: Path, root: Path
+) -> None:
+    found = report_of(root, tmp_path, "hybrid.yaml", "--only", "tp1-pp1-cp2-skyrl-*")
+    bad = named(found, "tp1-pp1-cp2-skyrl-hybrid-mfaf-skyrl020")
+    first = bad["findings"][0]
+    assert (bad["outcome"], first["check"], first["where"]["layer"]) == ("XFAIL", "activations", 1)
+    assert (first["where"]["document"], first["where"]["token"]) == (1, 0)
+    assert DOCUMENTS_MEET in first["message"]
+    assert "SkyRL pull request 2056" in first["known"]
+    assert named(found, "tp1-pp1-cp2-skyrl-hybrid-mfaf-skyrl040")["outcome"] == "PASS"
