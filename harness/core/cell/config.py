@@ -184,10 +184,11 @@ class CellConfig:
     def by_rows(self) -> bool:
         """Whether gradients depend on which documents share a micro-batch, not only on the documents of the step.
 
-        An auxiliary loss is a product of averages over the micro-batch, MTP weights a micro-batch by the tokens that
-        remain after its roll, and without per-token loss all micro-batches have the same weight.
+        An auxiliary loss is a product of averages over the micro-batch, a z-loss counts its padding, MTP weights a
+        micro-batch by the tokens that remain after its roll, and without per-token loss all micro-batches have the same
+        weight.
         """
-        return self.model.balanced or self.model.mtp is not None or not self.options.calculate_per_token_loss
+        return self.model.by_rows or not self.options.calculate_per_token_loss
 
     @property
     def own_trainer(self) -> bool:

@@ -48,17 +48,26 @@ class MoeConfig:
         False,
         doc="Mask padding slots, so that routers do not count them (only on the harness's own data paths).",
     )
+    z_loss_coeff: float = _factor(
+        0.0, "Weight of the routers' z-loss relative to the loss; 0: none.", upstream="moe_z_loss_coeff", later=True
+    )
 
     @property
     def balanced(self) -> bool:
         """Whether an auxiliary loss acts on the router."""
         return self.aux_loss != "none" and self.aux_loss_coeff > 0
 
+    @property
+    def by_rows(self) -> bool:
+        """Whether gradients depend on which tokens, padding included, share a micro-batch."""
+        return self.balanced or self.z_loss_coeff > 0
+
     def __str__(self) -> str:
         """As part of a cell's name: moe4x2, moe4x2-seq_aux_loss, moe4x2-allgather."""
         name = f"moe{self.experts}x{self.topk}"
         name += f"-{self.aux_loss}" if self.balanced else ""
         name += "-masked" if self.padding_mask else ""
+        name += f"-z{self.z_loss_coeff:g}" if self.z_loss_coeff else ""
         return name if self.dispatcher == "alltoall" else f"{name}-{self.dispatcher}"
 
 
@@ -147,6 +156,16 @@ class ModelConfig:
     def balanced(self) -> bool:
         """Whether an auxiliary loss acts on routers."""
         return self.moe is not None and self.moe.balanced
+
+    @property
+    def router_losses(self) -> bool:
+        """Whether an auxiliary loss or a z-loss acts on routers."""
+        return self.moe is not None and (self.moe.balanced or self.moe.z_loss_coeff > 0)
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether gradients depend on which documents share a micro-batch, whatever the loss."""
+        return self.mtp is not None or (self.moe is not None and self.moe.by_rows)
 
     @property
     def padding_mask(self) -> bool:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from harness.core.outcomes import Finding, Lane
 from harness.judge.checks.canaries import determinism, isolation, order, padding, repetition, rewriting, truncation
+from harness.judge.checks.experts import z_loss
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.checks.metadata import (
     completeness,
@@ -91,6 +92,7 @@ CHECKS: tuple[Check, ...] = (
     Check("repeated_document", Lane.NUMERICS, repeated_document.check),
     Check("mtp_loss", Lane.NUMERICS, mtp_loss.check),
     Check("aux_loss", Lane.NUMERICS, aux_loss.check),
+    Check("z_loss", Lane.NUMERICS, z_loss.check),
     Check("step_loss", Lane.NUMERICS, step_loss.check),
     Check("replica_gradients", Lane.NUMERICS, replica_gradients.check),
     Check("parameter_gradients", Lane.NUMERICS, parameter_gradients.check),

@@ -1,9 +1,12 @@
-"""Routers of a cell, assembled from the ranks' shares, and the harness's own computation of the auxiliary loss.
+"""Routers of a cell, assembled from the ranks' shares, and the harness's own computation of their losses.
 
 For E experts, k of them per token, n_i tokens and score sum p_i of expert i among T tokens, the loss of one set of
 tokens is coefficient * E / (k T^2) * sum_i n_i p_i (Switch Transformer, arXiv 2101.03961; megatron.core.transformer.moe
 .moe_utils.switch_load_balancing_loss_func). `aux_loss` takes all tokens of a micro-batch; `seq_aux_loss` takes each row
 separately, with T their mean length, and averages over the rows.
+
+The z-loss is coefficient * mean over tokens of log^2(sum of exponentials of the logits) (ST-MoE, arXiv 2202.08906;
+moe_utils.z_loss_func).
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ class RouterWhole:
     padding: list[ExpertShare]
     aux_loss: float | None = None
     aux_weighted: float | None = None  # its effect on gradients: includes the schedule's scale and the reduction
+    z_loss: float | None = None
+    z_weighted: float | None = None
 
 
 def routers(evidence: CellEvidence) -> list[RouterWhole]:
@@ -44,9 +49,11 @@ def routers(evidence: CellEvidence) -> list[RouterWhole]:
                     layer=layer, stage=record.place.pp, dp=dp, micro_batch=micro_batch, real=[], padding=[]
                 )
             known.real, known.padding = _added_rows(known.real, seen.real), _added_rows(known.padding, seen.padding)
-            if seen.aux_loss is not None and seen.aux_weighted is not None:
-                known.aux_loss = (known.aux_loss or 0.0) + seen.aux_loss
-                known.aux_weighted = (known.aux_weighted or 0.0) + seen.aux_weighted * factor
+            for value, weighted in (("aux_loss", "aux_weighted"), ("z_loss", "z_weighted")):
+                share, effect = getattr(seen, value), getattr(seen, weighted)
+                if share is not None and effect is not None:
+                    setattr(known, value, (getattr(known, value) or 0.0) + share)
+                    setattr(known, weighted, (getattr(known, weighted) or 0.0) + effect * factor)
     return [whole[key] for key in sorted(whole)]
 
 
@@ -72,6 +79,7 @@ def added(left: ExpertShare, right: ExpertShare) -> ExpertShare:
         tokens=left.tokens + right.tokens,
         counts=[a + b for a, b in zip(left.counts, right.counts)],
         scores=[a + b for a, b in zip(left.scores, right.scores)],
+        squares=None if left.squares is None or right.squares is None else left.squares + right.squares,
     )
 
 
@@ -94,8 +102,14 @@ def own_aux_loss(moe: MoeConfig, rows: Sequence[ExpertShare], *, kind: str | Non
     return moe.aux_loss_coeff * moe.experts * products / (moe.topk * tokens * tokens) / len(rows)
 
 
+def own_z_loss(moe: MoeConfig, rows: Sequence[ExpertShare]) -> float:
+    """The z-loss of a micro-batch."""
+    tokens = sum(row.tokens for row in rows)
+    return moe.z_loss_coeff * sum(row.squares or 0.0 for row in rows) / max(tokens, 1)
+
+
 def own_weight(evidence: CellEvidence, rows: Sequence[ExpertShare]) -> float:
-    """The factor of a micro-batch's auxiliary loss in gradients.
+    """The factor of a micro-batch's auxiliary loss, or z-loss, in gradients.
 
     With calculate_per_token_loss its tokens over all loss tokens of the step, else 1 over the number of micro-batches.
     """

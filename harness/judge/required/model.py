@@ -143,13 +143,18 @@ def _routers(expected: Expected, record: RankRecord) -> Iterator[str]:
         odd = sorted({*found} ^ {*right})
         yield f"routers: {len(found)} (layer, micro-batch) pairs, not {len(right)}; {odd[:1] or 'one is listed twice'}"
     balanced = moe is not None and moe.balanced
-    if (record.aux_scale is not None) != balanced:
-        yield f"aux_scale is {record.aux_scale!r}, {'with' if balanced else 'without'} an auxiliary loss"
+    weighed, z_loss = expected.model.router_losses, moe is not None and moe.z_loss_coeff > 0
+    if (record.aux_scale is not None) != weighed:
+        yield f"aux_scale is {record.aux_scale!r}, {'with' if weighed else 'without'} an auxiliary loss"
     for seen in record.routers:
         where = f"routers: layer {seen.layer}, micro-batch {seen.micro_batch}"
         if (seen.aux_loss is not None) != balanced or (seen.aux_weighted is not None) != balanced:
             yield f"{where}: aux_loss is {seen.aux_loss!r}, aux_weighted {seen.aux_weighted!r}"
+        if (seen.z_loss is not None) != z_loss or (seen.z_weighted is not None) != z_loss:
+            yield f"{where}: z_loss is {seen.z_loss!r}, z_weighted {seen.z_weighted!r}"
         for share in (*seen.real, *seen.padding):
+            if (share.squares is not None) != z_loss:
+                yield f"{where}: squares are {share.squares!r}"
             if moe is not None and not _adds_up(share, moe.topk):
                 choices, scores = sum(share.counts), sum(share.scores)
                 yield f"{where}: {share.tokens} tokens, {choices} choices, scores that add up to {scores!r}"

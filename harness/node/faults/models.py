@@ -27,6 +27,17 @@ class AuxLossDividedByCp(Fault):
         scaler.set_loss_scale = staticmethod(lambda scale: upstream(scale / context.config.layout.cp))
 
 
+class ZLossAddedUpOverCp(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        module = importlib.import_module("megatron.core.transformer.moe.router")
+        upstream: Callable[..., Tensor] = module.z_loss_func
+
+        def added_up(*args: Any, **kwargs: Any) -> Tensor:
+            return upstream(*args, **kwargs) * context.config.layout.cp
+
+        module.z_loss_func = added_up  # type: ignore[attr-defined]
+
+
 class PaddingCountedByRouters(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
         return replace(batch, padding_mask=None)

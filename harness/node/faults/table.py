@@ -72,6 +72,7 @@ FAULTS: dict[str, Callable[[], Fault]] = {
     "bucket-reduced-before-the-last-micro-batch": numerics.BucketReducedBeforeTheLastMicroBatch,
     "attention-backward-not-reduced-over-cp": attention.AttentionBackwardNotReducedOverCp,
     "aux-loss-divided-by-cp": models.AuxLossDividedByCp,
+    "z-loss-added-up-over-cp": models.ZLossAddedUpOverCp,
     "padding-counted-by-routers": models.PaddingCountedByRouters,
     "router-statistics-over-merged-rows": models.RouterStatisticsOverMergedRows,
     "router-weights-differ-on-one-tp-rank": models.RouterWeightsDifferOnOneTpRank,

@@ -23,7 +23,7 @@ def observe(observer: Observer, seen: StepSeen) -> None:
         record.parameters = observer.parameters_seen()
         record.activations = observer.layer_recorder.drain()
     if seen.step == 0:
-        record.aux_scale = aux_scale() if config.model.balanced else None
+        record.aux_scale = aux_scale() if config.model.router_losses else None
     seen.training = all(module.training for chunk in observer.chunks for module in chunk.modules())
     _global_loss(observer, seen)
 

@@ -46,6 +46,7 @@ _AXES = {
     "moe_router_load_balancing_type": "model.moe.aux_loss",
     "moe_aux_loss_coeff": "model.moe.aux_loss_coeff",
     "moe_token_dispatcher_type": "model.moe.dispatcher",
+    "moe_z_loss_coeff": "model.moe.z_loss_coeff",
     "mtp_num_layers": "model.mtp.layers",
     "mtp_loss_scaling_factor": "model.mtp.loss_factor",
     "global_batch_size": "train.global_batch",

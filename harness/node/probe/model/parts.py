@@ -57,6 +57,7 @@ def part_fields(config: CellConfig) -> dict[str, Any]:
         fields |= upstream_of(moe)
         fields |= {
             "moe_aux_loss_coeff": moe.aux_loss_coeff if moe.balanced else 0.0,
+            "moe_z_loss_coeff": moe.z_loss_coeff or None,  # upstream divides by it in its log
             "moe_grouped_gemm": False,
             # allgather refuses variable lengths; rules ensure that its rows all have the same length.
             "variable_seq_lengths": moe.dispatcher != "allgather",

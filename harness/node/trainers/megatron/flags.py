@@ -69,7 +69,9 @@ def _experts(config: CellConfig) -> dict[str, Any]:
     moe = config.model.moe
     if moe is None:
         return {}
+    z_loss = {"moe-z-loss-coeff": moe.z_loss_coeff} if moe.z_loss_coeff else {}
     return {
+        **z_loss,
         "num-experts": moe.experts,
         "moe-router-topk": moe.topk,
         "moe-ffn-hidden-size": moe.ffn,
