@@ -124,6 +124,17 @@ class RouterSeen:
     aux_weighted: float | None = None  # as upstream passes it to backward, before the schedule's scale
     z_loss: float | None = None  # likewise the z-loss, without other ranks' shares
     z_weighted: float | None = None
+    kept: list[int] | None = None  # with a capacity: tokens of this rank that each expert takes, padding too
+    misplaced: int | None = None  # likewise: tokens dropped although, by the policy, one that is taken ranks behind
+
+
+@dataclass(kw_only=True)
+class ExpertBiasSeen:
+    """The bias of each expert of one layer, after the update of a step."""
+
+    step: int
+    layer: int  # global, from 1
+    values: list[float]
 
 
 @dataclass(kw_only=True)
@@ -276,6 +287,7 @@ class RankRecord:
     activations: list[ActivationSeen] = field(default_factory=list)
     legs: list[LegSeen] = field(default_factory=list)
     routers: list[RouterSeen] = field(default_factory=list)
+    expert_biases: list[ExpertBiasSeen] = field(default_factory=list)  # of models that have them
     aux_scale: float | None = None  # the schedule's scale on auxiliary losses and z-losses, step 0
     mtp: list[MtpSeen] = field(default_factory=list)
     timings: list[Timed] = field(default_factory=list)  # of the timing leg

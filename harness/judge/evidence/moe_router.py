@@ -3,7 +3,8 @@
 For E experts, k of them per token, n_i tokens and score sum p_i of expert i among T tokens, the loss of one set of
 tokens is coefficient * E / (k T^2) * sum_i n_i p_i (Switch Transformer, arXiv 2101.03961; megatron.core.transformer.moe
 .moe_utils.switch_load_balancing_loss_func). `aux_loss` takes all tokens of a micro-batch; `seq_aux_loss` takes each row
-separately, with T their mean length, and averages over the rows.
+separately, with T their mean length, and averages over the rows. `global_aux_loss` takes the micro-batches of all
+replicas that run at the same time; its n_i are means over these and the earlier ones of the step (arXiv 2501.11873).
 
 The z-loss is coefficient * mean over tokens of log^2(sum of exponentials of the logits) (ST-MoE, arXiv 2202.08906;
 moe_utils.z_loss_func).
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from harness.core.cell.model import MoeConfig
 from harness.core.run.records import ExpertShare
@@ -33,6 +35,7 @@ class RouterWhole:
     aux_weighted: float | None = None  # its effect on gradients: includes the schedule's scale and the reduction
     z_loss: float | None = None
     z_weighted: float | None = None
+    kept: list[int] | None = None  # with a capacity: tokens that each expert takes
 
 
 def routers(evidence: CellEvidence) -> list[RouterWhole]:
@@ -49,6 +52,8 @@ def routers(evidence: CellEvidence) -> list[RouterWhole]:
                     layer=layer, stage=record.place.pp, dp=dp, micro_batch=micro_batch, real=[], padding=[]
                 )
             known.real, known.padding = _added_rows(known.real, seen.real), _added_rows(known.padding, seen.padding)
+            if seen.kept is not None:
+                known.kept = [a + b for a, b in zip(known.kept or [0] * len(seen.kept), seen.kept)]
             for value, weighted in (("aux_loss", "aux_weighted"), ("z_loss", "z_weighted")):
                 share, effect = getattr(seen, value), getattr(seen, weighted)
                 if share is not None and effect is not None:
@@ -91,15 +96,35 @@ def counted_rows(router: RouterWhole, masked: bool) -> list[ExpertShare]:
 def own_aux_loss(moe: MoeConfig, rows: Sequence[ExpertShare], *, kind: str | None = None) -> float:
     """The auxiliary loss of a micro-batch; `kind` overrides the configured one."""
     if (kind or moe.aux_loss) == "aux_loss":
-        total = rows[0]
-        for row in rows[1:]:
-            total = added(total, row)
-        rows = [total]
+        rows = [_total(rows)]
     tokens = sum(row.tokens for row in rows) / len(rows)
     if not tokens:
         return 0.0
     products = sum(count * score for row in rows for count, score in zip(row.counts, row.scores))
     return moe.aux_loss_coeff * moe.experts * products / (moe.topk * tokens * tokens) / len(rows)
+
+
+def own_global_aux_loss(moe: MoeConfig, router: RouterWhole, wholes: Sequence[RouterWhole]) -> float:
+    """The share of a replica's micro-batch in the auxiliary loss over all replicas.
+
+    `wholes`: every router of the cell.
+    """
+    layer = [one for one in wholes if one.layer == router.layer and one.micro_batch <= router.micro_batch]
+    counts = [0.0] * moe.experts
+    for one in layer:
+        share = _total(counted_rows(one, moe.padding_mask))
+        counts = [a + b / (router.micro_batch + 1) for a, b in zip(counts, share.counts)]
+    now = [one for one in layer if one.micro_batch == router.micro_batch]
+    tokens = sum(_total(counted_rows(one, moe.padding_mask)).tokens for one in now)
+    if not tokens:
+        return 0.0
+    scores = _total(counted_rows(router, moe.padding_mask)).scores
+    products = sum(count * score for count, score in zip(counts, scores))
+    return moe.aux_loss_coeff * moe.experts * products / (moe.topk * tokens * tokens)
+
+
+def _total(rows: Sequence[ExpertShare]) -> ExpertShare:
+    return reduce(added, rows)
 
 
 def own_z_loss(moe: MoeConfig, rows: Sequence[ExpertShare]) -> float:

@@ -224,6 +224,9 @@ def _routers(found: Scan, record: RankRecord, at: dict[str, Any]) -> None:
         ):
             if value is not None:
                 found.add(value, f"{what} {name}", place, (0, 1, seen.layer))
+    for bias in record.expert_biases:
+        at_step = at | {"step": bias.step, "layer": bias.layer}
+        _losses(found, bias.values, f"a bias of layer {bias.layer}", at_step, (0, 2, bias.step))
     for head in record.mtp:
         place = where | {"depth": head.depth, "micro_batch": head.micro_batch}
         what = f"the loss of document {{}} at prediction depth {head.depth}"

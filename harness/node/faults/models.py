@@ -16,7 +16,7 @@ from harness.node.data_paths.base import Batch, RankContext
 from harness.node.faults.attention import RopeByRealOffsets
 from harness.node.faults.fault import Fault
 from harness.node.faults.metadata import changed
-from harness.node.probe.model.gpt import expert_rank, unwrap
+from harness.node.probe.model.gpt import expert_rank, shard_ranks, unwrap
 from harness.node.probe.weights import INITIAL_STD, NamedParameter, draw, named_parameters
 
 
@@ -49,9 +49,8 @@ class RouterStatisticsOverMergedRows(Fault):
 
 
 def _parameters(chunks: list[Any], context: RankContext, ep_rank: int) -> Iterator[NamedParameter]:
-    tp = context.config.layout.tp
     for chunk in chunks:
-        yield from named_parameters(unwrap(chunk), tp_rank=context.place.tp, tp_size=tp, ep_rank=ep_rank)
+        yield from named_parameters(unwrap(chunk), **shard_ranks(context) | {"ep_rank": ep_rank})
 
 
 def _redraw(item: NamedParameter, seed: int) -> None:

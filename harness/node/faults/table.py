@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from harness.node.faults import attention, canaries, content, endings, metadata, models, numerics, slow, trainers
+from harness.node.faults import (
+    attention,
+    canaries,
+    content,
+    endings,
+    experts,
+    metadata,
+    models,
+    numerics,
+    slow,
+    trainers,
+    windows,
+)
 from harness.node.faults.fault import Fault
 
 FAULTS: dict[str, Callable[[], Fault]] = {
@@ -81,6 +93,12 @@ FAULTS: dict[str, Callable[[], Fault]] = {
     "prediction-rolls-across-documents": models.PredictionRollsAcrossDocuments,
     "prediction-without-loss-mask": models.PredictionWithoutLossMask,
     "latent-rope-by-real-offsets": models.LatentRopeByRealOffsets,
+    "expert-bias-of-one-replica": experts.ExpertBiasOfOneReplica,
+    "capacity-of-half-the-tokens": experts.CapacityOfHalfTheTokens,
+    "experts-split-over-other-ranks": experts.ExpertsSplitOverOtherRanks,
+    "window-one-token-longer-on-one-tp-rank": windows.WindowOneTokenLongerOnOneTpRank,
+    "window-of-the-wrong-layers": windows.WindowOfTheWrongLayers,
+    "softmax-scale-dropped-on-one-stage": windows.SoftmaxScaleDroppedOnOneStage,
     "rank-enters-a-collective-alone": endings.RankEntersACollectiveAlone,
     "micro-batch-counts-differ": endings.MicroBatchCountsDiffer,
     "exception-at-step-1": endings.ExceptionAtStep1,

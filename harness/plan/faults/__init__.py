@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from harness.plan.faults.attention import ATTENTION
 from harness.plan.faults.canaries import CANARY
 from harness.plan.faults.content import CONTENT, LAYOUT
 from harness.plan.faults.endings import CRASH, HANG, INFRASTRUCTURE
+from harness.plan.faults.experts import EXPERTS
 from harness.plan.faults.metadata import METADATA
 from harness.plan.faults.models import MODELS
 from harness.plan.faults.numerics import LEAK, NORMALISATION, OUTPUT
@@ -20,6 +22,8 @@ FAULTS: tuple[FaultSpec, ...] = (
     + LEAK
     + NORMALISATION
     + MODELS
+    + EXPERTS
+    + ATTENTION
     + CANARY
     + HANG
     + CRASH

@@ -50,6 +50,12 @@ def layout_is_allowed(config: CellConfig) -> str | None:
     return None if reason is None else f"resume is {config.resume}: {reason}"
 
 
+def experts_as_other_weights(config: CellConfig) -> str | None:
+    if not config.resume or not config.layout.etp:
+        return None
+    return f"etp is {config.layout.etp}; the harness compares checkpoints of weights that are split over tp"
+
+
 def rows_stay(config: CellConfig) -> str | None:
     """A resumed run goes on in the same file, of which each row holds the same documents in every layout."""
     if config.resume in ("", SAME) or layout_is_allowed(config) or layout_of_the_ranks(config):
@@ -81,6 +87,7 @@ RULES: tuple[Rule[CellConfig], ...] = (
     Rule("resume.trainer", "harness: the adapters of upstream's trainers", trainer_saves, _resumes),
     Rule("resume.step", "Megatron-LM --save-interval", saves_in_mid_training, _resumes),
     Rule("resume.evaluation", "harness: the checks of a resume", resumes_without_evaluations, _resumes),
+    Rule("resume.etp", "harness: the checks of a resume", experts_as_other_weights, _resumes),
     Rule("resume.ranks", "harness: a cell has one number of ranks", layout_of_the_ranks, _resumes),
     Rule("resume.layout", "the rules of layouts, for the one that continues", layout_is_allowed, _resumes),
     Rule("resume.rows", "Megatron-LM MegatronPretrainingSampler: consumed_samples counts rows", rows_stay, _resumes),

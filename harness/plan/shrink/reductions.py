@@ -16,8 +16,10 @@ from harness.core.cell.arguments import Arguments
 from harness.core.cell.axes import Axis, axes, dotted, with_value
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
+from harness.core.cell.model import MoeConfig
 from harness.core.data_paths.own import REFERENCE
 from harness.core.packing.documents import MIXES, DocumentsConfig, mix
+from harness.core.setting import keys_of
 
 FEW_DOCUMENTS = 8  # up to this many documents are left out one at a time; of more, an eighth at a time
 _SHORTEST_ROW = 4  # as train.seq_length allows
@@ -48,6 +50,8 @@ def normalized(config: CellConfig) -> CellConfig | None:
     layout = replace(layout, vpp=1) if layout.pp == 1 else layout
     layout = replace(layout, sp=False) if layout.tp == 1 else layout
     layout = replace(layout, ep=math.gcd(layout.ep, layout.dp * layout.cp) if config.model.moe else 1)
+    if not config.model.moe or layout.tp * layout.cp * layout.dp % (layout.expert_tp * layout.ep):
+        layout = replace(layout, etp=0)
     chunks = layout.pp * layout.vpp
     layers = config.model.layers // chunks * chunks
     if not layers:
@@ -159,7 +163,8 @@ def _plainer(config: CellConfig, part: str) -> list[CellConfig]:
     moe = config.model.moe
     if part != "moe" or moe is None:
         return []
-    plain = ({"aux_loss": "none"}, {"padding_mask": False}, {"dispatcher": "alltoall"})
+    plain: list[dict[str, Any]] = [{"aux_loss": "none"}, {"padding_mask": False}, {"dispatcher": "alltoall"}]
+    plain += [{name: key.default} for name, key in keys_of(MoeConfig).items() if key.setting.later]
     return [_model(config, moe=replace(moe, **change)) for change in plain]
 
 

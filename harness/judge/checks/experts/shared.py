@@ -26,7 +26,7 @@ class RouterLoss:
     masked: bool  # whether padding is left out
     own: Callable[[RouterWhole], float]
     mistake: Callable[[RouterWhole, float], str] = lambda router, found: ""  # the known one that gives this value
-    rows_of: Callable[[RouterWhole], list[RouterWhole]] = lambda router: [router]  # whose tokens the weight counts
+    together: Callable[[RouterWhole], list[RouterWhole]] = lambda router: [router]  # whose tokens share one loss
 
 
 def wrong(evidence: CellEvidence, loss: RouterLoss) -> list[CheckFinding]:
@@ -66,9 +66,9 @@ def _weights(evidence: CellEvidence, loss: RouterLoss, wholes: list[RouterWhole]
     bound = evidence.tolerances.aux_loss
     layers: dict[int, tuple[RouterWhole, float, float]] = {}
     for router in wholes:
-        rows = [row for one in loss.rows_of(router) for row in counted_rows(one, loss.masked)]
         _, found, right = layers.get(router.layer, (router, 0.0, 0.0))
-        right += loss.own(router) * own_weight(evidence, rows) * _share(evidence, loss, router)
+        counted = [counted_rows(one, loss.masked) for one in loss.together(router)]
+        right += loss.own(router) * sum(own_weight(evidence, rows) for rows in counted)
         layers[router.layer] = (router, found + (getattr(router, loss.weighted) or 0.0), right)
     differing = [item for item in layers.values() if not distance(item[1], item[2], bound) <= bound.value]
     if not differing:
@@ -88,11 +88,6 @@ def _weights(evidence: CellEvidence, loss: RouterLoss, wholes: list[RouterWhole]
             bound=bound.value,
         )
     ]
-
-
-def _share(evidence: CellEvidence, loss: RouterLoss, router: RouterWhole) -> float:
-    """Without per-token loss a micro-batch counts as one, and a loss over several counts as all of them."""
-    return 1.0 if evidence.cell.config.options.calculate_per_token_loss else float(len(loss.rows_of(router)))
 
 
 def _where(router: RouterWhole) -> dict[str, int]:

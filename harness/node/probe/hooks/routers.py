@@ -16,6 +16,7 @@ from torch import Tensor
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.records import ExpertShare, RouterSeen
 from harness.node.data_paths.base import RankContext
+from harness.node.probe.hooks.capacity import misplaced, routing_scores
 from harness.node.probe.hooks.layers import PassState
 from harness.node.probe.model.recompute import recomputing
 from harness.node.recording.recorder import Recorder
@@ -24,16 +25,14 @@ from harness.node.recording.recorder import Recorder
 class RouterRecorder:
     """Wraps methods of each router, and the function that computes z-losses; changes no values."""
 
-    def __init__(self, layers: dict[int, Any], context: RankContext, state: PassState, recorder: Recorder) -> None:
-        """`layers`: global number -> transformer layer."""
+    def __init__(self, routers: dict[int, Any], context: RankContext, state: PassState, recorder: Recorder) -> None:
+        """`routers`: by the global number of their layer."""
         self.context, self.state, self.recorder = context, state, recorder
         self.seen: RouterSeen | None = None  # of the current call of `routing`
-        for number, layer in layers.items():
-            router = getattr(layer.mlp, "router", None)
-            if router is not None:
-                router.routing = self._routing(number, router.routing)
-                router.attach_and_log_load_balancing_loss = self._attach(router.attach_and_log_load_balancing_loss)
-                router.apply_z_loss = self._apply_z_loss(router.apply_z_loss)
+        for number, router in routers.items():
+            router.routing = self._routing(number, router.routing)
+            router.attach_and_log_load_balancing_loss = self._attach(router.attach_and_log_load_balancing_loss)
+            router.apply_z_loss = self._apply_z_loss(router.apply_z_loss)
         upstream_router.z_loss_func = self._z_loss(upstream_router.z_loss_func)
 
     def _routing(self, layer: int, upstream: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,10 +41,21 @@ class RouterRecorder:
             self.seen = self._seen_before(layer) if recomputed else self._shares(layer, logits.detach())
             routed = upstream(logits, *args, **kwargs)
             if self.seen is not None and not recomputed:
+                self._record_kept(logits.detach(), routed[1])
                 self.recorder.record.routers.append(self.seen)
             return routed
 
         return routing
+
+    def _record_kept(self, logits: Tensor, routed: Tensor) -> None:
+        """Record which tokens experts take; `routed` [tokens, experts] bool: after tokens beyond the capacity are
+        dropped.
+        """
+        moe = self.context.config.model.moe
+        assert moe is not None and self.seen is not None
+        if moe.capacity_factor is not None:
+            self.seen.kept = [int(value) for value in routed.sum(0)]
+            self.seen.misplaced = misplaced(moe, logits.flatten(0, 1), routed)
 
     def _attach(self, upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def attach(activation: Tensor, coefficient: float, aux_loss: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -92,7 +102,7 @@ class RouterRecorder:
         padding, row = self._slots(owners[..., 0] == PAD, logits), self._slots(rows, logits)
         if padding is None or row is None:
             return None  # wrong shape; the metadata lane reports it
-        scores = torch.softmax(logits.flatten(0, 1).float(), -1)
+        scores = routing_scores(moe, logits.flatten(0, 1))
         chosen = torch.zeros_like(scores).scatter(1, scores.topk(moe.topk, dim=1).indices, 1.0)
         squares = torch.logsumexp(logits.flatten(0, 1).double(), -1).square() if moe.z_loss_coeff else None
         count = self.context.config.micro_batch_size

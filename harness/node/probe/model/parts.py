@@ -75,12 +75,15 @@ def layer_spec(config: CellConfig) -> Any:
     """The spec of one transformer layer."""
     model = config.model
     experts = {"num_experts": model.moe.experts, "moe_grouped_gemm": False} if model.moe else {}
-    latent = {"multi_latent_attention": True, "qk_layernorm": True} if model.mla else {}
-    spec = get_gpt_layer_local_spec(normalization="RMSNorm", **experts, **latent)
+    latent = {"multi_latent_attention": True} if model.mla else {}
+    normed = bool(model.mla) or model.qk_layernorm
+    spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=normed, **experts, **latent)
     attention = spec.submodules.self_attention.submodules
     attention.core_attention = core_attention(config.attention)
     if model.mla:
         attention.q_layernorm = attention.kv_layernorm = RMSNorm
+    elif model.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = RMSNorm
     spec.submodules.input_layernorm = RMSNorm
     spec.submodules.pre_mlp_layernorm = RMSNorm
     return spec
@@ -98,6 +101,16 @@ def mtp_arguments(
     for layer in block.layer_specs if block is not None else ():
         layer.submodules.enorm = layer.submodules.hnorm = layer.submodules.layer_norm = RMSNorm
     return {"mtp_block_spec": block}
+
+
+def routers_of(chunk: Any, layers: int) -> dict[int, Any]:
+    """Global number of a layer -> its router, of a chunk (the module inside DDP). Prediction layers come after the
+    `layers` of the model.
+    """
+    found = {layer.layer_number: layer for layer in chunk.decoder.layers}
+    found |= {layers + 1 + number: layer for number, layer in enumerate(mtp_layers(chunk))}
+    routers = {number: getattr(layer.mlp, "router", None) for number, layer in found.items()}
+    return {number: router for number, router in routers.items() if router is not None}
 
 
 def mtp_layers(chunk: Any) -> list[Any]:
