@@ -130,8 +130,6 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         (torch.Tensor, "type", _cuda_type_name),
         (torch.Tensor, "cuda", lambda self, *a, **k: self),
         (torch.nn.Module, "cuda", lambda self, *a, **k: self),
-        (torch.distributed, "all_gather", all_gather),
-        (torch.distributed, "reduce_scatter", reduce_scatter),
         (megatron_random, "_get_cuda_rng_state", get_state),
         (megatron_random, "_set_cuda_rng_state", set_state),
     ]
@@ -149,6 +147,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     if routing is not None and not hasattr(routing, "te_general_gemm"):
         # Up to 0.16 upstream compares it with None, but imports it only if Transformer Engine is installed.
         rows.append((routing, "te_general_gemm", None))
+    rows += [(torch.distributed, "all_gather", all_gather), (torch.distributed, "reduce_scatter", reduce_scatter)]
     return rows + _transformer_engine()
 
 
