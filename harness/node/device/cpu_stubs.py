@@ -147,8 +147,11 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     if routing is not None and not hasattr(routing, "te_general_gemm"):
         # Up to 0.16 upstream compares it with None, but imports it only if Transformer Engine is installed.
         rows.append((routing, "te_general_gemm", None))
-    rows += [(torch.distributed, "all_gather", all_gather), (torch.distributed, "reduce_scatter", reduce_scatter)]
-    return rows + _transformer_engine()
+    return rows + _collectives() + _transformer_engine()
+
+
+def _collectives() -> list[tuple[Any, str, Any]]:
+    return [(torch.distributed, "all_gather", all_gather), (torch.distributed, "reduce_scatter", reduce_scatter)]
 
 
 def _transformer_engine() -> list[tuple[Any, str, Any]]:
