@@ -275,7 +275,7 @@ def _control(config: CellConfig) -> CellConfig:
     if not config.path.own or alone:
         return dataclasses.replace(control, options=options)
     options = dataclasses.replace(config.options, average_in_collective=False)
-    rows_of = _row_layout(config.layout)
+    rows_of = _row_layout(config.rows_of or config.layout)
     return dataclasses.replace(
         control,
         data_path=config.data_path,
