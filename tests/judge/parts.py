@@ -8,7 +8,7 @@ from harness.core.cell.model import ModelConfig, MoeConfig, MtpConfig
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.records import DocumentLoss, ExpertShare, MtpSeen, RouterSeen
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.evidence.moe_router import RouterWhole, counted_rows, own_aux_loss, own_weight
+from harness.judge.evidence.moe_router import RouterWhole, counted_rows, own_aux_loss, own_weight, own_z_loss
 from tests.judge.simulator import config_of, evidence_for
 
 LAYERS = 2
@@ -21,14 +21,19 @@ def share(tokens: int, expert: int) -> ExpertShare:
 
 
 def with_routers(
-    data_path: str = "reference", *, aux_loss: str = "aux_loss", masked: bool = False, **layout: int
+    data_path: str = "reference",
+    *,
+    aux_loss: str = "aux_loss",
+    masked: bool = False,
+    z_loss_coeff: float = 0.0,
+    **layout: int,
 ) -> CellEvidence:
     """A cell with experts whose ranks recorded their routers correctly, each tp x cp rank its part."""
-    moe = MoeConfig(aux_loss=aux_loss, padding_mask=masked)
+    moe = MoeConfig(aux_loss=aux_loss, padding_mask=masked, z_loss_coeff=z_loss_coeff)
     config = replace(config_of(data_path, **layout), model=ModelConfig(layers=LAYERS, moe=moe))
     evidence = evidence_for(config)
     for record in evidence.records.values():
-        record.aux_scale = 1.0 if moe.balanced else None
+        record.aux_scale = 1.0 if moe.balanced or moe.z_loss_coeff else None
         for number, truth in enumerate(evidence.plan[0][record.place.dp]):
             for layer in evidence.layout.layers(LAYERS, record.place.pp):
                 record.routers.append(_seen(evidence, layer, number, truth.batch.rows))
@@ -46,15 +51,21 @@ def _seen(evidence: CellEvidence, layer: int, number: int, rows: tuple[object, .
         real=[share(5 + number, layer + n) for n in range(len(rows))],
         padding=[share(2 + n, layer + 2) for n in range(len(rows))],
     )
+    if moe.z_loss_coeff:
+        for row in (*seen.real, *seen.padding):
+            row.squares = 2.0 * row.tokens + layer
     whole = RouterWhole(layer=layer, stage=0, dp=0, micro_batch=number, real=[], padding=[])
     whole.real = [_times(row, parts) for row in seen.real]
     whole.padding = [_times(row, parts) for row in seen.padding]
+    counted = counted_rows(whole, moe.padding_mask)
+    reduction = sum(truth.batch.loss_tokens for replica in evidence.plan[0] for truth in replica)
+    weight = own_weight(evidence, counted) * reduction / parts
     if moe.balanced:
-        counted = counted_rows(whole, moe.padding_mask)
-        loss = own_aux_loss(moe, counted)
-        seen.aux_loss = loss / parts
-        reduction = sum(truth.batch.loss_tokens for replica in evidence.plan[0] for truth in replica)
-        seen.aux_weighted = loss * own_weight(evidence, counted) * reduction / parts
+        seen.aux_loss = own_aux_loss(moe, counted) / parts
+        seen.aux_weighted = own_aux_loss(moe, counted) * weight
+    if moe.z_loss_coeff:
+        seen.z_loss = own_z_loss(moe, counted) / parts
+        seen.z_weighted = own_z_loss(moe, counted) * weight
     return seen
 
 
@@ -63,6 +74,7 @@ def _times(row: ExpertShare, parts: int) -> ExpertShare:
         tokens=row.tokens * parts,
         counts=[count * parts for count in row.counts],
         scores=[score * parts for score in row.scores],
+        squares=None if row.squares is None else row.squares * parts,
     )
 
 

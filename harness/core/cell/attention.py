@@ -90,6 +90,12 @@ def kernel_sinks(config: CellConfig) -> str | None:
     return f"model.softmax is {config.model.softmax}: torch's varlen_attn has no sinks; use attention: reference or te"
 
 
+def kernel_windows(config: CellConfig) -> str | None:
+    if config.attention != "varlen" or config.model.window is None:
+        return None
+    return f"model.window is {config.model.window}, which attention varlen is not given; use attention: reference or te"
+
+
 def kernel_context_parallel(config: CellConfig) -> str | None:
     cp = config.layout.cp
     if cp == 1:
@@ -191,6 +197,7 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit("attention.kernel-latent", "Megatron-LM 5dcda195a5, Transformer Engine 8a5af9786", kernel_latent),
     Limit("attention.kernel-sinks", "torch varlen_attn: a plain softmax", kernel_sinks),
+    Limit("attention.kernel-windows", "harness: what it passes to torch's varlen_attn", kernel_windows),
     Limit(
         "attention.kernel-cp",
         "torch varlen_attn has no context parallelism; Transformer Engine: none in UnfusedDotProductAttention",

@@ -17,6 +17,7 @@ from harness.core.run.states import CanaryLeg
 
 NOISE_LEGS = {"noise-order": "documents in reverse order", "noise-epsilon": "weights moved by one machine epsilon"}
 LEG_NAMES: tuple[CanaryLeg, ...] = get_args(CanaryLeg)
+_OF_OTHERS = ("isolation", "repetition", "order", "padding")  # what must not depend on the other slots of a row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,8 @@ def why_not(config: CellConfig, canary: str) -> str:
         return "the cell only fetches batches: train.steps is 0"
     if not config.own_trainer:
         return "upstream's trainer does nothing but train; the same cell with trainer harness runs canary legs"
+    if config.model.drops and canary in _OF_OTHERS:
+        return "experts have a capacity, so which tokens they drop depends on all tokens of a row"
     if canary == "rewriting" and config.model.mtp is not None:
         return "multi-token prediction continues from the hidden states that the output layer gets"
     if fixed := config.path.canaries_without_effect.get(canary):

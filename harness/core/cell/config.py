@@ -19,7 +19,7 @@ from harness.core.cell.axis_values import (
     TRAINERS,
 )
 from harness.core.cell.layout import Layout
-from harness.core.cell.model import ModelConfig
+from harness.core.cell.model import GLOBAL_AUX, ModelConfig
 from harness.core.cell.resume import checked, read, resumed_layout, split_for_both
 from harness.core.cell.timing import NOT_TIMED, TimingConfig
 from harness.core.cell.train import TrainConfig
@@ -192,10 +192,11 @@ class CellConfig:
     def by_rows(self) -> bool:
         """Whether gradients depend on which documents share a micro-batch, not only on the documents of the step.
 
-        An auxiliary loss is a product of averages over the micro-batch, MTP weights a micro-batch by the tokens that
-        remain after its roll, and without per-token loss all micro-batches have the same weight.
+        An auxiliary loss is a product of averages over the micro-batch; a z-loss, a bias of experts and their capacity
+        count its padding; MTP weights a micro-batch by the tokens that remain after its roll; without per-token loss
+        all micro-batches have the same weight.
         """
-        return self.model.balanced or self.model.mtp is not None or not self.options.calculate_per_token_loss
+        return self.model.by_rows or not self.options.calculate_per_token_loss
 
     @property
     def own_trainer(self) -> bool:
@@ -296,5 +297,11 @@ def same_rows(config: CellConfig, control: CellConfig) -> bool:
     """
     if not config.by_rows:
         return True
-    ours, its = ((item.data_path, item.micro_batch_size, item.style) for item in (config, control))
+    ours, its = ((item.data_path, item.micro_batch_size, item.style, _together(item)) for item in (config, control))
     return ours == its
+
+
+def _together(config: CellConfig) -> int:
+    """Micro-batches that one auxiliary loss is computed over at a time."""
+    moe = config.model.moe
+    return config.layout.dp if moe is not None and moe.balanced and moe.aux_loss == GLOBAL_AUX else 1

@@ -59,7 +59,7 @@ def _feed_forward_weights(model: ModelConfig) -> int:
     moe = model.moe
     if moe is None:
         return 3 * model.hidden * model.ffn
-    return moe.topk * 3 * model.hidden * moe.ffn
+    return 3 * model.hidden * (moe.topk * moe.ffn + (moe.shared_ffn or 0))
 
 
 def _attended(model: ModelConfig) -> float:

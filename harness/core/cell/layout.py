@@ -45,6 +45,14 @@ class Layout:
     cp: int = _size("Context parallel size.", upstream="context_parallel_size", always=True)
     dp: int = _size("Data parallel replicas.", aliases=("data_parallel_size",))
     ep: int = _size("Expert parallel size.", upstream="expert_model_parallel_size")
+    etp: int = setting(
+        0,
+        doc="Expert tensor parallel size, over which the weights of each expert are split; 0: that of tp.",
+        ge=0,
+        le=4_096,
+        upstream="expert_tensor_parallel_size",
+        later=True,
+    )
     vpp: int = _size("Model chunks per pipeline stage.", upstream="virtual_pipeline_model_parallel_size", le=1_024)
     sp: bool = setting(
         False, doc="Sequence parallel; auto: on exactly when tp > 1.", upstream="sequence_parallel", auto=True
@@ -58,6 +66,15 @@ class Layout:
     @property
     def world_size(self) -> int:
         return self.tp * self.pp * self.cp * self.dp
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks over which the weights of an expert are split."""
+        return self.etp or self.tp
+
+    def expert_shard(self, place: Coordinates) -> int | None:
+        """The rank's expert tensor parallel rank, which varies fastest; None if it is the tensor parallel rank."""
+        return None if self.expert_tp == self.tp else self.rank(place) % self.expert_tp
 
     def coordinates(self, rank: int) -> Coordinates:
         """Coordinates of a global rank; ValueError outside 0 .. world_size - 1."""

@@ -109,6 +109,7 @@ class ExpertShare:
     tokens: int
     counts: list[int]
     scores: list[float]  # softmax of the router's logits, recomputed by the probe
+    squares: float | None = None  # with a z-loss: sum of the squared logarithm of each token's summed exponentials
 
 
 @dataclass(kw_only=True)
@@ -121,6 +122,19 @@ class RouterSeen:
     padding: list[ExpertShare]  # likewise, of tokens that belong to no document
     aux_loss: float | None = None  # this rank's share, as upstream computed it; None if there is none
     aux_weighted: float | None = None  # as upstream passes it to backward, before the schedule's scale
+    z_loss: float | None = None  # likewise the z-loss, without other ranks' shares
+    z_weighted: float | None = None
+    kept: list[int] | None = None  # with a capacity: tokens of this rank that each expert takes, padding too
+    misplaced: int | None = None  # likewise: tokens dropped although, by the policy, one that is taken ranks behind
+
+
+@dataclass(kw_only=True)
+class ExpertBiasSeen:
+    """The bias of each expert of one layer, after the update of a step."""
+
+    step: int
+    layer: int  # global, from 1
+    values: list[float]
 
 
 @dataclass(kw_only=True)
@@ -274,7 +288,8 @@ class RankRecord:
     activations: list[ActivationSeen] = field(default_factory=list)
     legs: list[LegSeen] = field(default_factory=list)
     routers: list[RouterSeen] = field(default_factory=list)
-    aux_scale: float | None = None  # the schedule's scale on auxiliary losses, step 0
+    expert_biases: list[ExpertBiasSeen] = field(default_factory=list)  # of models that have them
+    aux_scale: float | None = None  # the schedule's scale on auxiliary losses and z-losses, step 0
     mtp: list[MtpSeen] = field(default_factory=list)
     timings: list[Timed] = field(default_factory=list)  # of the timing leg
     untimed: dict[str, str] = field(default_factory=dict)  # load that the stack or the layout cannot run -> why

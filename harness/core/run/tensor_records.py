@@ -33,6 +33,7 @@ class ParameterSeen:
     parts: list[Fingerprint] = field(default_factory=list)  # one-rank cells: of the equal parts that tp would make
     update: UpdateSeen | None = None  # None in legs, which have no optimizer
     in_norm: bool | None = None  # whether upstream's gradient norm counts it on this rank; None in legs
+    shard: int | None = None  # of an expert that is not split over tp as other weights are: expert tensor parallel rank
 
 
 @dataclass(kw_only=True)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from harness.core.outcomes import Finding, Lane
 from harness.judge.checks.canaries import determinism, isolation, order, padding, repetition, rewriting, truncation
+from harness.judge.checks.experts import capacity, expert_bias, z_loss
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.checks.metadata import (
     completeness,
@@ -87,10 +88,13 @@ CHECKS: tuple[Check, ...] = (
     Check("token_count", Lane.NUMERICS, token_count.check),
     Check("activations", Lane.NUMERICS, activations.check),
     Check("router_tokens", Lane.NUMERICS, router_tokens.check),
+    Check("capacity", Lane.NUMERICS, capacity.check),
     Check("document_loss", Lane.NUMERICS, document_loss.check),
     Check("repeated_document", Lane.NUMERICS, repeated_document.check),
     Check("mtp_loss", Lane.NUMERICS, mtp_loss.check),
     Check("aux_loss", Lane.NUMERICS, aux_loss.check),
+    Check("z_loss", Lane.NUMERICS, z_loss.check),
+    Check("expert_bias", Lane.NUMERICS, expert_bias.check),
     Check("step_loss", Lane.NUMERICS, step_loss.check),
     Check("replica_gradients", Lane.NUMERICS, replica_gradients.check),
     Check("parameter_gradients", Lane.NUMERICS, parameter_gradients.check),

@@ -96,6 +96,14 @@ _AUX_WEIGHT = KnownIssue(
     per_token=False,
     ratio="1/cp",
 )
+_ROUTER_WEIGHT = replace(
+    _AUX_WEIGHT,
+    name="Megatron-LM pull request 5047",
+    link=f"{_MEGATRON}/pull/5047",
+    fixed="0.19.0",
+    per_token=True,
+    ratio="1/(cp tp)",
+)
 KNOWN_ISSUES: tuple[KnownIssue, ...] = (
     _TP_RANKS,
     replace(_TP_RANKS, check="params_present", stage="last", fields=()),
@@ -104,14 +112,8 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
     _ROWS,
     replace(_ROWS, name="Megatron-LM pull requests 5454 and 5635", link=f"{_MEGATRON}/pull/5635", tp="above 1"),
     _AUX_WEIGHT,
-    replace(
-        _AUX_WEIGHT,
-        name="Megatron-LM pull request 5047",
-        link=f"{_MEGATRON}/pull/5047",
-        fixed="0.19.0",
-        per_token=True,
-        ratio="1/(cp tp)",
-    ),
+    _ROUTER_WEIGHT,
+    replace(_ROUTER_WEIGHT, check="z_loss"),
     KnownIssue(
         name="Megatron-LM pull request 5798",
         link=f"{_MEGATRON}/pull/5798",

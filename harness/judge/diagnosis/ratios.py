@@ -30,6 +30,7 @@ def factors_of(evidence: CellEvidence, step: int) -> dict[str, float]:
         "pp": layout.pp,
         "vpp": layout.vpp,
         "ep": layout.ep,
+        "etp": layout.etp,
         "micro-batches": len(evidence.plan[step][0]),
     }
     counts = {len(pack.placed) for pack in packs}

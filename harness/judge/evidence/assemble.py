@@ -49,16 +49,23 @@ def _counted(
     ranks: Iterable[tuple[Coordinates, Sequence[ParameterSeen]]],
 ) -> Iterator[tuple[Coordinates, ParameterSeen]]:
     """The records that the whole tensors consist of: one of each shard, the shards of a parameter in order of tp."""
-    owners: dict[str, tuple[int, int, int]] = {}
+    found: set[tuple[str, int]] = set()
     for place, parameters in ranks:
-        owner = (place.pp, place.cp, place.dp)
         for seen in parameters:
-            first = owners.get(seen.name)
-            if first is None:
-                owners[seen.name] = owner
+            key = (seen.name, shard_of(place, seen))
+            if key not in found:
+                found.add(key)
                 yield place, seen
-            elif seen.sharded and first == owner:
-                yield place, seen
+
+
+def shard_of(place: Coordinates, seen: ParameterSeen) -> int:
+    """The number of a rank's shard of a parameter; -1 if it holds all of it.
+
+    Experts that are split otherwise than other weights have the number in the record.
+    """
+    if not seen.sharded:
+        return -1
+    return place.tp if seen.shard is None else seen.shard
 
 
 def whole_updates(ranks: Iterable[tuple[Coordinates, Sequence[ParameterSeen]]]) -> dict[str, UpdateSeen]:
@@ -89,7 +96,7 @@ def copies(records: Mapping[int, RankRecord]) -> Iterator[tuple[RankRecord, Para
     for rank in sorted(records):
         record = records[rank]
         for seen in record.parameters:
-            key = (seen.name, record.place.pp, record.place.tp if seen.sharded else -1)
+            key = (seen.name, record.place.pp, shard_of(record.place, seen))
             other, copy = first.setdefault(key, (rank, seen))
             if copy is not seen:
                 yield record, seen, other, copy

@@ -1,15 +1,20 @@
-"""Routers of a cell, assembled from the ranks' shares, and the harness's own computation of the auxiliary loss.
+"""Routers of a cell, assembled from the ranks' shares, and the harness's own computation of their losses.
 
 For E experts, k of them per token, n_i tokens and score sum p_i of expert i among T tokens, the loss of one set of
 tokens is coefficient * E / (k T^2) * sum_i n_i p_i (Switch Transformer, arXiv 2101.03961; megatron.core.transformer.moe
 .moe_utils.switch_load_balancing_loss_func). `aux_loss` takes all tokens of a micro-batch; `seq_aux_loss` takes each row
-separately, with T their mean length, and averages over the rows.
+separately, with T their mean length, and averages over the rows. `global_aux_loss` takes the micro-batches of all
+replicas that run at the same time; its n_i are means over these and the earlier ones of the step (arXiv 2501.11873).
+
+The z-loss is coefficient * mean over tokens of log^2(sum of exponentials of the logits) (ST-MoE, arXiv 2202.08906;
+moe_utils.z_loss_func).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from harness.core.cell.model import MoeConfig
 from harness.core.run.records import ExpertShare
@@ -28,6 +33,9 @@ class RouterWhole:
     padding: list[ExpertShare]
     aux_loss: float | None = None
     aux_weighted: float | None = None  # its effect on gradients: includes the schedule's scale and the reduction
+    z_loss: float | None = None
+    z_weighted: float | None = None
+    kept: list[int] | None = None  # with a capacity: tokens that each expert takes
 
 
 def routers(evidence: CellEvidence) -> list[RouterWhole]:
@@ -44,9 +52,13 @@ def routers(evidence: CellEvidence) -> list[RouterWhole]:
                     layer=layer, stage=record.place.pp, dp=dp, micro_batch=micro_batch, real=[], padding=[]
                 )
             known.real, known.padding = _added_rows(known.real, seen.real), _added_rows(known.padding, seen.padding)
-            if seen.aux_loss is not None and seen.aux_weighted is not None:
-                known.aux_loss = (known.aux_loss or 0.0) + seen.aux_loss
-                known.aux_weighted = (known.aux_weighted or 0.0) + seen.aux_weighted * factor
+            if seen.kept is not None:
+                known.kept = [a + b for a, b in zip(known.kept or [0] * len(seen.kept), seen.kept)]
+            for value, weighted in (("aux_loss", "aux_weighted"), ("z_loss", "z_weighted")):
+                share, effect = getattr(seen, value), getattr(seen, weighted)
+                if share is not None and effect is not None:
+                    setattr(known, value, (getattr(known, value) or 0.0) + share)
+                    setattr(known, weighted, (getattr(known, weighted) or 0.0) + effect * factor)
     return [whole[key] for key in sorted(whole)]
 
 
@@ -72,6 +84,7 @@ def added(left: ExpertShare, right: ExpertShare) -> ExpertShare:
         tokens=left.tokens + right.tokens,
         counts=[a + b for a, b in zip(left.counts, right.counts)],
         scores=[a + b for a, b in zip(left.scores, right.scores)],
+        squares=None if left.squares is None or right.squares is None else left.squares + right.squares,
     )
 
 
@@ -83,10 +96,7 @@ def counted_rows(router: RouterWhole, masked: bool) -> list[ExpertShare]:
 def own_aux_loss(moe: MoeConfig, rows: Sequence[ExpertShare], *, kind: str | None = None) -> float:
     """The auxiliary loss of a micro-batch; `kind` overrides the configured one."""
     if (kind or moe.aux_loss) == "aux_loss":
-        total = rows[0]
-        for row in rows[1:]:
-            total = added(total, row)
-        rows = [total]
+        rows = [_total(rows)]
     tokens = sum(row.tokens for row in rows) / len(rows)
     if not tokens:
         return 0.0
@@ -94,8 +104,37 @@ def own_aux_loss(moe: MoeConfig, rows: Sequence[ExpertShare], *, kind: str | Non
     return moe.aux_loss_coeff * moe.experts * products / (moe.topk * tokens * tokens) / len(rows)
 
 
+def own_global_aux_loss(moe: MoeConfig, router: RouterWhole, wholes: Sequence[RouterWhole]) -> float:
+    """The share of a replica's micro-batch in the auxiliary loss over all replicas.
+
+    `wholes`: every router of the cell.
+    """
+    layer = [one for one in wholes if one.layer == router.layer and one.micro_batch <= router.micro_batch]
+    counts = [0.0] * moe.experts
+    for one in layer:
+        share = _total(counted_rows(one, moe.padding_mask))
+        counts = [a + b / (router.micro_batch + 1) for a, b in zip(counts, share.counts)]
+    now = [one for one in layer if one.micro_batch == router.micro_batch]
+    tokens = sum(_total(counted_rows(one, moe.padding_mask)).tokens for one in now)
+    if not tokens:
+        return 0.0
+    scores = _total(counted_rows(router, moe.padding_mask)).scores
+    products = sum(count * score for count, score in zip(counts, scores))
+    return moe.aux_loss_coeff * moe.experts * products / (moe.topk * tokens * tokens)
+
+
+def _total(rows: Sequence[ExpertShare]) -> ExpertShare:
+    return reduce(added, rows)
+
+
+def own_z_loss(moe: MoeConfig, rows: Sequence[ExpertShare]) -> float:
+    """The z-loss of a micro-batch."""
+    tokens = sum(row.tokens for row in rows)
+    return moe.z_loss_coeff * sum(row.squares or 0.0 for row in rows) / max(tokens, 1)
+
+
 def own_weight(evidence: CellEvidence, rows: Sequence[ExpertShare]) -> float:
-    """The factor of a micro-batch's auxiliary loss in gradients.
+    """The factor of a micro-batch's auxiliary loss, or z-loss, in gradients.
 
     With calculate_per_token_loss its tokens over all loss tokens of the step, else 1 over the number of micro-batches.
     """

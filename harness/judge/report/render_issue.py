@@ -213,6 +213,7 @@ def _layout(issue: Issue) -> Iterator[str]:
         "context parallel": layout.cp,
         "data parallel": layout.dp,
         **({"expert parallel": layout.ep} if layout.ep > 1 else {}),
+        **({"expert tensor parallel": layout.etp} if layout.etp else {}),
         "micro-batch size": config.micro_batch_size,
         "data path": f"{config.data_path}: {config.path.code}",
         "dtype": config.dtype,

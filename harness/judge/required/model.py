@@ -36,6 +36,7 @@ def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
     for seen, leg in zip(record.legs, expected.legs):
         yield from (f"legs: {leg.name}: {problem}" for problem in _leg(expected, record, seen, leg))
     yield from _routers(expected, record)
+    yield from _biases(expected, record)
     yield from _heads(expected, record)
 
 
@@ -102,8 +103,11 @@ def parameters_problems(
     if expected.is_last(at) and not any(item.name.startswith(("output_layer.", "embedding.")) for item in seen):
         yield "the last stage has no output layer"
     for item in seen:
-        if item.sharded and expected.layout.tp == 1:
+        shard = expected.layout.expert_shard(at) if _EXPERT.search(item.name) else None
+        if item.sharded and (expected.layout.tp if shard is None else expected.layout.expert_tp) == 1:
             yield f"{item.name} is sharded over tp, but tp is 1"
+        if isinstance(item, ParameterSeen) and item.shard != shard:
+            yield f"{item.name} is recorded as shard {item.shard}, not {shard}"
 
 
 def disagreements(expected: Expected, records: dict[int, RankRecord]) -> Iterator[str]:
@@ -143,17 +147,39 @@ def _routers(expected: Expected, record: RankRecord) -> Iterator[str]:
     if found != sorted(right):
         odd = sorted({*found} ^ {*right})
         yield f"routers: {len(found)} (layer, micro-batch) pairs, not {len(right)}; {odd[:1] or 'one is listed twice'}"
-    balanced = moe is not None and moe.balanced and expected.has_first_step
-    if (record.aux_scale is not None) != balanced:
-        yield f"aux_scale is {record.aux_scale!r}, {'with' if balanced else 'without'} an auxiliary loss"
+    first = expected.has_first_step
+    balanced = moe is not None and moe.balanced and first
+    z_loss = moe is not None and moe.z_loss_coeff > 0 and first
+    weighed = expected.model.router_losses and first
+    if (record.aux_scale is not None) != weighed:
+        yield f"aux_scale is {record.aux_scale!r}, {'with' if weighed else 'without'} an auxiliary loss"
     for seen in record.routers:
         where = f"routers: layer {seen.layer}, micro-batch {seen.micro_batch}"
         if (seen.aux_loss is not None) != balanced or (seen.aux_weighted is not None) != balanced:
             yield f"{where}: aux_loss is {seen.aux_loss!r}, aux_weighted {seen.aux_weighted!r}"
+        if (seen.z_loss is not None) != z_loss or (seen.z_weighted is not None) != z_loss:
+            yield f"{where}: z_loss is {seen.z_loss!r}, z_weighted {seen.z_weighted!r}"
+        limited = moe is not None and moe.capacity_factor is not None
+        if (seen.kept is not None) != limited or (seen.misplaced is not None) != limited:
+            yield f"{where}: kept is {seen.kept!r}, misplaced {seen.misplaced!r}"
         for share in (*seen.real, *seen.padding):
+            if (share.squares is not None) != z_loss:
+                yield f"{where}: squares are {share.squares!r}"
             if moe is not None and not _adds_up(share, moe.topk):
                 choices, scores = sum(share.counts), sum(share.scores)
                 yield f"{where}: {share.tokens} tokens, {choices} choices, scores that add up to {scores!r}"
+
+
+def _biases(expected: Expected, record: RankRecord) -> Iterator[str]:
+    moe = expected.model.moe
+    layers = expected.routed(record.place.pp) if moe is not None and moe.expert_bias else []
+    right = [(step, layer) for step in expected.evidence.steps for layer in layers]
+    found = sorted((seen.step, seen.layer) for seen in record.expert_biases)
+    if found != sorted(right):
+        yield f"expert_biases: {len(found)} (step, layer) pairs, not {len(right)}"
+    for seen in record.expert_biases:
+        if moe is None or len(seen.values) != moe.experts:
+            yield f"expert_biases: layer {seen.layer} has {len(seen.values)}"
 
 
 def _adds_up(share: ExpertShare, topk: int) -> bool:

@@ -214,9 +214,19 @@ def _routers(found: Scan, record: RankRecord, at: dict[str, Any]) -> None:
         place, name = where | {"layer": seen.layer, "micro_batch": seen.micro_batch}, f"of layer {seen.layer}"
         for share in (*seen.real, *seen.padding):
             _losses(found, share.scores, f"a router score {name}", place, (0, 1, seen.layer))
-        for what, value in (("the auxiliary loss", seen.aux_loss), ("its weighted value", seen.aux_weighted)):
+            if share.squares is not None:
+                found.add(share.squares, f"the sum of squares {name}", place, (0, 1, seen.layer))
+        for what, value in (
+            ("the auxiliary loss", seen.aux_loss),
+            ("its weighted value", seen.aux_weighted),
+            ("the z-loss", seen.z_loss),
+            ("its weighted value", seen.z_weighted),
+        ):
             if value is not None:
                 found.add(value, f"{what} {name}", place, (0, 1, seen.layer))
+    for bias in record.expert_biases:
+        at_step = at | {"step": bias.step, "layer": bias.layer}
+        _losses(found, bias.values, f"a bias of layer {bias.layer}", at_step, (0, 2, bias.step))
     for head in record.mtp:
         place = where | {"depth": head.depth, "micro_batch": head.micro_batch}
         what = f"the loss of document {{}} at prediction depth {head.depth}"

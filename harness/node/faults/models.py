@@ -16,7 +16,7 @@ from harness.node.data_paths.base import Batch, RankContext
 from harness.node.faults.attention import RopeByRealOffsets
 from harness.node.faults.fault import Fault
 from harness.node.faults.metadata import changed
-from harness.node.probe.model.gpt import expert_rank, unwrap
+from harness.node.probe.model.gpt import expert_rank, shard_ranks, unwrap
 from harness.node.probe.weights import INITIAL_STD, NamedParameter, draw, named_parameters
 
 
@@ -25,6 +25,17 @@ class AuxLossDividedByCp(Fault):
         scaler = importlib.import_module("megatron.core.transformer.moe.moe_utils").MoEAuxLossAutoScaler
         upstream: Callable[[Tensor], None] = scaler.set_loss_scale
         scaler.set_loss_scale = staticmethod(lambda scale: upstream(scale / context.config.layout.cp))
+
+
+class ZLossAddedUpOverCp(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        module = importlib.import_module("megatron.core.transformer.moe.router")
+        upstream: Callable[..., Tensor] = module.z_loss_func
+
+        def added_up(*args: Any, **kwargs: Any) -> Tensor:
+            return upstream(*args, **kwargs) * context.config.layout.cp
+
+        module.z_loss_func = added_up  # type: ignore[attr-defined]
 
 
 class PaddingCountedByRouters(Fault):
@@ -38,9 +49,8 @@ class RouterStatisticsOverMergedRows(Fault):
 
 
 def _parameters(chunks: list[Any], context: RankContext, ep_rank: int) -> Iterator[NamedParameter]:
-    tp = context.config.layout.tp
     for chunk in chunks:
-        yield from named_parameters(unwrap(chunk), tp_rank=context.place.tp, tp_size=tp, ep_rank=ep_rank)
+        yield from named_parameters(unwrap(chunk), **shard_ranks(context) | {"ep_rank": ep_rank})
 
 
 def _redraw(item: NamedParameter, seed: int) -> None:

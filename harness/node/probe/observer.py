@@ -24,7 +24,7 @@ from harness.node.probe.hooks.layers import LayerRecorder, PassState
 from harness.node.probe.hooks.parts import record_parts
 from harness.node.probe.hooks.recompute import Recomputed
 from harness.node.probe.model.distributed_optimizer import whole_gradients
-from harness.node.probe.model.gpt import expert_rank, unwrap
+from harness.node.probe.model.gpt import shard_ranks, unwrap
 from harness.node.probe.truth import StepTruth
 from harness.node.probe.weights import NamedParameter, named_parameters
 from harness.node.recording.recorder import Recorder
@@ -95,10 +95,9 @@ class Observer:
 
     def named_parameters(self) -> Iterator[NamedParameter]:
         """Parameters of all chunks of this rank."""
-        tp = self.context.config.layout.tp
+        ranks = shard_ranks(self.context)
         for chunk in self.chunks:
-            plain = unwrap(chunk)
-            yield from named_parameters(plain, tp_rank=self.context.place.tp, tp_size=tp, ep_rank=expert_rank())
+            yield from named_parameters(unwrap(chunk), **ranks)
 
     def gradient_of(self, item: NamedParameter) -> Tensor:
         """The reduced gradient of a parameter; gathered if the ranks of dp x cp hold shards of it."""
@@ -118,6 +117,7 @@ class Observer:
             sharded=item.shard.dim is not None,
             gradient=gradient_fingerprint(item, gradient, config.train.seed),
             parts=part_fingerprints(item, gradient, config.train.seed) if alone else [],
+            shard=item.expert_shard,
         )
 
     def read_losses(self) -> Losses:

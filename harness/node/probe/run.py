@@ -125,19 +125,13 @@ def _model_legs(
     context: RankContext, path: Any, fault: Any, recorder: Recorder, groups: Groups = GLOBAL
 ) -> tuple[TrainingLeg, CanaryLegs]:
     """Build the model with its initial weights; return the training leg and the canary legs on it."""
-    config, place = context.config, context.place
+    config = context.config
     recorder.progress("training", 0, 0, "setup")
     upstream = gpt.transformer_config(config)
     with groups.hidden():
         chunks = gpt.build_chunks(config, upstream, context.device, groups)
     for chunk in chunks:
-        initialize(
-            gpt.unwrap(chunk),
-            seed=config.train.seed,
-            tp_rank=place.tp,
-            tp_size=config.layout.tp,
-            ep_rank=gpt.expert_rank(),
-        )
+        initialize(gpt.unwrap(chunk), seed=config.train.seed, **gpt.shard_ranks(context))
     with groups.hidden():
         optimizer = build_optimizer(config, chunks, groups)
     fault.on_model(chunks, context)

@@ -10,20 +10,23 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from harness.core.run.records import EvaluationSeen, StepSeen
+from harness.node.probe.hooks.expert_biases import record_biases
 from harness.node.probe.hooks.routers import aux_scale
 from harness.node.probe.observer import Observer
 from harness.node.probe.truth import StepTruth
+from harness.node.probe.weights import is_expert
 
 
 def observe(observer: Observer, seen: StepSeen) -> None:
     """Record gradient norm and global loss in `seen`, and at step 0 fingerprints. Collective; after `read_losses`."""
     config, record = observer.context.config, observer.recorder.record
     seen.grad_norm = _gradient_norm(observer)
+    record_biases(observer, seen.step)
     if seen.step == 0 and config.fingerprints:
         record.parameters = observer.parameters_seen()
         record.activations = observer.layer_recorder.drain()
     if seen.step == 0:
-        record.aux_scale = aux_scale() if config.model.balanced else None
+        record.aux_scale = aux_scale() if config.model.router_losses else None
     seen.training = all(module.training for chunk in observer.chunks for module in chunk.modules())
     _global_loss(observer, seen)
 
@@ -67,16 +70,15 @@ def _global_loss(observer: Observer, seen: StepSeen | EvaluationSeen) -> None:
 def _gradient_norm(observer: Observer) -> float:
     """Norm over the whole model before clipping; replicated parameters count once.
 
-    Experts distributed over ep ranks (upstream sets their `allreduce` to False) are also summed over those ranks.
+    Experts are summed over the ranks that hold one model's experts: expert tensor, expert and pipeline parallel ones.
     """
     context = observer.context
     totals = torch.zeros(2, dtype=torch.float64, device=context.device.torch_device)
     for item in observer.named_parameters():
-        duplicate = item.shard.dim is None and context.place.tp > 0
+        expert = is_expert(item.name)
+        duplicate = not expert and item.shard.dim is None and context.place.tp > 0
         if not duplicate and not getattr(item.parameter, "shared", False):
-            spread = not getattr(item.parameter, "allreduce", True)
-            totals[int(spread)] += observer.gradient_of(item).double().square().sum()
-    dist.all_reduce(totals, group=parallel_state.get_model_parallel_group())
-    if context.config.layout.ep > 1:
-        dist.all_reduce(totals[1:], group=parallel_state.get_expert_model_parallel_group())
+            totals[int(expert)] += observer.gradient_of(item).double().square().sum()
+    dist.all_reduce(totals[:1], group=parallel_state.get_model_parallel_group())
+    dist.all_reduce(totals[1:], group=parallel_state.get_expert_tensor_model_pipeline_parallel_group())
     return float(totals.sum().sqrt())

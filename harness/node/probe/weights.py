@@ -62,28 +62,43 @@ class NamedParameter:
     shard: Shard
     split: int | None = None  # the dimension that tensor parallelism splits, whatever its size here
     sections: tuple[int, ...] = ()  # as in Shard, whatever the size of tensor parallelism here
+    expert_shard: int | None = None  # expert tensor parallel rank, if experts are not split as other weights are
 
 
-def named_parameters(chunk: Any, *, tp_rank: int, tp_size: int, ep_rank: int = 0) -> Iterator[NamedParameter]:
+def named_parameters(
+    chunk: Any, *, tp_rank: int, tp_size: int, ep_rank: int = 0, expert_split: tuple[int, int] | None = None
+) -> Iterator[NamedParameter]:
     """Parameters of one model chunk (the module inside DDP) with their global names and shards.
 
     `ep_rank`: the expert-parallel rank; it holds experts ep_rank * n to (ep_rank + 1) * n - 1 of every layer.
+    `expert_split`: expert tensor parallel rank and size, if experts are not split over tp as other weights are.
     """
     layers = getattr(getattr(chunk, "decoder", None), "layers", None)
     numbers = {} if layers is None else {index: layer.layer_number - 1 for index, layer in enumerate(layers)}
+    whole = (tp_rank, tp_size)
     for local_name, parameter in chunk.named_parameters():
         name = _LAYER.sub(lambda match: f"decoder.layers.{numbers[int(match.group(1))]}.", local_name)
+        index, count = whole
         if found := _EXPERT.search(name):
+            index, count = expert_split or whole
             owner = chunk.get_submodule(local_name.partition("local_experts.")[0] + "local_experts")
             name = _EXPERT.sub(f"experts.{ep_rank * len(owner) + int(found.group(1))}.", name)
         if getattr(parameter, "shared_embedding", False):
             name = TIED_NAME  # the last stage's copy of the embedding is the same parameter
         split, sections = _split_dim(chunk, local_name, parameter), _sections(chunk, local_name)
-        shard = _shard_of(name, parameter, split if tp_size > 1 else None, tp_rank, tp_size)
+        shard = _shard_of(name, parameter, split if count > 1 else None, index, count)
         if shard.dim is not None:
             shard = replace(shard, sections=sections)
         name = name_in_pattern(name) if is_paired(chunk) else name
-        yield NamedParameter(name=name, parameter=parameter, shard=shard, split=split, sections=sections)
+        own = index if found and expert_split else None
+        yield NamedParameter(
+            name=name, parameter=parameter, shard=shard, split=split, sections=sections, expert_shard=own
+        )
+
+
+def is_expert(name: str) -> bool:
+    """Whether a parameter, by its global name, belongs to one of a layer's experts."""
+    return ".experts." in name
 
 
 def _sections(chunk: Any, local_name: str) -> tuple[int, ...]:
@@ -158,10 +173,13 @@ def content_tokens(config: CellConfig, step: int, document: int, length: int, *,
     return ids
 
 
-def initialize(chunk: Any, *, seed: int, tp_rank: int, tp_size: int, ep_rank: int = 0) -> None:
-    """Overwrite every parameter; norm weights become 1 + small noise, so that their gradients differ."""
+def initialize(chunk: Any, *, seed: int, **ranks: Any) -> None:
+    """Overwrite every parameter; norm weights become 1 + small noise, so that their gradients differ.
+
+    `ranks`: which shards this rank holds, as for `named_parameters`.
+    """
     with torch.no_grad():
-        for item in named_parameters(chunk, tp_rank=tp_rank, tp_size=tp_size, ep_rank=ep_rank):
+        for item in named_parameters(chunk, **ranks):
             full = draw("weight", item.name, item.shard.full, seed) * INITIAL_STD
             if item.parameter.dim() == 1:
                 full += _LONG_MEMORY if item.name.endswith(_TIME_STEP) else 1.0

@@ -32,7 +32,7 @@ from harness.core.run.records import BatchSeen, ReportedStep, StepSeen
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.device.placement import synchronize
 from harness.node.probe.hooks.batches import batch_seen
-from harness.node.probe.model.gpt import expert_rank, unwrap
+from harness.node.probe.model.gpt import shard_ranks, unwrap
 from harness.node.probe.observer import Observer
 from harness.node.probe.step_record import begin_evaluation, end_evaluation, observe
 from harness.node.probe.stored_state import stored_state
@@ -82,10 +82,8 @@ class Wrappers:
         optimizer.step = partial(self._update, optimizer.step)
 
     def _initialize(self, chunks: list[Any], optimizer: Any) -> None:
-        place, config = self.context.place, self.context.config
         for chunk in chunks:
-            rank = {"tp_rank": place.tp, "tp_size": config.layout.tp, "ep_rank": expert_rank()}
-            initialize(unwrap(chunk), seed=config.train.seed, **rank)
+            initialize(unwrap(chunk), seed=self.context.config.train.seed, **shard_ranks(self.context))
         optimizer.reload_model_params()  # the optimizer's fp32 copies of the weights
 
     def _store(self) -> None:

@@ -276,10 +276,11 @@ def _control(config: CellConfig) -> CellConfig:
     options = PackingOptions(calculate_per_token_loss=config.options.calculate_per_token_loss)
     if config.path == UNPACKED:
         return dataclasses.replace(control, micro_batch_size=config.micro_batch_size, options=options)
-    if not config.path.own or (config.layout == Layout() and config.fault is None):
+    alone = config.layout == Layout() and config.fault is None and not config.model.drops
+    if not config.path.own or alone:
         return dataclasses.replace(control, options=options)
     options = dataclasses.replace(config.options, average_in_collective=False)
-    rows_of = _row_layout(config.layout)
+    rows_of = _row_layout(config.rows_of or config.layout)
     return dataclasses.replace(
         control,
         data_path=config.data_path,

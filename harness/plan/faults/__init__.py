@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from harness.plan.faults.attention import ATTENTION
 from harness.plan.faults.canaries import CANARY
 from harness.plan.faults.content import CONTENT, LAYOUT
 from harness.plan.faults.endings import CRASH, HANG, INFRASTRUCTURE
+from harness.plan.faults.experts import EXPERTS
 from harness.plan.faults.hybrid import HYBRID
 from harness.plan.faults.metadata import METADATA
 from harness.plan.faults.models import MODELS
@@ -22,6 +24,8 @@ FAULTS: tuple[FaultSpec, ...] = (
     + NORMALISATION
     + MODELS
     + HYBRID
+    + EXPERTS
+    + ATTENTION
     + CANARY
     + HANG
     + CRASH

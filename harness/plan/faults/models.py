@@ -33,6 +33,18 @@ MODELS: tuple[FaultSpec, ...] = (
         where={"stage": 0, "layer": 1, "step": 0, "ratio": "x 1/cp"},
     ),
     FaultSpec(
+        name="z-loss-added-up-over-cp",
+        fault_class="model",
+        summary="the routers' z-loss of each context rank is a mean over its own tokens, and these are added up",
+        modelled_on="NVIDIA/Megatron-LM 9ef8a2a420 (PR 5047): the scale of the z-loss over tp and cp",
+        layout=_CP,
+        why="cp 1 would hide the factor",
+        model=ModelConfig(layers=2, moe=MoeConfig(z_loss_coeff=0.1)),
+        lane=Lane.NUMERICS,
+        checks=("z_loss", "parameter_gradients"),
+        where={"stage": 0, "layer": 1, "step": 0, "micro_batch": 0},
+    ),
+    FaultSpec(
         name="padding-counted-by-routers",
         fault_class="model",
         summary="routers get no padding mask, so they balance experts over padding too",

@@ -30,15 +30,39 @@ def rope_fusion_of_plain_rope(config: Shape) -> str | None:
     return f"model.rope_fusion is true and model.mla.rope is {mla.rope}: fused rotary positions of MLA need rope yarn"
 
 
+def latent_attention_is_its_own(config: Shape) -> str | None:
+    model = config.model
+    if model.mla is None:
+        return None
+    found = [name for name in ("softmax_scale", "qk_layernorm") if getattr(model, name)]
+    return f"model.{found[0]} is {getattr(model, found[0])} and model.mla has its own" if found else None
+
+
+def skip_needs_window(config: Shape) -> str | None:
+    if config.model.window_skip is None or config.model.window is not None:
+        return None
+    return f"model.window_skip is {config.model.window_skip} without a window"
+
+
 def ep_needs_experts(config: Shape) -> str | None:
     if config.layout.ep == 1 or config.model.moe:
         return None
     return f"ep {config.layout.ep} distributes experts, and the model is dense: set model.moe, or ep 1"
 
 
+def etp_needs_experts(config: Shape) -> str | None:
+    if not config.layout.etp or config.model.moe:
+        return None
+    return f"etp {config.layout.etp} splits experts, and the model is dense: set model.moe, or etp 0"
+
+
 def ep_by_ranks(config: Shape) -> str | None:
     layout = config.layout
     replicas = layout.dp * layout.cp
+    if layout.etp:
+        ranks, each = layout.tp * replicas, layout.etp * layout.ep
+        what = f"tp {layout.tp} x dp {layout.dp} x cp {layout.cp} ="
+        return not_divisible(what, ranks, f"etp {layout.etp} x ep {layout.ep} = {each}", each)
     if layout.ep == 1:
         return None
     return not_divisible(f"dp {layout.dp} x cp {layout.cp} =", replicas, f"ep {layout.ep}", layout.ep)
@@ -50,8 +74,9 @@ def experts_by_ep(config: Shape) -> str | None:
 
 
 def expert_ffn_by_tp(config: Shape) -> str | None:
-    moe, tp = config.model.moe, config.layout.tp
-    return not_divisible("model.moe.ffn", moe.ffn, f"tp {tp}", tp) if moe else None
+    moe, layout = config.model.moe, config.layout
+    name = f"etp {layout.etp}" if layout.etp else f"tp {layout.tp}"
+    return not_divisible("model.moe.ffn", moe.ffn, name, layout.expert_tp) if moe else None
 
 
 def experts_need_sp(config: Shape) -> str | None:
@@ -151,11 +176,22 @@ RULES: tuple[Rule[Shape], ...] = (
         rope_fusion_of_plain_rope,
     ),
     Rule(
+        "mla.own-attention",
+        "Megatron-LM MultiLatentAttention: its own softmax scale, and norms of its compressed queries and keys",
+        latent_attention_is_its_own,
+    ),
+    Rule("attention.skip-needs-window", "Megatron-LM is_layer_window_attention", skip_needs_window),
+    Rule(
         "layout.ep-needs-experts",
         "Megatron-LM TransformerConfig: expert parallel without num_moe_experts",
         ep_needs_experts,
     ),
-    Rule("layout.ep-by-ranks", "Megatron-LM parallel_state: EP divides DP x CP", ep_by_ranks),
+    Rule("layout.etp-needs-experts", "harness: expert tensor parallel without experts", etp_needs_experts),
+    Rule(
+        "layout.ep-by-ranks",
+        "Megatron-LM parallel_state: EP divides DP x CP; with an expert tensor parallel size, ETP x EP x PP the world",
+        ep_by_ranks,
+    ),
     Rule("moe.experts-by-ep", "Megatron-LM BaseMoELayer: num_moe_experts % EP == 0", experts_by_ep),
     Rule("moe.ffn-by-tp", "Megatron-LM ColumnParallelLinear: moe_ffn_hidden_size % TP == 0", expert_ffn_by_tp),
     Rule("moe.sp-with-tp", "Megatron-LM MoELayer.forward: TP needs sequence parallel while training", experts_need_sp),

@@ -46,6 +46,12 @@ def layout_is_allowed(config: CellConfig) -> str | None:
     return None if reason is None else f"resume is {config.resume}: {reason}"
 
 
+def experts_as_other_weights(config: CellConfig) -> str | None:
+    if not config.resume or not config.layout.etp:
+        return None
+    return f"etp is {config.layout.etp}; the harness compares checkpoints of weights that are split over tp"
+
+
 def shards_are_reshardable(config: CellConfig) -> str | None:
     """By default shards of the optimizer are saved for other sizes of dp x cp, but not of tp and pp."""
     if config.resume in ("", SAME) or config.distributed_optimizer == "off" or layout_of_the_ranks(config):
@@ -92,6 +98,7 @@ def _resumes(own: Own) -> bool:
 RULES: tuple[Rule[CellConfig], ...] = (
     Rule("resume.trainer", "harness: the adapters of upstream's trainers", trainer_saves, _resumes),
     Rule("resume.step", "Megatron-LM --save-interval", saves_in_mid_training, _resumes),
+    Rule("resume.etp", "harness: the checks of a resume", experts_as_other_weights, _resumes),
     Rule("resume.ranks", "harness: a cell has one number of ranks", layout_of_the_ranks, _resumes),
     Rule("resume.layout", "the rules of layouts, for the one that continues", layout_is_allowed, _resumes),
     Rule(

@@ -11,11 +11,15 @@ from harness.core.packing.documents import MIXES
 from harness.plan.rules.rule import Own, Rule
 
 _GLOBAL_BATCH = {"megatron": "--global-batch-size", "bridge": "TrainingConfig.global_batch_size"}
+# Parts of the model that its adapter passes on.
 _GIVEN = {
-    "megatron": ("moe", "mtp", "pattern"),
+    "megatron": ("moe", "mtp", "pattern", "window", "window_skip", "qk_layernorm"),
     "bridge": ("moe", "mtp"),
     "skyrl": (),
-}  # parts of the model that its adapter passes on
+}
+_PARTS = ("moe", "mtp", "mla", "rope_fusion", "cuda_graphs", "gathered_logits", "pattern", "as_gpt")
+_OF_ATTENTION = ("window", "window_skip", "softmax_scale", "qk_layernorm")
+_NOT_SET = (None, False, "")
 
 
 def data_path_has_trainer(config: CellConfig) -> str | None:
@@ -58,8 +62,9 @@ def trains(config: CellConfig) -> str | None:
 
 
 def plain_model(config: CellConfig) -> str | None:
-    parts = ("moe", "mtp", "mla", "rope_fusion", "cuda_graphs", "gathered_logits", "pattern", "as_gpt")
-    found = [f"model.{name}" for name in parts if getattr(config.model, name) and name not in _GIVEN[config.trainer]]
+    parts = (*_PARTS, *_OF_ATTENTION)
+    given = _GIVEN[config.trainer]
+    found = [f"model.{name}" for name in parts if getattr(config.model, name) not in _NOT_SET and name not in given]
     found += ["model.softmax"] if config.model.softmax != VANILLA else []
     found += ["train.label_smoothing"] if config.train.label_smoothing else []
     return f"trainer {config.trainer} is not given {found[0]}; use trainer: harness" if found else None

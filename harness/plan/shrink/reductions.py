@@ -19,7 +19,7 @@ from harness.core.cell.layout import Layout
 from harness.core.data_paths.own import REFERENCE
 from harness.core.layer_pattern import CUT
 from harness.core.packing.documents import MIXES, DocumentsConfig, mix
-from harness.plan.shrink.patterns import first_layers, with_moe
+from harness.plan.shrink.models import first_layers, plainer, with_moe
 
 FEW_DOCUMENTS = 8  # up to this many documents are left out one at a time; of more, an eighth at a time
 _SHORTEST_ROW = 4  # as train.seq_length allows
@@ -50,6 +50,8 @@ def normalized(config: CellConfig) -> CellConfig | None:
     layout = replace(layout, vpp=1) if layout.pp == 1 else layout
     layout = replace(layout, sp=False) if layout.tp == 1 else layout
     layout = replace(layout, ep=math.gcd(layout.ep, layout.dp * layout.cp) if config.model.moe else 1)
+    if not config.model.moe or layout.tp * layout.cp * layout.dp % (layout.expert_tp * layout.ep):
+        layout = replace(layout, etp=0)
     chunks = layout.pp * layout.vpp
     layers = config.model.layers // chunks * chunks
     if not layers or (config.model.pattern and layers != config.model.layers):
@@ -153,19 +155,8 @@ def _without(part: str) -> Dimension:
     return Dimension(
         name=part,
         value=lambda config: str(read(config) or "none"),
-        smaller=lambda config: (
-            [] if read(config) is None else [_model(config, **{part: None}), *_plainer(config, part)]
-        ),
+        smaller=lambda config: [] if read(config) is None else [_model(config, **{part: None}), *plainer(config, part)],
     )
-
-
-def _plainer(config: CellConfig, part: str) -> list[CellConfig]:
-    """Cells with simpler experts: no auxiliary loss, no padding mask, or the default dispatcher."""
-    moe = config.model.moe
-    if part != "moe" or moe is None:
-        return []
-    plain = ({"aux_loss": "none"}, {"padding_mask": False}, {"dispatcher": "alltoall"})
-    return [_model(config, moe=replace(moe, **change)) for change in plain]
 
 
 def _has_plain(axis: Axis) -> bool:

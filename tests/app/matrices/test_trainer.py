@@ -60,6 +60,17 @@ def test_the_shipped_matrix_passes(tmp_path: Path, root: Path) -> None:
             "prediction_layers_without_te",
             "raises TypeError: isinstance() arg 2 must be a type, a tuple of types, or a union\n",
         ),
+        (
+            "micro_batches_of_five_rows",
+            "2 rows, 64 tokens on this rank: the router gets (64, 1, 4)\n"
+            "4 rows, 128 tokens on this rank: the router gets (64, 2, 4)\n"
+            "5 rows, 160 tokens on this rank: the router gets (64, 2, 5)\n",
+        ),
+        ("tokens_dropped_by_position", "of tokens 0 to 7 an expert with room for 4 takes [4, 5, 6, 7]\n"),
+        (
+            "global_aux_loss_of_other_lengths",
+            "replicas with (8, 56) tokens take (16, 112) for the number of all tokens, 64\n",
+        ),
         ("packed_token_counts", "40 tokens: counted 40, with two chunks 80, after an evaluation 80\n"),
     ],
 )

@@ -27,6 +27,8 @@ def test_experts_prediction_and_latent_attention_by_hand() -> None:
     experts = replace(MODEL, moe=MoeConfig(experts=4, topk=2, ffn=5))
     # Two experts of 3 x 8 x 5 in place of 384; upstream does not count the router.
     assert weights_per_token(experts) - weights_per_token(MODEL) == 2 * (240 - 384)
+    shared = replace(MODEL, moe=MoeConfig(experts=4, topk=2, ffn=5, shared_ffn=6))
+    assert weights_per_token(shared) - weights_per_token(experts) == 2 * 3 * 8 * 6
     predicting = replace(MODEL, mtp=MtpConfig(layers=1))
     # One more layer, three norms of 8, its projection 16 x 8 and another output layer.
     assert weights_per_token(predicting) - weights_per_token(MODEL) == 576 + 24 + 128 + 256

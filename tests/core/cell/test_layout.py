@@ -26,6 +26,7 @@ def test_sizes_have_the_names_of_megatron() -> None:
         "pipeline_model_parallel_size": 3,
         "context_parallel_size": 1,
         "expert_model_parallel_size": 1,
+        "expert_tensor_parallel_size": 0,
         "virtual_pipeline_model_parallel_size": 1,
         "sequence_parallel": False,
     }
@@ -118,3 +119,17 @@ def test_an_aligned_length_can_be_cut_over_cp_and_tp(layout: Layout) -> None:
     assert layout.cp == 1 or length % (2 * layout.cp) == 0
     assert not layout.sp or layout.tp == 1 or (length // layout.cp) % layout.tp == 0
     assert layout.alignment <= 2 * layout.cp * layout.tp
+
+
+def test_weights_of_experts_are_split_over_the_fastest_ranks_of_a_stage() -> None:
+    layout = Layout(tp=2, dp=2, pp=2, etp=4)
+    shards = [layout.expert_shard(layout.coordinates(rank)) for rank in range(8)]
+    assert shards == [0, 1, 2, 3, 0, 1, 2, 3]
+    whole = Layout(tp=2, etp=1)
+    assert [whole.expert_shard(whole.coordinates(rank)) for rank in range(2)] == [0, 0]
+
+
+@pytest.mark.parametrize("layout", [Layout(tp=2), Layout(tp=2, etp=2)])
+def test_experts_are_split_over_tp_unless_another_size_is_asked_for(layout: Layout) -> None:
+    assert layout.expert_tp == 2
+    assert layout.expert_shard(layout.coordinates(1)) is None

@@ -151,6 +151,17 @@ def test_the_weight_of_an_auxiliary_loss_is_named_by_mode_and_factor(
     assert aux_weight(with_routers(**layout), release, factor, per_token=per_token) == named
 
 
+@pytest.mark.parametrize(("release", "named"), [("0.18.2", ["5047"]), ("0.19.0", [])])
+def test_the_weight_of_a_z_loss_is_named(release: str, named: list[str]) -> None:
+    evidence = with_routers(aux_loss="none", z_loss_coeff=0.1, tp=2)
+    for record in evidence.records.values():
+        record.aux_scale = 0.5
+    [row] = [check for check in CHECKS if check.name == "z_loss"]
+    (found,) = row.findings(evidence)
+    ran(evidence, release)
+    assert numbers([item.known for item in with_known(evidence, [found]) if item.known]) == named
+
+
 @pytest.mark.parametrize(
     ("path", "rows", "factor", "release", "named"),
     [

@@ -93,6 +93,22 @@ def test_routers_record_auxiliary_losses_if_there_are_any(name: str) -> None:
     assert problems_of(evidence) == [f"routers: layer 1, micro-batch 1: {pair}"]
 
 
+@pytest.mark.parametrize("name", ["z_loss", "z_weighted"])
+def test_routers_record_z_losses_if_there_are_any(name: str) -> None:
+    evidence = with_routers(z_loss_coeff=0.1)
+    seen = evidence.records[0].routers[2]
+    seen.z_loss = seen.z_weighted = 0.5
+    setattr(seen, name, None)
+    pair = "z_loss is None, z_weighted 0.5" if name == "z_loss" else "z_loss is 0.5, z_weighted None"
+    assert problems_of(evidence) == [f"routers: layer 1, micro-batch 1: {pair}"]
+    seen.z_loss = seen.z_weighted = 0.5
+    seen.real[0].squares = None
+    assert problems_of(evidence) == ["routers: layer 1, micro-batch 1: squares are None"]
+    evidence = with_routers()
+    evidence.records[0].routers[2].padding[0].squares = 1.0
+    assert problems_of(evidence) == ["routers: layer 1, micro-batch 1: squares are 1.0"]
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

@@ -298,3 +298,11 @@ def test_a_lifted_rule_must_exist() -> None:
     (problem,) = problems_of(matrix={"packing": "unpacked", "lift": ["", "loss.per-token-cp"]})
     assert (problem.key, problem.message) == ("matrix.lift", "no such rule")
     assert problem.hint == "did you mean 'loss.per-token-with-cp'?"
+
+
+def test_a_control_whose_experts_drop_tokens_has_the_rows_of_its_cells_and_no_control() -> None:
+    made = expand_axes({"packing": "reference", "dp": [1, 2], "model.moe": [{"capacity_factor": 1.0}]})
+    (rows,) = [cell for cell in made.cells if cell.role == "control"]
+    whole, halves = [cell for cell in made.cells if cell.role == "cell"]
+    assert (whole.control, rows.control, halves.control) == (None, None, rows.id)
+    assert rows.config.rows_of == Layout(dp=2)

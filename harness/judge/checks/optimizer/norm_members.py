@@ -11,6 +11,7 @@ from typing import NamedTuple
 from harness.core.run.records import RankRecord
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
+from harness.judge.evidence.assemble import shard_of
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.locations import numbered, where_of
 from harness.judge.stats.distance import exactly
@@ -20,7 +21,8 @@ class _Held(NamedTuple):
     """A parameter, or its shard, on one rank."""
 
     record: RankRecord
-    sharded: bool
+    shard: int  # -1: all of it
+    of_expert: bool  # split otherwise than other weights: over replicas too
     counted: bool
 
 
@@ -59,7 +61,8 @@ def _by_name(evidence: CellEvidence) -> dict[str, list[_Held]]:
         record = evidence.records[rank]
         for seen in record.parameters:
             if seen.in_norm is not None:
-                found.setdefault(seen.name, []).append(_Held(record, seen.sharded, seen.in_norm))
+                held = _Held(record, shard_of(record.place, seen), seen.shard is not None, seen.in_norm)
+                found.setdefault(seen.name, []).append(held)
     return found
 
 
@@ -67,7 +70,7 @@ def _of(name: str, held: list[_Held]) -> Iterator[_Wrong]:
     """Replicas, context ranks included, must agree: the norm is summed over the ranks of a model only."""
     places: dict[tuple[int, int], _Held] = {}
     for one in held:
-        at = (one.record.place.pp, one.record.place.tp)
+        at = (one.record.place.pp, one.shard if one.of_expert else one.record.place.tp)
         first = places.setdefault(at, one)
         if first.counted != one.counted:
             yes, no = (first, one) if first.counted else (one, first)
@@ -76,7 +79,8 @@ def _of(name: str, held: list[_Held]) -> Iterator[_Wrong]:
             return
     parts: dict[str, list[_Held]] = {}
     for (_, tp), one in places.items():
-        parts.setdefault(f"the shard of {name} on tp rank {tp}" if one.sharded else name, []).append(one)
+        kind = "expert tp" if one.of_expert else "tp"
+        parts.setdefault(f"the shard of {name} on {kind} rank {tp}" if one.shard >= 0 else name, []).append(one)
     for part, copies in parts.items():
         counted = [one for one in copies if one.counted]
         if not counted:

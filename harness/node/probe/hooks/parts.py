@@ -8,8 +8,7 @@ from harness.node.data_paths.base import RankContext
 from harness.node.probe.hooks.layers import PassState
 from harness.node.probe.hooks.prediction import PredictionRecorder
 from harness.node.probe.hooks.routers import RouterRecorder
-from harness.node.probe.model.hybrid import numbered_layers
-from harness.node.probe.model.parts import mtp_layers
+from harness.node.probe.model.parts import routers_of
 from harness.node.recording.recorder import Recorder
 
 
@@ -17,8 +16,7 @@ def record_parts(chunks: list[Any], context: RankContext, state: PassState, reco
     """Install the hooks on `chunks`, the modules inside DDP, in order. Prediction layers are numbered last."""
     model = context.config.model
     if model.moe:
-        layers = {at.number: at.experts for chunk in chunks for at in numbered_layers(chunk) if at.experts is not None}
-        layers |= {model.layers + 1 + n: layer for chunk in chunks for n, layer in enumerate(mtp_layers(chunk))}
-        RouterRecorder(layers, context, state, recorder)
+        routers = {n: router for chunk in chunks for n, router in routers_of(chunk, model.layers).items()}
+        RouterRecorder(routers, context, state, recorder)
     if model.mtp and context.is_last(len(chunks) - 1):
         PredictionRecorder(chunks[-1], model.mtp.layers, state, recorder)

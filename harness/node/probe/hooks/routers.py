@@ -1,7 +1,7 @@
-"""Records routers at step 0: the experts chosen for real and for padding tokens, and the auxiliary losses.
+"""Records routers at step 0: the experts chosen for real and for padding tokens, the auxiliary losses and z-losses.
 
-Scores are recomputed from the router's logits (softmax, top k), so that the judge can check upstream's auxiliary loss
-against its own arithmetic. Wraps methods of megatron.core.transformer.moe.router.TopKRouter, 0.14 to 0.19.
+What they are made of is recomputed from the router's logits, so that the judge can check upstream's losses against its
+own arithmetic. Wraps methods of megatron.core.transformer.moe.router.TopKRouter, 0.14 to 0.19.
 """
 
 from __future__ import annotations
@@ -9,29 +9,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import megatron.core.transformer.moe.router as upstream_router
 import torch
 from torch import Tensor
 
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.records import ExpertShare, RouterSeen
 from harness.node.data_paths.base import RankContext
+from harness.node.probe.hooks.capacity import misplaced, routing_scores
 from harness.node.probe.hooks.layers import PassState
 from harness.node.probe.model.recompute import recomputing
 from harness.node.recording.recorder import Recorder
 
 
 class RouterRecorder:
-    """Wraps each router's `routing` and `attach_and_log_load_balancing_loss`; changes no values."""
+    """Wraps methods of each router, and the function that computes z-losses; changes no values."""
 
-    def __init__(self, layers: dict[int, Any], context: RankContext, state: PassState, recorder: Recorder) -> None:
-        """`layers`: global number -> transformer layer."""
+    def __init__(self, routers: dict[int, Any], context: RankContext, state: PassState, recorder: Recorder) -> None:
+        """`routers`: by the global number of their layer."""
         self.context, self.state, self.recorder = context, state, recorder
         self.seen: RouterSeen | None = None  # of the current call of `routing`
-        for number, layer in layers.items():
-            router = getattr(layer.mlp, "router", None)
-            if router is not None:
-                router.routing = self._routing(number, router.routing)
-                router.attach_and_log_load_balancing_loss = self._attach(router.attach_and_log_load_balancing_loss)
+        for number, router in routers.items():
+            router.routing = self._routing(number, router.routing)
+            router.attach_and_log_load_balancing_loss = self._attach(router.attach_and_log_load_balancing_loss)
+            router.apply_z_loss = self._apply_z_loss(router.apply_z_loss)
+        upstream_router.z_loss_func = self._z_loss(upstream_router.z_loss_func)
 
     def _routing(self, layer: int, upstream: Callable[..., Any]) -> Callable[..., Any]:
         def routing(logits: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -39,22 +41,49 @@ class RouterRecorder:
             self.seen = self._seen_before(layer) if recomputed else self._shares(layer, logits.detach())
             routed = upstream(logits, *args, **kwargs)
             if self.seen is not None and not recomputed:
+                self._record_kept(logits.detach(), routed[1])
                 self.recorder.record.routers.append(self.seen)
             return routed
 
         return routing
+
+    def _record_kept(self, logits: Tensor, routed: Tensor) -> None:
+        """Record which tokens experts take; `routed` [tokens, experts] bool: after tokens beyond the capacity are
+        dropped.
+        """
+        moe = self.context.config.model.moe
+        assert moe is not None and self.seen is not None
+        if moe.capacity_factor is not None:
+            self.seen.kept = [int(value) for value in routed.sum(0)]
+            self.seen.misplaced = misplaced(moe, logits.flatten(0, 1), routed)
 
     def _attach(self, upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def attach(activation: Tensor, coefficient: float, aux_loss: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             attached = upstream(activation, coefficient, aux_loss, *args, **kwargs)
             if self.seen is not None:
                 self.seen.aux_loss = float(aux_loss)
-                # Saved by MoEAuxLossAutoScaler.
-                (weighted,) = attached.grad_fn.saved_tensors  # type: ignore[union-attr]
-                self.seen.aux_weighted = float(weighted)
+                self.seen.aux_weighted = _weighted(attached)
             return attached
 
         return attach
+
+    def _z_loss(self, upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def z_loss(*args: Any, **kwargs: Any) -> Tensor:
+            found = upstream(*args, **kwargs)
+            if self.seen is not None:
+                self.seen.z_loss = float(found)
+            return found
+
+        return z_loss
+
+    def _apply_z_loss(self, upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def apply(logits: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            attached = upstream(logits, *args, **kwargs)
+            if self.seen is not None and attached is not logits:
+                self.seen.z_weighted = _weighted(attached)
+            return attached
+
+        return apply
 
     def _seen_before(self, layer: int) -> RouterSeen | None:
         """The entry of the recomputed forward: upstream adds auxiliary losses only now, with autograd on."""
@@ -73,8 +102,9 @@ class RouterRecorder:
         padding, row = self._slots(owners[..., 0] == PAD, logits), self._slots(rows, logits)
         if padding is None or row is None:
             return None  # wrong shape; the metadata lane reports it
-        scores = torch.softmax(logits.flatten(0, 1).float(), -1)
+        scores = routing_scores(moe, logits.flatten(0, 1))
         chosen = torch.zeros_like(scores).scatter(1, scores.topk(moe.topk, dim=1).indices, 1.0)
+        squares = torch.logsumexp(logits.flatten(0, 1).double(), -1).square() if moe.z_loss_coeff else None
         count = self.context.config.micro_batch_size
 
         def shares(mask: Tensor) -> list[ExpertShare]:
@@ -84,6 +114,7 @@ class RouterRecorder:
                     tokens=int(part.sum()),
                     counts=[int(value) for value in chosen[part].sum(0)],
                     scores=[float(value) for value in scores[part].double().sum(0)],
+                    squares=None if squares is None else float(squares[part].sum()),
                 )
                 for part in parts
             ]
@@ -107,6 +138,12 @@ class RouterRecorder:
                 return None
             stream = stream.view(logits.shape[1], logits.shape[0]).transpose(0, 1)
         return stream.flatten()
+
+
+def _weighted(attached: Tensor) -> float:
+    """The loss that upstream's MoEAuxLossAutoScaler has attached to a tensor, and saved for backward."""
+    (loss,) = attached.grad_fn.saved_tensors  # type: ignore[union-attr]
+    return float(loss)
 
 
 def aux_scale() -> float | None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from harness.core.cell.canary_legs import Leg, legs_of
 from harness.core.run.records import LegSeen
 from harness.node.device.placement import synchronize
+from harness.node.probe.hooks.expert_biases import reset_biases
 from harness.node.probe.legs.metadata import observed_batches
 from harness.node.probe.legs.rewriting import Rewriter
 from harness.node.probe.model.gpt import unwrap
@@ -61,6 +62,7 @@ class CanaryLegs:
         """Run a pass through the model; after a backward, also record gradients."""
         passes = self.passes
         truth = StepTruth(passes.context.config, 0, passes.context.place.dp, leg)
+        reset_biases(passes.chunks, passes.context.config.model.layers)
         count = passes.fault.micro_batches(len(truth.plans), passes.context, 0)
         if leg.moved_weights:
             self._move_weights()

@@ -1,4 +1,5 @@
-"""Reference packed attention: exact, causal per document, context-parallel aware, for any device and dtype.
+"""Reference packed attention: exact, causal per document, context-parallel aware, for any device and dtype; with sinks
+and windows.
 
 Megatron's local DotProductAttention refuses packed_seq_params and context parallelism, and Transformer Engine needs a
 GPU; layer specs get this module instead.
@@ -6,6 +7,8 @@ GPU; layer specs get this module instead.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -63,7 +66,8 @@ class ReferenceAttention(CoreAttention):
         query, key, value = (part.permute(1, 2, 0, 3) for part in (query, key, value))  # [b, heads, s, dim]
         if repeats > 1:
             key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-        out = _in_parts(query, key, value, mine, bounds, self.softmax_scale, self.softmax_offset)
+        mask = partial(_segment_mask, bounds, window=self.window)
+        out = _in_parts(query, key, value, mine, mask, self.softmax_scale, self.softmax_offset)
         return out.permute(2, 0, 1, 3).flatten(2)
 
 
@@ -72,11 +76,12 @@ def _in_parts(
     key: Tensor,
     value: Tensor,
     mine: Tensor,
-    bounds: list[int],
+    mask_of: Callable[[Tensor], Tensor],
     scale: float | None,
     sink: Tensor | None = None,
 ) -> Tensor:
-    """Attention of [b, heads, s, dim]; `sink`: a further logit per head, whose share of the weights is dropped.
+    """Attention of [b, heads, s, dim] with a mask of query slots; `sink`: a further logit per head, whose share of the
+    weights is dropped.
 
     The mask has s x total entries, so long rows are processed in parts, and a part's mask is recomputed in backward.
     """
@@ -84,7 +89,7 @@ def _in_parts(
         key, value = F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1))
 
     def part(query: Tensor, key: Tensor, value: Tensor, mine: Tensor) -> Tensor:
-        mask = _segment_mask(bounds, mine)
+        mask = mask_of(mine)
         if sink is not None:
             mask = _with_sink(mask, sink.to(query.dtype))
         with sdpa_kernel(SDPBackend.MATH):  # cuDNN and fused kernels round differently
@@ -108,9 +113,11 @@ def _with_sink(mask: Tensor, sink: Tensor) -> Tensor:
     return torch.cat(columns, -1)
 
 
-def _segment_mask(bounds: list[int], mine: Tensor) -> Tensor:
-    """Boolean [len(mine), total]: whether a slot is in the same segment and not later."""
+def _segment_mask(bounds: list[int], mine: Tensor, *, window: int | None = None) -> Tensor:
+    """Boolean [len(mine), total]: whether a slot is in the same segment, not later, and not before the window."""
     slots = torch.arange(bounds[-1], device=mine.device)
     segment = torch.searchsorted(torch.tensor(bounds[1:], device=mine.device), slots, right=True)
     same = segment[mine][:, None] == segment[None, :]
-    return same & (slots[None, :] <= mine[:, None])
+    back = mine[:, None] - slots[None, :]
+    seen = same & (back >= 0)
+    return seen if window is None else seen & (back <= window)

@@ -6,6 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from typing import Any
 
+import megatron.core.transformer.utils as upstream_utils
 from megatron.core import parallel_state
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
@@ -31,6 +32,18 @@ def sink_of_upstream(config: Any, layer_number: int, groups: dict[str, Any]) -> 
     return sink
 
 
+def window_of_upstream(config: Any, layer_number: int) -> int | None:
+    """Tokens before its own that a token of this layer attends to; None: all. `layer_number`: from 1."""
+    window = getattr(config, "window_size", None)
+    return None if window is None or not is_window_layer(config, layer_number) else int(window[0])
+
+
+def is_window_layer(config: Any, layer_number: int) -> bool:
+    """Whether a layer of a model with windows has one: upstream's decision, in releases that have exceptions (0.15)."""
+    decide = getattr(upstream_utils, "is_layer_window_attention", None)
+    return decide is None or bool(decide(config.window_size, config.window_attn_skip_freq, layer_number))
+
+
 class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]
     """Has the interface of megatron.core.transformer.dot_product_attention.DotProductAttention (0.14 to 0.19).
 
@@ -44,6 +57,7 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]
         groups = {name: value for name, value in more.items() if name == "pg_collection"}
         self.groups = groups.get("pg_collection")
         self.softmax_offset = sink_of_upstream(config, layer_number, groups)
+        self.window = window_of_upstream(config, layer_number)
 
     @property
     def cp_group(self) -> ProcessGroup:

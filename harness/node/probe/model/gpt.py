@@ -24,6 +24,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.cell.model import VANILLA
 from harness.core.outcomes import STACK_UNDER_TEST, Missing, Rejection
 from harness.core.setting import upstream_of
+from harness.node.data_paths.base import RankContext
 from harness.node.device.placement import Device
 from harness.node.probe.model.attention_kinds import attention_fields
 from harness.node.probe.model.distributed_optimizer import connect_schedule, ddp_config
@@ -74,6 +75,7 @@ def initialize_parallel(config: CellConfig, device: Device) -> Groups:
         virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
         context_parallel_size=layout.cp,
         expert_model_parallel_size=layout.ep,
+        expert_tensor_parallel_size=layout.expert_tp,
         **{name: value for name, value in wanted.items() if name in known},
     )
     groups = GLOBAL
@@ -119,6 +121,8 @@ def upstream_fields(config: CellConfig) -> dict[str, Any]:
         **upstream_of(config.model),
         **upstream_of(config.options),
         "virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
+        "expert_tensor_parallel_size": layout.expert_tp,
+        "window_size": None if config.model.window is None else (config.model.window, 0),
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "bf16": config.dtype == "bf16",
@@ -222,3 +226,11 @@ def unwrap(chunk: Any) -> GPTModel:
 def expert_rank() -> int:
     """This rank's expert-parallel rank."""
     return int(parallel_state.get_expert_model_parallel_rank())
+
+
+def shard_ranks(context: RankContext) -> dict[str, Any]:
+    """The keyword arguments of `named_parameters` and `initialize` that say which shards this rank holds."""
+    layout, place = context.config.layout, context.place
+    shard = layout.expert_shard(place)
+    split = None if shard is None else (shard, layout.expert_tp)
+    return {"tp_rank": place.tp, "tp_size": layout.tp, "ep_rank": expert_rank(), "expert_split": split}

@@ -22,7 +22,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.setting import upstream_of
 from harness.node.probe.model.attention_kinds import core_attention
 from harness.node.probe.model.groups import takes_groups
-from harness.node.probe.model.hybrid import hybrid_fields, unsupported_hybrid
+from harness.node.probe.model.hybrid import hybrid_fields, numbered_layers, unsupported_hybrid
 from harness.node.probe.model.norm import RMSNorm
 
 
@@ -60,6 +60,7 @@ def part_fields(config: CellConfig) -> dict[str, Any]:
         fields |= upstream_of(moe)
         fields |= {
             "moe_aux_loss_coeff": moe.aux_loss_coeff if moe.balanced else 0.0,
+            "moe_z_loss_coeff": moe.z_loss_coeff or None,  # upstream divides by it in its log
             "moe_grouped_gemm": False,
             # allgather refuses variable lengths; rules ensure that its rows all have the same length.
             "variable_seq_lengths": moe.dispatcher != "allgather",
@@ -77,12 +78,15 @@ def layer_spec(config: CellConfig) -> Any:
     """The spec of one transformer layer."""
     model = config.model
     experts = {"num_experts": model.moe.experts, "moe_grouped_gemm": False} if model.moe else {}
-    latent = {"multi_latent_attention": True, "qk_layernorm": True} if model.mla else {}
-    spec = get_gpt_layer_local_spec(normalization="RMSNorm", **experts, **latent)
+    latent = {"multi_latent_attention": True} if model.mla else {}
+    normed = bool(model.mla) or model.qk_layernorm
+    spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=normed, **experts, **latent)
     attention = spec.submodules.self_attention.submodules
     attention.core_attention = core_attention(config.attention)
     if model.mla:
         attention.q_layernorm = attention.kv_layernorm = RMSNorm
+    elif model.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = RMSNorm
     spec.submodules.input_layernorm = RMSNorm
     spec.submodules.pre_mlp_layernorm = RMSNorm
     return spec
@@ -100,6 +104,16 @@ def mtp_arguments(
     for layer in block.layer_specs if block is not None else ():
         layer.submodules.enorm = layer.submodules.hnorm = layer.submodules.layer_norm = RMSNorm
     return {"mtp_block_spec": block}
+
+
+def routers_of(chunk: Any, layers: int) -> dict[int, Any]:
+    """Global number of a layer -> its router, of a chunk (the module inside DDP). Prediction layers come after the
+    `layers` of the model.
+    """
+    found = {layer.number: layer.experts for layer in numbered_layers(chunk)}
+    found |= {layers + 1 + number: layer for number, layer in enumerate(mtp_layers(chunk))}
+    routers = {number: getattr(getattr(layer, "mlp", None), "router", None) for number, layer in found.items()}
+    return {number: router for number, router in routers.items() if router is not None}
 
 
 def mtp_layers(chunk: Any) -> list[Any]:

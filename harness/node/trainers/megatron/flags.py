@@ -7,6 +7,8 @@ from typing import Any
 
 from harness.core.cell.axis_values import TE_KINDS
 from harness.core.cell.config import CellConfig
+from harness.core.cell.layout import Layout
+from harness.core.cell.model import SCORES, ModelConfig, MoeConfig
 from harness.core.cell.reports import log_interval
 from harness.core.run.run_dir import AttemptDir
 from harness.node.data_paths.sft.checkout import model_flags
@@ -46,6 +48,7 @@ def flags(config: CellConfig, folder: Path, device: Device) -> list[str]:
         "attention-dropout": 0.0,
         "distributed-backend": device.backend,
         **_attention(config.attention),
+        **_windows(config.model),
         **_experts(config),
         **_prediction(config),
         **_tokenizer(config, folder),
@@ -56,6 +59,8 @@ def flags(config: CellConfig, folder: Path, device: Device) -> list[str]:
         values |= hybrid_values(config)
     switches = ["disable-bias-linear", "no-bias-swiglu-fusion", "no-bias-dropout-fusion"]
     switches += ["accumulate-allreduce-grads-in-fp32", *_SWITCHES[config.distributed_optimizer]]
+    switches += _expert_switches(config.model.moe)
+    switches += ["qk-layernorm"] if config.model.qk_layernorm else []
     switches += [] if config.model.tied else ["untie-embeddings-and-output-weights"]
     switches += _OF_DATA[config.data_path]
     switches += ["ddp-average-in-collective"] if config.options.average_in_collective else []
@@ -76,12 +81,21 @@ def _attention(kind: str) -> dict[str, Any]:
     }
 
 
+def _windows(model: ModelConfig) -> dict[str, Any]:
+    values = {
+        "window-size": None if model.window is None else f"{model.window},0",
+        "window-attn-skip-freq": model.window_skip,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def _experts(config: CellConfig) -> dict[str, Any]:
     """As node/probe/model/parts.py sets them in the harness's own loop."""
     moe = config.model.moe
     if moe is None:
         return {}
     return {
+        **_later(moe, config.layout),
         "num-experts": moe.experts,
         "moe-router-topk": moe.topk,
         "moe-ffn-hidden-size": moe.ffn,
@@ -90,6 +104,29 @@ def _experts(config: CellConfig) -> dict[str, Any]:
         "moe-token-dispatcher-type": moe.dispatcher,
         "expert-model-parallel-size": config.layout.ep,
     }
+
+
+def _later(moe: MoeConfig, layout: Layout) -> dict[str, Any]:
+    """Settings that are left out at their defaults, which not all releases know. A switch has no value."""
+    values = {
+        "moe-z-loss-coeff": moe.z_loss_coeff or None,
+        "moe-router-score-function": moe.score_function if moe.score_function != SCORES[0] else None,
+        "moe-router-bias-update-rate": moe.bias_rate if moe.expert_bias else None,
+        "moe-shared-expert-intermediate-size": moe.shared_ffn,
+        "moe-expert-capacity-factor": moe.capacity_factor,
+        "moe-token-drop-policy": moe.drop_policy if moe.capacity_factor is not None else None,
+        "expert-tensor-parallel-size": layout.etp or None,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _expert_switches(moe: MoeConfig | None) -> list[str]:
+    switches = {
+        "moe-router-enable-expert-bias": moe and moe.expert_bias,
+        "moe-shared-expert-gate": moe and moe.shared_gate,
+        "moe-pad-expert-input-to-capacity": moe and moe.pad_to_capacity,
+    }
+    return [name for name, on in switches.items() if on]
 
 
 def _prediction(config: CellConfig) -> dict[str, Any]:

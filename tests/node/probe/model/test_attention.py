@@ -117,3 +117,23 @@ def test_it_is_computed_by_plain_products_and_not_by_a_fused_kernel(part: int, m
     with attention_ops() as names:
         _module()(query, query, query, None, packed_seq_params=params)
     assert names == {"_scaled_dot_product_attention_math"}
+
+
+@pytest.mark.parametrize("window", [0, 2, 100])
+def test_a_window_ends_at_the_start_of_a_document(window: int) -> None:
+    config = TransformerConfig(num_layers=1, hidden_size=16, num_attention_heads=4, window_size=(window, 0))
+    query, key, value = _random(9, 4), _random(9, 2), _random(9, 2)
+    params = SimpleNamespace(cu_seqlens_q=torch.tensor([0, 4, 9], dtype=torch.int32), cu_seqlens_q_padded=None)
+    out = ReferenceAttention(config, layer_number=1)(query, key, value, None, packed_seq_params=params)
+    for token, start in [(1, 0), (3, 0), (4, 4), (8, 4)]:
+        first = max(start, token - window)
+        alone = _causal(query[first : token + 1], key[first : token + 1], value[first : token + 1])
+        torch.testing.assert_close(out[token], alone[-1])
+
+
+def test_layers_that_upstream_leaves_out_have_no_window() -> None:
+    config = TransformerConfig(
+        num_layers=4, hidden_size=16, num_attention_heads=4, window_size=(3, 0), window_attn_skip_freq=2
+    )
+    windows = [ReferenceAttention(config, layer_number=number).window for number in range(1, 5)]
+    assert windows == [3, None, 3, None]

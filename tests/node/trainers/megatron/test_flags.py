@@ -12,6 +12,7 @@ from harness.core.cell.config import CellConfig, ModelConfig
 from harness.core.cell.model import MlaConfig, MoeConfig, MtpConfig
 from harness.core.packing.documents import mix
 from harness.core.packing.options import PackingOptions
+from harness.core.setting import keys_of
 from harness.node.device.placement import choose_device
 from harness.node.trainers.megatron.conversations import lines
 from harness.node.trainers.megatron.flags import flags
@@ -123,6 +124,7 @@ OTHER_VALUES: dict[str, Any] = {
     "cp": 2,
     "dp": 2,
     "ep": 2,
+    "etp": 2,
     "vpp": 2,
     "sp": True,
     "packing": "reference",
@@ -147,6 +149,10 @@ OTHER_VALUES: dict[str, Any] = {
     "model.rope_fusion": True,
     "model.cuda_graphs": True,
     "model.softmax": "learnable",
+    "model.window": 0,
+    "model.window_skip": 2,
+    "model.softmax_scale": 0.5,
+    "model.qk_layernorm": True,
     "model.gathered_logits": True,
     "model.pattern": "G-*-",
     "model.as_gpt": True,
@@ -191,6 +197,37 @@ def test_no_axis_is_dropped_in_silence(name: str) -> None:
     else:
         changed = with_value(plain, axis, OTHER_VALUES[name])
     assert rejections(changed) or asked_of_upstream(changed) != asked_of_upstream(plain)
+
+
+OF_EXPERTS: dict[str, Any] = {
+    "experts": 8,
+    "topk": 1,
+    "ffn": 32,
+    "aux_loss": "aux_loss",
+    "aux_loss_coeff": 0.5,
+    "dispatcher": "allgather",
+    "padding_mask": True,
+    "z_loss_coeff": 0.1,
+    "score_function": "softmax",
+    "expert_bias": False,
+    "bias_rate": 0.5,
+    "shared_ffn": 32,
+    "shared_gate": True,
+    "capacity_factor": 1.5,
+    "drop_policy": "position",
+    "pad_to_capacity": True,
+}
+
+
+@pytest.mark.parametrize("name", OF_EXPERTS)
+def test_no_setting_of_experts_is_dropped_in_silence(name: str) -> None:
+    moe = MoeConfig(
+        score_function="sigmoid", expert_bias=True, capacity_factor=2.0, aux_loss="seq_aux_loss", drop_policy="probs"
+    )
+    plain = replace(config("sft"), trainer="megatron", model=ModelConfig(moe=moe))
+    changed = replace(plain, model=ModelConfig(moe=replace(moe, **{name: OF_EXPERTS[name]})))
+    assert rejections(changed) or asked_of_upstream(changed) != asked_of_upstream(plain)
+    assert OF_EXPERTS.keys() == keys_of(MoeConfig).keys()
 
 
 def test_every_axis_is_tried() -> None:

@@ -1,0 +1,1 @@
+"""Checks of experts and their routers."""

@@ -1,0 +1,55 @@
+"""all_gather and reduce_scatter of tensors with different sizes, which NCCL has and gloo lacks.
+
+Ranks of an expert get different numbers of tokens (megatron.core.tensor_parallel.mappings with split sizes). As in
+torch's NCCL backend, one broadcast or one reduction for each rank. Calls with equal sizes are gloo's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_all_gather, _reduce_scatter = dist.all_gather, dist.reduce_scatter
+
+
+def all_gather(outputs: Sequence[Tensor], tensor: Tensor, group: Any = None, async_op: bool = False) -> Any:
+    """As torch.distributed.all_gather; with different sizes synchronous only."""
+    if _equal(outputs) or async_op:
+        return _all_gather(list(outputs), tensor, group=group, async_op=async_op)
+    rank = dist.get_rank(group)
+    for index, output in enumerate(outputs):
+        if index == rank:
+            output.copy_(tensor)
+        if output.numel():
+            part = output.contiguous()
+            dist.broadcast(part, src=_global(group, index), group=group)
+            output.copy_(part)
+    return None
+
+
+def reduce_scatter(
+    output: Tensor, inputs: Sequence[Tensor], op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
+) -> Any:
+    """As torch.distributed.reduce_scatter; with different sizes synchronous only."""
+    if _equal(inputs) or async_op:
+        return _reduce_scatter(output, list(inputs), op=op, group=group, async_op=async_op)
+    rank = dist.get_rank(group)
+    for index, part in enumerate(inputs):
+        if part.numel():
+            total = part.detach().clone(memory_format=torch.contiguous_format)
+            dist.reduce(total, dst=_global(group, index), op=op, group=group)
+            if index == rank:
+                output.copy_(total)
+    return None
+
+
+def _equal(tensors: Sequence[Tensor]) -> bool:
+    return len({tensor.shape for tensor in tensors}) <= 1
+
+
+def _global(group: Any, rank: int) -> int:
+    return rank if group is None else dist.get_global_rank(group, rank)

@@ -1,0 +1,49 @@
+"""Injections into routers and experts. They patch megatron.core.transformer.moe and .distributed, 0.17 to 0.19."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.node.data_paths.base import RankContext
+from harness.node.faults.fault import Fault
+from harness.node.probe.model.gpt import shard_ranks, unwrap
+from harness.node.probe.weights import is_expert, named_parameters
+
+
+class ExpertBiasOfOneReplica(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        module = importlib.import_module("megatron.core.distributed.finalize_model_grads")
+        upstream = module.get_updated_expert_bias
+
+        def own(tokens: Tensor, bias: Tensor, rate: float, *args: Any, **kwargs: Any) -> Tensor:
+            alone = tokens.clone()
+            updated: Tensor = upstream(tokens, bias, rate, *args, **kwargs)  # collective
+            if context.place.dp != 1:
+                return updated
+            return bias + torch.sign(alone.mean(-1, keepdim=True) - alone) * rate
+
+        module.get_updated_expert_bias = own  # type: ignore[attr-defined]
+
+
+class CapacityOfHalfTheTokens(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        module = importlib.import_module("megatron.core.transformer.moe.router")
+        upstream = module.apply_router_token_dropping
+
+        def half(*args: Any, capacity_factor: float, **kwargs: Any) -> Any:
+            return upstream(*args, capacity_factor=capacity_factor / 2, **kwargs)
+
+        if context.place.dp == 1:
+            module.apply_router_token_dropping = half  # type: ignore[attr-defined]
+
+
+class ExpertsSplitOverOtherRanks(Fault):
+    def on_gradients(self, chunks: list[Any], context: RankContext) -> None:
+        for chunk in chunks:
+            for item in named_parameters(unwrap(chunk), **shard_ranks(context)):
+                if is_expert(item.name):
+                    item.parameter.main_grad.mul_(1.5 - context.place.tp)  # type: ignore[attr-defined]

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.core.cell.model import MoeConfig
+from harness.core.run.records import RouterSeen
+from harness.judge.checks.experts import capacity
+from harness.judge.checks.experts.capacity import own_kept
+from harness.judge.evidence.cell_evidence import CellEvidence
+from tests.judge.parts import share, with_routers
+
+LIMITED = MoeConfig(capacity_factor=1.0)
+
+
+def limited(moe: MoeConfig = LIMITED, **layout: int) -> CellEvidence:
+    """A cell whose ranks recorded what their experts take."""
+    evidence = with_routers(aux_loss="none", **layout)
+    model = replace(evidence.cell.config.model, moe=moe)
+    evidence.cell = replace(evidence.cell, config=replace(evidence.cell.config, model=model))
+    for record in evidence.records.values():
+        for seen in record.routers:
+            seen.kept, seen.misplaced = own_kept(moe, seen), 0
+    return evidence
+
+
+@pytest.mark.parametrize("moe", [LIMITED, replace(LIMITED, pad_to_capacity=True), replace(LIMITED, capacity_factor=4)])
+def test_experts_that_take_what_fits_give_no_finding(moe: MoeConfig) -> None:
+    assert capacity.check(limited(moe, dp=2)) == []
+
+
+@pytest.mark.parametrize(
+    ("moe", "kept"),
+    [
+        # Of 7 tokens 5 choose experts 0 and 1, 2 choose 2 and 3: 7 x 2 / 4 = 3.5 fit.
+        (LIMITED, [4, 4, 2, 2]),
+        (replace(LIMITED, capacity_factor=0.5), [2, 2, 2, 2]),
+        (replace(LIMITED, pad_to_capacity=True), [4, 4, 4, 4]),
+        (replace(LIMITED, capacity_factor=2.0), [5, 5, 2, 2]),
+        (replace(LIMITED, capacity_factor=9.0, pad_to_capacity=True), [7, 7, 7, 7]),
+    ],
+)
+def test_an_expert_takes_no_more_than_its_capacity(moe: MoeConfig, kept: list[int]) -> None:
+    assert own_kept(moe, RouterSeen(layer=1, micro_batch=0, real=[share(5, 0)], padding=[share(2, 2)])) == kept
+
+
+def test_an_expert_that_takes_another_number_is_named_with_its_rank() -> None:
+    evidence = limited(dp=2)
+    kept = evidence.records[1].routers[0].kept
+    assert kept is not None
+    kept[0] -= 1
+    (finding,) = capacity.check(evidence)
+    assert "layer 1, micro-batch 0, rank 1: tokens that experts take" in finding.message
+    assert finding.where["dp"] == 1
+
+
+def test_tokens_that_the_policy_does_not_drop_are_counted() -> None:
+    evidence = limited()
+    evidence.records[0].routers[1].misplaced = 3
+    (finding,) = capacity.check(evidence)
+    assert "experts drop 3 tokens that drop_policy probs ranks before others" in finding.message
+
+
+def test_what_was_not_recorded_is_a_finding() -> None:
+    evidence = limited()
+    evidence.records[0].routers[0].kept = None
+    (finding,) = capacity.check(evidence)
+    assert "not recorded" in finding.message
+
+
+def test_experts_without_a_capacity_are_left_alone() -> None:
+    assert capacity.check(with_routers()) == []
