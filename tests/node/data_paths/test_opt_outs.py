@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -9,14 +11,24 @@ from typing import Any
 
 import pytest
 import torch
-from megatron.core import tensor_parallel
 
 from harness.core.data_paths.forbidden import FORBIDDEN_CASES
 from harness.node.data_paths import opt_outs
-from harness.node.data_paths.rules import CASES, Case, _refusal
-from harness.node.device import cpu_stubs
+from harness.node.data_paths.rules import CASES, Case
 
-cpu_stubs.install()
+REFUSED = """
+import json, sys, torch.distributed as dist
+from pathlib import Path
+from megatron.core import parallel_state, tensor_parallel
+from harness.node.data_paths.rules import CASES, _refusal
+from harness.node.device import cpu_stubs
+cpu_stubs.install()  # for a process of its own: they stay
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+parallel_state.initialize_model_parallel()
+tensor_parallel.model_parallel_cuda_manual_seed(1)
+case, folder = CASES["megatron-local-attention"], Path(sys.argv[1])
+print(json.dumps([_refusal(case, False, folder), _refusal(case, True, folder)[0]]))
+"""
 pytestmark = pytest.mark.usefixtures("world_of_one")
 
 
@@ -27,10 +39,12 @@ def module(monkeypatch: pytest.MonkeyPatch, name: str, **content: Any) -> None:
 
 
 def test_megatron_refuses_packed_rows_without_transformer_engine_and_accepts_others(tmp_path: Path) -> None:
-    tensor_parallel.model_parallel_cuda_manual_seed(1)
-    case = CASES["megatron-local-attention"]
-    assert _refusal(case, False, tmp_path) == (None, None)
-    message, _ = _refusal(case, True, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", REFUSED, str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.stdout, done.stderr
+    accepted, message = json.loads(done.stdout.splitlines()[-1])
+    assert accepted == [None, None]
     assert FORBIDDEN_CASES["megatron-local-attention"].named_in(message or "")
 
 
