@@ -203,8 +203,8 @@ def _record(cell: PlannedCell, rank: int) -> RankRecord:
         print_reports(config, record.reported)
     record.evaluations = [_evaluation(config, place, number) for number in config.evaluations]
     record.states = [_state(config, place, after) for after in config.stored]
-    record.parameters = _parameters(config, place) if config.fingerprints else []
-    record.activations = _activations(config, place) if config.fingerprints else []
+    record.parameters = _parameters(config, place) if config.fingerprints and config.steps else []
+    record.activations = _activations(config, place) if config.fingerprints and config.steps else []
     record.legs = [_leg(config, record, leg) for leg in legs_of(config)]
     return record
 

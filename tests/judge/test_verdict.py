@@ -31,7 +31,7 @@ def test_a_rejection_found_at_run_time() -> None:
 @pytest.mark.parametrize("data_path", ["sft", "reference"])
 def test_without_steps_only_the_batches_are_judged(data_path: str) -> None:
     config = config_of(data_path, tp=2, canaries=())
-    config = replace(config, train=replace(config.train, steps=0), fingerprints=False)
+    config = replace(config, train=replace(config.train, steps=0))
     verdict = judge(evidence_for(config))
     assert (verdict.outcome, verdict.reason) == (Outcome.PASS, "")
     assert verdict.lanes == {

@@ -31,6 +31,7 @@ from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions
 from harness.core.packing.styles import PackingStyle
 from harness.core.setting import setting
 from harness.core.stack import DEFAULT, SAFE_NAME, safe_name
+from harness.core.upstream_tests import NO_TESTS, UpstreamTests
 
 __all__ = ["CellConfig", "ModelConfig", "TrainConfig", "same_rows"]
 
@@ -170,6 +171,7 @@ class CellConfig:
     canaries: tuple[str, ...] = ()  # of CANARIES; like the deadline, not part of the cell's identity
     fingerprints: bool = True  # of gradients and activations in step 0; like the canaries, not part of the identity
     args: Arguments = NO_ARGUMENTS  # of upstream's trainer
+    upstream_tests: UpstreamTests = NO_TESTS
     timing: TimingConfig = NOT_TIMED
     fault: str | None = None  # name of an injected fault (selftest only)
     rows_of: Layout | None = None  # for a control: it has the rows of a cell in this layout

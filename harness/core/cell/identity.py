@@ -81,7 +81,9 @@ _HASHED = ("data_path", "micro_batch_size", "dtype", "attention", "stack", "faul
 
 @cache
 def _own_fields() -> tuple[str, ...]:
-    return tuple(dict.fromkeys([*_HASHED, *keys_of(CellConfig), "args", "timing", "rows_of", "made_of"]))
+    return tuple(
+        dict.fromkeys([*_HASHED, *keys_of(CellConfig), "args", "upstream_tests", "timing", "rows_of", "made_of"])
+    )
 
 
 @cache
@@ -95,7 +97,16 @@ def _own_identity(values: tuple[Any, ...]) -> Identity:
     own = dict(zip(_own_fields(), values))
     later = [key for name, key in keys_of(CellConfig).items() if name not in (*_HASHED, "forbidden")]
     names = [label_of(key, own[key.name]) for key in _own_keys(False) if own[key.name] != key.default]
-    names += [part for part in (own["args"].label, own["fault"], own["rows_of"] and _rows_name(own["rows_of"])) if part]
+    names += [
+        part
+        for part in (
+            own["args"].label,
+            own["upstream_tests"].name,
+            own["fault"],
+            own["rows_of"] and _rows_name(own["rows_of"]),
+        )
+        if part
+    ]
     hashed: list[Any] = [own[name] for name in _HASHED]
     hashed += [own["forbidden"]] if own["forbidden"] else []
     hashed += [f"{key.name} {own[key.name]}" for key in later if own[key.name] != key.default]
@@ -103,6 +114,7 @@ def _own_identity(values: tuple[Any, ...]) -> Identity:
         timing = replace(own["timing"], turns="", first=False)  # the pair's other cell is not part of the identity
         hashed += [timing] if timing.timed else []
     hashed += [own["args"].given] if own["args"].given else []
+    hashed += [own["upstream_tests"]] if own["upstream_tests"].name else []
     hashed += [own["rows_of"]] if own["rows_of"] else []
     hashed += [f"stack {own['made_of']}"] if own["made_of"] and own["stack"] not in ("", DEFAULT) else []
     return Identity("-".join(names), _text(tuple(hashed)).encode())

@@ -27,6 +27,12 @@ def _one_rank(cell: LimitedCell) -> str | None:
     )
 
 
+def _one_rank_tests(cell: LimitedCell) -> str | None:
+    if cell.layout.world_size == 1 and cell.micro_batch_size == 1:
+        return None
+    return "packing upstream_tests starts pytest on one rank: set the layout and micro_batch_size to 1"
+
+
 UNPACKED = DataPath(
     name="unpacked",
     code="one document per row, by the harness",
@@ -64,4 +70,14 @@ RULES = DataPath(
     alignment=NONE,
     limits=(Limit("rules.one-rank", "harness: validators are called on one rank", _one_rank),),
     validates=tuple(FORBIDDEN_CASES),
+)
+UPSTREAM_TESTS = DataPath(
+    name="upstream_tests",
+    code="its own unit tests",
+    functions="upstream's own unit tests, run by pytest",
+    releases="checkouts with the tests, and pytest in the stack",
+    style=one_document_per_row,
+    packs=False,
+    alignment=NONE,
+    limits=(Limit("upstream-tests.one-rank", "harness: pytest is started on one rank", _one_rank_tests),),
 )

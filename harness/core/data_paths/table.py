@@ -7,12 +7,15 @@ from collections.abc import Iterable
 from harness.core.data_paths.descriptor import DataPath
 from harness.core.data_paths.megatron_bridge import IN_BATCH, LONG, OFFLINE
 from harness.core.data_paths.megatron_lm import INTER_DOCUMENT, SCHEDULER, SFT
-from harness.core.data_paths.own import REFERENCE, RULES, UNPACKED
+from harness.core.data_paths.own import REFERENCE, RULES, UNPACKED, UPSTREAM_TESTS
 from harness.core.data_paths.skyrl import SKYRL
 
 DATA_PATHS: dict[str, DataPath] = {
     path.name: path
-    for path in (UNPACKED, REFERENCE, SFT, INTER_DOCUMENT, SCHEDULER, SKYRL, OFFLINE, IN_BATCH, LONG, RULES)
+    for path in (
+        *(UNPACKED, REFERENCE, SFT, INTER_DOCUMENT, SCHEDULER, SKYRL),
+        *(OFFLINE, IN_BATCH, LONG, RULES, UPSTREAM_TESTS),
+    )
 }
 FORBIDDEN = tuple(case for path in DATA_PATHS.values() for case in path.validates)
 

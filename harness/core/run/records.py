@@ -92,6 +92,16 @@ class Refusal:
 
 
 @dataclass(kw_only=True)
+class UpstreamTestsSeen:
+    """What pytest counted of upstream's own unit tests, in the data path `upstream_tests`."""
+
+    passed: int
+    failed: int
+    skipped: int
+    failures: list[str] = field(default_factory=list)  # names of the first tests that failed
+
+
+@dataclass(kw_only=True)
 class LayerSeen:
     """The arguments of one layer's attention for one micro-batch of the training leg."""
 
@@ -276,6 +286,7 @@ class RankRecord:
     packed_params: list[SeenParams] = field(default_factory=list)  # distinct values, referred to by index
     batches: list[BatchSeen] = field(default_factory=list)
     refusal: Refusal | None = None  # of the data path `rules`
+    upstream_tests: UpstreamTestsSeen | None = None  # of the data path `upstream_tests`
     layers: list[LayerSeen] = field(default_factory=list)
     recomputed: list[LayerSeen] = field(default_factory=list)  # arguments of attention when backward recomputes it
     steps: list[StepSeen] = field(default_factory=list)

@@ -20,6 +20,7 @@ from harness.judge.checks.metadata import (
     params_recomputed,
     refused,
     tokens_placed,
+    upstream_tests,
     workload,
 )
 from harness.judge.checks.numerics import (
@@ -81,6 +82,7 @@ CHECKS: tuple[Check, ...] = (
     Check("micro_batch_count", Lane.METADATA, micro_batch_count.check),
     Check("workload", Lane.METADATA, workload.check),
     Check("refused", Lane.METADATA, refused.check),
+    Check("upstream_tests", Lane.METADATA, upstream_tests.check),
     Check("completeness", Lane.METADATA, completeness.check),
     Check("ended", Lane.NUMERICS, ended.check),
     Check("finiteness", Lane.NUMERICS, finiteness.check),

@@ -36,6 +36,8 @@ def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
     yield from _cpu_stubs(record)
     yield from _imports(record)
     yield from _refusal(expected.config.forbidden, record.refusal)
+    if (record.upstream_tests is not None) != bool(expected.config.upstream_tests.name):
+        yield f"upstream_tests is {record.upstream_tests}, and the cell's is {expected.config.upstream_tests.name!r}"
     for name in ("peak_memory_bytes", "peak_reserved_bytes"):
         if (getattr(record, name) or 0) < 0:
             yield f"{name} is {getattr(record, name)}"

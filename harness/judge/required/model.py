@@ -19,7 +19,7 @@ _ROUNDING = 1e-3  # relative, of a sum of softmax scores in fp32 over thousands 
 
 def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
     """Problems of one completed rank."""
-    at, fingerprints = record.place, expected.config.fingerprints
+    at, fingerprints = record.place, expected.config.fingerprints and bool(expected.evidence.steps)
     outputs = expected.outputs(at.pp) if fingerprints and expected.records_outputs(at) else []
     yield from _layers("activations", record.activations, outputs)
     yield from _same_documents("activations", record.activations, record.activations)

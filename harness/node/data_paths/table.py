@@ -12,6 +12,7 @@ from harness.node.data_paths.scheduler import SchedulerPath
 from harness.node.data_paths.sft.data_path import SftPath
 from harness.node.data_paths.skyrl import SkyrlPath
 from harness.node.data_paths.unpacked import UnpackedPath
+from harness.node.data_paths.upstream_tests import UpstreamTestsPath
 
 ADAPTERS: dict[str, type[Adapter]] = {
     "unpacked": UnpackedPath,
@@ -23,4 +24,5 @@ ADAPTERS: dict[str, type[Adapter]] = {
     "bridge_in_batch": BridgeInBatchPath,
     "bridge_long": BridgeLongPath,
     "rules": RulesPath,
+    "upstream_tests": UpstreamTestsPath,
 }

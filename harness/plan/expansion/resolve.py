@@ -24,6 +24,7 @@ from harness.core.packing.documents import MIXES, DocumentsConfig, mix
 from harness.core.packing.options import PackingOptions
 from harness.core.setting import keys_of
 from harness.core.stack import digest
+from harness.core.upstream_tests import NO_TESTS
 from harness.plan.matrix.axes import Row
 from harness.plan.matrix.load import Matrix
 from harness.plan.matrix.problems import Problems
@@ -36,7 +37,12 @@ _FIELDS = tuple(axis for axis in axes().values() if axis.field)  # axes that set
 _IN_SHAPE = {axis.field: axis.name for axis in _FIELDS if axis.setting.shape}  # field -> axis
 _OTHERS = {axis.field: axis.name for axis in _FIELDS if not axis.setting.shape}
 _OF_IDENTITY = ("packing", "micro_batch_size", "forbidden")  # of the shape, but hashed with what it does not have
-_NOT_IN_SHAPE = (*_OTHERS.values(), "args", "timed")  # axes that a plan.rules.rule.Shape does not have
+_NOT_IN_SHAPE = (
+    *_OTHERS.values(),
+    "args",
+    "timed",
+    "upstream_tests",
+)  # axes that a plan.rules.rule.Shape does not have
 # Values that tables do not show as they are.
 _SHOWN: dict[str, Callable[[Any], Any]] = {
     **{f"model.{name}": shown_part for name in PARTS},
@@ -108,6 +114,7 @@ class Resolver:
             **{field: values[name] for field, name in _OTHERS.items()},
             "made_of": self._made_of.get(values["stack"], ""),
             "args": self._given(values),
+            "upstream_tests": self.matrix.upstream_tests.get(values["upstream_tests"], NO_TESTS),
             "timing": self._timing(values),
         }
 
@@ -266,6 +273,7 @@ def _control(config: CellConfig) -> CellConfig:
         layout=Layout(),
         data_path=UNPACKED.name,
         args=config.args.of_optimizer(),
+        upstream_tests=NO_TESTS,
         options=PackingOptions(),
         timing=NOT_TIMED,
         fault=None,

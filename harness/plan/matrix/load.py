@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.core.cell.config import ModelConfig, TrainConfig
@@ -19,6 +19,8 @@ from harness.core.packing.options import PackingOptions
 from harness.core.run.run_plan import BaselineRequest, XFail
 from harness.core.stack import DEFAULT, Stack
 from harness.core.tolerances import ToleranceOverrides
+from harness.core.upstream_tests import UpstreamTests
+from harness.core.upstream_tests import as_written as tests_as_written
 from harness.plan.matrix.arguments import Layer, Profile, parse_arguments, parse_profiles
 from harness.plan.matrix.arguments import as_written as arguments_as_written
 from harness.plan.matrix.axes import AXES, AXIS_ALIASES, DOTTED, Axes, parse_axes
@@ -64,6 +66,7 @@ class Matrix:
     stacks: Mapping[str, Stack] = field(default_factory=dict)  # without the default one
     args: Layer = field(default_factory=dict)  # of upstream's trainer, for every cell
     profiles: Mapping[str, Profile] = field(default_factory=dict)  # values of the axis `args`
+    upstream_tests: Mapping[str, UpstreamTests] = field(default_factory=dict)  # by name, of the axis
     lines: Mapping[KeyPath, int] = field(default_factory=dict, repr=False)
 
 
@@ -85,7 +88,7 @@ def load(
     documents = parse_documents(top.get("documents", {"mode": "adversarial"}), problems, read_lengths)
     axes = parse_axes(top.get("matrix", {}), problems)
     stacks = _stacks(top.get("stacks", {}), axes, problems, path_of)
-    args, profiles = parse_arguments(top.get("args", {}), problems), _profiles(top, axes, problems)
+    args, named = parse_arguments(top.get("args", {}), problems), _named(top, axes, problems)
     constraints = _constraints(top.get("constraints", []), problems)
     covering = parse_select(top.get("select", "full"), problems)
     xfail = _xfail(top.get("xfail", []), problems)
@@ -109,7 +112,7 @@ def load(
         cluster=top.get("cluster", "local"),
         stacks=stacks,
         args=args,
-        profiles=profiles,
+        **named,
         lines=lines,
     )
 
@@ -158,11 +161,31 @@ def _stacks(section: Any, axes: Axes, problems: Problems, path_of: PathOf) -> di
     return stacks
 
 
+def _named(top: Mapping[str, Any], axes: Axes, problems: Problems) -> dict[str, Any]:
+    """The sections whose entries are values of an axis."""
+    tests = _upstream_tests(top, axes, problems)
+    return {"profiles": _profiles(top, axes, problems), "upstream_tests": tests}
+
+
 def _profiles(top: Mapping[str, Any], axes: Axes, problems: Problems) -> dict[str, Profile]:
     section = top.get("profiles", {})
     profiles = parse_profiles(section, problems)
     _check_used("args", "profiles", section, axes, "", problems)
     return profiles
+
+
+def _upstream_tests(top: Mapping[str, Any], axes: Axes, problems: Problems) -> dict[str, UpstreamTests]:
+    section = top.get("upstream_tests", {})
+    found: dict[str, UpstreamTests] = {}
+    if not isinstance(section, Mapping):
+        problems.add(("upstream_tests",), "must be a mapping of names to tests", found=shown(section))
+        return found
+    for name, value in section.items():
+        checked = problems.validate(UpstreamTests, value, ("upstream_tests", name))
+        if checked is not None:
+            found[name] = replace(checked, name=name)
+    _check_used("upstream_tests", "upstream_tests", section, axes, "", problems)
+    return found
 
 
 def _check_used(axis: str, key: str, section: Any, axes: Axes, default: str, problems: Problems) -> None:
@@ -231,6 +254,8 @@ def resolved(matrix: Matrix) -> dict[str, Any]:
     result |= {"args": arguments_as_written(matrix.args)} if matrix.args else {}
     profiles = {name: arguments_as_written(profile.layer) for name, profile in matrix.profiles.items()}
     result |= {"profiles": profiles} if profiles else {}
+    tests = {name: tests_as_written(tests) for name, tests in matrix.upstream_tests.items()}
+    result |= {"upstream_tests": tests} if tests else {}
     result["launch"] = {key: value for key, value in dataclasses.asdict(matrix.launch).items() if value is not None}
     result["checks"] = {"numerics": as_written(matrix.tolerances.numerics), "canaries": list(matrix.canaries)}
     result["checks"] |= {} if matrix.fingerprints else {"fingerprints": False}

@@ -14,13 +14,20 @@ from harness.core.packing.options import PackingOptions
 from harness.core.setting import keys_of
 from harness.core.stack import ReadyStack, Stack
 from harness.core.tolerances import ToleranceOverrides
+from harness.core.upstream_tests import as_written as tests_as_written
 from harness.plan.matrix.arguments import as_written as arguments_as_written
 from harness.plan.schema.bounds import as_written
 from harness.plan.schema.throughput import as_written as throughput_as_written
 from harness.plan.stacks.section import layers_of
 
 _PLAIN = CellConfig(layout=Layout(), data_path=REFERENCE.name)
-_OWN_SECTION = ("args", "documents", "timed", *keys_of(PackingOptions))  # written in their sections, not as axes
+_OWN_SECTION = (
+    "args",
+    "documents",
+    "timed",
+    "upstream_tests",
+    *keys_of(PackingOptions),
+)  # written in their sections, not as axes
 
 
 def one_cell(
@@ -43,6 +50,9 @@ def one_cell(
     written |= {"packing_options": changed} if changed else {}
     given = {argument.name: argument.words for argument in config.args.given}
     written |= {"args": arguments_as_written(given)} if given else {}
+    if config.upstream_tests.name:
+        written["upstream_tests"] = {config.upstream_tests.name: tests_as_written(config.upstream_tests)}
+        written["matrix"]["upstream_tests"] = config.upstream_tests.name
     written |= {"stacks": {config.stack: layers_of(stack)}} if stack is not None else {}
     written["launch"] = {"deadline_s": config.deadline_s}
     written["checks"] = {"canaries": list(config.canaries)}

@@ -1,9 +1,10 @@
-"""Rules of what backward recomputes and of process groups that are passed explicitly."""
+"""Rules of what backward recomputes, of process groups that are passed explicitly, and of upstream's unit tests."""
 
 from __future__ import annotations
 
 from harness.core.cell.axis_values import EXPLICIT, GROUPS, SPLIT
 from harness.core.cell.config import CellConfig
+from harness.core.data_paths.own import UPSTREAM_TESTS
 from harness.plan.rules.rule import Own, Rule
 
 
@@ -48,7 +49,17 @@ def _passes_groups(own: Own) -> bool:
     return own.groups != GROUPS[0]
 
 
+def tests_of_upstream(config: CellConfig) -> str | None:
+    name, own = config.upstream_tests.name, config.data_path == UPSTREAM_TESTS.name
+    if own == bool(name):
+        return None
+    if own:
+        return "packing upstream_tests runs the tests that the axis upstream_tests names, and it names none"
+    return f"upstream_tests is {name}, which only packing upstream_tests runs, and packing is {config.data_path}"
+
+
 RULES: tuple[Rule[CellConfig], ...] = (
+    Rule("upstream-tests.case", "harness: packing upstream_tests needs tests, other packing none", tests_of_upstream),
     Rule(
         "recompute.split",
         "Megatron-LM TransformerConfig: distribute_saved_activations without sequence_parallel",

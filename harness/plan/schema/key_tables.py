@@ -15,6 +15,7 @@ from harness.core.packing.options import PackingOptions
 from harness.core.run.run_plan import XFail
 from harness.core.setting import Key, Limits, keys_of
 from harness.core.tolerances import BOUND_NAMES, DEFAULTS, RATIO_SCREEN, Override
+from harness.core.upstream_tests import UpstreamTests
 from harness.plan.jobs.cluster import ClusterProfile, Container
 from harness.plan.schema.model import PARTS
 from harness.plan.schema.section import Section, union_of
@@ -47,6 +48,7 @@ def tables() -> dict[str, str]:
     found |= {"segment_slope": section_table(SlopeSection, of="`segment_slope`")}
     found |= {"history": section_table(HistorySection, of="`history`")}
     found |= {"bound": table(keys_of(Override).values(), of="a bound"), "xfail": table(keys_of(XFail).values())}
+    found |= {"upstream_tests": table(keys_of(UpstreamTests).values())}
     return found | {"data_paths": _data_paths()}
 
 

@@ -16,6 +16,7 @@ from harness.core.packing.options import PackingOptions
 from harness.core.run.run_plan import XFail
 from harness.core.setting import keys_of, setting
 from harness.core.stack import SAFE_NAME, safe_name
+from harness.core.upstream_tests import UpstreamTests
 from harness.plan.schema.bounds import Bounds
 from harness.plan.schema.section import Section, model_of, model_with, one_of
 from harness.plan.schema.select import SelectSection
@@ -165,6 +166,10 @@ class MatrixFile(Section):
     profiles: dict[str, str | dict[str, Any]] = Field(
         default_factory=dict,
         description="Arguments by name, for the axis `args`: a mapping, or the flags of a run as text.",
+    )
+    upstream_tests: dict[Name, model_of(UpstreamTests)] = Field(  # type: ignore[valid-type]
+        default_factory=dict,
+        description="[Unit tests of upstream](data_paths.md#upstream_tests) by name, for the axis `upstream_tests`.",
     )
     launch: model_of(Launch) = Field(  # type: ignore[valid-type]
         default_factory=Launch, description="How cells run."

@@ -17,6 +17,7 @@ from harness.core.run.run_dir import path_component
 from harness.core.serialization import dumps, from_jsonable, loads
 from harness.core.setting import keys_of
 from harness.core.stack import Checkout, Stack, digest
+from harness.core.upstream_tests import UpstreamTests
 
 CELL = CellConfig(layout=Layout(tp=2, pp=4, sp=True), data_path="sft")
 
@@ -77,6 +78,7 @@ def test_every_setting_that_can_change_a_number_changes_the_hash(name: str) -> N
         "args": Arguments((Argument(name="clip_grad", words=("1",)),)),
         "timing": TimingConfig(unpacked=True),
         "rows_of": Layout(cp=2),
+        "upstream_tests": UpstreamTests(name="packing", file="tests", passed=8),
     }
     key = keys_of(CellConfig).get(name)
     others = [value for value in key.setting.choices if value != key.default] if key else []

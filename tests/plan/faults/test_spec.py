@@ -39,7 +39,8 @@ def test_a_fault_drops_the_broadcast_to_the_middle_stages() -> None:
 def test_every_check_is_demanded_by_a_fault() -> None:
     # `slower_than_history` needs earlier runs, which no fault has; tests/app/pipeline/test_baselines.py tests it.
     # `reported` needs upstream's own trainer, which tests/app/matrices/test_trainer.py edits instead.
-    others = {"slower_than_history", "reported"}
+    # `upstream_tests` needs a checkout with tests and pytest; tests/node/data_paths/test_upstream_tests.py makes one.
+    others = {"slower_than_history", "reported", "upstream_tests"}
     assert {check for spec in FAULTS for check in spec.checks} | others == {check.name for check in CHECKS}
 
 
