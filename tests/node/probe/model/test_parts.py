@@ -54,10 +54,9 @@ def watch(monkeypatch: pytest.MonkeyPatch, *, rows: int, real: list[int], logits
         model=SimpleNamespace(moe=MoeConfig()), layout=SimpleNamespace(sp=False), micro_batch_size=rows
     )
     recorder: Any = SimpleNamespace(record=SimpleNamespace(routers=[]))
-    router = SimpleNamespace(routing=lambda logits: "made", attach_and_log_load_balancing_loss=None)
-    layer = SimpleNamespace(mlp=SimpleNamespace(router=router))
+    router = SimpleNamespace(routing=lambda logits: "made", attach_and_log_load_balancing_loss=None, apply_z_loss=None)
     context: Any = SimpleNamespace(config=config)
-    RouterRecorder({1: layer}, context, state, recorder)
+    RouterRecorder({1: router}, context, state, recorder)
     assert router.routing(logits) == "made"
     return recorder.record.routers[0]
 

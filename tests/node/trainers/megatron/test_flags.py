@@ -94,7 +94,8 @@ def test_a_hybrid_model_has_its_pattern_from_which_upstream_takes_virtual_stages
     model = ModelConfig(layers=4, pattern="G|-|*|-")
     cut = flags(replace(config("sft", pp=2, vpp=2), model=model), Path(), CPU)
     assert {"--hybrid-layer-pattern=G|-|*|-", "--linear-num-key-heads=4", "--mamba-num-heads=8"} <= {*cut}
-    assert cut[cut.index("--spec") + 1 :] == ["megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec"]
+    spec = cut.index("--spec")
+    assert cut[spec + 1 : spec + 3] == ["megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec"]
     assert not any(flag.startswith("--num-virtual-stages") for flag in cut)
     assert "--hybrid-layer-pattern=G-*-" in flags(replace(config("sft"), model=model), Path(), CPU)
     passed = {flag[2:].partition("=")[0].replace("-", "_") for flag in cut if flag.startswith("--")}
@@ -176,6 +177,7 @@ ELSEWHERE = {
     "trainer": "the trainer itself",
     "args": "a profile; its arguments are tested above",
     "lift": "rules are decided in the plan",
+    "upstream_tests": "tests of upstream train no model",
     "timed": "no trainer of upstream is timed",
     "train.save_step": "with `resume`",
     **dict.fromkeys(("pad_to_max_length", "pad_cu_seqlens", "metadata", "remove_microbatch_padding"), "not of sft"),
