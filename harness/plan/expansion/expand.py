@@ -173,7 +173,8 @@ def _group(config: CellConfig) -> str:
     """
     device = "" if config.device == "auto" else config.device
     stack = "" if config.stack == DEFAULT else config.stack
-    parts = (config.dtype, config.variant, *config.args.of_optimizer().flags(), device, stack)
+    variant = config.variant.removesuffix("gpt").rstrip("-") if config.model.as_gpt else config.variant
+    parts = (config.dtype, variant, *config.args.of_optimizer().flags(), device, stack)
     return "-".join(part for part in parts if part)
 
 
@@ -213,16 +214,17 @@ def with_controls(config: CellConfig) -> list[PlannedCell]:
 
 
 def _control_ids(cells: Iterable[Candidate], controls: dict[CellConfig, Candidate]) -> dict[str, str]:
-    """Cell id -> id of its control, in one group. Cells that do not depend on rows share one control per attention."""
-    common: dict[str, str] = {}
+    """Cell id -> id of its control, in one group. Cells whose rows do not matter share one per attention and model."""
+    common: dict[tuple[str, bool], str] = {}
     found: dict[str, str] = {}
     for cell in cells:
         attention = cell.config.attention
         if cell.config.by_rows or attention in KERNELS:
             found[cell.id] = _control_id(cell.config, controls)
         else:
-            common[attention] = common.get(attention) or _control_id(cell.config, controls)
-            found[cell.id] = common[attention]
+            key = (attention, cell.config.model.as_gpt)
+            common[key] = common.get(key) or _control_id(cell.config, controls)
+            found[cell.id] = common[key]
     return found
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from harness.infra.inputs.matrix_file import read_matrix
+from harness.plan.expansion.expand import expand
 from tests.app.matrices.test_models import named, report_of
 
 pytestmark = pytest.mark.train
@@ -21,12 +23,13 @@ COVERING = (
     "tp2-pp1-cp2-sft-hybrid-mfaf",
     "tp1-pp2-cp1-dp2-vpp2-reference-hybrid-gf_aem_fa_e-layers8-moe4x2",
 )
+MASKED = "tp2-pp1-cp1-reference-hybrid-aeae-moe4x2-masked"
 KNOWN = "tp2-pp1-cp1-nosp-reference-hybrid-gfaf"
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory, root: Path) -> dict[str, Any]:
-    only = [option for name in (*COVERING, KNOWN) for option in ("--only", name)]
+    only = [option for name in (*COVERING, KNOWN, MASKED, f"{MASKED}-gpt") for option in ("--only", name)]
     return report_of(root, tmp_path_factory.mktemp("hybrid"), "hybrid.yaml", *only)
 
 
@@ -51,8 +54,15 @@ def test_the_norm_of_gated_delta_net_without_sequence_parallelism_is_named(repor
     assert "issue 7452, finding 11" in first["known"]
 
 
-def test_what_upstream_cannot_do_is_rejected_by_rule(report: dict[str, Any]) -> None:
-    rules = {item["rule"] for item in report["rejected"]}
+def test_the_mask_of_routers_is_split_by_gpt_model_alone(report: dict[str, Any]) -> None:
+    assert named(report, f"{MASKED}-gpt")["outcome"] == "PASS"
+    cell = named(report, MASKED)
+    assert (cell["outcome"], cell["findings"][0]["check"]) == ("XFAIL", "ended")
+
+
+def test_what_upstream_cannot_do_is_rejected_by_rule(root: Path) -> None:
+    rejected = expand(read_matrix(root / "matrices" / "hybrid.yaml")).rejected
+    rules = {rejection.rule for cell in rejected for rejection in cell.rejections}
     assert rules == {"hybrid.interleaving-needs-cuts", "hybrid.heads-by-ranks"}
 
 
