@@ -35,6 +35,10 @@ class Counts:
     failed: int
     skipped: int
 
+    @property
+    def total(self) -> int:
+        return self.passed + self.failed + self.skipped
+
     def __str__(self) -> str:
         return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
 

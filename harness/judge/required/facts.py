@@ -38,6 +38,9 @@ def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
     yield from _refusal(expected.config.forbidden, record.refusal)
     if (record.upstream_tests is not None) != bool(expected.config.upstream_tests.name):
         yield f"upstream_tests is {record.upstream_tests}, and the cell's is {expected.config.upstream_tests.name!r}"
+    seen = record.upstream_tests
+    if seen is not None and not seen.passed + seen.failed + seen.skipped:
+        yield f"pytest ran none of the tests of {expected.config.upstream_tests.file}"
     for name in ("peak_memory_bytes", "peak_reserved_bytes"):
         if (getattr(record, name) or 0) < 0:
             yield f"{name} is {getattr(record, name)}"

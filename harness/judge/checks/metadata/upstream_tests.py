@@ -15,8 +15,8 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
         return []  # `completeness` covers ranks that failed earlier
     [result] = seen
     found = Counts(passed=result.passed, failed=result.failed, skipped=result.skipped)
-    if found == tests.counts:
-        return []
+    if found == tests.counts or not found.total:
+        return []  # nothing was run: the evidence is incomplete (judge/required/facts.py)
     failed = f"; failed: {', '.join(result.failures)}" if result.failures else ""
     return [
         CheckFinding(

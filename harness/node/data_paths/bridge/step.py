@@ -70,7 +70,7 @@ class BridgeStep:
     def batch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
         """The next micro-batch as upstream passes it to the model, with the loss mask of upstream's loss function."""
         vp_stage = chunk if self.context.config.layout.vpp > 1 else None
-        model = CalledModel(self.sizes, vp_stage)
+        model = CalledModel(self.sizes, vp_stage, embeds=self.context.is_first(chunk))
         _, loss = self.forward_step(self.state, iterator, model)
         mask = loss.args[0]
         return Batch(
@@ -85,10 +85,11 @@ class BridgeStep:
 class CalledModel:
     """A stub of the model that records its arguments. Process groups are Megatron's own."""
 
-    def __init__(self, config: Any, vp_stage: int | None) -> None:
+    def __init__(self, config: Any, vp_stage: int | None, *, embeds: bool = True) -> None:
         from megatron.core.process_groups_config import ProcessGroupCollection
 
         self.config, self.vp_stage = config, vp_stage
+        self.pre_process = embeds  # read by main of 2026-08
         self.pg_collection = ProcessGroupCollection.use_mpu_process_groups()
         self.given: dict[str, Any] = {}
 

@@ -54,6 +54,12 @@ def test_a_rank_that_counted_nothing_proves_nothing() -> None:
     assert "upstream_tests is None, and the cell's is 'packing'" in verdict.reason
 
 
+def test_a_run_of_no_tests_proves_nothing() -> None:
+    verdict = judge(evidence(UpstreamTestsSeen(passed=0, failed=0, skipped=0)))
+    assert (verdict.outcome, verdict.findings) == (Outcome.ERROR, [])
+    assert "pytest ran none of the tests of tests/a.py" in verdict.reason
+
+
 def test_other_cells_count_no_tests() -> None:
     found = evidence_for(config_of("sft"))
     assert upstream_tests.check(found) == []
