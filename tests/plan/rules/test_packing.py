@@ -15,7 +15,7 @@ from harness.core.packing.options import PackingOptions
 from harness.plan.rules.packing import RULES
 from harness.plan.rules.table import rejections
 
-PATHS = [path.name for path in DATA_PATHS.values() if not path.validates]
+PATHS = [path.name for path in DATA_PATHS.values() if not path.validates and path.name != "upstream_tests"]
 
 
 def cell(data_path: str, layout: Layout, seq_length: int = 64, **options: int | bool) -> CellConfig:
