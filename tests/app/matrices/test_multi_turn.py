@@ -37,5 +37,6 @@ def test_conversations_pass_on_the_paths_that_need_no_stack(tmp_path: Path) -> N
 @pytest.mark.long  # short: the faults of the self-test in masks of conversations, and the test above
 def test_every_data_path_and_trainer_masks_the_prompts_of_conversations(tmp_path: Path, root: Path) -> None:
     found = outcomes(tmp_path, root / "matrices" / "multi_turn.yaml")
-    assert found.pop("tp1-pp1-cp2-bridge_offline-bridge050") == "XFAIL"
-    assert (len(found), set(found.values())) == (15, {"PASS"})
+    for known in ("tp1-pp1-cp2-bridge_offline-bridge050", "tp2-pp1-cp2-bridge_offline-delimited-newest"):
+        assert found.pop(known) == "XFAIL"
+    assert (len(found), set(found.values())) == (19, {"PASS"})
