@@ -23,7 +23,7 @@ COVERING = (
     "tp2-pp1-cp2-sft-hybrid-mfaf",
     "tp1-pp2-cp1-dp2-vpp2-reference-hybrid-gf_aem_fa_e-layers8-moe4x2",
 )
-MASKED = "tp2-pp1-cp1-reference-hybrid-aeae-moe4x2-masked"
+MASKED = "tp2-pp1-cp1-reference-meanloss-hybrid-aeae-moe4x2-aux_loss-masked"
 KNOWN = "tp2-pp1-cp1-nosp-reference-hybrid-gfaf"
 
 
