@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +79,9 @@ def test_a_state_that_crosses_documents_fails_where_they_meet_and_the_mended_rel
     assert DOCUMENTS_MEET in first["message"]
     assert "SkyRL pull request 2056" in first["known"]
     assert named(found, "tp1-pp1-cp2-skyrl-hybrid-mfaf-skyrl040")["outcome"] == "PASS"
+
+
+def test_a_reproducer_shows_the_mask_that_is_not_split(root: Path) -> None:
+    script = root / "docs" / "reproducers" / "hybrid_padding_mask.py"
+    done = subprocess.run([sys.executable, "-W", "ignore", str(script)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "the decoder gets 4 tokens and a padding mask of 8\n"), done.stderr
