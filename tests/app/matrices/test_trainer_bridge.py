@@ -120,11 +120,17 @@ def reproduced(python: str, script: Path) -> str:
 
 
 @pytest.mark.long
-def test_upstream_passes_no_loss_mask_to_prediction_layers(root: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("prediction_without_loss_mask", "the model gets attention_mask, input_ids, labels, position_ids"),
+        ("offline_packing_ends_with_eos", "cu_seqlens_q [[0, 2]], expected [[0, 3]]"),
+    ],
+)
+def test_a_reproducer_shows_the_fault(root: Path, name: str, shown: str) -> None:
     stacks = read_matrix(root / "matrices" / "trainer_bridge.yaml").stacks
     ready = prepare(stacks.values(), lambda text: None)["bridge062"]
-    done = reproduced(ready.python, root / "docs" / "reproducers" / "prediction_without_loss_mask.py")
-    assert "the model gets attention_mask, input_ids, labels, position_ids" in done
+    assert shown in reproduced(ready.python, root / "docs" / "reproducers" / f"{name}.py")
 
 
 @pytest.mark.long
