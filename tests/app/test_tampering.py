@@ -23,6 +23,7 @@ OF_OTHER_CELLS = {
     "record.refusal.type",
     "record.environment.device",
     "record.timings.*.seconds",
+    "record.upstream_tests.failures",
 }  # tests/judge/test_tampering.py changes them
 
 pytestmark = pytest.mark.train

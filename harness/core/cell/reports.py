@@ -59,6 +59,11 @@ def counts_packed(config: CellConfig, versions: Mapping[str, str]) -> bool | Non
     return True if number >= always else None if number >= first else False
 
 
+def counts_lengths(config: CellConfig) -> bool:
+    """Whether the trainer counts the lengths of the cell's rows: Megatron-LM does of packed ones only."""
+    return config.trainer != "megatron" or config.style.packed
+
+
 def log_interval(config: CellConfig) -> int:
     """Steps from one line of metrics to the next.
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.core.cell.reports import WITH_COUNTERS, counting_ranks, counts_packed, entry_point, logged
+from harness.core.cell.reports import WITH_COUNTERS, counting_ranks, counts_lengths, counts_packed, entry_point, logged
 from harness.core.run.records import RankRecord, ReportedStep
 from harness.judge.required.expected import Expected
 
@@ -44,7 +44,7 @@ def _counting(expected: Expected, record: RankRecord) -> Iterator[str]:
 
 def _counters(expected: Expected, record: RankRecord, seen: ReportedStep) -> Iterator[str]:
     counts = counting_ranks(expected.config, record.place.pp)
-    packed = counts and bool(record.counts_packed) and expected.config.style.packed
+    packed = counts and bool(record.counts_packed) and counts_lengths(expected.config)
     for name, due in (("flops", counts), ("packed_tokens", packed), ("packed_squares", packed)):
         if (getattr(seen, name) is not None) != due:
             rule = "the trainer counts it" if due else "nothing counts it on this rank"

@@ -16,12 +16,12 @@ from torch import Tensor
 _all_gather, _reduce_scatter = dist.all_gather, dist.reduce_scatter
 
 
-def all_gather(outputs: Sequence[Tensor], tensor: Tensor, group: Any = None, async_op: bool = False) -> Any:
+def all_gather(tensor_list: Sequence[Tensor], tensor: Tensor, group: Any = None, async_op: bool = False) -> Any:
     """As torch.distributed.all_gather; with different sizes synchronous only."""
-    if _equal(outputs) or async_op:
-        return _all_gather(list(outputs), tensor, group=group, async_op=async_op)
+    if _equal(tensor_list) or async_op:
+        return _all_gather(list(tensor_list), tensor, group=group, async_op=async_op)
     rank = dist.get_rank(group)
-    for index, output in enumerate(outputs):
+    for index, output in enumerate(tensor_list):
         if index == rank:
             output.copy_(tensor)
         if output.numel():
@@ -32,13 +32,13 @@ def all_gather(outputs: Sequence[Tensor], tensor: Tensor, group: Any = None, asy
 
 
 def reduce_scatter(
-    output: Tensor, inputs: Sequence[Tensor], op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
+    output: Tensor, input_list: Sequence[Tensor], op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
 ) -> Any:
     """As torch.distributed.reduce_scatter; with different sizes synchronous only."""
-    if _equal(inputs) or async_op:
-        return _reduce_scatter(output, list(inputs), op=op, group=group, async_op=async_op)
+    if _equal(input_list) or async_op:
+        return _reduce_scatter(output, list(input_list), op=op, group=group, async_op=async_op)
     rank = dist.get_rank(group)
-    for index, part in enumerate(inputs):
+    for index, part in enumerate(input_list):
         if part.numel():
             total = part.detach().clone(memory_format=torch.contiguous_format)
             dist.reduce(total, dst=_global(group, index), op=op, group=group)

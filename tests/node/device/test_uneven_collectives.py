@@ -17,10 +17,10 @@ dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 2), rank=rank,
 seen = {}
 for name, sizes in {"other": (1, 3), "equal": (2, 2), "empty": (0, 2)}.items():
     outputs = [torch.zeros(size, 2) for size in sizes]
-    all_gather(outputs, torch.full((sizes[rank], 2), rank + 1.0))
+    all_gather(tensor_list=outputs, tensor=torch.full((sizes[rank], 2), rank + 1.0))
     output = torch.zeros(sizes[rank], 2)
     inputs = [torch.full((size, 2), 10.0 * (rank + 1) + index) for index, size in enumerate(sizes)]
-    reduce_scatter(output, inputs)
+    reduce_scatter(output=output, input_list=inputs)
     seen[name] = [[part.tolist() for part in outputs], output.tolist(), [float(part.sum()) for part in inputs]]
 open(f"{sys.argv[1]}-{rank}", "w").write(json.dumps(seen))
 if child:
