@@ -23,8 +23,8 @@ OF_OTHER_CELLS = {
     "record.refusal.type",
     "record.environment.device",
     "record.timings.*.seconds",
-    "record.upstream_tests.failures",
-}  # tests/judge/test_tampering.py changes them
+    "record.upstream_tests.failures",  # of cells that run upstream's tests
+}  # tests/judge/test_tampering.py changes the others
 
 pytestmark = pytest.mark.train
 
