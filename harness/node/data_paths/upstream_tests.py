@@ -1,4 +1,4 @@
-"""Runs upstream's own unit tests with pytest, in a process of its own without the stand-ins of ranks.
+"""Runs upstream's own unit tests with pytest, in a separate process without the stand-ins of ranks.
 
 The tests are in a checkout of the stack, which also names pytest. That nothing is collected, or a test file cannot be
 imported, proves nothing about the tests: the cell is then an ERROR.

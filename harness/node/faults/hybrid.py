@@ -1,6 +1,6 @@
 """Injections of class model in hybrid models.
 
-They replace the kernels that megatron.core.ssm.gated_delta_net.gdn calls (0.19), or change what Mamba is told.
+They replace the kernels that megatron.core.ssm.gated_delta_net.gdn calls (0.19), or change the arguments of Mamba.
 """
 
 from __future__ import annotations

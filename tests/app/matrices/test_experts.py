@@ -55,7 +55,7 @@ def test_a_known_fault_fails_at_its_place(experts: dict[str, Any], name: str) ->
 
 
 @pytest.mark.long  # short: the same checks on one release, above
-def test_a_bad_release_fails_where_it_is_known_to_and_its_mended_one_passes(tmp_path: Path, root: Path) -> None:
+def test_a_bad_release_fails_where_it_is_known_to_and_the_fixed_one_passes(tmp_path: Path, root: Path) -> None:
     report = report_of(root, tmp_path, "real_faults.yaml", "--only", "*z0.1-core*", "--only", "*etp1*")
     for name, check in (
         ("tp2-pp1-cp1-reference-moe4x2-z0.1-core{}", "z_loss"),

@@ -68,7 +68,7 @@ def test_what_upstream_cannot_do_is_rejected_by_rule(root: Path) -> None:
     assert rules == {"hybrid.interleaving-needs-cuts", "hybrid.heads-by-ranks"}
 
 
-def test_a_state_that_crosses_documents_fails_where_they_meet_and_the_mended_release_passes(
+def test_a_state_that_crosses_documents_fails_where_they_meet_and_the_fixed_release_passes(
     tmp_path: Path, root: Path
 ) -> None:
     found = report_of(root, tmp_path, "hybrid.yaml", "--only", "tp1-pp1-cp2-skyrl-*")

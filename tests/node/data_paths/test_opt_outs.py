@@ -22,7 +22,7 @@ from pathlib import Path
 from megatron.core import parallel_state, tensor_parallel
 from harness.node.data_paths.rules import CASES, _refusal
 from harness.node.device import cpu_stubs
-cpu_stubs.install()  # for a process of its own: they stay
+cpu_stubs.install()  # they stay installed, hence the separate process
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 parallel_state.initialize_model_parallel()
 tensor_parallel.model_parallel_cuda_manual_seed(1)

@@ -1,7 +1,7 @@
 """Rows for upstream's pretraining data set, GPTDataset: token ids in an indexed file.
 
 GPTDataset shuffles the documents of a file by the seed, cuts their stream into samples of seq_length and one token
-more, and shuffles the samples. The documents of a row fill seq_length tokens, so that it is a sample of its own, and
+more, and shuffles the samples. The documents of a row fill seq_length tokens, so that it is exactly one sample, and
 are written so that upstream, which shuffles, reads the rows in the order of the plan. Documents end with the token that
 ends documents, and so does all padding: with --eod-mask-loss, no such token predicts the next one.
 """
