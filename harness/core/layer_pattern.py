@@ -26,7 +26,7 @@ def checked_pattern(pattern: str) -> str:
     if odd:
         raise ValueError(f"{odd[0]!r} is no layer; use {', '.join(LAYERS)}, and {CUT} between stages")
     if pattern and not all(pattern.split(CUT)):
-        raise ValueError(f"{CUT} stands between layers: {pattern!r} has a stage without one")
+        raise ValueError(f"{CUT} separates layers: {pattern!r} has a stage without one")
     return pattern
 
 

@@ -1,4 +1,4 @@
-"""pytest runs on a folder that stands for a checkout."""
+"""pytest runs on a folder in place of a checkout."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Upstream's HybridModel: settings, layer specs from the local GPT spec, and where its layers are.
 
-Its own layer specs need Transformer Engine, and so does its final norm, which it builds by name. GPTModel stands beside
-it with the same parameters under the same names (`as_gpt`): each of its layers is two of the pattern.
+Its own layer specs need Transformer Engine, and so does its final norm, which it builds by name. With
+`as_gpt` GPTModel takes its place, with the same parameters under the same names: each layer is two of the pattern.
 Checked with megatron-core 0.18, 0.19 and main of 2026-08; MambaModel of older releases has other layer specs.
 """
 
