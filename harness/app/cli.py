@@ -14,6 +14,8 @@ from harness.app import error_boundary
 from harness.app.arguments import add_history, add_run, add_run_parent, count, hours
 from harness.app.bisect import options as bisect_options
 from harness.app.commands import compare, history
+from harness.app.dispatch import dispatch
+from harness.app.parser import Parser
 from harness.app.pipeline import announce
 from harness.app.signals import end_on_signals
 from harness.core.errors import HarnessError, InputError
@@ -28,15 +30,8 @@ _MATRIX = "matrix file (YAML), or a shipped one by name"
 _EXIT_CODES = "exit codes:\n" + "".join(f"  {code:<3}  {meaning}\n" for code, meaning in EXIT_MEANINGS.items())
 
 
-class _Parser(argparse.ArgumentParser):
-    """Prints through `screen`: argparse repeats words of the command line, which may hold secrets."""
-
-    def _print_message(self, message: str, file: Any = None) -> None:
-        screen.out(message, file or sys.stderr, end="")
-
-
 def build_parser() -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = _Parser(
+    parser = Parser(
         prog="harness",
         description="Launch and validate sequence packing in Megatron training.",
         epilog=_EXIT_CODES,
@@ -72,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _run_commands(commands: argparse._SubParsersAction[Any]) -> None:
     """Commands on an existing run, usable from any terminal."""
     for name, text in (
         ("resume", "continue a run whose launcher has ended: follow its jobs, or run the cells without a result"),
@@ -87,6 +82,10 @@ def _run_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser])
             _no_history(command)
             _notify(command)
             command.add_argument("--errors", action="store_true", help="also retry the cells that ended as ERROR")
+    listed = commands.add_parser("list", help="list the runs of a folder, also unfinished ones")
+    listed.add_argument("--limit", type=count, default=20, metavar="N", help="the newest N (default: %(default)s)")
+    listed.add_argument("--json", action="store_true", help="print JSON")
+    add_run_parent(listed)
     _shrink_options(commands.add_parser("shrink", help="find the smallest layout in which a failed cell still fails"))
     logs = commands.add_parser("logs", help="show the last lines of the logs of a run")
     add_run(logs)
@@ -210,7 +209,7 @@ def _main(words: list[str]) -> int:
         from harness.core.run.run_dir import protect_new_files  # not for --help
 
         protect_new_files()
-        return _dispatch(arguments, announce.without_secrets(command))
+        return dispatch(arguments, announce.without_secrets(command))
     except InputError as error:
         from harness.infra.console import print_problems
 
@@ -234,74 +233,6 @@ def _ended(arguments: argparse.Namespace, error: HarnessError) -> int:
         what = str(getattr(arguments, "matrix", None) or arguments.run)
         announce.announce_end(receivers, what, str(error), error.exit_code)
     return error.exit_code
-
-
-def _dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
-    from harness.app.commands import doctor, inspect, plan, run
-    from harness.app.pipeline.finalize import FinalizeOptions
-
-    options = FinalizeOptions(
-        record=not getattr(arguments, "no_history", False),
-        history=getattr(arguments, "history", None),
-        notify=tuple(getattr(arguments, "notify", None) or ()),
-        for_git=getattr(arguments, "bisect", False),
-    )
-    if arguments.command == "run":
-        return run.run(
-            arguments.matrix,
-            arguments.only,
-            arguments.run_dir,
-            command,
-            dry_run=arguments.dry_run,
-            cluster=arguments.cluster,
-            max_gpu_hours=arguments.max_gpu_hours,
-            detach=arguments.detach,
-            options=options,
-        )
-    if arguments.command == "bisect":
-        return bisect_options.run(arguments, command)
-    if arguments.command == "plan":
-        return plan.plan(arguments.matrix, as_json=arguments.json, all_rows=arguments.all, cluster=arguments.cluster)
-    if arguments.command == "verify":
-        return plan.verify(arguments.matrix)
-    if arguments.command == "schema":
-        return plan.schema()
-    if arguments.command == "resume":
-        return run.resume(arguments.run, arguments.run_dir, errors=arguments.errors, options=options)
-    if arguments.command == "report":
-        return inspect.report(arguments.run, arguments.run_dir, options)
-    on_run = {"status": inspect.status, "cancel": inspect.cancel}
-    if arguments.command in on_run:
-        return on_run[arguments.command](arguments.run, arguments.run_dir)
-    with_arguments = {"compare": compare.run, "history": history.run, "shrink": _shrink, "selftest": _selftest}
-    if arguments.command in with_arguments:
-        return with_arguments[arguments.command](arguments)
-    if arguments.command == "logs":
-        return inspect.logs(arguments.run, arguments.run_dir, arguments.cell, arguments.rank)
-    return doctor.doctor(arguments.cluster, arguments.run_dir)
-
-
-def _selftest(arguments: argparse.Namespace) -> int:
-    from harness.app.commands import selftest
-
-    return (
-        selftest.list_faults()
-        if arguments.list
-        else selftest.run(arguments.only, arguments.run_dir, trainers=arguments.trainers)
-    )
-
-
-def _shrink(arguments: argparse.Namespace) -> int:
-    from harness.app.shrink.command import shrink
-
-    return shrink(
-        arguments.run,
-        arguments.cell,
-        arguments.run_dir,
-        rounds=arguments.rounds,
-        check=arguments.check,
-        issue=arguments.issue,
-    )
 
 
 if __name__ == "__main__":

@@ -99,6 +99,8 @@ def test_bad_input_ends_with_2_names_the_place_and_leaves_nothing(
     ("arguments", "said"),
     [
         (["run", "missing.yaml"], "missing.yaml"),
+        (["run", "smal.yaml"], "did you mean small.yaml?"),
+        (["plan", "smoek"], "did you mean smoke?"),
         (["run", "small.yaml", "--only", "tp2-pp2-cp1-sfd"], "did you mean tp2-pp2-cp1-sft"),
         (["run", "small.yaml", "--detach"], "--detach: there are no jobs on this machine"),
         (["logs", "nothing"], "no run 'nothing'"),
@@ -107,7 +109,7 @@ def test_bad_input_ends_with_2_names_the_place_and_leaves_nothing(
         (["report", "latest"], "no run 'latest'"),
         (["selftest", "--only", "no-such-fault"], "no-such-fault"),
         (["shrink", "latest", "a", "--rounds", "0"], "invalid number from 1 to 1,000,000,000 value: '0'"),
-        (["frobnicate"], "invalid choice"),
+        (["frobnicate"], "no such command: 'frobnicate'"),
         (["verify", "n" * 300], "File name too long"),
         (["bisect", "small.yaml", "--repo", "n" * 300, "--good", "a", "--bad", "b"], "the name is too long"),
         (["report", "nothing", "--run-dir", "n" * 300], "no run 'nothing'"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.app.arguments import add_run_parent, factor
 from harness.core.errors import InputError, Problem
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MOST_BYTES = 256 * MIB  # of a report.json
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser = commands.add_parser(
         "compare", help="show what changed from one run to another; exit code 1 for a regression"
     )

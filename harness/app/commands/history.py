@@ -42,7 +42,7 @@ _ACTIONS = {
 }
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """The parser of the command; its actions share the filters."""
     from harness.infra.table_files import FORMATS
 

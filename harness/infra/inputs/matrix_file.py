@@ -13,6 +13,7 @@ from typing import Any
 from harness.core.errors import InputError, Problem
 from harness.core.packing.documents import MOST_LENGTH, MOST_LENGTHS
 from harness.infra.inputs import yaml_file
+from harness.infra.inputs.shipped import require_matrix
 from harness.infra.inputs.text_file import MIB, expanded, read_text
 from harness.infra.screen import environment_secrets
 from harness.plan.matrix.load import Matrix, load
@@ -27,6 +28,7 @@ def read_matrix(path: Path, change: Callable[[Any], Any] = lambda values: values
 
     `change`: applied to the file's values before they are checked.
     """
+    require_matrix(path)
     source = yaml_file.read(path)
     refuse_secrets(source.values, environment_secrets(), file=source.file, lines=source.lines)
     return load(

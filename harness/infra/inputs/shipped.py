@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 
 import harness
+from harness.core.errors import InputError, Problem
 from harness.infra.inputs.text_file import exists, is_file
 
 _PACKAGE = Path(harness.__file__).resolve().parent
@@ -29,3 +31,20 @@ def matrix_path(name: str) -> Path:
     path = Path(name)
     found = shipped("matrices") / (name if name.endswith(".yaml") else f"{name}.yaml")
     return found if "/" not in name and not exists(path) and is_file(found) else path
+
+
+def require_matrix(path: Path) -> None:
+    """InputError, with the nearest name, when there is no such matrix file."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError):  # read_text says what is wrong
+        return
+    else:
+        return
+    beside = [file.name for file in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+    names = {file.stem for file in shipped("matrices").glob("*.yaml")} if path.parent == Path() else set()
+    near = difflib.get_close_matches(path.name, [*beside, *sorted(names)], n=1)
+    hint = f"did you mean {near[0]}?" if near else None
+    raise InputError(Problem(message="no such file", file=str(path), hint=hint))

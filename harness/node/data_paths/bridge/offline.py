@@ -3,6 +3,7 @@
 | megatron-bridge | builder in data.builders | its configuration |
 |---|---|---|
 | 0.4, 0.5 | finetuning_dataset.FinetuningDatasetBuilder | FinetuningDatasetConfig: packed_sequence_specs |
+| between | the same | FinetuningDatasetConfig: enable_offline_packing, offline_packing_specs |
 | 0.6 | gpt_sft.GPTSFTDatasetBuilder | GPTSFTDatasetConfig: enable_offline_packing, offline_packing_specs |
 
 Documents are passed as upstream's JSON lines, through a tokenizer that reads numbers; the first rank packs, as in
@@ -15,6 +16,7 @@ padded, upstream counts the last token unless it is the end of sentence, so docu
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -74,23 +76,15 @@ class BridgeOfflinePath:
         return built_tokenizer(folder)
 
     def _read(self, config: Any, tokenizer: Any) -> Any:
-        if hasattr(config, "enable_offline_packing"):
+        if missing("data.builders.gpt_sft") is None:
             from megatron.bridge.data.builders.gpt_sft import GPTSFTDatasetBuilder
 
             return GPTSFTDatasetBuilder(config, tokenizer).build()[0]
         from megatron.bridge.data.builders.finetuning_dataset import FinetuningDatasetBuilder
 
-        known: tuple[str, ...] = (
-            "dataset_root",
-            "seq_length",
-            "seed",
-            "memmap_workers",
-            "max_train_samples",
-            "packed_sequence_specs",
-        )
-        known += ("dataset_kwargs", "do_validation", "do_test")
-        fields = {name: getattr(config, name) for name in known}
-        return FinetuningDatasetBuilder(tokenizer=tokenizer, **fields).build()[0]
+        known = inspect.signature(FinetuningDatasetBuilder.__init__).parameters
+        given = {name: getattr(config, name) for name in known if hasattr(config, name)}
+        return FinetuningDatasetBuilder(tokenizer=tokenizer, **given).build()[0]
 
     def _folder(self, truth: StepTruth) -> Path:
         return self.context.folder / "bridge" / (truth.leg.name if truth.leg else f"step-{truth.step}")

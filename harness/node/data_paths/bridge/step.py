@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,12 +37,12 @@ def dataset_config(config: CellConfig, root: str, specs: Any = None, **dataset_k
         "do_test": False,
     }
     try:
-        from megatron.bridge.data.builders.gpt_sft import GPTSFTDatasetConfig
+        from megatron.bridge.data.builders.gpt_sft import GPTSFTDatasetConfig as Upstream
     except ModuleNotFoundError:
-        from megatron.bridge.training.config import FinetuningDatasetConfig
-
-        return FinetuningDatasetConfig(packed_sequence_specs=specs, **given)
-    return GPTSFTDatasetConfig(enable_offline_packing=specs is not None, offline_packing_specs=specs, **given)
+        from megatron.bridge.training.config import FinetuningDatasetConfig as Upstream
+    if "packed_sequence_specs" in {field.name for field in fields(Upstream)}:  # up to 0.5
+        return Upstream(packed_sequence_specs=specs, **given)
+    return Upstream(enable_offline_packing=specs is not None, offline_packing_specs=specs, **given)
 
 
 def state_of(dataset: Any, sizes: Any) -> Any:

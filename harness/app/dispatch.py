@@ -1,0 +1,129 @@
+"""From the words of a command line to the command that they name."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from harness.app.bisect import options as bisect_options
+from harness.app.commands import compare, history
+
+
+def dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
+    """Run the command; the modules that it needs are imported here, not for --help."""
+    if arguments.command in _READING:
+        return _READING[arguments.command](arguments)
+    if arguments.command == "bisect":
+        return bisect_options.run(arguments, command)
+    from harness.app.commands import inspect, run
+    from harness.app.pipeline.finalize import FinalizeOptions
+
+    options = FinalizeOptions(
+        record=not arguments.no_history,
+        history=arguments.history,
+        notify=tuple(arguments.notify or ()),
+        for_git=getattr(arguments, "bisect", False),
+    )
+    if arguments.command == "resume":
+        return run.resume(arguments.run, arguments.run_dir, errors=arguments.errors, options=options)
+    if arguments.command == "report":
+        return inspect.report(arguments.run, arguments.run_dir, options)
+    return run.run(
+        arguments.matrix,
+        arguments.only,
+        arguments.run_dir,
+        command,
+        dry_run=arguments.dry_run,
+        cluster=arguments.cluster,
+        max_gpu_hours=arguments.max_gpu_hours,
+        detach=arguments.detach,
+        options=options,
+    )
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from harness.app.commands import plan
+
+    return plan.plan(arguments.matrix, as_json=arguments.json, all_rows=arguments.all, cluster=arguments.cluster)
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from harness.app.commands import plan
+
+    return plan.verify(arguments.matrix)
+
+
+def _schema(_: argparse.Namespace) -> int:
+    from harness.app.commands import plan
+
+    return plan.schema()
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from harness.app.commands import inspect
+
+    return inspect.status(arguments.run, arguments.run_dir)
+
+
+def _cancel(arguments: argparse.Namespace) -> int:
+    from harness.app.commands import inspect
+
+    return inspect.cancel(arguments.run, arguments.run_dir)
+
+
+def _logs(arguments: argparse.Namespace) -> int:
+    from harness.app.commands import inspect
+
+    return inspect.logs(arguments.run, arguments.run_dir, arguments.cell, arguments.rank)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from harness.app.commands import doctor
+
+    return doctor.doctor(arguments.cluster, arguments.run_dir)
+
+
+def _selftest(arguments: argparse.Namespace) -> int:
+    from harness.app.commands import selftest
+
+    return (
+        selftest.list_faults()
+        if arguments.list
+        else selftest.run(arguments.only, arguments.run_dir, trainers=arguments.trainers)
+    )
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from harness.app.commands.list_runs import list_runs
+
+    return list_runs(arguments.run_dir, limit=arguments.limit, as_json=arguments.json)
+
+
+def _shrink(arguments: argparse.Namespace) -> int:
+    from harness.app.shrink.command import shrink
+
+    return shrink(
+        arguments.run,
+        arguments.cell,
+        arguments.run_dir,
+        rounds=arguments.rounds,
+        check=arguments.check,
+        issue=arguments.issue,
+    )
+
+
+# The commands that start no run, and judge none.
+_READING: dict[str, Callable[[argparse.Namespace], int]] = {
+    "plan": _plan,
+    "verify": _verify,
+    "schema": _schema,
+    "status": _status,
+    "cancel": _cancel,
+    "logs": _logs,
+    "list": _list,
+    "doctor": _doctor,
+    "compare": compare.run,
+    "history": history.run,
+    "shrink": _shrink,
+    "selftest": _selftest,
+}

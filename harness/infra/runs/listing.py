@@ -1,0 +1,65 @@
+"""The runs under a folder, from the few files that say how each stands; plans and records are not read."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.core.run.run_dir import RunDir, text_of
+from harness.core.serialization import loads
+from harness.infra.runs.lock import launcher_of
+
+_STARTED = re.compile(r".*-(\d{8}T\d{6}Z)-[0-9a-f]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedRun:
+    run_id: str
+    started: str  # as in the run's id; empty if the folder was renamed
+    state: str  # running | finished | interrupted
+    verdict: str = ""  # of a finished run
+    counts: dict[str, int] = field(default_factory=dict)  # outcome -> cells of a finished run, those above 0
+    cells: int = 0  # folders of cells of a run that has not finished
+    ended: int = 0  # of these, with a result
+
+    @property
+    def text(self) -> str:
+        """E.g. "PASS: 42 PASS, 1 REJECTED", or "3 of 7 cells have ended"."""
+        if self.state == "finished":
+            return f"{self.verdict.upper()}: {', '.join(f'{count} {name}' for name, count in self.counts.items())}"
+        return f"{self.ended} of {self.cells} cells have ended"
+
+    def jsonable(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def listing(run_parent: Path) -> list[ListedRun]:
+    """Every run directory below the folder, oldest first by start."""
+    folders = [path.parent for path in run_parent.glob("*/plan.json")] if run_parent.is_dir() else []
+    runs = [_listed(RunDir(folder)) for folder in folders]
+    return sorted(runs, key=lambda run: (run.started, run.run_id))
+
+
+def _listed(run: RunDir) -> ListedRun:
+    named = _STARTED.fullmatch(run.root.name)
+    base: dict[str, Any] = {"run_id": run.root.name, "started": named[1] if named else ""}
+    running = launcher_of(run) is not None
+    if not running and (report := _report(run)):
+        counts = {str(name): int(count) for name, count in report["counts"].items() if count}
+        return ListedRun(state="finished", verdict=str(report["verdict"]), counts=counts, **base)
+    ended = Counter(any(cell.glob("attempt-*/result.json")) for cell in (run.root / "cells").glob("*"))
+    state = "running" if running else "interrupted"
+    return ListedRun(state=state, cells=ended.total(), ended=ended[True], **base)
+
+
+def _report(run: RunDir) -> dict[str, Any] | None:
+    """The head of report.json; None if there is none that can be read."""
+    with suppress(OSError, ValueError, RecursionError):
+        report = loads(text_of(run.root / "report.json"))
+        if isinstance(report, dict) and isinstance(report.get("counts"), dict) and "verdict" in report:
+            return report
+    return None

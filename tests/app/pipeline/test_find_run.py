@@ -1,0 +1,47 @@
+"""A run is named by its path, a file in it, its id, the beginning of that, or 'latest'."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.app.pipeline.find_run import find_run
+from harness.core.errors import InputError
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for name in ("smoke-20261124T215736Z-905b", "smoke-20261125T010000Z-0001", "nightly-20261125T020000Z-0002"):
+        folder = tmp_path / "reports" / name
+        folder.mkdir(parents=True)
+        (folder / "plan.json").write_text("{}")
+        (folder / "report.html").write_text("")
+    return tmp_path / "reports"
+
+
+@pytest.mark.parametrize(
+    "name", ["nightly-20261125T020000Z-0002", "night", "{runs}/nightly-20261125T020000Z-0002", "{file}"]
+)
+def test_every_way_to_name_a_run(name: str, runs: Path) -> None:
+    wanted = runs / "nightly-20261125T020000Z-0002"
+    assert find_run(name.format(runs=runs, file=wanted / "report.html"), runs).root == wanted
+
+
+def test_the_beginning_of_several_ids_names_none(runs: Path) -> None:
+    with pytest.raises(InputError) as raised:
+        find_run("smoke", runs)
+    assert "2 runs begin with 'smoke'" in str(raised.value)
+    assert "smoke-20261124T215736Z-905b, smoke-20261125T010000Z-0001" in str(raised.value)
+
+
+def test_a_misspelt_id_gets_a_suggestion(runs: Path) -> None:
+    with pytest.raises(InputError) as raised:
+        find_run("nihgtly-20261125T020000Z-0002", runs)
+    assert "did you mean nightly-20261125T020000Z-0002?" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["", "report.html", "/", "no\0such"])
+def test_other_words_name_no_run(name: str, runs: Path) -> None:
+    with pytest.raises(InputError):
+        find_run(name, runs)
