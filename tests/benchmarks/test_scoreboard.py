@@ -1,0 +1,102 @@
+"""The scoreboard: every cell that it names exists, and a fault counts only if its cells ended as they must."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from harness.core.outcomes import Outcome
+from harness.infra.inputs.matrix_file import read_matrix
+from harness.judge.report.model import Report
+from harness.plan.expansion.expand import expand
+from tests.sample_report import sample_report
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def board() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("scoreboard", BENCHMARKS / "scoreboard.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "scoreboard", module)  # dataclasses look their module up
+        spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def table(board: ModuleType) -> Any:
+    return board.read_table((BENCHMARKS / "scoreboard.toml").read_text(encoding="utf-8"))
+
+
+def test_every_entry_names_cells_of_its_matrix(table: Any, root: Path) -> None:
+    entries = [entry for fault in table.faults for entry in (*fault.bad, *fault.good)]
+    ids: dict[str, list[str]] = {}
+    for matrix in {entry.partition(": ")[0] for entry in entries}:
+        assert matrix in table.matrices
+        made = expand(read_matrix(root / "matrices" / f"{matrix}.yaml")).cells
+        ids[matrix] = [cell.id.rpartition("-")[0] for cell in made]
+    absent = []
+    for entry in entries:
+        matrix, _, pattern = entry.partition(": ")
+        if not any(fnmatchcase(name, pattern) for name in ids[matrix]):
+            absent.append(entry)
+    assert not absent
+
+
+def test_every_fault_has_a_list_an_id_of_its_own_and_cells_or_a_reason(table: Any) -> None:
+    names = [(fault.list, fault.id) for fault in table.faults]
+    assert len(set(names)) == len(names)
+    assert {name for name, _ in names} == set(table.lists)
+    assert all(bool(fault.bad) != bool(fault.why_not) for fault in table.faults)
+
+
+def _with(outcomes: dict[str, Outcome]) -> dict[str, Report]:
+    """A report of the matrix `m` whose cells ended so, by id without hash."""
+    report = sample_report()
+    cell = report.cells[0]
+    cells = [replace(cell, id=f"{name}-0a", outcome=outcome, role="cell") for name, outcome in outcomes.items()]
+    return {"m": replace(report, matrix="m", cells=cells)}
+
+
+def test_a_fault_is_shown_if_its_cells_fail_as_known_and_those_without_it_pass(board: ModuleType) -> None:
+    fault = board.Fault(list="l", id="1", title="t", bad=("m: *-bad",), good=("m: *-good",))
+    right = {"x-bad": Outcome.XFAIL, "y-bad": Outcome.XFAIL, "x-good": Outcome.PASS}
+    assert board.scored(fault, _with(right)).why_not == ""
+    assert "y-bad-0a is PASS" in board.scored(fault, _with({**right, "y-bad": Outcome.PASS})).why_not
+    assert "x-good-0a is XFAIL" in board.scored(fault, _with({**right, "x-good": Outcome.XFAIL})).why_not
+    assert board.scored(fault, {}).why_not == "NOT RUN: m: *-bad"
+    assert board.scored(fault, _with({"x-bad": Outcome.XFAIL})).why_not == "NOT RUN: m: *-good"
+
+
+def test_problems_are_what_is_not_shown_not_listed_not_run_or_a_false_alarm(board: ModuleType) -> None:
+    fault = board.Fault(list="l", id="1", title="t", bad=("m: x-bad",))
+    table = board.Table(matrices=("m", "n"), lists={"l": "L"}, faults=(fault,))
+    reports = _with({"x-bad": Outcome.PASS, "z-bad": Outcome.XFAIL, "clean": Outcome.FAIL})
+    assert board.problems(table, reports) == [
+        "l 1: NOT SHOWN: x-bad-0a is PASS",
+        "n: no report",
+        "a known failure that no fault lists: m: z-bad",
+        "false alarm: clean-0a",
+    ]
+
+
+def test_the_page_counts_faults_and_clean_cells(board: ModuleType) -> None:
+    shown = board.Fault(list="l", id="1", title="shown", bad=("m: x-bad",))
+    out = board.Fault(list="l", id="2", title="not", why_not="no such model")
+    gpu = board.Fault(list="l", id="3", title="kernel", why_not="a kernel", gpu=True)
+    table = board.Table(matrices=("m",), lists={"l": "Some faults"}, faults=(shown, out, gpu))
+    page = board.page(table, _with({"x-bad": Outcome.XFAIL, "clean": Outcome.PASS, "odd": Outcome.ERROR}))
+    assert "**1 faults are shown.**" in page
+    assert "## Some faults\n\n**1 of 2.** 1 more need a GPU.\n" in page
+    assert "| 1 | shown |  | `m` |\n| 2 | not |  | no such model |\n" in page
+    assert "| harness | 2 | 1 |" in page
