@@ -81,7 +81,9 @@ def _run(config: CellConfig, recorder: Recorder, listener: int | None, attempt: 
         raise
     except (Exception, SystemExit) as error:  # argparse in the code under test raises SystemExit
         _prove_imports(recorder)
-        recorder.fail(error)
+        raised = recorder.fail(error)
+        with suppress(OSError):  # the log is where people look first
+            print(raised, file=sys.stderr, flush=True)
         if share.nodes > 1:  # before connections close and the peers fail in turn
             reason = redacted(f"{type(error).__name__}: {error}", secret_values(os.environ))[:1000]
             write_abort(attempt, Abort(node=share.node, rank=recorder.record.rank, reason=reason))

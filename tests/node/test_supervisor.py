@@ -311,6 +311,8 @@ def test_no_secret_that_the_code_under_test_prints_or_raises_is_left_in_a_file(
     log = files[Path("log/rank-00000.log")]
     assert b"opening https://***@host/data with ***" in log
     assert b"\xff as C++ code writes: ***\n" in log
+    assert b"Traceback (most recent call last)" in log
+    assert b"ValueError: cannot open https://***@host/data with ***" in log
     record = from_jsonable(RankRecord, loads(AttemptDir(tmp_path).record(0).read_text()))
     assert record.failure is not None
     assert record.failure.message == "cannot open https://***@host/data with ***"

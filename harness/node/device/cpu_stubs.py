@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -93,9 +95,16 @@ def _thd_get_partitioned_indices(cu_seqlens: torch.Tensor, total: int, cp_size: 
             f"the CPU stub of thd_get_partitioned_indices got cu_seqlens of type {kind}; the real kernel may accept it"
         )
     bounds = [int(value) for value in cu_seqlens.tolist()]
+    _require_ascending(bounds)
     if bounds[-1] != total:
         raise ValueError(f"cu_seqlens ends at {bounds[-1]}, the row has {total} tokens")
     return torch.tensor(zigzag(bounds, cp_size, cp_rank), dtype=torch.int32)
+
+
+def _require_ascending(bounds: Sequence[int]) -> None:
+    """ValueError for offsets that no kernel can take, e.g. -1 after the last; core/frames.py blames the caller."""
+    if bounds[0] < 0 or any(later < earlier for earlier, later in pairwise(bounds)):
+        raise ValueError(f"cu_seqlens must ascend from 0: {bounds}")
 
 
 PARTITION = types.SimpleNamespace(

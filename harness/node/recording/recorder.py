@@ -88,22 +88,24 @@ class Recorder:
         self.flush()
         self.written = ended
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> str:
+        """Write the error into the record and end it; returns its traceback without secrets."""
         unread = [id(seen) for seen, _ in self._pending]  # after a CUDA error nothing can be read from the GPU
         for layers in (self.record.layers, self.record.recomputed):
             layers[:] = [seen for seen in layers if id(seen) not in unread]
         self._pending = []
         secrets = secret_values(os.environ)
-        raised = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        raised = redacted("".join(traceback.format_exception(type(error), error, error.__traceback__)), secrets)
         self.record.failure = Failure(
             type=type(error).__name__,
             message=redacted(str(error), secrets)[:4000],
-            traceback=redacted(raised, secrets)[-16000:],
+            traceback=raised[-16000:],
             time=time.time(),
             frames=frames_of(error),
             errno=errno_of(error),
         )
         self.end("raised")
+        return raised
 
 
 def needs_sync(tensor: Tensor) -> bool:

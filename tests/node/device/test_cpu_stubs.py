@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from harness.core.frames import CODE, deciding
 from harness.core.packing.arithmetic import zigzag
 from harness.node.device.cpu_stubs import _thd_get_partitioned_indices
 
@@ -21,6 +22,14 @@ def test_the_partition_stub_is_zigzag_per_document() -> None:
 def test_the_partition_stub_refuses_offsets_that_do_not_end_at_the_row() -> None:
     with pytest.raises(ValueError, match="ends at 16, the row has 20"):
         _thd_get_partitioned_indices(torch.tensor([0, 16], dtype=torch.int32), 20, 2, 0)
+
+
+@pytest.mark.parametrize("bounds", [[0, 8, 16, -1, -1], [0, 8, 4, 16], [-1, 16]])
+def test_offsets_that_no_kernel_can_take_are_blamed_on_the_caller(bounds: list[int]) -> None:
+    with pytest.raises(ValueError, match="must ascend from 0") as raised:
+        _thd_get_partitioned_indices(torch.tensor(bounds, dtype=torch.int32), 16, 2, 0)
+    stub = [f"harness/node/device/cpu_stubs.py:{one.lineno} in {one.name}" for one in raised.traceback[1:]]
+    assert deciding(["megatron/core/utils.py:7 in f", *stub])[0] == CODE
 
 
 def test_installing_moves_cuda_factories_to_the_cpu_and_names_what_it_replaced() -> None:

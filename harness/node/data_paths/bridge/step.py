@@ -64,6 +64,7 @@ class BridgeStep:
             seq_length=context.config.train.seq_length,
             sequence_parallel=layout.sp,
             mtp_num_layers=mtp.layers if mtp else None,
+            is_hybrid_model=bool(context.config.model.pattern),  # decides on total_tokens from 0.5 on
         )
         self.state = state_of(dataset, sizes)
         self.sizes = sizes
