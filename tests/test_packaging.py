@@ -54,6 +54,7 @@ def test_the_wheel_has_every_file_that_is_no_module_once(wheel: Path, root: Path
         names = [name for name in archive.namelist() if not name.endswith(".py") and ".dist-info/" not in name]
     folders = ("matrices", "sbatch_templates")
     shipped = [file.relative_to(root) for folder in folders for file in (root / folder).rglob("*") if file.is_file()]
+    shipped += [file.relative_to(root) for file in (root / "docs").glob("*.md")]  # for `harness explain`
     listed = subprocess.run(["git", "check-ignore", *map(str, shipped)], cwd=root, capture_output=True, text=True)
     kept = {f"harness/shipped/{file}" for file in shipped if str(file) not in listed.stdout.splitlines()}
     templates = {f"harness/infra/html/templates/{file.name}" for file in root.glob("harness/infra/html/templates/*")}

@@ -11,7 +11,7 @@ from typing import Any
 
 import harness
 from harness.app import error_boundary
-from harness.app.arguments import add_history, add_run, add_run_parent, count, hours
+from harness.app.arguments import RUN, add_history, add_run, add_run_parent, count, hours
 from harness.app.bisect import options as bisect_options
 from harness.app.commands import compare, history
 from harness.app.dispatch import dispatch
@@ -86,6 +86,10 @@ def _run_commands(commands: argparse._SubParsersAction[Any]) -> None:
     listed.add_argument("--limit", type=count, default=20, metavar="N", help="the newest N (default: %(default)s)")
     listed.add_argument("--json", action="store_true", help="print JSON")
     add_run_parent(listed)
+    explain = commands.add_parser("explain", help="say what a rule, check, failure class, key or cell is about")
+    explain.add_argument("word", metavar="WORD", help="a name from reports or the documentation, or a cell of RUN")
+    explain.add_argument("--run", default="latest", metavar="RUN", help=f"the run of a cell: {RUN} (default: latest)")
+    add_run_parent(explain)
     _shrink_options(commands.add_parser("shrink", help="find the smallest layout in which a failed cell still fails"))
     logs = commands.add_parser("logs", help="show the last lines of the logs of a run")
     add_run(logs)

@@ -99,6 +99,12 @@ def _list(arguments: argparse.Namespace) -> int:
     return list_runs(arguments.run_dir, limit=arguments.limit, as_json=arguments.json)
 
 
+def _explain(arguments: argparse.Namespace) -> int:
+    from harness.app.commands.explain import explain
+
+    return explain(arguments.word, arguments.run, arguments.run_dir)
+
+
 def _shrink(arguments: argparse.Namespace) -> int:
     from harness.app.shrink.command import shrink
 
@@ -121,6 +127,7 @@ _READING: dict[str, Callable[[argparse.Namespace], int]] = {
     "cancel": _cancel,
     "logs": _logs,
     "list": _list,
+    "explain": _explain,
     "doctor": _doctor,
     "compare": compare.run,
     "history": history.run,

@@ -148,3 +148,12 @@ def test_no_value_of_a_secret_variable_is_written_before_the_start(
     written = [path.read_text() for path in tmp_path.glob("reports/**/*") if path.is_file()]
     assert written
     assert secret not in "".join(written) + done.stdout + done.stderr
+
+
+def test_explain_names_what_it_knows_and_what_is_near(tmp_path: Path) -> None:
+    done = harness("explain", "params_present", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "packed params exist for every layer" in done.stdout
+    done = harness("explain", "paramspresent", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "did you mean params_present" in done.stderr

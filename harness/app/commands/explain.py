@@ -1,0 +1,68 @@
+"""`harness explain`: what a rule, check, failure class, fault, key or term means; and why a cell ended as it did."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from harness.core.errors import InputError, Problem
+from harness.core.outcomes import EXIT_PASS, Outcome
+from harness.infra import screen
+from harness.infra.screen import relative_path
+
+
+def explain(word: str, run: str, run_parent: Path) -> int:
+    """Print the documentation's entries of this name, or the cell of a run."""
+    from harness.infra.inputs.reference import reference
+
+    entries = reference()
+    found = [entry for entry in entries if entry.name.lower() == word.lower()]
+    if found:
+        screen.out("\n\n".join(entry.text for entry in found))
+        return EXIT_PASS
+    if cells := _cells(word, run, run_parent):
+        screen.out("\n\n".join(cells))
+        return EXIT_PASS
+    near = difflib.get_close_matches(word, dict.fromkeys(entry.name for entry in entries), n=3)
+    hint = f"did you mean {', '.join(near)}?" if near else None
+    allowed = "a rule, check, failure class, fault, key of a matrix or term, or a cell of a run"
+    raise InputError(Problem(message=f"nothing is known of {word!r}", allowed=allowed, hint=hint))
+
+
+def _cells(word: str, run: str, run_parent: Path) -> list[str]:
+    """Each cell of the run whose id or name begins with the word, or matches it as a pattern."""
+    from fnmatch import fnmatchcase
+
+    from harness.app.pipeline.find_run import find_run
+    from harness.judge.report.render_json import read_report
+
+    try:
+        directory = find_run(run, run_parent)
+        report = read_report((directory.root / "report.json").read_text(encoding="utf-8"))
+    except (InputError, OSError, ValueError):
+        return []
+    texts = []
+    for cell in report.cells:
+        if not (cell.id.startswith(word) or fnmatchcase(cell.id.rpartition("-")[0], word)):
+            continue
+        attempt = directory.attempt(cell.id, cell.attempts)
+        lines = [f"{cell.id}: {cell.outcome}" + (f", {cell.reason}" if cell.reason else "")]
+        lines += [f"  {finding.lane}, {finding.check}: {finding.message}" for finding in cell.findings]
+        if cell.failure:
+            lines += [f"  {cell.failure.title}: {cell.failure.message}", f"  {cell.failure.advice}"]
+        if cell.outcome in (Outcome.PASS, Outcome.FLAKY):
+            lines.append(f"  rests on {cell.evidence.text}")
+        lines += [f"  compared with  {cell.control}"] if cell.control else []
+        lines += [
+            f"  configuration  {relative_path(attempt.config)}",
+            f"  logs           harness logs {relative_path(directory.root)} {cell.id}",
+            f"  run it again   {cell.reproduce}",
+        ]
+        texts.append("\n".join(lines))
+    for rejected in report.rejected:
+        if rejected.id.startswith(word) or fnmatchcase(rejected.id.rpartition("-")[0], word):
+            reasons = rejected.rejections or []
+            lines = [f"{rejected.id}: REJECTED"]
+            lines += [f"  {one.rule}: {one.reason} (source: {one.source})" for one in reasons]
+            texts.append("\n".join(lines))
+    return texts

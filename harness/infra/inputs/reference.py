@@ -1,0 +1,63 @@
+"""The tables of the documentation as entries by name: rules, checks, failure classes, faults, terms.
+
+The pages are the ones in docs/, which the wheel contains; tests compare their tables with the code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harness.infra.inputs.shipped import shipped
+
+PAGES = ("rules.md", "checks.md", "failures.md", "glossary.md", "matrix.md", "data_paths.md", "trainers.md")
+_LINK = re.compile(r"\[([^]]+)]\([^)]*\)")
+_NAME = re.compile(r"`([^`]+)`|\*\*([^*]+)\*\*")
+_CELL_END = re.compile(r"(?<!\\)\|")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One row of a table: the name in its first column, and what the other columns say."""
+
+    name: str
+    page: str
+    section: str
+    fields: tuple[tuple[str, str], ...]  # (column, text), without empty ones
+
+    @property
+    def text(self) -> str:
+        lines = [f"{self.name}  ({self.section}; docs/{self.page})"]
+        width = max((len(column) for column, _ in self.fields), default=0)
+        return "\n".join([*lines, *(f"  {column:<{width}}  {said}" for column, said in self.fields)])
+
+
+def reference() -> list[Entry]:
+    """Every entry of every page, in the order of the pages."""
+    found: list[Entry] = []
+    for page in PAGES:
+        found += _entries(page, (shipped("docs") / page).read_text(encoding="utf-8"))
+    return found
+
+
+def _entries(page: str, text: str) -> Iterator[Entry]:
+    section, columns = page, list[str]()
+    for line in text.splitlines():
+        if line.startswith("#"):
+            section = line.lstrip("# ")
+        if not line.startswith("|"):
+            columns = []
+            continue
+        cells = [_plain(cell) for cell in _CELL_END.split(line)[1:-1]]
+        if not columns:
+            columns = cells
+        elif set(line) - set("|- :"):
+            fields = tuple((column, said) for column, said in zip(columns[1:], cells[1:]) if said)
+            for ticked, bold in _NAME.findall(_CELL_END.split(line)[1]):
+                yield Entry(name=ticked or bold, page=page, section=section, fields=fields)
+
+
+def _plain(cell: str) -> str:
+    """A cell of a table without Markdown."""
+    return _LINK.sub(r"\1", cell).replace("\\|", "|").replace("**", "").replace("`", "").replace("*", "").strip()

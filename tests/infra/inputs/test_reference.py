@@ -1,0 +1,34 @@
+"""`harness explain` finds every rule, check, failure class and fault that the code has, in the tables of the docs."""
+
+from __future__ import annotations
+
+from harness.infra.inputs.reference import Entry, reference
+from harness.judge.checks.table import CHECKS
+from harness.judge.failures.patterns import PATTERNS
+from harness.plan.faults import FAULTS
+from harness.plan.rules.table import RULES
+
+
+def _named(name: str) -> list[Entry]:
+    return [entry for entry in reference() if entry.name == name]
+
+
+def test_every_name_that_a_report_can_show_is_explained() -> None:
+    names = {entry.name for entry in reference()}
+    shown = [rule.id for rule in RULES] + [check.name for check in CHECKS]
+    shown += [pattern.name for pattern in PATTERNS] + [fault.name for fault in FAULTS]
+    assert [name for name in shown if name not in names] == []
+
+
+def test_an_entry_has_the_columns_of_its_table_without_markdown() -> None:
+    (entry,) = _named("cp.seq-length")
+    assert entry.text.splitlines() == [
+        "cp.seq-length  (Rules; docs/rules.md)",
+        "  forbids  cp above 1: train.seq_length not divisible by 2 x cp",
+        "  source   Megatron-LM validate_args; Megatron-Bridge ConfigContainer.validate",
+    ]
+
+
+def test_terms_and_keys_are_entries_too() -> None:
+    assert "the unit that runs" in _named("cell")[0].text
+    assert any(entry.page == "matrix.md" and "Tensor parallel size" in entry.text for entry in _named("tp"))
