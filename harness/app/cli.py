@@ -121,6 +121,21 @@ def _shrink_options(shrink: argparse.ArgumentParser) -> None:
 def _run_options(run: argparse.ArgumentParser) -> None:
     _matrix(run)
     _only(run, "CELL", "run only cells with this id, name or shell-style pattern (repeatable)")
+    run.add_argument(
+        "-k",
+        dest="expression",
+        default="",
+        metavar="EXPRESSION",
+        help="run only cells whose id contains these texts, with and, or, not: 'tp2 and not sft'",
+    )
+    run.add_argument("--failed", action="store_true", help="run only the cells that failed in the matrix's newest run")
+    run.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SETTING",
+        help="use this value instead of the matrix file's: train.steps=5 or 'matrix.tp=[1, 2]' (repeatable)",
+    )
     _cluster(run)
     add_run_parent(run, default=None)
     add_history(run)

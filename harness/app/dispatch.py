@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+from harness.app.arguments import RUN_PARENT
 from harness.app.bisect import options as bisect_options
 from harness.app.commands import compare, history
 
@@ -17,6 +18,7 @@ def dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
         return bisect_options.run(arguments, command)
     from harness.app.commands import inspect, run
     from harness.app.pipeline.finalize import FinalizeOptions
+    from harness.app.pipeline.plan_run import PlanRequest
 
     options = FinalizeOptions(
         record=not arguments.no_history,
@@ -28,17 +30,30 @@ def dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
         return run.resume(arguments.run, arguments.run_dir, errors=arguments.errors, options=options)
     if arguments.command == "report":
         return inspect.report(arguments.run, arguments.run_dir, options)
-    return run.run(
-        arguments.matrix,
-        arguments.only,
-        arguments.run_dir,
-        command,
-        dry_run=arguments.dry_run,
+    request = PlanRequest(
+        matrix=arguments.matrix,
+        only=[*arguments.only, *_failed(arguments)],
+        settings=arguments.set,
+        expression=arguments.expression,
+        command=command,
         cluster=arguments.cluster,
+    )
+    return run.run(
+        request,
+        arguments.run_dir,
+        dry_run=arguments.dry_run,
         max_gpu_hours=arguments.max_gpu_hours,
         detach=arguments.detach,
         options=options,
     )
+
+
+def _failed(arguments: argparse.Namespace) -> list[str]:
+    if not arguments.failed:
+        return []
+    from harness.app.selection.failed import failed_cells
+
+    return failed_cells(arguments.matrix, arguments.run_dir or RUN_PARENT)
 
 
 def _plan(arguments: argparse.Namespace) -> int:

@@ -33,7 +33,7 @@ def _cells(word: str, run: str, run_parent: Path) -> list[str]:
     """Each cell of the run whose id or name begins with the word, or matches it as a pattern."""
     from fnmatch import fnmatchcase
 
-    from harness.app.pipeline.find_run import find_run
+    from harness.app.selection.find_run import find_run
     from harness.judge.report.render_json import read_report
 
     try:

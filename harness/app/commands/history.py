@@ -210,7 +210,7 @@ def _import(names: Sequence[str], parent: Path, file: Path) -> int:
     """Record every readable run; unreadable ones are reported, and the exit code is then 2."""
     from harness.app.commands.compare import MOST_BYTES
     from harness.app.pipeline.finalize import record
-    from harness.app.pipeline.find_run import find_run
+    from harness.app.selection.find_run import find_run
     from harness.infra.inputs.text_file import read_text
     from harness.judge.report.render_json import read_report
 

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from harness.app.pipeline.finalize import FinalizeOptions, judge_and_report
-from harness.app.pipeline.find_run import find_run
+from harness.app.selection.find_run import find_run
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import EXIT_PASS, EXIT_UNDECIDED
 from harness.infra import screen
@@ -44,7 +44,7 @@ def cancel(name: str, run_parent: Path) -> int:
 
 def logs(name: str, run_parent: Path, cell: str | None, rank: int | None) -> int:
     """Print the last lines of the logs of the run's jobs and agents, or of the ranks of cells."""
-    from harness.app.pipeline.selection import matching
+    from harness.app.selection.cells import matching
     from harness.infra.runs.evidence_files import read_plan
     from harness.infra.runs.logs import job_logs_text, logs_of
 

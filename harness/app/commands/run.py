@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.app.arguments import RUN_PARENT
 from harness.app.commands.plan import forecast_lines
 from harness.app.pipeline.finalize import FinalizeOptions, judge_and_report
-from harness.app.pipeline.find_run import find_run
+from harness.app.selection.find_run import find_run
 from harness.core.errors import InputError
 from harness.core.outcomes import EXIT_INTERRUPTED, EXIT_PASS
 from harness.core.run.run_dir import RunDir
@@ -24,13 +23,10 @@ if TYPE_CHECKING:
 
 
 def run(
-    matrix_file: Path,
-    only: Sequence[str],
+    request: plan_run.PlanRequest,
     run_parent: Path | None,
-    command: Sequence[str],
     *,
     dry_run: bool,
-    cluster: str | None = None,
     max_gpu_hours: float | None = None,
     detach: bool = False,
     options: FinalizeOptions,
@@ -44,7 +40,6 @@ def run(
     from harness.infra.launchers import launcher_for
     from harness.plan.jobs.cost import refuse_above
 
-    request = plan_run.PlanRequest(matrix=matrix_file, only=only, command=command, cluster=cluster)
     planned = plan_run.plan_run(request)
     plan_ = planned.plan
     launcher = launcher_for(planned.cluster)

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from harness.app.pipeline.planning import expand_for, requested_stacks
-from harness.app.pipeline.selection import select
+from harness.app.selection.cells import select
 from harness.core.cell.axis_values import WITH_COMMAND_LINE, WITH_FIELDS
 from harness.core.errors import InfrastructureError, InputError, Problem
 from harness.core.run.run_dir import RunDir, write_atomic, write_json
@@ -20,6 +20,7 @@ from harness.core.text.secrets import redacted, without_secrets
 from harness.infra.console import say
 from harness.infra.inputs.cluster_file import cluster_of
 from harness.infra.inputs.matrix_file import read_matrix
+from harness.infra.inputs.overrides import overriding
 from harness.infra.inputs.yaml_file import dump
 from harness.infra.launchers import launcher_for
 from harness.infra.local_launcher import end_without_agent
@@ -41,6 +42,8 @@ class PlanRequest:
 
     matrix: Path
     only: Sequence[str] = ()
+    settings: Sequence[str] = ()  # KEY=VALUE of --set
+    expression: str = ""  # -k
     command: Sequence[str] = ()
     cluster: str | None = None  # --cluster; None: as the matrix says
 
@@ -62,9 +65,9 @@ class Planned:
 
 def plan_run(request: PlanRequest) -> Planned:
     """The plan of a matrix file; reads only files, the clock and facts of the machine."""
-    matrix = read_matrix(request.matrix)
+    matrix = read_matrix(request.matrix, overriding(request.settings))
     cluster, file = cluster_of(matrix, request.cluster)
-    expansion = select(expand_for(matrix, cluster), request.only)
+    expansion = select(expand_for(matrix, cluster), request.only, request.expression)
     plan = plan_cells(expansion, name=matrix.name, file=str(request.matrix), command=request.command)
     plan = replace(
         plan,
@@ -73,6 +76,7 @@ def plan_run(request: PlanRequest) -> Planned:
         history=matrix.history,
         peak_tflops={**cluster.peak_tflops, **matrix.peak_tflops},
         cluster=request.cluster,
+        settings=list(request.settings),
         max_attempts=matrix.launch.max_attempts,
     )
     return Planned(matrix=matrix, plan=plan, cluster=cluster, cluster_file=file)

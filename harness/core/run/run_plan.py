@@ -182,6 +182,7 @@ class RunPlan:
     history: BaselineRequest | None = None
     peak_tflops: dict[str, float] = field(default_factory=dict)  # of one GPU by dtype, where the user gives it
     cluster: str | None = None  # as --cluster named it; None: as the matrix says
+    settings: list[str] = field(default_factory=list)  # KEY=VALUE of --set, which change the matrix file's values
     max_attempts: int = 3  # of one cell, if the cluster ends its attempts
     provenance: dict[str, Any] = field(default_factory=dict)
     stacks: dict[str, ReadyStack] = field(default_factory=dict)  # of its cells, without the default one

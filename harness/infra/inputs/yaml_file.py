@@ -43,8 +43,11 @@ class YamlFile:
 
 def read(path: Path) -> YamlFile:
     """Read one YAML 1.2 document; InputError with file and line for anything else, or beyond a limit."""
-    file = str(path)
-    text = read_text(path, MOST_BYTES)
+    return parsed(read_text(path, MOST_BYTES), str(path))
+
+
+def parsed(text: str, file: str) -> YamlFile:
+    """The same from a text; `file`: what errors name."""
     lines: dict[KeyPath, int] = {}
     reader = YAML(typ="safe", pure=True)
     reader.Composer = _BoundedComposer

@@ -127,7 +127,8 @@ def _cell(plan: RunPlan, cell: PlannedCell, evidence: CellEvidence, verdict: Cel
 def _reproduce(plan: RunPlan, cell: str) -> str:
     """The command that runs one cell as this run did."""
     cluster = ["--cluster", plan.cluster] if plan.cluster else []
-    return shlex.join(["harness", "run", plan.matrix_file, *cluster, "--only", cell])
+    settings = [word for setting in plan.settings for word in ("--set", setting)]
+    return shlex.join(["harness", "run", plan.matrix_file, *cluster, *settings, "--only", cell])
 
 
 def _timing(evidence: CellEvidence) -> dict[str, float]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.app.pipeline.find_run import find_run
+from harness.app.selection.find_run import find_run
 from harness.core.errors import InputError
 
 

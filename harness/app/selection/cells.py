@@ -1,4 +1,4 @@
-"""`--only`: selects planned cells."""
+"""`--only` and `-k`: select planned cells."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
+from harness.app.selection.expression import parse
 from harness.core.errors import InputError, Problem
 from harness.core.run.run_plan import Expansion
 
+_PLAN = "`harness plan` lists the names"
 
-def select(expansion: Expansion, patterns: Sequence[str]) -> Expansion:
+
+def select(expansion: Expansion, patterns: Sequence[str], expression: str = "") -> Expansion:
     """Cells whose id, or name without the hash, matches a pattern, with the cells that they are compared with.
 
-    InputError for a pattern that matches nothing. No patterns: everything.
+    `expression`: only those of them whose id fits it (expression.py). InputError for a pattern, or an expression, that
+    matches nothing. Neither: everything.
     """
-    if not patterns:
+    if not patterns and not expression:
         return expansion
     problems: list[Problem] = []
     chosen: set[str] = set()
@@ -27,6 +31,12 @@ def select(expansion: Expansion, patterns: Sequence[str]) -> Expansion:
             problems += error.problems
     if problems:
         raise InputError(problems)
+    if expression:
+        fits = parse(expression)
+        within = chosen if patterns else {cell.id for cell in expansion.cells if cell.role == "cell"}
+        chosen = {cell for cell in within if fits(cell)}
+        if not chosen:
+            raise InputError(Problem(key="-k", message="no cell fits", found=repr(expression), hint=_PLAN))
     chosen |= {cell.base for cell in expansion.cells if cell.id in chosen and cell.base}
     for cell in reversed(expansion.controls_first):
         chosen |= {cell.control} if cell.id in chosen and cell.control else set()
@@ -53,7 +63,7 @@ def _no_match(expansion: Expansion, pattern: str, option: str) -> Problem:
         return Problem(message=f"{option}{pattern}: a rule rejects {rejected[0].id}: {first.reason}")
     names = [cell.id.rpartition("-")[0] for cell in expansion.cells]
     near = difflib.get_close_matches(pattern, names, n=3)
-    hint = f"did you mean {', '.join(near)}?" if near else "`harness plan` lists the names"
+    hint = f"did you mean {', '.join(near)}?" if near else _PLAN
     if expansion.selection:
         hint += f"; {expansion.selection.left_out} cells are left out, `select: full` plans them"
     return Problem(message=f"{option}{pattern}: no such cell", hint=hint)

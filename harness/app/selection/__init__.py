@@ -1,0 +1,1 @@
+"""Which cells, and which run, the words of a command line name."""

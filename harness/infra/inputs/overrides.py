@@ -1,0 +1,52 @@
+"""`--set`: values of a matrix that the command line gives, e.g. train.steps=5 or matrix.tp=[1,2]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any
+
+from harness.core.errors import InputError, Problem
+from harness.infra.inputs import yaml_file
+
+_AXES = "matrix"
+
+
+def overriding(settings: Sequence[str]) -> Callable[[Any], Any]:
+    """A function that puts the settings into the values of a matrix file; InputError for one that is not like
+    train.steps=5.
+
+    KEY is a path with dots into the file; what follows `matrix.` is the name of one axis, which may have dots itself.
+    VALUE is YAML. Whether the key exists and the value fits, the file's own checks say.
+    """
+    changes = [_parsed(setting) for setting in settings]
+
+    def change(values: Any) -> Any:
+        changed = deepcopy(values)
+        for path, value in changes:
+            _put(changed, path, value)
+        return changed
+
+    return change
+
+
+def _parsed(setting: str) -> tuple[list[str], Any]:
+    key, separator, text = setting.partition("=")
+    first, _, rest = key.partition(".")
+    path = [first, rest] if first == _AXES and rest else key.split(".")
+    if not separator or not all(path):
+        hint = "e.g. --set train.steps=5 or --set 'matrix.tp=[1, 2]'"
+        message = "needs a key, an equals sign and a value"
+        raise InputError(Problem(key="--set", message=message, found=repr(setting), hint=hint))
+    return path, yaml_file.parsed(text, f"--set {key}").values
+
+
+def _put(values: Any, path: Sequence[str], value: Any) -> None:
+    """Where the path leads through something that is no mapping, that is replaced, as if the file were edited."""
+    if not isinstance(values, dict):
+        return  # the file itself is no mapping, which is reported
+    for name in path[:-1]:
+        if not isinstance(values.get(name), dict):
+            values[name] = {}
+        values = values[name]
+    values[path[-1]] = value
