@@ -13,6 +13,7 @@ from harness.node.data_paths.table import ADAPTERS
 from harness.node.device.cuda_forks import forks_protected, gpu_table
 from harness.node.probe.model import attention_kinds, gpt, kernels
 from harness.node.probe.model import parts as model_parts
+from harness.node.probe.model.adapters import unavailable_adapters
 from harness.node.probe.model.hybrid import missing_kernels, missing_package
 from harness.node.trainers.table import TRAINERS
 
@@ -24,6 +25,7 @@ def refusal(config: CellConfig, ranks_here: int) -> Rejection | Missing | None:
         unavailable = adapter.unavailable(config) if adapter else None
         if not unavailable and config.trainer in TRAINERS:
             unavailable = TRAINERS[config.trainer].unavailable(config)
+        unavailable = unavailable or unavailable_adapters(config.model.peft)
     if unavailable:
         return unavailable
     if reason := model_parts.unsupported_parts(config):

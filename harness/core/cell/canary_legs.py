@@ -57,8 +57,8 @@ def why_not(config: CellConfig, canary: str) -> str:
         return "upstream's trainer does nothing but train; the same cell with trainer harness runs canary legs"
     if config.model.drops and canary in _OF_OTHERS:
         return "experts have a capacity, so which tokens they drop depends on all tokens of a row"
-    if canary == "rewriting" and config.model.mtp is not None:
-        return "multi-token prediction continues from the hidden states that the output layer gets"
+    if canary == "rewriting" and (reason := _not_rewritten(config)):
+        return reason
     if fixed := config.path.canaries_without_effect.get(canary):
         return fixed
     try:
@@ -74,6 +74,13 @@ def why_not(config: CellConfig, canary: str) -> str:
         except ValueError as error:
             return f"leg {leg.name}: {error}"
     return "" if legs else _NOTHING_TO_VARY[canary]
+
+
+def _not_rewritten(config: CellConfig) -> str:
+    if config.model.mtp is not None:
+        return "multi-token prediction continues from the hidden states that the output layer gets"
+    frozen = config.model.peft is not None
+    return "the embedding is frozen, so the input of the first layer has no gradient" if frozen else ""
 
 
 def _isolation(config: CellConfig) -> list[Leg]:

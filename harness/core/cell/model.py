@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.core.cell.layout import Layers
+from harness.core.cell.peft import PeftConfig
 from harness.core.layer_pattern import CUT, checked_pattern, layers_of
 from harness.core.setting import setting
 
@@ -266,6 +267,9 @@ class ModelConfig:
     moe: MoeConfig | None = setting(None, doc="Experts; if omitted, dense feed-forward blocks.", later=True)
     mtp: MtpConfig | None = setting(None, doc="Multi-token prediction; if omitted, none.", later=True)
     mla: MlaConfig | None = setting(None, doc="Multi-latent attention; if omitted, heads and kv_heads.", later=True)
+    peft: PeftConfig | None = setting(
+        None, doc="[Adapters](models.md#adapters) of Megatron-Bridge; if omitted, all weights train.", later=True
+    )
 
     @property
     def hybrid(self) -> bool:

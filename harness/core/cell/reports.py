@@ -34,7 +34,8 @@ _PRETRAIN, _FINETUNE = "megatron.bridge.training.pretrain.pretrain", "megatron.b
 
 def entry_point(config: CellConfig) -> str:
     """The function of upstream that trains this part of the cell; empty for trainers that have only one."""
-    return (_FINETUNE if config.saved_in else _PRETRAIN) if config.trainer == "bridge" else ""
+    begins = not config.saved_in and config.model.peft is None  # adapters are put on the weights of a checkpoint
+    return (_PRETRAIN if begins else _FINETUNE) if config.trainer == "bridge" else ""
 
 
 def counting_ranks(config: CellConfig, stage: int) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from harness.core.cell.layout import Coordinates
 from harness.core.cell.timing import GpuState, Timed
 from harness.core.run.states import CanaryLeg, LegName, Phase, RankEnd
-from harness.core.run.tensor_records import ActivationSeen, ParameterSeen, StateSeen
+from harness.core.run.tensor_records import ActivationSeen, FrozenSeen, MergedSeen, ParameterSeen, StateSeen
 
 SCHEMA_VERSION = 2  # of records; in 1, cpu_stubs were called stand_ins
 
@@ -296,6 +296,8 @@ class RankRecord:
     evaluations: list[EvaluationSeen] = field(default_factory=list)
     states: list[StateSeen] = field(default_factory=list)  # of cells that continue from a checkpoint
     parameters: list[ParameterSeen] = field(default_factory=list)
+    frozen: list[FrozenSeen] = field(default_factory=list)  # of models with adapters
+    merged: list[MergedSeen] = field(default_factory=list)  # likewise, if upstream merges their kind
     activations: list[ActivationSeen] = field(default_factory=list)
     legs: list[LegSeen] = field(default_factory=list)
     routers: list[RouterSeen] = field(default_factory=list)

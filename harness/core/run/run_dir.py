@@ -5,7 +5,7 @@ reports/<run_id>/
   submissions/<array>.sbatch  <array>.<job>.{out,err}  <allocation>.{json,log}
   agents/<order>.<node>.{jsonl,heartbeat}  <allocation>.{claim-<n>,refused-<job>-<restart>}.json
   cells/<cell_id>/attempt-<n>/{config.json, ranks/rank-00007.json, log/rank-00007.log, result.json, interrupted, data/,
-                               checkpoint/, resumed/{config.json, ranks/, log/, result.json, data/}}
+                               checkpoint/, pretrained/, resumed/{config.json, ranks/, log/, result.json, data/}}
   interleaving/<pair>/attempt-<n>/<turn>
   node-code/harness/
   shrink/<cell_id>/{round-01/ (a run), answers.jsonl, shrink.json, smallest.yaml, issue.md}
@@ -171,6 +171,11 @@ class AttemptDir:
     def checkpoint(self) -> Path:
         """The folder that one part of the attempt saves to and the other loads from."""
         return self._whole.root / "checkpoint"
+
+    @property
+    def pretrained(self) -> Path:
+        """The folder of the weights on which both parts of the attempt put adapters."""
+        return self._whole.root / "pretrained"
 
     @property
     def number(self) -> int:

@@ -56,6 +56,30 @@ class StoredParameter:
     digest: str = ""  # if the layouts are the same: of the bytes of all three that this rank's optimizer holds
 
 
+@dataclass(kw_only=True)
+class FrozenSeen:
+    """A weight that does not train, since the model has adapters; this rank's shard of it."""
+
+    name: str  # global name, as of a parameter that trains
+    sharded: bool
+    before: str  # digest of its bytes before the first step
+    after: str = ""  # likewise after the last one
+    gradient: bool = False  # whether it had a gradient after the last step
+    shard: int | None = None  # as of a parameter that trains
+
+
+@dataclass(kw_only=True)
+class MergedSeen:
+    """A weight with its adapter merged into it by upstream; this rank's shard."""
+
+    name: str  # of the frozen weight
+    sharded: bool
+    before: Fingerprint  # of the initial weights
+    after: Fingerprint | None = None  # of the weights after the last step
+    output_off: float | None = None  # |output of merged layer - of adapted one| / |output of adapter|; None: of experts
+    shard: int | None = None
+
+
 STORED = {  # the tensors of StoredParameter, and what messages call them
     "weight": "the weight",
     "first_moment": "the first moment",

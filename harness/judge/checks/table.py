@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from harness.core.outcomes import Finding, Lane
+from harness.judge.checks.adapters import frozen_weights, merged_weights
 from harness.judge.checks.canaries import determinism, isolation, order, padding, repetition, rewriting, truncation
 from harness.judge.checks.experts import capacity, expert_bias, z_loss
 from harness.judge.checks.finding import CheckFinding
@@ -104,6 +105,8 @@ CHECKS: tuple[Check, ...] = (
     Check("norm_members", Lane.NUMERICS, norm_members.check),
     Check("grad_norm", Lane.NUMERICS, grad_norm.check),
     Check("trained_weights", Lane.NUMERICS, trained_weights.check),
+    Check("frozen_weights", Lane.NUMERICS, frozen_weights.check),
+    Check("merged_weights", Lane.NUMERICS, merged_weights.check),
     Check("reported", Lane.NUMERICS, reported.check),
     Check("printed", Lane.NUMERICS, printed.check),
     Check("evaluation", Lane.NUMERICS, evaluation.check),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from harness.core.cell.layout import Coordinates
 from harness.core.run.records import RankRecord
-from harness.core.run.tensor_records import ActivationSeen, Fingerprint, ParameterSeen, UpdateSeen
+from harness.core.run.tensor_records import ActivationSeen, Fingerprint, MergedSeen, ParameterSeen, UpdateSeen
 from harness.judge.stats.distance import add
 
 
@@ -58,7 +58,7 @@ def _counted(
                 yield place, seen
 
 
-def shard_of(place: Coordinates, seen: ParameterSeen) -> int:
+def shard_of(place: Coordinates, seen: ParameterSeen | MergedSeen) -> int:
     """The number of a rank's shard of a parameter; -1 if it holds all of it.
 
     Experts that are split otherwise than other weights have the number in the record.

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.report.model import Weight
-from harness.judge.required import facts, legs, model, states, timing
+from harness.judge.required import adapters, facts, legs, model, states, timing
 from harness.judge.required.expected import Expected
 
-_SUBJECTS = (facts, legs, model, states, timing)
+_SUBJECTS = (adapters, facts, legs, model, states, timing)
 _MOST_NAMED = 3
 _OTHER_ROWS = "gradients and steps after the first are not compared with the control, which has different rows"
 

@@ -90,24 +90,30 @@ def _parameters(
 def parameters_problems(
     expected: Expected, at: Coordinates, seen: Sequence[ParameterSeen] | Sequence[StoredParameter]
 ) -> Iterator[str]:
-    """What is wrong with the names of the parameters that a rank recorded."""
+    """What is wrong with the names of the parameters that a rank recorded: with adapters, only these train."""
     twice = [item for item, count in Counter(one.name for one in seen).items() if count > 1]
     if twice:
         yield f"{twice[0]} is listed twice"
-    held = {layer for item in seen if (layer := layer_of(item.name))}
-    right = set(expected.layers(at.pp))
-    if held != right:
-        yield f"recorded for layers {sorted(held)}, stage {at.pp} has {sorted(right)}"
-    if at.pp == 0 and not any(item.name.startswith("embedding.") for item in seen):
-        yield "the first stage has no embedding"
-    if expected.is_last(at) and not any(item.name.startswith(("output_layer.", "embedding.")) for item in seen):
-        yield "the last stage has no output layer"
+    if expected.model.peft is None:
+        yield from whole_model_problems(expected, at, [item.name for item in seen])
     for item in seen:
         shard = expected.layout.expert_shard(at) if _EXPERT.search(item.name) else None
         if item.sharded and (expected.layout.tp if shard is None else expected.layout.expert_tp) == 1:
             yield f"{item.name} is sharded over tp, but tp is 1"
         if isinstance(item, ParameterSeen) and item.shard != shard:
             yield f"{item.name} is recorded as shard {item.shard}, not {shard}"
+
+
+def whole_model_problems(expected: Expected, at: Coordinates, names: Sequence[str]) -> Iterator[str]:
+    """What a stage lacks, or has beyond its layers."""
+    held = {layer for name in names if (layer := layer_of(name))}
+    right = set(expected.layers(at.pp))
+    if held != right:
+        yield f"recorded for layers {sorted(held)}, stage {at.pp} has {sorted(right)}"
+    if at.pp == 0 and not any(name.startswith("embedding.") for name in names):
+        yield "the first stage has no embedding"
+    if expected.is_last(at) and not any(name.startswith(("output_layer.", "embedding.")) for name in names):
+        yield "the last stage has no output layer"
 
 
 def disagreements(expected: Expected, records: dict[int, RankRecord]) -> Iterator[str]:

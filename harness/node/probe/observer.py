@@ -94,7 +94,11 @@ class Observer:
         self.recorder.progress(self.state.leg, self.state.step, len(self.truth.plans), phase)
 
     def named_parameters(self) -> Iterator[NamedParameter]:
-        """Parameters of all chunks of this rank."""
+        """The parameters of all chunks of this rank that train."""
+        return (item for item in self.all_parameters() if item.parameter.requires_grad)
+
+    def all_parameters(self) -> Iterator[NamedParameter]:
+        """Parameters of all chunks of this rank, those that adapters freeze too."""
         ranks = shard_ranks(self.context)
         for chunk in self.chunks:
             yield from named_parameters(unwrap(chunk), **ranks)

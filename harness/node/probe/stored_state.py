@@ -43,7 +43,7 @@ def _parameter(item: NamedParameter, held: Held, seed: int, *, exact: bool) -> S
         weight=weight,
         first_moment=first,
         second_moment=second,
-        digest=_digest(*parts) if exact else "",
+        digest=digest(*parts) if exact else "",
     )
 
 
@@ -51,15 +51,15 @@ def _random() -> str:
     """What `megatron.training.checkpointing.get_rng_state` saves."""
     trackers = get_cuda_rng_tracker().get_states()
     _, key, *position = numpy.random.get_state()
-    digest = hashlib.sha256(repr((random.getstate(), position)).encode() + key.tobytes())
-    digest.update(_digest(torch.get_rng_state(), *(trackers[name] for name in sorted(trackers))).encode())
-    return digest.hexdigest()[:16]
+    found = hashlib.sha256(repr((random.getstate(), position)).encode() + key.tobytes())
+    found.update(digest(torch.get_rng_state(), *(trackers[name] for name in sorted(trackers))).encode())
+    return found.hexdigest()[:16]
 
 
-def _digest(*tensors: Tensor | None) -> str:
+def digest(*tensors: Tensor | None) -> str:
     """Of the bytes of tensors; None, which this rank does not hold, is not an empty tensor."""
-    digest = hashlib.sha256()
+    found = hashlib.sha256()
     for tensor in tensors:
         data = b"-" if tensor is None else tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
-        digest.update(len(data).to_bytes(8, "big") + data)
-    return digest.hexdigest()[:16]
+        found.update(len(data).to_bytes(8, "big") + data)
+    return found.hexdigest()[:16]

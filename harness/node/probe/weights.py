@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.core.cell.config import CellConfig
+from harness.core.cell.peft import is_adapter
 from harness.node.probe.model.hybrid import is_paired, is_recurrent, name_in_pattern
 from harness.node.probe.model.hybrid import sections as sections_of
 
@@ -20,7 +21,11 @@ _RECURRENT = re.compile(r"\blayers\.\d+\.(self_attention|mixer)\.")
 _EXPERT = re.compile(r"\bexperts\.local_experts\.(\d+)\.")
 # Layers of Megatron -> the dimension in which ranks split their weights; upstream's own mark of it is under test.
 _SPLIT = {"VocabParallelEmbedding": 0, "ColumnParallelLinear": 0, "RowParallelLinear": 1}
+_STACKED = re.compile(r"\blinear_fc1\.(?!adapter\.(linear_in|adapter_))")
 _PER_HEAD = ".softmax_offset"
+# Megatron-Bridge puts an adapted layer into a wrapper. Without that in its name, a weight has the values that it has in
+# the model without adapters.
+_WRAPPED = ".to_wrap."
 TIED_NAME = "embedding.word_embeddings.weight"
 # Reserved token ids, which do not occur inside documents; each document ends with END. Upstream masks labels that equal
 # padding. A canary leg replaces PADDING with OTHER_PADDING.
@@ -29,6 +34,7 @@ PADDING, END, OTHER_PADDING = 0, 1, 2
 # state that leaks into the next document shows there for tens of tokens.
 _TIME_STEP, _LONG_MEMORY = ".dt_bias", -3.0
 INITIAL_STD = 0.02  # GPT-2's initial standard deviation, Megatron's default init_method_std
+ADAPTER_STD = 0.1  # of both factors of an adapter, whose output is then about as large as its layer's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +95,7 @@ def named_parameters(
         shard = _shard_of(name, parameter, split if count > 1 else None, index, count)
         if shard.dim is not None:
             shard = replace(shard, sections=sections)
-        name = name_in_pattern(name) if is_paired(chunk) else name
+        name = (name_in_pattern(name) if is_paired(chunk) else name).replace(_WRAPPED, ".")
         own = index if found and expert_split else None
         yield NamedParameter(
             name=name, parameter=parameter, shard=shard, split=split, sections=sections, expert_shard=own
@@ -132,7 +138,8 @@ def _shard_of(name: str, parameter: Any, dim: int | None, tp_rank: int, tp_size:
 
 
 def _pieces(name: str) -> int:
-    return 2 if "linear_fc1" in name else 1
+    """Gate and up projection are stacked; the first factor of their adapter, which both share, is not."""
+    return 2 if _STACKED.search(name) else 1
 
 
 MOST_PARTS = 8  # enough to compose the shards of tp 2, 4 and 8
@@ -173,14 +180,26 @@ def content_tokens(config: CellConfig, step: int, document: int, length: int, *,
     return ids
 
 
-def initialize(chunk: Any, *, seed: int, **ranks: Any) -> None:
-    """Overwrite every parameter; norm weights become 1 + small noise, so that their gradients differ.
+def initialize(chunk: Any, *, seed: int, only_trained: bool = False, **ranks: Any) -> None:
+    """Overwrite every parameter, or those that train; norm weights become 1 + small noise, so that their gradients
+    differ.
 
     `ranks`: which shards this rank holds, as for `named_parameters`.
     """
     with torch.no_grad():
         for item in named_parameters(chunk, **ranks):
-            full = draw("weight", item.name, item.shard.full, seed) * INITIAL_STD
+            if only_trained and not item.parameter.requires_grad:
+                continue
+            std = ADAPTER_STD if is_adapter(item.name) else INITIAL_STD
+            full = draw("weight", item.name, item.shard.full, seed) * std
             if item.parameter.dim() == 1:
                 full += _LONG_MEMORY if item.name.endswith(_TIME_STEP) else 1.0
             item.parameter.copy_(item.shard.take(full))
+
+
+def forget(chunks: list[Any]) -> None:
+    """Overwrite all weights of model chunks with numbers that no training survives, until they are loaded."""
+    with torch.no_grad():
+        for chunk in chunks:
+            for parameter in chunk.parameters():
+                parameter.fill_(torch.nan)

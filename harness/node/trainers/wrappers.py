@@ -31,6 +31,7 @@ from torch import Tensor
 from harness.core.run.records import BatchSeen, ReportedStep, StepSeen
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.device.placement import synchronize
+from harness.node.probe.adapter_record import AdapterRecord
 from harness.node.probe.hooks.batches import batch_seen
 from harness.node.probe.model.gpt import shard_ranks, unwrap
 from harness.node.probe.observer import Observer
@@ -75,16 +76,19 @@ class Wrappers:
     def built(self, chunks: list[Any], optimizer: Any, scheduler: Any = None) -> None:
         """To be called when upstream has built the model chunks and their optimizer, and loaded a checkpoint."""
         if not self.context.config.begins:
-            self._initialize(chunks, optimizer)
+            self.initialize(chunks, only_trained=self.context.config.model.peft is not None)
+            optimizer.reload_model_params()  # the optimizer's fp32 copies of the weights
         self.observer = Observer(chunks, self.context, self.recorder)
+        self.adapters = AdapterRecord(self.observer)
         self.optimizer, self.scheduler = optimizer, scheduler
         self._store()
         optimizer.step = partial(self._update, optimizer.step)
 
-    def _initialize(self, chunks: list[Any], optimizer: Any) -> None:
+    def initialize(self, chunks: list[Any], *, only_trained: bool = False) -> None:
+        """Give model chunks the cell's weights; `only_trained`: upstream has loaded those that adapters freeze."""
+        ranks = shard_ranks(self.context)
         for chunk in chunks:
-            initialize(unwrap(chunk), seed=self.context.config.train.seed, **shard_ranks(self.context))
-        optimizer.reload_model_params()  # the optimizer's fp32 copies of the weights
+            initialize(unwrap(chunk), seed=self.context.config.train.seed, only_trained=only_trained, **ranks)
 
     def _store(self) -> None:
         """Record the state that a checkpoint holds, where the cell compares it: the last one before the next step."""
@@ -120,6 +124,8 @@ class Wrappers:
         self.step += 1
         if self.updates and self.step == self.context.config.train.steps:
             self.updates.last()
+        if self.step == self.context.config.train.steps:
+            self.adapters.last()
         self._store()
         self.recorder.flush()
 

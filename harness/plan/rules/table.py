@@ -6,11 +6,23 @@ from collections.abc import Iterable
 
 from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Rejection
-from harness.plan.rules import attention, experts, hybrid, layout, loss, model, packing, resume, runtime, trainer
+from harness.plan.rules import (
+    adapters,
+    attention,
+    experts,
+    hybrid,
+    layout,
+    loss,
+    model,
+    packing,
+    resume,
+    runtime,
+    trainer,
+)
 from harness.plan.rules.rule import Own, Rule, Shape, own_of
 
 SHAPE_RULES: tuple[Rule[Shape], ...] = (
-    layout.RULES + packing.RULES + loss.RULES + model.RULES + hybrid.RULES + experts.RULES
+    layout.RULES + packing.RULES + loss.RULES + model.RULES + hybrid.RULES + experts.RULES + adapters.RULES
 )
 # Of dtype, attention, device, recomputation, process groups, trainer, checkpoints.
 CELL_RULES: tuple[Rule[CellConfig], ...] = attention.RULES + runtime.RULES + trainer.RULES + resume.RULES

@@ -14,10 +14,10 @@ _GLOBAL_BATCH = {"megatron": "--global-batch-size", "bridge": "TrainingConfig.gl
 # Parts of the model that its adapter passes on.
 _GIVEN = {
     "megatron": ("moe", "mtp", "pattern", "window", "window_skip", "qk_layernorm"),
-    "bridge": ("moe", "mtp"),
+    "bridge": ("moe", "mtp", "peft"),
     "skyrl": (),
 }
-_PARTS = ("moe", "mtp", "mla", "rope_fusion", "cuda_graphs", "gathered_logits", "pattern", "as_gpt")
+_PARTS = ("moe", "mtp", "mla", "rope_fusion", "cuda_graphs", "gathered_logits", "pattern", "as_gpt", "peft")
 _OF_ATTENTION = ("window", "window_skip", "softmax_scale", "qk_layernorm")
 _NOT_SET = (None, False, "")
 

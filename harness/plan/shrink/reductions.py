@@ -277,7 +277,7 @@ DIMENSIONS: tuple[Dimension, ...] = (
     *(_to_default(axis) for name, axis in axes().items() if axis.path.startswith("options.")),
     *(_to_default(axis) for axis in dotted().values() if axis.type is bool and _has_plain(axis)),
     Dimension(name="pattern", value=attrgetter("model.pattern"), smaller=lambda config: [_model(config, pattern="")]),
-    *(_without(part) for part in ("mtp", "mla", "moe")),
+    *(_without(part) for part in ("peft", "mtp", "mla", "moe")),
     Dimension(
         name="args", value=attrgetter("args"), smaller=_fewer_arguments, count=lambda config: len(config.args.given)
     ),

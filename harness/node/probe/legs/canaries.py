@@ -90,7 +90,7 @@ class CanaryLegs:
         """Change each weight by one machine epsilon, up or down at random. Not undone, so this must be the last leg."""
         seed = self.passes.context.config.train.seed
         with torch.no_grad():
-            for item in self.passes.named_parameters():
+            for item in self.passes.all_parameters():
                 weight = item.parameter
                 sign = item.shard.take(draw("move", item.name, item.shard.full, seed)).sign().to(weight)
                 weight.mul_(1 + torch.finfo(weight.dtype).eps * sign)

@@ -9,6 +9,7 @@ import torch
 
 from harness.core.run.records import StepSeen
 from harness.node.device.placement import synchronize
+from harness.node.probe.adapter_record import AdapterRecord
 from harness.node.probe.legs.metadata import record_workload
 from harness.node.probe.passes import Passes
 from harness.node.probe.step_record import begin_evaluation, end_evaluation, observe
@@ -26,13 +27,15 @@ class TrainingLeg:
 
     def run(self) -> None:
         train = self.context.config.train
+        adapters = AdapterRecord(self.passes)
         for step in range(train.steps):
             self._step(step)
             for _ in range(train.evaluated.count(step + 1)):
                 self._evaluate()
         if self.updates:
             self.updates.last()
-            self.recorder.flush()
+        adapters.last()
+        self.recorder.flush()
 
     def _evaluate(self) -> None:
         passes = self.passes

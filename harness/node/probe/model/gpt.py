@@ -26,6 +26,7 @@ from harness.core.outcomes import STACK_UNDER_TEST, Missing, Rejection
 from harness.core.setting import upstream_of
 from harness.node.data_paths.base import RankContext
 from harness.node.device.placement import Device
+from harness.node.probe.model.adapters import adapted
 from harness.node.probe.model.attention_kinds import attention_fields
 from harness.node.probe.model.distributed_optimizer import connect_schedule, ddp_config
 from harness.node.probe.model.groups import GLOBAL, Groups, explicit_groups
@@ -190,7 +191,7 @@ def build_chunks(
             **({"vp_stage": stage} if stage is not None else {}),
             **groups.arguments,
         }
-        chunk = _model(config, upstream, stage, arguments).to(device.torch_device)
+        chunk = adapted(config.model.peft, _model(config, upstream, stage, arguments).to(device.torch_device))
         # As in megatron.training.get_model: inputs are cast to bf16, outputs of the last stage back to fp32.
         wrapped = Float16Module(upstream, chunk) if upstream.bf16 else chunk
         chunks.append(DistributedDataParallel(upstream, ddp_config(config), wrapped, **groups.arguments))

@@ -3,6 +3,7 @@
 | wrapped | why |
 |---|---|
 | training.pretrain.setup | its result holds the model and the optimizer; its callers show the entry point |
+| training.setup._create_peft_pre_wrap_hook | with adapters, the checkpoint that its result loads is written first |
 | training.gpt_step.get_batch | the loss mask, which the model does not get |
 | training.train: train_step, training_log; training.eval: evaluate | as with every trainer |
 | training.utils.flop_utils.num_floating_point_operations | its arguments are what upstream counted of the step |
@@ -24,7 +25,9 @@ from typing import Any
 from torch import Tensor
 
 from harness.core.cell.reports import counting_ranks
+from harness.core.run.run_dir import AttemptDir
 from harness.node.data_paths.base import Batch, RankContext
+from harness.node.probe.weights import forget
 from harness.node.recording.recorder import Recorder
 from harness.node.trainers.wrappers import Wrappers
 
@@ -43,6 +46,7 @@ class Attached(Wrappers):
         recorder.record.counts_packed = True
         pretrain, step, train, evaluation = (_module(name) for name in ("pretrain", "gpt_step", "train", "eval"))
         self.wrap(pretrain, "setup", self._setup)
+        self.wrap(_module("setup"), "_create_peft_pre_wrap_hook", self._before_adapters)
         self.wrap(step, "get_batch", self._get_batch)
         self.wrap(train, "train_step", self.train_step)
         self.wrap(train, "training_log", self._training_log)
@@ -62,6 +66,20 @@ class Attached(Wrappers):
         self.flops = float(made.state.train_state.floating_point_operations_so_far)  # of a checkpoint's steps
         self.built(made.model, made.optimizer, made.scheduler)
         return made
+
+    def _before_adapters(self, upstream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Upstream's hook on the bare model, which loads its weights from a checkpoint and adds adapters."""
+        hook = upstream(*args, **kwargs)
+        path = AttemptDir(self.context.folder).pretrained
+
+        def saved_first(model: list[Any]) -> Any:
+            if not self.context.config.begins:
+                self.initialize(model)
+                _module("model_load_save").save_megatron_model(model, path)
+                forget(model)
+            return hook(model)
+
+        return saved_first
 
     def _prepared(self, upstream: Callable[..., Any], *args: Any) -> Any:
         return partial(self.forward_step, upstream(*args))

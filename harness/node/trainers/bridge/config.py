@@ -11,6 +11,7 @@ from harness.core.cell.reports import log_interval
 from harness.core.run.run_dir import AttemptDir
 from harness.node.data_paths.bridge.offline import tokenizer_config
 from harness.node.device.placement import Device
+from harness.node.probe.model.adapters import upstream_peft
 from harness.node.probe.model.distributed_optimizer import ddp_fields
 from harness.node.probe.model.gpt import upstream_fields
 from harness.node.trainers.bridge.fields import set_fields
@@ -60,8 +61,9 @@ def _container(config: CellConfig, folder: Path, device: Device) -> Any:
         ddp=upstream.DistributedDataParallelConfig(**ddp_fields(config)),
         dist=upstream.DistributedInitConfig(distributed_backend=device.backend),
         rng=upstream.RNGConfig(seed=config.train.seed),
-        checkpoint=upstream.CheckpointConfig(**_checkpoint(config, AttemptDir(folder.parent).checkpoint)),
+        checkpoint=upstream.CheckpointConfig(**_checkpoint(config, AttemptDir(folder.parent))),
         logger=upstream.LoggerConfig(log_interval=log_interval(config)),
+        peft=upstream_peft(config.model.peft) if config.model.peft else None,
     )
 
 
@@ -84,10 +86,11 @@ def _model(config: CellConfig) -> Any:
     )
 
 
-def _checkpoint(config: CellConfig, folder: Path) -> dict[str, Any]:
+def _checkpoint(config: CellConfig, attempt: AttemptDir) -> dict[str, Any]:
+    pretrained = {"pretrained_checkpoint": str(attempt.pretrained)} if config.model.peft else {}
     if config.resume:
-        return {"save": str(folder), "save_interval": config.train.save_step}
-    return {"load": str(folder), "ckpt_step": config.begins} if config.begins else {}
+        return pretrained | {"save": str(attempt.checkpoint), "save_interval": config.train.save_step}
+    return pretrained | ({"load": str(attempt.checkpoint), "ckpt_step": config.begins} if config.begins else {})
 
 
 def _optimizer(config: CellConfig) -> dict[str, Any]:
