@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from harness.core.cell.canary_legs import Leg
 from harness.core.cell.layout import Coordinates
+from harness.core.cell.peft import is_adapter
 from harness.core.run.records import ExpertShare, LegSeen, RankRecord
 from harness.core.run.tensor_records import ActivationSeen, ParameterSeen, StoredParameter
 from harness.judge.diagnosis.boundaries import layer_of
@@ -138,6 +139,8 @@ def _against_control(expected: Expected, records: dict[int, RankRecord]) -> Iter
     if expected.model.tied:  # later stages hold a copy of the embedding under the output layer's name
         held = {name for name in held if not name.startswith("output_layer.")}
         right = {name for name in right if not name.startswith("output_layer.")}
+    if expected.model.peft:  # the check frozen_weights reports others that train
+        held, right = ({name for name in names if is_adapter(name)} for names in (held, right))
     if held != right:
         name = min(held ^ right)
         side = "no rank holds" if name in right else "the control does not hold"

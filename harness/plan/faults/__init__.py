@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.plan.faults.adapters import ADAPTERS
 from harness.plan.faults.attention import ATTENTION
 from harness.plan.faults.canaries import CANARY
 from harness.plan.faults.content import CONTENT, LAYOUT
@@ -25,6 +26,7 @@ FAULTS: tuple[FaultSpec, ...] = (
     + MODELS
     + HYBRID
     + EXPERTS
+    + ADAPTERS
     + ATTENTION
     + CANARY
     + HANG
