@@ -22,7 +22,7 @@ _EXPERT = re.compile(r"\bexperts\.local_experts\.(\d+)\.")
 # Layers of Megatron -> the dimension in which ranks split their weights; upstream's own mark of it is under test.
 _SPLIT = {"VocabParallelEmbedding": 0, "ColumnParallelLinear": 0, "RowParallelLinear": 1}
 _STACKED = re.compile(r"\blinear_fc1\.(?!adapter\.(linear_in|adapter_))")
-_PER_HEAD = ".softmax_offset"
+_PER_HEAD, _MAGNITUDE = ".softmax_offset", ".weight_magnitude"
 # Megatron-Bridge puts an adapted layer into a wrapper. Without that in its name, a weight has the values that it has in
 # the model without adapters.
 _WRAPPED = ".to_wrap."
@@ -119,10 +119,13 @@ def _sections(chunk: Any, local_name: str) -> tuple[int, ...]:
 def _split_dim(chunk: Any, local_name: str, parameter: Any) -> int | None:
     """The dimension in which tensor parallelism splits a parameter; None if every rank holds the whole of it.
 
-    Upstream marks split parameters, except those of one number per head (which its checkpoints do split).
+    Upstream marks split parameters, except those of one number per head and the magnitudes of DoRA (which its
+    checkpoints do split).
     """
     if local_name.endswith(_PER_HEAD):
         return 0
+    if local_name.endswith(_MAGNITUDE):
+        return None if chunk.get_submodule(local_name.removesuffix(_MAGNITUDE)).input_is_parallel else 0
     if getattr(parameter, "tensor_model_parallel", False):
         return int(parameter.partition_dim)
     owner, _, own_name = local_name.rpartition(".")
