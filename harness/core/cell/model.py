@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.core.cell.layout import Layers
-from harness.core.cell.peft import PeftConfig
 from harness.core.layer_pattern import CUT, checked_pattern, layers_of
+from harness.core.peft import PeftConfig
 from harness.core.setting import setting
 
 GLOBAL_AUX = "global_aux_loss"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.core.cell.peft import PeftConfig, is_adapter
+from harness.core.peft import PeftConfig, is_adapter
 from harness.core.run.records import RankRecord
 from harness.judge.required.expected import Expected
 from harness.judge.required.model import whole_model_problems

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from harness.core.cell.canary_legs import Leg
 from harness.core.cell.layout import Coordinates
-from harness.core.cell.peft import is_adapter
+from harness.core.peft import is_adapter
 from harness.core.run.records import ExpertShare, LegSeen, RankRecord
 from harness.core.run.tensor_records import ActivationSeen, ParameterSeen, StoredParameter
 from harness.judge.diagnosis.boundaries import layer_of

@@ -1,6 +1,7 @@
-"""Injections of class model: experts and their auxiliary loss, multi-token prediction, latent attention.
+"""Injections of class model: experts and their auxiliary loss, multi-token prediction, latent attention, adapters.
 
-They patch megatron.core.transformer.moe, .multi_token_prediction and .multi_latent_attention, 0.17 to 0.19.
+They patch megatron.core.transformer.moe, .multi_token_prediction and .multi_latent_attention, 0.17 to 0.19, and
+megatron.bridge.peft, 0.6.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.faults.attention import RopeByRealOffsets
 from harness.node.faults.fault import Fault
 from harness.node.faults.metadata import changed
+from harness.node.probe.model.adapters import adapted_layers
 from harness.node.probe.model.gpt import expert_rank, shard_ranks, unwrap
 from harness.node.probe.weights import INITIAL_STD, NamedParameter, draw, named_parameters
 
@@ -107,3 +110,62 @@ class LatentRopeByRealOffsets(RopeByRealOffsets):
     def table(chunks: list[Any], length: int) -> Tensor:
         attention = unwrap(chunks[0]).decoder.layers[0].self_attention
         return attention.rotary_pos_emb(length, packed_seq=True)  # type: ignore[no-any-return]
+
+
+class AdapterGradientOfOneTpRank(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        for layer in adapted_layers(unwrap(chunks[0])):
+            if not layer.adapter.input_is_parallel:
+                layer.adapter.linear_out.allreduce_dgrad, layer.adapter.linear_out.disable_grad_reduce = False, True
+
+
+class NormLeftTrainable(Fault):
+    def on_path(self, path: Any, context: RankContext) -> None:
+        base: Any = importlib.import_module("megatron.bridge.peft.base").PEFT
+        freeze = base.freeze_model
+
+        def wrong(peft: Any, model: Any, training: bool = True) -> None:
+            freeze(peft, model, training=training)
+            model.decoder.final_layernorm.weight.requires_grad = True
+
+        base.freeze_model = wrong
+
+
+class FrozenWeightDecays(Fault):
+    chunk: Any
+
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        self.chunk = unwrap(chunks[0])
+
+    def on_optimizer(self, optimizer: Any, context: RankContext, step: int) -> None:
+        if step == 1 and context.place.dp == 1:
+            with torch.no_grad():
+                self.chunk.embedding.word_embeddings.weight.mul_(1 - 1e-5)
+
+
+def _replaced_merge(wrong: Callable[..., Any]) -> None:
+    merger: Any = importlib.import_module("megatron.bridge.peft.lora_merge").LoRAMerge
+    right = merger.merge
+    merger.merge = lambda self, *args, **more: wrong(right, self, *args, **more)
+
+
+class MergedWithAlphaAlone(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        def wrong(right: Any, merger: Any, base: Any, out: Any, into: Any, alpha: int, rank: int, **more: Any) -> Any:
+            return right(merger, base, out, into, alpha, rank, **{**more, "scale": float(alpha)})
+
+        _replaced_merge(wrong)
+
+
+class MergedShardsSwapped(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        module: Any = importlib.import_module("megatron.bridge.peft.lora_merge")
+
+        class Reversed:
+            """torch.distributed, whose all_gather fills the list from its end."""
+
+            @staticmethod
+            def all_gather(tensors: list[Any], tensor: Any, group: Any = None) -> None:
+                torch.distributed.all_gather(tensors[::-1], tensor, group=group)
+
+        module.dist = Reversed

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 
 from harness.node.faults import (
-    adapters,
     attention,
     canaries,
     content,
@@ -24,11 +23,11 @@ from harness.node.faults.fault import Fault
 
 FAULTS: dict[str, Callable[[], Fault]] = {
     **{name: partial(trainers.TrainerEdited, edit) for name, edit in trainers.EDITS.items()},
-    "adapter-gradient-of-one-tp-rank": adapters.AdapterGradientOfOneTpRank,
-    "norm-left-trainable": adapters.NormLeftTrainable,
-    "frozen-weight-decays": adapters.FrozenWeightDecays,
-    "merged-with-alpha-alone": adapters.MergedWithAlphaAlone,
-    "merged-shards-swapped": adapters.MergedShardsSwapped,
+    "adapter-gradient-of-one-tp-rank": models.AdapterGradientOfOneTpRank,
+    "norm-left-trainable": models.NormLeftTrainable,
+    "frozen-weight-decays": models.FrozenWeightDecays,
+    "merged-with-alpha-alone": models.MergedWithAlphaAlone,
+    "merged-shards-swapped": models.MergedShardsSwapped,
     "middle-stages-without-metadata": metadata.MiddleStagesWithoutMetadata,
     "middle-stage-tp-ranks-with-garbage": metadata.MiddleStageTpRanksWithGarbage,
     "last-stage-tp-ranks-without-metadata": metadata.LastStageTpRanksWithoutMetadata,

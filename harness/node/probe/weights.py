@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.core.cell.config import CellConfig
-from harness.core.cell.peft import is_adapter
+from harness.core.peft import is_adapter
 from harness.node.probe.model.hybrid import is_paired, is_recurrent, name_in_pattern
 from harness.node.probe.model.hybrid import sections as sections_of
 

@@ -6,8 +6,8 @@ from functools import partial
 
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import ModelConfig
-from harness.core.cell.peft import PeftConfig
 from harness.core.outcomes import Lane
+from harness.core.peft import PeftConfig
 from harness.plan.faults.spec import FaultSpec
 from harness.plan.faults.trainers import STACK
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.core.cell.peft import is_adapter
+from harness.core.peft import is_adapter
 from harness.core.run.records import RankRecord
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.core.cell.peft import CANONICAL, DORA, LORA, PeftConfig
+from harness.core.peft import CANONICAL, DORA, LORA, PeftConfig
 from harness.node.data_paths.lookup import Unavailable, module_unavailable
 
 _CLASSES = {LORA: ("lora", "LoRA"), DORA: ("dora", "DoRA"), CANONICAL: ("canonical_lora", "CanonicalLoRA")}
