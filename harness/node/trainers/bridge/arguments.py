@@ -26,10 +26,11 @@ def problem_of(config: CellConfig) -> str:
     if unavailable is not None:
         return ""  # the cell itself says so
     device = as_a_rank(config)
-    with tempfile.TemporaryDirectory(prefix="harness-fields-") as folder, redirect_stdout(sys.stderr):
-        reserve_files(Path(folder))
+    with tempfile.TemporaryDirectory(prefix="harness-fields-") as made, redirect_stdout(sys.stderr):
+        folder = Path(made) / "data"
+        reserve_files(folder)
         try:
-            container(config, Path(folder), device).validate()
+            container(config, folder, device).validate()
         except FieldError as error:
             return str(error)
         except Exception as error:  # upstream asserts and raises

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from harness.core.cell.config import CellConfig
+from harness.core.run.run_dir import AttemptDir
 from harness.node.data_paths.bridge.offline import (
     built_tokenizer,
     document_line,
@@ -68,8 +69,15 @@ def _write_packed(folder: Path, config: CellConfig) -> None:
 
 def reserve_files(folder: Path) -> None:
     """Empty files in the places of those that the configuration refers to, which it wants to exist."""
+    folder.mkdir()
+    reserve_pretrained(folder)
     for name in (_ROWS, _EVALUATED, "metadata.json"):
         (folder / name).touch()
+
+
+def reserve_pretrained(folder: Path) -> None:
+    """The folder of the weights that adapters are put on, which are written when upstream has built its model."""
+    AttemptDir(folder.parent).pretrained.mkdir(exist_ok=True)
 
 
 def data_config(folder: Path, config: CellConfig) -> Any:

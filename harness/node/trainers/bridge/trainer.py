@@ -23,7 +23,7 @@ from harness.node.device.placement import barrier
 from harness.node.recording.recorder import Recorder
 from harness.node.trainers.bridge.attach import Attached
 from harness.node.trainers.bridge.config import container
-from harness.node.trainers.bridge.files import write_files
+from harness.node.trainers.bridge.files import reserve_pretrained, write_files
 from harness.node.trainers.bridge.layers import use_local_prediction
 from harness.node.trainers.layers import use_own_layers
 
@@ -44,6 +44,8 @@ class BridgeTrainer:
         os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # required by ConfigContainer.validate with tp or cp
         if self.context.is_rank_zero:
             write_files(folder, config)
+            if config.model.peft:
+                reserve_pretrained(folder)
         barrier(self.context.device)
         self.recorder.progress("training", 0, 0, "setup")  # from here on, exceptions come from the code under test
         if self.context.device.kind == "cpu":
