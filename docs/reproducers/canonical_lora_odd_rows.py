@@ -1,4 +1,4 @@
-"""Megatron-Bridge 0.5 to 0.6.2 and main of 2026-08: canonical LoRA needs tp to divide the number of tokens.
+"""Megatron-Bridge 0.4 to 0.6.2 and main of 2026-08: canonical LoRA needs tp to divide the number of tokens.
 
     python canonical_lora_odd_rows.py
 
