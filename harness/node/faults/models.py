@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 import torch
@@ -146,7 +147,7 @@ class FrozenWeightDecays(Fault):
 def _replaced_merge(wrong: Callable[..., Any]) -> None:
     merger: Any = importlib.import_module("megatron.bridge.peft.lora_merge").LoRAMerge
     right = merger.merge
-    merger.merge = lambda self, *args, **more: wrong(right, self, *args, **more)
+    merger.merge = wraps(right)(lambda self, *args, **more: wrong(right, self, *args, **more))
 
 
 class MergedWithAlphaAlone(Fault):

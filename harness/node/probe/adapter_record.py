@@ -7,6 +7,7 @@ from typing import Any
 from harness.core.run.tensor_records import Fingerprint, FrozenSeen, MergedSeen
 from harness.node.probe.hooks.fingerprints import gradient_fingerprint
 from harness.node.probe.model.adapters import adapted_layers, merged_weight, output_off
+from harness.node.probe.model.distributed_optimizer import gather_weights
 from harness.node.probe.model.gpt import unwrap
 from harness.node.probe.observer import Observer
 from harness.node.probe.stored_state import digest
@@ -30,6 +31,7 @@ class AdapterRecord:
         record = self.observer.recorder.record
         if not self.peft:
             return
+        gather_weights(self.observer.chunks)
         for seen, item in zip(record.frozen, self._frozen_parameters()):
             seen.after, seen.gradient = digest(item.parameter), _has_gradient(item.parameter)
         for merged, (layer, item) in zip(record.merged, self._adapted()):

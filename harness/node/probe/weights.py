@@ -34,7 +34,7 @@ PADDING, END, OTHER_PADDING = 0, 1, 2
 # state that leaks into the next document shows there for tens of tokens.
 _TIME_STEP, _LONG_MEMORY = ".dt_bias", -3.0
 INITIAL_STD = 0.02  # GPT-2's initial standard deviation, Megatron's default init_method_std
-ADAPTER_STD = 0.1  # of both factors of an adapter, whose output is then about as large as its layer's
+ADAPTER_STD = 0.05  # of both factors of an adapter, whose output is then about half as large as its layer's
 
 
 @dataclass(frozen=True, kw_only=True)

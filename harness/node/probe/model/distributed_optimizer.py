@@ -79,6 +79,13 @@ def build_optimizer(config: CellConfig, chunks: list[DistributedDataParallel], g
     return optimizer
 
 
+def gather_weights(chunks: Sequence[DistributedDataParallel]) -> None:
+    """Gather updated weights now that the next forward would gather, as upstream does before it saves. Collective."""
+    for chunk in chunks:
+        if chunk.ddp_config.overlap_param_gather:
+            chunk.start_param_sync(force_sync=True)
+
+
 def whole_gradients(chunks: Sequence[DistributedDataParallel]) -> dict[Tensor, Tensor]:
     """Parameter -> its gradient, gathered from the shards; empty when gradients are not sharded.
 
