@@ -1,4 +1,7 @@
-"""With adapters, nothing else trains: every other weight has no gradient, and the same bytes after the last step."""
+"""With adapters, nothing else trains: every other weight has no gradient, and the same bytes after the last step.
+
+A part of a cell that continues in the same layout has loaded the bytes that the first part had.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ from harness.judge.stats.distance import exactly
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
-    if evidence.cell.config.model.peft is None or not evidence.first_step_whole:
+    if evidence.cell.config.model.peft is None:
         return []
-    found = list(_wrong(evidence))
+    found = [*_wrong(evidence), *_loaded(evidence)]
     if not found:
         return []
     record, name, what = found[0]
@@ -46,3 +49,14 @@ def _wrong(evidence: CellEvidence) -> Iterator[tuple[RankRecord, str, str]]:
                 yield record, frozen.name, "has a gradient"
             elif frozen.after and frozen.after != frozen.before:
                 yield record, frozen.name, f"changed by step {evidence.steps[-1]}"
+
+
+def _loaded(evidence: CellEvidence) -> Iterator[tuple[RankRecord, str, str]]:
+    saved = evidence.saved
+    if saved is None or saved.layout != evidence.layout:
+        return
+    for rank in sorted(evidence.records.keys() & saved.records.keys()):
+        right = {seen.name: seen.before for seen in saved.records[rank].frozen}
+        for seen in evidence.records[rank].frozen:
+            if not is_adapter(seen.name) and right.get(seen.name, seen.before) != seen.before:
+                yield evidence.records[rank], seen.name, "is loaded with other bytes than it was saved with"

@@ -24,7 +24,7 @@ _SIGNS = "2 sqrt({steps} x {gradient:g}), the bound of gradients: Adam's updates
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
     peft = evidence.cell.config.model.peft
-    if peft is None or not peft.merges or not evidence.first_step_whole:
+    if peft is None or not peft.merges or not _complete(evidence):
         return []
     wrong = [*_outputs(evidence), *_copies(evidence), *_against_control(evidence)]
     if not wrong:
@@ -41,6 +41,12 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
             bound=stated(bound),
         )
     ]
+
+
+def _complete(evidence: CellEvidence) -> bool:
+    """Whether every rank finished the last step, so that all shards are there."""
+    done = sum(1 for _ in evidence.step_records(evidence.steps[-1])) if evidence.steps else 0
+    return done == evidence.layout.world_size
 
 
 def _outputs(evidence: CellEvidence) -> Iterator[tuple[str, str, float, Bound]]:
@@ -71,7 +77,8 @@ def _against_control(evidence: CellEvidence) -> Iterator[tuple[str, str, float, 
         if (right := expected.get(name)) is None:
             yield name, "the control does not have it, so it is off", math.inf, bound
             continue
-        if (off := _distance(seen.before, right.before, bound)) is not None:
+        first = 0 in evidence.steps  # else it continues from weights that the control does not record
+        if first and (off := _distance(seen.before, right.before, bound)) is not None:
             yield name, "of the initial weights, it differs from the control's", off, bound
         elif (after := _trained(evidence, seen, right)) is not None:
             yield name, "after the last step, it differs from the control's", *after

@@ -38,3 +38,13 @@ def test_a_weight_that_trains_beside_the_adapters_is_named() -> None:
     (finding,) = frozen_weights.check(evidence)
     assert (finding.where["parameter"], finding.measured) == (name, 1)
     assert FACTORS[0] not in finding.message
+
+
+def test_a_frozen_weight_that_is_loaded_with_other_bytes_is_named() -> None:
+    saved, evidence = adapted_cell(), adapted_cell()
+    evidence.saved = saved
+    assert frozen_weights.check(evidence) == []
+    seen = evidence.records[2].frozen[0]
+    seen.before = seen.after = "2f"
+    (finding,) = frozen_weights.check(evidence)
+    assert "is loaded with other bytes than it was saved with on rank 2" in finding.message
