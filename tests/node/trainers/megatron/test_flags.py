@@ -12,6 +12,7 @@ from harness.core.cell.config import CellConfig, ModelConfig
 from harness.core.cell.model import MlaConfig, MoeConfig, MtpConfig
 from harness.core.packing.documents import mix
 from harness.core.packing.options import PackingOptions
+from harness.core.peft import PeftConfig
 from harness.core.setting import keys_of
 from harness.node.device.placement import choose_device
 from harness.node.trainers.megatron.conversations import lines
@@ -162,6 +163,7 @@ OTHER_VALUES: dict[str, Any] = {
     "model.moe": MoeConfig(),
     "model.mtp": MtpConfig(),
     "model.mla": MlaConfig(),
+    "model.peft": PeftConfig(),
     "train.steps": 3,
     "train.global_batch": 4,
     "train.seq_length": 32,
