@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,6 +12,8 @@ from harness.node.probe.weights import (
     Shard,
     content_tokens,
     draw,
+    forget,
+    initialize,
     named_parameters,
     parts_of,
 )
@@ -83,3 +87,37 @@ def test_contents_are_the_same_in_every_layout_and_differ_between_documents_and_
     assert ids[-1] == END
     assert {PADDING, END, OTHER_PADDING} == {0, 1, 2}
     assert not torch.equal(ids, content_tokens(one, 0, 3, 2000, changed=True))
+
+
+def adapted(kind: str) -> Any:
+    """A layer `linear_fc1` in upstream's wrapper, with an adapter of two factors and a magnitude."""
+    layer, factor = (type(kind, (torch.nn.Linear,), {}) for _ in range(2))
+    adapter: Any = torch.nn.ModuleDict({"linear_in": factor(4, 2, bias=False), "linear_out": factor(2, 8, bias=False)})
+    adapter.weight_magnitude = torch.nn.Parameter(torch.zeros(8))
+    adapter.input_is_parallel = kind == "RowParallelLinear"
+    wrapper = torch.nn.ModuleDict({"to_wrap": layer(4, 8, bias=False), "adapter": adapter})
+    return torch.nn.ModuleDict({"linear_fc1": wrapper})
+
+
+def test_a_wrapped_weight_has_its_plain_name_and_its_adapter_is_stacked_as_it_is() -> None:
+    found = {item.name: item.shard for item in named_parameters(adapted("ColumnParallelLinear"), tp_rank=1, tp_size=2)}
+    assert {name: (shard.full, shard.dim, shard.pieces) for name, shard in found.items()} == {
+        "linear_fc1.weight": ((16, 4), 0, 2),
+        "linear_fc1.adapter.weight_magnitude": ((16,), 0, 2),
+        "linear_fc1.adapter.linear_in.weight": ((4, 4), 0, 1),
+        "linear_fc1.adapter.linear_out.weight": ((16, 2), 0, 2),
+    }
+
+
+def test_the_magnitude_of_a_row_parallel_layer_is_whole_on_every_rank() -> None:
+    items = named_parameters(adapted("RowParallelLinear"), tp_rank=1, tp_size=2)
+    assert next(item for item in items if item.name.endswith("weight_magnitude")).shard.dim is None
+
+
+def test_weights_can_be_given_to_what_trains_alone() -> None:
+    layer = adapted("ColumnParallelLinear")
+    forget([layer])
+    layer.linear_fc1.to_wrap.weight.requires_grad = False
+    initialize(layer, seed=1, only_trained=True, tp_rank=0, tp_size=1)
+    unset = [name for name, parameter in layer.named_parameters() if parameter.isnan().any()]
+    assert unset == ["linear_fc1.to_wrap.weight"]
