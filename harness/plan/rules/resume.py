@@ -5,12 +5,12 @@ from __future__ import annotations
 from harness.core.cell.axis_values import WITH_CHECKPOINTS
 from harness.core.cell.config import CellConfig
 from harness.core.cell.resume import SAME, resumed_layout
-from harness.plan.rules import layout, loss, model, packing
+from harness.plan.rules import adapters, layout, loss, model, packing
 from harness.plan.rules.rule import Own, Rule
 
 # Argument that saves whole tensors of a sharded optimizer: of a command line, and of Megatron-Bridge's configuration.
 _RESHARDABLE = ("dist_ckpt_optim_fully_reshardable", "checkpoint.dist_ckpt_optim_fully_reshardable")
-_OF_LAYOUT = layout.RULES + packing.RULES + loss.RULES + model.RULES
+_OF_LAYOUT = layout.RULES + packing.RULES + loss.RULES + model.RULES + adapters.RULES
 
 
 def trainer_saves(config: CellConfig) -> str | None:

@@ -11,7 +11,6 @@ import pytest
 
 from harness.app.commands import selftest
 from harness.app.pipeline import judge_run
-from harness.core.cell.axis_values import HARNESS
 from harness.core.cell.identity import cell_id
 from harness.core.errors import InputError
 from harness.core.outcomes import Finding, Lane, LaneVerdict, Outcome
@@ -21,6 +20,7 @@ from harness.infra.runs.evidence_files import read_plan
 from harness.judge import verdict
 from harness.judge.report.model import Report, ReportCell
 from harness.plan.faults import FAULTS, FaultSpec
+from harness.plan.faults.adapters import ADAPTERS
 from harness.plan.faults.trainers import STACK, TRAINER
 
 LEAK = next(spec for spec in FAULTS if spec.name == "attention-ignores-documents")
@@ -82,8 +82,8 @@ def test_an_unknown_fault_is_an_input_error_that_suggests_the_right_name() -> No
 
 
 def test_faults_are_chosen_by_name_in_the_order_of_the_catalogue() -> None:
-    assert selftest.choose([]) == [spec for spec in FAULTS if spec.trainer == HARNESS]
-    assert selftest.choose([], trainers=True) == list(TRAINER)
+    assert selftest.choose([]) == [spec for spec in FAULTS if spec.stack == DEFAULT]
+    assert selftest.choose([], trainers=True) == [*ADAPTERS, *TRAINER]
     assert selftest.choose([TRAINER[1].name]) == [TRAINER[1]]
     names = [FAULTS[3].name, FAULTS[1].name]
     assert selftest.choose(names) == [FAULTS[1], FAULTS[3]]
@@ -202,7 +202,7 @@ def test_exit_codes_tell_caught_missed_and_undecided_apart() -> None:
 def test_every_fault_in_upstreams_trainer_is_caught(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(TRAINER) >= 15
     assert selftest.run([], tmp_path, trainers=True) == 0, capsys.readouterr().out
-    assert caught(len(TRAINER)) in capsys.readouterr().out
+    assert caught(len(ADAPTERS) + len(TRAINER)) in capsys.readouterr().out
 
 
 @pytest.mark.train
