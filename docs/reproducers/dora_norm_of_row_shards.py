@@ -4,7 +4,7 @@
 
 DoRA scales each output of a layer by its magnitude over the norm of its row of W + BA. A row parallel layer
 (linear_proj, linear_fc2) has a part of every row on each tensor-parallel rank. DoRALinear._get_weight_norm gathers the
-adapter's second factor, but does not sum the squares over ranks, so each rank divides by the norm of its own part:
+adapter's second factor, but does not sum the squares over ranks, so each rank divides by the norm of its part:
 about the root of tp too small, and different on every rank. Magnitudes, which a checkpoint stores once for all ranks,
 mean something else in every layout. Here two ranks hold a weight of ones, 4 x 8. Exit code 1 if the norm of a row is
 not the root of 8.
