@@ -4,8 +4,8 @@
 
 CanonicalLoRA takes target_modules such as [linear_q, linear_v], the usual choice, and then keeps None in the place of
 the other adapters (a comment in transform shows linear_q alone). LoRALinearSplitQKV.forward calls all three, and
-LoRALinearSplitFC1UpGate.forward calls both, so the first forward pass raises. Here there is none for
-keys. Exit code 1 if that raises.
+LoRALinearSplitFC1UpGate.forward calls both for gate and up, so the first forward pass raises. Here keys have no
+adapter. Exit code 1 if that raises.
 """
 
 from __future__ import annotations
