@@ -15,6 +15,7 @@ from harness.node.probe.model import attention_kinds, gpt, kernels
 from harness.node.probe.model import parts as model_parts
 from harness.node.probe.model.adapters import unavailable_adapters
 from harness.node.probe.model.hybrid import missing_kernels, missing_package
+from harness.node.probe.model.vision import unavailable_vision
 from harness.node.trainers.table import TRAINERS
 
 
@@ -26,6 +27,7 @@ def refusal(config: CellConfig, ranks_here: int) -> Rejection | Missing | None:
         if not unavailable and config.trainer in TRAINERS:
             unavailable = TRAINERS[config.trainer].unavailable(config)
         unavailable = unavailable or unavailable_adapters(config.model.peft)
+        unavailable = unavailable or unavailable_vision(config)
     if unavailable:
         return unavailable
     if reason := model_parts.unsupported_parts(config):

@@ -90,6 +90,16 @@ def kernel_sinks(config: CellConfig) -> str | None:
     return f"model.softmax is {config.model.softmax}: torch's varlen_attn has no sinks; use attention: reference or te"
 
 
+def kernel_vision(config: CellConfig) -> str | None:
+    if config.model.vision is None:
+        return None
+    return (
+        f"model.vision with attention {config.attention}: the tower has Megatron's local layers, since those that "
+        "upstream gives it, Transformer Engine's, compute on a GPU only, and the probe does not mix them; use "
+        "attention: reference"
+    )
+
+
 def kernel_windows(config: CellConfig) -> str | None:
     if config.attention != "varlen" or config.model.window is None:
         return None
@@ -197,6 +207,11 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit("attention.kernel-latent", "Megatron-LM 5dcda195a5, Transformer Engine 8a5af9786", kernel_latent),
     Limit("attention.kernel-sinks", "torch varlen_attn: a plain softmax", kernel_sinks),
+    Limit(
+        "attention.kernel-vision",
+        "Megatron-Bridge Qwen3VLModel.__init__: get_vit_layer_with_transformer_engine_spec",
+        kernel_vision,
+    ),
     Limit("attention.kernel-windows", "harness: what it passes to torch's varlen_attn", kernel_windows),
     Limit(
         "attention.kernel-cp",

@@ -17,6 +17,7 @@ from harness.core.cell.model import MlaConfig, ModelConfig, MoeConfig, MtpConfig
 from harness.core.packing.documents import MIXES
 from harness.core.packing.options import PackingOptions
 from harness.core.setting import Key, Setting, keys_of
+from harness.core.vision import VisionConfig
 
 LAYOUT = tuple(keys_of(Layout))
 SECTIONS: dict[str, type[Any]] = {"model": ModelConfig, "train": TrainConfig}  # their keys are axes with dotted names
@@ -124,7 +125,7 @@ def _axis(key: Key, path: str) -> Axis:
 def upstream_names() -> dict[str, str]:
     """Field of Megatron's configuration -> the axis or key that sets it, e.g. "model.moe.topk"."""
     found = {axis.setting.upstream: name for name, axis in (dotted() | axes()).items()}
-    for part, kind in (("moe", MoeConfig), ("mtp", MtpConfig), ("mla", MlaConfig)):
+    for part, kind in (("moe", MoeConfig), ("mtp", MtpConfig), ("mla", MlaConfig), ("vision", VisionConfig)):
         found |= {key.setting.upstream: f"model.{part}.{name}" for name, key in keys_of(kind).items()}
     return {name: key for name, key in found.items() if name}
 

@@ -255,6 +255,7 @@ class CellConfig:
     @cached_property
     def style(self) -> PackingStyle:
         style = self.path.style(self.row_layout, self.train.seq_length, self.options)
+        style = self.path.with_images(style) if self.model.vision else style
         return style if self.own_trainer else self.path.trained(style)
 
     def documents_of(self, step: int) -> list[Document]:

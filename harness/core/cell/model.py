@@ -9,6 +9,7 @@ from harness.core.cell.layout import Layers
 from harness.core.layer_pattern import CUT, checked_pattern, layers_of
 from harness.core.peft import PeftConfig
 from harness.core.setting import setting
+from harness.core.vision import VisionConfig
 
 GLOBAL_AUX = "global_aux_loss"
 AUX_LOSSES = ("none", "aux_loss", "seq_aux_loss", GLOBAL_AUX)
@@ -269,6 +270,9 @@ class ModelConfig:
     mla: MlaConfig | None = setting(None, doc="Multi-latent attention; if omitted, heads and kv_heads.", later=True)
     peft: PeftConfig | None = setting(
         None, doc="[Adapters](models.md#adapters) of Megatron-Bridge; if omitted, all weights train.", later=True
+    )
+    vision: VisionConfig | None = setting(
+        None, doc="[Images](models.md#vision): Megatron-Bridge's Qwen3-VL; if omitted, text alone.", later=True
     )
 
     @property

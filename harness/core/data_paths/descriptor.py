@@ -62,6 +62,7 @@ class DataPath:
     trainers: tuple[str, ...] = ()  # values of axis `trainer`, besides the harness's own, that read its data
     only_trained: bool = False  # no other loop than that of these trainers can read it
     trained: Callable[[PackingStyle], PackingStyle] = lambda style: style  # of these trainers, from `style`
+    with_images: Callable[[PackingStyle], PackingStyle] = lambda style: style  # of documents with images
     trained_without: tuple[str, ...] = ()  # fields of a batch that these trainers do not give to the model
     validates: tuple[str, ...] = ()  # combinations it passes to upstream's validators: values of axis `forbidden`
     canaries_without_effect: Mapping[str, str] = field(default_factory=dict)  # canary -> why the path cannot vary it

@@ -68,6 +68,11 @@ def _in_batch_style(layout: Layout, seq_length: int, options: PackingOptions) ->
     )
 
 
+def _in_batch_images(style: PackingStyle) -> PackingStyle:
+    """qwen2_5_collate_fn (0.6): all tokens of a document are in its row, and the last one has no label."""
+    return replace(style, last_token_slots=1)
+
+
 def _offline_row_alone(cell: LimitedCell) -> str | None:
     size = cell.micro_batch_size
     if size == 1:
@@ -136,6 +141,7 @@ IN_BATCH = DataPath(
     "`gpt_step.forward_step` in 0.6",
     releases=_RELEASES,
     style=_in_batch_style,
+    with_images=_in_batch_images,
     alignment=LAYOUT,
     limits=(
         Limit(

@@ -134,7 +134,8 @@ class MicroBatch:
         """(real length, padded length) of every segment of the merged stream: documents and the tails of rows."""
         segments = []
         for row in self.rows:
-            segments += [(item.document.length, item.padded_length) for item in row.placed]
+            last = self.style.last_token_slots
+            segments += [(item.document.length + last, item.padded_length) for item in row.placed]
             segments += [(0, row.tail)] if row.tail else []
         return segments
 

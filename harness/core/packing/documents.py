@@ -4,7 +4,8 @@ Two modes follow Megatron-LM's mock SFT dataset (dev branch, MockSFTLowLevelData
 of lengths. For the same seed they give upstream's lengths, before truncation, in upstream's order. The others are
 `adversarial`, a mix that exposes most known packing bugs, `uncut`, the same mix short enough not to be truncated, and
 `plain`, which also has no masked document; `multi_turn`, the lengths of `uncut` as conversations of several prompts
-and answers, of which only the answers count, and `delimited`, the same with a token at the end of each message.
+and answers, of which only the answers count, and `delimited`, the same with a token at the end of each message;
+`images`, the documents of `plain` with images, whose tokens do not count as labels.
 """
 
 from __future__ import annotations
@@ -17,20 +18,23 @@ from typing import Annotated, Any, Literal
 
 from harness.core.packing.lognormal import lognormal
 from harness.core.setting import Limits, keys_of, setting
+from harness.core.vision import Image, images_in
 
-DocumentsMode = Literal["adversarial", "uncut", "plain", "multi_turn", "delimited", "distribution", "file"]
+DocumentsMode = Literal["adversarial", "uncut", "plain", "multi_turn", "delimited", "images", "distribution", "file"]
 # Modes that are the same in every step.
-MIXES: tuple[DocumentsMode, ...] = ("adversarial", "uncut", "plain", "multi_turn", "delimited")
+MIXES: tuple[DocumentsMode, ...] = ("adversarial", "uncut", "plain", "multi_turn", "delimited", "images")
 MOST_LENGTH = 2**31 - 1  # tokens of a document before it is truncated
 MOST_LENGTHS = 10_000  # of a list or file: a resolved matrix holds them all
+_CONTENT = ("turns", "delimited", "images")
 # Mode -> the other keys that the section may have.
 KEYS_OF_MODE: Mapping[DocumentsMode, tuple[str, ...]] = {
     **dict.fromkeys(MIXES, ()),
-    "distribution": ("type", "min_seq_len", "max_seq_len", "mean_seq_len", "lognormal_sigma", "turns", "delimited"),
-    "file": ("path", "lengths", "turns", "delimited"),
+    "distribution": ("type", "min_seq_len", "max_seq_len", "mean_seq_len", "lognormal_sigma", *_CONTENT),
+    "file": ("path", "lengths", *_CONTENT),
 }
 MOCK_SIZE = 1_000_000  # lengths that upstream's mock dataset draws before it repeats them
 TURNS = 3  # of the documents of `multi_turn` and `delimited` that are long enough
+IMAGES = 2  # likewise of `images`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +57,12 @@ class Document:
     copy_of: int | None = None  # index of the document whose content this one repeats
     turns: int = 1  # at most: a prompt and an answer each, of at least one token
     delimited: bool = False  # every message ends with the token that documents end with
+    most_images: int = 0
+
+    @cached_property
+    def images(self) -> list[Image]:
+        """Its images, none of which is cut by truncation."""
+        return images_in(self.length, self.most_images, self.index if self.copy_of is None else self.copy_of)
 
     @property
     def messages(self) -> list[Message]:
@@ -82,6 +92,8 @@ class Document:
     def loss_mask(self) -> tuple[int, ...]:
         """Of every label 1 if it counts in the loss, else 0. Label n is token n + 1."""
         counted = [int(message.answer) for message in self.messages for _ in range(message.start, message.end)]
+        for image in self.images:
+            counted[image.start - 1 : image.end] = [0] * (image.tokens + 1)
         return tuple(counted[1 : self.length + 1])
 
     @cached_property
@@ -117,6 +129,13 @@ class DocumentsConfig:
     delimited: bool = setting(
         False, doc="Whether prompts and answers end with the token that documents end with.", later=True
     )
+    images: int = setting(
+        0,
+        doc="Images in each document that is long enough; their tokens do not count as labels. Needs `model.vision`.",
+        ge=0,
+        le=1_000,
+        later=True,
+    )
     masked: tuple[int, ...] = ()  # indices into `lengths` that are fully masked
     repeat: tuple[int, int] | None = None  # (original, copy), indices into `lengths`
 
@@ -138,8 +157,10 @@ def mix(mode: DocumentsMode, seq_length: int, cp: int) -> DocumentsConfig:
         return whole
     short = tuple(min(length, seq_length - 1) for length in whole.lengths)
     turns = TURNS if mode in ("multi_turn", "delimited") else 1
-    masked = () if mode == "plain" else whole.masked
-    return replace(whole, mode=mode, lengths=short, masked=masked, turns=turns, delimited=mode == "delimited")
+    masked = () if mode in ("plain", "images") else whole.masked
+    images = IMAGES if mode == "images" else 0
+    made = replace(whole, mode=mode, lengths=short, masked=masked, turns=turns, delimited=mode == "delimited")
+    return replace(made, images=images)
 
 
 def adversarial_mix(seq_length: int, cp: int) -> DocumentsConfig:
@@ -174,6 +195,7 @@ def documents_of_step(config: DocumentsConfig, *, seed: int, step: int, count: i
                 copy_of=cycle + config.repeat[0] if copied and config.repeat else None,
                 turns=config.turns,
                 delimited=config.delimited,
+                most_images=config.images,
             )
         )
     return documents
@@ -197,6 +219,7 @@ def _lognormal(config: DocumentsConfig, *, seed: int, step: int, count: int, seq
                 original_length=length,
                 turns=config.turns,
                 delimited=config.delimited,
+                most_images=config.images,
             )
         )
     return documents

@@ -203,7 +203,7 @@ def _layout(issue: Issue) -> Iterator[str]:
     notes += [f"at most {config.documents.turns} prompts and answers each"] if config.documents.turns > 1 else []
     model, train = config.model, config.train
     parts = [f"HybridModel {model.pattern}"] if model.hybrid else []
-    parts += [str(part) for part in (model.moe, model.mtp, model.mla) if part is not None]
+    parts += [str(part) for part in (model.moe, model.mtp, model.mla, model.vision) if part is not None]
     yield from ("## Layout", "")
     yield f"{counted(layout.world_size, 'rank')}: {_in_words(config)}."
     yield ""

@@ -9,6 +9,7 @@ from harness.core.cell.canary_legs import Leg
 from harness.core.packing.arithmetic import PAD
 from harness.core.packing.fields import OFFSETS, PADDED
 from harness.core.run.records import BatchSeen, LegSeen, Progress, RankRecord, SeenParams, StepSeen, TensorSeen
+from harness.core.vision import AXES
 from harness.judge.evidence.chunks import fields_used
 from harness.judge.required import reports
 from harness.judge.required.expected import BatchKey, Expected, Shapes
@@ -78,7 +79,8 @@ def _batches(
             if seen is None:
                 yield from (f"{where} has no {field}",) if field in used else ()
             elif not seen.mismatches:
-                yield from _tensor(f"{where}: {field}", seen, shape, dtypes)
+                axes = (len(AXES),) if field == "position_ids" and expected.config.model.vision else ()
+                yield from _tensor(f"{where}: {field}", seen, (*axes, *shape), dtypes)
         slots = [_slots(shape) * expected.layout.cp]
         if batch.log_probs is not None and not batch.log_probs.mismatches:
             yield from _tensor(f"{where}: log_probs", batch.log_probs, slots, _LOG_PROBS)

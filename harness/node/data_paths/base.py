@@ -20,6 +20,8 @@ from harness.node.probe.truth import StepTruth
 class Batch:
     """One micro-batch as a rank's model chunk gets it: [rows, local slots], int64, but loss_mask float32.
 
+    Of a model with vision: what its language model gets; position_ids are then [axes, rows, local slots].
+
     Fields that a stage does not need are None. `params`: megatron.core.packed_seq_params.PackedSeqParams.
     """
 
@@ -29,6 +31,7 @@ class Batch:
     position_ids: Tensor | None = None
     params: Any = None
     padding_mask: Tensor | None = None  # bool, True for slots without a token; for routers with an auxiliary loss
+    whole: Any = None  # dict: arguments of a model with vision, whose forward splits rows over cp
 
 
 @dataclass(frozen=True, kw_only=True)

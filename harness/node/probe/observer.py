@@ -25,6 +25,7 @@ from harness.node.probe.hooks.parts import record_parts
 from harness.node.probe.hooks.recompute import Recomputed
 from harness.node.probe.model.distributed_optimizer import whole_gradients
 from harness.node.probe.model.gpt import shard_ranks, unwrap
+from harness.node.probe.model.vision import language_of
 from harness.node.probe.truth import StepTruth
 from harness.node.probe.weights import NamedParameter, named_parameters
 from harness.node.recording.recorder import Recorder
@@ -51,7 +52,7 @@ class Observer:
         self.chunks, self.context, self.recorder = chunks, context, recorder
         self.state = PassState()
         self.gathered: dict[Tensor, Tensor] = {}  # parameter -> its gathered gradient, if gradients are sharded
-        plain = [unwrap(chunk) for chunk in chunks]
+        plain = [language_of(unwrap(chunk)) for chunk in chunks]
         self.recomputed = Recomputed(plain, context, self.state)  # first: later hooks read the position that it sets
         self.layer_recorder = LayerRecorder(plain, context, self.state, recorder)
         record_parts(plain, context, self.state, recorder)

@@ -104,8 +104,13 @@ class Passes(Observer):
 def forward(model: Any, batch: Batch, config: CellConfig) -> Tensor:
     """Call a model chunk as Megatron-LM's pretrain_gpt.forward_step does.
 
+    A model with vision gets the arguments that upstream's step passes it, and may return its part of the loss mask too.
     Returns losses per token [rows, local slots] for the last chunk, else hidden states [s, b, h].
     """
+    if batch.whole is not None:
+        returned = model(**batch.whole)
+        losses: Tensor = returned[0] if isinstance(returned, tuple) else returned
+        return losses
     smoothing = config.train.label_smoothing
     more: dict[str, Any] = {"loss_mask": batch.loss_mask} if config.model.mtp else {}
     more |= {"padding_mask": batch.padding_mask} if config.model.padding_mask else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,7 +13,8 @@ from harness.core.cell.canary_legs import Leg
 from harness.core.cell.config import CellConfig
 from harness.core.packing.arithmetic import PAD, MicroBatch
 from harness.core.packing.documents import Document
-from harness.node.probe.weights import END, OTHER_PADDING, PADDING, content_tokens
+from harness.core.vision import AXES, CHANNELS, IMAGE, PATCH, TEMPORAL_PATCH, VISION_START, positions
+from harness.node.probe.weights import END, OTHER_PADDING, PADDING, content_tokens, draw
 
 
 @dataclass(frozen=True)
@@ -23,9 +25,11 @@ class MicroTruth:
     tokens: Tensor
     labels: Tensor
     loss_mask: Tensor  # float32
-    position_ids: Tensor
+    position_ids: Tensor  # of a model with vision [slots, axes]
     owners: Tensor  # [slots, 2]: document index or PAD, position
     pad_id: int = PADDING  # token and label of padding slots
+    pixels: Tensor | None = None  # float32 [patches, values], of all images in order; None without images
+    grids: Tensor | None = None  # [images, 3]: their patches along time, height and width
 
     @property
     def padding_mask(self) -> Tensor:
@@ -70,7 +74,19 @@ class StepTruth:
         ids = content_tokens(self.config, self.step, index, document.original_length + 1, changed=changed)
         if document.delimited:
             ids[[message.end - 1 for message in document.messages]] = END
+        for image in document.images:
+            ids[image.start - 1], ids[image.start : image.end] = VISION_START, IMAGE
         return ids
+
+    def pixels(self, document: Document) -> list[Tensor]:
+        """The patches of each of its images, [patches, values]. A copy has the images of its original."""
+        index = document.index if document.copy_of is None else document.copy_of
+        kind = "changed" if self.leg is not None and document.index in self.leg.changed else "pixels"
+        values = CHANNELS * TEMPORAL_PATCH * PATCH**2
+        return [
+            draw(kind, f"{self.step}/{index}/{number}", (math.prod(image.grid), values), self.config.train.seed)
+            for number, image in enumerate(document.images)
+        ]
 
     def _micro(self, plan: MicroBatch) -> MicroTruth:
         tokens = torch.full((plan.slots,), self.pad_id)
@@ -80,25 +96,45 @@ class StepTruth:
             ids = self._content(item.document)
             real = slice(item.start, item.start + item.document.length)
             tokens[real], labels[real] = ids[:-1], ids[1:]
+            if self.config.model.vision and plan.style.last_token_slots:  # of paths that are given the truth itself
+                tokens[real.stop] = ids[-1]
             mask[real] = torch.tensor(item.document.loss_mask, dtype=mask.dtype)
         owners = torch.tensor(plan.slot_owners(), dtype=torch.int64)
+        images = [image for item in plan.placed for image in item.document.images]
+        pixels = [part for item in plan.placed for part in self.pixels(item.document)]
         return MicroTruth(
             plan=plan,
             tokens=tokens,
             labels=labels,
             loss_mask=mask,
-            position_ids=owners[:, 1].clone(),
+            position_ids=owners[:, 1].clone() if self.config.model.vision is None else _axes(plan),
             owners=owners,
             pad_id=self.pad_id,
+            pixels=torch.cat(pixels) if pixels else None,
+            grids=torch.tensor([image.grid for image in images]) if images else None,
         )
+
+
+def _axes(plan: MicroBatch) -> Tensor:
+    """[slots, axes] int64 positions of the tokens of each document; 0 in padding slots."""
+    found = torch.zeros(plan.slots, len(AXES), dtype=torch.int64)
+    for item in plan.placed:
+        length = item.document.length
+        found[item.start : item.start + length] = torch.tensor(positions(length, item.document.images))
+    return found
 
 
 def first_difference(found: Tensor, expected: Tensor, owners: Tensor, counted: Tensor) -> tuple[int, list[int] | None]:
     """The number of `counted` slots that differ, and the first of them as [document, position, expected, found].
 
-    `found`, `expected` and `counted` (bool) are [rows, slots]; `owners` is [rows, slots, 2].
+    `found` and `expected` are [rows, slots], or [rows, slots, axes], of which the first that differs is named;
+    `counted` (bool) is [rows, slots], `owners` [rows, slots, 2].
     """
-    places = ((found != expected) & counted).nonzero()
+    wrong = found != expected
+    if wrong.dim() > counted.dim():
+        axis = int(((wrong & counted[..., None]).flatten(0, 1).any(0)).int().argmax())
+        found, expected, wrong = found[..., axis], expected[..., axis], wrong.any(-1)
+    places = (wrong & counted).nonzero()
     if not len(places):
         return 0, None
     row, slot = (int(value) for value in places[0])

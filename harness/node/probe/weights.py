@@ -13,8 +13,10 @@ from torch import Tensor
 
 from harness.core.cell.config import CellConfig
 from harness.core.peft import is_adapter
+from harness.core.vision import VIDEO
 from harness.node.probe.model.hybrid import is_paired, is_recurrent, name_in_pattern
 from harness.node.probe.model.hybrid import sections as sections_of
+from harness.node.probe.model.vision import TOWER, language_of
 
 _LAYER = re.compile(r"\bdecoder\.layers\.(\d+)\.")
 _RECURRENT = re.compile(r"\blayers\.\d+\.(self_attention|mixer)\.")
@@ -79,11 +81,13 @@ def named_parameters(
     `ep_rank`: the expert-parallel rank; it holds experts ep_rank * n to (ep_rank + 1) * n - 1 of every layer.
     `expert_split`: expert tensor parallel rank and size, if experts are not split over tp as other weights are.
     """
-    layers = getattr(getattr(chunk, "decoder", None), "layers", None)
+    layers = getattr(getattr(language_of(chunk), "decoder", None), "layers", None)
     numbers = {} if layers is None else {index: layer.layer_number - 1 for index, layer in enumerate(layers)}
     whole = (tp_rank, tp_size)
     for local_name, parameter in chunk.named_parameters():
-        name = _LAYER.sub(lambda match: f"decoder.layers.{numbers[int(match.group(1))]}.", local_name)
+        name = local_name.removeprefix("language_model.")
+        if not name.startswith(TOWER):
+            name = _LAYER.sub(lambda match: f"decoder.layers.{numbers[int(match.group(1))]}.", name)
         index, count = whole
         if found := _EXPERT.search(name):
             index, count = expert_split or whole
@@ -142,7 +146,7 @@ def _shard_of(name: str, parameter: Any, dim: int | None, tp_rank: int, tp_size:
 
 def _pieces(name: str) -> int:
     """Gate and up projection are stacked; the first factor of their adapter, which both share, is not."""
-    return 2 if _STACKED.search(name) else 1
+    return 2 if _STACKED.search(name) and not name.startswith(TOWER) else 1
 
 
 MOST_PARTS = 8  # enough to compose the shards of tp 2, 4 and 8
@@ -178,7 +182,8 @@ def content_tokens(config: CellConfig, step: int, document: int, length: int, *,
     kind = "changed" if changed else "content"
     digest = hashlib.sha256(f"{kind}/{config.train.seed}/{step}/{document}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-    ids = torch.randint(OTHER_PADDING + 1, config.model.vocab, (length,), generator=generator)
+    reserved = OTHER_PADDING if config.model.vision is None else VIDEO
+    ids = torch.randint(reserved + 1, config.model.vocab, (length,), generator=generator)
     ids[-1] = END
     return ids
 
@@ -195,7 +200,7 @@ def initialize(chunk: Any, *, seed: int, only_trained: bool = False, **ranks: An
                 continue
             std = ADAPTER_STD if is_adapter(item.name) else INITIAL_STD
             full = draw("weight", item.name, item.shard.full, seed) * std
-            if item.parameter.dim() == 1:
+            if item.parameter.dim() == 1 and not (item.name.startswith(TOWER) and item.name.endswith(".bias")):
                 full += _LONG_MEMORY if item.name.endswith(_TIME_STEP) else 1.0
             item.parameter.copy_(item.shard.take(full))
 

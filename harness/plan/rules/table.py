@@ -18,11 +18,19 @@ from harness.plan.rules import (
     resume,
     runtime,
     trainer,
+    vision,
 )
 from harness.plan.rules.rule import Own, Rule, Shape, own_of
 
 SHAPE_RULES: tuple[Rule[Shape], ...] = (
-    layout.RULES + packing.RULES + loss.RULES + model.RULES + hybrid.RULES + experts.RULES + adapters.RULES
+    layout.RULES
+    + packing.RULES
+    + loss.RULES
+    + model.RULES
+    + hybrid.RULES
+    + experts.RULES
+    + adapters.RULES
+    + vision.RULES
 )
 # Of dtype, attention, device, recomputation, process groups, trainer, checkpoints.
 CELL_RULES: tuple[Rule[CellConfig], ...] = attention.RULES + runtime.RULES + trainer.RULES + resume.RULES

@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.core.cell.model import ModelConfig
 from harness.core.layer_pattern import EXPERTS, layers_of, like_gpt
+from harness.core.vision import VisionConfig
 from harness.plan.matrix.problems import KeyPath, Problems
 from harness.plan.schema.section import parts_of
 
@@ -39,6 +40,27 @@ def model_problems(model: ModelConfig) -> list[tuple[str, str]]:
     if mla and mla.qk_pos_emb_head_dim % 2:
         size = mla.qk_pos_emb_head_dim
         found.append(("mla.qk_pos_emb_head_dim", f"rotary positions need an even size, and {size} is odd"))
+    if model.vision:
+        found += vision_problems(model, model.vision)
+    return found
+
+
+def vision_problems(model: ModelConfig, vision: VisionConfig) -> list[tuple[str, str]]:
+    """Reasons why no layout can run a model with its vision."""
+    found = []
+    half, together = model.hidden // model.heads // 2, sum(vision.sections)
+    if together != half:
+        named = " + ".join(map(str, vision.sections))
+        found.append(("vision.sections", f"half of the head size is {half}, and {named} = {together}"))
+    if vision.hidden % (4 * vision.heads):
+        found.append(
+            (
+                "vision.heads",
+                f"hidden {vision.hidden} is not divisible by 4 x heads {vision.heads}, as rotary positions need",
+            )
+        )
+    if vision.deepstack > vision.layers:
+        found.append(("vision.deepstack", f"the tower has {vision.layers} layers, and deepstack is {vision.deepstack}"))
     return found
 
 

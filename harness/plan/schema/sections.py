@@ -35,7 +35,8 @@ def _documents(name: str, doc: str, mode: Any, default: Any = ...) -> type[Secti
 AdversarialDocuments = _documents(
     "AdversarialDocuments",
     "The built-in mix of lengths that exposes most known packing bugs; in `uncut` no document is truncated, in `plain` "
-    "none is masked either; `multi_turn` and `delimited` are `uncut` with prompts and answers in turn.",
+    "none is masked either; `multi_turn` and `delimited` are `uncut` with prompts and answers in turn, `images` is "
+    "`plain` with images.",
     Literal[MIXES],
     MIXES[0],
 )

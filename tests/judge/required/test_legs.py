@@ -8,6 +8,7 @@ import pytest
 
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.records import DocumentLoss, Progress, RankRecord, SeenParams, TensorForm, TensorSeen
+from harness.core.vision import VisionConfig
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.required import legs
 from harness.judge.required.expected import Expected
@@ -316,3 +317,10 @@ def test_losses_of_tokens_are_recorded_in_step_0_by_one_tp_rank() -> None:
 def test_losses_are_of_documents_of_the_step_or_of_padding() -> None:
     found = after(lambda record: record.steps[1].documents.update({9: LOSS, 8: LOSS, PAD: LOSS}))
     assert found == ["steps: step 1: there is no document 8"]
+
+
+def test_positions_of_a_model_with_vision_have_three_axes_on_every_stage() -> None:
+    plain = config_of("unpacked", pp=2)
+    evidence = evidence_for(replace(plain, model=replace(plain.model, vision=VisionConfig())))
+    assert f"{WHERE}: position_ids has shape [1, 64] and no mismatch; the plan has [3, 1, 64]" in problems_of(evidence)
+    assert f"{WHERE} has no position_ids" in problems_of(evidence, rank=1)

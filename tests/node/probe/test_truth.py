@@ -7,6 +7,7 @@ import torch
 
 from harness.core.packing.arithmetic import PAD
 from harness.core.packing.documents import DocumentsMode, mix
+from harness.core.vision import IMAGE, VISION_START, VisionConfig
 from harness.node.probe.truth import StepTruth, first_difference
 from harness.node.probe.weights import END
 from tests.node.conftest import config
@@ -83,3 +84,43 @@ def test_messages_end_with_the_token_that_ends_documents_only_if_they_are_delimi
         assert ids[-1] == END
         assert {ids[message.end - 1] == END for message in document.messages[:-1]} == {ended}
         assert ids.count(END) == (len(document.messages) if ended else 1)
+
+
+def seeing(images: int = 2) -> StepTruth:
+    base = config(cp=2)
+    documents = replace(mix("images", base.train.seq_length, 2), images=images)
+    return StepTruth(replace(base, model=replace(base.model, vision=VisionConfig()), documents=documents), 0, 0)
+
+
+def test_image_tokens_are_where_the_document_has_images_and_nowhere_else() -> None:
+    for micro in seeing().micro_batches:
+        images = [image for item in micro.plan.placed for image in item.document.images]
+        assert int((micro.tokens == IMAGE).sum()) == sum(image.tokens for image in images)
+        assert int((micro.tokens == VISION_START).sum()) == len(images)
+        assert not micro.loss_mask[(micro.labels == IMAGE) | (micro.labels == VISION_START)].any()
+        if images:
+            assert micro.grids is not None
+            assert micro.pixels is not None
+            assert micro.pixels.shape[0] == int(micro.grids.prod(1).sum())
+            assert micro.pixels.shape[0] == 4 * sum(image.tokens for image in images)
+
+
+def test_positions_along_three_axes_start_again_at_each_document() -> None:
+    for micro in seeing().micro_batches:
+        for item in micro.plan.placed:
+            assert micro.position_ids[item.start].tolist() == [0, 0, 0]
+
+
+def test_documents_without_images_have_no_pixels() -> None:
+    assert {micro.pixels for micro in seeing(images=0).micro_batches} == {None}
+
+
+def test_a_difference_along_one_axis_is_found_and_padding_is_not_compared() -> None:
+    owners = torch.tensor([[[0, 0], [0, 1], [PAD, 2]]])
+    expected = torch.zeros(1, 3, 3, dtype=torch.int64)
+    found = expected.clone()
+    found[0, 2, 0] = 7
+    counted = owners[..., 0] != PAD
+    assert first_difference(found, expected, owners, counted) == (0, None)
+    found[0, 1, 2] = 5
+    assert first_difference(found, expected, owners, counted) == (1, [0, 1, 0, 5])

@@ -5,7 +5,8 @@
 | 0.4, 0.5 | pack_sequences_in_batch | training.vlm_step.get_batch: pack_batch_sequences | vlm_step |
 | 0.6 | enable_in_batch_packing | collators: data.collators.sequence.prepare_sequence_batch | gpt_step |
 
-Upstream's collators make right-padded rows with a mask; here the rows are a micro-batch's documents, without images.
+Upstream's collators make right-padded rows with a mask; here the rows are a micro-batch's documents. With images the
+step is vlm_step in every release, and from 0.6 on the collator is that of Qwen-VL (collated.py).
 Up to 0.5 only vlm_step packs in batch: it passes only padded offsets, gives tokens to every stage, and leaves the split
 over context-parallel ranks to the model. Documents are padded to the multiple that vlm_step computes, and that
 ConfigContainer.validate of 0.6 sets as in_batch_packing_pad_to_multiple_of.
@@ -22,7 +23,9 @@ from torch import Tensor
 from harness.core.cell.config import CellConfig
 from harness.core.packing.fields import BATCH
 from harness.node.data_paths.base import Batch, RankContext
+from harness.node.data_paths.bridge.collated import QwenCollator
 from harness.node.data_paths.bridge.step import BridgeStep, missing
+from harness.node.data_paths.bridge.vision import VisionStep, tokens_found, with_images
 from harness.node.data_paths.lookup import Unavailable, none_of, not_in_release, release
 from harness.node.probe.truth import MicroTruth, StepTruth
 
@@ -31,8 +34,14 @@ class BridgeInBatchPath:
     def __init__(self, context: RankContext) -> None:
         self.context = context
         self.prepare = _prepare_sequence_batch()
-        module = "vlm_step" if self.prepare is None else "gpt_step"
-        self.step = BridgeStep(context, _dataset(context), module)
+        self.micro: MicroTruth | None = None  # the last one that was read
+        self.collator = QwenCollator(context.config) if context.config.model.vision and self.prepare else None
+        self.step = self._step(_dataset(context))
+
+    def _step(self, dataset: Any) -> BridgeStep:
+        if self.context.config.model.vision:
+            return VisionStep(self.context, dataset)
+        return BridgeStep(self.context, dataset, "vlm_step" if self.prepare is None else "gpt_step")
 
     @staticmethod
     def unavailable(config: CellConfig) -> Unavailable:
@@ -44,14 +53,25 @@ class BridgeInBatchPath:
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[dict[str, Any]]:
         """Every rank reads all micro-batches of its replica."""
-        return (self._collated(micro) for micro in truth.micro_batches)
+        return (self._collated(truth, micro) for micro in truth.micro_batches)
 
     def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
-        return self.step.batch(iterator, chunk)
+        if not isinstance(self.step, VisionStep):
+            return self.step.batch(iterator, chunk)
+        batch = self.step.whole(iterator, chunk)
+        if batch.tokens is not None and self.micro is not None:
+            layout, place = self.context.config.layout, self.context.place
+            batch.tokens = tokens_found(batch.tokens, self.micro, layout.cp, place.cp)
+        return batch
 
-    def _collated(self, micro: MicroTruth) -> dict[str, Any]:
+    def _collated(self, truth: StepTruth, micro: MicroTruth) -> dict[str, Any]:
         """A micro-batch as upstream's collators pass it to the training step."""
+        self.micro = micro
+        if self.collator is not None:
+            return self.collator.collated(truth, micro)
         batch = right_padded(micro)
+        if self.context.config.model.vision:
+            return with_images(batch, micro)
         if self.prepare is not None:
             self.prepare(
                 batch,
@@ -64,7 +84,7 @@ class BridgeInBatchPath:
 
 def _split_by_model(config: CellConfig) -> Unavailable:
     cp = config.layout.cp
-    if cp == 1:
+    if cp == 1 or config.model.vision:
         return None
     return not_in_release(
         f"cp {cp}: vlm_step of {release('megatron.bridge')} passes the whole row to every context-parallel rank; only "
@@ -76,13 +96,15 @@ def _split_by_model(config: CellConfig) -> Unavailable:
 def right_padded(micro: MicroTruth) -> dict[str, Any]:
     """Each field padded to [documents, longest], and `attention_mask` of the same shape, 1 where a token is real."""
     placed = micro.plan.placed
-    shape = len(placed), max(item.document.length for item in placed)
+    lengths = [item.document.length + micro.plan.style.last_token_slots for item in placed]
+    shape = len(placed), max(lengths)
     batch: dict[str, Any] = {"attention_mask": torch.zeros(shape, dtype=torch.int64)}
     for name in BATCH:
         stream: Tensor = getattr(micro, name)
+        stream = stream[:, 0] if stream.dim() > 1 else stream  # positions that the model computes again
         batch[name] = torch.full(shape, micro.pad_id if name in ("tokens", "labels") else 0, dtype=stream.dtype)
         for row, item in enumerate(placed):
-            length = item.document.length
+            length = lengths[row]
             batch[name][row, :length] = stream[item.start : item.start + length]
             batch["attention_mask"][row, :length] = 1
     return batch

@@ -54,7 +54,7 @@ class LayerRecorder:
         self.embedded: tuple[str, int, int] | None = None  # the last embedded (leg, step, micro-batch)
         for chunk in chunks:
             if context.is_first(chunks.index(chunk)):
-                chunk.embedding.register_forward_hook(self._output_hook(0))
+                self._embedding_hook(chunk)
             for layer in numbered_layers(chunk):
                 if layer.mixer is not None:
                     layer.mixer.register_forward_pre_hook(self._params_hook(layer.number), with_kwargs=True)
@@ -65,6 +65,16 @@ class LayerRecorder:
             for number, layer in enumerate(mtp_layers(chunk), context.config.model.layers + 1):
                 attention = layer.self_attention.core_attention
                 attention.register_forward_pre_hook(self._params_hook(number), with_kwargs=True)
+
+    def _embedding_hook(self, chunk: Any) -> None:
+        """With vision the embedding is that of the whole row without images; layers get what becomes of it."""
+        record = self._output_hook(0)
+        if self.context.config.model.vision is None:
+            chunk.embedding.register_forward_hook(record)
+        else:
+            chunk.decoder.register_forward_pre_hook(
+                lambda module, args, kwargs: record(module, args, kwargs["hidden_states"]), with_kwargs=True
+            )
 
     def drain(self) -> list[ActivationSeen]:
         """The fingerprints recorded since the last call, ordered by layer."""

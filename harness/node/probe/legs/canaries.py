@@ -17,6 +17,7 @@ from harness.node.probe.hooks.expert_biases import reset_biases
 from harness.node.probe.legs.metadata import observed_batches
 from harness.node.probe.legs.rewriting import Rewriter
 from harness.node.probe.model.gpt import unwrap
+from harness.node.probe.model.vision import language_of
 from harness.node.probe.passes import Passes
 from harness.node.probe.truth import StepTruth
 from harness.node.probe.weights import draw
@@ -29,7 +30,7 @@ class CanaryLegs:
         self.passes = passes
         self.legs = legs_of(passes.context.config)
         rewrites = any(leg.rewrites for leg in self.legs)
-        chunks = [unwrap(chunk) for chunk in passes.chunks] if rewrites else []
+        chunks = [language_of(unwrap(chunk)) for chunk in passes.chunks] if rewrites else []
         self.rewriter = Rewriter(chunks, passes.context, passes.state)
         self.initial = [_copy(item.parameter) for item in passes.named_parameters()] if self.legs else []
 

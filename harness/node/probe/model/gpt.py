@@ -34,6 +34,7 @@ from harness.node.probe.model.hybrid import build_hybrid, pair, stack_spec
 from harness.node.probe.model.norm import RMSNorm
 from harness.node.probe.model.parts import config_class, layer_spec, mtp_arguments, part_fields
 from harness.node.probe.model.recompute import recompute_fields
+from harness.node.probe.model.vision import build_vision_model
 
 _OFF = (None, False, VANILLA)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -201,12 +202,14 @@ def build_chunks(
 
 
 def _model(config: CellConfig, upstream: TransformerConfig, stage: int | None, arguments: dict[str, Any]) -> Any:
-    """A chunk of GPTModel or HybridModel; `stage`: its virtual stage, None without interleaving."""
+    """A chunk of GPTModel, HybridModel or Qwen3VLModel; `stage`: its virtual stage, None without interleaving."""
     if config.model.hybrid:
         return build_hybrid(config, upstream, hybrid_spec(config), **arguments)
     spec = TransformerBlockSubmodules(
         layer_specs=[layer_spec(config)] * get_num_layers_to_build(upstream, vp_stage=stage), layer_norm=RMSNorm
     )
+    if config.model.vision:
+        return build_vision_model(config, upstream, spec, arguments)
     chunk = GPTModel(upstream, spec, **arguments, **mtp_arguments(config, upstream, spec, stage))
     return pair(chunk) if config.model.as_gpt else chunk
 
@@ -218,7 +221,7 @@ def hybrid_spec(config: CellConfig) -> Any:
 
 
 def unwrap(chunk: Any) -> GPTModel:
-    """The GPTModel or HybridModel inside DDP and the precision wrapper."""
+    """The model (GPTModel, HybridModel, Qwen3VLModel) inside DDP and the precision wrapper."""
     while hasattr(chunk, "module"):
         chunk = chunk.module
     return chunk

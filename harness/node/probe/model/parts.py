@@ -24,6 +24,7 @@ from harness.node.probe.model.attention_kinds import core_attention
 from harness.node.probe.model.groups import takes_groups
 from harness.node.probe.model.hybrid import hybrid_fields, numbered_layers, unsupported_hybrid
 from harness.node.probe.model.norm import RMSNorm
+from harness.node.probe.model.vision import attention_class, vision_config_class, vision_fields
 
 
 def unsupported_parts(config: CellConfig) -> str | None:
@@ -49,13 +50,15 @@ def unsupported_parts(config: CellConfig) -> str | None:
 
 
 def config_class(config: CellConfig) -> Any:
+    if config.model.vision:
+        return vision_config_class()
     return MLATransformerConfig if config.model.mla else TransformerConfig
 
 
 def part_fields(config: CellConfig) -> dict[str, Any]:
     """Fields of upstream's configuration for the parts that the model has."""
     moe, mtp, mla = config.model.moe, config.model.mtp, config.model.mla
-    fields: dict[str, Any] = hybrid_fields(config.model)
+    fields: dict[str, Any] = hybrid_fields(config.model) | vision_fields(config)
     if moe:
         fields |= upstream_of(moe)
         fields |= {
@@ -83,6 +86,8 @@ def layer_spec(config: CellConfig) -> Any:
     spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=normed, **experts, **latent)
     attention = spec.submodules.self_attention.submodules
     attention.core_attention = core_attention(config.attention)
+    if model.vision:
+        spec.submodules.self_attention.module = attention_class()
     if model.mla:
         attention.q_layernorm = attention.kv_layernorm = RMSNorm
     elif model.qk_layernorm:
