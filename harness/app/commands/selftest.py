@@ -76,7 +76,7 @@ def list_faults() -> int:
 
 
 def choose(only: Sequence[str], *, trainers: bool = False) -> list[FaultSpec]:
-    """The named faults, or all in upstream's trainers, or all others. InputError naming every unknown one."""
+    """The named faults, or all that need a stack, or all others. InputError naming every unknown one."""
     known = {spec.name: spec for spec in FAULTS}
     problems = []
     for name in only:
@@ -90,7 +90,7 @@ def choose(only: Sequence[str], *, trainers: bool = False) -> list[FaultSpec]:
 
 
 def in_stacks(plan: RunPlan) -> RunPlan:
-    """The plan with the stacks that its cells need, built unless they exist; those of upstream's trainers have one."""
+    """The plan with the stacks that its cells need, built unless they exist; some faults have one."""
     names = {cell.config.stack for cell in plan.expansion.cells}
     if DEFAULT in names:
         require_torch()

@@ -1,4 +1,4 @@
-"""Injections of class model: experts and their auxiliary loss, multi-token prediction, latent attention, adapters.
+"""Injections of class model: experts, multi-token prediction, latent attention, adapters, vision.
 
 They patch megatron.core.transformer.moe, .multi_token_prediction and .multi_latent_attention, 0.17 to 0.19, and
 megatron.bridge.peft, 0.6.
@@ -13,6 +13,8 @@ from functools import wraps
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
 from torch import Tensor
 
 from harness.node.data_paths.base import Batch, RankContext
@@ -21,6 +23,7 @@ from harness.node.faults.fault import Fault
 from harness.node.faults.metadata import changed
 from harness.node.probe.model.adapters import adapted_layers
 from harness.node.probe.model.gpt import expert_rank, shard_ranks, unwrap
+from harness.node.probe.model.vision import language_of
 from harness.node.probe.weights import INITIAL_STD, NamedParameter, draw, named_parameters
 
 
@@ -170,3 +173,50 @@ class MergedShardsSwapped(Fault):
                 torch.distributed.all_gather(tensors[::-1], tensor, group=group)
 
         module.dist = Reversed
+class PositionsEdited(Fault):
+    """Changes the positions that the language model of a model with vision gets, [axes, rows, local slots]."""
+
+    def __init__(self, edit: Callable[[Tensor, RankContext], Tensor]) -> None:
+        self.edit = edit
+
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        assert batch.position_ids is not None
+        return replace(batch, position_ids=self.edit(batch.position_ids, context))
+
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        def changed(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+            return args, {**kwargs, "position_ids": self.edit(kwargs["position_ids"], context)}
+
+        for chunk in chunks:
+            language_of(unwrap(chunk)).register_forward_pre_hook(changed, with_kwargs=True)
+
+
+def swapped(found: Tensor, context: RankContext) -> Tensor:
+    """Height and width in each other's place."""
+    return found[[0, 2, 1]]
+
+
+def running_on(found: Tensor, context: RankContext) -> Tensor:
+    """The slots of the packed row, counted along every axis."""
+    return torch.arange(found.shape[-1], device=found.device).expand_as(found)
+
+
+def of_next_rank(found: Tensor, context: RankContext) -> Tensor:
+    """What the next context-parallel rank has."""
+    size = context.config.layout.cp
+    parts = [torch.empty_like(found) for _ in range(size)]
+    dist.all_gather(parts, found.contiguous(), group=parallel_state.get_context_parallel_group())
+    return parts[(context.place.cp + 1) % size]
+
+
+class SectionsOfTimeAlone(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        language = language_of(unwrap(chunks[0]))
+        language.mrope_section = [sum(language.mrope_section), 0, 0]
+
+
+class FeaturesOfTheNextToken(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        unwrap(chunks[0]).vision_model.register_forward_hook(
+            lambda module, args, output: (output[0].roll(1, 0), output[1])
+        )

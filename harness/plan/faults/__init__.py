@@ -15,6 +15,7 @@ from harness.plan.faults.numerics import LEAK, NORMALISATION, OUTPUT
 from harness.plan.faults.slow import THROUGHPUT
 from harness.plan.faults.spec import CLASSES, FaultSpec
 from harness.plan.faults.trainers import TRAINER
+from harness.plan.faults.vision import VISION
 
 FAULTS: tuple[FaultSpec, ...] = (
     METADATA
@@ -34,6 +35,7 @@ FAULTS: tuple[FaultSpec, ...] = (
     + INFRASTRUCTURE
     + THROUGHPUT
     + TRAINER
+    + VISION
 )
 
 __all__ = ["CLASSES", "FAULTS", "FaultSpec"]

@@ -22,6 +22,7 @@ from harness.judge.report.model import Report, ReportCell
 from harness.plan.faults import FAULTS, FaultSpec
 from harness.plan.faults.adapters import ADAPTERS
 from harness.plan.faults.trainers import STACK, TRAINER
+from harness.plan.faults.vision import VISION
 
 LEAK = next(spec for spec in FAULTS if spec.name == "attention-ignores-documents")
 KILLED = next(spec for spec in FAULTS if spec.name == "rank-killed-from-outside")
@@ -83,7 +84,7 @@ def test_an_unknown_fault_is_an_input_error_that_suggests_the_right_name() -> No
 
 def test_faults_are_chosen_by_name_in_the_order_of_the_catalogue() -> None:
     assert selftest.choose([]) == [spec for spec in FAULTS if spec.stack == DEFAULT]
-    assert selftest.choose([], trainers=True) == [*ADAPTERS, *TRAINER]
+    assert selftest.choose([], trainers=True) == [*ADAPTERS, *TRAINER, *VISION]
     assert selftest.choose([TRAINER[1].name]) == [TRAINER[1]]
     names = [FAULTS[3].name, FAULTS[1].name]
     assert selftest.choose(names) == [FAULTS[1], FAULTS[3]]
