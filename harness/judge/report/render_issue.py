@@ -201,6 +201,7 @@ def _layout(issue: Issue) -> Iterator[str]:
     masked = [document.index for document in documents if document.masked]
     notes = [f"fully masked: {masked}"] if masked else []
     notes += [f"at most {config.documents.turns} prompts and answers each"] if config.documents.turns > 1 else []
+    notes += [f"at most {config.documents.images} images each"] if config.documents.images else []
     model, train = config.model, config.train
     parts = [f"HybridModel {model.pattern}"] if model.hybrid else []
     parts += [str(part) for part in (model.moe, model.mtp, model.mla, model.vision) if part is not None]

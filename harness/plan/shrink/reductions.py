@@ -186,8 +186,8 @@ def _documents_text(config: CellConfig) -> str:
 
 
 def _talk(config: CellConfig) -> dict[str, Any]:
-    """What a list of lengths keeps of the documents: their turns."""
-    return {"turns": config.documents.turns, "delimited": config.documents.delimited}
+    """What a list of lengths keeps of the documents: their turns and images."""
+    return {name: getattr(config.documents, name) for name in ("turns", "delimited", "images")}
 
 
 def _with_lengths(config: CellConfig, lengths: Iterable[int]) -> CellConfig:
@@ -211,6 +211,9 @@ def _documents(config: CellConfig) -> Iterator[CellConfig]:
     if config.documents.turns > 1:
         made = listed(config)
         yield replace(made, documents=replace(made.documents, turns=1, delimited=False))
+    if config.documents.images:
+        made = listed(config)
+        yield replace(made, documents=replace(made.documents, images=0))
     if not _is_listed(config):
         yield listed(config)
         if config.documents.mode in MIXES:

@@ -16,6 +16,7 @@ from harness.core.cell.model import ModelConfig, MoeConfig, MtpConfig
 from harness.core.cell.timing import TimingConfig
 from harness.core.outcomes import Finding, Lane
 from harness.core.packing.documents import DocumentsConfig, adversarial_mix, mix
+from harness.core.vision import VisionConfig
 from harness.plan.rules.table import rejections
 from harness.plan.shrink.reductions import changes, normalized, reductions, size_of
 from harness.plan.shrink.search import Answer, Answers, Kind, Round, Smallest, minimal_cell, search
@@ -273,3 +274,11 @@ def test_one_document_of_many_is_found(count: int) -> None:
     assert smallest.config is not None
     assert lengths(smallest.config) == [wanted]
     assert len(ran) < 80
+
+
+@pytest.mark.parametrize("images", [0, 1])
+def test_documents_keep_their_images_only_if_they_matter(images: int) -> None:
+    documents = DocumentsConfig(mode="file", lengths=(30, 20), images=1)
+    seeing = replace(BIG, data_path="unpacked", model=ModelConfig(vision=VisionConfig()), documents=documents)
+    smallest, _ = shrunk(seeing, lambda config: config.documents.images >= images and config.model.vision is not None)
+    assert smallest.config.documents.images == images
