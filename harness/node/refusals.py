@@ -13,9 +13,9 @@ from harness.node.data_paths.table import ADAPTERS
 from harness.node.device.cuda_forks import forks_protected, gpu_table
 from harness.node.probe.model import attention_kinds, gpt, kernels
 from harness.node.probe.model import parts as model_parts
-from harness.node.probe.model.adapters import unavailable_adapters
+from harness.node.probe.model.bridge.adapters import unavailable_adapters
+from harness.node.probe.model.bridge.vision import unavailable_vision
 from harness.node.probe.model.hybrid import missing_kernels, missing_package
-from harness.node.probe.model.vision import unavailable_vision
 from harness.node.trainers.table import TRAINERS
 
 

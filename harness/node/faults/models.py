@@ -21,9 +21,9 @@ from harness.node.data_paths.base import Batch, RankContext
 from harness.node.faults.attention import RopeByRealOffsets
 from harness.node.faults.fault import Fault
 from harness.node.faults.metadata import changed
-from harness.node.probe.model.adapters import adapted_layers
+from harness.node.probe.model.bridge.adapters import adapted_layers
+from harness.node.probe.model.bridge.vision import language_of
 from harness.node.probe.model.gpt import expert_rank, shard_ranks, unwrap
-from harness.node.probe.model.vision import language_of
 from harness.node.probe.weights import INITIAL_STD, NamedParameter, draw, named_parameters
 
 
@@ -173,6 +173,8 @@ class MergedShardsSwapped(Fault):
                 torch.distributed.all_gather(tensors[::-1], tensor, group=group)
 
         module.dist = Reversed
+
+
 class PositionsEdited(Fault):
     """Changes the positions that the language model of a model with vision gets, [axes, rows, local slots]."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from harness.core.run.tensor_records import Fingerprint, FrozenSeen, MergedSeen
 from harness.node.probe.hooks.fingerprints import gradient_fingerprint
-from harness.node.probe.model.adapters import adapted_layers, merged_weight, output_off
+from harness.node.probe.model.bridge.adapters import adapted_layers, merged_weight, output_off
 from harness.node.probe.model.distributed_optimizer import gather_weights
 from harness.node.probe.model.gpt import unwrap
 from harness.node.probe.observer import Observer

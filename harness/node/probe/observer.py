@@ -23,9 +23,9 @@ from harness.node.probe.hooks.fingerprints import gradient_fingerprint, part_fin
 from harness.node.probe.hooks.layers import LayerRecorder, PassState
 from harness.node.probe.hooks.parts import record_parts
 from harness.node.probe.hooks.recompute import Recomputed
+from harness.node.probe.model.bridge.vision import language_of
 from harness.node.probe.model.distributed_optimizer import whole_gradients
 from harness.node.probe.model.gpt import shard_ranks, unwrap
-from harness.node.probe.model.vision import language_of
 from harness.node.probe.truth import StepTruth
 from harness.node.probe.weights import NamedParameter, named_parameters
 from harness.node.recording.recorder import Recorder

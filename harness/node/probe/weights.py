@@ -14,9 +14,9 @@ from torch import Tensor
 from harness.core.cell.config import CellConfig
 from harness.core.peft import is_adapter
 from harness.core.vision import VIDEO
+from harness.node.probe.model.bridge.vision import TOWER, language_of
 from harness.node.probe.model.hybrid import is_paired, is_recurrent, name_in_pattern
 from harness.node.probe.model.hybrid import sections as sections_of
-from harness.node.probe.model.vision import TOWER, language_of
 
 _LAYER = re.compile(r"\bdecoder\.layers\.(\d+)\.")
 _RECURRENT = re.compile(r"\blayers\.\d+\.(self_attention|mixer)\.")

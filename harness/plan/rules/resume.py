@@ -5,7 +5,8 @@ from __future__ import annotations
 from harness.core.cell.axis_values import WITH_CHECKPOINTS
 from harness.core.cell.config import CellConfig
 from harness.core.cell.resume import SAME, resumed_layout
-from harness.plan.rules import adapters, layout, loss, model, packing
+from harness.plan.rules import layout, loss, packing
+from harness.plan.rules.models import adapters, model
 from harness.plan.rules.rule import Own, Rule
 
 # Argument that saves whole tensors of a sharded optimizer: of a command line, and of Megatron-Bridge's configuration.

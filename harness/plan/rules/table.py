@@ -6,20 +6,8 @@ from collections.abc import Iterable
 
 from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Rejection
-from harness.plan.rules import (
-    adapters,
-    attention,
-    experts,
-    hybrid,
-    layout,
-    loss,
-    model,
-    packing,
-    resume,
-    runtime,
-    trainer,
-    vision,
-)
+from harness.plan.rules import attention, layout, loss, packing, resume, runtime, trainer
+from harness.plan.rules.models import adapters, experts, hybrid, model, vision
 from harness.plan.rules.rule import Own, Rule, Shape, own_of
 
 SHAPE_RULES: tuple[Rule[Shape], ...] = (

@@ -18,8 +18,8 @@ from torch import Tensor
 from harness.core.vision import IMAGE, MERGE
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.bridge.step import BridgeStep, CalledModel
+from harness.node.probe.model.bridge.vision import hf_config, model_class
 from harness.node.probe.model.gpt import transformer_config
-from harness.node.probe.model.vision import hf_config, model_class
 from harness.node.probe.truth import MicroTruth
 
 

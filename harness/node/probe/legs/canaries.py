@@ -16,8 +16,8 @@ from harness.node.device.placement import synchronize
 from harness.node.probe.hooks.expert_biases import reset_biases
 from harness.node.probe.legs.metadata import observed_batches
 from harness.node.probe.legs.rewriting import Rewriter
+from harness.node.probe.model.bridge.vision import language_of
 from harness.node.probe.model.gpt import unwrap
-from harness.node.probe.model.vision import language_of
 from harness.node.probe.passes import Passes
 from harness.node.probe.truth import StepTruth
 from harness.node.probe.weights import draw

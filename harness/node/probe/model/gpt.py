@@ -26,15 +26,15 @@ from harness.core.outcomes import STACK_UNDER_TEST, Missing, Rejection
 from harness.core.setting import upstream_of
 from harness.node.data_paths.base import RankContext
 from harness.node.device.placement import Device
-from harness.node.probe.model.adapters import adapted
 from harness.node.probe.model.attention_kinds import attention_fields
+from harness.node.probe.model.bridge.adapters import adapted
+from harness.node.probe.model.bridge.vision import build_vision_model
 from harness.node.probe.model.distributed_optimizer import connect_schedule, ddp_config
 from harness.node.probe.model.groups import GLOBAL, Groups, explicit_groups
 from harness.node.probe.model.hybrid import build_hybrid, pair, stack_spec
 from harness.node.probe.model.norm import RMSNorm
 from harness.node.probe.model.parts import config_class, layer_spec, mtp_arguments, part_fields
 from harness.node.probe.model.recompute import recompute_fields
-from harness.node.probe.model.vision import build_vision_model
 
 _OFF = (None, False, VANILLA)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -21,10 +21,10 @@ from harness.core.cell.axis_values import EXPLICIT
 from harness.core.cell.config import CellConfig
 from harness.core.setting import upstream_of
 from harness.node.probe.model.attention_kinds import core_attention
+from harness.node.probe.model.bridge.vision import attention_class, vision_config_class, vision_fields
 from harness.node.probe.model.groups import takes_groups
 from harness.node.probe.model.hybrid import hybrid_fields, numbered_layers, unsupported_hybrid
 from harness.node.probe.model.norm import RMSNorm
-from harness.node.probe.model.vision import attention_class, vision_config_class, vision_fields
 
 
 def unsupported_parts(config: CellConfig) -> str | None:

@@ -11,7 +11,7 @@ from harness.core.cell.reports import log_interval
 from harness.core.run.run_dir import AttemptDir
 from harness.node.data_paths.bridge.offline import tokenizer_config
 from harness.node.device.placement import Device
-from harness.node.probe.model.adapters import upstream_peft
+from harness.node.probe.model.bridge.adapters import upstream_peft
 from harness.node.probe.model.distributed_optimizer import ddp_fields
 from harness.node.probe.model.gpt import upstream_fields
 from harness.node.trainers.bridge.fields import set_fields

@@ -6,7 +6,7 @@ import pytest
 
 from harness.core.cell.config import CellConfig
 from harness.core.cell.model import ModelConfig, MoeConfig
-from tests.plan.rules.test_model import cell, reason
+from tests.plan.rules.models.test_model import cell, reason
 
 
 def experts(**moe: object) -> ModelConfig:

@@ -8,7 +8,7 @@ import pytest
 
 from harness.core.cell.config import CellConfig
 from harness.core.cell.model import MlaConfig, ModelConfig, MtpConfig
-from tests.plan.rules.test_model import cell, reason
+from tests.plan.rules.models.test_model import cell, reason
 
 WITHOUT = "model.pattern with model.mtp: the probe does not build it in hybrid models"
 

@@ -7,7 +7,7 @@ import pytest
 from harness.core.cell.config import CellConfig
 from harness.core.cell.model import MlaConfig, ModelConfig, MoeConfig, MtpConfig
 from harness.core.peft import PeftConfig
-from tests.plan.rules.test_model import cell, reason
+from tests.plan.rules.models.test_model import cell, reason
 
 
 def adapted(rank: int = 4, **model: object) -> ModelConfig:

@@ -12,7 +12,7 @@ from harness.core.cell.model import ModelConfig, MoeConfig
 from harness.core.packing.documents import DocumentsConfig, mix
 from harness.core.vision import VisionConfig
 from harness.plan.schema.model import model_problems
-from tests.plan.rules.test_model import cell, reason
+from tests.plan.rules.models.test_model import cell, reason
 
 IMAGES = DocumentsConfig(mode="file", lengths=(16,), images=1)
 

@@ -1,0 +1,1 @@
+"""Parts of Megatron-Bridge that change the harness's models."""

@@ -1,0 +1,1 @@
+"""Rules of what a model is made of."""
