@@ -25,7 +25,9 @@ NODE_PACKAGES = {
     "datasets",
     "tokenizers",
     "transformers",
+    "nemo_rl",
     "skyrl",
+    "verl",
 }
 NEWER_THAN_PYTHON_310 = {"tomllib"}
 

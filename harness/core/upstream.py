@@ -10,6 +10,8 @@ DISTRIBUTIONS: Mapping[str, str] = {
     "megatron-bridge": "megatron.bridge",
     "skyrl": "skyrl",
     "skyrl-train": "skyrl_train",
+    "nemo-rl": "nemo_rl",
+    "verl": "verl",
     "transformer-engine": "transformer_engine",
     "torch": "torch",
 }

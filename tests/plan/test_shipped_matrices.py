@@ -51,7 +51,8 @@ def test_the_nightly_matrix_is_short_and_covers_what_single_nodes_cannot(nightly
     paths = {(cell.config.stack, cell.config.data_path) for cell in nightly.cells if cell.role == "cell"}
     big = [cell.config for cell in nightly.cells if cell.config.layout.world_size == 16]
     both = {(c.stack, c.data_path) for c in big if c.layout.tp == 2 and c.layout.pp == 4 and c.layout.cp == 2}
-    assert both >= {path for path in paths if DATA_PATHS[path[1]].packs}
+    without_cp = ("verl091", "verl")  # a known bug of this release: matrices/rl.yaml
+    assert both >= {path for path in paths - {without_cp} if DATA_PATHS[path[1]].packs}
     assert {cell.config.dtype for cell in nightly.cells} == {"fp32", "bf16"}
 
 

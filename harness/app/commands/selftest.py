@@ -28,9 +28,12 @@ from harness.infra.stacks.default_stack import require_torch
 from harness.infra.stacks.prepare import prepare
 from harness.judge.report.model import Report, ReportCell
 from harness.plan.faults import FAULTS, FaultSpec
+from harness.plan.faults.rollouts import STACK as OF_ROLLOUTS
 from harness.plan.faults.spec import DEADLINE_S
 from harness.plan.faults.text import catalogue_text, demand_text, where_text
-from harness.plan.faults.trainers import STACK
+from harness.plan.faults.trainers import STACK as OF_TRAINERS
+
+STACKS = (OF_TRAINERS, OF_ROLLOUTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,10 +97,8 @@ def in_stacks(plan: RunPlan) -> RunPlan:
     names = {cell.config.stack for cell in plan.expansion.cells}
     if DEFAULT in names:
         require_torch()
-    if STACK[1] not in names:
-        return plan
-    matrix = read_matrix(matrix_path(STACK[0]))
-    return plan_run.in_stacks(plan, prepare([matrix.stacks[STACK[1]]], say))
+    stacks = [read_matrix(matrix_path(matrix)).stacks[name] for matrix, name in STACKS if name in names]
+    return plan_run.in_stacks(plan, prepare(stacks, say)) if stacks else plan
 
 
 def plan_faults(specs: Iterable[FaultSpec]) -> RunPlan:

@@ -198,7 +198,7 @@ class CellConfig:
         count its padding; MTP weights a micro-batch by the tokens that remain after its roll; without per-token loss
         all micro-batches have the same weight.
         """
-        return self.model.by_rows or not self.options.calculate_per_token_loss
+        return self.model.by_rows or not (self.options.calculate_per_token_loss or self.path.step_mean)
 
     @property
     def own_trainer(self) -> bool:

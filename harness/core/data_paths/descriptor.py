@@ -64,9 +64,11 @@ class DataPath:
     trained: Callable[[PackingStyle], PackingStyle] = lambda style: style  # of these trainers, from `style`
     with_images: Callable[[PackingStyle], PackingStyle] = lambda style: style  # of documents with images
     trained_without: tuple[str, ...] = ()  # fields of a batch that these trainers do not give to the model
+    without: tuple[str, ...] = ()  # likewise, in the harness's own loop; without labels: upstream computes the loss
     validates: tuple[str, ...] = ()  # combinations it passes to upstream's validators: values of axis `forbidden`
     canaries_without_effect: Mapping[str, str] = field(default_factory=dict)  # canary -> why the path cannot vary it
     counts_work: bool = False  # records the number of micro-batches and the lengths of a step
+    step_mean: bool = False  # its loss is the mean over a step's tokens, also without calculate_per_token_loss
     returns_log_probs: bool = False  # maps log-probabilities of packed slots back to documents
     hands_padding_mask: bool = False  # passes routers a mask of padding slots
     tokens_on_last_stage: bool = False  # passes tokens to the last stage, as multi-token prediction needs
@@ -90,6 +92,7 @@ def _layout_text(layout: Layout) -> str:
 
 ZIGZAG = Alignment(_zigzag, _zigzag_text)  # each document splits into 2 * cp equal chunks
 LAYOUT = Alignment(lambda layout: layout.alignment, _layout_text)  # likewise, and with sp equally over the tp ranks
+SCALED_LOSS = "upstream scales its loss before Megatron divides gradients"  # without effect: canary rewriting
 NONE = Alignment(lambda layout: 1, lambda layout: "1")
 
 

@@ -263,6 +263,18 @@ def _even(blocks: Sequence[MicroBatch]) -> list[MicroBatch]:
     return [replace(block, entries=entries) for block in wide]
 
 
+def _last_stretched(blocks: Sequence[MicroBatch]) -> list[MicroBatch]:
+    """The micro-batches of a replica, as long as the longest: their last documents take the rest."""
+    return [_stretched(block, max(one.slots for one in blocks) - block.slots) for block in blocks]
+
+
+def _stretched(block: MicroBatch, more: int) -> MicroBatch:
+    *rows, row = block.rows
+    *placed, last = row.placed
+    wide = replace(last, padded_length=last.padded_length + more)
+    return replace(block, rows=(*rows, replace(row, placed=(*placed, wide))))
+
+
 def _metadata(rows: Sequence[Row]) -> PackMetadata:
     return PackMetadata(
         most_documents=max(len(row.placed) for row in rows),
@@ -302,4 +314,5 @@ def plan_step(
     if style.even_step:
         return [_even(micro_batches(rows[dp :: layout.dp])) for dp in range(layout.dp)]
     blocks = micro_batches(rows)
-    return [blocks[dp :: layout.dp] for dp in range(layout.dp)]
+    replicas = [blocks[dp :: layout.dp] for dp in range(layout.dp)]
+    return [_last_stretched(own) for own in replicas] if style.even_last else replicas

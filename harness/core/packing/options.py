@@ -12,7 +12,7 @@ class PackingOptions:
     """Options of packing and of the loss; the rules say which of them a layout allows.
 
     Names and meanings are Megatron-Bridge's, those of the loss switches Megatron-LM's; `remove_microbatch_padding` is
-    SkyRL's. A rule rejects what the probe does not implement (plan/rules).
+    SkyRL's, `fuse_loss` NeMo-RL's. A rule rejects what the probe does not implement (plan/rules).
     """
 
     pad_seq_to_mult: int | None = setting(
@@ -31,6 +31,9 @@ class PackingOptions:
         doc="`skyrl` packs the documents of a micro-batch; false: one padded row per document.",
         aliases=("use_sample_packing",),
         label="nopack",
+    )
+    fuse_loss: bool = setting(
+        False, doc="`nemo_rl` computes the loss of a pack at once, not document by document.", label="fused", later=True
     )
     calculate_per_token_loss: bool = setting(
         True,

@@ -30,6 +30,7 @@ class PackingStyle:
     tail_multiple: int = 1  # with tail_segment: rows are padded to a multiple of this, at most seq_length
     fixed_entries: bool = False  # the offsets of all rows of a step have the same number of entries
     even_step: bool = False  # replicas take rows one at a time; all of a replica's step have one length and offsets
+    even_last: bool = False  # all micro-batches of a replica's step have one length: their last documents take the rest
     longest_as_tensor: bool = False  # max_seqlen may also be a tensor of one element
 
     def size(self, document: Document) -> int:

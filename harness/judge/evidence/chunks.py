@@ -17,7 +17,7 @@ def layers_with(config: CellConfig, stage: int, chunk: int, letters: str) -> lis
     model, layout = config.model, config.layout
     wanted = model.numbers_of(letters)
     layers = [layer for layer in layout.layers(model.spread, stage, chunk) if layer in wanted]
-    if model.mtp and _is_last(config, stage, chunk):
+    if model.mtp and is_last(config, stage, chunk):
         layers += range(model.layers + 1, model.layers + 1 + model.mtp.layers)
     return layers
 
@@ -26,16 +26,17 @@ def fields_used(config: CellConfig, stage: int, chunk: int) -> tuple[str, ...]:
     """Fields of a batch that a chunk uses; prediction layers embed tokens on the last stage too, MRoPE needs positions
     on every stage.
 
-    Without those that upstream's trainer does not give to the model: attention takes positions from cu_seqlens.
+    Without those that the data path or upstream's trainer does not give to the model: attention takes positions from
+    cu_seqlens, and a loss of upstream takes logits.
     """
-    last = _is_last(config, stage, chunk)
+    last = is_last(config, stage, chunk)
     embeds = (stage == 0 and chunk == 0) or (last and config.model.mtp is not None)
     fields = (FIRST_STAGE if embeds else ()) + (LAST_STAGE if last else ())
     if config.model.vision and not embeds:
         fields = ("position_ids", *fields)
-    without = () if config.own_trainer else config.path.trained_without
+    without = config.path.without if config.own_trainer else config.path.trained_without
     return tuple(field for field in fields if field not in without)
 
 
-def _is_last(config: CellConfig, stage: int, chunk: int) -> bool:
+def is_last(config: CellConfig, stage: int, chunk: int) -> bool:
     return stage == config.layout.pp - 1 and chunk == config.layout.vpp - 1

@@ -10,7 +10,7 @@ from harness.core.packing.arithmetic import PAD
 from harness.core.packing.fields import OFFSETS, PADDED
 from harness.core.run.records import BatchSeen, LegSeen, Progress, RankRecord, SeenParams, StepSeen, TensorSeen
 from harness.core.vision import AXES
-from harness.judge.evidence.chunks import fields_used
+from harness.judge.evidence.chunks import fields_used, is_last
 from harness.judge.required import reports
 from harness.judge.required.expected import BatchKey, Expected, Shapes
 
@@ -84,7 +84,7 @@ def _batches(
         slots = [_slots(shape) * expected.layout.cp]
         if batch.log_probs is not None and not batch.log_probs.mismatches:
             yield from _tensor(f"{where}: log_probs", batch.log_probs, slots, _LOG_PROBS)
-        if (batch.log_probs is not None) != (returned and "labels" in used):
+        if (batch.log_probs is not None) != (returned and is_last(expected.config, record.place.pp, batch.chunk)):
             yield f"{where}: log_probs are {'present' if batch.log_probs else 'missing'}"
         if (batch.params is not None) != expected.config.style.packed:
             yield f"{where} has {'no ' if batch.params is None else ''}packed params"

@@ -16,6 +16,20 @@ from harness.node.device.placement import Device
 from harness.node.probe.truth import StepTruth
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """What upstream's loss makes of a micro-batch's logits.
+
+    `returned`: what it returns to Megatron's schedule, except for its report: the loss, and a number of tokens if
+    gradients are divided by it. `losses`, `weights`: [rows, local slots], the negative log-probability that the loss
+    used for each slot, detached, and its weight.
+    """
+
+    returned: tuple[Tensor, ...]
+    losses: Tensor
+    weights: Tensor
+
+
 @dataclass(kw_only=True)
 class Batch:
     """One micro-batch as a rank's model chunk gets it: [rows, local slots], int64, but loss_mask float32.
@@ -32,6 +46,7 @@ class Batch:
     params: Any = None
     padding_mask: Tensor | None = None  # bool, True for slots without a token; for routers with an auxiliary loss
     whole: Any = None  # dict: arguments of a model with vision, whose forward splits rows over cp
+    score: Any = None  # None, or upstream's loss: from logits [rows, local slots, vocabulary / tp] to Scored
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from harness.node.data_paths.base import Adapter
 from harness.node.data_paths.bridge.in_batch import BridgeInBatchPath
 from harness.node.data_paths.bridge.long import BridgeLongPath
 from harness.node.data_paths.bridge.offline import BridgeOfflinePath
+from harness.node.data_paths.nemo_rl import NemoRlPath
 from harness.node.data_paths.reference import ReferencePath
 from harness.node.data_paths.rules import RulesPath
 from harness.node.data_paths.scheduler import SchedulerPath
@@ -13,6 +14,7 @@ from harness.node.data_paths.sft.data_path import SftPath
 from harness.node.data_paths.skyrl import SkyrlPath
 from harness.node.data_paths.unpacked import UnpackedPath
 from harness.node.data_paths.upstream_tests import UpstreamTestsPath
+from harness.node.data_paths.verl import VerlPath
 
 ADAPTERS: dict[str, type[Adapter]] = {
     "unpacked": UnpackedPath,
@@ -20,6 +22,8 @@ ADAPTERS: dict[str, type[Adapter]] = {
     "sft": SftPath,
     "scheduler": SchedulerPath,
     "skyrl": SkyrlPath,
+    "nemo_rl": NemoRlPath,
+    "verl": VerlPath,
     "bridge_offline": BridgeOfflinePath,
     "bridge_in_batch": BridgeInBatchPath,
     "bridge_long": BridgeLongPath,

@@ -51,6 +51,16 @@ class _FactoriesOnCpu(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def _under(mode: _FactoriesOnCpu, run: Any) -> Any:
+    """A backward pass in which the mode is active: torch calls it with the mode switched off."""
+
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return run(*args, **kwargs)
+
+    return backward
+
+
 class _NullStream:
     """Stub of torch.cuda.Stream and Event: a class, since upstream uses them in annotations."""
 
@@ -219,7 +229,10 @@ def install() -> list[str]:
     if _installed:
         return list(_installed)
     replace(_replacements())
-    _FactoriesOnCpu().__enter__()  # type: ignore[no-untyped-call]
+    mode = _FactoriesOnCpu()
+    mode.__enter__()  # type: ignore[no-untyped-call]
+    autograd: Any = torch.autograd
+    replace([(autograd, "_engine_run_backward", _under(mode, autograd._engine_run_backward))])
     _installed.append("torch factory functions: device='cuda' and pin_memory")
     return list(_installed)
 

@@ -28,6 +28,7 @@ FAULTS: dict[str, Callable[[], Fault]] = {
     "frozen-weight-decays": models.FrozenWeightDecays,
     "merged-with-alpha-alone": models.MergedWithAlphaAlone,
     "merged-shards-swapped": models.MergedShardsSwapped,
+    **{name: partial(trainers.RolloutsEdited, edit) for name, edit in trainers.OF_ROLLOUTS.items()},
     "middle-stages-without-metadata": metadata.MiddleStagesWithoutMetadata,
     "middle-stage-tp-ranks-with-garbage": metadata.MiddleStageTpRanksWithGarbage,
     "last-stage-tp-ranks-without-metadata": metadata.LastStageTpRanksWithoutMetadata,

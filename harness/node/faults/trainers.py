@@ -1,6 +1,7 @@
 """Injections of class trainer: one line of upstream's own training code is changed, in the process that runs it.
 
-The functions are those of megatron-bridge 0.6.2 and megatron-core 0.19.2, the stack of harness/plan/faults/trainers.py.
+The functions are those of megatron-bridge 0.6.2 and megatron-core 0.19.2, the stack of harness/plan/faults/trainers.py,
+and of class rollout those of verl 0.9.1, the stack of harness/plan/faults/rollouts.py.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import textwrap
 from functools import reduce
 from typing import Any, NamedTuple
 
+from harness.node.data_paths.base import RankContext
 from harness.node.faults.fault import Fault
 
 
@@ -141,6 +143,28 @@ EDITS: dict[str, Edit] = {
     "evaluation-in-training-mode": Edit(_EVALUATE, "model_module.eval()", "pass"),
     "evaluation-loss-of-one-replica": Edit(_EVALUATE, "torch.distributed.all_reduce(val, group=dp_cp_group)", "pass"),
 }
+_PACK = "verl.models.mcore.util:preprocess_thd_engine"
+_LOSS = "verl.workers.utils.losses:sft_loss"
+OF_ROLLOUTS: dict[str, Edit] = {
+    "rollout-labels-rolled-after-the-cp-split": Edit(_PACK, "if len(saved_roll_dict) > 0:", "if False:"),
+    "rollout-log-probs-of-one-cp-rank": Edit(
+        "verl.models.mcore.util:postprocess_thd_engine", "o = output_list[j][0]", "o = output[0]"
+    ),
+    "rollout-loss-mask-not-shifted": Edit(
+        _LOSS, "loss_mask_flatten = torch.roll(loss_mask_flatten, shifts=-1, dims=0)", "pass"
+    ),
+    "rollout-loss-of-one-replica": Edit(
+        _LOSS,
+        "loss = -masked_sum(log_prob_flatten, loss_mask_flatten) / batch_num_tokens * dp_size",
+        "loss = -masked_sum(log_prob_flatten, loss_mask_flatten) / batch_num_tokens",
+    ),
+    "rollout-stages-with-half-of-max-seqlen": Edit(
+        _PACK,
+        "return input_ids, packed_seq_params, None",
+        "packed_seq_params.max_seqlen_q //= 2; packed_seq_params.max_seqlen_kv //= 2; "
+        "return input_ids, packed_seq_params, None",
+    ),
+}
 
 
 class TrainerEdited(Fault):
@@ -161,3 +185,8 @@ class TrainerEdited(Fault):
         made: dict[str, Any] = {}
         exec(compile(source, inspect.getsourcefile(function) or module, "exec"), vars(home) | made, made)
         function.__code__ = made[function.__name__].__code__
+
+
+class RolloutsEdited(TrainerEdited):
+    def on_path(self, path: Any, context: RankContext) -> None:
+        self.on_trainer()

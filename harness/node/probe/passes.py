@@ -13,7 +13,7 @@ from torch import Tensor
 
 from harness.core.cell.config import CellConfig
 from harness.core.run.states import LegName
-from harness.node.data_paths.base import Adapter, Batch, RankContext
+from harness.node.data_paths.base import Adapter, Batch, RankContext, Scored
 from harness.node.faults import Fault
 from harness.node.probe.model.gpt import unwrap
 from harness.node.probe.model.groups import GLOBAL, Groups
@@ -89,7 +89,17 @@ class Passes(Observer):
         owners = self.entering(chunk, number)
         return forward(model, batch, self.context.config), partial(self._loss, batch, owners)
 
-    def _loss(self, batch: Batch, owners: Tensor, output: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def _loss(self, batch: Batch, owners: Tensor, output: Tensor) -> tuple[Any, ...]:
+        if batch.score is None:
+            return self._own_loss(batch, owners, output)
+        scored: Scored = batch.score(output)
+        self.on_loss(scored.losses, scored.weights, owners)
+        loss, *tokens = scored.returned
+        count = tokens[0] if tokens else scored.weights.sum().to(torch.int)
+        loss, count = self.fault.on_loss(loss, count, self.context)
+        return loss, *([count] if tokens else []), {"lm loss": loss.detach().double()}
+
+    def _own_loss(self, batch: Batch, owners: Tensor, output: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """(sum, token count, report) as pretrain_gpt.loss_func per token; output [rows, local slots]: losses."""
         assert batch.loss_mask is not None
         losses, mask = output.float(), batch.loss_mask.float()
@@ -105,7 +115,8 @@ def forward(model: Any, batch: Batch, config: CellConfig) -> Tensor:
     """Call a model chunk as Megatron-LM's pretrain_gpt.forward_step does.
 
     A model with vision gets the arguments that upstream's step passes it, and may return its part of the loss mask too.
-    Returns losses per token [rows, local slots] for the last chunk, else hidden states [s, b, h].
+    Returns losses per token [rows, local slots] for the last chunk, or logits if upstream's loss takes them; for other
+    chunks hidden states [s, b, h].
     """
     if batch.whole is not None:
         returned = model(**batch.whole)

@@ -12,6 +12,7 @@ from harness.plan.faults.hybrid import HYBRID
 from harness.plan.faults.metadata import METADATA
 from harness.plan.faults.models import MODELS
 from harness.plan.faults.numerics import LEAK, NORMALISATION, OUTPUT
+from harness.plan.faults.rollouts import ROLLOUT
 from harness.plan.faults.slow import THROUGHPUT
 from harness.plan.faults.spec import CLASSES, FaultSpec
 from harness.plan.faults.trainers import TRAINER
@@ -36,6 +37,7 @@ FAULTS: tuple[FaultSpec, ...] = (
     + THROUGHPUT
     + TRAINER
     + VISION
+    + ROLLOUT
 )
 
 __all__ = ["CLASSES", "FAULTS", "FaultSpec"]

@@ -118,4 +118,5 @@ CLASSES = (
     "infrastructure",
     "throughput",
     "trainer",
+    "rollout",
 )

@@ -10,7 +10,7 @@ _BRIDGE = "Megatron-Bridge ConfigContainer.validate: fine-tuning with CP > 1"
 
 def per_token_loss_with_cp(config: Shape) -> str | None:
     cp = config.layout.cp
-    if cp == 1 or config.options.calculate_per_token_loss:
+    if cp == 1 or config.options.calculate_per_token_loss or config.path.step_mean:
         return None
     base = f"cp {cp} splits each document over {cp} ranks, and calculate_per_token_loss is false"
     if not config.path.own:
@@ -63,7 +63,7 @@ def no_average_with_per_token_loss(config: Shape) -> str | None:
 
 
 def per_token_loss_only(config: Shape) -> str | None:
-    if config.options.calculate_per_token_loss or config.path.own:
+    if config.options.calculate_per_token_loss or config.path.step_mean or config.path.own:
         return None
     return (
         "calculate_per_token_loss is false, so gradients are comparable between equal rows only, and no control has "

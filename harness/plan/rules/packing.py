@@ -79,6 +79,12 @@ def packing_has_switch(config: Shape) -> str | None:
     )
 
 
+def loss_has_switch(config: Shape) -> str | None:
+    if not config.options.fuse_loss or "fuse_loss" in config.path.options:
+        return None
+    return f"fuse_loss is set, and packing is {config.data_path}: only {_with_option('fuse_loss')} has this switch"
+
+
 def forbidden_with_rules(config: Shape) -> str | None:
     cases = config.path.validates
     if config.forbidden in cases or not (cases or config.forbidden):
@@ -127,6 +133,7 @@ RULES: tuple[Rule[Shape], ...] = (
     ),
     *(_limit_of(path, limit) for path in DATA_PATHS.values() for limit in path.limits),
     Rule("packing.skyrl-switch", "harness: remove_microbatch_padding is SkyRL's", packing_has_switch),
+    Rule("packing.nemo-rl-switch", "harness: fuse_loss is NeMo-RL's", loss_has_switch),
     Rule("rules.case", "harness: packing rules needs a case, other packing none", forbidden_with_rules),
     Rule(
         "packing.pad-cu-seqlens-max-length",

@@ -43,6 +43,25 @@ PROJECTS: dict[str, Project] = {
         ),
     ),
     "skyrl": Project(modules=("skyrl",), folders=("",), needs=("cloudpathlib", "loguru", "pydantic")),
+    "nemo-rl": Project(
+        modules=("nemo_rl",),
+        folders=("",),
+        needs=(
+            "hydra-core",
+            "matplotlib",
+            "mlflow-skinny",
+            "pillow",
+            "prometheus-client",
+            "pydantic",
+            "pyzmq",
+            "ray",
+            "rich",
+            "swanlab",
+            "transformers",
+            "uvicorn",
+            "wandb",
+        ),
+    ),
     "skyrl-train": Project(modules=("skyrl_train",), folders=("skyrl-train",), needs=("loguru",)),
 }
 

@@ -21,7 +21,8 @@ from harness.judge import verdict
 from harness.judge.report.model import Report, ReportCell
 from harness.plan.faults import FAULTS, FaultSpec
 from harness.plan.faults.adapters import ADAPTERS
-from harness.plan.faults.trainers import STACK, TRAINER
+from harness.plan.faults.rollouts import ROLLOUT
+from harness.plan.faults.trainers import TRAINER
 from harness.plan.faults.vision import VISION
 
 LEAK = next(spec for spec in FAULTS if spec.name == "attention-ignores-documents")
@@ -84,7 +85,7 @@ def test_an_unknown_fault_is_an_input_error_that_suggests_the_right_name() -> No
 
 def test_faults_are_chosen_by_name_in_the_order_of_the_catalogue() -> None:
     assert selftest.choose([]) == [spec for spec in FAULTS if spec.stack == DEFAULT]
-    assert selftest.choose([], trainers=True) == [*ADAPTERS, *TRAINER, *VISION]
+    assert selftest.choose([], trainers=True) == [*ADAPTERS, *TRAINER, *VISION, *ROLLOUT]
     assert selftest.choose([TRAINER[1].name]) == [TRAINER[1]]
     names = [FAULTS[3].name, FAULTS[1].name]
     assert selftest.choose(names) == [FAULTS[1], FAULTS[3]]
@@ -112,9 +113,10 @@ def test_cells_that_may_wait_for_their_deadline_are_started_first() -> None:
     assert order == sorted(order)
 
 
-def test_faults_in_upstreams_trainer_have_an_allocation_of_their_stack() -> None:
-    plan = selftest.plan_faults([*TRAINER, LEAK])
-    assert sorted(item.stack for item in plan.allocations) == [STACK[1], DEFAULT]
+def test_faults_in_upstreams_code_have_an_allocation_of_their_stack() -> None:
+    plan = selftest.plan_faults([*TRAINER, *ROLLOUT, LEAK])
+    stacks = [name for _, name in selftest.STACKS]
+    assert sorted(item.stack for item in plan.allocations) == sorted([*stacks, DEFAULT])
     assert sum(len(item.cells) for item in plan.allocations) == len(plan.expansion.cells)
 
 

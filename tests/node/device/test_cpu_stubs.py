@@ -47,6 +47,29 @@ assert torch.tensor([1], device=torch.cuda.current_device()).tolist() == [1]
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
 
 
+def test_factories_are_moved_in_backward_passes_too() -> None:
+    """torch switches the mode off in torch.autograd.backward, but NeMo-RL makes a pinned tensor there."""
+    program = """
+import torch
+from harness.node.device.cpu_stubs import install
+install()
+
+class Pinned(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * torch.tensor([2.0], device="cpu", pin_memory=True).cuda()
+
+for run in (torch.autograd.backward, lambda loss: loss.backward()):
+    x = torch.ones(1, requires_grad=True)
+    run(Pinned.apply(x).sum())
+    assert x.grad.tolist() == [2.0], x.grad
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
+
+
 def test_a_rank_on_cuda_refuses_to_run_with_stubs() -> None:
     """Stubs that `install` did not record count too: they are found by the file that defines them."""
     program = """

@@ -310,3 +310,25 @@ def test_the_reason_says_where_the_multiple_of_documents_comes_from(
     config = cell(path, layout, 62, pad_seq_to_mult=multiple)  # type: ignore[arg-type]
     found = reasons(config)["packing.row-holds-alignment"]
     assert found.startswith(f"train.seq_length 62 is not divisible by {expected}: 62 = ")
+
+
+def test_only_nemo_rl_fuses_its_loss() -> None:
+    assert reasons(cell("nemo_rl", Layout(tp=2), fuse_loss=True)) == {}
+    assert reasons(cell("reference", Layout(), fuse_loss=True)) == {
+        "packing.nemo-rl-switch": "fuse_loss is set, and packing is reference: only nemo_rl has this switch"
+    }
+
+
+def test_a_mean_over_the_step_needs_no_per_token_loss() -> None:
+    """verl's; of other paths gradients would be those of means over micro-batches."""
+    assert reasons(cell("verl", Layout(cp=2), calculate_per_token_loss=False)) == {}
+    assert "calculate_per_token_loss is false" in " ".join(
+        reasons(cell("sft", Layout(), calculate_per_token_loss=False)).values()
+    )
+
+
+def test_rollouts_are_padded_by_their_framework() -> None:
+    for path in ("nemo_rl", "verl"):
+        assert [*reasons(cell(path, Layout(), pad_to_max_length=True))] == [
+            f"packing.{path.replace('_', '-')}-alignment"
+        ]

@@ -30,7 +30,8 @@ def log_probs_returned(path: Any, micro: MicroTruth, context: RankContext, batch
     returned = path.log_probs(micro, batch, _logits(micro, context, values))
     count, first = 0, None
     for item, scores in zip(micro.plan.placed, returned, strict=True):
-        expected = values[item.start : item.start + item.document.length - 1]
+        scored = item.document.length - 1 + micro.plan.style.last_token_slots
+        expected = values[item.start : item.start + scored]
         found = scores.detach().double().cpu()
         if found.shape != expected.shape:
             return TensorSeen(shape=list(found.shape), dtype=str(scores.dtype), mismatches=len(expected))

@@ -244,7 +244,10 @@ def _forward_step(config: CellConfig, iterator: Iterator[Batch], model: Any, *_:
     return forward(model, batch, config), partial(_loss, batch)
 
 
-def _loss(batch: Batch, output: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def _loss(batch: Batch, output: Tensor) -> tuple[Any, ...]:
+    if batch.score is not None:
+        returned = batch.score(output).returned
+        return *returned, {"lm loss": returned[0].detach()}
     assert batch.loss_mask is not None
     loss, tokens = (output.float() * batch.loss_mask.float()).sum(), batch.loss_mask.sum().to(torch.int)
     return loss, tokens, {"lm loss": torch.stack([loss.detach(), tokens.float()])}
