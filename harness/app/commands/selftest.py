@@ -28,10 +28,10 @@ from harness.infra.stacks.default_stack import require_torch
 from harness.infra.stacks.prepare import prepare
 from harness.judge.report.model import Report, ReportCell
 from harness.plan.faults import FAULTS, FaultSpec
-from harness.plan.faults.rollouts import STACK as OF_ROLLOUTS
 from harness.plan.faults.spec import DEADLINE_S
 from harness.plan.faults.text import catalogue_text, demand_text, where_text
-from harness.plan.faults.trainers import STACK as OF_TRAINERS
+from harness.plan.faults.upstream.rollouts import STACK as OF_ROLLOUTS
+from harness.plan.faults.upstream.trainers import STACK as OF_TRAINERS
 
 STACKS = (OF_TRAINERS, OF_ROLLOUTS)
 

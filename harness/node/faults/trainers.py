@@ -1,7 +1,7 @@
 """Injections of class trainer: one line of upstream's own training code is changed, in the process that runs it.
 
-The functions are those of megatron-bridge 0.6.2 and megatron-core 0.19.2, the stack of harness/plan/faults/trainers.py,
-and of class rollout those of verl 0.9.1, the stack of harness/plan/faults/rollouts.py.
+The functions are those of megatron-bridge 0.6.2 and megatron-core 0.19.2, and of class rollout those of verl 0.9.1: the
+stacks that harness/plan/faults/upstream names.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from harness.plan.faults.adapters import ADAPTERS
 from harness.plan.faults.attention import ATTENTION
 from harness.plan.faults.canaries import CANARY
 from harness.plan.faults.content import CONTENT, LAYOUT
@@ -12,11 +11,12 @@ from harness.plan.faults.hybrid import HYBRID
 from harness.plan.faults.metadata import METADATA
 from harness.plan.faults.models import MODELS
 from harness.plan.faults.numerics import LEAK, NORMALISATION, OUTPUT
-from harness.plan.faults.rollouts import ROLLOUT
 from harness.plan.faults.slow import THROUGHPUT
 from harness.plan.faults.spec import CLASSES, FaultSpec
-from harness.plan.faults.trainers import TRAINER
-from harness.plan.faults.vision import VISION
+from harness.plan.faults.upstream.adapters import ADAPTERS
+from harness.plan.faults.upstream.rollouts import ROLLOUT
+from harness.plan.faults.upstream.trainers import TRAINER
+from harness.plan.faults.upstream.vision import VISION
 
 FAULTS: tuple[FaultSpec, ...] = (
     METADATA

@@ -20,10 +20,10 @@ from harness.infra.runs.evidence_files import read_plan
 from harness.judge import verdict
 from harness.judge.report.model import Report, ReportCell
 from harness.plan.faults import FAULTS, FaultSpec
-from harness.plan.faults.adapters import ADAPTERS
-from harness.plan.faults.rollouts import ROLLOUT
-from harness.plan.faults.trainers import TRAINER
-from harness.plan.faults.vision import VISION
+from harness.plan.faults.upstream.adapters import ADAPTERS
+from harness.plan.faults.upstream.rollouts import ROLLOUT
+from harness.plan.faults.upstream.trainers import TRAINER
+from harness.plan.faults.upstream.vision import VISION
 
 LEAK = next(spec for spec in FAULTS if spec.name == "attention-ignores-documents")
 KILLED = next(spec for spec in FAULTS if spec.name == "rank-killed-from-outside")

@@ -9,7 +9,7 @@ from harness.core.cell.model import ModelConfig
 from harness.core.outcomes import Lane
 from harness.core.peft import PeftConfig
 from harness.plan.faults.spec import FaultSpec
-from harness.plan.faults.trainers import STACK
+from harness.plan.faults.upstream.trainers import STACK
 
 _spec = partial(
     FaultSpec,

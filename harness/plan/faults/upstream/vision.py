@@ -11,7 +11,7 @@ from harness.core.outcomes import Lane
 from harness.core.packing.documents import mix
 from harness.core.vision import VisionConfig
 from harness.plan.faults.spec import TRAIN, FaultSpec
-from harness.plan.faults.trainers import STACK
+from harness.plan.faults.upstream.trainers import STACK
 
 _spec = partial(
     FaultSpec,

@@ -1,0 +1,1 @@
+"""Faults in trainers, adapters, images and rollouts, injected in stacks that have them."""
