@@ -25,7 +25,7 @@ from harness.core.cell.timing import NOT_TIMED, TimingConfig
 from harness.core.cell.train import TrainConfig
 from harness.core.data_paths.descriptor import DataPath
 from harness.core.data_paths.table import DATA_PATHS, FORBIDDEN
-from harness.core.packing.arithmetic import MicroBatch, Row, plan_step
+from harness.core.packing.arithmetic import MicroBatch, Row, dealt, plan_step, row_of
 from harness.core.packing.documents import Document, DocumentsConfig, documents_of_step
 from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions
 from harness.core.packing.styles import PackingStyle
@@ -256,7 +256,7 @@ class CellConfig:
     def style(self) -> PackingStyle:
         style = self.path.style(self.row_layout, self.train.seq_length, self.options)
         style = self.path.with_images(style) if self.model.vision else style
-        return style if self.own_trainer else self.path.trained(style)
+        return style if self.own_trainer else self.path.trained(style, self.row_layout)
 
     def documents_of(self, step: int) -> list[Document]:
         return documents_of_step(
@@ -281,10 +281,20 @@ class CellConfig:
             replicas = [[(row,) for rows in replica for row in rows] for replica in replicas]
         return [row for turn in zip(*replicas, strict=True) for rows in turn for row in rows]
 
+    def samples(self, step: int) -> list[Row]:
+        """What the data set of upstream's trainer returns for one step, in the order in which its samplers deal it."""
+        documents = self.documents_of(step) if self.packed_later else []
+        return [row_of(document, self.style) for document in documents] or self.rows(step)
+
+    @property
+    def packed_later(self) -> bool:
+        """Whether upstream's trainer reads documents one by one, and packs them while it trains."""
+        return self.path.packed_later and not self.own_trainer
+
     def packed(self, documents: Sequence[Document]) -> list[list[MicroBatch]]:
         """Micro-batches of other documents in this cell, indexed [dp][i]. ValueError if there are too few of them."""
         return plan_step(
-            documents,
+            dealt(documents, self.layout.dp) if self.packed_later else documents,
             self.style,
             self.layout,
             seq_length=self.train.seq_length,

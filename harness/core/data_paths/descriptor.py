@@ -61,8 +61,10 @@ class DataPath:
     limits: tuple[Limit, ...] = ()
     trainers: tuple[str, ...] = ()  # values of axis `trainer`, besides the harness's own, that read its data
     only_trained: bool = False  # no other loop than that of these trainers can read it
-    trained: Callable[[PackingStyle], PackingStyle] = lambda style: style  # of these trainers, from `style`
     with_images: Callable[[PackingStyle], PackingStyle] = lambda style: style  # of documents with images
+    trained: Callable[[PackingStyle, Layout], PackingStyle] = lambda style, layout: style  # theirs, from `style`
+    chats: bool = False  # Megatron-LM's trainer reads its documents as conversations, which may be masked and truncated
+    packed_later: bool = False  # these trainers read documents one by one; upstream packs them while it trains
     trained_without: tuple[str, ...] = ()  # fields of a batch that these trainers do not give to the model
     without: tuple[str, ...] = ()  # likewise, in the harness's own loop; without labels: upstream computes the loss
     validates: tuple[str, ...] = ()  # combinations it passes to upstream's validators: values of axis `forbidden`

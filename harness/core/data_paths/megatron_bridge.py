@@ -41,12 +41,12 @@ def _offline_style(layout: Layout, seq_length: int, options: PackingOptions) -> 
     )
 
 
-def _collated_by_step(style: PackingStyle) -> PackingStyle:
+def _collated_by_step(style: PackingStyle, layout: Layout) -> PackingStyle:
     """With dataloader_type "batch", upstream's default, collate_fn gets all rows of a replica's step at once (0.6)."""
     return replace(style, even_step=True)
 
 
-def _as_long_as_the_longest(style: PackingStyle) -> PackingStyle:
+def _as_long_as_the_longest(style: PackingStyle, layout: Layout) -> PackingStyle:
     """GPTSFTDataset.collate_fn, likewise, with its default multiple for the padding of rows (0.6)."""
     return replace(style, row_length=None, tail_segment=True, tail_multiple=_ROW_MULTIPLE, even_step=True)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from harness.core.cell.layout import Layout
 from harness.core.data_paths.descriptor import LAYOUT, ZIGZAG, DataPath, Limit, LimitedCell
 from harness.core.packing.options import PackingOptions
@@ -36,6 +38,15 @@ def _scheduler_style(layout: Layout, seq_length: int, options: PackingOptions) -
     )
 
 
+def _scheduler_trained(style: PackingStyle, layout: Layout) -> PackingStyle:
+    """The same on branch dev: VarlenDataset pads documents, and both offsets are passed.
+
+    megatron.training.datasets.sft_dataset.SFTDataset._calculate_padding_divisor, its parent class.
+    """
+    multiple = ZIGZAG.multiple(layout) * (layout.tp if layout.sp else 1)
+    return replace(style, document_multiple=multiple, real_lengths=True, split_first=True)
+
+
 def _one_row(cell: LimitedCell) -> str | None:
     size = cell.micro_batch_size
     if size == 1:
@@ -56,6 +67,7 @@ SFT = DataPath(
     alignment=ZIGZAG,
     options=("pad_seq_to_mult",),
     trainers=("megatron",),
+    chats=True,
     tokens_on_last_stage=True,
 )
 INTER_DOCUMENT = DataPath(
@@ -83,4 +95,8 @@ SCHEDULER = DataPath(
         Limit("packing.scheduler-rows", _SCHEDULER, _no_row_padding),
     ),
     counts_work=True,
+    trainers=("megatron",),
+    trained=_scheduler_trained,
+    chats=True,
+    packed_later=True,
 )

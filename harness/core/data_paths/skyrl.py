@@ -31,7 +31,7 @@ def _style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingS
     )
 
 
-def _by_worker(style: PackingStyle) -> PackingStyle:
+def _by_worker(style: PackingStyle, layout: Layout) -> PackingStyle:
     """As SkyRL's worker trains: a document per row, with the token that only its last label needs."""
     return replace(style, one_per_row=True, last_token_slots=1)
 

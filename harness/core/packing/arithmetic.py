@@ -189,7 +189,9 @@ def pack(documents: Sequence[Document], style: PackingStyle, *, seq_length: int,
     groups = first_fit(documents, style, seq_length) if style.longest_first else _next_fit(documents, style, seq_length)
     made = len(groups)
     while len(groups) % multiple:
-        split = not style.longest_first and (_split_last(groups, made) if style.split_last else _split_widest(groups))
+        split = not style.longest_first and (
+            _split_last(groups, made, style.split_first) if style.split_last else _split_widest(groups)
+        )
         if not split:
             raise ValueError(
                 f"{len(documents)} documents make {len(groups)} rows of {seq_length} tokens, which cannot be split "
@@ -221,13 +223,13 @@ def _split_widest(groups: list[list[Document]]) -> bool:
     return half > 0
 
 
-def _split_last(groups: list[list[Document]], made: int) -> bool:
-    """Move the last document of the last row with several documents to a new row at the end; never from the first row.
+def _split_last(groups: list[list[Document]], made: int, first: bool) -> bool:
+    """Move the last document of the last row with several documents to a new row at the end.
 
-    Only the first `made` rows are split, as in
+    Only the first `made` rows are split, the first one with `first` only, as in
     megatron.core.datasets.data_schedule.DpBalancedScheduler.get_groups_and_subsamples.
     """
-    last = next((index for index in range(made - 1, 0, -1) if len(groups[index]) > 1), None)
+    last = next((index for index in range(made - 1, -1 if first else 0, -1) if len(groups[index]) > 1), None)
     if last is not None:
         groups.append([groups[last].pop()])
     return last is not None
@@ -281,6 +283,16 @@ def _metadata(rows: Sequence[Row]) -> PackMetadata:
         longest=max(item.padded_length for row in rows for item in row.placed),
         shortest_row=min(row.length - row.tail for row in rows),
     )
+
+
+def dealt(documents: Sequence[Document], dp: int) -> list[Document]:
+    """Documents that are dealt to replicas in turn, in the order in which upstream packs them: replica by replica."""
+    return [document for replica in range(dp) for document in documents[replica::dp]]
+
+
+def row_of(document: Document, style: PackingStyle) -> Row:
+    """A row of one document with its padding."""
+    return Row(placed=(PlacedDocument(document=document, start=0, padded_length=style.size(document)),))
 
 
 def row_multiple(layout: Layout, micro_batch_size: int) -> int:

@@ -25,6 +25,7 @@ class PackingStyle:
     one_per_row: bool = False  # one document per row; the rows of a micro-batch are merged
     even_rows: bool = False  # not packed: rows are as long as the longest of their micro-batch
     split_last: bool = False  # how rows are split: see arithmetic.pack
+    split_first: bool = False  # with split_last: also the first row
     longest_first: bool = False  # first-fit decreasing; otherwise next fit, in order
     tail_segment: bool = False  # the slots after a row's last document form a segment without a document
     tail_multiple: int = 1  # with tail_segment: rows are padded to a multiple of this, at most seq_length

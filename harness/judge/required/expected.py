@@ -145,4 +145,5 @@ class Expected:
         """(leg, step) in the order in which data paths that count their work build the iterators of chunk 0."""
         if not self.config.path.counts_work:
             return []
-        return [("metadata", 0), *(("training", step) for step in self.evidence.steps)]
+        fetched = [("metadata", 0)] if self.config.own_trainer else []
+        return [*fetched, *(("training", step) for step in self.evidence.steps)]

@@ -163,6 +163,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     if getattr(megatron_utils, "tex", None) is None:
         rows.append((megatron_utils, "tex", PARTITION))
         rows.append((megatron_utils, "is_te_min_version", lambda *a, **k: True))  # guards the use of tex
+    rows += _scheduler()
     dispatcher = sys.modules.get("megatron.core.transformer.moe.token_dispatcher")
     if dispatcher is not None:
         rows.append((dispatcher, "maybe_move_tensor_to_cpu", _splits_on_cpu))
@@ -171,6 +172,22 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         # Up to 0.16 upstream compares it with None, but imports it only if Transformer Engine is installed.
         rows.append((routing, "te_general_gemm", None))
     return rows + _collectives() + _transformer_engine()
+
+
+def _scheduler() -> list[tuple[Any, str, Any]]:
+    """Without Transformer Engine, for the packing scheduler of branch dev: the split of a pack over context-parallel
+    ranks, and a check of Transformer Engine's version, whose kernels do not run on a CPU.
+    """
+    import megatron.core.transformer.transformer_config as config
+
+    if not hasattr(config.TransformerConfig, "sequence_packing_scheduler") or "transformer_engine" in sys.modules:
+        return []
+    import megatron.core.datasets.data_schedule_utils as schedule_utils
+
+    return [
+        (config, "is_te_min_version", lambda *a, **k: True),
+        (schedule_utils, "get_thd_partitioned_indices", _thd_get_partitioned_indices),
+    ]
 
 
 def _collectives() -> list[tuple[Any, str, Any]]:

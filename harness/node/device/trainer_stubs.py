@@ -35,6 +35,7 @@ def install() -> list[str]:
         (cuda, "is_current_stream_capturing", lambda *args, **kwargs: False),
         *((cuda, name, _zero()) for name in _FIGURES),
         *((cuda, name, cpu_stubs.nothing()) for name in _EFFECTS),
+        (torch.distributed, "barrier", _barrier),
         (torch.Tensor, "pin_memory", lambda self, *args, **kwargs: self),
         (torch.optim.Optimizer, "_accelerator_graph_capture_health_check", cpu_stubs.nothing()),
     ]
@@ -42,6 +43,13 @@ def install() -> list[str]:
         if module is not None:  # for data sets that these cells do not have
             rows.append((module, "compile_helpers", cpu_stubs.nothing()))
     return cpu_stubs.replace(rows)
+
+
+_barrier_of_torch = torch.distributed.barrier
+
+
+def _barrier(*args: Any, device_ids: Any = None, **kwargs: Any) -> Any:
+    return _barrier_of_torch(*args, **kwargs)
 
 
 def _zero() -> Any:

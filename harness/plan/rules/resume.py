@@ -89,7 +89,7 @@ def rows_stay(config: CellConfig) -> str | None:
 
 
 def _documents(config: CellConfig, step: int) -> list[list[int]]:
-    return [[item.document.index for item in row.placed] for row in config.rows(step)]
+    return [[item.document.index for item in row.placed] for row in config.samples(step)]
 
 
 def _resumes(own: Own) -> bool:

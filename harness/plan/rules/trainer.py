@@ -100,7 +100,7 @@ def rows_in_files(config: CellConfig) -> str | None:
 
 def documents_end(config: CellConfig) -> str | None:
     """GPTDataset leaves only end-of-document tokens out of the loss; a row's last slot predicts the next row."""
-    if config.trainer != "megatron" or config.data_path == "sft":
+    if config.trainer != "megatron" or config.path.chats:
         return None
     for step in range(config.train.passes):
         for document in config.documents_of(step):

@@ -30,7 +30,7 @@ def test_a_trainer_reads_the_data_of_its_own_paths() -> None:
     assert rejections(cell()) == ()
     (found,) = rejections(cell(data_path="reference"))
     assert found.rule == "trainer.data-path"
-    able = "unpacked, sft and inter_document"
+    able = "unpacked, sft, inter_document and scheduler"
     assert found.reason == f"trainer is megatron, which reads the data of packing {able}, and packing is reference"
 
 

@@ -36,12 +36,11 @@ def _fields(evidence: CellEvidence, record: RankRecord, seen: ReportedStep) -> I
     """
     config = evidence.cell.config
     over = [one for one in record.reported if one.step in logged(config, seen.step)]
-    rows = sum(len(truth.batch.rows) for replica in evidence.plan[0] for truth in replica)
     yield "iteration", f"{seen.step + 1}/{config.train.steps}"
     yield "consumed samples", str(seen.consumed_samples)
     if seen.learning_rate is not None:
         yield "learning rate", f"{seen.learning_rate:.6E}"
-    yield "global batch size", str(rows)
+    yield "global batch size", str(len(config.samples(0)))
     losses = [one.loss for one in over if one.loss is not None and math.isfinite(one.loss) and not one.skipped]
     if losses and len(losses) == len(over):
         yield _LOSS, losses

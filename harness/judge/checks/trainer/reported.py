@@ -5,6 +5,7 @@ what it counts of packed documents is what they are.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -60,8 +61,8 @@ class _Computed:
             for step in evidence.finished_steps
             for _, seen in evidence.step_records(step, pp=evidence.last_stage)
         }
-        rows = [sum(len(truth.batch.rows) for replica in replicas for truth in replica) for replicas in evidence.plan]
-        self.consumed = [sum(rows[: step + 1]) for step in range(len(rows))]
+        samples = [len(evidence.cell.config.samples(step)) for step in range(len(evidence.plan))]
+        self.consumed = list(itertools.accumulate(samples))
         packed = any(record.counts_packed for record in evidence.records.values())
         self.counted = {step: counted(evidence, step, packed) for step in evidence.steps}
 

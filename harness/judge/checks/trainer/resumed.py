@@ -41,7 +41,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
 
 def _counters(evidence: CellEvidence) -> Iterator[CheckFinding]:
     """The optimizer has counted the steps before, and the schedule of the learning rate their rows."""
-    rows = [sum(len(truth.batch.rows) for replica in step for truth in replica) for step in evidence.plan]
+    rows = [len(evidence.cell.config.samples(step)) for step in range(len(evidence.plan))]
     for record in evidence.records.values():
         for state in record.states:
             if state.updates != state.after:

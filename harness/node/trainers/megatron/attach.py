@@ -3,6 +3,7 @@
 | wrapped | why |
 |---|---|
 | setup_model_and_optimizer | its results are the model and the optimizer |
+| wrap_data_iterator, where there is one | what the packing scheduler counts of a step |
 | train_step, training_log, evaluate, num_floating_point_operations, print_rank_last | as with every trainer |
 """
 
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from harness.core.run.records import WorkloadSeen
 from harness.node.data_paths.base import RankContext
 from harness.node.recording.recorder import Recorder
 from harness.node.trainers.wrappers import Wrappers
@@ -35,11 +37,21 @@ class Attached(Wrappers):
         self.wrap(training, "evaluate", self._evaluate)
         self.wrap(training, "num_floating_point_operations", self._count)
         self.wrap(training, "print_rank_last", self.print_line)
+        if context.config.path.counts_work and hasattr(training, "wrap_data_iterator"):
+            self.wrap(training, "wrap_data_iterator", self._schedule)
 
     def _setup(self, upstream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         model, optimizer, scheduler = upstream(*args, **kwargs)
         self.built(model, optimizer, scheduler)
         return model, optimizer, scheduler
+
+    def _schedule(self, upstream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        found = upstream(*args, **kwargs)  # iterators, micro-batches, sum of lengths, sum of squared lengths
+        if self.observer.state.leg == "training":
+            names = ("micro_batches", "tokens", "squares")
+            counts = {name: float(count) for name, count in zip(names, found[1:], strict=True)}
+            self.recorder.record.workloads.append(WorkloadSeen(leg="training", step=self.step, **counts))
+        return found
 
     def _evaluate(self, upstream: Callable[..., Any], forward_step: Callable[..., Any], *args: Any, **more: Any) -> Any:
         return self.evaluate(partial(upstream, partial(self.forward_step, forward_step), *args, **more))

@@ -20,16 +20,16 @@ def write_files(folder: Path, config: CellConfig) -> None:
     """Write data sets and tokenizer into a new folder."""
     folder.mkdir(parents=True)
     write_rows(folder, config)
-    without = conversations.MARKERS if config.data_path == "sft" else None
+    without = conversations.MARKERS if config.path.chats else None
     write_tokenizer(tokenizer(folder), config.model.vocab, without=without)
 
 
 def write_rows(folder: Path, config: CellConfig) -> None:
     """Write the data sets of training and evaluation."""
     train = config.train
-    write = conversations.write if config.data_path == "sft" else indexed.write
+    write = conversations.write if config.path.chats else indexed.write
     for name, steps in ((_TRAINED, range(train.steps)), (_EVALUATED, range(train.steps, train.passes))):
-        rows = [(step, row) for step in steps for row in config.rows(step)]
+        rows = [(step, row) for step in steps for row in config.samples(step)]
         if rows:
             for number, place in enumerate(_places(folder, name, config)):
                 write(place, config, rows[number :: config.data_files])
@@ -37,7 +37,7 @@ def write_rows(folder: Path, config: CellConfig) -> None:
 
 def blend(folder: Path, config: CellConfig, *, evaluated: bool = False) -> list[str]:
     """The value of --train-data-path, or of --valid-data-path: a path, or weights and paths."""
-    suffix = conversations.SUFFIX if config.data_path == "sft" else ""  # upstream appends .bin and .idx
+    suffix = conversations.SUFFIX if config.path.chats else ""  # upstream appends .bin and .idx
     paths = [f"{place}{suffix}" for place in _places(folder, _EVALUATED if evaluated else _TRAINED, config)]
     return paths if len(paths) == 1 else [word for path in paths for word in ("1", path)]
 

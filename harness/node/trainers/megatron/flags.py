@@ -25,6 +25,7 @@ _SWITCHES = {
 }
 _OF_DATA = {
     "sft": [],  # --sft itself is a flag of the data path
+    "scheduler": ["use-varlen-dataset"],
     "unpacked": ["eod-mask-loss"],
     "inter_document": ["eod-mask-loss", "dataloader-inter-document-masking"],
 }
@@ -40,18 +41,19 @@ _RECOMPUTE = {
 def flags(config: CellConfig, folder: Path, device: Device) -> list[str]:
     """All flags of the script; `folder`: with the files of `write_files`."""
     values: dict[str, Any] = {
-        "global-batch-size": len(config.rows(0)),
+        "global-batch-size": len(config.samples(0)),
         "make-vocab-size-divisible-by": 1,
         "normalization": "RMSNorm",
         "rotary-base": config.model.rope_base,
         "hidden-dropout": 0.0,
         "attention-dropout": 0.0,
         "distributed-backend": device.backend,
-        **_attention(config.attention),
+        **_attention(config),
         **_windows(config.model),
         **_experts(config),
         **_prediction(config),
         **_tokenizer(config, folder),
+        **_scheduler(config),
         **_optimizer(config),
         **_checkpoint(config, AttemptDir(folder.parent).checkpoint),
     }
@@ -71,10 +73,15 @@ def flags(config: CellConfig, folder: Path, device: Device) -> list[str]:
     return [*ours, *_data(config, folder), *config.args.flags()]
 
 
-def _attention(kind: str) -> dict[str, Any]:
-    """Transformer Engine's layers for its kinds of attention; for others Megatron's local ones (layers.py)."""
+def _attention(config: CellConfig) -> dict[str, Any]:
+    """Transformer Engine's layers for its kinds of attention; for others Megatron's local ones (layers.py).
+
+    The harness's attention gathers keys and values, which branch dev requires of local layers.
+    """
+    kind = config.attention
     if kind not in TE_KINDS:
-        return {"transformer-impl": "local"}
+        gathers = {"cp-comm-type": "all_gather"} if config.layout.cp > 1 else {}
+        return {"transformer-impl": "local", **gathers}
     return {
         "transformer-impl": "transformer_engine",
         "attention-backend": attention_fields(kind)["attention_backend"].name,
@@ -136,9 +143,13 @@ def _prediction(config: CellConfig) -> dict[str, Any]:
 
 def _tokenizer(config: CellConfig, folder: Path) -> dict[str, Any]:
     words = {"num-workers": 0, "tokenizer-model": tokenizer(folder)}
-    if config.data_path == "sft":
+    if config.path.chats:
         return {**words, "tokenizer-type": "SFTTokenizer", "sft-tokenizer-prompt-format": PROMPT_FORMAT}
     return {**words, "tokenizer-type": "HuggingFaceTokenizer"}
+
+
+def _scheduler(config: CellConfig) -> dict[str, Any]:
+    return {"sequence-packing-scheduler": "dp_balanced"} if config.data_path == "scheduler" else {}
 
 
 def _data(config: CellConfig, folder: Path) -> list[str]:

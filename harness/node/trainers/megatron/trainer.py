@@ -28,6 +28,7 @@ from harness.node.trainers.megatron.flags import flags
 from harness.node.trainers.megatron.hybrid import use_own_hybrid_layers
 from harness.node.trainers.megatron.indexed import HELPERS
 
+_VARLEN = "megatron.training.datasets.varlen_dataset"
 _NEEDED = ("megatron.training.training", "datasets", "tokenizers", "transformers")
 
 
@@ -70,14 +71,16 @@ class MegatronTrainer:
 
 def _without_data_set(config: CellConfig) -> Unavailable:
     """Upstream compiles its helpers into the checkout, which cells share, when it starts; so they must be there."""
-    if config.data_path == "sft" and config.data_files == 1:
+    if config.path.packed_later and (missing := module_unavailable(_VARLEN, "megatron.training")):
+        return missing
+    if config.path.chats and config.data_files == 1:
         return None
     if config.data_path == "inter_document" and not _masks_between_documents():
         return not_in_release(f"{release('megatron.core')} has no --dataloader-inter-document-masking")
     try:
         importlib.import_module(HELPERS)
     except ImportError as error:
-        need = "a blend" if config.data_path == "sft" else f"packing {config.data_path}"
+        need = "a blend" if config.path.chats else f"packing {config.data_path}"
         how = "add `setup` to the checkout as matrices/trainer.yaml does"
         return Missing(reason=f"{need} needs {HELPERS}, which this checkout has not compiled ({error}); {how}")
     return None

@@ -74,6 +74,8 @@ REPLACEABLE = {
     "no_gradient_accumulation_fusion",
     "no_bias_swiglu_fusion",
     "no_bias_dropout_fusion",
+    "cp_comm_type",
+    "sequence_packing_scheduler",
 }
 
 
@@ -85,8 +87,8 @@ def test_every_flag_of_the_harness_is_owned_by_the_matrix_or_replaceable() -> No
     tied = replace(
         full, attention="te", options=PackingOptions(average_in_collective=True), model=ModelConfig(tied=True)
     )
-    masked = replace(full, data_path="inter_document")
-    words = [word for cell in (full, tied, masked) for word in flags(cell, Path(), CPU) if word.startswith("--")]
+    others = [replace(full, data_path=name) for name in ("inter_document", "scheduler")]
+    words = [word for cell in (full, tied, *others) for word in flags(cell, Path(), CPU) if word.startswith("--")]
     passed = {word[2:].partition("=")[0].replace("-", "_") for word in words}
     assert {name for name in passed if not owner_of(name)} == REPLACEABLE
 
