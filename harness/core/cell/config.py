@@ -28,7 +28,7 @@ from harness.core.data_paths.table import DATA_PATHS, FORBIDDEN
 from harness.core.packing.arithmetic import MicroBatch, Row, dealt, plan_step, row_of
 from harness.core.packing.documents import Document, DocumentsConfig, documents_of_step
 from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions
-from harness.core.packing.styles import PackingStyle
+from harness.core.packing.styles import PackingStyle, packed_of_documents
 from harness.core.setting import setting
 from harness.core.stack import DEFAULT, SAFE_NAME, safe_name
 from harness.core.upstream_tests import NO_TESTS, UpstreamTests
@@ -185,7 +185,7 @@ class CellConfig:
 
     @property
     def _other_layout(self) -> Layout | None:
-        """That of the other part of a cell that resumes in another layout; None if the ranks cannot be split so."""
+        """That of the other part of a cell that resumes; None if the ranks cannot be split so."""
         with suppress(ValueError):
             return self.saved_in or (resumed_layout(self.resume, self.layout) if self.resume else None)
         return None
@@ -239,10 +239,7 @@ class CellConfig:
 
     @property
     def stored(self) -> tuple[int, ...]:
-        """Numbers of finished steps after which the state that a checkpoint holds is recorded.
-
-        After the last step only if the layouts are the same: the state must be too.
-        """
+        """Finished steps after which the state of a checkpoint is recorded; the last too, if layouts are the same."""
         if not self.resume and not self.saved_in:
             return ()
         same = self._other_layout == self.layout
@@ -256,7 +253,9 @@ class CellConfig:
     def style(self) -> PackingStyle:
         style = self.path.style(self.row_layout, self.train.seq_length, self.options)
         style = self.path.with_images(style) if self.model.vision else style
-        return style if self.own_trainer else self.path.trained(style, self.row_layout)
+        if not self.own_trainer:
+            style = self.path.trained(style, self.row_layout)
+        return packed_of_documents(style) if self.packed_later else style
 
     def documents_of(self, step: int) -> list[Document]:
         return documents_of_step(
@@ -283,13 +282,14 @@ class CellConfig:
 
     def samples(self, step: int) -> list[Row]:
         """What the data set of upstream's trainer returns for one step, in the order in which its samplers deal it."""
-        documents = self.documents_of(step) if self.packed_later else []
-        return [row_of(document, self.style) for document in documents] or self.rows(step)
+        if not self.packed_later:
+            return self.rows(step)
+        return [row_of(document, self.style) for document in self.documents_of(step)]
 
     @property
     def packed_later(self) -> bool:
         """Whether upstream's trainer reads documents one by one, and packs them while it trains."""
-        return self.path.packed_later and not self.own_trainer
+        return (self.path.packed_later or self.documents.mock) and not self.own_trainer
 
     def packed(self, documents: Sequence[Document]) -> list[list[MicroBatch]]:
         """Micro-batches of other documents in this cell, indexed [dp][i]. ValueError if there are too few of them."""

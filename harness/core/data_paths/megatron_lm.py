@@ -44,7 +44,16 @@ def _scheduler_trained(style: PackingStyle, layout: Layout) -> PackingStyle:
     megatron.training.datasets.sft_dataset.SFTDataset._calculate_padding_divisor, its parent class.
     """
     multiple = ZIGZAG.multiple(layout) * (layout.tp if layout.sp else 1)
-    return replace(style, document_multiple=multiple, real_lengths=True, split_first=True)
+    return replace(style, document_multiple=multiple, real_lengths=True)
+
+
+def _sft_scheduled(style: PackingStyle, layout: Layout) -> PackingStyle:
+    """megatron.training.datasets.sft_dataset of branch dev; data_schedule_utils._unpack_batch knows no real lengths.
+
+    Rows of the data set are full, so the packs that the scheduler makes of their documents are the same rows.
+    """
+    multiple = ZIGZAG.multiple(layout) * (layout.tp if layout.sp else 1)
+    return replace(style, document_multiple=multiple, offsets_twice=True, dealt_again=True)
 
 
 def _one_row(cell: LimitedCell) -> str | None:
@@ -82,6 +91,25 @@ INTER_DOCUMENT = DataPath(
     only_trained=True,
     tokens_on_last_stage=True,
 )
+SFT_SCHEDULER = DataPath(
+    name="sft_scheduler",
+    code="Megatron-LM --sft --sequence-packing-scheduler",
+    functions="Megatron-LM `--sft --sequence-packing-scheduler`: SFTDataset or MockSFTDataset, wrap_data_iterator",
+    releases="Megatron-LM branch dev of 2026-08, with `trainer: megatron`",
+    style=_sft_style,
+    alignment=ZIGZAG,
+    trainers=("megatron",),
+    only_trained=True,
+    trained=_sft_scheduled,
+    chats=True,
+    scheduled=True,
+    tokens_on_last_stage=True,
+    limits=(
+        Limit("packing.scheduler-micro-batch", _SCHEDULER, _one_row),
+        Limit("packing.scheduler-rows", _SCHEDULER, _no_row_padding),
+    ),
+    counts_work=True,
+)
 SCHEDULER = DataPath(
     name="scheduler",
     code="Megatron-LM sequence packing scheduler",
@@ -98,5 +126,6 @@ SCHEDULER = DataPath(
     trainers=("megatron",),
     trained=_scheduler_trained,
     chats=True,
+    scheduled=True,
     packed_later=True,
 )

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 from harness.core.cell.layout import Layout
 from harness.core.packing.documents import Document
@@ -17,6 +18,7 @@ from harness.core.packing.first_fit import first_fit
 from harness.core.packing.styles import PackingStyle, align_up
 
 PAD = -1  # document index of a padding slot
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +121,7 @@ class MicroBatch:
         real, padded = real + [real[-1]] * repeated, padded + [padded[-1]] * repeated
         outer = tuple(padded)
         inner = tuple(real) if self.style.real_lengths else outer
-        explicit = outer if self.style.real_lengths else None
+        explicit = outer if self.style.real_lengths or self.style.offsets_twice else None
         return PackedParams(
             cu_seqlens_q=inner,
             cu_seqlens_kv=inner,
@@ -285,9 +287,9 @@ def _metadata(rows: Sequence[Row]) -> PackMetadata:
     )
 
 
-def dealt(documents: Sequence[Document], dp: int) -> list[Document]:
-    """Documents that are dealt to replicas in turn, in the order in which upstream packs them: replica by replica."""
-    return [document for replica in range(dp) for document in documents[replica::dp]]
+def dealt(items: Sequence[_Item], dp: int) -> list[_Item]:
+    """What samplers deal to replicas in turn, in the order in which upstream schedules it: replica by replica."""
+    return [item for replica in range(dp) for item in items[replica::dp]]
 
 
 def row_of(document: Document, style: PackingStyle) -> Row:
@@ -315,6 +317,7 @@ def plan_step(
     """
     multiple = row_multiple(rows_of or layout, micro_batch_size)
     rows = pack(documents, style, seq_length=seq_length, multiple=multiple)
+    rows = dealt(rows, layout.dp) if style.dealt_again else rows
     metadata = _metadata(rows) if style.fixed_entries else None
 
     def micro_batches(taken: Sequence[Row]) -> list[MicroBatch]:

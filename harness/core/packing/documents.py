@@ -25,13 +25,14 @@ DocumentsMode = Literal["adversarial", "uncut", "plain", "multi_turn", "delimite
 MIXES: tuple[DocumentsMode, ...] = ("adversarial", "uncut", "plain", "multi_turn", "delimited", "images")
 MOST_LENGTH = 2**31 - 1  # tokens of a document before it is truncated
 MOST_LENGTHS = 10_000  # of a list or file: a resolved matrix holds them all
-_CONTENT = ("turns", "delimited", "images")
+_CONTENT = ("turns", "delimited", "images", "mock")
 # Mode -> the other keys that the section may have.
 KEYS_OF_MODE: Mapping[DocumentsMode, tuple[str, ...]] = {
     **dict.fromkeys(MIXES, ()),
     "distribution": ("type", "min_seq_len", "max_seq_len", "mean_seq_len", "lognormal_sigma", *_CONTENT),
     "file": ("path", "lengths", *_CONTENT),
 }
+MOCK_SEED = 0  # of upstream's mock dataset
 MOCK_SIZE = 1_000_000  # lengths that upstream's mock dataset draws before it repeats them
 TURNS = 3  # of the documents of `multi_turn` and `delimited` that are long enough
 IMAGES = 2  # likewise of `images`
@@ -56,6 +57,7 @@ class Document:
     masked: bool = False  # every label is masked out of the loss
     copy_of: int | None = None  # index of the document whose content this one repeats
     turns: int = 1  # at most: a prompt and an answer each, of at least one token
+    mock: bool = False  # see DocumentsConfig
     delimited: bool = False  # every message ends with the token that documents end with
     most_images: int = 0
 
@@ -136,6 +138,12 @@ class DocumentsConfig:
         le=1_000,
         later=True,
     )
+    mock: bool = setting(
+        False,
+        doc="Whether they are those of Megatron-LM's [mock data sets](trainers.md#data), with the seed of these: token "
+        "n of a document is n, and the last of `length` tokens ends it.",
+        later=True,
+    )
     masked: tuple[int, ...] = ()  # indices into `lengths` that are fully masked
     repeat: tuple[int, int] | None = None  # (original, copy), indices into `lengths`
 
@@ -184,18 +192,20 @@ def documents_of_step(config: DocumentsConfig, *, seed: int, step: int, count: i
     size = len(config.lengths)
     for index in range(count):
         source = (index + (step * count if config.mode == "file" else 0)) % size
+        length = config.lengths[source] - config.mock
         cycle = index - source
         copied = config.repeat is not None and source == config.repeat[1]
         documents.append(
             Document(
                 index=index,
-                length=min(config.lengths[source], seq_length - 1),
-                original_length=config.lengths[source],
+                length=min(length, seq_length - 1),
+                original_length=length,
                 masked=source in config.masked,
                 copy_of=cycle + config.repeat[0] if copied and config.repeat else None,
                 turns=config.turns,
                 delimited=config.delimited,
                 most_images=config.images,
+                mock=config.mock,
             )
         )
     return documents
@@ -204,14 +214,15 @@ def documents_of_step(config: DocumentsConfig, *, seed: int, step: int, count: i
 def _lognormal(config: DocumentsConfig, *, seed: int, step: int, count: int, seq_length: int) -> list[Document]:
     """Documents with mu = ln(mean) - sigma^2 / 2, lengths clamped to [min, max] and truncated to whole tokens.
 
-    Steps continue one sequence, that of MockSFTLowLevelDataset.generate_lognormal_samples, whose default seed is 0.
+    Steps continue one sequence, that of MockSFTLowLevelDataset.generate_lognormal_samples, whose seed is 0.
     """
+    seed = MOCK_SEED if config.mock else seed
     sigma = config.lognormal_sigma
     mu = math.log(config.mean_seq_len) - sigma**2 / 2
     documents = []
     for index in range(count):
         drawn = lognormal(seed, (step * count + index) % MOCK_SIZE, mu=mu, sigma=sigma)
-        length = int(min(max(drawn, config.min_seq_len), config.max_seq_len))
+        length = int(min(max(drawn, config.min_seq_len), config.max_seq_len)) - config.mock
         documents.append(
             Document(
                 index=index,
@@ -220,6 +231,7 @@ def _lognormal(config: DocumentsConfig, *, seed: int, step: int, count: int, seq
                 turns=config.turns,
                 delimited=config.delimited,
                 most_images=config.images,
+                mock=config.mock,
             )
         )
     return documents

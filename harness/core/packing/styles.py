@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.core.packing.documents import Document
 
@@ -21,6 +21,8 @@ class PackingStyle:
     last_token_slots: int = 0  # 1: a document's last token, which has no label, takes a slot too
     row_length: int | None  # fixed row length in slots, the last document takes the tail; None: as long as needed
     real_lengths: bool  # metadata has real lengths in addition to padded ones
+    offsets_twice: bool = False  # without real_lengths: the padded offsets are passed as real ones too
+    dealt_again: bool = False  # rows are dealt to replicas, and the rows of all replicas then once more
     padded_only: bool = False  # with real_lengths: some releases pass padded offsets only, on all ranks
     one_per_row: bool = False  # one document per row; the rows of a micro-batch are merged
     even_rows: bool = False  # not packed: rows are as long as the longest of their micro-batch
@@ -37,3 +39,8 @@ class PackingStyle:
     def size(self, document: Document) -> int:
         """Slots of a document with its padding, not counting a row's tail."""
         return align_up(document.length + self.last_token_slots, self.document_multiple)
+
+
+def packed_of_documents(style: PackingStyle) -> PackingStyle:
+    """The style of Megatron-LM's DpBalancedScheduler for documents that it gets one by one, not in rows."""
+    return replace(style, row_length=None, dealt_again=False, split_last=True, split_first=True)

@@ -78,6 +78,10 @@ def _mirror(checkout: Checkout, mirror: Path) -> None:
     try:
         git.output(mirror.parent, "clone", "--quiet", "--mirror", "--", checkout.repository, str(temporary))
         temporary.rename(mirror)
+    except InfrastructureError as error:
+        url = git.without_credentials(checkout.repository)
+        hint = f"without a network, say where a clone is: git config --global url./path/to/clone.insteadOf {url}"
+        raise InfrastructureError(f"{error}\n{hint}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -69,6 +69,8 @@ class StepTruth:
 
     def content(self, document: Document) -> Tensor:
         """[original_length + 1] token ids, before truncation. A copy has the content of its original."""
+        if document.mock:
+            return torch.tensor([*range(1, document.original_length + 1), END])
         index = document.index if document.copy_of is None else document.copy_of
         changed = self.leg is not None and document.index in self.leg.changed
         ids = content_tokens(self.config, self.step, index, document.original_length + 1, changed=changed)

@@ -52,7 +52,7 @@ def equal_steps(config: CellConfig) -> str | None:
 
 
 def _rows(config: CellConfig, step: int) -> int:
-    return sum(len(batch.rows) for replica in config.micro_batches(step) for batch in replica)
+    return len(config.samples(step))
 
 
 def trains(config: CellConfig) -> str | None:
@@ -111,6 +111,60 @@ def documents_end(config: CellConfig) -> str | None:
                     f"document {document.index} of step {step} is {what}, and GPTDataset masks only ends of documents"
                 )
     return None
+
+
+def replicas_read_alike(config: CellConfig) -> str | None:
+    """MegatronPretrainingSampler deals one document to every replica in turn, and drops what is left."""
+    count, dp = config.train.global_batch, config.layout.dp
+    if not config.packed_later or count % dp == 0:
+        return None
+    return f"a step has {count} documents, which {dp} replicas cannot read in equal numbers"
+
+
+def documents_fit(config: CellConfig) -> str | None:
+    """VarlenDataset keeps seq_length labels of a longer document, and replaces the last by the end of a document."""
+    if not config.packed_later:
+        return None
+    for step in range(config.train.passes):
+        for document in config.documents_of(step):
+            if document.original_length >= config.train.seq_length:
+                return (
+                    f"document {document.index} of step {step} has {document.original_length + 1} tokens, more than "
+                    f"train.seq_length {config.train.seq_length}, and upstream's data set ends what it cuts with </s>"
+                )
+    return None
+
+
+def documents_not_padded(config: CellConfig) -> str | None:
+    if not config.packed_later or config.options.pad_seq_to_mult is None:
+        return None
+    return "pad_seq_to_mult is set, and the data set that the scheduler reads pads documents itself"
+
+
+def mock_documents(config: CellConfig) -> str | None:
+    """What upstream's mock data sets need of the section `documents`."""
+    documents, train = config.documents, config.train
+    if not documents.mock:
+        return None
+    if config.trainer != HARNESS and not config.path.scheduled:
+        able = names(path for path in DATA_PATHS.values() if path.scheduled)
+        return f"documents.mock is true, and with trainer {config.trainer} only packing {able} has mock data sets"
+    if documents.turns > 1 or documents.delimited:
+        return "documents.mock is true, and mock documents have no turns"
+    if config.trainer != HARNESS and train.eval_interval:
+        return "documents.mock is true, and an evaluation takes other documents of the mock data set than the plan"
+    longest, shortest = _extremes(config)
+    if shortest < 2:
+        return "documents.mock is true, and a document of one token has no label"
+    return f"token {longest - 1} of a mock document is not in model.vocab" if longest > config.model.vocab else None
+
+
+def _extremes(config: CellConfig) -> tuple[int, int]:
+    """The most and the fewest tokens of a document."""
+    documents = config.documents
+    if documents.mode == "file":
+        return max(documents.lengths), min(documents.lengths)
+    return documents.max_seq_len, documents.min_seq_len
 
 
 def worker_interleaves(config: CellConfig) -> str | None:
@@ -176,6 +230,15 @@ RULES: tuple[Rule[CellConfig], ...] = (
         documents_end,
         _by_upstream,
     ),
+    Rule(
+        "trainer.replicas",
+        "Megatron-LM MegatronPretrainingSampler",
+        replicas_read_alike,
+        _by_upstream,
+    ),
+    Rule("trainer.truncation", "Megatron-LM VarlenDataset.__getitem__ of branch dev", documents_fit, _by_upstream),
+    Rule("trainer.padding", "Megatron-LM SFTDataset._calculate_padding_divisor", documents_not_padded, _by_upstream),
+    Rule("trainer.mock", "Megatron-LM MockSFTLowLevelDataset of branch dev", mock_documents),
     Rule("trainer.model", "harness: the adapters of upstream's trainers", plain_model, _by_upstream),
     Rule(
         "trainer.skyrl-vpp",

@@ -42,6 +42,36 @@ def test_rows_that_replicas_take_one_at_a_time_are_in_one_order_in_every_layout(
     assert [item.document.index for row in rows for item in row.placed] == list(range(16))
 
 
+def test_documents_that_upstream_packs_are_dealt_to_replicas_in_turn_and_packed_replica_by_replica() -> None:
+    documents = DocumentsConfig(mode="file", lengths=(20,) * 8)
+    cell = CellConfig(layout=Layout(dp=2), data_path="scheduler", trainer="megatron", documents=documents)
+    assert [item.document.index for row in cell.samples(0) for item in row.placed] == list(range(8))
+    packs = [[[item.document.index for item in one.placed] for one in replica] for replica in cell.micro_batches(0)]
+    assert packs == [[[0, 2, 4], [5]], [[6, 1, 3], [7]]]
+    own = replace(cell, trainer="harness")
+    assert [item.document.index for batch in own.micro_batches(0)[0] for item in batch.placed] == [0, 1, 2, 6]
+    assert own.samples(0) == own.rows(0)
+
+
+def test_full_rows_that_the_scheduler_takes_apart_are_dealt_twice() -> None:
+    documents = DocumentsConfig(mode="file", lengths=(40,) * 4)
+    cell = CellConfig(layout=Layout(dp=2), data_path="sft_scheduler", trainer="megatron", documents=documents)
+    cell = replace(cell, train=TrainConfig(global_batch=4))
+    packs = [[[item.document.index for item in one.placed] for one in replica] for replica in cell.micro_batches(0)]
+    assert packs == [[[0], [1]], [[2], [3]]]
+    params = cell.micro_batches(0)[0][0].params()
+    assert params is not None and params.cu_seqlens_q == params.cu_seqlens_q_padded == (0, 64)
+
+
+def test_mock_documents_are_read_one_by_one_by_every_scheduler() -> None:
+    documents = DocumentsConfig(mode="file", lengths=(21,) * 4, mock=True)
+    cell = CellConfig(layout=Layout(), data_path="sft_scheduler", trainer="megatron", documents=documents)
+    cell = replace(cell, train=TrainConfig(global_batch=4))
+    assert [len(row.placed) for row in cell.samples(0)] == [1] * 4
+    (packs,) = cell.micro_batches(0)
+    assert [[item.padded_length for item in pack.placed] for pack in packs] == [[21, 21, 21], [21]]
+
+
 def test_a_part_has_the_evaluations_after_the_steps_that_it_trains() -> None:
     train = TrainConfig(steps=4, eval_interval=2, save_step=2)
     cell = CellConfig(layout=Layout(), data_path="sft", trainer="megatron", resume="same", train=train)

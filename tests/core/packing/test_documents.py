@@ -189,3 +189,13 @@ def test_drawn_lengths_have_the_mean_that_was_asked_for() -> None:
     assert sum(lengths) / len(lengths) == pytest.approx(500, rel=0.02)
     flat = replace(config, lognormal_sigma=0.0)
     assert set(draw(flat, seq_length=10**6)) <= {499, 500}
+
+
+def test_mock_documents_have_a_token_less_than_the_length_that_upstream_draws_with_its_own_seed() -> None:
+    plain = DocumentsConfig(mode="distribution", min_seq_len=4, max_seq_len=40, mean_seq_len=14)
+    drawn = documents_of_step(plain, seed=0, step=1, count=6, seq_length=64)
+    found = documents_of_step(replace(plain, mock=True), seed=1234, step=1, count=6, seq_length=64)
+    assert [document.length for document in found] == [document.length - 1 for document in drawn]
+    listed = DocumentsConfig(mode="file", lengths=(9, 5), mock=True)
+    (first, second) = documents_of_step(listed, seed=1, step=0, count=2, seq_length=64)
+    assert (first.length, second.length, first.loss_tokens) == (8, 4, 8)

@@ -313,3 +313,16 @@ def test_changes_in_a_submodule_count_and_start_no_program_that_it_names(source:
         seen.add(changes_of(source))
     assert len(seen - {""}) == 2
     assert not proof.exists()
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_url_that_cannot_be_cloned_names_the_setting_that_leads_to_a_clone(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"file://{source.parent}/elsewhere"
+    with pytest.raises(InfrastructureError, match=f"insteadOf {url}"):
+        commit_of(checkout_of(url, "main"), fetch=True)
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", f"url.{source}.insteadOf")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", url)
+    assert commit_of(checkout_of(url, "main"), fetch=True) == git(source, "rev-parse", "main")

@@ -259,13 +259,14 @@ def test_documents_are_refused_exactly_when_their_multiple_does_not_divide(
 def test_seq_length_is_refused_exactly_when_it_does_not_divide(path: str, tp: int, cp: int, seq_length: int) -> None:
     found = reasons(cell(path, Layout(tp=tp, cp=cp, sp=tp > 1), seq_length))
     assert ("cp.seq-length" in found) == (cp > 1 and seq_length % (2 * cp) != 0)
-    whole_rows = path in ("unpacked", "bridge_long", "sft", "inter_document", "bridge_offline")
+    whole_rows = path in ("unpacked", "bridge_long", "sft", "sft_scheduler", "inter_document", "bridge_offline")
     assert ("sp.seq-length" in found) == (whole_rows and tp > 1 and seq_length % (tp * cp) != 0)
     zigzag = 2 * cp if cp > 1 else 1
     multiples = {
         "reference": math.lcm(zigzag, cp * tp if tp > 1 else 1),
         "sft": zigzag,
         "inter_document": zigzag,
+        "sft_scheduler": zigzag,
         "skyrl": tp * zigzag,
         "bridge_offline": zigzag,
     }

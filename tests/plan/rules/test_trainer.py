@@ -30,7 +30,7 @@ def test_a_trainer_reads_the_data_of_its_own_paths() -> None:
     assert rejections(cell()) == ()
     (found,) = rejections(cell(data_path="reference"))
     assert found.rule == "trainer.data-path"
-    able = "unpacked, sft, inter_document and scheduler"
+    able = "unpacked, sft, inter_document, scheduler and sft_scheduler"
     assert found.reason == f"trainer is megatron, which reads the data of packing {able}, and packing is reference"
 
 
@@ -42,6 +42,35 @@ def test_several_files_are_for_a_trainer_that_blends_and_a_step_that_fills_them(
     assert found.reason == "data_files is 2, and trainer is harness; only megatron reads several files"
     (found,) = rejections(replace(several, data_files=8))
     assert found.reason == f"data_files is 8, and a step has {len(several.rows(0))} rows"
+
+
+def test_documents_that_upstream_packs_fit_their_data_set() -> None:
+    read = cell(data_path="scheduler")
+    assert rejections(read) == ()
+    (found,) = rejections(replace(read, layout=Layout(dp=4), train=TrainConfig(global_batch=6)))
+    assert found.rule == "trainer.replicas"
+    assert found.reason == "a step has 6 documents, which 4 replicas cannot read in equal numbers"
+    (found,) = rejections(replace(read, documents=replace(SAME, lengths=(64, 8))))
+    assert (found.rule, found.reason[:33]) == ("trainer.truncation", "document 0 of step 0 has 65 token")
+    (found,) = rejections(replace(read, options=PackingOptions(pad_seq_to_mult=2)))
+    assert found.rule == "trainer.padding"
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"data_path": "sft"}, "only packing scheduler and sft_scheduler has mock data sets"),
+        ({"documents": replace(SAME, mock=True, turns=2)}, "mock documents have no turns"),
+        ({"documents": replace(SAME, mock=True, lengths=(1, 8, 8, 8))}, "a document of one token has no label"),
+        ({"train": TrainConfig(global_batch=4, eval_interval=1)}, "an evaluation takes other documents"),
+        ({"model": ModelConfig(vocab=23)}, "token 23 of a mock document is not in model.vocab"),
+    ],
+)
+def test_mock_documents_are_those_of_upstream_or_rejected(changed: dict[str, Any], reason: str) -> None:
+    mock = cell(data_path="sft_scheduler", documents=replace(SAME, mock=True))
+    assert rejections(mock) == ()
+    (found,) = rejections(replace(mock, **changed))
+    assert found.rule == "trainer.mock" and reason in found.reason
 
 
 def test_some_data_only_a_trainer_reads() -> None:

@@ -6,10 +6,13 @@ in turn. For --sft they are conversations, for pretraining token ids in an index
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from harness.core.cell.config import CellConfig
+from harness.core.packing.documents import DocumentsConfig
 from harness.node.trainers.megatron import conversations, indexed
 from harness.node.trainers.tokenizer import write_tokenizer
 
@@ -19,9 +22,29 @@ _TRAINED, _EVALUATED = "trained", "evaluated"
 def write_files(folder: Path, config: CellConfig) -> None:
     """Write data sets and tokenizer into a new folder."""
     folder.mkdir(parents=True)
-    write_rows(folder, config)
+    if config.documents.mock:
+        write_mock_config(folder, config.documents)
+    else:
+        write_rows(folder, config)
     without = conversations.MARKERS if config.path.chats else None
     write_tokenizer(tokenizer(folder), config.model.vocab, without=without)
+
+
+def write_mock_config(folder: Path, documents: DocumentsConfig) -> None:
+    """Write what upstream's mock data sets draw lengths from; pandas reads the first line of a file as its header."""
+    values: dict[str, Any] = {"mode": documents.mode}
+    if documents.mode == "file":
+        values["path"] = str(folder / "lengths.csv")
+        Path(values["path"]).write_text("".join(f"{line}\n" for line in ("length", *documents.lengths)))
+    else:
+        names = ("type", "min_seq_len", "max_seq_len", "mean_seq_len", "lognormal_sigma")
+        values |= {name: getattr(documents, name) for name in names}
+    mock_config(folder).write_text(json.dumps(values))
+
+
+def mock_config(folder: Path) -> Path:
+    """The JSON file of --sft-mock-dataset-config-json or --varlen-mock-dataset-config-json."""
+    return folder / "mock.json"
 
 
 def write_rows(folder: Path, config: CellConfig) -> None:

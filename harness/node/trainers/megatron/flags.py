@@ -15,7 +15,7 @@ from harness.node.data_paths.sft.checkout import model_flags
 from harness.node.device.placement import Device
 from harness.node.probe.model.attention_kinds import attention_fields
 from harness.node.trainers.megatron.conversations import PROMPT_FORMAT
-from harness.node.trainers.megatron.files import blend, tokenizer
+from harness.node.trainers.megatron.files import blend, mock_config, tokenizer
 from harness.node.trainers.megatron.hybrid import SPEC, hybrid_values
 
 _SWITCHES = {
@@ -25,6 +25,7 @@ _SWITCHES = {
 }
 _OF_DATA = {
     "sft": [],  # --sft itself is a flag of the data path
+    "sft_scheduler": [],
     "scheduler": ["use-varlen-dataset"],
     "unpacked": ["eod-mask-loss"],
     "inter_document": ["eod-mask-loss", "dataloader-inter-document-masking"],
@@ -149,10 +150,13 @@ def _tokenizer(config: CellConfig, folder: Path) -> dict[str, Any]:
 
 
 def _scheduler(config: CellConfig) -> dict[str, Any]:
-    return {"sequence-packing-scheduler": "dp_balanced"} if config.data_path == "scheduler" else {}
+    return {"sequence-packing-scheduler": "dp_balanced"} if config.path.scheduled else {}
 
 
 def _data(config: CellConfig, folder: Path) -> list[str]:
+    if config.documents.mock:
+        name = "varlen" if config.data_path == "scheduler" else "sft"
+        return ["--mock-data", "--split=100,0,0", f"--{name}-mock-dataset-config-json={mock_config(folder)}"]
     evaluated = ["--valid-data-path", *blend(folder, config, evaluated=True)] if config.train.eval_interval else []
     return ["--train-data-path", *blend(folder, config), *evaluated]
 

@@ -28,7 +28,6 @@ from harness.node.trainers.megatron.flags import flags
 from harness.node.trainers.megatron.hybrid import use_own_hybrid_layers
 from harness.node.trainers.megatron.indexed import HELPERS
 
-_VARLEN = "megatron.training.datasets.varlen_dataset"
 _NEEDED = ("megatron.training.training", "datasets", "tokenizers", "transformers")
 
 
@@ -71,8 +70,8 @@ class MegatronTrainer:
 
 def _without_data_set(config: CellConfig) -> Unavailable:
     """Upstream compiles its helpers into the checkout, which cells share, when it starts; so they must be there."""
-    if config.path.packed_later and (missing := module_unavailable(_VARLEN, "megatron.training")):
-        return missing
+    if config.path.scheduled and not _schedules():
+        return not_in_release(f"{release('megatron.core')} has no --sequence-packing-scheduler")
     if config.path.chats and config.data_files == 1:
         return None
     if config.data_path == "inter_document" and not _masks_between_documents():
@@ -84,6 +83,11 @@ def _without_data_set(config: CellConfig) -> Unavailable:
         how = "add `setup` to the checkout as matrices/trainer.yaml does"
         return Missing(reason=f"{need} needs {HELPERS}, which this checkout has not compiled ({error}); {how}")
     return None
+
+
+def _schedules() -> bool:
+    upstream: Any = importlib.import_module("megatron.core.model_parallel_config")
+    return hasattr(upstream.ModelParallelConfig, "sequence_packing_scheduler")
 
 
 def _masks_between_documents() -> bool:

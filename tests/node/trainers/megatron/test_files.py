@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
-from harness.node.trainers.megatron.files import blend, write_rows
+from harness.core.packing.documents import DocumentsConfig
+from harness.node.trainers.megatron.files import blend, mock_config, write_mock_config, write_rows
 from tests.node.conftest import config
 
 
@@ -24,3 +26,25 @@ def test_rows_are_dealt_to_files_in_turn_and_all_files_have_the_same_weight(tmp_
 def test_a_cell_that_does_not_evaluate_has_no_rows_for_it(tmp_path: Path) -> None:
     write_rows(tmp_path, config("sft"))
     assert [path.name for path in tmp_path.iterdir()] == ["trained-0.jsonl"]
+
+
+def test_lengths_of_mock_data_sets_are_drawn_or_in_a_file_with_a_header(tmp_path: Path) -> None:
+    write_mock_config(tmp_path, DocumentsConfig(mode="distribution", min_seq_len=4, max_seq_len=40, mean_seq_len=14))
+    drawn = json.loads(mock_config(tmp_path).read_text())
+    assert drawn == {
+        "mode": "distribution",
+        "type": "lognormal",
+        "min_seq_len": 4,
+        "max_seq_len": 40,
+        "mean_seq_len": 14,
+        "lognormal_sigma": 1.1,
+    }
+    write_mock_config(tmp_path, DocumentsConfig(mode="file", lengths=(12, 7)))
+    listed = json.loads(mock_config(tmp_path).read_text())
+    assert (listed["mode"], Path(listed["path"]).read_text()) == ("file", "length\n12\n7\n")
+
+
+def test_documents_that_upstream_packs_have_a_line_each(tmp_path: Path) -> None:
+    cell = replace(config("scheduler"), trainer="megatron")
+    write_rows(tmp_path, cell)
+    assert len((tmp_path / "trained-0.jsonl").read_text().splitlines()) == cell.train.steps * cell.train.global_batch

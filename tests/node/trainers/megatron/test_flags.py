@@ -10,7 +10,7 @@ from harness.core.cell.arguments import Arguments, merged
 from harness.core.cell.axes import axes, dotted, with_value
 from harness.core.cell.config import CellConfig, ModelConfig
 from harness.core.cell.model import MlaConfig, MoeConfig, MtpConfig
-from harness.core.packing.documents import mix
+from harness.core.packing.documents import DocumentsConfig, mix
 from harness.core.packing.options import PackingOptions
 from harness.core.peft import PeftConfig
 from harness.core.setting import keys_of
@@ -240,3 +240,17 @@ def test_no_setting_of_experts_is_dropped_in_silence(name: str) -> None:
 
 def test_every_axis_is_tried() -> None:
     assert OTHER_VALUES.keys() | ELSEWHERE.keys() == axes().keys() | dotted().keys()
+
+
+def test_the_scheduler_reads_documents_of_its_data_sets() -> None:
+    chats = set(flags(replace(config("scheduler"), trainer="megatron"), Path("/data"), CPU))
+    assert {"--use-varlen-dataset", "--sequence-packing-scheduler=dp_balanced"} <= chats
+    assert f"--global-batch-size={config('scheduler').train.global_batch}" in chats and "--sft" not in chats
+    mock = replace(
+        config("sft_scheduler"), trainer="megatron", documents=DocumentsConfig(mode="file", lengths=(9, 5), mock=True)
+    )
+    found = set(flags(mock, Path("/data"), CPU))
+    assert {"--sft", "--mock-data", "--sft-mock-dataset-config-json=/data/mock.json"} <= found
+    assert "--train-data-path" not in found
+    other = set(flags(replace(mock, data_path="scheduler"), Path("/data"), CPU))
+    assert {"--use-varlen-dataset", "--varlen-mock-dataset-config-json=/data/mock.json"} <= other
