@@ -1,4 +1,4 @@
-"""Megatron-LM, branch dev of 2026-08: the packing scheduler counts padding, so lengths and FLOPs of a step are too large.
+"""Megatron-LM, branch dev of 2026-08: the packing scheduler counts padding, so FLOPs of a step are too many.
 
     PYTHONPATH=Megatron-LM python scheduler_counts_padding.py
 

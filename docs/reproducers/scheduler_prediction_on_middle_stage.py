@@ -4,9 +4,9 @@
 
 A layout of the pipeline may put multi-token prediction on a stage that is neither the first nor the last. The scheduler
 gives such stages the offsets of documents only (broadcast_to_pp_group), but with `mtp_on_this_rank`
-get_batch_on_this_rank_for_sequence_packing takes tokens and labels from the batch. The review of pull request 2924 found
-it; branch dev of 2026-08 reads the data on every stage, and keeps tokens and labels on those that predict. Exit code 1
-if the batch cannot be read.
+get_batch_on_this_rank_for_sequence_packing takes tokens and labels from the batch. The review of pull request 2924
+found it; branch dev of 2026-08 reads the data on every stage, and keeps tokens and labels on those that predict. Exit
+code 1 if the batch cannot be read.
 """
 
 from __future__ import annotations

@@ -19,6 +19,3 @@ WITH_CHECKPOINTS = ("megatron", "bridge")  # trainers that save and load
 WITH_BLENDS = ("megatron",)  # trainers whose rows may be in several files
 WITH_COMMAND_LINE = ("megatron",)  # trainers that get arguments of a command line
 WITH_FIELDS = ("bridge",)  # trainers that get fields of a configuration, with dotted names
-# Trainer and data path whose evaluation loss is the mean of the micro-batches' means, as that of
-# megatron.training.training.evaluate with --sft; that of others is the mean over tokens.
-MEAN_OF_MICRO_BATCHES = ("megatron", "sft")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from harness.core.cell.arguments import NO_ARGUMENTS, Arguments
 from harness.core.cell.axis_values import (
@@ -25,7 +26,8 @@ from harness.core.cell.timing import NOT_TIMED, TimingConfig
 from harness.core.cell.train import TrainConfig
 from harness.core.data_paths.descriptor import DataPath
 from harness.core.data_paths.table import DATA_PATHS, FORBIDDEN
-from harness.core.packing.arithmetic import MicroBatch, Row, dealt, plan_step, row_of
+from harness.core.packing.arithmetic import MicroBatch, Row, plan_step
+from harness.core.packing.dealing import dealt, row_of, undealt
 from harness.core.packing.documents import Document, DocumentsConfig, documents_of_step
 from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions
 from harness.core.packing.styles import PackingStyle, packed_of_documents
@@ -181,7 +183,8 @@ class CellConfig:
     def row_layout(self) -> Layout:
         """The layout for which documents are padded and rows are split; before and after a resume into as many."""
         layout = self.rows_of or self.layout
-        return layout if self._other_layout is None else split_for_both(layout, self._other_layout)
+        other = None if self.packed_later else self._other_layout
+        return layout if other is None else split_for_both(layout, other)
 
     @property
     def _other_layout(self) -> Layout | None:
@@ -222,20 +225,19 @@ class CellConfig:
     @cached_property
     def evaluations(self) -> dict[int, int]:
         """Number of each evaluation of this part of the cell -> number of steps finished before it."""
-        return {number: after for number, after in enumerate(self.train.evaluated) if after > self.begins}
+        return {number: after for number, after in enumerate(self.evaluated) if after > self.begins}
+
+    @property
+    def evaluated(self) -> tuple[int, ...]:
+        """Numbers of finished steps after which the cell evaluates; upstream's mock data also has a set of tests."""
+        after = self.train.evaluated
+        return (*after, *after[-1:]) if self.documents.mock else after
 
     @property
     def resumed(self) -> CellConfig:
         """The part of the cell that continues from its checkpoint. ValueError if its ranks cannot be split so."""
-        return replace(
-            self,
-            layout=resumed_layout(self.resume, self.layout),
-            saved_in=self.layout,
-            resume="",
-            canaries=(),
-            fingerprints=False,
-            timing=NOT_TIMED,
-        )
+        without: dict[str, Any] = {"resume": "", "canaries": (), "fingerprints": False, "timing": NOT_TIMED}
+        return replace(self, layout=resumed_layout(self.resume, self.layout), saved_in=self.layout, **without)
 
     @property
     def stored(self) -> tuple[int, ...]:
@@ -264,6 +266,8 @@ class CellConfig:
             step=step,
             count=self.train.global_batch,
             seq_length=self.train.seq_length,
+            evaluation=None if step < self.train.steps else step - self.train.steps,
+            tests=len(self.evaluated) - 1,
         )
 
     def micro_batches(self, step: int) -> list[list[MicroBatch]]:
@@ -271,10 +275,7 @@ class CellConfig:
         return self.packed(self.documents_of(step))
 
     def rows(self, step: int) -> list[Row]:
-        """The rows of one step in the order in which upstream's samplers deal them to replicas.
-
-        Micro-batches of each replica in turn, with `even_step` rows; their number is the global batch size of upstream.
-        """
+        """The rows of one step as upstream's samplers deal them: of each replica in turn, a micro-batch or one row."""
         replicas = [[micro_batch.rows for micro_batch in replica] for replica in self.micro_batches(step)]
         if self.style.even_step:
             replicas = [[(row,) for rows in replica for row in rows] for replica in replicas]
@@ -282,9 +283,9 @@ class CellConfig:
 
     def samples(self, step: int) -> list[Row]:
         """What the data set of upstream's trainer returns for one step, in the order in which its samplers deal it."""
-        if not self.packed_later:
-            return self.rows(step)
-        return [row_of(document, self.style) for document in self.documents_of(step)]
+        if self.packed_later:
+            return [row_of(document, self.style) for document in self.documents_of(step)]
+        return undealt(self.rows(step), self.layout.dp) if self.path.scheduled else self.rows(step)
 
     @property
     def packed_later(self) -> bool:

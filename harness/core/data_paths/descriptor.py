@@ -64,6 +64,7 @@ class DataPath:
     with_images: Callable[[PackingStyle], PackingStyle] = lambda style: style  # of documents with images
     trained: Callable[[PackingStyle, Layout], PackingStyle] = lambda style, layout: style  # theirs, from `style`
     chats: bool = False  # Megatron-LM's trainer reads its documents as conversations, which may be masked and truncated
+    sft_flag: bool = False  # --sft is on; Megatron-LM then reports of an evaluation the mean of micro-batches' means
     scheduled: bool = False  # these trainers pack documents by --sequence-packing-scheduler
     packed_later: bool = False  # these trainers read documents one by one; upstream packs them while it trains
     trained_without: tuple[str, ...] = ()  # fields of a batch that these trainers do not give to the model

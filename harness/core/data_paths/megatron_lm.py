@@ -53,7 +53,7 @@ def _sft_scheduled(style: PackingStyle, layout: Layout) -> PackingStyle:
     Rows of the data set are full, so the packs that the scheduler makes of their documents are the same rows.
     """
     multiple = ZIGZAG.multiple(layout) * (layout.tp if layout.sp else 1)
-    return replace(style, document_multiple=multiple, offsets_twice=True, dealt_again=True)
+    return replace(style, document_multiple=multiple, offsets_twice=True)
 
 
 def _one_row(cell: LimitedCell) -> str | None:
@@ -77,6 +77,7 @@ SFT = DataPath(
     options=("pad_seq_to_mult",),
     trainers=("megatron",),
     chats=True,
+    sft_flag=True,
     tokens_on_last_stage=True,
 )
 INTER_DOCUMENT = DataPath(
@@ -102,11 +103,12 @@ SFT_SCHEDULER = DataPath(
     only_trained=True,
     trained=_sft_scheduled,
     chats=True,
+    sft_flag=True,
     scheduled=True,
     tokens_on_last_stage=True,
     limits=(
-        Limit("packing.scheduler-micro-batch", _SCHEDULER, _one_row),
-        Limit("packing.scheduler-rows", _SCHEDULER, _no_row_padding),
+        Limit("packing.scheduled-micro-batch", _SCHEDULER, _one_row),
+        Limit("packing.scheduled-rows", _SCHEDULER, _no_row_padding),
     ),
     counts_work=True,
 )

@@ -10,7 +10,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeVar
 
 from harness.core.cell.layout import Layout
 from harness.core.packing.documents import Document
@@ -18,7 +17,6 @@ from harness.core.packing.first_fit import first_fit
 from harness.core.packing.styles import PackingStyle, align_up
 
 PAD = -1  # document index of a padding slot
-_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,16 +285,6 @@ def _metadata(rows: Sequence[Row]) -> PackMetadata:
     )
 
 
-def dealt(items: Sequence[_Item], dp: int) -> list[_Item]:
-    """What samplers deal to replicas in turn, in the order in which upstream schedules it: replica by replica."""
-    return [item for replica in range(dp) for item in items[replica::dp]]
-
-
-def row_of(document: Document, style: PackingStyle) -> Row:
-    """A row of one document with its padding."""
-    return Row(placed=(PlacedDocument(document=document, start=0, padded_length=style.size(document)),))
-
-
 def row_multiple(layout: Layout, micro_batch_size: int) -> int:
     """The number that a step's rows must be a multiple of; interleaving needs a multiple of pp micro-batches."""
     return layout.dp * micro_batch_size * (layout.pp if layout.vpp > 1 else 1)
@@ -317,7 +305,6 @@ def plan_step(
     """
     multiple = row_multiple(rows_of or layout, micro_batch_size)
     rows = pack(documents, style, seq_length=seq_length, multiple=multiple)
-    rows = dealt(rows, layout.dp) if style.dealt_again else rows
     metadata = _metadata(rows) if style.fixed_entries else None
 
     def micro_batches(taken: Sequence[Row]) -> list[MicroBatch]:

@@ -25,11 +25,11 @@ DocumentsMode = Literal["adversarial", "uncut", "plain", "multi_turn", "delimite
 MIXES: tuple[DocumentsMode, ...] = ("adversarial", "uncut", "plain", "multi_turn", "delimited", "images")
 MOST_LENGTH = 2**31 - 1  # tokens of a document before it is truncated
 MOST_LENGTHS = 10_000  # of a list or file: a resolved matrix holds them all
-_CONTENT = ("turns", "delimited", "images", "mock")
+_CONTENT = ("turns", "delimited", "images")
 # Mode -> the other keys that the section may have.
 KEYS_OF_MODE: Mapping[DocumentsMode, tuple[str, ...]] = {
     **dict.fromkeys(MIXES, ()),
-    "distribution": ("type", "min_seq_len", "max_seq_len", "mean_seq_len", "lognormal_sigma", *_CONTENT),
+    "distribution": ("type", "min_seq_len", "max_seq_len", "mean_seq_len", "lognormal_sigma", *_CONTENT, "mock"),
     "file": ("path", "lengths", *_CONTENT),
 }
 MOCK_SEED = 0  # of upstream's mock dataset
@@ -184,34 +184,48 @@ def adversarial_mix(seq_length: int, cp: int) -> DocumentsConfig:
     return DocumentsConfig(mode="adversarial", max_seq_len=seq_length, lengths=lengths, masked=(6,), repeat=(2, 4))
 
 
-def documents_of_step(config: DocumentsConfig, *, seed: int, step: int, count: int, seq_length: int) -> list[Document]:
-    """The `count` documents of one step; pure, so every rank of every layout gets the same list."""
+def documents_of_step(
+    config: DocumentsConfig,
+    *,
+    seed: int,
+    step: int,
+    count: int,
+    seq_length: int,
+    evaluation: int | None = None,
+    tests: int = 0,
+) -> list[Document]:
+    """The `count` documents of one step; pure, so every rank of every layout gets the same list.
+
+    `evaluation`: its number, if it is one; number `tests` and later ones take documents of upstream's set of tests.
+    """
     if config.mode == "distribution":
-        return _lognormal(config, seed=seed, step=step, count=count, seq_length=seq_length)
+        first = step * count
+        if config.mock and evaluation is not None:  # training, validation and tests have a third each: --split 1,1,1
+            part, number = (2, evaluation - tests) if evaluation >= tests else (1, evaluation)
+            first = round(part * MOCK_SIZE / 3) + number * count
+        return _lognormal(config, seed=seed, first=first, count=count, seq_length=seq_length)
     documents = []
     size = len(config.lengths)
     for index in range(count):
         source = (index + (step * count if config.mode == "file" else 0)) % size
-        length = config.lengths[source] - config.mock
         cycle = index - source
         copied = config.repeat is not None and source == config.repeat[1]
         documents.append(
             Document(
                 index=index,
-                length=min(length, seq_length - 1),
-                original_length=length,
+                length=min(config.lengths[source], seq_length - 1),
+                original_length=config.lengths[source],
                 masked=source in config.masked,
                 copy_of=cycle + config.repeat[0] if copied and config.repeat else None,
                 turns=config.turns,
                 delimited=config.delimited,
                 most_images=config.images,
-                mock=config.mock,
             )
         )
     return documents
 
 
-def _lognormal(config: DocumentsConfig, *, seed: int, step: int, count: int, seq_length: int) -> list[Document]:
+def _lognormal(config: DocumentsConfig, *, seed: int, first: int, count: int, seq_length: int) -> list[Document]:
     """Documents with mu = ln(mean) - sigma^2 / 2, lengths clamped to [min, max] and truncated to whole tokens.
 
     Steps continue one sequence, that of MockSFTLowLevelDataset.generate_lognormal_samples, whose seed is 0.
@@ -221,7 +235,7 @@ def _lognormal(config: DocumentsConfig, *, seed: int, step: int, count: int, seq
     mu = math.log(config.mean_seq_len) - sigma**2 / 2
     documents = []
     for index in range(count):
-        drawn = lognormal(seed, (step * count + index) % MOCK_SIZE, mu=mu, sigma=sigma)
+        drawn = lognormal(seed, (first + index) % MOCK_SIZE, mu=mu, sigma=sigma)
         length = int(min(max(drawn, config.min_seq_len), config.max_seq_len)) - config.mock
         documents.append(
             Document(

@@ -22,7 +22,6 @@ class PackingStyle:
     row_length: int | None  # fixed row length in slots, the last document takes the tail; None: as long as needed
     real_lengths: bool  # metadata has real lengths in addition to padded ones
     offsets_twice: bool = False  # without real_lengths: the padded offsets are passed as real ones too
-    dealt_again: bool = False  # rows are dealt to replicas, and the rows of all replicas then once more
     padded_only: bool = False  # with real_lengths: some releases pass padded offsets only, on all ranks
     one_per_row: bool = False  # one document per row; the rows of a micro-batch are merged
     even_rows: bool = False  # not packed: rows are as long as the longest of their micro-batch
@@ -43,4 +42,4 @@ class PackingStyle:
 
 def packed_of_documents(style: PackingStyle) -> PackingStyle:
     """The style of Megatron-LM's DpBalancedScheduler for documents that it gets one by one, not in rows."""
-    return replace(style, row_length=None, dealt_again=False, split_last=True, split_first=True)
+    return replace(style, row_length=None, split_last=True, split_first=True)

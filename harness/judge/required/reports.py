@@ -45,7 +45,8 @@ def _counting(expected: Expected, record: RankRecord) -> Iterator[str]:
 def _counters(expected: Expected, record: RankRecord, seen: ReportedStep) -> Iterator[str]:
     counts = counting_ranks(expected.config, record.place.pp)
     packed = counts and bool(record.counts_packed) and counts_lengths(expected.config)
-    for name, due in (("flops", counts), ("packed_tokens", packed), ("packed_squares", packed)):
+    lengths = () if expected.config.path.scheduled else (("packed_tokens", packed), ("packed_squares", packed))
+    for name, due in (("flops", counts), *lengths):  # those of the scheduler are required as workloads
         if (getattr(seen, name) is not None) != due:
             rule = "the trainer counts it" if due else "nothing counts it on this rank"
             yield f"reported: step {seen.step}: {name} is {getattr(seen, name)!r}, and {rule}"

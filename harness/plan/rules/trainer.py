@@ -20,6 +20,8 @@ _GIVEN = {
 _PARTS = ("moe", "mtp", "mla", "rope_fusion", "cuda_graphs", "gathered_logits", "pattern", "as_gpt", "peft")
 _OF_ATTENTION = ("window", "window_skip", "softmax_scale", "qk_layernorm")
 _NOT_SET = (None, False, "")
+_DYNAMIC = ("dynamic_context_parallel", "hybrid_context_parallel")
+_DYNAMIC_SCHEDULER = "default_dynamic_cp"
 
 
 def data_path_has_trainer(config: CellConfig) -> str | None:
@@ -141,6 +143,17 @@ def documents_not_padded(config: CellConfig) -> str | None:
     return "pad_seq_to_mult is set, and the data set that the scheduler reads pads documents itself"
 
 
+def context_groups_are_fixed(config: CellConfig) -> str | None:
+    """DefaultDynamicCPScheduler gives every micro-batch its own group of context-parallel ranks."""
+    args = config.args
+    switch = next((name for name in _DYNAMIC if args.text(name)), None)
+    scheduler = args.text("sequence_packing_scheduler")
+    if switch is None and scheduler != _DYNAMIC_SCHEDULER:
+        return None
+    flag = f"--{switch.replace('_', '-')}" if switch else f"--sequence-packing-scheduler {scheduler}"
+    return f"{flag} changes the context-parallel size from micro-batch to micro-batch, and the packing plan has one"
+
+
 def mock_documents(config: CellConfig) -> str | None:
     """What upstream's mock data sets need of the section `documents`."""
     documents, train = config.documents, config.train
@@ -151,20 +164,14 @@ def mock_documents(config: CellConfig) -> str | None:
         return f"documents.mock is true, and with trainer {config.trainer} only packing {able} has mock data sets"
     if documents.turns > 1 or documents.delimited:
         return "documents.mock is true, and mock documents have no turns"
-    if config.trainer != HARNESS and train.eval_interval:
-        return "documents.mock is true, and an evaluation takes other documents of the mock data set than the plan"
-    longest, shortest = _extremes(config)
-    if shortest < 2:
+    if config.trainer != HARNESS and not train.eval_interval:
+        return (
+            "documents.mock is true without train.eval_interval, and upstream's loader refuses a data set of no samples"
+        )
+    if documents.min_seq_len < 2:
         return "documents.mock is true, and a document of one token has no label"
+    longest = documents.max_seq_len
     return f"token {longest - 1} of a mock document is not in model.vocab" if longest > config.model.vocab else None
-
-
-def _extremes(config: CellConfig) -> tuple[int, int]:
-    """The most and the fewest tokens of a document."""
-    documents = config.documents
-    if documents.mode == "file":
-        return max(documents.lengths), min(documents.lengths)
-    return documents.max_seq_len, documents.min_seq_len
 
 
 def worker_interleaves(config: CellConfig) -> str | None:
@@ -238,6 +245,12 @@ RULES: tuple[Rule[CellConfig], ...] = (
     ),
     Rule("trainer.truncation", "Megatron-LM VarlenDataset.__getitem__ of branch dev", documents_fit, _by_upstream),
     Rule("trainer.padding", "Megatron-LM SFTDataset._calculate_padding_divisor", documents_not_padded, _by_upstream),
+    Rule(
+        "trainer.dynamic-cp",
+        "Megatron-LM DefaultDynamicCPScheduler of branch dev, HybridCPDataLoaderWrapper",
+        context_groups_are_fixed,
+        _with_arguments,
+    ),
     Rule("trainer.mock", "Megatron-LM MockSFTLowLevelDataset of branch dev", mock_documents),
     Rule("trainer.model", "harness: the adapters of upstream's trainers", plain_model, _by_upstream),
     Rule(

@@ -6,6 +6,7 @@ import pytest
 
 from harness.core.cell.config import CellConfig, TrainConfig
 from harness.core.cell.layout import Layout
+from harness.core.packing.dealing import dealt
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.packing.options import PackingOptions
 
@@ -53,18 +54,20 @@ def test_documents_that_upstream_packs_are_dealt_to_replicas_in_turn_and_packed_
     assert own.samples(0) == own.rows(0)
 
 
-def test_full_rows_that_the_scheduler_takes_apart_are_dealt_twice() -> None:
-    documents = DocumentsConfig(mode="file", lengths=(40,) * 4)
+def test_full_rows_are_in_the_order_that_the_scheduler_deals_as_planned() -> None:
+    documents = DocumentsConfig(mode="file", lengths=(40,) * 6)
     cell = CellConfig(layout=Layout(dp=2), data_path="sft_scheduler", trainer="megatron", documents=documents)
-    cell = replace(cell, train=TrainConfig(global_batch=4))
-    packs = [[[item.document.index for item in one.placed] for one in replica] for replica in cell.micro_batches(0)]
-    assert packs == [[[0], [1]], [[2], [3]]]
+    cell = replace(cell, train=TrainConfig(global_batch=6))
+    read = dealt(cell.samples(0), 2)  # replica by replica
+    planned = [batch.rows[0] for turn in zip(*cell.micro_batches(0)) for batch in turn]
+    assert read == planned
+    assert [row.placed[0].document.index for row in cell.samples(0)] == [0, 3, 1, 4, 2, 5]
     params = cell.micro_batches(0)[0][0].params()
     assert params is not None and params.cu_seqlens_q == params.cu_seqlens_q_padded == (0, 64)
 
 
 def test_mock_documents_are_read_one_by_one_by_every_scheduler() -> None:
-    documents = DocumentsConfig(mode="file", lengths=(21,) * 4, mock=True)
+    documents = DocumentsConfig(mode="distribution", min_seq_len=21, max_seq_len=21, mock=True)
     cell = CellConfig(layout=Layout(), data_path="sft_scheduler", trainer="megatron", documents=documents)
     cell = replace(cell, train=TrainConfig(global_batch=4))
     assert [len(row.placed) for row in cell.samples(0)] == [1] * 4

@@ -196,6 +196,9 @@ def test_mock_documents_have_a_token_less_than_the_length_that_upstream_draws_wi
     drawn = documents_of_step(plain, seed=0, step=1, count=6, seq_length=64)
     found = documents_of_step(replace(plain, mock=True), seed=1234, step=1, count=6, seq_length=64)
     assert [document.length for document in found] == [document.length - 1 for document in drawn]
-    listed = DocumentsConfig(mode="file", lengths=(9, 5), mock=True)
-    (first, second) = documents_of_step(listed, seed=1, step=0, count=2, seq_length=64)
-    assert (first.length, second.length, first.loss_tokens) == (8, 4, 8)
+    mock = replace(plain, mock=True)
+    (tested,) = documents_of_step(mock, seed=1, step=5, count=1, seq_length=64, evaluation=2, tests=2)
+    (later,) = documents_of_step(plain, seed=0, step=666_667, count=1, seq_length=64)
+    (checked,) = documents_of_step(mock, seed=1, step=4, count=1, seq_length=64, evaluation=1, tests=2)
+    (between,) = documents_of_step(plain, seed=0, step=333_334, count=1, seq_length=64)
+    assert (tested.length, checked.length) == (later.length - 1, between.length - 1)

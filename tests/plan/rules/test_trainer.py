@@ -19,6 +19,7 @@ from harness.plan.rules.trainer import equal_steps
 from tests.plan.helpers import expand_axes, names
 
 SAME = DocumentsConfig(mode="file", lengths=(16, 8, 24, 4))
+MOCK = DocumentsConfig(mode="distribution", min_seq_len=4, max_seq_len=24, mean_seq_len=10, mock=True)
 
 
 def cell(**more: Any) -> CellConfig:
@@ -60,17 +61,32 @@ def test_documents_that_upstream_packs_fit_their_data_set() -> None:
     ("changed", "reason"),
     [
         ({"data_path": "sft"}, "only packing scheduler and sft_scheduler has mock data sets"),
-        ({"documents": replace(SAME, mock=True, turns=2)}, "mock documents have no turns"),
-        ({"documents": replace(SAME, mock=True, lengths=(1, 8, 8, 8))}, "a document of one token has no label"),
-        ({"train": TrainConfig(global_batch=4, eval_interval=1)}, "an evaluation takes other documents"),
+        ({"documents": replace(MOCK, turns=2)}, "mock documents have no turns"),
+        ({"documents": replace(MOCK, min_seq_len=1)}, "a document of one token has no label"),
+        ({"train": TrainConfig(global_batch=4)}, "upstream's loader refuses a data set of no samples"),
         ({"model": ModelConfig(vocab=23)}, "token 23 of a mock document is not in model.vocab"),
     ],
 )
 def test_mock_documents_are_those_of_upstream_or_rejected(changed: dict[str, Any], reason: str) -> None:
-    mock = cell(data_path="sft_scheduler", documents=replace(SAME, mock=True))
+    train = TrainConfig(global_batch=4, eval_interval=1)
+    mock = cell(data_path="sft_scheduler", documents=MOCK, train=train)
     assert rejections(mock) == ()
     (found,) = rejections(replace(mock, **changed))
     assert found.rule == "trainer.mock" and reason in found.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("dynamic_context_parallel", ()),
+        ("hybrid_context_parallel", ()),
+        ("sequence_packing_scheduler", ("default_dynamic_cp",)),
+    ],
+)
+def test_groups_of_context_ranks_that_change_have_no_plan(name: str, words: tuple[str, ...]) -> None:
+    (found,) = rejections(cell(data_path="scheduler", args=Arguments(merged({name: words}))))
+    assert found.rule == "trainer.dynamic-cp"
+    assert rejections(cell(args=Arguments(merged({"sequence_packing_scheduler": ("dp_balanced",)})))) == ()
 
 
 def test_some_data_only_a_trainer_reads() -> None:

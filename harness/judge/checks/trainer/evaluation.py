@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from harness.core.cell.axis_values import MEAN_OF_MICRO_BATCHES
 from harness.core.cell.config import CellConfig
 from harness.core.run.records import RankRecord
 from harness.core.tolerances import Bound
@@ -129,7 +128,7 @@ def _reports(evidence: CellEvidence) -> Iterator[CheckFinding]:
 
 def _mean(one: Evaluation, config: CellConfig) -> tuple[float, str]:
     """The mean loss that the trainer of a cell reports, and over what it is."""
-    if (config.trainer, config.data_path) != MEAN_OF_MICRO_BATCHES:
+    if config.trainer != "megatron" or not config.path.sft_flag:
         total = math.nan if one.loss_sum is None else one.loss_sum
         return total / max(one.tokens, 1), "tokens"
     means = []

@@ -152,7 +152,7 @@ def model_flags(config: CellConfig, others: Mapping[str, Any]) -> list[str]:
     if layout.vpp > 1 and not model.hybrid:
         values["num-virtual-stages-per-pipeline-rank"] = layout.vpp
     switches = ["group-query-attention", "swiglu", "use-cpu-initialization"]
-    switches += ["sft"] if config.data_path in ("sft", "sft_scheduler") else []
+    switches += ["sft"] if config.path.sft_flag else []
     switches += ["calculate-per-token-loss"] if config.options.calculate_per_token_loss else []
     switches += ["no-create-attention-mask-in-dataloader", "no-persist-layer-norm", "no-rope-fusion"]
     switches += ["no-masked-softmax-fusion", "no-gradient-accumulation-fusion"]

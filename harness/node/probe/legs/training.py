@@ -30,7 +30,7 @@ class TrainingLeg:
         adapters = AdapterRecord(self.passes)
         for step in range(train.steps):
             self._step(step)
-            for _ in range(train.evaluated.count(step + 1)):
+            for _ in range(self.passes.context.config.evaluated.count(step + 1)):
                 self._evaluate()
         if self.updates:
             self.updates.last()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from harness.core.cell.config import CellConfig
 from harness.core.packing.documents import DocumentsConfig
@@ -31,15 +30,9 @@ def write_files(folder: Path, config: CellConfig) -> None:
 
 
 def write_mock_config(folder: Path, documents: DocumentsConfig) -> None:
-    """Write what upstream's mock data sets draw lengths from; pandas reads the first line of a file as its header."""
-    values: dict[str, Any] = {"mode": documents.mode}
-    if documents.mode == "file":
-        values["path"] = str(folder / "lengths.csv")
-        Path(values["path"]).write_text("".join(f"{line}\n" for line in ("length", *documents.lengths)))
-    else:
-        names = ("type", "min_seq_len", "max_seq_len", "mean_seq_len", "lognormal_sigma")
-        values |= {name: getattr(documents, name) for name in names}
-    mock_config(folder).write_text(json.dumps(values))
+    """Write what upstream's mock data sets draw lengths from."""
+    names = ("mode", "type", "min_seq_len", "max_seq_len", "mean_seq_len", "lognormal_sigma")
+    mock_config(folder).write_text(json.dumps({name: getattr(documents, name) for name in names}))
 
 
 def mock_config(folder: Path) -> Path:

@@ -155,8 +155,8 @@ def _scheduler(config: CellConfig) -> dict[str, Any]:
 
 def _data(config: CellConfig, folder: Path) -> list[str]:
     if config.documents.mock:
-        name = "varlen" if config.data_path == "scheduler" else "sft"
-        return ["--mock-data", "--split=100,0,0", f"--{name}-mock-dataset-config-json={mock_config(folder)}"]
+        name = "sft" if config.path.sft_flag else "varlen"
+        return ["--mock-data", f"--{name}-mock-dataset-config-json={mock_config(folder)}"]
     evaluated = ["--valid-data-path", *blend(folder, config, evaluated=True)] if config.train.eval_interval else []
     return ["--train-data-path", *blend(folder, config), *evaluated]
 

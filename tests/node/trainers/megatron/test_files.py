@@ -28,7 +28,7 @@ def test_a_cell_that_does_not_evaluate_has_no_rows_for_it(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["trained-0.jsonl"]
 
 
-def test_lengths_of_mock_data_sets_are_drawn_or_in_a_file_with_a_header(tmp_path: Path) -> None:
+def test_mock_data_sets_get_the_distribution_of_the_cell(tmp_path: Path) -> None:
     write_mock_config(tmp_path, DocumentsConfig(mode="distribution", min_seq_len=4, max_seq_len=40, mean_seq_len=14))
     drawn = json.loads(mock_config(tmp_path).read_text())
     assert drawn == {
@@ -39,9 +39,6 @@ def test_lengths_of_mock_data_sets_are_drawn_or_in_a_file_with_a_header(tmp_path
         "mean_seq_len": 14,
         "lognormal_sigma": 1.1,
     }
-    write_mock_config(tmp_path, DocumentsConfig(mode="file", lengths=(12, 7)))
-    listed = json.loads(mock_config(tmp_path).read_text())
-    assert (listed["mode"], Path(listed["path"]).read_text()) == ("file", "length\n12\n7\n")
 
 
 def test_documents_that_upstream_packs_have_a_line_each(tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ def test_the_scheduler_reads_documents_of_its_data_sets() -> None:
     assert {"--use-varlen-dataset", "--sequence-packing-scheduler=dp_balanced"} <= chats
     assert f"--global-batch-size={config('scheduler').train.global_batch}" in chats and "--sft" not in chats
     mock = replace(
-        config("sft_scheduler"), trainer="megatron", documents=DocumentsConfig(mode="file", lengths=(9, 5), mock=True)
+        config("sft_scheduler"), trainer="megatron", documents=DocumentsConfig(mode="distribution", mock=True)
     )
     found = set(flags(mock, Path("/data"), CPU))
     assert {"--sft", "--mock-data", "--sft-mock-dataset-config-json=/data/mock.json"} <= found
