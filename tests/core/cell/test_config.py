@@ -51,7 +51,6 @@ def test_documents_that_upstream_packs_are_dealt_to_replicas_in_turn_and_packed_
     assert packs == [[[0, 2, 4], [5]], [[6, 1, 3], [7]]]
     own = replace(cell, trainer="harness")
     assert [item.document.index for batch in own.micro_batches(0)[0] for item in batch.placed] == [0, 1, 2, 6]
-    assert own.samples(0) == own.rows(0)
 
 
 def test_full_rows_are_in_the_order_that_the_scheduler_deals_as_planned() -> None:
