@@ -3,6 +3,7 @@
 | software under test | where |
 |---|---|
 | Megatron-LM main from 2026-08 (a9381be598) | megatron.core.datasets.data_schedule |
+| Megatron-LM dev of 2026-08 | the same, called by its training script only: `trainer: megatron` |
 | megatron-core wheels up to 0.19 | missing: rejected |
 
 Padded documents enter one by one, in the form of upstream's VarlenDataset, on tensor-parallel rank 0 of the first and
@@ -33,6 +34,12 @@ MODULE = "megatron.core.datasets.data_schedule"
 _NEEDED = ("wrap_data_iterator", "get_batch_on_this_rank_for_sequence_packing")
 
 
+def schedules() -> bool:
+    """Whether this release has the option --sequence-packing-scheduler."""
+    upstream: Any = importlib.import_module("megatron.core.model_parallel_config")
+    return hasattr(upstream.ModelParallelConfig, "sequence_packing_scheduler")
+
+
 class SchedulerPath:
     def __init__(self, context: RankContext) -> None:
         self.context = context
@@ -47,11 +54,11 @@ class SchedulerPath:
         except Exception as error:
             return import_failure(MODULE, "megatron.core", error)
         missing = [name for name in _NEEDED if not hasattr(module, name)]
-        return (
-            not_in_release(f"megatron-core {package_info.__version__} has no {MODULE}.{missing[0]}")
-            if missing
-            else None
-        )
+        if missing:
+            return not_in_release(f"megatron-core {package_info.__version__} has no {MODULE}.{missing[0]}")
+        if config.own_trainer and schedules():
+            return not_in_release("the scheduler of branch dev reads the script's configuration; use trainer: megatron")
+        return None
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[Any] | None:
         """The chunk's iterator. Upstream schedules a step once for all chunks, collectively over the whole layout."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +21,16 @@ from tests.node.data_paths.test_table import fact
 
 def test_a_release_without_the_scheduler_cannot_serve_it() -> None:
     assert f"has no {MODULE}.wrap_data_iterator" in fact(SchedulerPath.unavailable(config("scheduler")))
+
+
+def test_the_scheduler_of_branch_dev_is_called_by_its_script_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(**dict.fromkeys(scheduler._NEEDED))
+    monkeypatch.setattr(scheduler, "importlib", SimpleNamespace(import_module=lambda name: module))
+    for on_dev, found in ((True, "use trainer: megatron"), (False, "None")):
+        monkeypatch.setattr(scheduler, "schedules", lambda on_dev=on_dev: on_dev)
+        assert found in str(SchedulerPath.unavailable(config("scheduler")))
+    monkeypatch.setattr(scheduler, "schedules", lambda: True)
+    assert SchedulerPath.unavailable(replace(config("scheduler"), trainer="megatron")) is None
 
 
 @given(count=st.integers(0, 30), dp=st.integers(1, 5))

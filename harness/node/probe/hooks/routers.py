@@ -33,7 +33,8 @@ class RouterRecorder:
             router.routing = self._routing(number, router.routing)
             router.attach_and_log_load_balancing_loss = self._attach(router.attach_and_log_load_balancing_loss)
             router.apply_z_loss = self._apply_z_loss(router.apply_z_loss)
-        upstream_router.z_loss_func = self._z_loss(upstream_router.z_loss_func)
+        if hasattr(upstream_router, "z_loss_func"):  # not on branch dev
+            upstream_router.z_loss_func = self._z_loss(upstream_router.z_loss_func)
 
     def _routing(self, layer: int, upstream: Callable[..., Any]) -> Callable[..., Any]:
         def routing(logits: Tensor, *args: Any, **kwargs: Any) -> Any:

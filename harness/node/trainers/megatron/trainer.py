@@ -17,6 +17,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Missing
 from harness.node.data_paths.base import RankContext
 from harness.node.data_paths.lookup import Unavailable, module_unavailable, not_in_release, release
+from harness.node.data_paths.scheduler import schedules
 from harness.node.data_paths.sft import checkout
 from harness.node.device import trainer_stubs
 from harness.node.device.placement import barrier
@@ -70,7 +71,7 @@ class MegatronTrainer:
 
 def _without_data_set(config: CellConfig) -> Unavailable:
     """Upstream compiles its helpers into the checkout, which cells share, when it starts; so they must be there."""
-    if config.path.scheduled and not _schedules():
+    if config.path.scheduled and not schedules():
         return not_in_release(f"{release('megatron.core')} has no --sequence-packing-scheduler")
     if config.path.chats and config.data_files == 1:
         return None
@@ -83,11 +84,6 @@ def _without_data_set(config: CellConfig) -> Unavailable:
         how = "add `setup` to the checkout as matrices/trainer.yaml does"
         return Missing(reason=f"{need} needs {HELPERS}, which this checkout has not compiled ({error}); {how}")
     return None
-
-
-def _schedules() -> bool:
-    upstream: Any = importlib.import_module("megatron.core.model_parallel_config")
-    return hasattr(upstream.ModelParallelConfig, "sequence_packing_scheduler")
 
 
 def _masks_between_documents() -> bool:
