@@ -221,11 +221,11 @@ def _last(config: CellConfig, place: Coordinates, chunk: int) -> bool:
 
 
 def _workloads(config: CellConfig, place: Coordinates, step: int) -> list[WorkloadSeen]:
-    """The workloads that data paths count: those of step 0 in two legs."""
-    if config.data_path not in ("reference", "scheduler"):
+    """The workloads that data paths count: those of step 0 in two legs, in one if upstream trains."""
+    if not config.path.counts_work:
         return []
     work = workload(config.micro_batches(step), place.dp)
-    legs = ("metadata", "training") if step == 0 else ("training",)
+    legs = ("metadata", "training") if step == 0 and config.own_trainer else ("training",)
     counts = {"micro_batches": work.micro_batches, "tokens": work.tokens, "squares": work.squares}
     return [WorkloadSeen(leg=leg, step=step, **counts) for leg in legs]
 
@@ -370,7 +370,7 @@ def _step(config: CellConfig, place: Coordinates, step: int, batches: list[Micro
 
 def _reported(config: CellConfig, place: Coordinates, seen: StepSeen) -> ReportedStep:
     """What a right trainer reports of a step."""
-    rows = sum(len(batch.rows) for replica in config.micro_batches(0) for batch in replica)
+    rows = len(config.samples(0))
     last = seen.loss_sum is not None and seen.token_count
     found = ReportedStep(
         step=seen.step,
@@ -391,7 +391,7 @@ def _reported(config: CellConfig, place: Coordinates, seen: StepSeen) -> Reporte
 
 def print_reports(config: CellConfig, told: list[ReportedStep]) -> None:
     """Print what the last rank reported, with one line for all steps and one for the first."""
-    rows = sum(len(batch.rows) for replica in config.micro_batches(0) for batch in replica)
+    rows = len(config.samples(0))
     for seen in (told[0], told[-1]):
         over = [one for one in told if one.step <= seen.step]
         losses = [one.loss for one in over if one.loss is not None and math.isfinite(one.loss)]
@@ -479,7 +479,7 @@ def _parameters(config: CellConfig, place: Coordinates) -> list[ParameterSeen]:
 
 def _state(config: CellConfig, place: Coordinates, after: int) -> StateSeen:
     """What a checkpoint after some steps holds: the same in every layout."""
-    rows = sum(len(batch.rows) for replica in config.micro_batches(0) for batch in replica)
+    rows = len(config.samples(0))
     exact = len(config.stored) > 1
     return StateSeen(
         after=after,

@@ -50,6 +50,19 @@ def test_a_number_that_the_release_counts_is_required(name: str) -> None:
     assert f"record of rank 1: reported: step 1: {name} is None, and the trainer counts it" in verdict.reason
 
 
+@pytest.mark.parametrize("data_path", ["scheduler", "sft_scheduler"])
+def test_the_scheduler_counts_lengths_before_upstream_reports_them(data_path: str) -> None:
+    evidence = evidence_for(replace(config_of(data_path, dp=2), trainer="megatron"))
+    assert judge(evidence).outcome is Outcome.PASS
+    for record in evidence.records.values():
+        for seen in record.reported:
+            seen.packed_tokens = seen.packed_squares = None
+    assert judge(evidence).outcome is Outcome.PASS
+    evidence.records[0].workloads.pop()
+    verdict = judge(evidence)
+    assert (verdict.outcome, "workloads: recorded for" in verdict.reason) == (Outcome.ERROR, True)
+
+
 def test_a_release_that_is_known_to_count_must_do_so() -> None:
     evidence = trained()
     older(evidence, "0.19.2")
