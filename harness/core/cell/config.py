@@ -20,7 +20,7 @@ from harness.core.cell.axis_values import (
     TRAINERS,
 )
 from harness.core.cell.layout import Layout
-from harness.core.cell.model import GLOBAL_AUX, ModelConfig
+from harness.core.cell.model import ModelConfig
 from harness.core.cell.resume import checked, read, resumed_layout, split_for_both
 from harness.core.cell.timing import NOT_TIMED, TimingConfig
 from harness.core.cell.train import TrainConfig
@@ -35,7 +35,7 @@ from harness.core.setting import setting
 from harness.core.stack import DEFAULT, SAFE_NAME, safe_name
 from harness.core.upstream_tests import NO_TESTS, UpstreamTests
 
-__all__ = ["CellConfig", "ModelConfig", "TrainConfig", "same_rows"]
+__all__ = ["CellConfig", "ModelConfig", "TrainConfig"]
 
 # Their legs: core/cell/canary_legs.py.
 CANARIES = ("isolation", "repetition", "order", "determinism", "padding", "truncation", "rewriting")
@@ -302,20 +302,3 @@ class CellConfig:
             micro_batch_size=self.micro_batch_size,
             rows_of=self.row_layout,
         )
-
-
-def same_rows(config: CellConfig, control: CellConfig) -> bool:
-    """Whether the gradients of a cell and its control are comparable.
-
-    They are if micro-batches do not matter, or if both have the same ones.
-    """
-    if not config.by_rows:
-        return True
-    ours, its = ((item.data_path, item.micro_batch_size, item.style, _together(item)) for item in (config, control))
-    return ours == its
-
-
-def _together(config: CellConfig) -> int:
-    """Micro-batches that one auxiliary loss is computed over at a time."""
-    moe = config.model.moe
-    return config.layout.dp if moe is not None and moe.balanced and moe.aux_loss == GLOBAL_AUX else 1

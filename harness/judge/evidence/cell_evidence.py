@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from harness.core.cell.canary_legs import Leg, legs_of
-from harness.core.cell.config import CellConfig, same_rows
+from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
+from harness.core.cell.model import GLOBAL_AUX
 from harness.core.packing.arithmetic import MicroBatch
 from harness.core.run.cell_result import CellResult
 from harness.core.run.records import DocumentLoss, RankRecord, StepSeen
@@ -263,3 +264,20 @@ class CellEvidence:
 
     def _in_order(self) -> list[RankRecord]:
         return [self.records[rank] for rank in sorted(self.records)]
+
+
+def same_rows(config: CellConfig, control: CellConfig) -> bool:
+    """Whether the gradients of a cell and its control are comparable.
+
+    They are if micro-batches do not matter, or if both have the same ones.
+    """
+    if not config.by_rows:
+        return True
+    ours, its = ((item.data_path, item.micro_batch_size, item.style, _together(item)) for item in (config, control))
+    return ours == its
+
+
+def _together(config: CellConfig) -> int:
+    """Micro-batches that one auxiliary loss is computed over at a time."""
+    moe = config.model.moe
+    return config.layout.dp if moe is not None and moe.balanced and moe.aux_loss == GLOBAL_AUX else 1

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.cell.config import same_rows
 from harness.core.cell.identity import cell_id
 from harness.core.cell.layout import Layout
 from harness.core.outcomes import Lane, Outcome
 from harness.core.run.run_dir import path_component
 from harness.judge.checks.table import CHECKS
+from harness.judge.evidence.cell_evidence import same_rows
 from harness.plan.faults import CLASSES, FAULTS, FaultSpec
 from harness.plan.faults.text import catalogue_markdown, catalogue_text, demand_text, with_catalogue
 

@@ -75,7 +75,7 @@ def test_an_unquoted_and_a_quoted_expiry_date_are_the_same() -> None:
         ({"train": {"lr": float("inf")}}, "train.lr: must be finite"),
         (
             {"documents": {"mode": "mock"}},
-            "allowed: adversarial, uncut, plain, multi_turn, delimited, distribution, file",
+            "allowed: adversarial, uncut, plain, multi_turn, delimited, images, distribution, file",
         ),
         ({"documents": {"mode": "adversarial", "path": "x"}}, "documents.path: unknown key"),
         ({"documents": {"mode": "distribution"}}, "documents.max_seq_len: is required"),
