@@ -268,6 +268,8 @@ def test_seq_length_is_refused_exactly_when_it_does_not_divide(path: str, tp: in
         "inter_document": zigzag,
         "sft_scheduler": zigzag,
         "skyrl": tp * zigzag,
+        "nemo_rl": tp * zigzag,  # with sp, which is on here
+        "verl": tp * zigzag,
         "bridge_offline": zigzag,
     }
     multiple = 1 if path in ("unpacked", "bridge_long") else multiples.get(path, multiples["reference"])
