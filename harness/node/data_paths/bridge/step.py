@@ -7,8 +7,8 @@ records what the model would get. The same call works with releases 0.4 to 0.6.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Iterator
-from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,7 +40,7 @@ def dataset_config(config: CellConfig, root: str, specs: Any = None, **dataset_k
         from megatron.bridge.data.builders.gpt_sft import GPTSFTDatasetConfig as Upstream
     except ModuleNotFoundError:
         from megatron.bridge.training.config import FinetuningDatasetConfig as Upstream
-    if "packed_sequence_specs" in {field.name for field in fields(Upstream)}:  # up to 0.5
+    if "packed_sequence_specs" in inspect.signature(Upstream).parameters:  # up to 0.5
         return Upstream(packed_sequence_specs=specs, **given)
     return Upstream(enable_offline_packing=specs is not None, offline_packing_specs=specs, **given)
 

@@ -46,7 +46,8 @@ class Attached(Wrappers):
         recorder.record.counts_packed = True
         pretrain, step, train, evaluation = (_module(name) for name in ("pretrain", "gpt_step", "train", "eval"))
         self.wrap(pretrain, "setup", self._setup)
-        self.wrap(_module("setup"), "_create_peft_pre_wrap_hook", self._before_adapters)
+        if context.config.model.peft:
+            self.wrap(_module("setup"), "_create_peft_pre_wrap_hook", self._before_adapters)
         self.wrap(step, "get_batch", self._get_batch)
         self.wrap(train, "train_step", self.train_step)
         self.wrap(train, "training_log", self._training_log)

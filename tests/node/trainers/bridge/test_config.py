@@ -41,9 +41,17 @@ CLASSES = {
     ),
     "megatron.bridge.training.tokenizers.config": ("TokenizerConfig",),
     "megatron.bridge.models.gpt_provider": ("GPTModelProvider",),
+    "megatron.bridge.peft.lora": ("LoRA",),
     "megatron.bridge.data.builders.gpt_sft": ("GPTSFTDatasetConfig",),
     "megatron.bridge.data.packing.config": ("PackedSequenceSpecs",),
 }
+
+
+class Fields(SimpleNamespace):
+    """A configuration of upstream with whatever fields it is given."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +59,7 @@ def classes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Modules whose classes keep the keywords that they get."""
     for name, known in CLASSES.items():
         module = ModuleType(name)
-        vars(module).update(dict.fromkeys(known, SimpleNamespace), local_layer_spec="local")
+        vars(module).update(dict.fromkeys(known, Fields), local_layer_spec="local")
         for parent in (name.rsplit(".", count)[0] for count in range(name.count(".") - 1, 0, -1)):
             if parent not in sys.modules:
                 monkeypatch.setitem(sys.modules, parent, ModuleType(parent))

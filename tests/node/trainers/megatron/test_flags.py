@@ -184,6 +184,7 @@ ELSEWHERE = {
     "upstream_tests": "tests of upstream train no model",
     "timed": "no trainer of upstream is timed",
     "train.save_step": "with `resume`",
+    "model.vision": "a rule: the script trains on text alone",
     **dict.fromkeys(
         ("pad_to_max_length", "pad_cu_seqlens", "metadata", "remove_microbatch_padding", "fuse_loss"), "not of sft"
     ),
