@@ -114,7 +114,7 @@ EDITS = {
     "labels_of_the_next_token": Edit(
         UTILS,
         "recv_samples[gid][key] = gathered_tensor[start : start + sample_numel].clone()\n",
-        "recv_samples[gid][key] = gathered_tensor[start : start + sample_numel].roll(key == 'labels')\n",
+        "recv_samples[gid][key] = gathered_tensor[start : start + sample_numel].roll(int(key == 'labels'))\n",
         "tokens_placed",
     ),
     "evaluation_of_one_micro_batch": Edit(
