@@ -53,7 +53,7 @@ def test_every_entry_names_cells_of_its_matrix(table: Any, root: Path) -> None:
     assert not absent
 
 
-def test_every_fault_has_a_list_an_id_of_its_own_and_cells_or_a_reason(table: Any) -> None:
+def test_every_fault_has_a_list_a_unique_id_and_cells_or_a_reason(table: Any) -> None:
     names = [(fault.list, fault.id) for fault in table.faults]
     assert len(set(names)) == len(names)
     assert {name for name, _ in names} == set(table.lists)

@@ -1,4 +1,4 @@
-"""The runs under a folder, from the few files that say how each stands; plans and records are not read."""
+"""The runs under a folder and how far each is, from a few files; plans and records are not read."""
 
 from __future__ import annotations
 

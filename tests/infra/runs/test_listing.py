@@ -1,4 +1,4 @@
-"""`harness list` tells finished, interrupted and running runs apart, from few files."""
+"""`harness list` distinguishes finished, interrupted and running runs by a few files."""
 
 from __future__ import annotations
 
