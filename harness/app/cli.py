@@ -114,7 +114,11 @@ def _shrink_options(shrink: argparse.ArgumentParser) -> None:
     shrink.add_argument(
         "--check", metavar="NAME", help="the check that must still fail (default: that of the first finding)"
     )
-    shrink.add_argument("--issue", action="store_true", help="write issue.md, a report for the project that failed")
+    shrink.add_argument(
+        "--issue",
+        action="store_true",
+        help="write issue.md, a report for the project that failed, and a standalone script",
+    )
     add_run_parent(shrink)
 
 

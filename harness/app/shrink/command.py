@@ -61,14 +61,22 @@ def shrink(
 ) -> int:
     """Shrink and print the smallest cell and what it needs; returns 3 when the finding does not reproduce.
 
-    `check`: the check that must still fail; None: that of the leading finding. `issue`: write issue.md too.
+    `check`: the check that must still fail; None: that of the leading finding. `issue`: write issue.md and, for cells
+    that have them, standalone reproducers too.
     """
     from harness.app.shrink.issues import write_issue
+    from harness.app.shrink.reproducers import write_reproducers
 
     shrunk = shrink_cell(find_run(name, run_parent), pattern, rounds=rounds, check=check)
     screen.out(smallest_text(shrunk.smallest, relative_path(shrunk.matrix or shrunk.folder)))
     if issue:
-        screen.out(f"issue: {relative_path(write_issue(shrunk))}")
+        written = write_reproducers(shrunk)
+        screen.out(f"issue: {relative_path(write_issue(shrunk, standalone=written))}")
+        if written.script and written.test:
+            run = f"torchrun --nproc-per-node {written.ranks} {relative_path(written.script)}"
+            screen.out(f"standalone: {run}\n            pytest {relative_path(written.test)}")
+        else:
+            screen.out(f"no standalone reproducer: {written.why_not}")
     return EXIT_PASS if shrunk.matrix else EXIT_UNDECIDED
 
 

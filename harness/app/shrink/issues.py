@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from harness.app.shrink.reproducers import Written
 from harness.app.shrink.shrunk import Shrunk
-from harness.app.shrink.trial_run import sort_of
 from harness.core.run.run_dir import write_atomic
 from harness.infra.inputs.yaml_file import dump
 from harness.infra.stacks.checkout import remote_of
@@ -17,7 +17,11 @@ from harness.plan.shrink.text import needs_lines
 
 
 def write_issue(
-    shrunk: Shrunk, bisection: Bisection | None = None, confirmation: str = "", folder: Path | None = None
+    shrunk: Shrunk,
+    bisection: Bisection | None = None,
+    confirmation: str = "",
+    folder: Path | None = None,
+    standalone: Written | None = None,
 ) -> Path:
     """Write the file and return its path. `folder` None: the folder of the shrink."""
     checkouts = shrunk.stack.checkouts if shrunk.stack else ()
@@ -29,11 +33,8 @@ def write_issue(
         ]
         stack = replace(stack, checkouts=tuple(public))
     matrix = dump(one_cell(shrunk.config, name="smallest", stack=stack, tolerances=shrunk.tolerances))
-    sought = sort_of(shrunk.finding)
-    # The wanted finding comes first.
-    findings = sorted(shrunk.cell.findings, key=lambda finding: sort_of(finding) != sought)
     issue = Issue(
-        cell=replace(shrunk.cell, findings=findings),
+        cell=shrunk.reported,
         config=shrunk.config,
         matrix=matrix,
         provenance=shrunk.provenance,
@@ -41,6 +42,7 @@ def write_issue(
         remotes=remotes,
         bisection=bisection,
         confirmation=confirmation,
+        script=standalone.script.read_text(encoding="utf-8") if standalone and standalone.script else "",
     )
     path = (folder or shrunk.folder) / "issue.md"
     write_atomic(path, render_issue(issue))

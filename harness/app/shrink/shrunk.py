@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from harness.app.shrink.trial_run import sort_of
 from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Finding
 from harness.core.stack import Stack
@@ -29,3 +30,9 @@ class Shrunk:
     matrix: Path | None  # smallest.yaml; None: the finding did not reproduce
     stack: Stack | None  # None: the environment of the harness
     tolerances: ToleranceOverrides
+
+    @property
+    def reported(self) -> ReportCell:
+        """The cell with the wanted finding first."""
+        sought = sort_of(self.finding)
+        return replace(self.cell, findings=sorted(self.cell.findings, key=lambda one: sort_of(one) != sought))

@@ -42,13 +42,15 @@ class Issue:
     remotes: Mapping[str, str] = field(default_factory=dict)  # project -> URL of its git remote
     bisection: Bisection | None = None
     confirmation: str = ""  # whether the bad end passes with the found commit reverted
+    script: str = ""  # a standalone reproducer; empty: there is none
 
 
 def render_issue(issue: Issue) -> str:
     """The whole file, fit to be published: without secrets, paths and hosts of the machine that found it."""
     hosts = [issue.provenance.get("host"), *(issue.provenance.get("hosts") or ())]
     parts = {
-        name: getattr(issue, name) for name in ("cell", "matrix", "provenance", "needs", "bisection", "confirmation")
+        name: getattr(issue, name)
+        for name in ("cell", "matrix", "provenance", "needs", "bisection", "confirmation", "script")
     }
     issue = replace(issue, **publish(parts, [str(host) for host in hosts if host]))
     lines = [f"# {title(issue)}", "", *_summary(issue), *_range(issue), *_seen(issue), *_layout(issue)]
@@ -58,10 +60,15 @@ def render_issue(issue: Issue) -> str:
 
 def title(issue: Issue) -> str:
     """E.g. "Sequence packing (sft): last stage without cu_seqlens, with tp 2 x pp 3, since 1a2b3c4d5e6f"."""
-    first = _errors(issue)[0]
+    return f"{headline(issue.cell, issue.config)}{_since(issue)}"
+
+
+def headline(cell: ReportCell, config: CellConfig) -> str:
+    """The title without the commit or release."""
+    first = _errors_of(cell)[0]
     what = re.sub(r"^[A-Z] ", "", first.fault_class or first.check)
     what = what.partition(": ")[2] or what
-    return f"Sequence packing ({issue.config.data_path}): {text(what)}, with {_sizes(issue.config)}{_since(issue)}"
+    return f"Sequence packing ({config.data_path}): {text(what)}, with {_sizes(config)}"
 
 
 def _since(issue: Issue) -> str:
@@ -90,7 +97,11 @@ def public_repository(project: str, remote: str) -> str:
 
 
 def _errors(issue: Issue) -> list[Finding]:
-    return [finding for finding in issue.cell.findings if finding.severity is Severity.ERROR]
+    return _errors_of(issue.cell)
+
+
+def _errors_of(cell: ReportCell) -> list[Finding]:
+    return [finding for finding in cell.findings if finding.severity is Severity.ERROR]
 
 
 def _sizes(config: CellConfig) -> str:
@@ -250,7 +261,11 @@ def _versions(issue: Issue) -> Iterator[str]:
 
 
 def _reproduce(issue: Issue) -> Iterator[str]:
-    yield from ("## Reproduce", "", "`smallest.yaml`:", "", *markdown_fence(issue.matrix.rstrip(), "yaml"), "")
+    yield from ("## Reproduce", "")
+    if issue.script:
+        yield from ("`reproduce.py`, alone or under torchrun; exit code 1 if it fails:", "")
+        yield from (*markdown_fence(issue.script.rstrip(), "python"), "")
+    yield from ("`smallest.yaml`:", "", *markdown_fence(issue.matrix.rstrip(), "yaml"), "")
     device = "No GPU is needed. " if list(issue.provenance.get("devices", ())) == ["cpu"] else ""
     yield f"{device}The harness creates the environments and checkouts that the file names. Replace"
     yield "`PATH/TO/packing-harness` by the path of its source, and any `PATH/TO/` in the file by that of your clone."

@@ -1,0 +1,94 @@
+"""Standalone reproducers run for real: they fail in the release with the fault, and pass in one without it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.app.shrink.reproducers import write_reproducers
+from harness.app.shrink.shrunk import Shrunk
+from harness.core.cell.config import CellConfig, TrainConfig
+from harness.core.cell.layout import Layout
+from harness.core.outcomes import Finding, Lane, Outcome
+from harness.core.packing.documents import DocumentsConfig
+from harness.core.stack import Checkout, Stack
+from harness.core.tolerances import ToleranceOverrides
+from harness.infra.stacks.prepare import prepare
+from harness.judge.report.model import ReportCell
+from harness.plan.shrink.search import Smallest
+
+pytestmark = pytest.mark.train
+CLONE = os.environ.get("HARNESS_MEGATRON_LM_REPO", "")
+NO_CORE = Finding(lane=Lane.METADATA, check="params_present", message="none", fault_class="A last stage: nothing")
+SFT = CellConfig(
+    layout=Layout(tp=2, pp=3),
+    data_path="sft",
+    train=TrainConfig(steps=1, global_batch=2, seq_length=16),
+    documents=DocumentsConfig(mode="file", lengths=(5, 4)),
+)
+BAD = Stack(name="bad", packages=("megatron-core==0.17.1",))
+GOOD = Stack(name="good", packages=("megatron-core==0.19.2",))
+
+
+def shrunk_in(folder: Path, stack: Stack, config: CellConfig = SFT, finding: Finding = NO_CORE) -> Shrunk:
+    values: dict[str, Any] = {"axes": {}, "lanes": {}, "timing": {}, "reproduce": ""}
+    cell = ReportCell(id="c", outcome=Outcome.FAIL, layout=config.layout, findings=[finding], **values)
+    return Shrunk(
+        folder=folder,
+        origin=cell,
+        finding=finding,
+        smallest=Smallest(config=config, steps=(), needs=(), rounds=1, tried=1, minimal=True),
+        cell=cell,
+        config=replace(config, stack=stack.name),
+        provenance={},
+        matrix=folder / "smallest.yaml",
+        stack=stack,
+        tolerances=ToleranceOverrides(),
+    )
+
+
+def run_in(stack: Stack, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The stack's Python, which also finds this environment's pytest."""
+    ready = prepare([stack], print)[stack.name]
+    own = next(path for path in sys.path if path.endswith("site-packages"))
+    code = f"import sys; sys.path.append({own!r}); import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    return subprocess.run(
+        [ready.python, "-c", code, "-q", "-p", "no:cacheprovider", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_script_of_a_failed_cell_fails_there_and_passes_in_a_later_release(tmp_path: Path) -> None:
+    written = write_reproducers(shrunk_in(tmp_path, BAD))
+    assert written.script and written.test, written.why_not
+    text = written.script.read_text()
+    assert "harness" not in text
+    assert "DOCUMENTS = [[[6, 5]]]" in text and "EXPECTED = [[([0, 6, 16], 10)]]" in text
+    done = run_in(GOOD, written.test.name, folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
+def test_a_script_that_passes_where_the_cell_failed_is_not_kept(tmp_path: Path) -> None:
+    written = write_reproducers(shrunk_in(tmp_path, GOOD))
+    assert written.why_not == "a script was written, but it passes in the stack in which the cell failed"
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.skipif(not CLONE, reason="HARNESS_MEGATRON_LM_REPO names no clone of Megatron-LM")
+@pytest.mark.parametrize(("ref", "shown"), [("5e4fc931ba~1", True), ("5e4fc931ba", False)])
+def test_of_a_checkout_the_script_calls_its_own_forward_step(tmp_path: Path, ref: str, shown: bool) -> None:
+    checkout = Checkout(package="megatron-lm", repository=CLONE, ref=ref)
+    written = write_reproducers(shrunk_in(tmp_path, Stack(name="clone", checkouts=(checkout,))))
+    assert (written.script is not None) is shown, written.why_not
+    if not shown:
+        assert "passes" in written.why_not
