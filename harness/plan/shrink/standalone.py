@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.core.cell.config import CellConfig
+from harness.core.cell.config import CellConfig, ModelConfig
 from harness.core.data_paths.megatron_bridge import OFFLINE
 from harness.core.data_paths.megatron_lm import SFT
+from harness.core.data_paths.own import REFERENCE
 from harness.core.outcomes import Finding
 from harness.core.packing.arithmetic import MicroBatch
 from harness.core.packing.styles import align_up
+from harness.core.setting import upstream_of
 
 MOST_RANKS = 8
+_SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
+_NUMBERS = ("aux_loss", "z_loss", "parameter_gradients", "grad_norm")
 _METADATA = ("params_present", "params_form", "params_agree_plan", "params_agree_ranks")
 
 
@@ -33,10 +37,10 @@ def standalone(config: CellConfig, finding: Finding, checkouts: tuple[str, ...])
     """The script for a cell, or why it can have none. `checkouts`: projects that its stack has checked out."""
     if reason := _none(config):
         return reason
+    if finding.check in _NUMBERS:
+        return _gradients(config)
     if finding.check not in _METADATA:
-        return (
-            f"the check {finding.check} compares numbers of training, which no script repeats; packed metadata can be"
-        )
+        return f"no script repeats the check {finding.check}"
     form = _FORMS.get(config.data_path)
     return form(config, checkouts) if form else f"no script repeats the data path {config.data_path}"
 
@@ -80,6 +84,38 @@ def _sft(config: CellConfig, checkouts: tuple[str, ...]) -> Standalone:
             "documents": lengths,
             "expected": [[_expected(micro) for micro in replica] for replica in replicas],
             "reads": "tp == 0",
+        },
+    )
+
+
+def _gradients(config: CellConfig) -> Standalone | str:
+    """Packed rows split over context-parallel ranks against the same rows on one rank."""
+    layout, model = config.layout, config.model
+    if config.data_path != REFERENCE.name or layout.cp == 1 or layout.cp < layout.world_size:
+        return "scripts compare gradients only of the harness's own packing (reference), split over cp ranks alone"
+    if not config.options.calculate_per_token_loss:
+        return "scripts compare gradients only with calculate_per_token_loss, where each token has the same weight"
+    sizes = replace(ModelConfig(), **{name: getattr(model, name) for name in _SIZES}, moe=model.moe)
+    if model != sizes or config.dtype != "fp32":
+        return "scripts have dense layers or experts in fp32, without other parts of the model"
+    moe = model.moe
+    experts = {} if moe is None else {**upstream_of(moe), "moe_aux_loss_coeff": moe.aux_loss_coeff * moe.balanced}
+    experts |= {"moe_z_loss_coeff": moe.z_loss_coeff or None} if moe else {}
+    values = {name: value for name, value in {**upstream_of(model), **experts}.items() if value not in (None, False)}
+    values.pop("moe_token_dispatcher_type", None)
+    return Standalone(
+        template="gradients",
+        ranks=layout.cp,
+        needs="megatron-core 0.17 or later",
+        test="gradients_do_not_depend_on_the_number_of_context_parallel_ranks",
+        shows="WRONG",
+        values={
+            "vocab": model.vocab,
+            "documents": [
+                [(item.padded_length, item.document.loss_tokens) for item in micro.placed]
+                for micro in config.micro_batches(0)[0]
+            ],
+            "model": {name: repr(value).replace("'", '"') for name, value in values.items()},
         },
     )
 

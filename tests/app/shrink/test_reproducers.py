@@ -13,12 +13,14 @@ import pytest
 
 from harness.app.shrink.reproducers import write_reproducers
 from harness.app.shrink.shrunk import Shrunk
-from harness.core.cell.config import CellConfig, TrainConfig
+from harness.core.cell.config import CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.layout import Layout
+from harness.core.cell.model import MoeConfig
 from harness.core.outcomes import Finding, Lane, Outcome
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.stack import Checkout, Stack
 from harness.core.tolerances import ToleranceOverrides
+from harness.infra.inputs.matrix_file import read_matrix
 from harness.infra.stacks.prepare import prepare
 from harness.judge.report.model import ReportCell
 from harness.plan.shrink.search import Smallest
@@ -31,6 +33,13 @@ SFT = CellConfig(
     data_path="sft",
     train=TrainConfig(steps=1, global_batch=2, seq_length=16),
     documents=DocumentsConfig(mode="file", lengths=(5, 4)),
+)
+WEIGHT = Finding(lane=Lane.NUMERICS, check="aux_loss", message="half", fault_class="K wrong weight of a loss")
+EXPERTS = replace(
+    SFT,
+    layout=Layout(cp=2),
+    data_path="reference",
+    model=ModelConfig(layers=1, hidden=32, heads=4, kv_heads=2, ffn=64, vocab=64, moe=MoeConfig(aux_loss="aux_loss")),
 )
 BAD = Stack(name="bad", packages=("megatron-core==0.17.1",))
 GOOD = Stack(name="good", packages=("megatron-core==0.19.2",))
@@ -78,10 +87,29 @@ def test_the_script_of_a_failed_cell_fails_there_and_passes_in_a_later_release(t
     assert "1 passed" in done.stdout
 
 
+def test_gradients_of_an_auxiliary_loss_differ_until_they_are_fixed(tmp_path: Path) -> None:
+    """Megatron-LM pull request 5047: the loss of routers under cp, with calculate_per_token_loss."""
+    earlier = Stack(name="earlier", packages=("megatron-core==0.18.2",))
+    written = write_reproducers(shrunk_in(tmp_path, earlier, EXPERTS, WEIGHT))
+    assert written.script, written.why_not
+    assert "aux_loss" in written.script.read_text()
+
+
 def test_a_script_that_passes_where_the_cell_failed_is_not_kept(tmp_path: Path) -> None:
-    written = write_reproducers(shrunk_in(tmp_path, GOOD))
+    written = write_reproducers(shrunk_in(tmp_path, GOOD, EXPERTS, WEIGHT))
     assert written.why_not == "a script was written, but it passes in the stack in which the cell failed"
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.long  # short: the same findings on a wheel of megatron-core, above
+@pytest.mark.parametrize(("name", "shown"), [("bridge042", True), ("bridge062", False)])
+def test_packed_files_of_bridge(root: Path, tmp_path: Path, name: str, shown: bool) -> None:
+    stack = read_matrix(root / "matrices" / "releases.yaml").stacks[name]
+    cell = replace(SFT, data_path="bridge_offline", layout=Layout(pp=3))
+    written = write_reproducers(shrunk_in(tmp_path, stack, cell))
+    assert (written.script is not None) is shown, written.why_not
+    if not shown:
+        assert "it passes" in written.why_not
 
 
 @pytest.mark.skipif(not CLONE, reason="HARNESS_MEGATRON_LM_REPO names no clone of Megatron-LM")
