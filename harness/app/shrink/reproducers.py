@@ -15,6 +15,7 @@ from harness.infra.console import say
 from harness.infra.reproducers.render import NAME, render
 from harness.infra.stacks.prepare import prepare
 from harness.infra.stacks.worktree_users import release
+from harness.judge.report.public_text import public
 from harness.judge.report.render_issue import headline
 from harness.judge.report.stack_versions import versions
 from harness.plan.shrink.standalone import Standalone, standalone
@@ -42,7 +43,7 @@ def write_reproducers(shrunk: Shrunk) -> Written:
         return Written(why_not=found)
     facts = versions(shrunk.provenance, shrunk.config.stack)
     seen = ", ".join(f"{name} {facts[name]}" for name in facts if name.startswith(("megatron", "torch")))
-    texts = render(found, title=f"{headline(shrunk.reported, shrunk.config)}.", versions=seen)
+    texts = render(found, title=public(f"{headline(shrunk.reported, shrunk.config)}."), versions=public(seen))
     for name, text in texts.items():
         write_atomic(shrunk.folder / name, text)
     script, test = (shrunk.folder / name for name in texts)

@@ -42,15 +42,14 @@ class Issue:
     remotes: Mapping[str, str] = field(default_factory=dict)  # project -> URL of its git remote
     bisection: Bisection | None = None
     confirmation: str = ""  # whether the bad end passes with the found commit reverted
-    script: str = ""  # a standalone reproducer; empty: there is none
+    script: str = ""  # a standalone reproducer, already fit to be published; empty: there is none
 
 
 def render_issue(issue: Issue) -> str:
     """The whole file, fit to be published: without secrets, paths and hosts of the machine that found it."""
     hosts = [issue.provenance.get("host"), *(issue.provenance.get("hosts") or ())]
     parts = {
-        name: getattr(issue, name)
-        for name in ("cell", "matrix", "provenance", "needs", "bisection", "confirmation", "script")
+        name: getattr(issue, name) for name in ("cell", "matrix", "provenance", "needs", "bisection", "confirmation")
     }
     issue = replace(issue, **publish(parts, [str(host) for host in hosts if host]))
     lines = [f"# {title(issue)}", "", *_summary(issue), *_range(issue), *_seen(issue), *_layout(issue)]

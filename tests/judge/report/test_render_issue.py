@@ -137,6 +137,11 @@ def test_the_whole_file(issue: Issue, golden: Callable[[str, str], None]) -> Non
     golden("issue.md", render_issue(issue))
 
 
+def test_a_standalone_script_is_shown_as_it_is(issue: Issue) -> None:
+    script = 'store = f"file://{folder}/store"\nsys.exit(main())'
+    assert f"```python\n{script}\n```" in render_issue(replace(issue, script=f"{script}\n"))
+
+
 def test_the_whole_file_of_a_run_alone(issue: Issue, golden: Callable[[str, str], None]) -> None:
     golden("issue-run.md", render_issue(replace(issue, bisection=None, confirmation="", needs=(), remotes={})))
 
