@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+from harness.infra import screen
+
 RUN_PARENT = Path("reports")  # folder of run directories, unless the command or the cluster profile names another
 CLUSTER_JOBS = 3  # points that a bisection on a cluster judges at once: each round leaves a quarter of the history
 RUN = "path, run id, or 'latest'"
@@ -30,6 +32,26 @@ def add_run_parent(
 def add_history(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
     place = "the history (SQLite), instead of $HARNESS_HISTORY or history.sqlite beside the run directories"
     parser.add_argument("--history", type=Path, metavar="FILE", default=default, help=place)
+
+
+def add_view(parser: argparse.ArgumentParser) -> None:
+    """Options of commands that judge: how much they show."""
+    amount = parser.add_mutually_exclusive_group()
+    amount.add_argument("-q", "--quiet", action="store_true", help="show only what did not pass, and the verdict")
+    amount.add_argument(
+        "-v", "--verbose", action="store_true", help="show every cell as it starts and ends, and every finding"
+    )
+    text = "colours: if the terminal has them and NO_COLOR is not set, or as given (default: %(default)s)"
+    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help=text)
+    parser.add_argument("--durations", type=count, default=0, metavar="N", help="list the N slowest cells")
+
+
+def set_view(arguments: argparse.Namespace) -> None:
+    """Apply the options of `add_view`; the defaults where a command has none."""
+    screen.VIEW.quiet = getattr(arguments, "quiet", False)
+    screen.VIEW.verbose = getattr(arguments, "verbose", False)
+    screen.VIEW.color = getattr(arguments, "color", "auto")
+    screen.VIEW.durations = getattr(arguments, "durations", 0)
 
 
 def _number(most: int) -> Callable[[str], int]:

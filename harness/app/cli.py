@@ -11,7 +11,7 @@ from typing import Any
 
 import harness
 from harness.app import error_boundary
-from harness.app.arguments import RUN, add_history, add_run, add_run_parent, count, hours
+from harness.app.arguments import RUN, add_history, add_run, add_run_parent, add_view, count, hours, set_view
 from harness.app.bisect import options as bisect_options
 from harness.app.commands import compare, history
 from harness.app.dispatch import dispatch
@@ -55,6 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_history(report)
     _no_history(report)
     _notify(report)
+    add_view(report)
     _run_commands(commands)
     compare.add_parser(commands)
     history.add_parser(commands)
@@ -81,6 +82,7 @@ def _run_commands(commands: argparse._SubParsersAction[Any]) -> None:
             add_history(command)
             _no_history(command)
             _notify(command)
+            add_view(command)
             command.add_argument("--errors", action="store_true", help="also retry the cells that ended as ERROR")
     listed = commands.add_parser("list", help="list the runs of a folder, also unfinished ones")
     listed.add_argument("--limit", type=count, default=20, metavar="N", help="the newest N (default: %(default)s)")
@@ -145,6 +147,13 @@ def _run_options(run: argparse.ArgumentParser) -> None:
     add_history(run)
     _no_history(run)
     _notify(run)
+    add_view(run)
+    run.add_argument(
+        "--maxfail",
+        type=count,
+        metavar="N",
+        help="start no more cells once N did not run to their end; `resume` runs the rest",
+    )
     run.add_argument(
         "--dry-run",
         action="store_true",
@@ -229,6 +238,7 @@ def _main(words: list[str]) -> int:
     command = ["harness", *words]
     try:
         build_parser().parse_args(words, arguments)
+        set_view(arguments)
         from harness.core.run.run_dir import protect_new_files  # not for --help
 
         protect_new_files()

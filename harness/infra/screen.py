@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -17,6 +18,19 @@ from harness.core.text.secrets import redacted, secret_values
 
 # Variables by which a CI runner is recognised: GitHub, GitLab, Azure, and what most others set.
 _CI_VARIABLES = ("CI", "GITHUB_ACTIONS", "GITLAB_CI", "TF_BUILD")
+
+
+@dataclass
+class View:
+    """How much is shown, and in colour or not; the command line sets it before anything is printed."""
+
+    quiet: bool = False  # -q: only what did not pass, and the verdict
+    verbose: bool = False  # -v: every cell as it starts and ends, every finding
+    color: str = "auto"  # auto | always | never
+    durations: int = 0  # the slowest cells to list
+
+
+VIEW = View()
 
 
 def out(text: str, stream: TextIO | None = None, end: str = "\n") -> None:

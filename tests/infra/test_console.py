@@ -14,8 +14,9 @@ from rich.console import Console
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import Outcome
 from harness.core.run.run_plan import Selection
-from harness.infra.console import Progress, print_problems, print_report
+from harness.infra.console import print_problems, print_report
 from harness.infra.html.report import render_html
+from harness.infra.progress import Progress
 from tests.sample_report import hostile_report, passing_report, sample_report
 
 
@@ -163,11 +164,11 @@ def test_time_left_weighs_cells_by_their_ranks() -> None:
     clock = Clock()
     progress = Progress(io.StringIO(), clock)
     progress.start(3, {"a": 1, "b": 1, "c": 8})
-    assert progress.seconds_left() is None
+    assert progress.state.seconds_left() is None
     clock.now += 4.0
     progress.cell_finished("a", "completed", 4.0)
     progress.cell_finished("b", "completed", 4.0)
-    assert progress.seconds_left() == pytest.approx(16.0)
+    assert progress.state.seconds_left() == pytest.approx(16.0)
 
 
 def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from harness.app.selection.find_run import find_run
 from harness.core.errors import InputError
 from harness.core.outcomes import EXIT_INTERRUPTED, EXIT_PASS
 from harness.core.run.run_dir import RunDir
+from harness.core.text.counts import counted
 from harness.infra import screen
 from harness.infra.inputs.text_file import expanded
 from harness.infra.screen import relative_path
@@ -51,12 +53,21 @@ def run(
     directory = RunDir(parent.resolve() / plan_.run_id)
     if dry_run:
         return _dry_run(planned, directory)
+    _announce(plan_, directory)
     planned = plan_run.prepare_stacks(planned)
     plan_run.check_arguments(planned)
     if not launcher.detached:
         return local_run.start(directory, planned, options)
     plan_run.write_run(directory, planned)
     return _detach(directory, planned.plan) if detach else _follow(directory, planned.plan, options)
+
+
+def _announce(plan_: RunPlan, directory: RunDir) -> None:
+    """Print the run's id and folder before anything takes time."""
+    if not screen.VIEW.quiet:
+        cells = counted(len(plan_.expansion.cells), "cell")
+        screen.out(f"run {plan_.run_id}: {cells}\n  in {relative_path(directory.root)}")
+        sys.stdout.flush()
 
 
 def _follow(directory: RunDir, plan_: RunPlan, options: FinalizeOptions, *, errors: bool = False) -> int:

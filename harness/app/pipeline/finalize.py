@@ -47,22 +47,15 @@ def judge_and_report(directory: RunDir, plan: RunPlan, options: FinalizeOptions)
 
 
 def _judge_and_report(directory: RunDir, plan: RunPlan, options: FinalizeOptions) -> int:
-    from harness.app.pipeline import judge_run, reports
     from harness.app.pipeline.announce import announce
-    from harness.app.pipeline.run_diff import with_run_diff
 
     file = history_file(options.history, directory.root.parent)
-    problems = []
+    problems: list[str] = []
     try:
         keep_baselines(directory, plan, file)
     except (HarnessError, OSError) as error:
         problems.append(str(error))
-    report = with_run_diff(directory, plan, judge_run.judge(directory, plan), file if options.record else None)
-    paths: list[Path] = []
-    try:
-        paths = reports.write_reports(directory, report)
-    except HarnessError as error:
-        problems.append(f"not all reports could be written: {error}")
+    report, paths = _reported(directory, plan, file if options.record else None, problems)
     if options.record:
         record(directory, report, file)
     try:
@@ -74,6 +67,27 @@ def _judge_and_report(directory: RunDir, plan: RunPlan, options: FinalizeOptions
     code = _code(report, plan, options, problems)
     announce(options.notify, report, directory.root, code)
     return code
+
+
+def _reported(directory: RunDir, plan: RunPlan, history: Path | None, problems: list[str]) -> tuple[Report, list[Path]]:
+    """Judge, and write the report files; returns the report and their paths. `history`: to find the run before."""
+    from harness.app.pipeline import judge_run, reports
+    from harness.app.pipeline.run_diff import with_run_diff
+    from harness.infra.progress import Judging
+
+    judging = Judging()
+    judging.start(len(plan.expansion.cells))
+    paths: list[Path] = []
+    try:
+        report = with_run_diff(directory, plan, judge_run.judge(directory, plan, judging.judged), history)
+        judging.enter("writing the reports")
+        try:
+            paths = reports.write_reports(directory, report)
+        except HarnessError as error:
+            problems.append(f"not all reports could be written: {error}")
+    finally:
+        judging.stop()
+    return report, paths
 
 
 def _code(report: Report, plan: RunPlan, options: FinalizeOptions, problems: list[str]) -> int:

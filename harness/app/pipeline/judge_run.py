@@ -16,15 +16,15 @@ from harness.core.serialization import to_jsonable
 from harness.core.text.secrets import without_secrets
 from harness.infra.runs.evidence_files import run_problems
 from harness.infra.screen import environment_secrets
-from harness.judge.report.build import report_of
+from harness.judge.report.build import Seen, report_of
 from harness.judge.report.model import Report
 
 
-def judge(run: RunDir, plan: RunPlan) -> Report:
-    """Judge the files of a run directory; trains nothing and may be repeated."""
+def judge(run: RunDir, plan: RunPlan, each: Seen | None = None) -> Report:
+    """Judge the files of a run directory; trains nothing and may be repeated. `each`: called with every judged cell."""
     begin = time.perf_counter()
     timing = _launch_timing(run)
-    judged, seen = judge_all(run, plan, today=datetime.now(timezone.utc).date().isoformat())
+    judged, seen = judge_all(run, plan, today=datetime.now(timezone.utc).date().isoformat(), each=each)
     wall = timing.get("launch_s", 0.0) + time.perf_counter() - begin
     facts = {**_stacks(plan), **seen.facts()}
     problems = [*run_problems(run, plan), *(one for one in (baseline_problem(run, plan),) if one)]

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from itertools import chain
 from multiprocessing import get_context
 from typing import Any
 
@@ -23,29 +24,36 @@ from harness.infra.slurm.job_endings import read_job_endings
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.in_turn import CellFound, evidence_in_turn
 from harness.judge.failures.classification import JobEnding
-from harness.judge.report.build import Judged, judge_cells
+from harness.judge.report.build import Judged, Seen, judge_cells
 from harness.judge.stats.noise import noise_floors
 
 LARGE_RUN = 4000  # rank records; below that another process costs more than it saves
 _MOST_PROCESSES = 8  # each holds the records of one cell and its controls
 
 
-def judge_all(run: RunDir, plan: RunPlan, *, today: str, processes: int | None = None) -> tuple[Judged, RanksSeen]:
+def judge_all(
+    run: RunDir, plan: RunPlan, *, today: str, processes: int | None = None, each: Seen | None = None
+) -> tuple[Judged, RanksSeen]:
     """Judge every cell of the plan; returns the cells as the report shows them, and the software that the ranks ran.
 
-    `processes`: None chooses by the size of the run.
+    `processes`: None chooses by the size of the run. `each`: called with every judged cell; those of another process
+    come when all of them are judged.
     """
     jobs = read_job_endings(run, (cell.id for cell in plan.expansion.cells))
     if processes is None:
         records = sum(cell.config.layout.world_size for cell in plan.expansion.cells)
         processes = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES) if records >= LARGE_RUN else 1
     if processes == 1:
-        return _judge(run, plan, jobs, today)
+        return _judge(run, plan, jobs, today, each)
     whole, seen = Judged(cells={}, noise={}), RanksSeen()
     own, *others = _parts(plan, processes)
     with ProcessPoolExecutor(processes - 1, mp_context=get_context("spawn")) as pool:
         started = [pool.submit(_judge, run, part, jobs, today) for part in others]
-        for judged, found in (_judge(run, own, jobs, today), *(future.result() for future in started)):
+        judged_here, seen_here = _judge(run, own, jobs, today, each)
+        for judged, found in chain([(judged_here, seen_here)], (future.result() for future in started)):
+            if each is not None and judged_here is not judged:
+                for name in judged.cells.keys() - whole.cells.keys():
+                    each(judged.cells[name])
             whole.cells.update(judged.cells)
             whole.noise.update(judged.noise)
             seen.join(found)
@@ -75,7 +83,9 @@ def _with_compared(cells: Sequence[PlannedCell], known: Mapping[str, PlannedCell
     return list(found.values())
 
 
-def _judge(run: RunDir, plan: RunPlan, jobs: Mapping[str, JobEnding], today: str) -> tuple[Judged, RanksSeen]:
+def _judge(
+    run: RunDir, plan: RunPlan, jobs: Mapping[str, JobEnding], today: str, each: Seen | None = None
+) -> tuple[Judged, RanksSeen]:
     seen = RanksSeen()
     before = read_baselines(run)
 
@@ -95,7 +105,7 @@ def _judge(run: RunDir, plan: RunPlan, jobs: Mapping[str, JobEnding], today: str
 
     evidence = map(seen.add, evidence_in_turn(plan, find))
     with no_collection():
-        return judge_cells(plan, evidence, today=today, crashed=crashed), seen
+        return judge_cells(plan, evidence, today=today, crashed=crashed, seen=each), seen
 
 
 class RanksSeen:

@@ -18,7 +18,7 @@ def launch(run: RunDir, plan: RunPlan, launcher: Launcher) -> None:
     begin = time.perf_counter()
     listener = Listener(run)
     progress = listener.progress
-    progress.start(len(ranks), ranks)
+    progress.start(len(ranks), ranks, len(plan.allocations))
     try:
         launcher.follow(run, plan, Observer(event=listener, note=progress.note, queue=progress.queue))
     finally:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from harness.core.run.events import CellFinished, CellStarted, Event, Loaded, to_line
+from harness.core.run.events import CellFinished, CellStarted, Event, Loaded, Started, to_line
 from harness.core.run.journal import append_event, read_events
 from harness.core.run.run_dir import RunDir
 from harness.core.serialization import dumps
-from harness.infra.console import Progress
+from harness.infra.progress import Progress
 
 
 class Listener:
@@ -22,8 +22,11 @@ class Listener:
     def __call__(self, event: Event) -> None:
         if dumps(to_line(event)) not in self._known:
             append_event(self.run.events, event)
-        if isinstance(event, Loaded):
+        if isinstance(event, Started):
+            self.progress.agent_started()
+        elif isinstance(event, Loaded):
             self.import_s = max(self.import_s, event.import_s)
+            self.progress.agent_loaded(event.import_s)
         elif isinstance(event, CellStarted):
             self._begun[event.cell] = event.time
             self.progress.cell_started(event.cell)

@@ -28,12 +28,20 @@ class Judged:
 
 
 Crashed = Callable[[str, Exception], str]  # (cell id, exception) -> reason of its ERROR
+Seen = Callable[[ReportCell | ReportRejected], None]
 
 
-def judge_cells(plan: RunPlan, evidence: Iterable[CellEvidence], *, today: str, crashed: Crashed) -> Judged:
+def judge_cells(
+    plan: RunPlan,
+    evidence: Iterable[CellEvidence],
+    *,
+    today: str,
+    crashed: Crashed,
+    seen: Seen | None = None,
+) -> Judged:
     """Judge each cell of the evidence once; controls come first. `today`: an ISO date.
 
-    `crashed` is called when judging a cell raises; other cells are not affected.
+    `crashed` is called when judging a cell raises; other cells are not affected. `seen`: called with each judged cell.
     """
     verdicts: dict[str, CellVerdict] = {}  # of controls
     needed = {cell.control for cell in plan.expansion.cells}
@@ -49,6 +57,8 @@ def judge_cells(plan: RunPlan, evidence: Iterable[CellEvidence], *, today: str, 
             verdict = undecided(crashed(cell.id, error))
             shown = _cell(plan, cell, replace(item, records={}, result=None, job=JobEnding()), verdict)
         cells[cell.id] = shown
+        if seen is not None:
+            seen(shown)
         if cell.id in needed:
             verdicts[cell.id] = verdict
         if item.noise:

@@ -1,0 +1,223 @@
+"""The live view of a run: phases, cells, the judging. On a terminal a live display, else plain lines."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TextIO
+
+from harness.core.outcomes import Outcome
+from harness.core.text.counts import counted
+from harness.core.text.durations import duration
+from harness.infra.console import STYLES, console_on
+from harness.infra.screen import VIEW, shown
+from harness.infra.time_left import RunState
+from harness.judge.report.model import ReportCell, ReportRejected
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
+# CellResult.status -> (word, style). "done" means that the cell ran to its end; the verdict comes with the report.
+_STATUS = {
+    "completed": ("done", "green"),
+    "failed": ("failed", "red"),
+    "rejected": ("rejected", "dim"),
+    "error": ("error", "yellow"),
+}
+_SHOWN_RUNNING = 6
+_QUEUE_CHANGED_S, _QUEUE_SAME_S = 60.0, 600.0  # between plain lines about waiting jobs
+_SHOWN_OUTCOMES = (Outcome.FAIL, Outcome.XPASS, Outcome.ERROR)
+
+
+class Progress:
+    """Progress of a run: a live display on a terminal, else plain lines: phases, then one per finished cell."""
+
+    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream if stream is not None else sys.stdout
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._console: Console | None = None
+        self._live: Any = None
+        self.state = RunState(clock=clock)
+        self._queue = ""
+        self._queue_printed = -math.inf
+
+    def start(self, total: int, ranks: Mapping[str, int] | None = None, agents: int = 1) -> None:
+        """Show that `total` cells will run; `ranks`: cell id -> number of ranks; `agents`: that will import torch."""
+        self.state.start(total, ranks or {}, agents)
+        if VIEW.quiet:
+            return
+        self._console = console_on(self._stream)
+        self._live = _live(self, self._console, self._stream)
+
+    def agent_started(self) -> None:
+        with self._lock:
+            self.state.agent_started()
+            first = self.state.importing == 1 and not self.state.imports
+        if first and self._live is None:
+            self.note("importing torch and Megatron")
+
+    def agent_loaded(self, seconds: float) -> None:
+        with self._lock:
+            self.state.agent_loaded(seconds)
+        if self._live is None:
+            self.note(f"imported in {duration(seconds)}")
+
+    def cell_started(self, cell: str) -> None:
+        with self._lock:
+            self.state.cell_started(cell)
+        if VIEW.verbose and self._live is None:
+            self.note(f"running {cell}")
+
+    def cell_finished(self, cell: str, status: str, seconds: float) -> None:
+        """`status`: that of the CellResult (completed, failed, rejected, error); any other is not counted."""
+        with self._lock:
+            self.state.cell_finished(cell, status)
+            if status not in _STATUS:  # a damaged journal
+                return
+            line = self._line(cell, status, seconds)
+        if self._console is not None and (self._live is None or VIEW.verbose or status in ("failed", "error")):
+            self._console.print(line, soft_wrap=True)
+            self._stream.flush()
+
+    def queue(self, text: str) -> None:
+        """Show why jobs wait in the queue, "" for none: in the live display, else as plain lines.
+
+        A plain line is printed at most every 60 s, or every 600 s when the text has not changed.
+        """
+        now = self._clock()
+        with self._lock:
+            wait_s = _QUEUE_CHANGED_S if text != self._queue else _QUEUE_SAME_S
+            self._queue = text
+        if text and self._live is None and self._console is not None and now >= self._queue_printed + wait_s:
+            self._queue_printed = now
+            self.note(text)
+
+    def note(self, text: str) -> None:
+        """Print a line above the live display."""
+        if self._console is not None:
+            self._console.print(shown(text), soft_wrap=True)
+            self._stream.flush()
+
+    def stop(self) -> None:
+        """End the live display. Call it however the run ends; a second call does nothing."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _line(self, cell: str, status: str, seconds: float) -> RenderableType:
+        from rich.text import Text
+
+        word, style = _STATUS[status]
+        width = len(str(self.state.total))
+        text = Text(f"[{self.state.done:>{width}}/{self.state.total}] ")
+        return text.append(f"{word:<8}", style=style).append(f" {shown(cell)} {seconds:.1f} s")
+
+    def __rich__(self) -> RenderableType:
+        """The live display: bar, counts and times on two lines, then the phase or the cells that run now."""
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        with self._lock:
+            state, now, queue = self.state, self._clock(), self._queue
+            running, left = list(state.running.items()), state.seconds_left()
+            lines = Table.grid(expand=True)
+            lines.add_row(ProgressBar(total=max(state.weight, 1), completed=state.weight_done))
+            lines.add_row(self._head(now, left))
+        if queue:
+            lines.add_row(Text(f"  {shown(queue)}", style="dim", no_wrap=True, overflow="ellipsis"))
+        if state.phase and not queue:
+            lines.add_row(Text(f"  {state.phase}  {duration(now - state.phase_since)}", style="dim", no_wrap=True))
+        for cell, since in running[:_SHOWN_RUNNING]:
+            text = Text(f"  {shown(cell)}", no_wrap=True, overflow="ellipsis")
+            lines.add_row(text.append(f"  {duration(now - since)}", style="dim"))
+        if len(running) > _SHOWN_RUNNING:
+            lines.add_row(Text(f"  and {len(running) - _SHOWN_RUNNING} more", style="dim"))
+        return lines
+
+    def _head(self, now: float, left: float | None) -> Text:
+        """E.g. "3/4 cells  1 running  1 failed  6 s elapsed, about 13 s left"."""
+        from rich.text import Text
+
+        state = self.state
+        head = Text(f"{state.done}/{state.total} cells", style="bold", no_wrap=True, overflow="ellipsis")
+        head.append(f"  {len(state.running)} running", style="not bold")
+        for status in ("failed", "error", "rejected"):
+            if state.counts[status]:
+                word, style = _STATUS[status]
+                head.append(f"  {state.counts[status]} {word}", style=f"not bold {style}")
+        times = f"  {duration(now - state.begun)} elapsed" + (f", about {duration(left)} left" if left else "")
+        return head.append(times, style="not bold dim")
+
+
+class Judging:
+    """The judging of a run: a counter on a terminal; cells that did not pass are printed as they are judged."""
+
+    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream if stream is not None else sys.stderr
+        self._clock = clock
+        self._console: Console | None = None
+        self._live: Any = None
+        self._total = self._done = 0
+        self._text, self._since = "", 0.0
+
+    def start(self, total: int) -> None:
+        self._total, self._since = total, self._clock()
+        if VIEW.quiet:
+            return
+        self._console = console_on(self._stream)
+        self._live = _live(self, self._console, self._stream)
+        self.enter(f"judging {counted(total, 'cell')}")
+
+    def enter(self, text: str) -> None:
+        """Show what is done now: on a terminal instead of what was done before."""
+        self._text = text
+        if self._console is not None and self._live is None:
+            self._console.print(shown(text), soft_wrap=True)
+            self._stream.flush()
+
+    def judged(self, cell: ReportCell | ReportRejected) -> None:
+        """Count a cell; one that failed is printed with its first finding."""
+        self._done += 1
+        self._text = f"judging: {self._done} of {counted(self._total, 'cell')}"
+        if self._console is None or isinstance(cell, ReportRejected) or cell.outcome not in _SHOWN_OUTCOMES:
+            return
+        from rich.text import Text
+
+        why = cell.findings[0].message if cell.findings else cell.reason
+        text = Text(f"{cell.outcome.value:<5}", style=STYLES[cell.outcome]).append(
+            f" {cell.id}", style="not bold default"
+        )
+        self._console.print(text.append(f": {shown(why)}", style="not bold default"), soft_wrap=True)
+        self._stream.flush()
+
+    def stop(self) -> None:
+        """End the live display; a second call does nothing."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def __rich__(self) -> RenderableType:
+        from rich.text import Text
+
+        text = f"{self._text}  {duration(self._clock() - self._since)}"
+        return Text(text, style="dim", no_wrap=True, overflow="ellipsis")
+
+
+def _live(shown_: Any, console: Console, stream: TextIO) -> Any:
+    """A started live display, or None where plain lines are wanted.
+
+    Asks the stream, not rich: with FORCE_COLOR rich takes a CI log for a terminal.
+    """
+    if not stream.isatty() or console.is_dumb_terminal:
+        return None
+    from rich.live import Live
+
+    live = Live(shown_, console=console, refresh_per_second=4, transient=True)
+    live.start()
+    return live
