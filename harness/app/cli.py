@@ -152,7 +152,7 @@ def _run_options(run: argparse.ArgumentParser) -> None:
         "--maxfail",
         type=count,
         metavar="N",
-        help="start no more cells once N did not run to their end; `resume` runs the rest",
+        help="stop once N cells have failed; `resume` runs the others",
     )
     run.add_argument(
         "--dry-run",

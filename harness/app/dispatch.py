@@ -25,6 +25,7 @@ def dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
         history=arguments.history,
         notify=tuple(arguments.notify or ()),
         for_git=getattr(arguments, "bisect", False),
+        most_failures=getattr(arguments, "maxfail", None),
     )
     if arguments.command == "resume":
         return run.resume(arguments.run, arguments.run_dir, errors=arguments.errors, options=options)

@@ -150,7 +150,7 @@ def _cell_table(cells: Sequence[ReportCell]) -> RenderableType:
 
 
 def _print_finding(console: Console, cell: ReportCell) -> None:
-    """Print the first finding of a cell with its location, with -v every one, and the command that runs only this cell."""
+    """Print the first finding of a cell, with -v all, each with its place; and the command that runs only this cell."""
     from rich.text import Text
 
     head = Text(cell.outcome.value, style=STYLES[cell.outcome]).append(f" {shown(cell.id)}", style="not bold default")

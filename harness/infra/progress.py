@@ -84,6 +84,12 @@ class Progress:
             self._console.print(line, soft_wrap=True)
             self._stream.flush()
 
+    def failed(self, cell: ReportCell) -> None:
+        """Print a cell that was judged and did not pass, with its first finding."""
+        if self._console is not None:
+            self._console.print(_failure(cell), soft_wrap=True)
+            self._stream.flush()
+
     def queue(self, text: str) -> None:
         """Show why jobs wait in the queue, "" for none: in the live display, else as plain lines.
 
@@ -185,16 +191,8 @@ class Judging:
         """Count a cell; one that failed is printed with its first finding."""
         self._done += 1
         self._text = f"judging: {self._done} of {counted(self._total, 'cell')}"
-        if self._console is None or isinstance(cell, ReportRejected) or cell.outcome not in _SHOWN_OUTCOMES:
-            return
-        from rich.text import Text
-
-        why = cell.findings[0].message if cell.findings else cell.reason
-        text = Text(f"{cell.outcome.value:<5}", style=STYLES[cell.outcome]).append(
-            f" {cell.id}", style="not bold default"
-        )
-        self._console.print(text.append(f": {shown(why)}", style="not bold default"), soft_wrap=True)
-        self._stream.flush()
+        if self._live is not None and isinstance(cell, ReportCell) and cell.outcome in _SHOWN_OUTCOMES:
+            self._live.console.print(_failure(cell), soft_wrap=True)
 
     def stop(self) -> None:
         """End the live display; a second call does nothing."""
@@ -207,6 +205,16 @@ class Judging:
 
         text = f"{self._text}  {duration(self._clock() - self._since)}"
         return Text(text, style="dim", no_wrap=True, overflow="ellipsis")
+
+
+def _failure(cell: ReportCell) -> RenderableType:
+    """E.g. "FAIL  tp2-pp1-...: numerics: the loss differs ..."."""
+    from rich.text import Text
+
+    first = cell.findings[0] if cell.findings else None
+    why = f"{first.lane.value}: {first.message}" if first else cell.reason
+    text = Text(f"{cell.outcome.value:<5}", style=STYLES[cell.outcome])
+    return text.append(shown(f" {cell.id}: {(why.splitlines() or ['no reason'])[0]}"), style="not bold default")
 
 
 def _live(shown_: Any, console: Console, stream: TextIO) -> Any:

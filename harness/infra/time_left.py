@@ -71,7 +71,7 @@ class RunState:
         return sum(self.ranks.values()) or self.total
 
     def seconds_left(self) -> float | None:
-        """Estimated from the finished cells, weighted by their ranks, and the imports to come; None until a cell ends."""
+        """Estimated from the ended cells, weighted by their ranks, and the imports to come; None until a cell ends."""
         busy = self._busy_s + (self.clock() - self._busy_since if self.running else 0.0)
         if not self.weight_done or not busy:
             return None

@@ -165,6 +165,12 @@ def test_time_left_weighs_cells_by_their_ranks() -> None:
     progress = Progress(io.StringIO(), clock)
     progress.start(3, {"a": 1, "b": 1, "c": 8})
     assert progress.state.seconds_left() is None
+    progress.agent_started()
+    clock.now += 60.0  # an import is no time of cells
+    progress.agent_loaded(60.0)
+    progress.cell_started("a")
+    progress.cell_started("b")
+    assert progress.state.seconds_left() is None
     clock.now += 4.0
     progress.cell_finished("a", "completed", 4.0)
     progress.cell_finished("b", "completed", 4.0)

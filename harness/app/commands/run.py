@@ -11,7 +11,7 @@ from harness.app.arguments import RUN_PARENT
 from harness.app.commands.plan import forecast_lines
 from harness.app.pipeline.finalize import FinalizeOptions, judge_and_report
 from harness.app.selection.find_run import find_run
-from harness.core.errors import InputError
+from harness.core.errors import InputError, Problem
 from harness.core.outcomes import EXIT_INTERRUPTED, EXIT_PASS
 from harness.core.run.run_dir import RunDir
 from harness.core.text.counts import counted
@@ -47,6 +47,10 @@ def run(
     launcher = launcher_for(planned.cluster)
     if detach and not launcher.detached:
         raise InputError(NO_JOBS)
+    if launcher.detached and options.most_failures:
+        raise InputError(
+            Problem(key="--maxfail", message="works on this machine only", hint="`harness cancel` ends jobs")
+        )
     if max_gpu_hours is not None:
         refuse_above(planned.jobs, max_gpu_hours, planned.cluster)
     parent = run_parent or expanded(planned.cluster.run_dir or str(RUN_PARENT))

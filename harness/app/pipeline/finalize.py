@@ -33,6 +33,7 @@ class FinalizeOptions:
     history: Path | None = None  # --history
     notify: tuple[str, ...] = ()  # --notify: commands and URLs
     for_git: bool = False  # exit codes for `git bisect run`
+    most_failures: int | None = None  # --maxfail
     code: int | None = None  # exit code instead of the verdict's, when a signal has ended the run
 
 

@@ -67,11 +67,11 @@ def _parts(plan: RunPlan, count: int) -> list[RunPlan]:
     cells = plan.expansion.cells
     chunks = [cells[start : start + size] for start in range(0, len(cells), size)]
     return [
-        replace(plan, expansion=replace(plan.expansion, cells=tuple(_with_compared(chunk, known)))) for chunk in chunks
+        replace(plan, expansion=replace(plan.expansion, cells=tuple(with_compared(chunk, known)))) for chunk in chunks
     ]
 
 
-def _with_compared(cells: Sequence[PlannedCell], known: Mapping[str, PlannedCell]) -> list[PlannedCell]:
+def with_compared(cells: Sequence[PlannedCell], known: Mapping[str, PlannedCell]) -> list[PlannedCell]:
     """The cells and the cells that they are compared with: controls, and partners of interleaved timing."""
     found: dict[str, PlannedCell] = {}
     pending = list(reversed(cells))

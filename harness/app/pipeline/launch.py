@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from harness.app.pipeline.listener import Listener
 from harness.core.run.events import Launched
@@ -10,14 +11,21 @@ from harness.core.run.journal import note
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import RunPlan
 from harness.infra.launcher import Launcher, Observer
+from harness.infra.progress import Progress
+from harness.judge.report.model import ReportCell
+
+Judged = Callable[[Callable[[ReportCell], None]], Callable[[str], None]]
 
 
-def launch(run: RunDir, plan: RunPlan, launcher: Launcher) -> None:
-    """Start the cells not started yet; returns when all cells have ended. KeyboardInterrupt passes through."""
+def launch(run: RunDir, plan: RunPlan, launcher: Launcher, judged: Judged | None = None) -> None:
+    """Start the cells not started yet; returns when all cells have ended. KeyboardInterrupt passes through.
+
+    `judged`: makes the judge of cells that end, from the function that shows one that failed.
+    """
     ranks = {cell.id: cell.config.layout.world_size for cell in plan.expansion.cells}
     begin = time.perf_counter()
-    listener = Listener(run)
-    progress = listener.progress
+    progress = Progress()
+    listener = Listener(run, progress, judged(progress.failed) if judged else None)
     progress.start(len(ranks), ranks, len(plan.allocations))
     try:
         launcher.follow(run, plan, Observer(event=listener, note=progress.note, queue=progress.queue))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from harness.core.run.events import CellFinished, CellStarted, Event, Loaded, Started, to_line
 from harness.core.run.journal import append_event, read_events
 from harness.core.run.run_dir import RunDir
@@ -12,10 +14,13 @@ from harness.infra.progress import Progress
 class Listener:
     """Writes the agents' events into the run's journal, each once even if the run is resumed, and shows them."""
 
-    def __init__(self, run: RunDir) -> None:
-        self.run = run
+    def __init__(
+        self, run: RunDir, progress: Progress | None = None, ended: Callable[[str], None] | None = None
+    ) -> None:
+        """`ended`: called with each cell that has ended, last."""
+        self.run, self._ended = run, ended
         self._known = {dumps(to_line(event)) for event in read_events(run.events)}
-        self.progress = Progress()
+        self.progress = progress or Progress()
         self.import_s = 0.0
         self._begun: dict[str, float] = {}
 
@@ -33,3 +38,5 @@ class Listener:
         elif isinstance(event, CellFinished):
             seconds = event.time - self._begun.get(event.cell, event.time)
             self.progress.cell_finished(event.cell, event.status or "", seconds)
+            if self._ended is not None:
+                self._ended(event.cell)

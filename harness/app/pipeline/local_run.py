@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from harness.app.error_boundary import tracebacks_in
 from harness.app.pipeline import judge_run, launch, plan_run
 from harness.app.pipeline.finalize import FinalizeOptions, judge_and_report
+from harness.app.pipeline.live_judging import EnoughFailures, LiveJudging
 from harness.app.signals import name_of
 from harness.core.errors import InputError, InterruptedRun, Problem
 from harness.core.outcomes import EXIT_INTERRUPTED, Outcome
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import PlannedCell, RunPlan
+from harness.core.text.counts import counted
 from harness.infra import screen
 from harness.infra.local_launcher import LocalLauncher
 from harness.infra.runs.evidence_files import newest, read_result
 from harness.infra.runs.lock import only_launcher
 from harness.infra.screen import relative_path
 from harness.infra.stacks.prepare import moved_since
+from harness.judge.report.model import ReportCell
 
 _MOVED = "restore it, or start a new run: cells of one run are compared with each other"
 
@@ -29,8 +32,8 @@ def start(directory: RunDir, planned: plan_run.Planned, options: FinalizeOptions
     plan = planned.plan
     with tracebacks_in(directory.root), only_launcher(directory):
         plan_run.write_run(directory, planned)
-        _launch(directory, plan, plan, {}, options)
-    return _judge(directory, plan, options)
+        enough = _launch(directory, plan, plan, {}, options)
+    return _judge(directory, plan, options, enough=enough)
 
 
 def resume(directory: RunDir, plan: RunPlan, options: FinalizeOptions, *, errors: bool) -> int:
@@ -42,9 +45,8 @@ def resume(directory: RunDir, plan: RunPlan, options: FinalizeOptions, *, errors
             _same_code(directory, plan)
         attempts = _new_attempts(directory, [cell for cell in plan.expansion.cells if cell.id in again])
         screen.out(f"running {len(again)} of {len(plan.expansion.cells)} cells")
-        if attempts:
-            _launch(directory, plan, _of(plan, attempts), attempts, options)
-    return _judge(directory, plan, options)
+        enough = bool(attempts) and _launch(directory, plan, _of(plan, attempts), attempts, options)
+    return _judge(directory, plan, options, enough=enough)
 
 
 def _same_code(directory: RunDir, plan: RunPlan) -> None:
@@ -54,9 +56,14 @@ def _same_code(directory: RunDir, plan: RunPlan) -> None:
         raise InputError(moved)
 
 
-def _judge(directory: RunDir, plan: RunPlan, options: FinalizeOptions) -> int:
+def _judge(directory: RunDir, plan: RunPlan, options: FinalizeOptions, *, enough: bool) -> int:
+    """`enough`: --maxfail ended the run; it is recorded in the history once the other cells have run."""
+    left = _without_result(directory, plan) if enough else set()
     try:
-        return judge_and_report(directory, plan, options)
+        code = judge_and_report(directory, plan, replace(options, record=options.record and not left))
+        if enough:
+            screen.out(stopped(directory, plan, left, options.most_failures or 0))
+        return code
     except KeyboardInterrupt as error:
         again = f"harness report {shlex.quote(relative_path(directory.root))}"
         raise InterruptedRun(
@@ -70,13 +77,21 @@ def _launch(
     part: RunPlan,
     attempts: Mapping[str, int],
     options: FinalizeOptions,
-) -> None:
+) -> bool:
+    """Run the cells of `part`; returns whether --maxfail ended the run before all of them had ended."""
+
+    def judged(failed: Callable[[ReportCell], None]) -> Callable[[str], None]:
+        return LiveJudging(directory, plan, failed, options.most_failures).ended
+
     try:
-        launch.launch(directory, part, LocalLauncher(attempts))
+        launch.launch(directory, part, LocalLauncher(attempts), judged)
+    except EnoughFailures:
+        return True
     except KeyboardInterrupt as error:
         left = _without_result(directory, plan)
         judge_and_report(directory, plan, replace(options, record=False, notify=(), code=EXIT_INTERRUPTED))
         raise InterruptedRun(interruption(directory, plan, left, name_of(error))) from error
+    return False
 
 
 def interruption(directory: RunDir, plan: RunPlan, left: Collection[str], signal: str) -> str:
@@ -89,6 +104,14 @@ def interruption(directory: RunDir, plan: RunPlan, left: Collection[str], signal
         )
     judged = cells - len(left)
     return f"ended by {signal}: {judged} of {cells} cells are judged; the others run with: harness resume {run}"
+
+
+def stopped(directory: RunDir, plan: RunPlan, left: Collection[str], most: int) -> str:
+    """What --maxfail left: the cells that did not run, and the command that runs them."""
+    lines = [f"stopped after {counted(most, 'failure')} (--maxfail): {len(left)} of {len(plan.expansion.cells)} cells"]
+    lines[0] += " did not run"
+    lines += [f"  not run: {cell.id}" for cell in plan.expansion.cells if cell.id in left]
+    return "\n".join([*lines, f"  run them with: harness resume {shlex.quote(relative_path(directory.root))}"])
 
 
 def _without_result(directory: RunDir, plan: RunPlan) -> set[str]:
