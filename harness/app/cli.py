@@ -98,7 +98,10 @@ def _run_commands(commands: argparse._SubParsersAction[Any]) -> None:
     logs.add_argument(
         "cell", metavar="CELL", nargs="?", help="cell by id, name or pattern; if omitted, the logs of jobs and agents"
     )
-    logs.add_argument("--rank", type=int, metavar="N", help="the whole log of this rank")
+    which = logs.add_mutually_exclusive_group()
+    which.add_argument("--rank", type=int, metavar="N", help="the whole log of this rank")
+    which.add_argument("-f", "--follow", action="store_true", help="print what is added, until the run has ended")
+    which.add_argument("--errors", action="store_true", help="the traceback of the rank that failed first")
     add_run_parent(logs)
     doctor = commands.add_parser("doctor", help="check that this machine, or a cluster, can run cells")
     doctor.add_argument(

@@ -90,6 +90,10 @@ def _cancel(arguments: argparse.Namespace) -> int:
 def _logs(arguments: argparse.Namespace) -> int:
     from harness.app.commands import inspect
 
+    if arguments.follow:
+        return inspect.follow(arguments.run, arguments.run_dir, arguments.cell)
+    if arguments.errors:
+        return inspect.errors(arguments.run, arguments.run_dir, arguments.cell)
     return inspect.logs(arguments.run, arguments.run_dir, arguments.cell, arguments.rank)
 
 

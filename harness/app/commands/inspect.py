@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 
 from harness.app.pipeline.finalize import FinalizeOptions, judge_and_report
 from harness.app.selection.find_run import find_run
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import EXIT_PASS, EXIT_UNDECIDED
+from harness.core.run.run_dir import RunDir
 from harness.infra import screen
 from harness.infra.screen import relative_path
 
@@ -40,6 +42,36 @@ def cancel(name: str, run_parent: Path) -> int:
     done = launcher_of(directory).cancel(directory, read_plan(directory))
     screen.out(f"jobs: {done.text}\n  judge their files: harness report {shlex.quote(relative_path(directory.root))}")
     return EXIT_UNDECIDED if done.left else EXIT_PASS
+
+
+def errors(name: str, run_parent: Path, cell: str | None) -> int:
+    """Print the traceback of the rank that failed first, of every failed cell or of the named ones."""
+    from harness.infra.runs.log_errors import errors_text
+
+    directory = find_run(name, run_parent)
+    for piece in errors_text(directory, _cells(directory, cell)):
+        screen.out(piece)
+    return EXIT_PASS
+
+
+def follow(name: str, run_parent: Path, cell: str | None) -> int:
+    """Print what the run and its logs say, as it comes, until the run has ended."""
+    from harness.infra.runs.log_following import follow as followed
+
+    directory = find_run(name, run_parent)
+    for line in followed(directory, _cells(directory, cell), whole=cell is None):
+        screen.out(line)
+        sys.stdout.flush()
+    return EXIT_PASS
+
+
+def _cells(directory: RunDir, pattern: str | None) -> list[str]:
+    """Ids of the cells that a pattern names; all without one."""
+    from harness.app.selection.cells import matching
+    from harness.infra.runs.evidence_files import read_plan
+
+    expansion = read_plan(directory).expansion
+    return [cell.id for cell in expansion.cells] if pattern is None else matching(expansion, pattern)
 
 
 def logs(name: str, run_parent: Path, cell: str | None, rank: int | None) -> int:

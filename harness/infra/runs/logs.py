@@ -15,6 +15,7 @@ from harness.core.errors import InputError, Problem
 from harness.core.run.run_dir import RunDir, opened
 from harness.core.text.secrets import ends_in_key, redacted
 from harness.infra.runs.evidence_files import newest, read_result
+from harness.infra.runs.log_noise import without_noise
 from harness.infra.screen import environment_secrets
 
 TAIL_LINES = 20
@@ -60,7 +61,7 @@ def rank_log(run: RunDir, cell: str, rank: int) -> Iterator[str]:
 
     InputError when there is none.
     """
-    folder, logs = _rank_logs(run, cell)
+    folder, logs = rank_logs(run, cell)
     if rank not in logs:
         known = ", ".join(map(str, logs)) or "none: the cell has not started"
         raise InputError(Problem(message=f"no log of rank {rank} in {folder}", allowed=known))
@@ -95,7 +96,7 @@ def _line(stream: TextIO) -> str:
     return f"{redacted(line, environment_secrets())[:-MARGIN]} ... (a longer line)\n"
 
 
-def _rank_logs(run: RunDir, cell: str) -> tuple[Path, dict[int, Path]]:
+def rank_logs(run: RunDir, cell: str) -> tuple[Path, dict[int, Path]]:
     """Of the part after the checkpoint if the cell resumed."""
     attempt = run.attempt(cell, newest(run, cell))
     folder = (attempt.resumed if attempt.resumed.root.is_dir() else attempt).root / "log"
@@ -106,7 +107,7 @@ def _rank_logs(run: RunDir, cell: str) -> tuple[Path, dict[int, Path]]:
 def cell_logs_text(run: RunDir, cell: str) -> str:
     """Last lines of the logs of a cell's newest attempt: of failed ranks, first failure first; else of all."""
     number = newest(run, cell)
-    _, logs = _rank_logs(run, cell)
+    _, logs = rank_logs(run, cell)
     result = read_result(run, cell)
     endings = {one.rank: one.ended for one in result.ranks} if result else {}
     failed = [one for one in logs if endings.get(one) != "completed"]
@@ -136,7 +137,7 @@ def tail(path: Path, lines: int = TAIL_LINES) -> str:
 
 def _tail_or_reason(path: Path) -> str:
     try:
-        return tail(path)
+        return "\n".join(without_noise(tail(path, 10 * TAIL_LINES)).splitlines()[-TAIL_LINES:])
     except OSError as error:
         return f"cannot be read: {error.strerror}"
 
