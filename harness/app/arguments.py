@@ -34,6 +34,10 @@ def add_history(parser: argparse.ArgumentParser, *, default: str | None = None) 
     parser.add_argument("--history", type=Path, metavar="FILE", default=default, help=place)
 
 
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
 def add_view(parser: argparse.ArgumentParser) -> None:
     """Options of commands that judge: how much they show."""
     amount = parser.add_mutually_exclusive_group()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -11,9 +12,10 @@ from typing import Any
 
 import harness
 from harness.app import error_boundary
-from harness.app.arguments import RUN, add_history, add_run, add_run_parent, add_view, count, hours, set_view
+from harness.app.arguments import RUN, add_history, add_json, add_run, add_run_parent, add_view, count, hours, set_view
 from harness.app.bisect import options as bisect_options
 from harness.app.commands import compare, history
+from harness.app.completers import VARIABLE, complete
 from harness.app.dispatch import dispatch
 from harness.app.parser import Parser
 from harness.app.pipeline import announce
@@ -44,10 +46,13 @@ def build_parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", help="show cells, rejected combinations and cost without running")
     _matrix(plan)
     _cluster(plan)
-    plan.add_argument("--json", action="store_true", help="print JSON")
+    add_json(plan)
     plan.add_argument("--all", action="store_true", help="print all rows of long tables")
     verify = commands.add_parser("verify", help="check matrix files without running")
     verify.add_argument("matrix", type=matrix_path, nargs="+", metavar="MATRIX", help=_MATRIX)
+    add_json(verify)
+    completion = commands.add_parser("completion", help="print the script that completes words in a shell")
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
     commands.add_parser("schema", help="print the JSON Schema of matrix files, for editors")
     report = commands.add_parser("report", help="judge a finished run again and write its reports; trains nothing")
     add_run(report)
@@ -78,6 +83,8 @@ def _run_commands(commands: argparse._SubParsersAction[Any]) -> None:
         command = commands.add_parser(name, help=text)
         add_run(command)
         add_run_parent(command)
+        if name == "status":
+            add_json(command)
         if name == "resume":
             add_history(command)
             _no_history(command)
@@ -86,7 +93,7 @@ def _run_commands(commands: argparse._SubParsersAction[Any]) -> None:
             command.add_argument("--errors", action="store_true", help="also retry the cells that ended as ERROR")
     listed = commands.add_parser("list", help="list the runs of a folder, also unfinished ones")
     listed.add_argument("--limit", type=count, default=20, metavar="N", help="the newest N (default: %(default)s)")
-    listed.add_argument("--json", action="store_true", help="print JSON")
+    add_json(listed)
     add_run_parent(listed)
     explain = commands.add_parser("explain", help="say what a rule, check, failure class, key or cell is about")
     explain.add_argument("word", metavar="WORD", help="a name from reports or the documentation, or a cell of RUN")
@@ -108,6 +115,7 @@ def _run_commands(commands: argparse._SubParsersAction[Any]) -> None:
         "--cluster", metavar="NAME", default="local", help="cluster profile by name or path (default: %(default)s)"
     )
     add_run_parent(doctor, default=None)
+    add_json(doctor)
 
 
 def _shrink_options(shrink: argparse.ArgumentParser) -> None:
@@ -240,7 +248,10 @@ def _main(words: list[str]) -> int:
     arguments = argparse.Namespace()
     command = ["harness", *words]
     try:
-        build_parser().parse_args(words, arguments)
+        parser = build_parser()
+        if VARIABLE in os.environ:
+            complete(parser)
+        parser.parse_args(words, arguments)
         set_view(arguments)
         from harness.core.run.run_dir import protect_new_files  # not for --help
 

@@ -66,7 +66,13 @@ def _plan(arguments: argparse.Namespace) -> int:
 def _verify(arguments: argparse.Namespace) -> int:
     from harness.app.commands import plan
 
-    return plan.verify(arguments.matrix)
+    return plan.verify(arguments.matrix, as_json=arguments.json)
+
+
+def _completion(arguments: argparse.Namespace) -> int:
+    from harness.app.commands.completion import completion
+
+    return completion(arguments.shell)
 
 
 def _schema(_: argparse.Namespace) -> int:
@@ -78,7 +84,7 @@ def _schema(_: argparse.Namespace) -> int:
 def _status(arguments: argparse.Namespace) -> int:
     from harness.app.commands import inspect
 
-    return inspect.status(arguments.run, arguments.run_dir)
+    return inspect.status(arguments.run, arguments.run_dir, as_json=arguments.json)
 
 
 def _cancel(arguments: argparse.Namespace) -> int:
@@ -100,7 +106,7 @@ def _logs(arguments: argparse.Namespace) -> int:
 def _doctor(arguments: argparse.Namespace) -> int:
     from harness.app.commands import doctor
 
-    return doctor.doctor(arguments.cluster, arguments.run_dir)
+    return doctor.doctor(arguments.cluster, arguments.run_dir, as_json=arguments.json)
 
 
 def _selftest(arguments: argparse.Namespace) -> int:
@@ -143,6 +149,7 @@ _READING: dict[str, Callable[[argparse.Namespace], int]] = {
     "plan": _plan,
     "verify": _verify,
     "schema": _schema,
+    "completion": _completion,
     "status": _status,
     "cancel": _cancel,
     "logs": _logs,

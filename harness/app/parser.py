@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+from harness.app.completers import VARIABLE
 from harness.infra import screen
 
 
@@ -30,7 +32,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """argparse calls it for the whole line, then once per command with the rest."""
-        if self._subparsers is not None:
+        if self._subparsers is not None or VARIABLE in os.environ:
             return super().parse_known_args(args, namespace)
         if self._parsing:  # called by parse_known_intermixed_args
             return super().parse_known_args(args, namespace)

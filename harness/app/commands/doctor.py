@@ -11,8 +11,9 @@ from harness.infra import screen
 from harness.infra.inputs.text_file import expanded
 
 
-def doctor(name: str, run_parent: Path | None) -> int:
+def doctor(name: str, run_parent: Path | None, *, as_json: bool = False) -> int:
     """Check whether this machine can run cells under a profile; prints a line per check, returns 3 when one fails."""
+    from harness.core.serialization import dumps
     from harness.infra.doctor.checks import checks
     from harness.infra.doctor.facts import FAIL, line
     from harness.infra.doctor.probe import probe
@@ -21,5 +22,8 @@ def doctor(name: str, run_parent: Path | None) -> int:
     profile, _ = read_cluster(name, Path(), Path(), Problem(message="", key="--cluster"))
     folder = run_parent or Path(profile.run_dir or RUN_PARENT)
     found = checks(profile, probe(profile, expanded(str(folder)).resolve()))
-    screen.out("\n".join(map(line, found)))
+    if as_json:
+        screen.json_data(dumps({"cluster": profile.name, "checks": found}, indent=2) + "\n")
+    else:
+        screen.out("\n".join(map(line, found)))
     return EXIT_UNDECIDED if any(check.level == FAIL for check in found) else EXIT_PASS

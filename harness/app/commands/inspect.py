@@ -23,13 +23,18 @@ def report(name: str, run_parent: Path, options: FinalizeOptions) -> int:
     return judge_and_report(directory, read_plan(directory), options)
 
 
-def status(name: str, run_parent: Path) -> int:
+def status(name: str, run_parent: Path, *, as_json: bool = False) -> int:
     """Print the progress of a run: cells by status, jobs by state."""
+    from harness.core.serialization import dumps
     from harness.infra.runs.evidence_files import read_plan
-    from harness.infra.runs.status import status_text
+    from harness.infra.runs.status import status_of
 
     directory = find_run(name, run_parent)
-    screen.out(status_text(directory, read_plan(directory)))
+    found = status_of(directory, read_plan(directory))
+    if as_json:
+        screen.json_data(dumps(found, indent=2) + "\n")
+    else:
+        screen.out(found.text)
     return EXIT_PASS
 
 

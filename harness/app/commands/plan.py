@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import InputError, Problem
-from harness.core.outcomes import EXIT_PASS
+from harness.core.outcomes import EXIT_INPUT, EXIT_PASS
+from harness.core.serialization import dumps
 from harness.core.text.counts import counted
 from harness.infra import screen
 
@@ -46,20 +47,29 @@ def plan(matrix_file: Path, *, as_json: bool, all_rows: bool, cluster: str | Non
     return EXIT_PASS
 
 
-def verify(files: Sequence[Path]) -> int:
+def verify(files: Sequence[Path], *, as_json: bool = False) -> int:
     """Check every file with the cluster profile it names; reports the problems of all files at once."""
     from harness.app.pipeline.planning import expand_for
     from harness.infra.inputs.cluster_file import cluster_of
     from harness.infra.inputs.matrix_file import read_matrix
 
     problems: list[Problem] = []
+    found: list[dict[str, Any]] = []
     for file in files:
+        values: dict[str, Any] = {"file": str(file), "ok": True, "cells": 0, "rejected": 0, "problems": ()}
         try:
             matrix = read_matrix(file)
             expansion = expand_for(matrix, cluster_of(matrix)[0])
-            screen.out(f"{file}: ok, {counted(len(expansion.cells), 'cell')}, {len(expansion.rejected)} rejected")
+            found.append({**values, "cells": len(expansion.cells), "rejected": len(expansion.rejected)})
         except InputError as error:
             problems += error.problems
+            found.append({**values, "ok": False, "problems": error.problems})
+            continue
+        if not as_json:
+            screen.out(f"{file}: ok, {counted(len(expansion.cells), 'cell')}, {len(expansion.rejected)} rejected")
+    if as_json:
+        screen.json_data(dumps({"files": found}, indent=2) + "\n")
+        return EXIT_INPUT if problems else EXIT_PASS
     if problems:
         raise InputError(problems)
     return EXIT_PASS

@@ -55,7 +55,7 @@ def traceback_in(path: Path) -> str:
 
 
 def _block(lines: Sequence[str], starts: Sequence[int]) -> Sequence[str]:
-    """The last traceback with the ones that it was raised from, and all that follows: its message may have many lines."""
+    """The last traceback, with the ones that it was raised from, and all lines after it: a message may have many."""
     first = starts[-1]
     for start in reversed(starts[:-1]):
         between = lines[start:first]

@@ -11,7 +11,7 @@ NOISE = {
     r" - \.\.\. skipped remainder": "the same",
     r"nanobind: this is likely caused by a reference counting issue in the binding code\.": "the same",
     r"See https://nanobind\.readthedocs\.io/.*": "the same",
-    r".*UserWarning: (Transformer Engine and Apex are|Apex is|absl\.logging is) not installed.*": "megatron.core, on import",
+    r".*UserWarning: (Transformer Engine and Apex are|Apex is|absl\.logging is) not installed.*": "megatron.core",
     r"  warnings\.warn\(.*": "the second line of such a warning",
     r"\[W.* Warning: Environment variable TORCH_NCCL_TRACE_BUFFER_SIZE is deprecated.*": "torch: c10d/Utils.hpp",
 }
