@@ -12,7 +12,7 @@ from harness.core.errors import InputError
 from harness.core.outcomes import LaneVerdict, Outcome
 from harness.core.text.durations import duration
 from harness.infra.screen import VIEW, guarded, shown
-from harness.judge.report.model import Report, ReportCell, Since
+from harness.judge.report.model import Report, ReportCell, ReportRejected, Since
 from harness.judge.report.summaries import place_text
 
 if TYPE_CHECKING:
@@ -45,12 +45,7 @@ def print_report(
     if report.cells and not VIEW.quiet:
         console.print(_cell_table(report.cells))
     _print_durations(console, report.cells)
-    if report.rejected and not VIEW.quiet:
-        console.print(Text(f"Rejected combinations: {len(report.rejected)}", style="bold"))
-        for item in report.rejected:
-            reason = f"  {item.id}  {item.rule}: {item.reason}"
-            console.print(Text(shown(reason)), soft_wrap=True)
-        console.print()
+    _print_rejected(console, () if VIEW.quiet else report.rejected)
     for cell in () if VIEW.quiet else report.cells:
         for ratio in cell.throughput.ratios:
             console.print(Text(shown(f"time  {cell.id}  {ratio.what}: {ratio.text}")), soft_wrap=True)
@@ -67,6 +62,19 @@ def print_report(
         console.print(Text(shown(f"report: {path}")), soft_wrap=True)
     console.print(Text("\n".join([*map(shown, report.problems), ""]), style="bold yellow"), soft_wrap=True, end="")
     console.print(_verdict(report, report.exit_code if code is None else code), soft_wrap=True)
+
+
+def _print_rejected(console: Console, rejected: Sequence[ReportRejected]) -> None:
+    """Rejected combinations with every rule that they break."""
+    from rich.text import Text
+
+    if rejected:
+        console.print(Text(f"Rejected combinations: {len(rejected)}", style="bold"))
+    for item in rejected:
+        for rule, reason in [(one.rule, one.reason) for one in item.rejections] or [(item.rule, item.reason)]:
+            console.print(Text(shown(f"  {item.id}  {rule}: {reason}")), soft_wrap=True)
+    if rejected:
+        console.print()
 
 
 def _print_durations(console: Console, cells: Sequence[ReportCell]) -> None:

@@ -7,7 +7,9 @@ JSON is written with escapes (`json_data`), and CSV through `guarded`.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +58,38 @@ def json_data(text: str) -> None:
 def shown(text: str) -> str:
     """A text for display: control characters are escaped, secrets removed."""
     return visible(redacted(text, environment_secrets()))
+
+
+def width() -> int | None:
+    """Columns of the terminal, or of $COLUMNS; None for a file, whose lines may have any length."""
+    given = os.environ.get("COLUMNS", "")
+    if not sys.stdout.isatty() and not given.isdecimal():
+        return None
+    return max(shutil.get_terminal_size().columns, 20)
+
+
+def wrapped(text: str) -> str:
+    """The text with lines broken at spaces where the terminal would break them in a word or an id."""
+    columns = width()
+    if columns is None:
+        return text
+    return "\n".join(_wrapped(line, columns) for line in text.split("\n"))
+
+
+def _wrapped(line: str, columns: int) -> str:
+    if len(line) <= columns:
+        return line
+    indent = " " * (len(line) - len(line.lstrip(" ")) + 4)
+    parts = textwrap.wrap(
+        line,
+        columns,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+        drop_whitespace=True,
+    )
+    return "\n".join(parts)
 
 
 def relative_path(path: Path) -> str:

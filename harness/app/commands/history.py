@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -148,24 +146,30 @@ def _list(what: str, given: Mapping[str, Any], file: Path) -> int:
 
     with opened(file, write=False) as history:
         rows = list(history.rows(listing(what, _row_filters(given, _ROWS))))
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    screen.out(table_text(rows, _COLUMNS[what].split(), width) if rows else "nothing in the history matches")
+    screen.out(table_text(rows, _COLUMNS[what].split(), screen.width()) if rows else "nothing in the history matches")
     return EXIT_PASS
 
 
 def table_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], width: int | None) -> str:
-    """Rows under their headings, numbers right-aligned; lines are cut at `width`."""
+    """Rows under their headings, numbers right-aligned. Columns beyond `width` are left out, and named below."""
     lines = [[column.replace("_", " ") for column in columns]]
     lines += [[_text(row[column]) for column in columns] for row in rows]
     right = [all(isinstance(row[column], (int, float, type(None))) for row in rows) for column in columns]
     sizes = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+    count = len(columns)
+    while width is not None and count > 1 and sum(sizes[:count]) + 2 * (count - 1) > width:
+        count -= 1
     padded = (
         "  ".join(
-            f"{text:>{size}}" if on_right else f"{text:<{size}}" for text, size, on_right in zip(line, sizes, right)
+            f"{text:>{size}}" if on_right else f"{text:<{size}}"
+            for text, size, on_right in zip(line[:count], sizes, right)
         )
         for line in lines
     )
-    return "\n".join(line.rstrip()[:width] for line in padded)
+    shown = [line.rstrip() for line in padded]
+    if left := columns[count:]:
+        shown.append(screen.wrapped(f"no room for: {', '.join(left)}"))
+    return "\n".join(shown)
 
 
 def _text(value: Any) -> str:

@@ -20,6 +20,10 @@ def forecast_lines(stacks: Sequence[Forecast]) -> list[str]:
     return [line for stack in stacks for line in stack.lines()]
 
 
+def any_to_make(stacks: Sequence[Forecast]) -> bool:
+    return any(part.state == "to build" for stack in stacks for part in stack.parts)
+
+
 def plan(matrix_file: Path, *, as_json: bool, all_rows: bool, cluster: str | None = None) -> int:
     """Print cells, rejected combinations and cost."""
     from harness.app.pipeline.planning import expand_for, requested_stacks
@@ -43,7 +47,10 @@ def plan(matrix_file: Path, *, as_json: bool, all_rows: bool, cluster: str | Non
     if as_json:
         screen.json_data(plan_json(expansion, allocations=allocations, stacks=stacks, **shown) + "\n")
     else:
-        screen.out(plan_text(expansion, all_rows=all_rows, stacks=forecast_lines(stacks), **shown))
+        text = plan_text(
+            expansion, all_rows=all_rows, stacks=forecast_lines(stacks), to_make=any_to_make(stacks), **shown
+        )
+        screen.out(screen.wrapped(text))
     return EXIT_PASS
 
 

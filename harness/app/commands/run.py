@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.app.arguments import RUN_PARENT
-from harness.app.commands.plan import forecast_lines
+from harness.app.commands.plan import any_to_make, forecast_lines
 from harness.app.pipeline.finalize import FinalizeOptions, judge_and_report
 from harness.app.selection.find_run import find_run
 from harness.core.errors import InputError, Problem
@@ -121,7 +121,14 @@ def _dry_run(planned: plan_run.Planned, directory: RunDir) -> int:
 
     planned, stacks = plan_run.foresee_stacks(planned)
     plan_ = planned.plan
-    screen.out(plan_text(plan_.expansion, cores=cores(), jobs=planned.jobs, stacks=forecast_lines(stacks)))
+    text = plan_text(
+        plan_.expansion,
+        cores=cores(),
+        jobs=planned.jobs,
+        stacks=forecast_lines(stacks),
+        to_make=any_to_make(stacks),
+    )
+    screen.out(screen.wrapped(text))
     launcher = launcher_for(planned.cluster)
     if launcher.detached:
         plan_run.write_run(directory, planned)

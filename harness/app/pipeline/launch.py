@@ -31,5 +31,5 @@ def launch(run: RunDir, plan: RunPlan, launcher: Launcher, judged: Judged | None
         launcher.follow(run, plan, Observer(event=listener, note=progress.note, queue=progress.queue))
     finally:
         progress.stop()
-    timing = {"launch_s": time.perf_counter() - begin, "import_s": listener.import_s}
-    note(run.events, Launched(timing=timing))
+        timing = {"launch_s": time.perf_counter() - begin, "import_s": listener.import_s}
+        note(run.events, Launched(timing=timing))

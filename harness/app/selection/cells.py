@@ -45,8 +45,14 @@ def select(expansion: Expansion, patterns: Sequence[str], expression: str = "") 
 
 
 def matching(expansion: Expansion, pattern: str, option: str = "") -> list[str]:
-    """Ids of the cells that a pattern matches; InputError, naming the option, when there is none."""
+    """Ids of the cells that a pattern matches, or of the only one that begins with it; InputError, naming the option,
+    when there is none."""
     matched = [cell.id for cell in expansion.cells if _matches(cell.id, pattern)]
+    if not matched and pattern:
+        matched = [cell.id for cell in expansion.cells if cell.id.startswith(pattern)]
+        if len(matched) > 1:
+            first = f"more of the id of one, or a pattern: {', '.join(matched[:3])}"
+            raise InputError(Problem(message=f"{option}{pattern}: {len(matched)} cells begin with it", allowed=first))
     if not matched:
         raise InputError(_no_match(expansion, pattern, option))
     return matched

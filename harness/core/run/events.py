@@ -176,7 +176,7 @@ class JobEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Launched(Event):
-    """A launcher has followed the run to its end."""
+    """A launcher has followed the run to its end, or was ended."""
 
     kind = EventKind.LAUNCHED
     timing: dict[str, float]  # launch_s: from start to end; import_s: the longest import of an agent

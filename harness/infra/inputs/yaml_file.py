@@ -28,6 +28,8 @@ MOST_NODES = 20_000  # keys, values and items
 MOST_DEPTH = 50
 MOST_CHARACTERS = 10_000  # of one text
 MOST_DIGITS = 40  # of one number
+# Of these the reader notices a line later that the end is missing; the mistake is where they begin.
+_OPENED = ("while parsing a flow", "while scanning a simple key", "while scanning a quoted scalar")
 _NUMBERS = (":int", ":float")
 _ODD_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 
@@ -140,6 +142,8 @@ class _PlacingConstructor(SafeConstructor):
 def _marked_problem(error: MarkedYAMLError, file: str) -> Problem:
     """The reader's error in one line, with its position."""
     mark = error.problem_mark or error.context_mark
+    if error.context_mark is not None and str(error.context).startswith(_OPENED):
+        mark = error.context_mark
     line = mark.line + 1 if mark is not None else None
     if isinstance(error, _OutOfBoundsError):
         return Problem(message=str(error.problem), file=file, line=line, allowed=f"at most {error.context}")

@@ -24,12 +24,13 @@ def plan_text(
     jobs: Sequence[JobCost] = (),
     stacks: Sequence[str] = (),
     left_out: Mapping[str, Sequence[str]] | None = None,
+    to_make: bool = False,
 ) -> str:
     """Cells, rejected cells with rule and arithmetic, excluded combinations, totals and cost.
 
     At most 50 rows of each kind unless `all_rows`, and the number of rows left out. `cores`: of the machine that runs
     the cells; `jobs`: cost of the jobs if a cluster runs them. `stacks`: a line per environment or worktree.
-    `left_out`: profile -> flags in it that have no effect.
+    `left_out`: profile -> flags in it that have no effect. `to_make`: a stack must be made first.
     """
     cost = estimate(expansion, cores=cores)
     limit = None if all_rows else MAX_ROWS
@@ -45,7 +46,7 @@ def plan_text(
         lines += [f"  {counted(count, 'combination')} by {text}" for text, count in expansion.excluded.items()]
     lines += ["", "Left out of profiles, since the matrix sets it", *_left_out(left_out)] if left_out else []
     lines += ["", "Stacks", *_indent(list(stacks))] if stacks else []
-    lines += ["", *_cost_lines(cost), *(_job_lines(jobs) if jobs else [_time_line(cost)])]
+    lines += ["", *_cost_lines(cost), *(_job_lines(jobs) if jobs else [_time_line(cost, to_make)])]
     return "\n".join(lines)
 
 
@@ -173,8 +174,9 @@ def _cost_lines(cost: Cost) -> list[str]:
     ]
 
 
-def _time_line(cost: Cost) -> str:
-    return f"Estimated time: about {duration(cost.seconds)} (a rough estimate from {cost.basis})"
+def _time_line(cost: Cost, to_make: bool) -> str:
+    more = ", and the time to make the stacks that are not made yet" if to_make else ""
+    return f"Estimated time: about {duration(cost.seconds)}{more} (a rough estimate from {cost.basis})"
 
 
 def _job_lines(jobs: Sequence[JobCost]) -> list[str]:

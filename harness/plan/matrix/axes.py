@@ -164,8 +164,11 @@ def _dimension(name: str, value: Any, path: KeyPath, problems: Problems) -> tupl
         return tuple(row for row in rows if row.values[name] is not INVALID)
     if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
         tied = _rows(value, path, problems)
-        if any(row.values.keys() != tied[0].values.keys() for row in tied):
-            problems.add(path, "every item of a tied list must set the same axes")
+        every = dict.fromkeys(axis for row in tied for axis in row.values)
+        for index, row in enumerate(tied):
+            if missing := [axis for axis in every if axis not in row.values]:
+                message = f"every item of a tied list must set the same axes; this one lacks {', '.join(missing)}"
+                problems.add((*path, index), message, hint=f"add {missing[0]} to it")
         return tied
     hint = _TIED_HINT if isinstance(value, Mapping) or any(isinstance(item, Mapping) for item in items) else None
     for section, kind in SECTIONS.items():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from operator import itemgetter
 from typing import Any
@@ -145,7 +146,10 @@ def _parts(node: ast.expr) -> list[ast.expr]:
 def _check_name(node: ast.Name | ast.Attribute, names: frozenset[str]) -> None:
     name = ast.unparse(node)
     if name not in names:
-        raise ConstraintError(f"unknown name {name!r} (known: {', '.join(sorted(names))})", node.col_offset + 1)
+        near = get_close_matches(name, names, n=1)
+        guess = f"; did you mean {near[0]!r}?" if near else ""
+        known = f"{guess} (known: {', '.join(sorted(names))})"
+        raise ConstraintError(f"unknown name {name!r}{known}", node.col_offset + 1)
 
 
 def _check_constant(node: ast.Constant) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -72,10 +73,12 @@ class Problems:
     def _written(self, path: KeyPath) -> KeyPath:
         return tuple(self.spelled.get(path[: n + 1], part) for n, part in enumerate(path))
 
-    def canonical(self, section: Any, aliases: Mapping[str, str], path: KeyPath) -> dict[str, Any] | None:
+    def canonical(
+        self, section: Any, aliases: Mapping[str, str], path: KeyPath, example: str | None = None
+    ) -> dict[str, Any] | None:
         """The mapping with aliases and dashed names replaced; None (and a problem) if it is not a mapping."""
         if not isinstance(section, Mapping):
-            self.add(path, "must be a mapping", found=shown(section))
+            self.add(path, "must be a mapping", found=shown(section), hint=example)
             return None
         result: dict[str, Any] = {}
         for written, value in section.items():
@@ -100,7 +103,9 @@ class Problems:
     def validate(self, kind: type[T], section: Any, path: KeyPath) -> T | None:
         """The section as `kind`, a declared dataclass or a pydantic model; None after adding all its problems."""
         aliases = {} if issubclass(kind, BaseModel) else aliases_of(kind)
-        values = self.canonical(section, aliases, path)
+        names = list(model_of(kind).model_fields)
+        example = f"e.g. {path[-1]}: {{{names[0]}: ...}}" if path and names else None
+        values = self.canonical(section, aliases, path, example)
         if values is None:
             return None
         inner = {name: part for name, part in parts_of(kind).items() if values.get(name) is not None}
@@ -138,6 +143,7 @@ class Problems:
                 message,
                 found=None if item["type"] == "missing" else shown(item["input"]),
                 allowed=context.get("expected"),
+                hint=_nearest(item["input"], f"{message} {context.get('expected', '')}"),
             )
 
     def add_unknown(
@@ -149,6 +155,14 @@ class Problems:
         near = difflib.get_close_matches(name, [*names, *aliases], n=1)
         guess = self.elsewhere.get(name) or (f"did you mean {near[0]!r}?" if near else None)
         self.add(path, "unknown key", allowed=", ".join(names), hint=hint or guess)
+
+
+def _nearest(value: Any, allowed: str) -> str | None:
+    """E.g. "did you mean 'reference'?", from a message that lists the values."""
+    if not isinstance(value, str) or not allowed.startswith(("must be one of", "unknown value")):
+        return None
+    near = difflib.get_close_matches(value, re.findall(r"[\w.-]+", allowed), n=1)
+    return f"did you mean {near[0]!r}?" if near else None
 
 
 def shown(value: Any) -> str:
