@@ -166,7 +166,7 @@ def table_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], width:
         )
         for line in lines
     )
-    shown = [line.rstrip() for line in padded]
+    shown = [line.rstrip()[:width] for line in padded]
     if left := columns[count:]:
         shown.append(screen.wrapped(f"no room for: {', '.join(left)}"))
     return "\n".join(shown)

@@ -161,7 +161,8 @@ def _nearest(value: Any, allowed: str) -> str | None:
     """E.g. "did you mean 'reference'?", from a message that lists the values."""
     if not isinstance(value, str) or not allowed.startswith(("must be one of", "unknown value")):
         return None
-    near = difflib.get_close_matches(value, re.findall(r"[\w.-]+", allowed), n=1)
+    names = re.findall(r"[\w.-]+", allowed.removeprefix("must be one of").removeprefix("unknown value"))
+    near = difflib.get_close_matches(value, names, n=1)
     return f"did you mean {near[0]!r}?" if near else None
 
 

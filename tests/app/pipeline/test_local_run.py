@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 
 from harness.app.pipeline import judge_run, launch
 from harness.app.pipeline.finalize import FinalizeOptions
-from harness.app.pipeline.local_run import _new_attempts, _without_result, resume, with_partners
+from harness.app.pipeline.live_judging import EnoughFailures, LiveJudging
+from harness.app.pipeline.local_run import _new_attempts, _without_result, resume, stopped, with_partners
 from harness.app.signals import Stopped
 from harness.core.errors import InputError, InterruptedRun
 from harness.core.outcomes import EXIT_INTERRUPTED, EXIT_PASS, EXIT_UNDECIDED
@@ -147,3 +149,31 @@ def test_a_signal_while_the_run_is_judged_names_the_command_that_judges_it(
     monkeypatch.setattr(judge_run, "judge", judge)
     with pytest.raises(InterruptedRun, match=r"^ended by SIGTERM while the run was judged; .* harness report "):
         resume(run, read_plan(run), FinalizeOptions(record=False), errors=False)
+
+
+@pytest.mark.parametrize("most", [1, None])
+def test_maxfail_ends_a_run_at_the_first_failure_that_is_judged(tmp_path: Path, most: int | None) -> None:
+    run = simulated_run(tmp_path)
+    plan = read_plan(run)
+    cells = [cell.id for cell in plan.expansion.controls_first]
+    run.attempt(cells[1]).record(0).unlink()
+    results = {cell: run.attempt(cell).result.read_bytes() for cell in cells}
+    for cell in cells:
+        run.attempt(cell).result.unlink()
+    failed: list[str] = []
+    live = LiveJudging(run, plan, lambda cell: failed.append(cell.id), most)
+    for cell in reversed(cells):  # the control last: nothing can be judged before it
+        run.attempt(cell).result.write_bytes(results[cell])
+        assert failed == []
+        with pytest.raises(EnoughFailures) if most and cell == cells[0] else nullcontext():
+            live.ended(cell)
+    assert failed == [cells[1]]
+
+
+def test_the_cells_that_maxfail_left_are_named(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path)
+    plan = read_plan(run)
+    last = plan.expansion.cells[-1].id
+    text = stopped(run, plan, {last}, 1)
+    assert text.startswith("stopped after 1 failure (--maxfail): 1 of 3 cells did not run")
+    assert f"not run: {last}" in text and "harness resume" in text

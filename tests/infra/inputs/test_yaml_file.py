@@ -51,7 +51,7 @@ def test_anchors_and_merge_keys_keep_the_lines_of_their_values(tmp_path: Path) -
     [
         ("a: 1\nb: 2\na: 3\n", 3, "duplicate key"),
         ("a:\n  x: 1\n  x: 1\n", 3, "duplicate key"),
-        ("a: [1\nb: 2", 2, "not valid YAML"),
+        ("a: [1\nb: 2", 1, "not valid YAML"),
         ("a:\n\t- 1", 2, "not valid YAML"),
         ("a: !!python/object/apply:os.system [x]", 1, "could not determine a constructor"),
         ("--- 1\n--- 2", 2, "another document"),
