@@ -16,7 +16,7 @@ BASH = """
 source "$1"
 complete_line() {
   COMP_LINE="$1"; COMP_POINT=${#1}; COMP_WORDS=($1); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMP_TYPE=9; COMPREPLY=()
-  _python_argcomplete_harness harness
+  _python_argcomplete harness
   printf '%s\n' "${COMPREPLY[@]}"
 }
 complete_line "$2"
