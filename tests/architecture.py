@@ -27,6 +27,7 @@ NODE_PACKAGES = {
     "transformers",
     "nemo_rl",
     "skyrl",
+    "train_rl",
     "verl",
 }
 NEWER_THAN_PYTHON_310 = {"tomllib"}

@@ -109,7 +109,7 @@ def _repetition(config: CellConfig) -> list[Leg]:
     count, seq_length = config.train.global_batch, config.train.seq_length
     if not config.style.packed or count < 2:
         return []
-    made = config.style.split_last or config.style.longest_first
+    made = config.style.split_last or not config.style.splits
     rows = row_multiple(config.layout, config.micro_batch_size) if made else 1
     length = max(seq_length // -(-count // rows) - 1, min(3, seq_length - 1))
     documents = tuple(

@@ -110,12 +110,12 @@ class MicroBatch:
         for length, padded_length in self.segments:
             real.append(real[-1] + length)
             padded.append(padded[-1] + padded_length)
-        longest = max(padded_length for _, padded_length in self.segments)
+        longest = self.slots if self.style.longest_is_row else max(size for _, size in self.segments)
         if self.metadata is not None:  # offsets: 0, one per document, the tail; GPTSFTPackedDataset.collate_fn
             missing = self.metadata.most_documents + 2 - len(padded)
             real, padded = real + [real[-1]] * missing, padded + [padded[-1]] * missing
             longest = max(self.metadata.longest, self.slots - self.metadata.shortest_row)
-        repeated = self.entries - len(padded)
+        repeated = max(self.entries, (self.style.most_documents or 0) + 2) - len(padded)
         real, padded = real + [real[-1]] * repeated, padded + [padded[-1]] * repeated
         outer = tuple(padded)
         inner = tuple(real) if self.style.real_lengths else outer
@@ -136,7 +136,7 @@ class MicroBatch:
         for row in self.rows:
             last = self.style.last_token_slots
             segments += [(item.document.length + last, item.padded_length) for item in row.placed]
-            segments += [(0, row.tail)] if row.tail else []
+            segments += [(row.tail if self.style.tail_is_real else 0, row.tail)] if row.tail else []
         return segments
 
     def slot_owners(self) -> list[tuple[int, int]]:
@@ -184,12 +184,14 @@ def pack(documents: Sequence[Document], style: PackingStyle, *, seq_length: int,
     """Rows of at most seq_length slots holding the documents in order (next fit), or by first fit with `longest_first`.
 
     The number of rows is made a multiple of `multiple` by splitting rows. ValueError if there are too few documents
-    for that, or if the data path packs offline (`longest_first`) and so does not split rows.
+    for that, or if the data path never splits rows.
     """
+    if style.descending:
+        documents = sorted(documents, key=lambda document: document.length, reverse=True)
     groups = first_fit(documents, style, seq_length) if style.longest_first else _next_fit(documents, style, seq_length)
     made = len(groups)
     while len(groups) % multiple:
-        split = not style.longest_first and (
+        split = style.splits and (
             _split_last(groups, made, style.split_first) if style.split_last else _split_widest(groups)
         )
         if not split:
@@ -205,7 +207,8 @@ def _next_fit(documents: Sequence[Document], style: PackingStyle, seq_length: in
     used = 0
     for document in documents:
         size = style.size(document)
-        if groups and style.packed and not style.one_per_row and used + size <= seq_length:
+        full = bool(groups) and len(groups[-1]) == style.most_documents
+        if groups and not full and style.packed and not style.one_per_row and used + size <= seq_length:
             groups[-1].append(document)
             used += size
         else:
@@ -303,6 +306,8 @@ def plan_step(
 
     With `even_step` they take them one at a time. `rows_of`: the layout that rows are split for, if it is not `layout`.
     """
+    if style.even_shares and len(documents) % layout.dp:
+        raise ValueError(f"{len(documents)} documents cannot be shared evenly by dp = {layout.dp} replicas")
     multiple = row_multiple(rows_of or layout, micro_batch_size)
     rows = pack(documents, style, seq_length=seq_length, multiple=multiple)
     metadata = _metadata(rows) if style.fixed_entries else None

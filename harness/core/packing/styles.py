@@ -28,12 +28,22 @@ class PackingStyle:
     split_last: bool = False  # how rows are split: see arithmetic.pack
     split_first: bool = False  # with split_last: also the first row
     longest_first: bool = False  # first-fit decreasing; otherwise next fit, in order
+    descending: bool = False  # next fit, from the longest document to the shortest
+    most_documents: int | None = None  # in a row; offsets have two entries more, the last one repeated
+    even_shares: bool = False  # replicas contribute equal numbers of documents
     tail_segment: bool = False  # the slots after a row's last document form a segment without a document
+    tail_is_real: bool = False  # with tail_segment and real_lengths: its slots count as tokens
     tail_multiple: int = 1  # with tail_segment: rows are padded to a multiple of this, at most seq_length
     fixed_entries: bool = False  # the offsets of all rows of a step have the same number of entries
     even_step: bool = False  # replicas take rows one at a time; all of a replica's step have one length and offsets
     even_last: bool = False  # all micro-batches of a replica's step have one length: their last documents take the rest
+    longest_is_row: bool = False  # max_seqlen is the length of the row
     longest_as_tensor: bool = False  # max_seqlen may also be a tensor of one element
+
+    @property
+    def splits(self) -> bool:
+        """Whether rows may be split, to have a multiple of the layout's."""
+        return not (self.longest_first or self.descending)
 
     def size(self, document: Document) -> int:
         """Slots of a document with its padding, not counting a row's tail."""

@@ -6,6 +6,7 @@ from harness.node.data_paths.base import Adapter
 from harness.node.data_paths.bridge.in_batch import BridgeInBatchPath
 from harness.node.data_paths.bridge.long import BridgeLongPath
 from harness.node.data_paths.bridge.offline import BridgeOfflinePath
+from harness.node.data_paths.megatron_rl import MegatronRlPath
 from harness.node.data_paths.nemo_rl import NemoRlPath
 from harness.node.data_paths.reference import ReferencePath
 from harness.node.data_paths.rules import RulesPath
@@ -22,6 +23,7 @@ ADAPTERS: dict[str, type[Adapter]] = {
     "sft": SftPath,
     "scheduler": SchedulerPath,
     "skyrl": SkyrlPath,
+    "megatron_rl": MegatronRlPath,
     "nemo_rl": NemoRlPath,
     "verl": VerlPath,
     "bridge_offline": BridgeOfflinePath,

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from harness.core.packing.arithmetic import zigzag
 from harness.node.device.adam_stub import FusedAdam
-from harness.node.device.uneven_collectives import all_gather, reduce_scatter
+from harness.node.device.uneven_collectives import all_gather, gather_with_gradient, reduce_scatter
 
 _CPU = torch.device("cpu")
 _DEVICE_TYPES = (str, torch.device)
@@ -160,6 +160,10 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     schedule = sys.modules.get("megatron.core.datasets.data_schedule")  # loaded by the data path that needs it
     if schedule is not None and getattr(schedule, "tex", None) is None:
         rows.append((schedule, "tex", PARTITION))
+    rollouts = sys.modules.get("megatron.rl.rl_utils")
+    if rollouts is not None and not getattr(rollouts, "HAVE_TEX", True):
+        rows += [(rollouts, "tex", PARTITION), (rollouts, "HAVE_TEX", True)]
+        rows.append((torch.distributed.nn.functional, "all_gather", gather_with_gradient))
     if getattr(megatron_utils, "tex", None) is None:
         rows.append((megatron_utils, "tex", PARTITION))
         rows.append((megatron_utils, "is_te_min_version", lambda *a, **k: True))  # guards the use of tex

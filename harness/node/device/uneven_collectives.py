@@ -47,6 +47,27 @@ def reduce_scatter(
     return None
 
 
+def gather_with_gradient(tensor: Tensor, group: Any = dist.group.WORLD) -> tuple[Tensor, ...]:
+    """As torch.distributed.nn.functional.all_gather, whose backward over gloo fails in groups without rank 0 (2.15)."""
+    gathered: tuple[Tensor, ...] = _Gathered.apply(group, tensor)
+    return gathered
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, group: Any, tensor: Tensor) -> tuple[Tensor, ...]:
+        ctx.group = group
+        parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+        _all_gather(parts, tensor.contiguous(), group=group)
+        return tuple(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+        own = torch.empty_like(gradients[0])
+        _reduce_scatter(own, [gradient.contiguous() for gradient in gradients], group=ctx.group)
+        return None, own
+
+
 def _equal(tensors: Sequence[Tensor]) -> bool:
     return len({tensor.shape for tensor in tensors}) <= 1
 

@@ -125,7 +125,7 @@ def forward(model: Any, batch: Batch, config: CellConfig) -> Tensor:
     smoothing = config.train.label_smoothing
     more: dict[str, Any] = {"loss_mask": batch.loss_mask} if config.model.mtp else {}
     more |= {"padding_mask": batch.padding_mask} if config.model.padding_mask else {}
-    more |= {"labels": None if smoothing else batch.labels}
+    more |= {"labels": None if smoothing else batch.labels, **(batch.arguments or {})}
     output: Tensor = model(batch.tokens, batch.position_ids, None, packed_seq_params=batch.params, **more)
     return smoothed(output, batch.labels, smoothing) if smoothing and unwrap(model).post_process else output
 

@@ -55,11 +55,14 @@ def vpp_needs_pp(config: Shape) -> str | None:
 
 
 def documents_by_replicas(config: Shape) -> str | None:
-    """Unpacked rows are documents, so the documents of a step must split evenly over replicas."""
-    if config.style.packed:
+    """Unpacked rows are documents, so the documents of a step must split evenly over replicas.
+
+    So must rollouts that replicas exchange before they are packed.
+    """
+    if config.style.packed and not config.style.even_shares:
         return None
     documents = config.train.global_batch
-    parts = row_multiple(config.layout, config.micro_batch_size)
+    parts = config.layout.dp if config.style.packed else row_multiple(config.layout, config.micro_batch_size)
     return not_divisible("train.global_batch", documents, _parts(config, parts), parts) if documents % parts else None
 
 
@@ -69,12 +72,12 @@ def rows_by_replicas(config: Shape) -> str | None:
         return None
     train = config.train
     parts = row_multiple(config.layout, config.micro_batch_size)
-    if train.global_batch % parts == 0 and not config.style.longest_first:
+    if train.global_batch % parts == 0 and config.style.splits:
         return None  # one document per row always divides
     for step in range(1 if config.documents.mode in MIXES else train.steps or 1):
         rows = _row_count(config.documents, train.seed, step, train.global_batch, train.seq_length, config.style)
         wanted = -(-rows // parts) * parts
-        if config.style.longest_first and rows % parts:
+        if not config.style.splits and rows % parts:
             return (
                 f"step {step}: {train.global_batch} documents fill {rows} rows of {train.seq_length} tokens, which "
                 f"{config.data_path} packs in advance and cannot split into a multiple of {_parts(config, parts)}"

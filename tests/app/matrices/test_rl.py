@@ -1,4 +1,4 @@
-"""Rollouts packed and scored by NeMo-RL and verl: a part of matrices/rl.yaml and rl_bugs.yaml, and a reproducer."""
+"""Rollouts packed and scored by Megatron-LM, NeMo-RL and verl: parts of the matrices of RL, and a reproducer."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from harness.infra.inputs import yaml_file
 from harness.infra.inputs.matrix_file import read_matrix
 from harness.infra.stacks.prepare import prepare
 from tests.app.conftest import harness, only_run, write_matrix
+from tests.megatron_clone import CLONE as MEGATRON
+from tests.megatron_clone import needs_clone as needs_megatron
 from tests.nemo_rl_clone import CLONE, needs_clone
 
 pytestmark = pytest.mark.train
@@ -62,6 +64,16 @@ def test_ranks_of_verl_return_too_few_tokens_under_cp(root: Path) -> None:
     done = subprocess.run([python, "-W", "ignore", script], capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert "tokens that the ranks return: 14, expected 16" in done.stdout
+
+
+@needs_megatron
+def test_megatron_rl_trains_packed_rollouts_as_one_rank_does_and_its_old_offsets_are_wrong(
+    tmp_path: Path, root: Path
+) -> None:
+    text = (root / "matrices" / "rl_megatron.yaml").read_text().replace("../../Megatron-LM", MEGATRON)
+    done = harness("run", write_matrix(tmp_path, text), cwd=tmp_path, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "16 PASS, 2 XFAIL" in done.stdout
 
 
 @needs_clone

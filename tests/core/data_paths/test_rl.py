@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 
 from harness.core.cell.layout import Layout
+from harness.core.data_paths.megatron_rl import MEGATRON_RL, MOST_ROLLOUTS
 from harness.core.data_paths.nemo_rl import NEMO_RL
 from harness.core.data_paths.verl import VERL
-from harness.core.packing.arithmetic import plan_step
+from harness.core.packing.arithmetic import PackedParams, plan_step
 from harness.core.packing.documents import Document
 from harness.core.packing.options import DEFAULT_OPTIONS
 
@@ -40,3 +41,32 @@ def test_with_stages_nemo_rl_packs_of_a_replica_have_one_length_and_the_last_rol
     ]
     assert [batch.params().cu_seqlens_q for batch in (first, second)] == [(0, 9, 13), (0, 5, 13)]  # type: ignore[union-attr]
     assert not NEMO_RL.style(Layout(), 16, DEFAULT_OPTIONS).even_last
+
+
+def megatron_rl_params(lengths: tuple[int, ...], layout: Layout) -> list[PackedParams | None]:
+    documents = [Document(index=number, length=length, original_length=length) for number, length in enumerate(lengths)]
+    style = MEGATRON_RL.style(layout, 16, DEFAULT_OPTIONS)
+    replicas = plan_step(documents, style, layout, seq_length=16, micro_batch_size=1)
+    return [batch.params() for replica in replicas for batch in replica]
+
+
+def test_megatron_rl_packs_from_the_longest_and_repeats_the_last_of_a_fixed_number_of_offsets() -> None:
+    [first, second] = megatron_rl_params((4, 9, 15), Layout())
+    assert first is not None and second is not None
+    assert first.cu_seqlens_q == (0, *[16] * (MOST_ROLLOUTS + 1))
+    assert second.cu_seqlens_q == (0, 10, 15, *[16] * (MOST_ROLLOUTS - 1))
+    assert (first.max_seqlen_q, second.max_seqlen_q, first.cu_seqlens_q_padded) == (16, 16, None)
+
+
+def test_with_context_ranks_the_padding_of_a_bin_counts_as_tokens_and_that_of_rollouts_does_not() -> None:
+    [params] = megatron_rl_params((4, 6), Layout(cp=2))
+    assert params is not None and params.cu_seqlens_q_padded is not None
+    assert params.cu_seqlens_q_padded[:4] == (0, 8, 16, 16)
+    assert params.cu_seqlens_q[:4] == (0, 7, 12, 12)
+
+
+def test_megatron_rl_cannot_split_bins_or_share_rollouts_unevenly() -> None:
+    with pytest.raises(ValueError, match="cannot be split"):
+        megatron_rl_params((15, 15, 7, 7), Layout(dp=2))
+    with pytest.raises(ValueError, match="cannot be shared evenly by dp = 2"):
+        megatron_rl_params((15, 15, 15), Layout(dp=2))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -98,12 +98,15 @@ class _Called:
         return torch.empty(0)
 
 
-def set_arguments(config: CellConfig) -> None:
-    """Set upstream's global arguments for the cell, parsed and validated by upstream, and its timers."""
+def set_arguments(config: CellConfig, switches: Sequence[str] = ()) -> None:
+    """Set upstream's global arguments for the cell, parsed and validated by upstream, and its timers.
+
+    `switches`: more flags without a value.
+    """
     arguments: Any = importlib.import_module("megatron.training.arguments")
     variables: Any = importlib.import_module("megatron.training.global_vars")
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by validate_args with tp or cp
-    with command_line(model_flags(config, {})), redirect_stdout(sys.stderr):
+    with command_line(model_flags(config, {}) + [f"--{name}" for name in switches]), redirect_stdout(sys.stderr):
         args = arguments.parse_args()
         arguments.validate_args(args, {})
     variables.set_args(args)
