@@ -14,6 +14,7 @@ from functools import cached_property
 from harness.core.cell.layout import Layout
 from harness.core.packing.documents import Document
 from harness.core.packing.first_fit import first_fit
+from harness.core.packing.next_fit import next_fit, split_last, split_widest
 from harness.core.packing.styles import PackingStyle, align_up
 
 PAD = -1  # document index of a padding slot
@@ -186,13 +187,11 @@ def pack(documents: Sequence[Document], style: PackingStyle, *, seq_length: int,
     The number of rows is made a multiple of `multiple` by splitting rows. ValueError if there are too few documents
     for that, or if the data path never splits rows.
     """
-    if style.descending:
-        documents = sorted(documents, key=lambda document: document.length, reverse=True)
-    groups = first_fit(documents, style, seq_length) if style.longest_first else _next_fit(documents, style, seq_length)
+    groups = first_fit(documents, style, seq_length) if style.longest_first else next_fit(documents, style, seq_length)
     made = len(groups)
     while len(groups) % multiple:
         split = style.splits and (
-            _split_last(groups, made, style.split_first) if style.split_last else _split_widest(groups)
+            split_last(groups, made, style.split_first) if style.split_last else split_widest(groups)
         )
         if not split:
             raise ValueError(
@@ -200,42 +199,6 @@ def pack(documents: Sequence[Document], style: PackingStyle, *, seq_length: int,
                 f"into a multiple of {multiple} (dp x micro_batch_size, and pp when interleaved)"
             )
     return [_place(group, style, seq_length) for group in groups]
-
-
-def _next_fit(documents: Sequence[Document], style: PackingStyle, seq_length: int) -> list[list[Document]]:
-    groups: list[list[Document]] = []
-    used = 0
-    for document in documents:
-        size = style.size(document)
-        full = bool(groups) and len(groups[-1]) == style.most_documents
-        if groups and not full and style.packed and not style.one_per_row and used + size <= seq_length:
-            groups[-1].append(document)
-            used += size
-        else:
-            groups.append([document])
-            used = size
-    return groups
-
-
-def _split_widest(groups: list[list[Document]]) -> bool:
-    """Halve the row with the most documents; False if every row has only one."""
-    widest = max(range(len(groups)), key=lambda index: len(groups[index]))
-    half = len(groups[widest]) // 2
-    if half:
-        groups[widest : widest + 1] = [groups[widest][:half], groups[widest][half:]]
-    return half > 0
-
-
-def _split_last(groups: list[list[Document]], made: int, first: bool) -> bool:
-    """Move the last document of the last row with several documents to a new row at the end.
-
-    Only the first `made` rows are split, the first one with `first` only, as in
-    megatron.core.datasets.data_schedule.DpBalancedScheduler.get_groups_and_subsamples.
-    """
-    last = next((index for index in range(made - 1, -1 if first else 0, -1) if len(groups[index]) > 1), None)
-    if last is not None:
-        groups.append([groups[last].pop()])
-    return last is not None
 
 
 def _place(documents: Sequence[Document], style: PackingStyle, seq_length: int) -> Row:

@@ -160,14 +160,10 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     schedule = sys.modules.get("megatron.core.datasets.data_schedule")  # loaded by the data path that needs it
     if schedule is not None and getattr(schedule, "tex", None) is None:
         rows.append((schedule, "tex", PARTITION))
-    rollouts = sys.modules.get("megatron.rl.rl_utils")
-    if rollouts is not None and not getattr(rollouts, "HAVE_TEX", True):
-        rows += [(rollouts, "tex", PARTITION), (rollouts, "HAVE_TEX", True)]
-        rows.append((torch.distributed.nn.functional, "all_gather", gather_with_gradient))
     if getattr(megatron_utils, "tex", None) is None:
         rows.append((megatron_utils, "tex", PARTITION))
         rows.append((megatron_utils, "is_te_min_version", lambda *a, **k: True))  # guards the use of tex
-    rows += _scheduler()
+    rows += _scheduler() + _rollouts()
     dispatcher = sys.modules.get("megatron.core.transformer.moe.token_dispatcher")
     if dispatcher is not None:
         rows.append((dispatcher, "maybe_move_tensor_to_cpu", _splits_on_cpu))
@@ -191,6 +187,19 @@ def _scheduler() -> list[tuple[Any, str, Any]]:
     return [
         (config, "is_te_min_version", lambda *a, **k: True),
         (schedule_utils, "get_thd_partitioned_indices", _thd_get_partitioned_indices),
+    ]
+
+
+def _rollouts() -> list[tuple[Any, str, Any]]:
+    """For Megatron-LM's RL utilities with context parallelism, which need Transformer Engine's split of a bin."""
+    upstream: Any = sys.modules.get("megatron.rl.rl_utils")  # loaded by the data path that needs it
+    if upstream is None or getattr(upstream, "HAVE_TEX", True):
+        return []
+    functions = upstream.torch.distributed.nn.functional
+    return [
+        (upstream, "tex", PARTITION),
+        (upstream, "HAVE_TEX", True),
+        (functions, "all_gather", gather_with_gradient),
     ]
 
 

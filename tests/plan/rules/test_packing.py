@@ -259,7 +259,9 @@ def test_documents_are_refused_exactly_when_their_multiple_does_not_divide(
 def test_seq_length_is_refused_exactly_when_it_does_not_divide(path: str, tp: int, cp: int, seq_length: int) -> None:
     found = reasons(cell(path, Layout(tp=tp, cp=cp, sp=tp > 1), seq_length))
     assert ("cp.seq-length" in found) == (cp > 1 and seq_length % (2 * cp) != 0)
-    whole_rows = path in ("unpacked", "bridge_long", "sft", "sft_scheduler", "inter_document", "bridge_offline")
+    whole_rows = path in (
+        *("unpacked", "bridge_long", "sft", "sft_scheduler", "inter_document", "bridge_offline", "megatron_rl"),
+    )
     assert ("sp.seq-length" in found) == (whole_rows and tp > 1 and seq_length % (tp * cp) != 0)
     zigzag = 2 * cp if cp > 1 else 1
     multiples = {
@@ -271,6 +273,7 @@ def test_seq_length_is_refused_exactly_when_it_does_not_divide(path: str, tp: in
         "nemo_rl": tp * zigzag,  # with sp, which is on here
         "verl": tp * zigzag,
         "bridge_offline": zigzag,
+        "megatron_rl": zigzag,
     }
     multiple = 1 if path in ("unpacked", "bridge_long") else multiples.get(path, multiples["reference"])
     assert ("packing.row-holds-alignment" in found) == (seq_length % multiple != 0)
