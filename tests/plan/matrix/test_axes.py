@@ -100,8 +100,8 @@ def test_model_and_train_keys_can_be_axes() -> None:
         ({"tp": 0}, "matrix.tp: must be at least 1 (found 0)"),
         (
             {"packing": ["thd"]},
-            "scheduler, sft_scheduler, skyrl, nemo_rl, verl, bridge_offline, bridge_in_batch, bridge_long, rules, "
-            "upstream_tests (found 'thd')",
+            "scheduler, sft_scheduler, skyrl, megatron_rl, nemo_rl, verl, bridge_offline, bridge_in_batch, "
+            "bridge_long, rules, upstream_tests (found 'thd')",
         ),
         ({"tp": 1, "tensor_model_parallel_size": 1}, "given twice"),
         ({"layout": [{"tp": 1}, {"pp": 2}]}, "must set the same axes"),
