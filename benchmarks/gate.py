@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/gate.py CLONE [--only ID] [--folder gate-runs] [--again]
 
 CLONE is a clone of Megatron-LM; its own files are not touched. gate.toml names the bugs. Each gets a worktree of the
-commit before its fix, or of main with the fix reverted, and in it runs the gate as a fork would: the matrix copied to
-packing/. The bug counts if the cell that gate.toml names fails in the check that it names. On main all cells must pass.
+commit before its fix, or of main with the fix reverted, and in it runs the gate as a fork would.
+The bug counts if the cell that gate.toml names fails in the check that it names. On main all cells must pass.
 Runs are kept in --folder and not repeated without --again. Exit code 1 when a bug is not found or main is not green;
 the table is written only when all are right.
 """
@@ -33,7 +33,13 @@ MATRIX = ROOT / "matrices" / "gate.yaml"
 PAGE = ROOT / "docs" / "gate.md"
 TABLE = re.compile(r"(?m)^<!-- benchmarks/gate.py -->\n(?:\|.*\n)*")
 STACK = "fork"  # of the matrix
-OLDER = {"datasets==5.2.0": "datasets==4.4.1", "transformers==5.12.1": "transformers==4.57.1"}
+RECIPE = f"{STACK}: working-tree"
+OLDER = (
+    STACK
+    + """:
+    - {{checkout: "{code}", package: megatron-lm}}
+    - {{packages: [datasets==4.4.1, transformers==4.57.1, psutil==7.2.2]}}"""
+)
 GREEN = (Outcome.PASS, Outcome.XFAIL)
 
 
@@ -93,14 +99,14 @@ def worktree(clone: Path, place: Path, bug: Bug, main: str) -> Iterator[Path]:
 def run(bug: Bug, main: str, clone: Path, folder: Path, words: Sequence[str] = ()) -> None:
     """The gate on the bad code; leaves folder/report.json. `words`: more arguments of `harness run`."""
     with worktree(clone, folder.parent / f"{folder.name}-code", bug, main) as place:
-        text = MATRIX.read_text(encoding="utf-8")
-        for package, instead in OLDER.items() if bug.older else ():
-            text = text.replace(package, instead)
-        (place / "packing").mkdir()
-        (place / "packing" / MATRIX.name).write_text(text, encoding="utf-8")
-        command = [sys.executable, "-m", "harness", "run", f"packing/{MATRIX.name}"]
-        command += ["--run-dir", str(folder), "--no-history", *words]
-        code = subprocess.run(command, cwd=place, stdout=sys.stderr).returncode
+        matrix = MATRIX
+        if bug.older:
+            matrix = folder.parent / MATRIX.name
+            matrix.parent.mkdir(parents=True, exist_ok=True)
+            text = MATRIX.read_text(encoding="utf-8")
+            matrix.write_text(text.replace(RECIPE, OLDER.format(code=place)), encoding="utf-8")
+        command = [sys.executable, "-m", "harness", "run", str(matrix), "--run-dir", str(folder), "--no-history"]
+        code = subprocess.run([*command, *words], cwd=place, stdout=sys.stderr).returncode
     made = sorted(folder.glob("*/report.json"))
     if code not in (0, 1, 3) or not made:
         raise SystemExit(f"{bug.id}: harness run ended with {code}")

@@ -50,9 +50,12 @@ def test_every_bug_names_a_cell_of_the_matrix_and_a_check(gate: ModuleType, bugs
     assert len({bug.folder for bug in bugs}) == len(bugs) >= 10
 
 
-def test_older_packages_replace_those_of_the_matrix(gate: ModuleType) -> None:
+def test_older_packages_replace_the_recipe_of_the_matrix(gate: ModuleType, tmp_path: Path) -> None:
     text = gate.MATRIX.read_text(encoding="utf-8")
-    assert [package for package in gate.OLDER if text.count(package) != 1] == []
+    assert text.count(gate.RECIPE) == 1
+    (tmp_path / "older.yaml").write_text(text.replace(gate.RECIPE, gate.OLDER.format(code="/code")))
+    (stack,) = {cell.config.stack for cell in expand(read_matrix(tmp_path / "older.yaml")).cells}
+    assert stack == gate.STACK
 
 
 def test_every_cell_of_the_matrix_runs(root: Path) -> None:
@@ -87,7 +90,7 @@ def test_a_bug_counts_only_if_its_cell_fails_in_its_check(gate: ModuleType) -> N
     ]
     for other in (_report(Outcome.FAIL, check="ended"), _report(Outcome.FAIL, message="other")):
         (said,) = gate.problems([bug], {"#1": other, "main": green})
-        assert said.startswith("#1: not found by params_present in tp2-sft; red: [\"tp2-sft [")
+        assert said.startswith('#1: not found by params_present in tp2-sft; red: ["tp2-sft [')
     elsewhere = replace(bug, cell="tp4-*")
     assert "not found" in gate.problems([elsewhere], {"#1": _report(Outcome.FAIL), "main": green})[0]
 

@@ -32,7 +32,7 @@ from harness.core.packing.documents import Document, DocumentsConfig, documents_
 from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions
 from harness.core.packing.styles import PackingStyle, packed_of_documents
 from harness.core.setting import setting
-from harness.core.stack import DEFAULT, SAFE_NAME, safe_name
+from harness.core.stack import DEFAULT, SAFE_NAME, stack_name
 from harness.core.upstream_tests import NO_TESTS, UpstreamTests
 
 __all__ = ["CellConfig", "ModelConfig", "TrainConfig"]
@@ -108,10 +108,11 @@ class CellConfig:
     )
     stack: str = setting(
         DEFAULT,
-        doc="[Software under test](stacks.md): a name under `stacks`, or `default`, the environment of the harness.",
+        doc="[Software under test](stacks.md): a name under `stacks`, a [recipe](stacks.md#recipes), or `default`, the "
+        "environment of the harness.",
         axis="stack",
-        check=safe_name,
-        pattern=f"^{SAFE_NAME}$",
+        check=stack_name,
+        pattern=f"^({SAFE_NAME}|[a-z0-9-]+==[A-Za-z0-9.]+)$",
         values="a name",
         label="{}",
         in_control=True,
