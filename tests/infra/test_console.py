@@ -17,6 +17,7 @@ from harness.core.run.run_plan import Selection
 from harness.infra.console import print_problems, print_report
 from harness.infra.html.report import render_html
 from harness.infra.progress import Progress
+from harness.judge.report.model import Report
 from tests.sample_report import hostile_report, passing_report, sample_report
 
 
@@ -158,6 +159,42 @@ def test_a_narrow_terminal_breaks_nothing(monkeypatch: pytest.MonkeyPatch, width
     print_report(sample_report(), ["report.html"], stream)
     assert "and 7 more" in stream.getvalue() or width == "10"
     assert "exit code 1" in stream.getvalue()
+
+
+def _long_report() -> Report:
+    """The sample, with a cell whose id has 59 characters."""
+    report = sample_report()
+    failing = next(cell for cell in report.cells if cell.outcome is Outcome.FAIL)
+    long = replace(failing, id=f"tp2-pp4-cp2-dp2-vpp2-bridge_offline-selective-distopt-{failing.id[-8:]}")
+    return replace(report, cells=[*report.cells, long])
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_no_word_and_no_id_is_broken_on_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    report, terminal, file = _long_report(), Terminal(), io.StringIO()
+    print_report(report, ["reports/x/report.html"], terminal)
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
+    longest = max(report.cells, key=lambda cell: len(cell.id)).id
+    assert all(cell.id in text for cell in report.cells)
+    lines = [line for line in text.splitlines() if "reproduce: " not in line]
+    assert max(map(len, lines)) <= width
+    monkeypatch.delenv("COLUMNS")
+    print_report(report, ["reports/x/report.html"], file)
+    assert set(text.split()) - set(file.getvalue().split()) <= {"metadata", "numerics", "throughput"}
+    assert (f"FAIL    {longest}\n        metadata FAIL" in text) is (width < 110)
+
+
+def test_the_lines_of_a_failure_while_cells_run_are_broken_at_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    stream, clock = Terminal(), Clock()
+    progress = Progress(stream, clock)
+    progress.start(2)
+    progress.failed(_long_report().cells[-1])
+    progress.stop()
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
+    assert any("no packed metadata reached this rank" in " ".join(line.split()) for line in [shown.replace("\n", " ")])
+    assert max(len(line.rstrip()) for line in shown.splitlines() if "tp2-" not in line) <= 60
 
 
 def test_time_left_weighs_cells_by_their_ranks() -> None:
