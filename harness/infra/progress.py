@@ -14,7 +14,7 @@ from harness.core.text.counts import counted
 from harness.core.text.durations import duration
 from harness.infra.console import STYLES, console_on, fitting
 from harness.infra.screen import VIEW, shown
-from harness.infra.time_left import RunState
+from harness.infra.time_left import Expected, RunState
 from harness.judge.report.model import ReportCell, ReportRejected
 
 if TYPE_CHECKING:
@@ -46,13 +46,23 @@ class Progress:
         self._queue = ""
         self._queue_printed = -math.inf
 
-    def start(self, total: int, ranks: Mapping[str, int] | None = None, agents: int = 1) -> None:
-        """Show that `total` cells will run; `ranks`: cell id -> number of ranks; `agents`: that will import torch."""
-        self.state.start(total, ranks or {}, agents)
+    def start(
+        self,
+        total: int,
+        ranks: Mapping[str, int] | None = None,
+        agents: int = 1,
+        expected: Expected | None = None,
+    ) -> None:
+        """Show that `total` cells will run; `ranks`: cell id -> number of ranks; `agents`: that will import torch;
+        `expected`: what the history knows."""
+        self.state.start(total, ranks or {}, agents, expected)
         if VIEW.quiet:
             return
         self._console = console_on(self._stream)
         self._live = _live(self, self._console, self._stream)
+        left = self.state.seconds_left()
+        if left is not None and self._live is None:
+            self.note(f"about {duration(left)}, by the history")
 
     def agent_started(self) -> None:
         with self._lock:

@@ -17,6 +17,7 @@ from harness.core.run.run_plan import Selection
 from harness.infra.console import print_problems, print_report
 from harness.infra.html.report import render_html
 from harness.infra.progress import Progress
+from harness.infra.time_left import Expected
 from harness.judge.report.model import Report
 from tests.sample_report import hostile_report, passing_report, sample_report
 
@@ -212,6 +213,35 @@ def test_time_left_weighs_cells_by_their_ranks() -> None:
     progress.cell_finished("a", "completed", 4.0)
     progress.cell_finished("b", "completed", 4.0)
     assert progress.state.seconds_left() == pytest.approx(16.0)
+
+
+def test_the_history_tells_how_long_a_run_takes_before_a_cell_has_ended() -> None:
+    stream, clock = io.StringIO(), Clock()
+    progress = Progress(stream, clock)
+    expected = Expected(cells={"slow": 60.0, "quick": 20.0, "gone": 500.0}, at_once=2.0)
+    progress.start(3, {"slow": 1, "quick": 1, "new": 2}, expected=expected)
+    assert stream.getvalue() == "about 1 min 20 s, by the history\n"  # 60 + 20, and 2 ranks of the new one at 40 each
+    clock.now += 10
+    assert progress.state.seconds_left() == pytest.approx(70.0)
+    clock.now += 100
+    assert progress.state.seconds_left() == 0.0
+
+
+def test_ended_cells_correct_what_the_history_says() -> None:
+    clock = Clock()
+    progress = Progress(io.StringIO(), clock)
+    progress.start(2, {"slow": 1, "quick": 1}, expected=Expected(cells={"slow": 60.0, "quick": 20.0}))
+    progress.cell_started("quick")
+    clock.now += 10
+    progress.cell_finished("quick", "completed", 10.0)
+    assert progress.state.seconds_left() == pytest.approx(30.0)  # half as long as then
+
+
+def test_without_a_history_nothing_is_said_until_a_cell_has_ended() -> None:
+    stream = io.StringIO()
+    progress = Progress(stream, Clock())
+    progress.start(1, {"a": 1}, expected=Expected(cells={"other": 3.0}))
+    assert (stream.getvalue(), progress.state.seconds_left()) == ("", None)
 
 
 def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from harness.app.error_boundary import tracebacks_in
 from harness.app.pipeline import judge_run, launch, plan_run
-from harness.app.pipeline.finalize import FinalizeOptions, judge_and_report
+from harness.app.pipeline.expected_times import expected_times
+from harness.app.pipeline.finalize import FinalizeOptions, history_file, judge_and_report
 from harness.app.pipeline.live_judging import EnoughFailures, LiveJudging
 from harness.app.signals import name_of
 from harness.core.errors import InputError, InterruptedRun, Problem
@@ -84,7 +85,8 @@ def _launch(
         return LiveJudging(directory, plan, failed, options.most_failures).ended
 
     try:
-        launch.launch(directory, part, LocalLauncher(attempts), judged)
+        times = expected_times(part, history_file(options.history, directory.root.parent))
+        launch.launch(directory, part, LocalLauncher(attempts), judged, times)
     except EnoughFailures:
         return True
     except KeyboardInterrupt as error:
