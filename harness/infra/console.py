@@ -27,6 +27,7 @@ STYLES = {
     Outcome.REJECTED: "dim",
     Outcome.ERROR: "bold yellow",
     Outcome.FLAKY: "yellow",
+    Outcome.NOT_RUN: "dim",
 }
 _LANES = {LaneVerdict.PASS: ("pass", "green"), LaneVerdict.FAIL: ("FAIL", "bold red"), LaneVerdict.SKIP: ("-", "dim")}
 _COLOURS = ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE")  # that --color overrides
@@ -50,7 +51,7 @@ def print_report(
     for cell in () if VIEW.quiet else report.cells:
         for ratio in cell.throughput.ratios:
             _print(console, f"time  {cell.id}  {ratio.what}: {ratio.text}")
-    for outcome in (Outcome.XFAIL, Outcome.XPASS, Outcome.FLAKY, Outcome.ERROR, Outcome.FAIL):
+    for outcome in (Outcome.NOT_RUN, Outcome.XFAIL, Outcome.XPASS, Outcome.FLAKY, Outcome.ERROR, Outcome.FAIL):
         for cell in report.cells:
             if cell.outcome is outcome:
                 _print_finding(console, cell)
