@@ -102,7 +102,9 @@ def _run_commands(commands: argparse._SubParsersAction[Any]) -> None:
             _notify(command)
             add_view(command)
             command.add_argument("--errors", action="store_true", help="also retry the cells that ended as ERROR")
-    listed = commands.add_parser("list", help="list the runs of a folder, also unfinished ones")
+    listed = commands.add_parser("list", help="list the runs of a folder, also unfinished ones, or stacks")
+    what = "runs, or the stacks that come with the harness (default: %(default)s)"
+    listed.add_argument("what", nargs="?", choices=("runs", "stacks"), default="runs", help=what)
     listed.add_argument("--limit", type=count, default=20, metavar="N", help="the newest N (default: %(default)s)")
     add_json(listed)
     add_run_parent(listed)

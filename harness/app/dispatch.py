@@ -121,6 +121,10 @@ def _selftest(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
+    if arguments.what == "stacks":
+        from harness.app.commands.stacks import list_stacks
+
+        return list_stacks(as_json=arguments.json)
     from harness.app.commands.list_runs import list_runs
 
     return list_runs(arguments.run_dir, limit=arguments.limit, as_json=arguments.json)

@@ -165,7 +165,7 @@ def _sequence_reader(origin: type, part: Any, whole: bool) -> _Reader:
 
 
 def _dataclass_reader(kind: type, whole: bool) -> _Reader:
-    plain = not hasattr(kind, "__post_init__")
+    plain = not hasattr(kind, "__post_init__") and not hasattr(kind, "__slots__")
 
     def read(value: Any) -> Any:
         fields = field_readers(kind, whole)  # not before: a class may contain itself

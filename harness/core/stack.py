@@ -10,6 +10,7 @@ from harness.core.serialization import dumps
 
 DEFAULT = "default"  # the environment that the harness itself runs in; no matrix defines it
 SAFE_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # for file names and commands
+_RELEASE = re.compile(r"(?:megatron-)?([a-z0-9-]+)==([A-Za-z0-9.]+)")
 _HASH_DIGITS = 40  # of a full commit hash
 
 
@@ -18,6 +19,12 @@ def safe_name(value: str) -> str:
     if not re.fullmatch(SAFE_NAME, value):
         raise ValueError("must be 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit")
     return value
+
+
+def stack_name(value: str) -> str:
+    """The name of a stack; that of a release may be written as pip does: megatron-core==0.19.2 is core-0.19.2."""
+    release = _RELEASE.fullmatch(value)
+    return safe_name("-".join(release.groups()) if release else value)
 
 
 @dataclass(frozen=True, kw_only=True)

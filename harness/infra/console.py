@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, TextIO
 from harness.core.errors import InputError
 from harness.core.outcomes import Lane, LaneVerdict, Outcome
 from harness.core.text.durations import duration
-from harness.infra.screen import VIEW, broken, guarded, shown
+from harness.infra.screen import VIEW, broken, guarded, log, shown
 from harness.judge.report.model import Report, ReportCell, ReportRejected, Since
 from harness.judge.report.summaries import place_text
 
@@ -99,6 +99,9 @@ def print_lines(lines: Iterable[tuple[str, str]], stream: TextIO | None = None) 
 
 def say(text: str) -> None:
     """Print progress on stderr before cells run, when a step takes time."""
+    if VIEW.silent:
+        log(text)
+        return
     _print(console_on(sys.stderr), text)
 
 
@@ -122,7 +125,8 @@ def console_on(stream: TextIO) -> Console:
 
     colour: dict[str, Any] = {"always": {"force_terminal": True}, "never": {"no_color": True}}.get(VIEW.color, {})
     environment = {name: value for name, value in os.environ.items() if VIEW.color == "auto" or name not in _COLOURS}
-    console = Console(file=guarded(stream), highlight=False, markup=False, emoji=False, _environ=environment, **colour)
+    plain: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False, "quiet": VIEW.silent}
+    console = Console(file=guarded(stream), _environ=environment, **plain, **colour)
     if not _has_width(stream):
         console.width = max(console.width, _PLAIN_WIDTH)
     return console

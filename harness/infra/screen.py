@@ -18,6 +18,8 @@ from typing import Any, TextIO, cast
 from harness.core.text.escaping import ci_json, ci_log, visible
 from harness.core.text.secrets import redacted, secret_values
 
+LOGGER = "harness"  # name of the logger
+
 # Variables by which a CI runner is recognised: GitHub, GitLab, Azure, and what most others set.
 _CI_VARIABLES = ("CI", "GITHUB_ACTIONS", "GITLAB_CI", "TF_BUILD")
 
@@ -30,6 +32,7 @@ class View:
     verbose: bool = False  # -v: every cell as it starts and ends, every finding
     color: str = "auto"  # auto | always | never
     durations: int = 0  # the slowest cells to list
+    silent: bool = False  # for callers in Python: what would be printed is logged
 
 
 VIEW = View()
@@ -37,12 +40,25 @@ VIEW = View()
 
 def out(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
     """Print text for people, on stdout unless another stream is given."""
+    if VIEW.silent:
+        log(text)
+        return
     print(shown(text), file=guarded(stream or sys.stdout), end=end)
 
 
 def err(text: str) -> None:
     """Print text for people on stderr."""
+    if VIEW.silent:
+        log(text, warning=True)
+        return
     out(text, sys.stderr)
+
+
+def log(text: str, *, warning: bool = False) -> None:
+    """Log text for people, as `VIEW.silent` asks for."""
+    import logging  # not for --help
+
+    logging.getLogger(LOGGER).log(logging.WARNING if warning else logging.INFO, "%s", shown(text))
 
 
 def data(text: str, stream: TextIO | None = None, end: str = "\n") -> None:

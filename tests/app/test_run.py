@@ -150,6 +150,7 @@ def test_judging_again_gives_the_same_report_without_training(copy: Path) -> Non
     assert done.returncode == 0, done.stdout + done.stderr
     after = read_report((copy / "report.json").read_text())
     assert after.cells == before.cells
+    assert after.timing == before.timing
     assert harness("report", "latest", cwd=copy.parent.parent).returncode == 0
 
 

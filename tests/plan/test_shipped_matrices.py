@@ -56,13 +56,21 @@ def test_the_nightly_matrix_is_short_and_covers_what_single_nodes_cannot(nightly
     assert {cell.config.dtype for cell in nightly.cells} == {"fp32", "bf16"}
 
 
+def test_every_night_has_cells_of_every_row_of_models(nightly: Expansion) -> None:
+    models = [cell.config.model for cell in nightly.cells if cell.role == "cell"]
+    assert {letter for model in models for letter in model.pattern} == set("*-EGM")
+    assert sum(model.moe is not None for model in models) >= 4
+    assert any(model.window for model in models) and any(model.softmax_scale for model in models)
+    assert any(model.peft for model in models) and any(model.vision for model in models)
+
+
 def test_the_newest_code_can_be_added(root: Path, tmp_path: Path) -> None:
     for name in ("nightly", "weekly"):
         text = (root / "matrices" / f"{name}.yaml").read_text()
         (tmp_path / "newest.yaml").write_text(text.replace("#: ", ""))
         matrix = read_matrix(tmp_path / "newest.yaml")
         added = matrix.stacks.keys() - YAML(typ="safe", pure=True).load(text)["stacks"].keys()
-        assert added == {"megatron_main", "skyrl_main"}
+        assert added == {"megatron_main", "megatron_dev", "megatron_rl", "skyrl_main"}
         rows = [row.values for row in matrix.axes.dimensions[0]]
         assert {row["packing"] for row in rows if row["stack"] in added} == {"reference", "sft", "scheduler", "skyrl"}
         if name == "nightly":

@@ -1,4 +1,4 @@
-"""`harness explain`: what a rule, check, failure class, fault, key or term means; and why a cell ended as it did."""
+"""`harness explain`: what a rule, check, fault, key, recipe or term means, and why a cell ended as it did."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from harness.core.errors import InputError, Problem
 from harness.core.outcomes import EXIT_PASS, Outcome
 from harness.infra import screen
 from harness.infra.screen import relative_path
+from harness.plan.stacks.recipes import recipe_name
 
 
 def explain(word: str, run: str, run_parent: Path) -> int:
     """Print the documentation's entries of this name, or the cell of a run."""
+    from harness.app.commands.stacks import stack_entries
     from harness.infra.inputs.reference import reference
 
-    entries = reference()
-    found = [entry for entry in entries if entry.name.lower() == word.lower()]
+    entries = [*reference(), *stack_entries()]
+    found = [entry for entry in entries if entry.name.lower() in (word.lower(), recipe_name(word))]
     if found:
         screen.out("\n\n".join(entry.text for entry in found))
         return EXIT_PASS
@@ -25,7 +27,7 @@ def explain(word: str, run: str, run_parent: Path) -> int:
         return EXIT_PASS
     near = difflib.get_close_matches(word, dict.fromkeys(entry.name for entry in entries), n=3)
     hint = f"did you mean {', '.join(near)}?" if near else None
-    allowed = "a rule, check, failure class, fault, key of a matrix or term, or a cell of a run"
+    allowed = "a rule, check, failure class, fault, key of a matrix, recipe or term, or a cell of a run"
     raise InputError(Problem(message=f"nothing is known of {word!r}", allowed=allowed, hint=hint))
 
 

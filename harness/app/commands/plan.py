@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.app.garbage import no_collection
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import EXIT_INPUT, EXIT_PASS
 from harness.core.serialization import dumps
@@ -24,6 +25,7 @@ def any_to_make(stacks: Sequence[Forecast]) -> bool:
     return any(part.state == "to build" for stack in stacks for part in stack.parts)
 
 
+@no_collection()
 def plan(matrix_file: Path, *, as_json: bool, all_rows: bool, cluster: str | None = None) -> int:
     """Print cells, rejected combinations and cost."""
     from harness.app.pipeline.planning import expand_for, requested_stacks
@@ -38,9 +40,9 @@ def plan(matrix_file: Path, *, as_json: bool, all_rows: bool, cluster: str | Non
     matrix = read_matrix(matrix_file)
     profile, _ = cluster_of(matrix, cluster)
     expansion = expand_for(matrix, profile)
-    planned = plan_allocations(expansion, profile, matrix.launch)
-    jobs = job_costs(expansion, planned, profile)
-    allocations = planned if jobs else None  # on this machine there are no jobs to show
+    # On this machine there are no jobs to show.
+    allocations = plan_allocations(expansion, profile, matrix.launch) if profile.kind == "slurm" else None
+    jobs = job_costs(expansion, allocations or (), profile)
     stacks = forecasts(requested_stacks(expansion, matrix))
     left_out = {name: profile.left_out for name, profile in matrix.profiles.items() if profile.left_out}
     shown: dict[str, Any] = {"cores": cores(), "jobs": jobs, "left_out": left_out}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from harness.app.commands.selftest_stacks import in_stacks, with_clones
 from harness.app.pipeline import judge_run, launch, plan_run, reports
 from harness.core.cell.config import CellConfig
 from harness.core.cell.identity import cell_id, cell_name
@@ -20,20 +21,11 @@ from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import Allocation, Expansion, PlannedCell, RunPlan
 from harness.core.stack import DEFAULT
 from harness.infra import screen
-from harness.infra.console import say
-from harness.infra.inputs.matrix_file import read_matrix
-from harness.infra.inputs.shipped import matrix_path
 from harness.infra.local_launcher import LocalLauncher
-from harness.infra.stacks.default_stack import require_torch
-from harness.infra.stacks.prepare import prepare
 from harness.judge.report.model import Report, ReportCell
 from harness.plan.faults import FAULTS, FaultSpec
 from harness.plan.faults.spec import DEADLINE_S
 from harness.plan.faults.text import catalogue_text, demand_text, where_text
-from harness.plan.faults.upstream.rollouts import STACK as OF_ROLLOUTS
-from harness.plan.faults.upstream.trainers import STACK as OF_TRAINERS
-
-STACKS = (OF_TRAINERS, OF_ROLLOUTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +50,8 @@ class Caught:
 def run(only: Sequence[str], run_parent: Path, *, trainers: bool = False) -> int:
     """Run the self-test, print the table, return the exit code. InputError for a fault that does not exist."""
     specs = choose(only, trainers=trainers)
+    if trainers and not only:
+        specs = with_clones(specs)
     plan = in_stacks(plan_faults(specs))
     directory = RunDir(run_parent.resolve() / plan.run_id)
     plan_run.write_plan(directory, plan, None)
@@ -90,15 +84,6 @@ def choose(only: Sequence[str], *, trainers: bool = False) -> list[FaultSpec]:
     if problems:
         raise InputError(problems)
     return [spec for spec in FAULTS if (spec.name in only if only else (spec.stack != DEFAULT) is trainers)]
-
-
-def in_stacks(plan: RunPlan) -> RunPlan:
-    """The plan with the stacks that its cells need, built unless they exist; some faults have one."""
-    names = {cell.config.stack for cell in plan.expansion.cells}
-    if DEFAULT in names:
-        require_torch()
-    stacks = [read_matrix(matrix_path(matrix)).stacks[name] for matrix, name in STACKS if name in names]
-    return plan_run.in_stacks(plan, prepare(stacks, say)) if stacks else plan
 
 
 def plan_faults(specs: Iterable[FaultSpec]) -> RunPlan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +35,7 @@ class FinalizeOptions:
     for_git: bool = False  # exit codes for `git bisect run`
     most_failures: int | None = None  # --maxfail
     code: int | None = None  # exit code instead of the verdict's, when a signal has ended the run
+    reported: Callable[[Report, Path], None] | None = None  # called with the report and its folder, last
 
 
 def judge_and_report(directory: RunDir, plan: RunPlan, options: FinalizeOptions) -> int:
@@ -67,6 +68,8 @@ def _judge_and_report(directory: RunDir, plan: RunPlan, options: FinalizeOptions
         screen.err(f"harness: {problem}")
     code = _code(report, plan, options, problems)
     announce(options.notify, report, directory.root, code)
+    if options.reported is not None:
+        options.reported(report, directory.root)
     return code
 
 
@@ -107,7 +110,8 @@ def _print(report: Report, paths: Iterable[Path], code: int) -> None:
     from harness.infra.notify.ci_systems import write_ci_output
 
     print_report(report, [relative_path(path) for path in paths], code=code)
-    write_ci_output(report, os.environ)
+    if not screen.VIEW.silent:
+        write_ci_output(report, os.environ)
 
 
 def history_file(named: Path | None, run_parent: Path) -> Path:

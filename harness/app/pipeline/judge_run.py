@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import datetime, timezone
 from typing import Any
 
@@ -22,13 +21,12 @@ from harness.judge.report.model import Report
 
 def judge(run: RunDir, plan: RunPlan, each: Seen | None = None) -> Report:
     """Judge the files of a run directory; trains nothing and may be repeated. `each`: called with every judged cell."""
-    begin = time.perf_counter()
     timing = _launch_timing(run)
     judged, seen = judge_all(run, plan, today=datetime.now(timezone.utc).date().isoformat(), each=each)
-    wall = timing.get("launch_s", 0.0) + time.perf_counter() - begin
+    wall = {"wall_s": timing["launch_s"]} if "launch_s" in timing else {}  # judging again must not change it
     facts = {**_stacks(plan), **seen.facts()}
     problems = [*run_problems(run, plan), *(one for one in (baseline_problem(run, plan),) if one)]
-    report = report_of(plan, judged, timing={**timing, "wall_s": wall}, provenance=facts, problems=problems)
+    report = report_of(plan, judged, timing={**timing, **wall}, provenance=facts, problems=problems)
     return without_secrets(report, environment_secrets())
 
 

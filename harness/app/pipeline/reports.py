@@ -25,7 +25,7 @@ def write_reports(run: RunDir, report: Report) -> list[Path]:
         "report.json": render_json,
         "junit.xml": render_junit,
         "report.md": render_markdown,
-        "report.html": render_html,
+        "report.html": lambda one: render_html(one, run.root),
     }
     if report.noise:
         renderers["noise.json"] = lambda one: dumps(one.noise, indent=1) + "\n"

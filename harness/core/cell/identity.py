@@ -125,13 +125,16 @@ def own_identity(config: CellConfig) -> Identity:
     return _own_identity(_own_values()(config))
 
 
-def cell_id(config: CellConfig, shape: ShapeIdentity | None = None, own: Identity | None = None) -> str:
+def cell_id(config: CellConfig) -> str:
     """Stable id: the readable name plus an eight-digit hash of the resolved configuration and the stack's definition.
 
-    The default stack is the environment that the harness runs in; its contents are not part of the id. `shape`, `own`:
-    those of the configuration, given by callers that make many ids with the same ones.
+    The default stack is the environment that the harness runs in; its contents are not part of the id.
     """
-    shape, own = shape or shape_identity(config), own or own_identity(config)
+    return joined_id(shape_identity(config), own_identity(config))
+
+
+def joined_id(shape: ShapeIdentity, own: Identity) -> str:
+    """The id of a cell from its two parts, for callers that make many ids with the same ones."""
     digest = shape.hashed.copy()
     digest.update(own.text)
     return _joined(shape.name, own.name or None, digest.hexdigest()[:8])

@@ -236,10 +236,10 @@ def durations(cells: Sequence[str]) -> Query:
     )
 
 
-def totals(since: str) -> Query:
-    """One row: how many runs and matrices there are in a window."""
+def totals(since: str, until: str) -> Query:
+    """One row: how many runs and matrices there are in a window, and the start of its first and last run."""
     return (
         """SELECT count(*) AS runs, count(DISTINCT matrix) AS matrices, min(started) AS first, max(started) AS last
-        FROM runs WHERE started >= :since""",
-        {"since": since},
+        FROM runs WHERE started >= :since AND started <= :until""",
+        {"since": since, "until": until},
     )

@@ -4,35 +4,38 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.core.text.counts import counted
-from harness.infra import templating
-from harness.infra.html.filters import clipped, place_words
-from harness.infra.html.marks import CHANGE_CLASSES, OUTCOME_MARKS
+from harness.infra.html import page
+from harness.infra.html.marks import anchor
+from harness.infra.html.run_files import link_from
 from harness.judge.compare.render import details, groups, numbers
 from harness.judge.compare.runs import CellChange, Comparison
 
-_TEMPLATES = Path(__file__).parent / "templates"
 _MOST_CELLS = 200  # rows per table
 
 
-def render_comparison_html(comparison: Comparison) -> str:
-    """The comparison as one HTML document. Deterministic."""
-    environment = templating.environment(_TEMPLATES, autoescape=True, finalize=templating.visible)
-    environment.filters.update(place=place_words, details=details, clip=clipped, moved=_moved, counted=counted)
+def render_comparison_html(comparison: Comparison, folder: Path | None = None, earlier: Path | None = None) -> str:
+    """The comparison as one HTML document. Deterministic.
+
+    `folder`: the run directory of the later run, in which the page is; `earlier`: that of the earlier one. Reports in
+    them are linked.
+    """
+    page.environment().filters.update(details=details, moved=_moved)
     compared = numbers(comparison)
     times = [(cell, item) for cell in compared for item in cell.times]
-    text = environment.get_template("compare.html.j2").render(
-        style=(_TEMPLATES / "style.css").read_text(encoding="utf-8"),
-        comparison=comparison,
-        marks=OUTCOME_MARKS,
-        change_classes=CHANGE_CLASSES,
-        groups=groups(comparison),
-        compared=compared[:_MOST_CELLS],
-        times=times[:_MOST_CELLS],
-        most=_MOST_CELLS,
-        left=(len(compared) - _MOST_CELLS, len(times) - _MOST_CELLS),
-    )
-    return text.encode("utf-8", "replace").decode("utf-8")
+    values = {
+        "comparison": comparison,
+        "groups": groups(comparison),
+        "compared": compared[:_MOST_CELLS],
+        "times": times[:_MOST_CELLS],
+        "most": _MOST_CELLS,
+        "left": (len(compared) - _MOST_CELLS, len(times) - _MOST_CELLS),
+    }
+    folders = {"before": earlier, "after": folder}
+    reports = {
+        side: link_from(folder, "report", path / "report.html") if folder and path else None
+        for side, path in folders.items()
+    }
+    return page.render("compare.html.j2", {**values, "reports": reports, "anchor": anchor})
 
 
 def _moved(cell: CellChange) -> dict[str, tuple[str, str]]:

@@ -84,9 +84,9 @@ def bound_origin(finding: Finding) -> str:
     return str(finding.bound["origin"]) if isinstance(finding.bound, Mapping) and "origin" in finding.bound else ""
 
 
-def clipped(text: str, limit: int = MAX_TEXT) -> str:
-    """The template filter `clip`."""
-    return clip(text, limit)
+def clipped(text: str | None, limit: int = MAX_TEXT) -> str:
+    """The template filter `clip`; empty for None, which is NULL of the history."""
+    return clip(text or "", limit)
 
 
 def tail(text: str) -> str:

@@ -11,14 +11,15 @@ from typing import Any
 
 from harness.core.outcomes import Outcome
 from harness.core.text.escaping import clip
-from harness.infra import templating
 from harness.infra.history.database import CellHistory, History
 from harness.infra.history.queries import Filters, calendar, listing, totals, trail
+from harness.infra.html import page
+from harness.infra.html.filters import clipped
 from harness.infra.html.marks import OUTCOME_MARKS
+from harness.infra.html.run_files import Link, link_from
 from harness.infra.html.trend_svg import TrendPoint, trend
 from harness.judge.history.trends import Day, Point, calendar_rows, days_between, points
 
-_TEMPLATES = Path(__file__).parent / "templates"
 MOST_LISTED = 300  # cells in the table
 MOST_IN_CALENDAR = 80  # cells in the calendar
 MOST_DAYS = 120  # newest days in the calendar
@@ -43,40 +44,53 @@ class Trend:
     more: int  # points that are not in the table
 
 
-def render_history(history: History, wanted: Filters, *, days: int, now: str) -> str:
+def render_history(history: History, wanted: Filters, *, days: int, now: str, folder: Path | None = None) -> str:
     """The history page of the `days` days before `now` (ISO, UTC). Deterministic.
 
-    Worst cells come first, up to the limits above; `wanted` filters cells.
+    Worst cells come first, up to the limits above; `wanted` filters cells. `folder`: that of the
+    page, from which it links the reports of runs.
     """
     until = wanted.until or now
     since = wanted.since or _before(until, days)
     cells = list(history.rows(listing("cells", replace(wanted, since=since, until=until, limit=None))))
     shown = [cell["series"] for cell in cells[:MOST_IN_CALENDAR]]
-    (total,) = history.rows(totals(since))
+    (total,) = history.rows(totals(since, until))
     first_day = max(since, total["first"] or since, _before(until, MOST_DAYS - 1))
     dates = days_between(first_day[:10], until[:10])
     past = _past(history, cells)
-    environment = templating.environment(_TEMPLATES, autoescape=True, finalize=templating.visible)
-    environment.filters.update(mark=_mark, day=_day_title, figure=_figure_text, clip=_clipped)
-    text = environment.get_template("history.html.j2").render(
-        style="".join((_TEMPLATES / name).read_text(encoding="utf-8") for name in ("style.css", "history.css")),
-        cells=cells[:MOST_LISTED],
-        hidden=len(cells) - len(cells[:MOST_LISTED]),
-        calendar_hidden=len(cells) - len(shown),
-        trends_hidden=len(cells) - min(len(cells), MOST_TRENDS),
-        total=total,
-        since=since,
-        until=until,
-        dates=dates,
-        calendar=calendar_rows(history.rows(calendar(shown, since)), dates),
-        failing=[(cell, past[cell["series"]]) for cell in cells if cell["last"] == "FAIL" and cell["series"] in past],
-        counts={outcome: sum(cell["last"] == outcome.value for cell in cells) for outcome in Outcome},
-        trends=[_trend(history, cell, since) for cell in cells[:MOST_TRENDS]],
-        narrowed=_narrowed(wanted),
-        marks=OUTCOME_MARKS,
-        outcome=Outcome,
-    )
-    return text.encode("utf-8", "replace").decode("utf-8")
+    page.environment().filters.update(mark=_mark, day=_day_title, figure=_figure_text)
+    page.environment().globals.update(report_of=lambda run: _report_of(history, folder, run))
+    values = {
+        "cells": cells[:MOST_LISTED],
+        "hidden": len(cells) - len(cells[:MOST_LISTED]),
+        "calendar_hidden": len(cells) - len(shown),
+        "trends_hidden": len(cells) - min(len(cells), MOST_TRENDS),
+        "total": total,
+        "since": since,
+        "until": until,
+        "dates": dates,
+        "calendar": calendar_rows(history.rows(calendar(shown, since)), dates),
+        "failing": [
+            (cell, past[cell["series"]]) for cell in cells if cell["last"] == "FAIL" and cell["series"] in past
+        ],
+        "counts": {outcome: sum(cell["last"] == outcome.value for cell in cells) for outcome in Outcome},
+        "trends": [_trend(history, cell, since) for cell in cells[:MOST_TRENDS]],
+        "narrowed": _narrowed(wanted),
+        "index": link_from(folder, "all runs", folder / "index.html") if folder else None,
+        "outcome": Outcome,
+    }
+    return page.render("history.html.j2", values, "history.css")
+
+
+def _report_of(history: History, folder: Path | None, run: str) -> Link | None:
+    """The report of a run: beside the page, else where the run was recorded."""
+    if folder is None:
+        return None
+    recorded = history.directory(run)
+    beside = link_from(folder, run, folder / run / "report.html") if Path(run).name == run else None
+    if beside or recorded is None:
+        return beside
+    return link_from(folder, run, recorded / "report.html")
 
 
 def _before(moment: str, days: int) -> str:
@@ -125,7 +139,7 @@ def _trend_points(seen: Sequence[Point], name: str, factor: float) -> list[Trend
         value: float | None = getattr(point, name)
         if value is None:
             continue
-        details = ", ".join(_clipped(text, 200) for text in (point.version, point.outcome, point.run_id))
+        details = ", ".join(clipped(text, 200) for text in (point.version, point.outcome, point.run_id))
         title = f"{point.started}: {value * factor:.4g}, {details}"
         bad, mark = point.outcome == "FAIL", _short(point.version) if point.version != version else ""
         found.append(TrendPoint(started=point.started, value=value * factor, title=title, bad=bad, mark=mark))
@@ -147,11 +161,6 @@ def _day_title(day: Day) -> str:
         return f"{day.day}: not run"
     counts = ", ".join(f"{OUTCOME_MARKS[Outcome(name)][1]} x {times}" for name, times in day.times.items())
     return f"{day.day}: {counts}"
-
-
-def _clipped(text: str | None, most: int) -> str:
-    """A column of the history, which may be NULL."""
-    return clip(text or "", most)
 
 
 def _figure_text(value: float | None, factor: float = 1.0) -> str:

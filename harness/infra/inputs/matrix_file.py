@@ -15,6 +15,7 @@ from harness.core.packing.documents import MOST_LENGTH, MOST_LENGTHS
 from harness.infra.inputs import yaml_file
 from harness.infra.inputs.shipped import require_matrix
 from harness.infra.inputs.text_file import MIB, expanded, read_text
+from harness.infra.inputs.working_tree import working_tree
 from harness.infra.screen import environment_secrets
 from harness.plan.matrix.load import Matrix, load
 from harness.plan.matrix.problems import refuse_secrets, shown
@@ -36,6 +37,7 @@ def read_matrix(path: Path, change: Callable[[Any], Any] = lambda values: values
         file=source.file,
         path_of=lambda name: os.path.abspath(path.parent / expanded(name)),  # noqa: PTH100 - keeps symbolic links
         lines=source.lines,
+        tree_of=working_tree,
         read_lengths=lambda name: read_lengths(path.parent / name),
     )
 

@@ -19,6 +19,7 @@ from harness.infra.inputs.text_file import is_folder
 from harness.infra.stacks.artifact_store import folder, locked
 from harness.infra.stacks.build import Say
 from harness.infra.stacks.worktree_users import note_user
+from harness.plan.stacks.projects import PROJECTS
 from harness.plan.stacks.section import is_url
 
 
@@ -93,6 +94,14 @@ def commit_of(checkout: Checkout, *, fetch: bool) -> str:
     if commit is None:
         raise InputError(f"{checkout.repository} has no commit, tag or branch {checkout.ref or 'HEAD'!r}")
     return commit
+
+
+def why_other(checkout: Checkout) -> str:
+    """Why a working tree cannot be one of the project; empty for one that can, and for a commit."""
+    signs = PROJECTS[checkout.package].signs
+    if checkout.ref or any((Path(checkout.repository) / sign).exists() for sign in signs):
+        return ""
+    return f"{checkout.repository} is no working tree of {checkout.package}: it has no {signs[0]}"
 
 
 def _commit(repository: Path, ref: str) -> str | None:

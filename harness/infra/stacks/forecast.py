@@ -96,6 +96,8 @@ def _checkout(checkout: Checkout) -> tuple[Part, str, tuple[str, ...]]:
         if mirror is not None:  # a fetch may bring it
             return Part(what=f"{what}, fetched and its worktree", where=str(mirror), state=TO_BUILD), "", ()
         return Part(what=what, where="", state=UNAVAILABLE, why=str(error)), "", ()
+    if why := stack_checkout.why_other(checkout):
+        return Part(what=what, where="", state=UNAVAILABLE, why=why), "", ()
     place = stack_checkout.place_of(checkout, commit, reverted)
     state = READY if stack_checkout.is_made(place) else TO_BUILD
     return Part(what=f"{what} ({commit[:12]})", where=str(place), state=state), commit, reverted

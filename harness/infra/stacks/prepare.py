@@ -64,6 +64,8 @@ def _place_of(request: EnvironmentRequest) -> Path:
 
 def _prepare(stack: Stack, say: Say, once: bool, user: str) -> ReadyStack:
     named = {item.package: item for item in stack.checkouts}
+    if wrong := [why for item in stack.checkouts if (why := stack_checkout.why_other(item))]:
+        raise InfrastructureError(wrong[0])
     commits = {name: stack_checkout.commit_of(item, fetch=True) for name, item in named.items()}
     reverted = {name: stack_checkout.reverted_of(item, commits[name]) for name, item in named.items()}
     worktrees = {

@@ -29,6 +29,7 @@ FAULTS: dict[str, Callable[[], Fault]] = {
     "merged-with-alpha-alone": models.MergedWithAlphaAlone,
     "merged-shards-swapped": models.MergedShardsSwapped,
     **{name: partial(trainers.RolloutsEdited, edit) for name, edit in trainers.OF_ROLLOUTS.items()},
+    **{name: partial(trainers.UnitTestsEdited, plugin) for name, plugin in trainers.OF_TESTS.items()},
     "middle-stages-without-metadata": metadata.MiddleStagesWithoutMetadata,
     "middle-stage-tp-ranks-with-garbage": metadata.MiddleStageTpRanksWithGarbage,
     "last-stage-tp-ranks-without-metadata": metadata.LastStageTpRanksWithoutMetadata,

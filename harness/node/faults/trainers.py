@@ -1,13 +1,16 @@
-"""Injections of class trainer: one line of upstream's own training code is changed, in the process that runs it.
+"""Injections of classes trainer, rollout and tests: one line of upstream's own code is changed, in the process that
+runs it.
 
-The functions are those of megatron-bridge 0.6.2 and megatron-core 0.19.2, and of class rollout those of verl 0.9.1: the
-stacks that harness/plan/faults/upstream names.
+The functions are those of the stacks that harness/plan/faults/upstream names: megatron-bridge 0.6.2 and megatron-core
+0.19.2; for rollouts verl 0.9.1 and checkouts of NeMo-RL and Megatron-LM; for tests a checkout of Megatron-Bridge.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import os
+import sys
 import textwrap
 from functools import reduce
 from typing import Any, NamedTuple
@@ -164,6 +167,43 @@ OF_ROLLOUTS: dict[str, Edit] = {
         "packed_seq_params.max_seqlen_q //= 2; packed_seq_params.max_seqlen_kv //= 2; "
         "return input_ids, packed_seq_params, None",
     ),
+    "rollout-offsets-without-padding": Edit(
+        "nemo_rl.models.megatron.data:_pack_sequences_for_megatron",
+        "cu_seqlens_q_padded=cu_seqlens_padded,",
+        "cu_seqlens_q_padded=cu_seqlens,",
+    ),
+    "rollout-loss-divided-by-cp-once-more": Edit(
+        "nemo_rl.models.megatron.train:LossPostProcessor.__call__",
+        "return loss * num_microbatches / cp_size, metrics",
+        "return loss * num_microbatches / cp_size**2, metrics",
+    ),
+    "rollout-prompts-in-the-loss": Edit(
+        "megatron.rl.sequence_packing_utils:SequencePacker.pack_sequences",
+        "loss_mask[bin_idx, start:end] *= gen_mask.float()",
+        "pass",
+    ),
+    "rollout-positions-run-on": Edit(
+        "megatron.rl.sequence_packing_utils:SequencePacker.pack_sequences",
+        "position_ids[bin_idx, start:end] = torch.arange(",
+        "position_ids[bin_idx, start:end] = start + torch.arange(",
+    ),
+}
+OF_TESTS: dict[str, str] = {  # the body of a pytest plugin
+    "offsets-without-padding-in-tested-code": textwrap.dedent(
+        """
+        from harness.node.faults.trainers import Edit, TrainerEdited
+
+        def pytest_collection_finish():
+            function = "megatron.bridge.training.utils.packed_seq_utils:get_packed_seq_q_cu_seqlens"
+            TrainerEdited(Edit(function, "if cu_seqlens_padded is None:", "if True:")).on_trainer()
+        """
+    ),
+    "last-test-not-collected": textwrap.dedent(
+        """
+        def pytest_collection_modifyitems(items):
+            del items[-1]
+        """
+    ),
 }
 
 
@@ -190,3 +230,16 @@ class TrainerEdited(Fault):
 class RolloutsEdited(TrainerEdited):
     def on_path(self, path: Any, context: RankContext) -> None:
         self.on_trainer()
+
+
+class UnitTestsEdited(Fault):
+    """Gives pytest, which a cell of upstream's unit tests starts, a plugin that changes what it tests."""
+
+    def __init__(self, plugin: str) -> None:
+        self.plugin = plugin
+
+    def on_path(self, path: Any, context: RankContext) -> None:
+        name = "harness_injected"
+        (context.folder / f"{name}.py").write_text(self.plugin, encoding="utf-8")
+        sys.path.append(str(context.folder))  # pytest gets this search path
+        os.environ["PYTEST_PLUGINS"] = name

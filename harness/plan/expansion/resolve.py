@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING
 from functools import cache
-from operator import attrgetter, itemgetter, methodcaller
+from operator import attrgetter, methodcaller
 from typing import Any
 
 from harness.core.cell.arguments import PREFIX, Arguments, label_of, merged
@@ -22,46 +22,21 @@ from harness.core.data_paths.table import DATA_PATHS
 from harness.core.layer_pattern import like_gpt, pattern_name
 from harness.core.packing.documents import MIXES, DocumentsConfig, mix
 from harness.core.packing.options import PackingOptions
-from harness.core.setting import keys_of
 from harness.core.stack import digest
 from harness.core.upstream_tests import NO_TESTS
-from harness.plan.matrix.axes import Row
+from harness.plan.expansion.combinations import IN_SHAPE, OPTIONS, OTHERS, of_section
 from harness.plan.matrix.load import Matrix
 from harness.plan.matrix.problems import Problems
 from harness.plan.matrix.sizes import size_problems
 from harness.plan.schema.model import PARTS, model_problems, shown_part
 
-_OPTIONS = tuple(keys_of(PackingOptions))
 _LOSS_OPTIONS = ("calculate_per_token_loss", "average_in_collective")
 _FIELDS = tuple(axis for axis in axes().values() if axis.field)  # axes that set a field of CellConfig
-_IN_SHAPE = {axis.field: axis.name for axis in _FIELDS if axis.setting.shape}  # field -> axis
-_OTHERS = {axis.field: axis.name for axis in _FIELDS if not axis.setting.shape}
-_OF_IDENTITY = ("packing", "micro_batch_size", "forbidden")  # of the shape, but hashed with what it does not have
-_NOT_IN_SHAPE = (
-    *_OTHERS.values(),
-    "args",
-    "timed",
-    "upstream_tests",
-)  # axes that a plan.rules.rule.Shape does not have
 # Values that tables do not show as they are.
 _SHOWN: dict[str, Callable[[Any], Any]] = {
     **{f"model.{name}": shown_part for name in PARTS},
     "pad_seq_to_mult": lambda value: value or "auto",
 }
-
-
-def default_values(matrix: Matrix) -> dict[str, Any]:
-    """Values of axes that a combination leaves out. `packing` has no default: every combination must name it."""
-    values = {name: axis.default for name, axis in axes().items() if name != "packing"}
-    values |= {name: getattr(matrix.options, name) for name in _OPTIONS}
-    values["documents"] = matrix.documents.mode
-    dotted = [name for name in matrix.axes.names if "." in name]
-    return values | {name: None if name.startswith(PREFIX) else attrgetter(name)(matrix) for name in dotted}
-
-
-def of_section(section: str, values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a section's axes: {"model.layers": 8} gives {"layers": 8} for "model"."""
-    return {name.partition(".")[2]: value for name, value in values.items() if name.startswith(f"{section}.")}
 
 
 class Resolver:
@@ -77,41 +52,17 @@ class Resolver:
         dotted = [name for name in self.matrix.axes.names if "." in name]
         self._dotted = [name for name in dotted if not name.startswith(PREFIX)]
         self._arguments = [name for name in dotted if name.startswith(PREFIX)]
-        names = dict.fromkeys([*default_values(matrix), *matrix.axes.names, "packing"])
-        beyond = {*_NOT_IN_SHAPE, *self._arguments} - {"trainer"}  # upstream's trainer may pack other rows
-        self._shape_values = itemgetter(*[name for name in names if name not in beyond])
-        self._own_values = itemgetter(*[*_NOT_IN_SHAPE, *self._arguments, *_OF_IDENTITY])
-        self._shapes: dict[tuple[Any, ...], dict[str, Any]] = {}
-        self._owns: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._common: dict[str, Any] = {
             "deadline_s": matrix.launch.deadline_s,
             "canaries": matrix.canaries,
             "fingerprints": matrix.fingerprints,
         }
 
-    def shape_key(self, values: dict[str, Any]) -> tuple[Any, ...]:
-        """A key that is equal for combinations whose cells differ at most in the axes _NOT_IN_SHAPE but `trainer`."""
-        key: tuple[Any, ...] = self._shape_values(values)
-        return key
-
-    def own_key(self, values: dict[str, Any]) -> tuple[Any, ...]:
-        """A key that is equal for combinations whose cells have the same own part of their identities."""
-        key: tuple[Any, ...] = self._own_values(values)
-        return key
-
-    def config(self, values: dict[str, Any], key: tuple[Any, ...], own: tuple[Any, ...]) -> CellConfig:
-        """The cell of a combination. `key`, `own`: of shape_key() and own_key()."""
-        if key not in self._shapes:
-            self._shapes[key] = self._shape(values)
-        if own not in self._owns:
-            self._owns[own] = self._own(values)
-        return CellConfig(**self._shapes[key], **self._owns[own])
-
-    def _own(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The fields of CellConfig that _shape() does not set."""
+    def own(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The fields of CellConfig that `shape` does not set; `values`: those of a combination's own part."""
         return {
             **self._common,
-            **{field: values[name] for field, name in _OTHERS.items()},
+            **{field: values[name] for field, name in OTHERS.items()},
             "made_of": self._made_of.get(values["stack"], ""),
             "args": self._given(values),
             "upstream_tests": self.matrix.upstream_tests.get(values["upstream_tests"], NO_TESTS),
@@ -127,12 +78,12 @@ class Resolver:
         given = merged(self.matrix.args, pasted, left_out, own)
         return Arguments(given, profile=profile, label=label_of(own, profile))
 
-    def _shape(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The fields of CellConfig that SHAPE_RULES may read, and the variant's name."""
+    def shape(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The fields of CellConfig that SHAPE_RULES may read, and the variant's name; `values`: those of a shape."""
         model, train, documents, variant = self.base(values)
         return {
             "layout": self._layout(values),
-            **{field: values[name] for field, name in _IN_SHAPE.items()},
+            **{field: values[name] for field, name in IN_SHAPE.items()},
             "model": model,
             "train": train,
             "documents": documents,
@@ -140,11 +91,11 @@ class Resolver:
             "variant": variant,
         }
 
-    def check_models(self, rows: list[Row], problems: Problems) -> None:
+    def check_models(self, shapes: Iterable[dict[str, Any]], problems: Problems) -> None:
         """Adds problems for models and training runs that no layout can run."""
         if not self._dotted:
             return
-        different = {tuple([row.values[name] for name in ("documents", *self._dotted)]): row.values for row in rows}
+        different = {tuple([values[name] for name in ("documents", *self._dotted)]): values for values in shapes}
         bases = {(base[0], base[1], base[3]): None for base in map(self.base, different.values())}
         for model, train, variant in bases:
             for _, message in (*model_problems(model), *size_problems(model, train)):
@@ -184,7 +135,7 @@ class Resolver:
 
     def _packing_options(self, values: dict[str, Any]) -> PackingOptions:
         """Packing options of a combination; an unpacked cell keeps only those of the loss."""
-        names = _OPTIONS if DATA_PATHS[values["packing"]].packs else _LOSS_OPTIONS
+        names = OPTIONS if DATA_PATHS[values["packing"]].packs else _LOSS_OPTIONS
         key = (names, *[values[name] for name in names])
         if key not in self._options:
             self._options[key] = PackingOptions(**{name: values[name] for name in names})

@@ -32,6 +32,7 @@ class Candidate(NamedTuple):
     config: CellConfig
     line: int | None
     included: bool = False  # made by an include row
+    axes: dict[str, Any] | None = None  # as in PlannedCell, where they are known
 
 
 class Forbidden(NamedTuple):

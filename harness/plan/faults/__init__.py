@@ -16,6 +16,7 @@ from harness.plan.faults.spec import CLASSES, FaultSpec
 from harness.plan.faults.upstream.adapters import ADAPTERS
 from harness.plan.faults.upstream.rollouts import ROLLOUT
 from harness.plan.faults.upstream.trainers import TRAINER
+from harness.plan.faults.upstream.unit_tests import UNIT_TESTS
 from harness.plan.faults.upstream.vision import VISION
 
 FAULTS: tuple[FaultSpec, ...] = (
@@ -38,6 +39,7 @@ FAULTS: tuple[FaultSpec, ...] = (
     + TRAINER
     + VISION
     + ROLLOUT
+    + UNIT_TESTS
 )
 
 __all__ = ["CLASSES", "FAULTS", "FaultSpec"]

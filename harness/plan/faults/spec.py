@@ -16,6 +16,7 @@ from harness.core.outcomes import Lane, Outcome
 from harness.core.packing.documents import DocumentsConfig, adversarial_mix
 from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions
 from harness.core.stack import DEFAULT
+from harness.core.upstream_tests import NO_TESTS, UpstreamTests
 from harness.plan.expansion.resolve import control_of, with_noise_legs
 
 # Six layers divide over 1, 2 and 3 stages and over 3 chunks on each of 2, so that every fault shares one model.
@@ -62,6 +63,7 @@ class FaultSpec:
     trainer: str = HARNESS
     stack: str = DEFAULT
     args: Arguments = NO_ARGUMENTS
+    upstream_tests: UpstreamTests = NO_TESTS
     axes: dict[str, Any] = field(default_factory=dict)  # values of axes that have no field here
 
     def _config(self, *, deadline_s: float, fault: str | None) -> CellConfig:
@@ -84,6 +86,7 @@ class FaultSpec:
             trainer=self.trainer,
             stack=self.stack,
             args=self.args,
+            upstream_tests=self.upstream_tests,
         )
         for name, value in self.axes.items():
             config = with_value(config, axes()[name], value)
@@ -119,4 +122,5 @@ CLASSES = (
     "throughput",
     "trainer",
     "rollout",
+    "tests",
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,7 +33,8 @@ from harness.plan.schema.documents import LengthsReader, parse_documents
 from harness.plan.schema.model import parse_model
 from harness.plan.schema.sections import ChecksSection, Launch, MatrixFile
 from harness.plan.schema.throughput import as_written as throughput_as_written
-from harness.plan.stacks.section import PathOf, layers_of, parse_stacks
+from harness.plan.stacks.recipes import RECIPES, TreeOf, WorkingTree
+from harness.plan.stacks.section import PathOf, layers_of, parse_stacks, recipe_stack
 
 CONSTRAINT_NAMES = (*AXES, "world_size", *DOTTED)
 _ELSEWHERE = dict.fromkeys((*AXES, *AXIS_ALIASES), "it is an axis: write it under 'matrix:'")
@@ -71,12 +72,18 @@ class Matrix:
 
 
 def load(
-    values: Any, *, file: str, lines: Mapping[KeyPath, int], read_lengths: LengthsReader, path_of: PathOf = str
+    values: Any,
+    *,
+    file: str,
+    lines: Mapping[KeyPath, int],
+    read_lengths: LengthsReader,
+    path_of: PathOf = str,
+    tree_of: TreeOf = lambda: WorkingTree("/", "megatron-lm"),
 ) -> Matrix:
     """The matrix in `values`; InputError with every problem at once.
 
     `read_lengths` gives the document lengths of a path written in the matrix, or raises InputError; `path_of`
-    makes any other path written in it absolute.
+    makes any other path written in it absolute; `tree_of` finds the checkout of the recipe `working-tree`.
     """
     problems = Problems(file, lines, elsewhere=_ELSEWHERE)
     top = _top(values, problems)
@@ -87,12 +94,9 @@ def load(
     checks = problems.validate(ChecksSection, top.get("checks", {}), ("checks",))
     documents = parse_documents(top.get("documents", {"mode": "adversarial"}), problems, read_lengths)
     axes = parse_axes(top.get("matrix", {}), problems)
-    stacks = _stacks(top.get("stacks", {}), axes, problems, path_of)
     args, named = parse_arguments(top.get("args", {}), problems), _named(top, axes, problems)
-    constraints = _constraints(top.get("constraints", []), problems)
-    covering = parse_select(top.get("select", "full"), problems)
-    xfail = _xfail(top.get("xfail", []), problems)
-    check_tests(axes, len(constraints), len(xfail), problems)
+    named["stacks"] = _stacks(top.get("stacks", {}), axes, problems, path_of, tree_of)
+    chosen = _chosen(top, axes, problems)
     problems.raise_any()
     assert model and train and options and launch and checks and documents  # each None has added a problem
     return Matrix(
@@ -103,18 +107,24 @@ def load(
         documents=documents,
         options=options,
         axes=axes,
-        constraints=constraints,
+        **chosen,
         launch=launch,
         **_of_checks(checks),
-        xfail=xfail,
-        covering=covering,
         values=values,
         cluster=top.get("cluster", "local"),
-        stacks=stacks,
         args=args,
         **named,
         lines=lines,
     )
+
+
+def _chosen(top: Mapping[str, Any], axes: Axes, problems: Problems) -> dict[str, Any]:
+    """Which combinations run, and which of them may fail."""
+    constraints = _constraints(top.get("constraints", []), problems)
+    xfail = _xfail(top.get("xfail", []), problems)
+    check_tests(axes, len(constraints), len(xfail), problems)
+    covering = parse_select(top.get("select", "full"), problems)
+    return {"constraints": constraints, "xfail": xfail, "covering": covering}
 
 
 def _sized(train: TrainConfig, model: ModelConfig, problems: Problems) -> TrainConfig:
@@ -154,10 +164,15 @@ def _top(values: Any, problems: Problems) -> dict[str, Any]:
     return top
 
 
-def _stacks(section: Any, axes: Axes, problems: Problems, path_of: PathOf) -> dict[str, Stack]:
-    """The stacks by name. Section and axis must name the same stacks: otherwise the wrong code would be tested."""
-    stacks = parse_stacks(section, problems, path_of)
-    _check_used("stack", "stacks", section, axes, DEFAULT, problems)
+def _stacks(section: Any, axes: Axes, problems: Problems, path_of: PathOf, tree_of: TreeOf) -> dict[str, Stack]:
+    """The stacks by name: those of the section, which the axis must name, and the recipes that it names besides."""
+    stacks = parse_stacks(section, problems, path_of, tree_of)
+    defined = section if isinstance(section, Mapping) else {}
+    recipes = [name for name in _used("stack", axes) if name in RECIPES and name not in defined]
+    for name in recipes:
+        stacks |= recipe_stack(name, problems, path_of, tree_of)
+    hint = "define it under 'stacks:', or name a recipe: `harness list stacks` shows them"
+    _check_used("stack", "stacks", section, axes, DEFAULT, problems, more=RECIPES, hint=hint)
     return stacks
 
 
@@ -188,22 +203,42 @@ def _upstream_tests(top: Mapping[str, Any], axes: Axes, problems: Problems) -> d
     return found
 
 
-def _check_used(axis: str, key: str, section: Any, axes: Axes, default: str, problems: Problems) -> None:
-    """Adds a problem for a name of the axis that the section lacks, and for one of the section that no row uses."""
+def _check_used(
+    axis: str,
+    key: str,
+    section: Any,
+    axes: Axes,
+    default: str,
+    problems: Problems,
+    more: Collection[str] = (),
+    hint: str = "",
+) -> None:
+    """Adds a problem for a name of the axis that the section lacks, and for one of the section that no row uses.
+
+    `more`: names that need no entry in the section; `hint`: what to do where no name is near.
+    """
     names = [name for name in section if isinstance(name, str)] if isinstance(section, Mapping) else []
+    used = _used(axis, axes)
+    what = key.removesuffix("s")
+    for name, line in used.items():
+        if name != default and name not in names and name not in more:
+            near = difflib.get_close_matches(name, [*names, default, *more], n=1)
+            advice = f"did you mean {near[0]!r}?" if near else hint or f"define it under '{key}:'"
+            allowed = ", ".join([*names, default, *more]) if more else None
+            message = f"no such {what}"
+            problems.add_at(line, ("matrix", axis), message, found=repr(name), allowed=allowed, hint=advice)
+    for name in names:
+        if name not in used:
+            problems.add((key, name), f"no row of the matrix uses this {what}", hint=f"add it to the axis '{axis}'")
+
+
+def _used(axis: str, axes: Axes) -> dict[str, int | None]:
+    """The values of an axis that a row has, each with the line of the first one."""
     used: dict[str, int | None] = {}
     for row in (*(row for rows in axes.dimensions for row in rows), *axes.include):
         if axis in row.values:
             used.setdefault(row.values[axis], row.line)
-    what = key.removesuffix("s")
-    for name, line in used.items():
-        if name != default and name not in names:
-            near = difflib.get_close_matches(name, [*names, default], n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"define it under '{key}:'"
-            problems.add_at(line, ("matrix", axis), f"no such {what}", found=repr(name), hint=hint)
-    for name in names:
-        if name not in used:
-            problems.add((key, name), f"no row of the matrix uses this {what}", hint=f"add it to the axis '{axis}'")
+    return used
 
 
 def _constraints(section: Any, problems: Problems) -> tuple[Constraint, ...]:

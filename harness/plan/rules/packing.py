@@ -119,7 +119,9 @@ def _with_option(name: str) -> str:
 
 
 def _limit_of(path: DataPath, limit: Limit) -> Rule[Shape]:
-    return Rule(limit.rule, limit.source, lambda config: limit.reason(config) if config.path is path else None)
+    return Rule(
+        limit.rule, limit.source, lambda config: limit.reason(config) if config.path is path else None, path=path.name
+    )
 
 
 RULES: tuple[Rule[Shape], ...] = (

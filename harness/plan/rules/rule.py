@@ -89,13 +89,20 @@ def _always(own: Own) -> bool:
 class Rule(Generic[Config]):
     """`predicate` returns None if the cell is allowed, else the reason, with the arithmetic in the user's numbers.
 
-    `concerns`: whether the rule can forbid any cell with these values, asked once for all of them.
+    `concerns`: whether the rule can forbid any cell with these values, asked once for all of them. `part`: the part of
+    the model without which it forbids nothing, e.g. "moe"; `path`: the only data path that it can forbid; empty: any.
     """
 
     id: str
     source: str
     predicate: Callable[[Config], str | None]
     concerns: Callable[[Own], bool] = _always
+    part: str = ""
+    path: str = ""
+
+    def concerns_shape(self, data_path: str, model: ModelConfig) -> bool:
+        """Whether the rule can forbid any cell of this data path and model."""
+        return (not self.path or self.path == data_path) and (not self.part or bool(getattr(model, self.part)))
 
 
 def not_divisible(what: str, value: int, by: str, divisor: int) -> str | None:

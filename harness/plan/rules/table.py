@@ -43,6 +43,11 @@ def concerning(own: Own, rules: Iterable[Rule[CellConfig]]) -> tuple[Rule[CellCo
     return tuple([rule for rule in rules if rule.concerns(own)])
 
 
+def concerning_shape(config: Shape, rules: Iterable[Rule[Shape]]) -> tuple[Rule[Shape], ...]:
+    """The rules that can forbid a cell with this data path and model."""
+    return tuple([rule for rule in rules if rule.concerns_shape(config.data_path, config.model)])
+
+
 def rejections(config: CellConfig, rules: Iterable[Rule[CellConfig]] = RULES) -> tuple[Rejection, ...]:
     """Every rule that forbids the cell, with its reason."""
     return forbidden_by(config, concerning(own_of(config), rules))

@@ -22,6 +22,7 @@ from harness.plan.schema.section import Section, union_of
 from harness.plan.schema.sections import ChecksSection, Launch, MatrixFile
 from harness.plan.schema.select import CoveringSection
 from harness.plan.schema.throughput import HistorySection, SlopeSection, ThroughputSection
+from harness.plan.stacks.recipes import RECIPES
 from harness.plan.stacks.section import StackLayer
 
 GENERATED_PAGES = ("matrix.md", "data_paths.md", "stacks.md", "clusters.md")  # in docs
@@ -49,7 +50,7 @@ def tables() -> dict[str, str]:
     found |= {"history": section_table(HistorySection, of="`history`")}
     found |= {"bound": table(keys_of(Override).values(), of="a bound"), "xfail": table(keys_of(XFail).values())}
     found |= {"upstream_tests": table(keys_of(UpstreamTests).values())}
-    return found | {"data_paths": _data_paths()}
+    return found | {"data_paths": _data_paths(), "recipes": _recipes()}
 
 
 def filled(page: str) -> str:
@@ -122,6 +123,15 @@ def _markdown(rows: Iterable[Iterable[str]]) -> str:
 def _data_paths() -> str:
     lines = [f"| `{path.name}` | {path.functions} | {path.releases} |\n" for path in DATA_PATHS.values()]
     return "| `packing` | code under test | from |\n|---|---|---|\n" + "".join(lines)
+
+
+def _recipes() -> str:
+    lines = [f"| `{name}` | {one.doc} | {', '.join(map(_matrix, one.matrices))} |\n" for name, one in RECIPES.items()]
+    return "| recipe | software | run by |\n|---|---|---|\n" + "".join(lines)
+
+
+def _matrix(name: str) -> str:
+    return f"[{name}](../matrices/{name}.yaml)"
 
 
 def _cluster() -> str:

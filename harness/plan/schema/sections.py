@@ -21,7 +21,7 @@ from harness.plan.schema.bounds import Bounds
 from harness.plan.schema.section import Section, model_of, model_with, one_of
 from harness.plan.schema.select import SelectSection
 from harness.plan.schema.throughput import ThroughputSection
-from harness.plan.stacks.section import StackLayer
+from harness.plan.stacks.section import RecipeName, StackLayer
 
 Name = Annotated[str, AfterValidator(safe_name), Field(json_schema_extra={"pattern": f"^{SAFE_NAME}$"})]
 
@@ -179,9 +179,10 @@ class MatrixFile(Section):
     xfail: list[model_of(XFail)] = Field(  # type: ignore[valid-type]
         default_factory=list, description="Known failures."
     )
-    stacks: dict[str, StackLayer | Annotated[list[StackLayer], Field(min_length=1)]] = Field(
+    stacks: dict[str, RecipeName | StackLayer | Annotated[list[RecipeName | StackLayer], Field(min_length=1)]] = Field(
         default_factory=dict,
-        description="[Software under test](stacks.md), by name: a layer or a list of layers, the top layer first.",
+        description="[Software under test](stacks.md), by name: a layer or a list of layers, the top layer first; a "
+        "[recipe](stacks.md#recipes) may take the place of a layer.",
         json_schema_extra={"propertyNames": {"pattern": f"^{SAFE_NAME}$"}},
     )
     cluster: Cluster = Field(

@@ -64,9 +64,7 @@ class Subject:
 def project_of(has: Callable[[str], bool]) -> str | None:
     """The project whose modules a tree holds, None if unknown. `has`: whether the tree has a file or folder."""
     for name, project in PROJECTS.items():
-        prefixes = [folder + "/" if folder else "" for folder in project.folders]
-        first = project.modules[0].replace(".", "/")
-        if any(has(f"{prefix}{first}") or has(f"{prefix}{first}.py") for prefix in prefixes):
+        if any(map(has, project.signs)):
             return name
     return None
 

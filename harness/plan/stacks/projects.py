@@ -13,6 +13,12 @@ class Project:
     # that a project uses, and Transformer Engine for Megatron-Bridge: a lower layer chooses their releases.
     needs: tuple[str, ...]
 
+    @property
+    def signs(self) -> list[str]:
+        """Paths in a checkout, one of which each checkout of the project has: its first module."""
+        first = self.modules[0].replace(".", "/")
+        return [f"{folder}/{path}".lstrip("/") for folder in self.folders for path in (first, f"{first}.py")]
+
 
 PROJECTS: dict[str, Project] = {
     "megatron-lm": Project(

@@ -1,7 +1,8 @@
 """The `stacks:` section: layers of software under test, checked and merged into one Stack each. Pure.
 
-A stack is one layer or a list of layers, the top layer first. It has at most one kind of base: packages (an environment
-is built from them), an interpreter (an existing environment) or a container. Any number of checkouts go on top of it.
+A stack is one layer or a list of layers, the top layer first; a recipe's name stands for its layers. It has at most one
+kind of base: packages (an environment is built from them), an interpreter (an existing environment) or a container.
+Any number of checkouts go on top of it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from harness.core.text.secrets import NAMES, holds_secret, is_secret_name
 from harness.plan.matrix.problems import KeyPath, Problems, shown
 from harness.plan.schema.section import Section, one_of
 from harness.plan.stacks.projects import PROJECTS
+from harness.plan.stacks.recipes import RECIPES, TreeOf, layers_named
 
 PYTHONS = ("3.12", "3.13", "3.11", "3.10")  # in order of preference
 _REQUIREMENT = re.compile(
@@ -58,6 +60,7 @@ Variable = Annotated[str, AfterValidator(_variable)]
 Text = Annotated[str, Field(min_length=1)]
 Repository = Annotated[str, Field(min_length=1), AfterValidator(_repository)]
 Ref = Annotated[str, Field(min_length=1), AfterValidator(_ref)]
+RecipeName = Annotated[str, Field(json_schema_extra={"anyOf": [{"enum": [*RECIPES]}, {"pattern": "=="}]})]
 ProjectName = Annotated[str, one_of(*PROJECTS), Field(json_schema_extra={"enum": [*PROJECTS]})]
 
 
@@ -97,8 +100,11 @@ class StackLayer(Section):
     )
 
 
-def parse_stacks(section: Any, problems: Problems, path_of: PathOf) -> dict[str, Stack]:
-    """The stacks by name; everything wrong is added to `problems`. `path_of` makes a path in the file absolute."""
+def parse_stacks(section: Any, problems: Problems, path_of: PathOf, tree_of: TreeOf) -> dict[str, Stack]:
+    """The stacks by name; everything wrong is added to `problems`.
+
+    `path_of` makes a path in the file absolute; `tree_of` finds the checkout of the recipe `working-tree`.
+    """
     path: KeyPath = ("stacks",)
     if not isinstance(section, Mapping):
         problems.add(path, "must be a mapping of names to definitions", found=shown(section))
@@ -110,23 +116,38 @@ def parse_stacks(section: Any, problems: Problems, path_of: PathOf) -> dict[str,
             problems.add(where, "a name has at most 64 letters, digits, '.', '_' and '-'", hint="quote a number")
         elif name == DEFAULT:
             problems.add(where, "is reserved for the environment of the harness itself", hint="choose another name")
-        elif layers := _layers(definition, where, problems):
-            found[name] = _merged(name, layers, where, problems, path_of)
+        else:
+            found |= _stack(name, definition, where, problems, path_of, tree_of)
     return found
 
 
-def _layers(definition: Any, where: KeyPath, problems: Problems) -> list[tuple[KeyPath, StackLayer]]:
+def recipe_stack(name: str, problems: Problems, path_of: PathOf, tree_of: TreeOf) -> dict[str, Stack]:
+    """The stack of a recipe by its name."""
+    return _stack(name, name, ("matrix", "stack"), problems, path_of, tree_of)
+
+
+def _stack(
+    name: str, definition: Any, where: KeyPath, problems: Problems, path_of: PathOf, tree_of: TreeOf
+) -> dict[str, Stack]:
+    """The stack by its name; nothing, after adding problems, if a layer is wrong."""
+    layers = _layers(definition, where, problems, tree_of)
+    return {name: _merged(name, layers, where, problems, path_of)} if layers else {}
+
+
+def _layers(definition: Any, where: KeyPath, problems: Problems, tree_of: TreeOf) -> list[tuple[KeyPath, StackLayer]]:
+    """The checked layers of a definition with recipes expanded; none if one is wrong."""
     listed = isinstance(definition, list)
     items = definition if listed else [definition]
     if not items:
         problems.add(where, "an empty list is not a stack", hint="give at least one layer")
-    layers = []
+    layers, sound = [], True
     for number, item in enumerate(items):
         at = (*where, number) if listed else where
-        layer = problems.validate(StackLayer, item, at)
-        if layer is not None and _is_sound(layer, at, problems):
-            layers.append((at, layer))
-    return layers if len(layers) == len(items) else []
+        for values in layers_named(item, at, problems, tree_of) if isinstance(item, str) else [item]:
+            layer = problems.validate(StackLayer, values, at) if values is not None else None
+            sound = sound and layer is not None and _is_sound(layer, at, problems)
+            layers += [(at, layer)] if layer is not None else []
+    return layers if sound else []
 
 
 def _is_sound(layer: StackLayer, at: KeyPath, problems: Problems) -> bool:

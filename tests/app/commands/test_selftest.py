@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from harness.app.commands import selftest
+from harness.app.commands import selftest, selftest_stacks
+from harness.app.commands.selftest_stacks import STACKS, with_clones
 from harness.app.pipeline import judge_run
 from harness.core.cell.identity import cell_id
 from harness.core.errors import InputError
 from harness.core.outcomes import Finding, Lane, LaneVerdict, Outcome
 from harness.core.run.run_dir import RunDir
-from harness.core.stack import DEFAULT
+from harness.core.stack import DEFAULT, Checkout, Stack
 from harness.infra.runs.evidence_files import read_plan
 from harness.judge import verdict
 from harness.judge.report.model import Report, ReportCell
@@ -23,6 +24,7 @@ from harness.plan.faults import FAULTS, FaultSpec
 from harness.plan.faults.upstream.adapters import ADAPTERS
 from harness.plan.faults.upstream.rollouts import ROLLOUT
 from harness.plan.faults.upstream.trainers import TRAINER
+from harness.plan.faults.upstream.unit_tests import UNIT_TESTS
 from harness.plan.faults.upstream.vision import VISION
 
 LEAK = next(spec for spec in FAULTS if spec.name == "attention-ignores-documents")
@@ -85,7 +87,7 @@ def test_an_unknown_fault_is_an_input_error_that_suggests_the_right_name() -> No
 
 def test_faults_are_chosen_by_name_in_the_order_of_the_catalogue() -> None:
     assert selftest.choose([]) == [spec for spec in FAULTS if spec.stack == DEFAULT]
-    assert selftest.choose([], trainers=True) == [*ADAPTERS, *TRAINER, *VISION, *ROLLOUT]
+    assert selftest.choose([], trainers=True) == [*ADAPTERS, *TRAINER, *VISION, *ROLLOUT, *UNIT_TESTS]
     assert selftest.choose([TRAINER[1].name]) == [TRAINER[1]]
     names = [FAULTS[3].name, FAULTS[1].name]
     assert selftest.choose(names) == [FAULTS[1], FAULTS[3]]
@@ -114,10 +116,26 @@ def test_cells_that_may_wait_for_their_deadline_are_started_first() -> None:
 
 
 def test_faults_in_upstreams_code_have_an_allocation_of_their_stack() -> None:
-    plan = selftest.plan_faults([*TRAINER, *ROLLOUT, LEAK])
-    stacks = [name for _, name in selftest.STACKS]
+    plan = selftest.plan_faults([*TRAINER, *ROLLOUT, *UNIT_TESTS, LEAK])
+    stacks = [name for _, name in STACKS]
     assert sorted(item.stack for item in plan.allocations) == sorted([*stacks, DEFAULT])
     assert sum(len(item.cells) for item in plan.allocations) == len(plan.expansion.cells)
+
+
+def test_faults_whose_clone_is_not_there_are_left_out_and_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {("upstream_tests", "bridge06"): tmp_path / "absent", ("trainer_bridge", "bridge062"): tmp_path}
+    stacks = [
+        Stack(name=name, checkouts=(Checkout(repository=str(place), ref="x", package="megatron-bridge"),))
+        for (_, name), place in places.items()
+    ]
+    monkeypatch.setattr(selftest_stacks, "stacks_of", lambda names: [s for s in stacks if s.name in set(names)])
+    assert selftest_stacks.with_clones([*UNIT_TESTS, TRAINER[0]]) == [TRAINER[0]]
+    said = capsys.readouterr().err
+    assert f"left out, since no clone is at {tmp_path / 'absent'}: {UNIT_TESTS[0].name}, {UNIT_TESTS[1].name}" in (
+        " ".join(said.split())
+    )
 
 
 def test_a_fault_and_its_twin_that_take_turns_are_in_two_allocations() -> None:
@@ -203,9 +221,10 @@ def test_exit_codes_tell_caught_missed_and_undecided_apart() -> None:
 @pytest.mark.train
 @pytest.mark.long  # short: the next test
 def test_every_fault_in_upstreams_trainer_is_caught(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(TRAINER) >= 15
+    here = with_clones(selftest.choose([], trainers=True))
+    assert {*ADAPTERS, *TRAINER, *VISION} <= {*here}
     assert selftest.run([], tmp_path, trainers=True) == 0, capsys.readouterr().out
-    assert caught(len(ADAPTERS) + len(TRAINER)) in capsys.readouterr().out
+    assert caught(len(here)) in capsys.readouterr().out
 
 
 @pytest.mark.train

@@ -205,6 +205,7 @@ def test_a_forecast_shows_what_would_be_built_and_builds_nothing(tmp_path: Path,
             python=HERE,
             checkouts=(Checkout(package="skyrl", repository="/x", ref="y"),),
         ),
+        Stack(name="other", checkouts=(replace(checkout, ref=""),), interpreter=sys.executable),
         Stack(name="image", container="nvcr/x"),
         Stack(name="back", checkouts=(replace(checkout, revert=("main",)),), interpreter=sys.executable),
         Stack(name="merge", checkouts=(replace(checkout, revert=("gone",)),), interpreter=sys.executable),
@@ -216,11 +217,15 @@ def test_a_forecast_shows_what_would_be_built_and_builds_nothing(tmp_path: Path,
         "tree": [TO_BUILD, READY],
         "gone": [UNAVAILABLE],
         "lost": [UNAVAILABLE, TO_BUILD],
+        "other": [UNAVAILABLE, READY],
         "image": [READY],
         "back": [TO_BUILD, READY],
         "merge": [UNAVAILABLE, READY],
     }
     assert not kept.exists()
+    why = f"{source} is no working tree of megatron-lm: it has no megatron/core"
+    assert found["other"].lines()[0].endswith(f"unavailable: {why}")
+    assert prepared(requested[4]).error == why
     assert found["wheel"].lines()[0].startswith("wheel: environment of six==1.16.0, torch")
     assert found["lost"].lines()[0] == "lost: skyrl at y of /x, unavailable: no git repository at /x"
     commit = git(source, "rev-parse", "main")[:12]

@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 
-from harness.core.cell.config import NOISE, ModelConfig
+from harness.core.cell.config import NOISE, CellConfig, ModelConfig
 from harness.core.cell.identity import cell_id, cell_name
 from harness.core.cell.layout import Layout
 from harness.core.outcomes import Rejection
 from harness.core.run.run_plan import Expansion
 from harness.infra.inputs.matrix_file import read_matrix
+from harness.plan.expansion.combinations import Combinations
 from harness.plan.expansion.expand import expand
-from harness.plan.expansion.resolve import Resolver, default_values
+from harness.plan.expansion.resolve import Resolver
+from harness.plan.matrix.problems import Problems
 from harness.plan.rules.table import RULES, rejections, world_size_rule
 from tests.plan.helpers import expand_axes, matrix_of, names, problems_of
 
@@ -273,11 +275,8 @@ def test_name_and_rejections_of_a_cell_do_not_depend_on_other_cells() -> None:
     alone: dict[str, tuple[Rejection, ...]] = {}
     for values in itertools.product(*axes.values()):
         matrix = matrix_of(matrix=dict(zip(axes, values)))
-        row = next(matrix.axes.combinations())
-        filled = {**default_values(matrix), **row.values}
-        filled["sp"] = filled["tp"] > 1 if filled["sp"] is None else filled["sp"]
-        resolver = Resolver(matrix, largest_cp=2)
-        config = resolver.config(filled, resolver.shape_key(filled), resolver.own_key(filled))
+        combinations, resolver = Combinations(matrix, Problems(matrix.file, matrix.lines)), Resolver(matrix, 2)
+        config = CellConfig(**resolver.shape(combinations.shape(0)), **resolver.own(combinations.own(0)))
         alone[cell_id(config)] = rejections(config, (*RULES, world_size_rule(matrix.launch.max_ranks)))
     assert {cell.id for cell in made.cells if cell.role == "cell"} == {
         name for name, found in alone.items() if not found

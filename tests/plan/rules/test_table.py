@@ -17,7 +17,7 @@ from harness.core.packing.options import PackingOptions
 from harness.plan.jobs.cluster import ClusterProfile
 from harness.plan.rules.cluster import nodes_rule
 from harness.plan.rules.stack import container_rule
-from harness.plan.rules.table import RULES, SHAPE_RULES, rejections, world_size_rule
+from harness.plan.rules.table import RULES, SHAPE_RULES, concerning_shape, rejections, world_size_rule
 
 SMALL = st.integers(1, 5)
 LAYOUTS = st.builds(Layout, tp=SMALL, pp=SMALL, cp=SMALL, dp=SMALL, ep=SMALL, vpp=st.integers(1, 2), sp=st.booleans())
@@ -89,6 +89,15 @@ def test_shape_rules_give_the_same_result_for_all_cells_of_a_shape(
 ) -> None:
     other = dataclasses.replace(config, dtype=dtype, attention=attention, device="cuda", stack="s")
     assert rejections(config, SHAPE_RULES) == rejections(other, SHAPE_RULES)
+
+
+@settings(max_examples=150)
+@given(config=CONFIGS)
+def test_a_rule_of_a_part_of_the_model_or_of_a_data_path_forbids_nothing_without_it(config: CellConfig) -> None:
+    """So that planning asks only the others."""
+    asked = concerning_shape(config, SHAPE_RULES)
+    assert len(asked) < len(SHAPE_RULES)
+    assert rejections(config, [rule for rule in SHAPE_RULES if rule not in asked]) == ()
 
 
 @given(layout=LAYOUTS, limit=st.integers(1, 40))

@@ -30,7 +30,7 @@ def adapted_layers_exist(config: Shape) -> str | None:
 
 
 RULES: tuple[Rule[Shape], ...] = (
-    Rule("peft.rank-by-tp", "Megatron-LM ColumnParallelLinear: its output size % TP == 0", rank_by_tp),
-    Rule("peft.parts", "harness: adapters on decoder layers of GPTModel", no_other_parts),
-    Rule("peft.latent-attention", "Megatron-LM MLASelfAttention", adapted_layers_exist),
+    Rule("peft.rank-by-tp", "Megatron-LM ColumnParallelLinear: its output size % TP == 0", rank_by_tp, part="peft"),
+    Rule("peft.parts", "harness: adapters on decoder layers of GPTModel", no_other_parts, part="peft"),
+    Rule("peft.latent-attention", "Megatron-LM MLASelfAttention", adapted_layers_exist, part="peft"),
 )

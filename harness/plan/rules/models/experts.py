@@ -44,20 +44,28 @@ def dropping_by_rank(config: Shape) -> str | None:
 
 
 RULES: tuple[Rule[Shape], ...] = (
-    Rule("moe.shared-ffn-by-tp", "Megatron-LM SharedExpertMLP: its layers are split over TP", shared_ffn_by_tp),
+    Rule(
+        "moe.shared-ffn-by-tp",
+        "Megatron-LM SharedExpertMLP: its layers are split over TP",
+        shared_ffn_by_tp,
+        part="moe",
+    ),
     Rule(
         "moe.bias-needs-sigmoid",
         "Megatron-LM TransformerConfig: expert bias for aux-loss-free routing only supports sigmoid scores",
         bias_needs_sigmoid,
+        part="moe",
     ),
     Rule(
         "moe.padding-needs-capacity",
         "Megatron-LM TransformerConfig: moe_expert_capacity_factor must be set to pad to it",
         padding_needs_capacity,
+        part="moe",
     ),
     Rule(
         "moe.dropping",
         "Megatron-LM apply_router_token_dropping: the capacity is of num_tokens, those of the rank",
         dropping_by_rank,
+        part="moe",
     ),
 )

@@ -72,17 +72,28 @@ def no_other_parts(config: Shape) -> str | None:
 
 _PATTERN = "Megatron-LM 0.19 models/hybrid/hybrid_layer_allocation.py select_pipeline_segment"
 RULES: tuple[Rule[Shape], ...] = (
-    Rule("hybrid.cuts-by-stages", f"{_PATTERN}: number of segments", cuts_by_stages),
-    Rule("hybrid.interleaving-needs-cuts", f"{_PATTERN}: no virtual stages without them", interleaving_needs_cuts),
-    Rule("hybrid.gpt-has-no-cuts", "Megatron-LM GPTModel: num_layers % (PP * VPP) == 0", gpt_has_no_cuts),
+    Rule("hybrid.cuts-by-stages", f"{_PATTERN}: number of segments", cuts_by_stages, part="pattern"),
+    Rule(
+        "hybrid.interleaving-needs-cuts",
+        f"{_PATTERN}: no virtual stages without them",
+        interleaving_needs_cuts,
+        part="pattern",
+    ),
+    Rule(
+        "hybrid.gpt-has-no-cuts", "Megatron-LM GPTModel: num_layers % (PP * VPP) == 0", gpt_has_no_cuts, part="pattern"
+    ),
     Rule("hybrid.gpt-layers-stay-whole", "Megatron-LM GPTModel: num_layers % (PP * VPP) == 0", gpt_layers_stay_whole),
     Rule(
         "hybrid.heads-by-ranks",
         "Megatron-LM TransformerConfig (gated_delta_net) and MambaContextParallel: heads % (TP * CP) == 0",
         heads_by_ranks,
+        part="pattern",
     ),
     Rule(
-        "hybrid.groups-by-context", "Megatron-LM MambaContextParallel.__init__: ngroups and cp_size", groups_by_context
+        "hybrid.groups-by-context",
+        "Megatron-LM MambaContextParallel.__init__: ngroups and cp_size",
+        groups_by_context,
+        part="pattern",
     ),
-    Rule("hybrid.parts", "harness: the probe's hybrid models have neither", no_other_parts),
+    Rule("hybrid.parts", "harness: the probe's hybrid models have neither", no_other_parts, part="pattern"),
 )

@@ -174,11 +174,13 @@ RULES: tuple[Rule[Shape], ...] = (
         "mla.rope-fusion",
         "Megatron-LM MLATransformerConfig: apply_rope_fusion for MLA only works with YARN RoPE",
         rope_fusion_of_plain_rope,
+        part="mla",
     ),
     Rule(
         "mla.own-attention",
         "Megatron-LM MultiLatentAttention: its own softmax scale, and norms of its compressed queries and keys",
         latent_attention_is_its_own,
+        part="mla",
     ),
     Rule("attention.skip-needs-window", "Megatron-LM is_layer_window_attention", skip_needs_window),
     Rule(
@@ -192,30 +194,51 @@ RULES: tuple[Rule[Shape], ...] = (
         "Megatron-LM parallel_state: EP divides DP x CP; with an expert tensor parallel size, ETP x EP x PP the world",
         ep_by_ranks,
     ),
-    Rule("moe.experts-by-ep", "Megatron-LM BaseMoELayer: num_moe_experts % EP == 0", experts_by_ep),
-    Rule("moe.ffn-by-tp", "Megatron-LM ColumnParallelLinear: moe_ffn_hidden_size % TP == 0", expert_ffn_by_tp),
-    Rule("moe.sp-with-tp", "Megatron-LM MoELayer.forward: TP needs sequence parallel while training", experts_need_sp),
+    Rule("moe.experts-by-ep", "Megatron-LM BaseMoELayer: num_moe_experts % EP == 0", experts_by_ep, part="moe"),
+    Rule(
+        "moe.ffn-by-tp", "Megatron-LM ColumnParallelLinear: moe_ffn_hidden_size % TP == 0", expert_ffn_by_tp, part="moe"
+    ),
+    Rule(
+        "moe.sp-with-tp",
+        "Megatron-LM MoELayer.forward: TP needs sequence parallel while training",
+        experts_need_sp,
+        part="moe",
+    ),
     Rule(
         "moe.allgather-equal-rows",
         "Megatron-LM TransformerConfig: dispatcher allgather refuses variable_seq_lengths",
         allgather_needs_equal_rows,
+        part="moe",
     ),
     Rule(
         "moe.padding-mask-stages",
         "Megatron-LM GPTModel._preprocess (0.16 to 0.19): the padding mask is split under pre_process",
         padding_mask_on_later_stages,
+        part="moe",
     ),
-    Rule("moe.padding-mask-path", "harness: which data paths pass a padding mask to routers", padding_mask_has_path),
+    Rule(
+        "moe.padding-mask-path",
+        "harness: which data paths pass a padding mask to routers",
+        padding_mask_has_path,
+        part="moe",
+    ),
     Rule(
         "moe.aux-loss-rows",
         "Megatron-LM TransformerLayer._maybe_unflatten_for_moe: hidden_states.shape[0] // tokens_per_sample",
         aux_loss_per_row_split,
+        part="moe",
     ),
-    Rule("mtp.tokens", "harness: which data paths pass tokens to the last stage", mtp_reads_tokens),
+    Rule("mtp.tokens", "harness: which data paths pass tokens to the last stage", mtp_reads_tokens, part="mtp"),
     Rule(
         "mtp.real-offsets",
         "Megatron-LM roll_tensor: cu_seqlens_q (0.16 to 0.19); padded offsets from d8144e7712 on",
         mtp_needs_slots,
+        part="mtp",
     ),
-    Rule("mla.ranks-by-tp", "Megatron-LM MLASelfAttention: down projections are column parallel", latent_ranks_by_tp),
+    Rule(
+        "mla.ranks-by-tp",
+        "Megatron-LM MLASelfAttention: down projections are column parallel",
+        latent_ranks_by_tp,
+        part="mla",
+    ),
 )

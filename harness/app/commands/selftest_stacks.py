@@ -1,0 +1,56 @@
+"""Stacks of the faults in upstream's code, as shipped matrices define them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from harness.app.pipeline import plan_run
+from harness.core.run.run_plan import RunPlan
+from harness.core.stack import DEFAULT, Stack
+from harness.infra.console import say
+from harness.infra.inputs.matrix_file import read_matrix
+from harness.infra.inputs.shipped import matrix_path
+from harness.infra.stacks.default_stack import require_torch
+from harness.infra.stacks.prepare import prepare
+from harness.plan.faults import FaultSpec
+from harness.plan.faults.upstream import rollouts, trainers, unit_tests
+from harness.plan.stacks.section import is_url
+
+STACKS = (
+    trainers.STACK,
+    rollouts.STACK,
+    rollouts.STACK_OF_NEMO_RL,
+    rollouts.STACK_OF_MEGATRON_RL,
+    unit_tests.STACK,
+)
+
+
+def stacks_of(names: Iterable[str]) -> list[Stack]:
+    """The definitions of the named stacks."""
+    wanted = set(names)
+    return [read_matrix(matrix_path(matrix)).stacks[name] for matrix, name in STACKS if name in wanted]
+
+
+def in_stacks(plan: RunPlan) -> RunPlan:
+    """The plan with the stacks that its cells need, built unless they exist; some faults have one."""
+    names = {cell.config.stack for cell in plan.expansion.cells}
+    if DEFAULT in names:
+        require_torch()
+    stacks = stacks_of(names)
+    return plan_run.in_stacks(plan, prepare(stacks, say)) if stacks else plan
+
+
+def with_clones(specs: Sequence[FaultSpec]) -> list[FaultSpec]:
+    """Those whose stacks' clones are there; says which are left out, and which clone they need."""
+    absent = {stack.name: place for stack in stacks_of(spec.stack for spec in specs) if (place := _absent(stack))}
+    for name, place in absent.items():
+        left = [spec.name for spec in specs if spec.stack == name]
+        say(f"left out, since no clone is at {place}: {', '.join(left)}")
+    return [spec for spec in specs if spec.stack not in absent]
+
+
+def _absent(stack: Stack) -> str:
+    """The repository of a checkout that does not exist; empty when there is none."""
+    places = (item.repository for item in stack.checkouts)
+    return next((place for place in places if not is_url(place) and not Path(place).exists()), "")

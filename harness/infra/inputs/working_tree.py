@@ -1,0 +1,25 @@
+"""The checkout that the launcher was started in, for the recipe `working-tree`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from harness.plan.stacks.bisection_cells import project_of
+from harness.plan.stacks.recipes import WorkingTree
+
+_USUAL = "megatron-lm"
+
+
+def working_tree() -> WorkingTree:
+    """The checkout of a known project that the current folder is in.
+
+    Where there is none, the current folder as if it were Megatron-LM: a plan shows it as unavailable, a run says why.
+    """
+    here = Path(os.path.abspath("."))  # noqa: PTH100 - keeps symbolic links
+    for folder in (here, *here.parents):
+        if (folder / ".git").exists():
+            project = project_of(lambda name, folder=folder: (folder / name).exists())  # type: ignore[misc]
+            if project:
+                return WorkingTree(str(folder), project)
+    return WorkingTree(str(here), _USUAL)

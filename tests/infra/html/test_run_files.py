@@ -1,0 +1,86 @@
+"""Links from a page to the files of its run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.infra.html.run_files import Link, RunFiles
+from tests.infra.html.test_report import Page
+from tests.sample_report import sample_report
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run directory with the files of one failing cell, beside a history and another run."""
+    run = tmp_path / "run 1"
+    cell = next(cell for cell in sample_report().cells if cell.failure)
+    attempt = run / "cells" / cell.id / "attempt-1"
+    for folder in ("log", "ranks"):
+        (attempt / folder).mkdir(parents=True)
+    for name in ("log/rank-00003.log", "ranks/rank-00003.json", "config.json"):
+        (attempt / name).touch()
+    (run / "report.json").touch()
+    (tmp_path / "history.html").touch()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "report.html").touch()
+    return run
+
+
+def test_a_failing_cell_links_its_files_and_no_others(run: Path) -> None:
+    cell = next(cell for cell in sample_report().cells if cell.failure)
+    links = {link.text: link.href for link in RunFiles(run).of_cell(cell)}
+    home = f"cells/{cell.id}/attempt-1"
+    assert links == {
+        "log of rank 3": f"{home}/log/rank-00003.log",
+        "all logs": f"{home}/log/",
+        "record of rank 3": f"{home}/ranks/rank-00003.json",
+        "all records": f"{home}/ranks/",
+        "configuration": f"{home}/config.json",
+        "folder of the cell": f"cells/{cell.id}/",
+    }
+    assert all((run / href).exists() for href in links.values())
+
+
+def test_a_report_without_a_run_directory_has_no_links_to_files() -> None:
+    cell = next(cell for cell in sample_report().cells if cell.failure)
+    assert RunFiles().of_cell(cell) == RunFiles().of_run() == []
+    assert RunFiles().report_of("other") is None
+
+
+def test_the_run_links_what_is_in_it_and_beside_it(run: Path) -> None:
+    assert [link.href for link in RunFiles(run).of_run()] == ["./", "report.json", "../history.html"]
+
+
+def test_another_run_is_linked_if_it_has_a_report(run: Path) -> None:
+    files = RunFiles(run)
+    assert files.report_of("other") == Link(text="other", href="../other/report.html")
+    assert files.report_of("gone") is None
+    assert files.report_of("../run 1/../other") is None
+    assert files.report_of("") is None
+
+
+def test_a_path_cannot_lead_out_of_the_run_nor_become_an_address(run: Path) -> None:
+    files = RunFiles(run)
+    (run / "javascript:alert(1)").touch()
+    (run / "a b#c?d").touch()
+    assert files.link("x", "/etc/passwd") is None
+    assert files.link("x", "cells/../../../etc/passwd") is None
+    assert files.link("x", "\0") is None
+    assert files.link("x", "javascript:alert(1)") == Link(text="x", href="javascript%3Aalert%281%29")
+    assert files.link("x", "a b#c?d") == Link(text="x", href="a%20b%23c%3Fd")
+    hostile = replace(sample_report().cells[0], id="../../x")
+    assert files.of_cell(hostile) == []
+
+
+def test_every_link_of_a_page_leads_to_a_file(run: Path) -> None:
+    from urllib.parse import unquote
+
+    from harness.infra.html.report import render_html
+
+    page = Page(render_html(sample_report(), run))
+    links = [link for link in page.links if not link.startswith(("#", "https:"))]
+    assert len(links) == 9
+    assert [link for link in links if not (run / unquote(link)).exists()] == []
