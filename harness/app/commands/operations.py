@@ -6,6 +6,7 @@ The run is RUN/operations/CELL/layer-N, on this machine, in the stack that the c
 from __future__ import annotations
 
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,7 +100,7 @@ def _run(directory: RunDir, folder: Path, plan: RunPlan, cells: tuple[PlannedCel
     run = RunDir(folder)
     try:
         plan_run.write_plan(run, made, None)
-        launch.launch(run, made, LocalLauncher())
+        launch.launch(run, made, LocalLauncher(), stream=sys.stderr)
     finally:
         release(str(folder))
     return run

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from harness.core.run.tensor_records import OperationSeen, TensorOfOperation
 from harness.core.text.counts import counted
-from harness.judge.diagnosis.operations import Off, OperationRow, OperationsCompared
+from harness.judge.diagnosis.operations import WHOLE, Off, OperationRow, OperationsCompared
 from harness.judge.locations import numbered
 from harness.judge.stats.distance import bound_text
 
@@ -103,7 +103,8 @@ def _first(compared: OperationsCompared) -> Iterator[str]:
     place = f"{row.module}: " if row.module else ""
     yield f"first difference: {place}{row.name}"
     how = "is missing" if math.isinf(row.off.distance) else f"is off by {row.off.distance:.3g}"
-    yield f"  document {row.off.document} {how}; the bound is {bound_text(compared.bound)}"
+    held = "" if row.off.held == WHOLE else f", compared as {row.off.held} on tp ranks"
+    yield f"  document {row.off.document} {how}{held}; the bound is {bound_text(compared.bound)}"
     yield f"  {_origin(compared, row)}"
     for side, one in (("cell", row.cell), ("control", row.control)):
         if one is None:
