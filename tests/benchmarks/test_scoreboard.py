@@ -116,7 +116,7 @@ def test_problems_are_what_is_not_shown_not_listed_not_run_or_a_false_alarm(
     table = board.Table(matrices=("m", "n"), lists={"l": "L"}, faults=(fault,))
     reports = of_cells({"x-bad": Outcome.PASS, "z-bad": Outcome.XFAIL, "clean": Outcome.FAIL})
     assert board.problems(table, reports) == [
-        "l 1: NOT SHOWN: x-bad-0a is PASS",
+        "l 1: NOT SHOWN: x-bad is PASS",
         "n: no run",
         "a known failure that no fault lists: m: z-bad",
         "false alarm: clean",
