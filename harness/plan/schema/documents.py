@@ -53,7 +53,7 @@ def parse_lists(
     if not isinstance(lists, Mapping):
         problems.add(path, "must be a mapping of names to lists of lengths, or to CSV files", found=shown(lists))
         return {}
-    found = {}
+    found: dict[str, DocumentsConfig] = {}
     for name, value in lists.items():
         where = (*path, str(name))
         if not isinstance(name, str) or not re.fullmatch(SAFE_NAME, name) or name in MODES:
