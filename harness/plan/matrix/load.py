@@ -95,9 +95,9 @@ def load(
     checks = problems.validate(ChecksSection, top.get("checks", {}), ("checks",))
     documents = parse_documents(top.get("documents", {"mode": "adversarial"}), problems, read_lengths)
     axes = parse_axes(top.get("matrix", {}), problems)
-    lists = parse_lists(top.get("documents", {}), _used("documents", axes), problems, read_lengths)
     args, named = parse_arguments(top.get("args", {}), problems), _named(top, axes, problems)
     named["stacks"] = _stacks(top.get("stacks", {}), axes, problems, path_of, tree_of)
+    named["lists"] = parse_lists(top.get("documents", {}), _used("documents", axes), problems, read_lengths)
     chosen = _chosen(top, axes, problems)
     problems.raise_any()
     assert model and train and options and launch and checks and documents  # each None has added a problem
@@ -107,7 +107,6 @@ def load(
         model=model,
         train=_sized(train, model, problems),
         documents=documents,
-        lists=lists,
         options=options,
         axes=axes,
         **chosen,

@@ -48,7 +48,11 @@ def test_the_resolved_file_makes_the_same_cells() -> None:
 
 
 def test_constraints_and_rows_name_lists() -> None:
-    rows = {"packing": "reference", "documents": "short", "include": [{"cp": 2, "documents": "ragged", "packing": "reference"}]}
+    rows = {
+        "packing": "reference",
+        "documents": "short",
+        "include": [{"cp": 2, "documents": "ragged", "packing": "reference"}],
+    }
     made = expand_axes({**rows, "cp": 1}, documents={"lists": LISTS})
     assert names(made) == ["tp1-pp1-cp1-reference-short", "tp1-pp1-cp2-reference-ragged"]
     made = expand_axes(AXES, documents={"lists": LISTS}, constraints=["documents != 'ragged'"])
