@@ -244,8 +244,9 @@ def _page(arguments: argparse.Namespace, file: Path) -> int:
 
     page = arguments.output or file.with_name("history.html")
     now = moment("0h", "")
+    wanted = _row_filters(vars(arguments), None)
     with opened(file, write=False) as history:
-        text = render_history(history, _row_filters(vars(arguments), None), days=arguments.days, now=now)
+        text = render_history(history, wanted, days=arguments.days, now=now, folder=page.parent)
     with written(page) as stream:
         stream.write(text.encode())
     screen.out(relative_path(page))

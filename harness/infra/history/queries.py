@@ -220,10 +220,10 @@ def baseline(matrix: str, cells: Sequence[str], except_run: str, requested: Base
     )
 
 
-def totals(since: str) -> Query:
-    """One row: how many runs and matrices there are in a window."""
+def totals(since: str, until: str) -> Query:
+    """One row: how many runs and matrices there are in a window, and the start of its first and last run."""
     return (
         """SELECT count(*) AS runs, count(DISTINCT matrix) AS matrices, min(started) AS first, max(started) AS last
-        FROM runs WHERE started >= :since""",
-        {"since": since},
+        FROM runs WHERE started >= :since AND started <= :until""",
+        {"since": since, "until": until},
     )
