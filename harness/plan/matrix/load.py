@@ -95,9 +95,8 @@ def load(
     checks = problems.validate(ChecksSection, top.get("checks", {}), ("checks",))
     documents = parse_documents(top.get("documents", {"mode": "adversarial"}), problems, read_lengths)
     axes = parse_axes(top.get("matrix", {}), problems)
-    args, named = parse_arguments(top.get("args", {}), problems), _named(top, axes, problems)
+    args, named = parse_arguments(top.get("args", {}), problems), _named(top, axes, problems, read_lengths)
     named["stacks"] = _stacks(top.get("stacks", {}), axes, problems, path_of, tree_of)
-    named["lists"] = parse_lists(top.get("documents", {}), _used("documents", axes), problems, read_lengths)
     chosen = _chosen(top, axes, problems)
     problems.raise_any()
     assert model and train and options and launch and checks and documents  # each None has added a problem
@@ -178,10 +177,11 @@ def _stacks(section: Any, axes: Axes, problems: Problems, path_of: PathOf, tree_
     return stacks
 
 
-def _named(top: Mapping[str, Any], axes: Axes, problems: Problems) -> dict[str, Any]:
+def _named(top: Mapping[str, Any], axes: Axes, problems: Problems, read_lengths: LengthsReader) -> dict[str, Any]:
     """The sections whose entries are values of an axis."""
     tests = _upstream_tests(top, axes, problems)
-    return {"profiles": _profiles(top, axes, problems), "upstream_tests": tests}
+    lists = parse_lists(top.get("documents", {}), _used("documents", axes), problems, read_lengths)
+    return {"profiles": _profiles(top, axes, problems), "upstream_tests": tests, "lists": lists}
 
 
 def _profiles(top: Mapping[str, Any], axes: Axes, problems: Problems) -> dict[str, Profile]:
