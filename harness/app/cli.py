@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import harness
-from harness.app import error_boundary
+from harness.app import error_boundary, plugins
 from harness.app.arguments import (
     RUN,
     add_history,
@@ -39,6 +39,7 @@ from harness.infra.streams import flush_streams, own_streams
 
 # Plans and reports allocate many long-lived objects, which the default threshold (700 or 2,000) scans over and over.
 _GARBAGE_AFTER = 100_000
+_WITHOUT_PLUGINS = ("completion", "list")
 _MATRIX = "matrix file (YAML), or a shipped one by name"
 _EXIT_CODES = "exit codes:\n" + "".join(f"  {code:<3}  {meaning}\n" for code, meaning in EXIT_MEANINGS.items())
 
@@ -102,9 +103,9 @@ def _run_commands(commands: argparse._SubParsersAction[Any]) -> None:
             _notify(command)
             add_view(command)
             command.add_argument("--errors", action="store_true", help="also retry the cells that ended as ERROR")
-    listed = commands.add_parser("list", help="list the runs of a folder, also unfinished ones, or stacks")
-    what = "runs, or the stacks that come with the harness (default: %(default)s)"
-    listed.add_argument("what", nargs="?", choices=("runs", "stacks"), default="runs", help=what)
+    listed = commands.add_parser("list", help="list the runs of a folder, also unfinished ones, stacks or plug-ins")
+    what = "runs, the stacks that come with the harness, or installed plug-ins (default: %(default)s)"
+    listed.add_argument("what", nargs="?", choices=("runs", "stacks", "plugins"), default="runs", help=what)
     listed.add_argument("--limit", type=count, default=20, metavar="N", help="the newest N (default: %(default)s)")
     add_json(listed)
     add_run_parent(listed)
@@ -283,6 +284,8 @@ def _main(words: list[str]) -> int:
         from harness.core.run.run_dir import protect_new_files  # not for --help
 
         protect_new_files()
+        if arguments.command not in _WITHOUT_PLUGINS:
+            plugins.active()
         return dispatch(arguments, announce.without_secrets(command))
     except InputError as error:
         from harness.infra.console import print_problems
