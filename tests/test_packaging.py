@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 from harness.infra.stacks.build import uv_environment
 
+GOLDEN = Path(__file__).parent / "golden" / "first_hour.txt"
 ONE_CELL = """
 name: one
 model: {{layers: 2, hidden: 32, heads: 4, kv_heads: 2, ffn: 64, vocab: 64}}
@@ -97,3 +100,87 @@ def test_cells_of_a_stack_run_and_are_judged_without_torch_beside_the_launcher(i
     assert done.returncode == 0, done.stdout + done.stderr
     (page,) = (tmp_path / "runs").glob("*/report.html")
     assert "<svg" in page.read_text()
+
+
+# What differs between two runs of the same commands: progress, times, ids, packages without a pin, unwritten memory.
+_PROGRESS = re.compile(
+    r"(?m)^(\[ *\d+/\d+\]|building |importing |imported in |about |judging |writing |round \d+: \d+ cells).*\n"
+)
+_CHANGING = (
+    (r"first-\d{8}T\d{6}Z-[0-9a-f]{4}", "RUN"),
+    (r"\d{4}-\d\d-\d\dT[\d:]+(Z|\+00:00)?", "DATE"),
+    (r"(?<=-)[0-9a-f]{8}\b", "HASH"),
+    (r"\b\d+(\.\d+)? (ms|s|min)\b", "TIME"),
+    (r"(?<=max_seqlen_q is )-?\d+", "WHATEVER"),
+    (r"(?m)^(DATE  .* )[\d.]+$", r"\1TIME"),
+    (r"(?m)(?<=  core-0.17.1 -> core-0.19.2: ).*(megatron-core [^;\n]*).*", r"\1"),
+    (r" {2,}(?=\S)", "  "),
+    (r"(?m) +$", ""),
+)
+_OUTSIDE = ("CI", "GITHUB_", "GITLAB_", "HARNESS_HISTORY")  # variables of a CI system or of the user
+_MIDDLE_STAGES = "tp2-pp4-cp1-sft-*"
+_HOUR = (
+    ("init",),
+    ("run", "matrix.yaml"),
+    # The layout that the file suggests, on a release with a known bug; without steps, a run only compares batches.
+    (
+        "run",
+        "matrix.yaml",
+        "--only",
+        _MIDDLE_STAGES,
+        "--set",
+        "train.steps=0",
+        "--set",
+        "matrix.stack=core-0.17.1",
+        "-q",
+    ),
+    ("explain", _MIDDLE_STAGES),
+    ("explain", "params_present"),
+    ("shrink", "latest", _MIDDLE_STAGES, "--issue", "--rounds", "1"),
+    ("run", "matrix.yaml", "--only", _MIDDLE_STAGES, "--set", "train.steps=0", "-q"),
+    ("compare", "BROKEN", "latest"),
+    ("history",),
+)
+
+
+def _said(harness: Path, arguments: tuple[str, ...], cwd: Path) -> str:
+    """A command with what it prints, and its exit code, without what changes from run to run."""
+    runs = sorted(path.name for path in (cwd / "reports").glob("first-*"))
+    given = [runs[1] if word == "BROKEN" else word for word in arguments]
+    env = {name: value for name, value in uv_environment().items() if not name.startswith(_OUTSIDE)}
+    two_cores = sorted(os.sched_getaffinity(0))[:2]
+    done = subprocess.run(
+        ["taskset", "--cpu-list", ",".join(map(str, two_cores)), harness, *given],
+        cwd=cwd,
+        env={**env, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+    )
+    return f"$ harness {' '.join(arguments)}\n{_steady(done.stdout + done.stderr)}exit code {done.returncode}\n\n"
+
+
+def _steady(text: str) -> str:
+    text = _PROGRESS.sub("", text)
+    for pattern, word in _CHANGING:
+        text = re.sub(pattern, word, text)
+    return text
+
+
+@pytest.mark.train
+def test_the_first_hour(installed: Path, tmp_path: Path) -> None:
+    """From an empty folder: a first matrix, a green run, a red one, why, its reproducer, the fix, the history."""
+    transcript = ""
+    for number, arguments in enumerate(_HOUR):
+        transcript += _said(installed, arguments, tmp_path)
+        if number == 1:
+            matrix = tmp_path / "matrix.yaml"
+            matrix.write_text(matrix.read_text().replace("# - {tp: 2, pp: 4, cp: 1}", "- {tp: 2, pp: 4, cp: 1}"))
+        if number == 2:
+            (report,) = [
+                one for one in tmp_path.glob("reports/first-*/report.md") if one.read_text().startswith("# FAIL")
+            ]
+            transcript += f"$ cat report.md\n{_steady(report.read_text())}\n"
+    if os.environ.get("HARNESS_UPDATE_GOLDENS") == "1":
+        GOLDEN.write_text(transcript, encoding="utf-8")
+        pytest.fail(f"rewrote {GOLDEN.name}: read the difference, then run again without HARNESS_UPDATE_GOLDENS")
+    assert transcript == GOLDEN.read_text(encoding="utf-8")
