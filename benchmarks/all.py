@@ -158,18 +158,19 @@ def main() -> int:
     arguments = parser.parse_args()
     clone = arguments.clone.resolve() if arguments.clone else None
     file = arguments.page or (None if arguments.smallest else PAGE)
-    rans: list[Ran] = []
+    rans = {
+        benchmark.name: Ran(benchmark=benchmark, command=f"python benchmarks/{benchmark.script}", why="left out")
+        for benchmark in BENCHMARKS
+    }
     for benchmark in BENCHMARKS:
-        if arguments.only and benchmark.name not in arguments.only:
-            rans.append(Ran(benchmark=benchmark, command=f"python benchmarks/{benchmark.script}", why="left out"))
-        else:
-            rans.append(run(benchmark, clone, smallest=arguments.smallest))
-        if file:
-            file.write_text(page(rans), encoding="utf-8")
-    for ran in rans:
+        if not arguments.only or benchmark.name in arguments.only:
+            rans[benchmark.name] = run(benchmark, clone, smallest=arguments.smallest)
+            if file:  # after each, so that an interrupted run leaves what it has
+                file.write_text(page([*rans.values()]), encoding="utf-8")
+    for ran in rans.values():
         ended = ran.why or ("ok" if ran.code == 0 else f"exit code {ran.code}")
         print(f"{ran.benchmark.name:<10} {ended}")
-    return int(any(ran.code for ran in rans))
+    return int(any(ran.code for ran in rans.values()))
 
 
 if __name__ == "__main__":
