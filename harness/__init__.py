@@ -29,6 +29,7 @@ __all__ = [
     "read_report",
     "report",
     "run",
+    "run_folder",
 ]
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
         read_report,
         report,
         run,
+        run_folder,
     )
 
 

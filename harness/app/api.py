@@ -57,8 +57,11 @@ __all__ = [
     "read_report",
     "report",
     "run",
+    "run_folder",
 ]
 PathLike = str | os.PathLike[str]
+Settings = Mapping[str, object] | Sequence[str]  # key -> any JSON value, or texts like "train.steps=5"
+_FOLDERS: dict[str, Path] = {}  # run id -> folder of the runs that this process ran or judged
 
 
 def run(
@@ -67,7 +70,7 @@ def run(
     only: Sequence[str] = (),
     expression: str = "",
     failed: bool = False,
-    settings: Mapping[str, object] | None = None,
+    settings: Settings = (),
     cluster: str | None = None,
     run_dir: PathLike | None = None,
     record: bool = True,
@@ -79,11 +82,11 @@ def run(
 ) -> Report:
     """Run a matrix and judge it, as `harness run` does; returns when every cell has ended.
 
-    `matrix`: a file, or the name of a shipped one. `only`, `expression` (-k), `failed`, `settings` (--set; key -> any
-    JSON value), `cluster`, `run_dir`, `history`, `notify`, `maxfail`, `max_gpu_hours`: as the options. `record` False:
+    `matrix`: a file, or the name of a shipped one. `only`, `expression` (-k), `failed`, `settings`
+    (--set), `cluster`, `run_dir`, `history`, `notify`, `maxfail`, `max_gpu_hours`: as the options. `record` False:
     as --no-history. `show`: print what the command prints.
 
-    The files of the run are in `run_dir`/`Report.run_id`. A failed check is no error: see `Report.verdict`. InputError
+    The files of the run are in its `run_folder`. A failed check is no error: see `Report.verdict`. InputError
     for a wrong matrix or option; InfrastructureError when nothing could be run; InterruptedRun after Ctrl-C, when the
     cells that had ended are judged.
     """
@@ -124,6 +127,17 @@ def report(
     return found[-1]
 
 
+def run_folder(report: Report, *, run_dir: PathLike = RUN_PARENT) -> Path:
+    """The folder with the files of a run: report.html, logs, records. InputError when it is not found.
+
+    `run_dir`: where to look unless `run` or `report` of this process returned the report.
+    """
+    from harness.app.selection.find_run import find_run
+
+    with _as_command(False):
+        return _FOLDERS.get(report.run_id) or find_run(report.run_id, Path(run_dir)).root
+
+
 def read_report(run: PathLike, *, run_dir: PathLike = RUN_PARENT) -> Report:
     """The report of a run as it was written, or a saved report.json; judges nothing. `run`: as in `report`."""
     with _as_command(False):
@@ -135,7 +149,7 @@ def expand(
     *,
     only: Sequence[str] = (),
     expression: str = "",
-    settings: Mapping[str, object] | None = None,
+    settings: Settings = (),
     cluster: str | None = None,
 ) -> Expansion:
     """The cells that `run` would run, and the combinations that rules reject, with reasons; starts nothing."""
@@ -168,11 +182,12 @@ def compare(
         return compare_runs(first, second, slower=slower)
 
 
-def _request(
-    file: Path, only: Sequence[str], expression: str, settings: Mapping[str, object] | None, cluster: str | None
-) -> PlanRequest:
+def _request(file: Path, only: Sequence[str], expression: str, settings: Settings, cluster: str | None) -> PlanRequest:
     """The request, with the command line that asks for the same."""
-    given = [f"{key}={_written(key, value)}" for key, value in (settings or {}).items()]
+    pairs = (
+        [f"{key}={_written(key, value)}" for key, value in settings.items()] if isinstance(settings, Mapping) else []
+    )
+    given = pairs or list(settings)
     command = ["harness", "run", str(file)]
     for option, values in (("--only", only), ("--set", given)):
         command += [word for value in values for word in (option, value)]
@@ -196,8 +211,13 @@ def _options(record: bool, history: PathLike | None, notify: Sequence[str], foun
 
     if problems := [Problem(key="notify", message=wrong) for one in notify if (wrong := problem_of(one))]:
         raise InputError(problems)
+
+    def reported(made: Report, folder: Path) -> None:
+        found.append(made)
+        _FOLDERS[made.run_id] = folder
+
     file = Path(history) if history is not None else None
-    return FinalizeOptions(record=record, history=file, notify=tuple(notify), reported=found.append)
+    return FinalizeOptions(record=record, history=file, notify=tuple(notify), reported=reported)
 
 
 @contextmanager

@@ -12,7 +12,18 @@ from typing import Any
 
 import harness
 from harness.app import error_boundary
-from harness.app.arguments import RUN, add_history, add_json, add_run, add_run_parent, add_view, count, hours, set_view
+from harness.app.arguments import (
+    RUN,
+    add_history,
+    add_json,
+    add_run,
+    add_run_parent,
+    add_view,
+    count,
+    hours,
+    layer_number,
+    set_view,
+)
 from harness.app.bisect import options as bisect_options
 from harness.app.commands import compare, history
 from harness.app.completers import VARIABLE, complete
@@ -97,10 +108,7 @@ def _run_commands(commands: argparse._SubParsersAction[Any]) -> None:
     listed.add_argument("--limit", type=count, default=20, metavar="N", help="the newest N (default: %(default)s)")
     add_json(listed)
     add_run_parent(listed)
-    explain = commands.add_parser("explain", help="say what a rule, check, failure class, key or cell is about")
-    explain.add_argument("word", metavar="WORD", help="a name from reports or the documentation, or a cell of RUN")
-    explain.add_argument("--run", default="latest", metavar="RUN", help=f"the run of a cell: {RUN} (default: latest)")
-    add_run_parent(explain)
+    _explain_options(commands.add_parser("explain", help="say what a rule, check, failure class, key or cell is about"))
     _shrink_options(commands.add_parser("shrink", help="find the smallest layout in which a failed cell still fails"))
     logs = commands.add_parser("logs", help="show the last lines of the logs of a run")
     add_run(logs)
@@ -118,6 +126,23 @@ def _run_commands(commands: argparse._SubParsersAction[Any]) -> None:
     )
     add_run_parent(doctor, default=None)
     add_json(doctor)
+
+
+def _explain_options(explain: argparse.ArgumentParser) -> None:
+    explain.add_argument(
+        "word", metavar="WORD", help="a name from reports or the documentation, or a cell of RUN; or RUN, before CELL"
+    )
+    explain.add_argument("cell", metavar="CELL", nargs="?", help="cell of the run WORD, by id, name or pattern")
+    explain.add_argument("--run", default="latest", metavar="RUN", help=f"the run of a cell: {RUN} (default: latest)")
+    explain.add_argument(
+        "--operations",
+        action="store_true",
+        help="run the cell and its control again, and show the operations of a layer side by side",
+    )
+    text = "the layer, from 1; 0 is the embedding (default: the first that differs)"
+    explain.add_argument("--layer", type=layer_number, metavar="N", help=text)
+    add_json(explain)
+    add_run_parent(explain)
 
 
 def _shrink_options(shrink: argparse.ArgumentParser) -> None:

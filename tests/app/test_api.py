@@ -82,6 +82,17 @@ def test_judging_again_writes_reports_records_and_logs_instead_of_printing(
     assert {cell.outcome for cell in report.cells} == {Outcome.PASS}
     assert harness.read_report(run.root / "report.json") == report
     assert harness.compare("latest", report).verdict == "no regression"
+    assert harness.run_folder(report, run_dir="nowhere") == run.root
+
+
+def test_the_folder_of_a_report_that_was_read_is_found_under_a_parent(here: Path) -> None:
+    run = simulated_run(here / "runs", "small-1")
+    harness.report(run.root, record=False)
+    api._FOLDERS.clear()
+    report = harness.read_report("small-1", run_dir="runs")
+    assert harness.run_folder(report, run_dir="runs") == run.root
+    with pytest.raises(harness.InputError, match="no run 'small-1'"):
+        harness.run_folder(report)
 
 
 def test_what_the_command_prints_can_be_shown(here: Path, capfd: pytest.CaptureFixture[str]) -> None:

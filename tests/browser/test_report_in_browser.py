@@ -232,3 +232,57 @@ def test_a_link_to_a_folded_cell_opens_it(browser: Browser, files: dict[str, Pat
     assert opened.get_attribute("open") is not None
     assert opened.locator("table").first.is_visible()
     view.page.context.close()
+
+
+def test_the_filter_shows_only_the_cells_asked_for_everywhere(browser: Browser, files: dict[str, Path]) -> None:
+    view = open_view(browser, files["sample"])
+    page, bar = view.page, view.page.locator(".filter")
+    shown = "() => document.querySelectorAll('#cells tbody tr:not([hidden])').length"
+    assert bar.locator("output").inner_text() == "13 cells"
+    bar.get_by_label("Outcome").select_option("FAIL")
+    assert bar.locator("output").inner_text() == "2 of 13 cells"
+    assert page.evaluate(shown) == page.locator("#grid .square:visible").count() == 2
+    assert page.locator("details.cell:visible").count() == 2 and not page.locator("#evidence .fold:visible").count()
+    bar.get_by_label("Lane").select_option("metadata")
+    assert page.evaluate(shown) == 1
+    bar.get_by_label("Search cells").fill("gradient")
+    assert page.evaluate(shown) == 0
+    bar.get_by_label("Lane").select_option("")
+    assert page.evaluate(shown) == 1  # the finding's text names it
+    page.evaluate("(id) => { location.hash = id; }", page.locator("#evidence .fold").first.get_attribute("id"))
+    page.locator("#evidence .fold").first.wait_for()  # a link to a hidden cell shows all again
+    assert bar.locator("output").inner_text() == "13 cells"
+    assert view.complaints == []
+    view.page.context.close()
+
+
+def test_tables_are_sorted_by_value(browser: Browser, files: dict[str, Path]) -> None:
+    view = open_view(browser, files["sample"])
+    column = "(name) => [...document.querySelectorAll('#cells tbody tr')].map((row) => row.cells[name].textContent)"
+    ranks = view.page.locator("#cells th").get_by_role("button", name="ranks")
+    for down in (False, True):
+        ranks.click()
+        numbers = [int(text) for text in view.page.evaluate(column, 5)]
+        assert numbers == sorted(numbers, reverse=down) and len(set(numbers)) > 3
+    view.page.locator("#cells th").get_by_role("button", name="outcome").click()
+    outcomes = [text.split()[1] for text in view.page.evaluate(column, 1)]
+    assert outcomes[0] != outcomes[-1] and [outcomes.count(word) for word in ("pass", "fail")] == [6, 2]
+    view.page.context.close()
+
+
+def test_without_scripts_there_is_no_filter(browser: Browser, files: dict[str, Path]) -> None:
+    view = open_view(browser, files["sample"], java_script_enabled=False)
+    assert view.page.locator("button, input, select").count() == 0
+    view.page.context.close()
+
+
+@pytest.mark.parametrize("name", ["sample", "big"])
+def test_a_narrow_window_shows_the_column_under_test(browser: Browser, files: dict[str, Path], name: str) -> None:
+    view = open_view(browser, files[name], width=390)
+    for box in (
+        view.page.locator("#grid tbody tr").first.locator("td").first,
+        view.page.locator(".ranks td.s-missing").first,
+    ):
+        place = box.bounding_box()
+        assert place is not None and place["x"] >= 0 and place["x"] + place["width"] <= 390
+    view.page.context.close()

@@ -43,11 +43,12 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Compare two runs, or a run with a baseline; returns 0, 1 for a regression, 3 when no cell was judged in both.
 
-    Without --json, compare.md and compare.html are written beside the later run's report.
+    Without --json, compare.md and compare.html are written beside the later run's report, which links the latter.
     """
     from harness.core.run.run_dir import write_atomic
     from harness.infra.console import print_lines
     from harness.infra.html.compare import render_comparison_html
+    from harness.infra.html.report import render_html
     from harness.infra.screen import relative_path
     from harness.judge.compare.render import (
         comparison_lines,
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         allowed = "RUN_A RUN_B, or one RUN with --baseline FILE"
         raise InputError(Problem(message="two reports are needed", allowed=allowed))
     later = arguments.other or arguments.run
-    before, _ = read(str(arguments.baseline or arguments.run), arguments.run_dir)
+    before, earlier = read(str(arguments.baseline or arguments.run), arguments.run_dir)
     after, folder = read(later, arguments.run_dir)
     ratio = arguments.slower_than
     slower = Bound(value=ratio, unit="factor", origin="--slower-than") if ratio else SLOWER_RUN
@@ -72,10 +73,12 @@ def run(arguments: argparse.Namespace) -> int:
         return exit_code(comparison)
     texts = {
         "compare.md": render_comparison_markdown(comparison),
-        "compare.html": render_comparison_html(comparison),
+        "compare.html": render_comparison_html(comparison, folder, earlier),
     }
     for name, text in texts.items():
         write_atomic(folder / name, text)
+    if is_file(folder / "report.html"):  # now there is a comparison that it links
+        write_atomic(folder / "report.html", render_html(after, folder))
     print_lines([*((f"written: {relative_path(folder / name)}", "") for name in texts), *comparison_lines(comparison)])
     return exit_code(comparison)
 

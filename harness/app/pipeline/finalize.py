@@ -35,7 +35,7 @@ class FinalizeOptions:
     for_git: bool = False  # exit codes for `git bisect run`
     most_failures: int | None = None  # --maxfail
     code: int | None = None  # exit code instead of the verdict's, when a signal has ended the run
-    reported: Callable[[Report], None] | None = None  # called with the report once it is written
+    reported: Callable[[Report, Path], None] | None = None  # called with the report and its folder, last
 
 
 def judge_and_report(directory: RunDir, plan: RunPlan, options: FinalizeOptions) -> int:
@@ -69,7 +69,7 @@ def _judge_and_report(directory: RunDir, plan: RunPlan, options: FinalizeOptions
     code = _code(report, plan, options, problems)
     announce(options.notify, report, directory.root, code)
     if options.reported is not None:
-        options.reported(report)
+        options.reported(report, directory.root)
     return code
 
 

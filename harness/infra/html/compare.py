@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from harness.infra.html import page
+from harness.infra.html.marks import anchor
+from harness.infra.html.run_files import link_from
 from harness.judge.compare.render import details, groups, numbers
 from harness.judge.compare.runs import CellChange, Comparison
 
 _MOST_CELLS = 200  # rows per table
 
 
-def render_comparison_html(comparison: Comparison) -> str:
-    """The comparison as one HTML document. Deterministic."""
+def render_comparison_html(comparison: Comparison, folder: Path | None = None, earlier: Path | None = None) -> str:
+    """The comparison as one HTML document. Deterministic.
+
+    `folder`: the run directory of the later run, in which the page is; `earlier`: that of the earlier one. Reports in
+    them are linked.
+    """
     page.environment().filters.update(details=details, moved=_moved)
     compared = numbers(comparison)
     times = [(cell, item) for cell in compared for item in cell.times]
@@ -22,7 +30,12 @@ def render_comparison_html(comparison: Comparison) -> str:
         "most": _MOST_CELLS,
         "left": (len(compared) - _MOST_CELLS, len(times) - _MOST_CELLS),
     }
-    return page.render("compare.html.j2", values)
+    folders = {"before": earlier, "after": folder}
+    reports = {
+        side: link_from(folder, "report", path / "report.html") if folder and path else None
+        for side, path in folders.items()
+    }
+    return page.render("compare.html.j2", {**values, "reports": reports, "anchor": anchor})
 
 
 def _moved(cell: CellChange) -> dict[str, tuple[str, str]]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from harness.core.outcomes import Outcome
@@ -15,6 +16,7 @@ from harness.infra.history.queries import Filters, calendar, listing, totals, tr
 from harness.infra.html import page
 from harness.infra.html.filters import clipped
 from harness.infra.html.marks import OUTCOME_MARKS
+from harness.infra.html.run_files import Link, link_from
 from harness.infra.html.trend_svg import TrendPoint, trend
 from harness.judge.history.trends import Day, Point, calendar_rows, days_between, points
 
@@ -42,20 +44,22 @@ class Trend:
     more: int  # points that are not in the table
 
 
-def render_history(history: History, wanted: Filters, *, days: int, now: str) -> str:
+def render_history(history: History, wanted: Filters, *, days: int, now: str, folder: Path | None = None) -> str:
     """The history page of the `days` days before `now` (ISO, UTC). Deterministic.
 
-    Worst cells come first, up to the limits above; `wanted` filters cells.
+    Worst cells come first, up to the limits above; `wanted` filters cells. `folder`: that of the
+    page, from which it links the reports of runs.
     """
     until = wanted.until or now
     since = wanted.since or _before(until, days)
     cells = list(history.rows(listing("cells", replace(wanted, since=since, until=until, limit=None))))
     shown = [cell["series"] for cell in cells[:MOST_IN_CALENDAR]]
-    (total,) = history.rows(totals(since))
+    (total,) = history.rows(totals(since, until))
     first_day = max(since, total["first"] or since, _before(until, MOST_DAYS - 1))
     dates = days_between(first_day[:10], until[:10])
     past = _past(history, cells)
     page.environment().filters.update(mark=_mark, day=_day_title, figure=_figure_text)
+    page.environment().globals.update(report_of=lambda run: _report_of(history, folder, run))
     values = {
         "cells": cells[:MOST_LISTED],
         "hidden": len(cells) - len(cells[:MOST_LISTED]),
@@ -72,9 +76,21 @@ def render_history(history: History, wanted: Filters, *, days: int, now: str) ->
         "counts": {outcome: sum(cell["last"] == outcome.value for cell in cells) for outcome in Outcome},
         "trends": [_trend(history, cell, since) for cell in cells[:MOST_TRENDS]],
         "narrowed": _narrowed(wanted),
+        "index": link_from(folder, "all runs", folder / "index.html") if folder else None,
         "outcome": Outcome,
     }
     return page.render("history.html.j2", values, "history.css")
+
+
+def _report_of(history: History, folder: Path | None, run: str) -> Link | None:
+    """The report of a run: beside the page, else where the run was recorded."""
+    if folder is None:
+        return None
+    recorded = history.directory(run)
+    beside = link_from(folder, run, folder / run / "report.html") if Path(run).name == run else None
+    if beside or recorded is None:
+        return beside
+    return link_from(folder, run, recorded / "report.html")
 
 
 def _before(moment: str, days: int) -> str:

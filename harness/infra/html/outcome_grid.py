@@ -19,6 +19,8 @@ class Chip:
     """One cell in a square of the grid."""
 
     outcome: Outcome
+    cell: str  # its id
+    control: bool = False
     symbol: str
     word: str
     note: str  # second line: the failing lanes, or "control"
@@ -53,18 +55,25 @@ def _grid(title: str, items: list[tuple[dict[str, Any], Chip]], usual: Mapping[s
     rows: dict[tuple[Any, ...], str] = {}
     columns: dict[str, None] = {}
     squares: dict[tuple[str, str], list[Chip]] = {}
+    controls = _only_controls(items, across)
     for axes, chip in items:
         row = _row_name(axes, usual)
         column = _path_of(axes) if across == "packing" else _stack_of(axes)
         rows[_row_order(axes, row)] = row
         columns[column] = None
         squares.setdefault((row, column), []).append(chip)
-    down, over, corner = [rows[key] for key in sorted(rows)], list(columns), "layout"
+    down, over, corner = [rows[key] for key in sorted(rows)], sorted(columns, key=controls.__contains__), "layout"
     if title and len(over) > len(down):
         down, over, corner = over, down, across
         squares = {(column, row): chips for (row, column), chips in squares.items()}
     lines = [(name, [squares.get((name, column), []) for column in over]) for name in down]
     return Grid(title=title, corner=corner, columns=over, rows=lines)
+
+
+def _only_controls(items: list[tuple[dict[str, Any], Chip]], across: str) -> set[str]:
+    """Columns that hold nothing but controls: they come last, so that a narrow window shows the code under test."""
+    name = _path_of if across == "packing" else _stack_of
+    return {name(axes) for axes, _ in items} - {name(axes) for axes, chip in items if not chip.control}
 
 
 def _path_of(axes: dict[str, Any]) -> str:
@@ -113,13 +122,23 @@ def _chip(cell: ReportCell) -> Chip:
     note = ", ".join(failing) or ("control" if is_control(cell) else "")
     title = cell.id + (f": {cell.findings[0].message}" if cell.findings else f": {cell.reason}" if cell.reason else "")
     href = f"#{anchor(cell.id)}"
-    return Chip(outcome=cell.outcome, symbol=symbol, word=word, note=note, href=href, title=title[:300])
+    return Chip(
+        outcome=cell.outcome,
+        cell=cell.id,
+        control=is_control(cell),
+        symbol=symbol,
+        word=word,
+        note=note,
+        href=href,
+        title=title[:300],
+    )
 
 
 def _rejected_chip(rejected: ReportRejected) -> Chip:
     symbol, word = OUTCOME_MARKS[Outcome.REJECTED]
     return Chip(
         outcome=Outcome.REJECTED,
+        cell=rejected.id,
         symbol=symbol,
         word=word,
         note=rejected.rule,

@@ -37,6 +37,7 @@ _LINES = {
     "known": (1.3, 1.0, 4.0),
     "failed": (1.6, 1.0, 5.0),
 }
+_LEAST_SPAN = 0.1  # of the values: range of their axis
 _SIZE = (4.5, 2.7)  # inches; one inch is 72 units of the view box
 _SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "packing-harness", "font.size": 9.0, "path.simplify": True}
 
@@ -72,8 +73,18 @@ def value_plot(name: str, series: Sequence[Series], *, alt: str, points: int = 8
             finite = [(step, value) for step, value in zip(steps, values) if math.isfinite(value)]
             if finite and line.label:
                 ends.append((*finite[-1], line))
+        _widen(axes)
         _label_ends(axes, ends)
         return _svg(figure, name, alt)
+
+
+def _widen(axes: Any) -> None:
+    """Let the axis span at least a tenth of its values, so that a change of a thousandth does not look like a fall."""
+    axes.autoscale_view()
+    low, high = axes.get_ylim()
+    half = _LEAST_SPAN * abs(low + high) / 4
+    if math.isfinite(half) and (high - low) / 2 < half:
+        axes.set_ylim((low + high) / 2 - half, (low + high) / 2 + half)
 
 
 def difference_plot(name: str, series: Sequence[Series], *, bound: float | None, alt: str, points: int = 80) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
@@ -16,6 +17,13 @@ from harness.judge.report.model import ReportCell
 class Link:
     text: str
     href: str  # relative to the page, with "/" and percent-encoding: valid in a file system and on a web server
+
+
+def link_from(folder: Path, text: str, target: Path) -> Link | None:
+    """A relative link from a page in `folder` to a file anywhere; None if there is no such file."""
+    if not exists(target):
+        return None
+    return Link(text=text, href=quote(Path(os.path.relpath(target, folder)).as_posix()))
 
 
 @dataclass(frozen=True)

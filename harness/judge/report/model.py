@@ -94,7 +94,7 @@ class Throughput:
     peak_tflops: float | None = None  # of the device for the cell's dtype, without sparsity
     peak_origin: str = ""  # where peak_tflops is from, or why it is not known
     step_p50_s: float | None = None
-    step_p95_s: float | None = None
+    step_p95_s: float | None = None  # None with a single timed step
     step_busy_s: float | None = None  # as step_p50_s, but on a CPU without waiting; there compared with earlier runs
     packed_s: float | None = (
         None  # median pass of the timing leg over the step's documents; on a GPU, compared with earlier runs

@@ -70,7 +70,9 @@ def _cell(suite: Element, report: Report, cell: ReportCell) -> None:
         lead = cell.findings[0] if cell.outcome is Outcome.FAIL and cell.findings else None
         problem = SubElement(case, tag, message=_message(lead.message if lead else cell.reason))
         problem.set("type", visible((lead.fault_class if lead else "infrastructure") or "unclassified"))
-        problem.text = visible(_details(cell))
+        problem.text = visible(details(cell))
+    elif cell.outcome is Outcome.NOT_RUN:
+        _skipped(case, f"not run: {cell.reason}")
     elif cell.outcome is Outcome.XFAIL:
         _skipped(case, f"expected failure: {cell.reason}")
     elif cell.outcome is not Outcome.PASS:
@@ -92,7 +94,8 @@ def _message(text: str) -> str:
     return one_line(text, _MESSAGE_LENGTH)
 
 
-def _details(cell: ReportCell) -> str:
+def details(cell: ReportCell) -> str:
+    """Why a cell did not pass: each finding, reason, failure with its traceback, and the command to reproduce."""
     lines = [_finding(finding) for finding in cell.findings]
     lines += [f"reason: {cell.reason}"] if cell.reason else []
     if cell.failure is not None:

@@ -62,7 +62,7 @@ def throughput(evidence: CellEvidence) -> Throughput:
         tflops_per_s=tflops,
         mfu=mfu(tflops, peak_for(evidence)),
         step_p50_s=statistics.median(times),
-        step_p95_s=_percentile(times, 0.95),
+        step_p95_s=_percentile(times, 0.95) if len(times) > 1 else None,  # of one step it says nothing
         step_busy_s=busy_step(evidence),
         step_times_s=times,
     )

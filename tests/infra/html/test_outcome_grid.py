@@ -10,11 +10,11 @@ from tests.sample_report import big_report, passing_report, sample_report
 def test_grid_rows_are_layouts_in_order_of_size_and_columns_are_data_paths() -> None:
     (grid,) = outcome_grids(sample_report())
     assert (grid.title, grid.corner) == ("", "layout")
-    assert grid.columns == ["unpacked", "reference", "sft"]
+    assert grid.columns == ["reference", "sft", "unpacked"]  # controls last
     rows = [row for row, _ in grid.rows]
     assert rows[0] == "tp1-pp1-cp1" and rows[-1] == "tp8-pp1-cp1"
     assert "tp1-pp2-cp1-mbs2" in rows and "tp1-pp2-cp1-vpp2" in rows
-    square = dict(grid.rows)["tp2-pp1-cp2"][2]
+    square = dict(grid.rows)["tp2-pp1-cp2"][1]
     assert [(chip.outcome, chip.note) for chip in square] == [(Outcome.REJECTED, "cp-alignment")]
     assert "62 % (2 * cp) = 62 % 4 = 2" in square[0].title
 

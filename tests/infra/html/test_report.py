@@ -232,14 +232,14 @@ def test_a_reference_that_the_matrix_itself_asks_for_is_marked_as_control_and_dr
     report = passing_report()
     cells = [replace(cell, role="cell") for cell in report.cells]
     html = render_html(replace(report, cells=cells))
-    assert outcome_grids(replace(report, cells=cells))[0].rows[0][1][0][0].note == "control"
+    assert outcome_grids(replace(report, cells=cells))[0].rows[0][1][-1][0].note == "control"
     assert "the control and 3 cells" in html
 
 
 def test_of_many_cells_with_one_fault_only_two_are_expanded() -> None:
     html = render_html(big_report(20, failing=2))
     assert html.count('<details class="cell o-FAIL"') == 10
-    assert len(re.findall(r'<details class="cell o-FAIL" id="[^"]+" open>', html)) == 2
+    assert len(re.findall(r'<details class="cell o-FAIL" [^>]* open>', html)) == 2
 
 
 def test_every_outcome_is_shown_as_a_word_and_not_only_as_a_colour(sample: str) -> None:

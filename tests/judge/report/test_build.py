@@ -135,7 +135,7 @@ def test_throughput_is_per_rank_and_leaves_the_first_step_out() -> None:
     assert shown.efficiency == pytest.approx(sum(b.real_tokens for b in batches) / sum(b.slots for b in batches))
     lengths = [document.length for document in cell.cell.config.documents_of(1)]
     assert shown.tflops_per_s == train_flops(cell.cell.config.model, lengths) / 4 / 2.0 / 1e12
-    assert (shown.step_p50_s, shown.step_p95_s) == (2.0, 2.0)
+    assert (shown.step_p50_s, shown.step_p95_s) == (2.0, None)
     assert shown.peak_memory_bytes == 1_000_003
 
 

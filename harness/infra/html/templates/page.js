@@ -28,3 +28,90 @@ function openTarget() {
 }
 addEventListener("hashchange", openTarget);
 openTarget();
+
+// A filter of cells: every element with data-cell is shown or hidden with its cell.
+function addFilter() {
+  const parts = [...document.querySelectorAll("[data-cell]")];
+  const cells = new Map();
+  for (const part of parts) {
+    const known = cells.get(part.dataset.cell) || { text: part.dataset.cell.toLowerCase() };
+    known.outcome = part.dataset.outcome || known.outcome;
+    known.lanes = part.dataset.lanes || known.lanes || "";
+    if (part.localName === "details") known.text += ` ${part.textContent.toLowerCase()}`;
+    cells.set(part.dataset.cell, known);
+  }
+  const nav = document.querySelector("nav .wrap");
+  if (cells.size < 2 || !nav) return;
+
+  const bar = document.createElement("div");
+  bar.className = "wrap filter";
+  bar.setAttribute("role", "search");
+  const text = Object.assign(document.createElement("input"), { type: "search", placeholder: "cell, check or text" });
+  text.setAttribute("aria-label", "Search cells");
+  const outcome = choice("Outcome", "any outcome", [...new Set([...cells.values()].map((cell) => cell.outcome))]);
+  const lanes = [...new Set([...cells.values()].flatMap((cell) => cell.lanes.split(" ").filter(Boolean)))];
+  const lane = choice("Lane", "any lane", lanes, "fails in ");
+  const count = document.createElement("output");
+  bar.append(text, outcome, ...(lanes.length ? [lane] : []), count);
+  nav.after(bar);
+
+  function apply() {
+    const words = text.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const wanted = (cell) => (!outcome.value || cell.outcome === outcome.value)
+      && (!lane.value || cell.lanes.split(" ").includes(lane.value)) && words.every((word) => cell.text.includes(word));
+    let shown = 0;
+    for (const cell of cells.values()) shown += (cell.shown = wanted(cell));
+    for (const part of parts) part.hidden = !cells.get(part.dataset.cell).shown;
+    for (const row of document.querySelectorAll(".grid tbody tr")) {
+      const squares = [...row.querySelectorAll(".square")];
+      row.hidden = squares.length > 0 && squares.every((square) => square.hidden);
+    }
+    count.textContent = shown === cells.size ? `${cells.size} cells` : `${shown} of ${cells.size} cells`;
+  }
+  for (const control of [text, outcome, lane]) control.addEventListener("input", apply);
+  addEventListener("hashchange", () => {
+    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (!target || !target.closest("[hidden]")) return;
+    text.value = outcome.value = lane.value = "";
+    apply();
+    target.scrollIntoView();
+  });
+  apply();
+}
+
+function choice(label, any, values, before = "") {
+  const select = document.createElement("select");
+  select.setAttribute("aria-label", label);
+  select.append(new Option(any, ""), ...values.map((value) => new Option(before + value, value)));
+  return select;
+}
+addFilter();
+
+// Tables whose columns can be sorted: numbers by value (data-sort where the text has several units), others as text.
+for (const table of document.querySelectorAll("table.sortable")) {
+  const heads = [...table.tHead.rows[0].cells];
+  heads.forEach((head, column) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.append(...head.childNodes);
+    head.append(button);
+    button.addEventListener("click", () => {
+      const down = head.getAttribute("aria-sort") === "ascending";
+      heads.forEach((other) => other.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", down ? "descending" : "ascending");
+      const rows = [...table.tBodies[0].rows].map((row) => [keyOf(row.cells[column]), row]);
+      rows.sort(([a], [b]) => (down ? -1 : 1) * compare(a, b));
+      table.tBodies[0].append(...rows.map(([, row]) => row));
+    });
+  });
+}
+
+function keyOf(cell) {
+  const text = cell.dataset.sort || cell.textContent.trim();
+  const number = parseFloat(text.replaceAll(",", ""));
+  return cell.classList.contains("num") ? (Number.isNaN(number) ? -Infinity : number) : text;
+}
+
+function compare(a, b) {
+  return typeof a === "number" ? (a > b) - (a < b) : a.localeCompare(b, "en", { numeric: true });
+}

@@ -1,0 +1,122 @@
+"""The gate: every bug of its table names a cell and counts only if that cell fails as named; one real bug, run."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from harness.core.outcomes import Finding, Lane, Outcome
+from harness.infra.inputs.matrix_file import read_matrix
+from harness.judge.checks.table import CHECKS
+from harness.judge.report.model import Report
+from harness.judge.report.render_json import read_report
+from harness.plan.expansion.expand import expand
+from tests.megatron_clone import CLONE, needs_clone
+from tests.sample_report import sample_report
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def gate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gate", BENCHMARKS / "gate.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "gate", module)  # dataclasses look their module up
+        spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def bugs(gate: ModuleType) -> Any:
+    _, bugs = gate.read_bugs((BENCHMARKS / "gate.toml").read_text(encoding="utf-8"))
+    return bugs
+
+
+def test_every_bug_names_a_cell_of_the_matrix_and_a_check(gate: ModuleType, bugs: Any, root: Path) -> None:
+    cells = expand(read_matrix(root / "matrices" / "gate.yaml")).cells
+    ids = [cell.id.rpartition("-")[0].replace(f"-{gate.STACK}", "") for cell in cells]
+    assert [bug.id for bug in bugs if not any(fnmatchcase(name, bug.cell) for name in ids)] == []
+    assert {bug.check for bug in bugs} <= {check.name for check in CHECKS}
+    assert len({bug.folder for bug in bugs}) == len(bugs) >= 10
+
+
+def test_older_packages_replace_the_recipe_of_the_matrix(gate: ModuleType, tmp_path: Path) -> None:
+    text = gate.MATRIX.read_text(encoding="utf-8")
+    assert text.count(gate.RECIPE) == 1
+    (tmp_path / "older.yaml").write_text(text.replace(gate.RECIPE, gate.OLDER.format(code="/code")))
+    (stack,) = {cell.config.stack for cell in expand(read_matrix(tmp_path / "older.yaml")).cells}
+    assert stack == gate.STACK
+
+
+def test_every_cell_of_the_matrix_runs(root: Path) -> None:
+    assert expand(read_matrix(root / "matrices" / "gate.yaml")).rejected == ()
+
+
+def test_the_page_has_a_row_for_every_bug(gate: ModuleType, bugs: Any) -> None:
+    (block,) = gate.TABLE.findall(gate.PAGE.read_text(encoding="utf-8"))
+    rows = [line for line in block.splitlines() if line.startswith("| [")]
+    assert [row.split(" | ")[0] for row in rows] == [f"| {gate.link(bug)}" for bug in bugs]
+
+
+def _report(outcome: Outcome, check: str = "params_present", message: str = "no packed params") -> Report:
+    report = sample_report()
+    finding = Finding(lane=Lane.METADATA, check=check, message=message)
+    cell = replace(
+        report.cells[0],
+        id="tp2-sft-fork-0a",
+        outcome=outcome,
+        role="cell",
+        findings=[finding] * (outcome is Outcome.FAIL),
+    )
+    return replace(report, cells=[cell])
+
+
+def test_a_bug_counts_only_if_its_cell_fails_in_its_check(gate: ModuleType) -> None:
+    bug = gate.Bug(id="#1", title="t", fix="a", cell="tp2-sft", check="params_present", says="no packed")
+    green = _report(Outcome.PASS)
+    assert gate.problems([bug], {"#1": _report(Outcome.FAIL), "main": green}) == []
+    assert gate.problems([bug], {"#1": green, "main": green}) == [
+        "#1: not found by params_present in tp2-sft; red: nothing"
+    ]
+    for other in (_report(Outcome.FAIL, check="ended"), _report(Outcome.FAIL, message="other")):
+        (said,) = gate.problems([bug], {"#1": other, "main": green})
+        assert said.startswith('#1: not found by params_present in tp2-sft; red: ["tp2-sft [')
+    elsewhere = replace(bug, cell="tp4-*")
+    assert "not found" in gate.problems([elsewhere], {"#1": _report(Outcome.FAIL), "main": green})[0]
+
+
+def test_main_must_be_green_and_everything_run(gate: ModuleType) -> None:
+    assert gate.problems([], {"main": _report(Outcome.FAIL)}) == ["main: tp2-sft-fork-0a is FAIL"]
+    assert gate.problems([], {"main": _report(Outcome.XPASS)}) == ["main: tp2-sft-fork-0a is XPASS"]
+    assert gate.problems([], {}) == ["main: not run"]
+
+
+def test_the_table_names_code_cell_and_check(gate: ModuleType) -> None:
+    bug = gate.Bug(
+        id="#1", title="wrong", fix="abc", revert=("abc",), cell="tp2-*", check="params_present", says="packed"
+    )
+    (row,) = gate.table([bug], {"#1": _report(Outcome.FAIL)}).splitlines()[2:]
+    link = "[#1](https://github.com/NVIDIA/Megatron-LM/pull/1)"
+    assert row == f"| {link} | wrong | main without abc | `tp2-sft` | `params_present` | none |"
+
+
+@pytest.mark.train
+@needs_clone
+def test_a_real_bug_is_found_in_a_worktree_of_main_without_its_fix(gate: ModuleType, bugs: Any, tmp_path: Path) -> None:
+    """The smallest one: one cell of one rank, in the harness's loop."""
+    main, _ = gate.read_bugs((BENCHMARKS / "gate.toml").read_text(encoding="utf-8"))
+    (bug,) = [bug for bug in bugs if bug.id == "#3158"]
+    gate.run(bug, main, Path(CLONE), tmp_path / "run", ["-k", "sft and tp1 and cp1 and not megatron"])
+    report = read_report((tmp_path / "run" / "report.json").read_text(encoding="utf-8"))
+    assert [gate.plain_id(cell) for cell, _ in gate.found_by(bug, report)][:1] == ["tp1-pp1-cp1-sft"]
+    assert not (tmp_path / "run-code").exists()
