@@ -2,9 +2,9 @@
 
     python benchmarks/bench_plan.py [--runs 5] [--covering 2]
 
-Each run is a fresh process: import, read the file, expand, apply the rules, render the text. Prints the median times and
-the largest peak of resident memory. Limits: 5 s of processor time and 200 MB. `--covering` makes a covering selection of
-the cells, and prints how much of the processor time that took.
+Each run is a fresh process: import, read the file, expand, apply the rules, render the text. Prints the median times
+and the largest peak of resident memory. Limits: 5 s of processor time and 200 MB. `--covering` makes a covering
+selection of the cells, and prints how much of the processor time that took.
 """
 
 from __future__ import annotations

@@ -238,10 +238,6 @@ def test_the_filter_shows_only_the_cells_asked_for_everywhere(browser: Browser, 
     view = open_view(browser, files["sample"])
     page, bar = view.page, view.page.locator(".filter")
     shown = "() => document.querySelectorAll('#cells tbody tr:not([hidden])').length"
-        view.page,
-        view.page.locator(".filter"),
-        "() => document.querySelectorAll('#cells tbody tr:not([hidden])').length",
-    )
     assert bar.locator("output").inner_text() == "13 cells"
     bar.get_by_label("Outcome").select_option("FAIL")
     assert bar.locator("output").inner_text() == "2 of 13 cells"
