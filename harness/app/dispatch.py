@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from harness.app.arguments import RUN_PARENT
 from harness.app.bisect import options as bisect_options
-from harness.app.commands import compare, history
+from harness.app.commands import compare, history, index
 
 
 def dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
@@ -162,6 +162,7 @@ _READING: dict[str, Callable[[argparse.Namespace], int]] = {
     "doctor": _doctor,
     "compare": compare.run,
     "history": history.run,
+    "index": index.run,
     "shrink": _shrink,
     "selftest": _selftest,
 }
