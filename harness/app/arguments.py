@@ -72,6 +72,13 @@ def _number(most: int) -> Callable[[str], int]:
 count, days = _number(10**9), _number(10**5)
 
 
+def layer_number(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise ValueError
+    return number
+
+
 def factor(text: str) -> float:
     number = float(text)
     if not 1 < number < math.inf:
@@ -88,4 +95,5 @@ def hours(text: str) -> float:
 
 # argparse prints these, e.g. "invalid factor above 1 value: 'x'".
 factor.__name__ = "factor above 1"
+layer_number.__name__ = "number from 0"
 hours.__name__ = "number of hours"

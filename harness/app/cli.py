@@ -11,8 +11,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import harness
-from harness.app import error_boundary
-from harness.app.arguments import RUN, add_history, add_json, add_run, add_run_parent, add_view, count, hours, set_view
+from harness.app import error_boundary, plugins
+from harness.app.arguments import (
+    RUN,
+    add_history,
+    add_json,
+    add_run,
+    add_run_parent,
+    add_view,
+    count,
+    hours,
+    layer_number,
+    set_view,
+)
 from harness.app.bisect import options as bisect_options
 from harness.app.commands import compare, history, index
 from harness.app.completers import VARIABLE, complete
@@ -28,6 +39,7 @@ from harness.infra.streams import flush_streams, own_streams
 
 # Plans and reports allocate many long-lived objects, which the default threshold (700 or 2,000) scans over and over.
 _GARBAGE_AFTER = 100_000
+_WITHOUT_PLUGINS = ("completion", "list")
 _MATRIX = "matrix file (YAML), or a shipped one by name"
 _EXIT_CODES = "exit codes:\n" + "".join(f"  {code:<3}  {meaning}\n" for code, meaning in EXIT_MEANINGS.items())
 
@@ -92,16 +104,13 @@ def _run_commands(commands: argparse._SubParsersAction[Any]) -> None:
             _notify(command)
             add_view(command)
             command.add_argument("--errors", action="store_true", help="also retry the cells that ended as ERROR")
-    listed = commands.add_parser("list", help="list the runs of a folder, also unfinished ones, or stacks")
-    what = "runs, or the stacks that come with the harness (default: %(default)s)"
-    listed.add_argument("what", nargs="?", choices=("runs", "stacks"), default="runs", help=what)
+    listed = commands.add_parser("list", help="list the runs of a folder, also unfinished ones, stacks or plug-ins")
+    what = "runs, the stacks that come with the harness, or installed plug-ins (default: %(default)s)"
+    listed.add_argument("what", nargs="?", choices=("runs", "stacks", "plugins"), default="runs", help=what)
     listed.add_argument("--limit", type=count, default=20, metavar="N", help="the newest N (default: %(default)s)")
     add_json(listed)
     add_run_parent(listed)
-    explain = commands.add_parser("explain", help="say what a rule, check, failure class, key or cell is about")
-    explain.add_argument("word", metavar="WORD", help="a name from reports or the documentation, or a cell of RUN")
-    explain.add_argument("--run", default="latest", metavar="RUN", help=f"the run of a cell: {RUN} (default: latest)")
-    add_run_parent(explain)
+    _explain_options(commands.add_parser("explain", help="say what a rule, check, failure class, key or cell is about"))
     _shrink_options(commands.add_parser("shrink", help="find the smallest layout in which a failed cell still fails"))
     logs = commands.add_parser("logs", help="show the last lines of the logs of a run")
     add_run(logs)
@@ -119,6 +128,23 @@ def _run_commands(commands: argparse._SubParsersAction[Any]) -> None:
     )
     add_run_parent(doctor, default=None)
     add_json(doctor)
+
+
+def _explain_options(explain: argparse.ArgumentParser) -> None:
+    explain.add_argument(
+        "word", metavar="WORD", help="a name from reports or the documentation, or a cell of RUN; or RUN, before CELL"
+    )
+    explain.add_argument("cell", metavar="CELL", nargs="?", help="cell of the run WORD, by id, name or pattern")
+    explain.add_argument("--run", default="latest", metavar="RUN", help=f"the run of a cell: {RUN} (default: latest)")
+    explain.add_argument(
+        "--operations",
+        action="store_true",
+        help="run the cell and its control again, and show the operations of a layer side by side",
+    )
+    text = "the layer, from 1; 0 is the embedding (default: the first that differs)"
+    explain.add_argument("--layer", type=layer_number, metavar="N", help=text)
+    add_json(explain)
+    add_run_parent(explain)
 
 
 def _shrink_options(shrink: argparse.ArgumentParser) -> None:
@@ -259,6 +285,8 @@ def _main(words: list[str]) -> int:
         from harness.core.run.run_dir import protect_new_files  # not for --help
 
         protect_new_files()
+        if arguments.command not in _WITHOUT_PLUGINS:
+            plugins.active()
         return dispatch(arguments, announce.without_secrets(command))
     except InputError as error:
         from harness.infra.console import print_problems

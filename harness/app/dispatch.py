@@ -8,6 +8,7 @@ from collections.abc import Callable
 from harness.app.arguments import RUN_PARENT
 from harness.app.bisect import options as bisect_options
 from harness.app.commands import compare, history, index
+from harness.core.errors import InputError
 
 
 def dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
@@ -124,6 +125,10 @@ def _list(arguments: argparse.Namespace) -> int:
         from harness.app.commands.stacks import list_stacks
 
         return list_stacks(as_json=arguments.json)
+    if arguments.what == "plugins":
+        from harness.app.commands.plugins import list_plugins
+
+        return list_plugins(as_json=arguments.json)
     from harness.app.commands.list_runs import list_runs
 
     return list_runs(arguments.run_dir, limit=arguments.limit, as_json=arguments.json)
@@ -132,7 +137,14 @@ def _list(arguments: argparse.Namespace) -> int:
 def _explain(arguments: argparse.Namespace) -> int:
     from harness.app.commands.explain import explain
 
-    return explain(arguments.word, arguments.run, arguments.run_dir)
+    run, word = (arguments.word, arguments.cell) if arguments.cell else (arguments.run, arguments.word)
+    if arguments.operations:
+        from harness.app.commands.operations import explain_operations
+
+        return explain_operations(run, word, arguments.run_dir, layer=arguments.layer, as_json=arguments.json)
+    if arguments.json or arguments.layer is not None:
+        raise InputError("--layer and --json of `harness explain` need --operations")
+    return explain(word, run, arguments.run_dir)
 
 
 def _shrink(arguments: argparse.Namespace) -> int:

@@ -41,6 +41,7 @@ class Outcome(StrEnum):
     REJECTED = "REJECTED"  # a rule or the stack forbids it; never ran
     ERROR = "ERROR"  # infrastructure: could not decide
     FLAKY = "FLAKY"  # passed only on a retry, after an attempt whose end does not blame the code
+    NOT_RUN = "NOT_RUN"  # the run was stopped first, as --maxfail asked; `resume` runs it
 
 
 class KnownFailure(StrEnum):
@@ -139,7 +140,7 @@ def verdict_of(counts: Mapping[Outcome, int], problems: Sequence[str]) -> RunVer
     """
     if counts.get(Outcome.FAIL):
         return "fail"
-    return "error" if counts.get(Outcome.ERROR) or problems else "pass"
+    return "error" if counts.get(Outcome.ERROR) or counts.get(Outcome.NOT_RUN) or problems else "pass"
 
 
 def nothing_passed(under_test: Iterable[Outcome]) -> str:

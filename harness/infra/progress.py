@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 from harness.core.outcomes import Outcome
 from harness.core.text.counts import counted
 from harness.core.text.durations import duration
-from harness.infra.console import STYLES, console_on
+from harness.infra.console import STYLES, console_on, fitting
 from harness.infra.screen import VIEW, shown
-from harness.infra.time_left import RunState
+from harness.infra.time_left import Expected, RunState
 from harness.judge.report.model import ReportCell, ReportRejected
 
 if TYPE_CHECKING:
@@ -46,13 +46,23 @@ class Progress:
         self._queue = ""
         self._queue_printed = -math.inf
 
-    def start(self, total: int, ranks: Mapping[str, int] | None = None, agents: int = 1) -> None:
-        """Show that `total` cells will run; `ranks`: cell id -> number of ranks; `agents`: that will import torch."""
-        self.state.start(total, ranks or {}, agents)
+    def start(
+        self,
+        total: int,
+        ranks: Mapping[str, int] | None = None,
+        agents: int = 1,
+        expected: Expected | None = None,
+    ) -> None:
+        """Show that `total` cells will run; `ranks`: cell id -> number of ranks; `agents`: that will import torch;
+        `expected`: what the history knows."""
+        self.state.start(total, ranks or {}, agents, expected)
         if VIEW.quiet:
             return
         self._console = console_on(self._stream)
         self._live = _live(self, self._console, self._stream)
+        left = self.state.seconds_left()
+        if left is not None and self._live is None:
+            self.note(f"about {duration(left)}, by the history")
 
     def agent_started(self) -> None:
         with self._lock:
@@ -87,7 +97,7 @@ class Progress:
     def failed(self, cell: ReportCell) -> None:
         """Print a cell that was judged and did not pass, with its first finding."""
         if self._console is not None:
-            self._console.print(_failure(cell), soft_wrap=True)
+            self._console.print(_failure(self._console, cell), soft_wrap=True)
             self._stream.flush()
 
     def queue(self, text: str) -> None:
@@ -192,7 +202,7 @@ class Judging:
         self._done += 1
         self._text = f"judging: {self._done} of {counted(self._total, 'cell')}"
         if self._live is not None and isinstance(cell, ReportCell) and cell.outcome in _SHOWN_OUTCOMES:
-            self._live.console.print(_failure(cell), soft_wrap=True)
+            self._live.console.print(_failure(self._live.console, cell), soft_wrap=True)
 
     def stop(self) -> None:
         """End the live display; a second call does nothing."""
@@ -207,14 +217,15 @@ class Judging:
         return Text(text, style="dim", no_wrap=True, overflow="ellipsis")
 
 
-def _failure(cell: ReportCell) -> RenderableType:
+def _failure(console: Console, cell: ReportCell) -> RenderableType:
     """E.g. "FAIL  tp2-pp1-...: numerics: the loss differs ..."."""
     from rich.text import Text
 
     first = cell.findings[0] if cell.findings else None
     why = f"{first.lane.value}: {first.message}" if first else cell.reason
-    text = Text(f"{cell.outcome.value:<5}", style=STYLES[cell.outcome])
-    return text.append(shown(f" {cell.id}: {(why.splitlines() or ['no reason'])[0]}"), style="not bold default")
+    text = Text(fitting(console, f"{cell.outcome.value:<5} {cell.id}: {(why.splitlines() or ['no reason'])[0]}"))
+    text.stylize(STYLES[cell.outcome], 0, len(cell.outcome.value))
+    return text
 
 
 def _live(shown_: Any, console: Console, stream: TextIO) -> Any:

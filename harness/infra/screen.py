@@ -87,8 +87,11 @@ def width() -> int | None:
 def wrapped(text: str) -> str:
     """The text with lines broken at spaces where the terminal would break them in a word or an id."""
     columns = width()
-    if columns is None:
-        return text
+    return text if columns is None else broken(text, columns)
+
+
+def broken(text: str, columns: int) -> str:
+    """The text with lines of at most `columns`, broken at spaces; a longer word, such as an id, stays whole."""
     return "\n".join(_wrapped(line, columns) for line in text.split("\n"))
 
 

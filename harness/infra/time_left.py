@@ -1,4 +1,7 @@
-"""Counts of a run in progress, and the time left; imports of torch and Megatron do not count as time of cells."""
+"""Counts of a run in progress, and the time left; imports of torch and Megatron do not count as time of cells.
+
+Before a cell has ended, the time left comes from the history, if that knows the cells.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 STATUSES = ("completed", "failed", "rejected", "error")  # of CellResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What the history says of a run's cells: seconds of each that it knows, and how many ran at once on average."""
+
+    cells: Mapping[str, float] = field(default_factory=dict)
+    at_once: float = 1.0  # imports and waiting included, so that it may be less than 1
 
 
 @dataclass(kw_only=True)
@@ -22,14 +33,20 @@ class RunState:
     phase_since: float = 0.0
     running: dict[str, float] = field(default_factory=dict)  # cell -> its start
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
-    weight_done: int = 0
+    weight_done: float = 0.0
+    expected: Expected = Expected()
     imports: list[float] = field(default_factory=list)  # seconds of each agent that has imported
     importing: int = 0  # agents
     _busy_s: float = 0.0  # while at least one cell ran
     _busy_since: float = 0.0
+    _weights: Mapping[str, float] = field(default_factory=dict)  # cell -> seconds, or ranks
 
-    def start(self, total: int, ranks: Mapping[str, int], agents: int) -> None:
+    def start(self, total: int, ranks: Mapping[str, int], agents: int, expected: Expected | None = None) -> None:
         self.total, self.ranks, self.agents = total, ranks, max(agents, 1)
+        self.expected = expected or Expected()
+        known = {cell: seconds for cell, seconds in self.expected.cells.items() if cell in ranks}
+        scale = sum(known.values()) / sum(ranks[cell] for cell in known) if known else 1.0
+        self._weights = {cell: known.get(cell, scale * count) for cell, count in ranks.items()}
         self.begun = self.clock()
         self.enter("starting")
 
@@ -60,21 +77,26 @@ class RunState:
             self._busy_s += self.clock() - self._busy_since
         if status in self.counts:  # else a damaged journal
             self.counts[status] += 1
-            self.weight_done += self.ranks.get(cell, 1)
+            self.weight_done += self._weights.get(cell, 1.0)
 
     @property
     def done(self) -> int:
         return sum(self.counts.values())
 
     @property
-    def weight(self) -> int:
-        return sum(self.ranks.values()) or self.total
+    def weight(self) -> float:
+        """Of all cells: seconds that they take, or ranks where no time is known."""
+        return sum(self._weights.values()) or float(self.total)
 
     def seconds_left(self) -> float | None:
-        """Estimated from the ended cells, weighted by their ranks, and the imports to come; None until a cell ends."""
+        """Estimated from the ended cells, weighted by their expected times or their ranks, and the imports to come.
+
+        Until a cell ends: from the history; None if it knows none of the cells.
+        """
         busy = self._busy_s + (self.clock() - self._busy_since if self.running else 0.0)
         if not self.weight_done or not busy:
-            return None
-        cells = max(self.weight - self.weight_done, 0) * busy / self.weight_done
+            known = any(cell in self.ranks for cell in self.expected.cells)
+            return max(self.weight / self.expected.at_once - (self.clock() - self.begun), 0.0) if known else None
+        cells = max(self.weight - self.weight_done, 0.0) * busy / self.weight_done
         to_come = max(self.agents - len(self.imports), 0)
         return cells + (to_come * max(self.imports) if self.imports and cells else 0.0)

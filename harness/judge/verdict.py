@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from harness.core.outcomes import SOUND, Finding, KnownFailure, Lane, LaneVerdict, Outcome, Severity
 from harness.core.run.run_plan import XFail
-from harness.judge.checks.table import CHECKS
+from harness.judge.checks.table import ADDED, CHECKS
 from harness.judge.diagnosis.known_issues import with_known
 from harness.judge.diagnosis.ordering import led_by_root
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -26,7 +26,7 @@ class CellVerdict(NamedTuple):
     outcome: Outcome
     lanes: dict[Lane, LaneVerdict]
     findings: list[Finding]  # most informative first
-    reason: str  # of ERROR, REJECTED, XFAIL, XPASS, FLAKY, and of an xfail that does not apply; else empty
+    reason: str  # of ERROR, NOT_RUN, REJECTED, XFAIL, XPASS, FLAKY, and of an xfail that does not apply; else empty
     usable: bool = True  # False: the records are absent or cannot be trusted
     known: KnownFailure = KnownFailure.NONE
     untimed: bool = False  # ERROR only because it could not be timed, or not against its base
@@ -69,6 +69,8 @@ def _after_resume(saved: CellVerdict, resumed: CellVerdict) -> CellVerdict:
 def _judge_part(evidence: CellEvidence, today: str, control: CellVerdict | None) -> CellVerdict:
     """The verdict on the ranks of one part of an attempt."""
     result = evidence.result
+    if result is None and evidence.stopped:
+        return CellVerdict(Outcome.NOT_RUN, _skipped(), [], evidence.stopped, usable=False)
     if result is not None and result.status == "rejected":
         if problem := rejection_problem(evidence):
             return undecided(problem)
@@ -86,9 +88,14 @@ def _judge_part(evidence: CellEvidence, today: str, control: CellVerdict | None)
     no_base = base_problem(evidence)
     if no_base:
         evidence = replace(evidence, base=None)
-    findings = with_known(evidence, led_by_root([item for check in CHECKS for item in check.findings(evidence)]))
+    findings = with_known(
+        evidence, led_by_root([item for check in (*CHECKS, *ADDED) for item in check.findings(evidence)])
+    )
     lanes = _lanes(evidence, findings, not no_control, not no_base)
     outcome, reason = _outcome(evidence, lanes, no_control)
+    if outcome is Outcome.ERROR and reason == no_control and control and control.outcome is Outcome.NOT_RUN:
+        reason = f"its control, cell {evidence.cell.control}, was not run"
+        return CellVerdict(Outcome.NOT_RUN, _without_passes(lanes), findings, reason)
     problem = _unproven(evidence, lanes, outcome)
     if problem:
         return CellVerdict(Outcome.ERROR, _without_passes(lanes), findings, problem)

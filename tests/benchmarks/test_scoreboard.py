@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -15,9 +16,11 @@ import pytest
 from harness.core.outcomes import Outcome
 from harness.infra.inputs.matrix_file import read_matrix
 from harness.judge.report.model import Report
+from harness.judge.report.render_json import render_json
 from harness.plan.expansion.expand import expand
 from tests.sample_report import sample_report
 
+OfCells = Callable[[dict[str, Outcome]], dict[str, Any]]
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
@@ -60,42 +63,72 @@ def test_every_fault_has_a_list_a_unique_id_and_cells_or_a_reason(table: Any) ->
     assert all(bool(fault.bad) != bool(fault.why_not) for fault in table.faults)
 
 
-def _with(outcomes: dict[str, Outcome]) -> dict[str, Report]:
-    """A report of the matrix `m` whose cells ended so, by id without hash."""
+def _report(outcomes: dict[str, Outcome]) -> Report:
+    """A report of the matrix `m` whose cells ended so, by id without hash; each has a control."""
     report = sample_report()
     cell = report.cells[0]
-    cells = [replace(cell, id=f"{name}-0a", outcome=outcome, role="cell") for name, outcome in outcomes.items()]
-    return {"m": replace(report, matrix="m", cells=cells)}
+    made = ((name, outcome, role) for name, outcome in outcomes.items() for role in ("cell", "control"))
+    cells = [replace(cell, id=f"{name}-0a", outcome=outcome, role=role) for name, outcome, role in made]
+    return replace(report, matrix="m", cells=cells)
 
 
-def test_a_fault_is_shown_if_its_cells_fail_as_known_and_those_without_it_pass(board: ModuleType) -> None:
+@pytest.fixture
+def of_cells(board: ModuleType) -> OfCells:
+    return lambda outcomes: {"m": board.kept_of(_report(outcomes))}
+
+
+def test_what_is_kept_of_runs_is_read_back_and_a_newer_report_replaces_it(board: ModuleType, tmp_path: Path) -> None:
+    old = _report({"x-bad": Outcome.XFAIL, "clean": Outcome.PASS})
+    kept = {"m": board.kept_of(old), "n": board.kept_of(old)}
+    assert board.read_kept(board.written(kept)) == kept
+    assert [cell.id for cell in kept["m"].cells] == ["x-bad", "clean"]
+    later = replace(_report({"y": Outcome.PASS}), provenance=old.provenance | {"started": "2099-01-01T00:00:00+00:00"})
+    earlier = replace(later, provenance=old.provenance | {"started": "1999-01-01T00:00:00+00:00"})
+    for name, report in (("later", later), ("earlier", earlier)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "report.json").write_text(render_json(report))
+    found = board.newest(tmp_path, kept)
+    assert ([cell.id for cell in found["m"].cells], found["n"]) == (["y"], kept["n"])
+
+
+def test_the_page_is_that_of_the_runs_kept_beside_it(board: ModuleType, table: Any, root: Path) -> None:
+    runs = board.read_kept((BENCHMARKS / "scoreboard_runs.json").read_text(encoding="utf-8"))
+    assert (root / "docs" / "scoreboard.md").read_text(encoding="utf-8") == board.page(table, runs)
+    assert board.problems(table, runs) == []
+
+
+def test_a_fault_is_shown_if_its_cells_fail_as_known_and_those_without_it_pass(
+    board: ModuleType, of_cells: OfCells
+) -> None:
     fault = board.Fault(list="l", id="1", title="t", bad=("m: *-bad",), good=("m: *-good",))
     right = {"x-bad": Outcome.XFAIL, "y-bad": Outcome.XFAIL, "x-good": Outcome.PASS}
-    assert board.scored(fault, _with(right)).why_not == ""
-    assert "y-bad-0a is PASS" in board.scored(fault, _with({**right, "y-bad": Outcome.PASS})).why_not
-    assert "x-good-0a is XFAIL" in board.scored(fault, _with({**right, "x-good": Outcome.XFAIL})).why_not
+    assert board.scored(fault, of_cells(right)).why_not == ""
+    assert "y-bad is PASS" in board.scored(fault, of_cells({**right, "y-bad": Outcome.PASS})).why_not
+    assert "x-good is XFAIL" in board.scored(fault, of_cells({**right, "x-good": Outcome.XFAIL})).why_not
     assert board.scored(fault, {}).why_not == "NOT RUN: m: *-bad"
-    assert board.scored(fault, _with({"x-bad": Outcome.XFAIL})).why_not == "NOT RUN: m: *-good"
+    assert board.scored(fault, of_cells({"x-bad": Outcome.XFAIL})).why_not == "NOT RUN: m: *-good"
 
 
-def test_problems_are_what_is_not_shown_not_listed_not_run_or_a_false_alarm(board: ModuleType) -> None:
+def test_problems_are_what_is_not_shown_not_listed_not_run_or_a_false_alarm(
+    board: ModuleType, of_cells: OfCells
+) -> None:
     fault = board.Fault(list="l", id="1", title="t", bad=("m: x-bad",))
     table = board.Table(matrices=("m", "n"), lists={"l": "L"}, faults=(fault,))
-    reports = _with({"x-bad": Outcome.PASS, "z-bad": Outcome.XFAIL, "clean": Outcome.FAIL})
+    reports = of_cells({"x-bad": Outcome.PASS, "z-bad": Outcome.XFAIL, "clean": Outcome.FAIL})
     assert board.problems(table, reports) == [
-        "l 1: NOT SHOWN: x-bad-0a is PASS",
-        "n: no report",
+        "l 1: NOT SHOWN: x-bad is PASS",
+        "n: no run",
         "a known failure that no fault lists: m: z-bad",
-        "false alarm: clean-0a",
+        "false alarm: clean",
     ]
 
 
-def test_the_page_counts_faults_and_clean_cells(board: ModuleType) -> None:
+def test_the_page_counts_faults_and_clean_cells(board: ModuleType, of_cells: OfCells) -> None:
     shown = board.Fault(list="l", id="1", title="shown", bad=("m: x-bad",))
     out = board.Fault(list="l", id="2", title="not", why_not="no such model")
     gpu = board.Fault(list="l", id="3", title="kernel", why_not="a kernel", gpu=True)
     table = board.Table(matrices=("m",), lists={"l": "Some faults"}, faults=(shown, out, gpu))
-    page = board.page(table, _with({"x-bad": Outcome.XFAIL, "clean": Outcome.PASS, "odd": Outcome.ERROR}))
+    page = board.page(table, of_cells({"x-bad": Outcome.XFAIL, "clean": Outcome.PASS, "odd": Outcome.ERROR}))
     assert "**1 faults are shown.**" in page
     assert "## Some faults\n\n**1 of 2.** 1 more need a GPU.\n" in page
     assert "| 1 | shown |  | `m` |\n| 2 | not |  | no such model |\n" in page

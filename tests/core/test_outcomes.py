@@ -18,7 +18,7 @@ def test_a_run_passes_only_if_a_cell_under_test_did(outcomes: tuple[Outcome, ...
     code = exit_code(verdict_of(dict.fromkeys(outcomes, 1), [problem] if problem else []))
     if Outcome.FAIL in outcomes:
         assert code == 1
-    elif Outcome.ERROR in outcomes or not PASSED.intersection(outcomes):
+    elif {Outcome.ERROR, Outcome.NOT_RUN}.intersection(outcomes) or not PASSED.intersection(outcomes):
         assert code == 3
     else:
         assert code == 0

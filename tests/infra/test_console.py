@@ -17,6 +17,8 @@ from harness.core.run.run_plan import Selection
 from harness.infra.console import print_problems, print_report
 from harness.infra.html.report import render_html
 from harness.infra.progress import Progress
+from harness.infra.time_left import Expected
+from harness.judge.report.model import Report
 from tests.sample_report import hostile_report, passing_report, sample_report
 
 
@@ -160,6 +162,42 @@ def test_a_narrow_terminal_breaks_nothing(monkeypatch: pytest.MonkeyPatch, width
     assert "exit code 1" in stream.getvalue()
 
 
+def _long_report() -> Report:
+    """The sample, with a cell whose id has 59 characters."""
+    report = sample_report()
+    failing = next(cell for cell in report.cells if cell.outcome is Outcome.FAIL)
+    long = replace(failing, id=f"tp2-pp4-cp2-dp2-vpp2-bridge_offline-selective-distopt-{failing.id[-8:]}")
+    return replace(report, cells=[*report.cells, long])
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_no_word_and_no_id_is_broken_on_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    report, terminal, file = _long_report(), Terminal(), io.StringIO()
+    print_report(report, ["reports/x/report.html"], terminal)
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
+    longest = max(report.cells, key=lambda cell: len(cell.id)).id
+    assert all(cell.id in text for cell in report.cells)
+    lines = [line for line in text.splitlines() if "reproduce: " not in line]
+    assert max(map(len, lines)) <= width
+    monkeypatch.delenv("COLUMNS")
+    print_report(report, ["reports/x/report.html"], file)
+    assert set(text.split()) - set(file.getvalue().split()) <= {"metadata", "numerics", "throughput"}
+    assert (f"FAIL    {longest}\n        metadata FAIL" in text) is (width < 110)
+
+
+def test_the_lines_of_a_failure_while_cells_run_are_broken_at_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    stream, clock = Terminal(), Clock()
+    progress = Progress(stream, clock)
+    progress.start(2)
+    progress.failed(_long_report().cells[-1])
+    progress.stop()
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
+    assert any("no packed metadata reached this rank" in " ".join(line.split()) for line in [shown.replace("\n", " ")])
+    assert max(len(line.rstrip()) for line in shown.splitlines() if "tp2-" not in line) <= 60
+
+
 def test_time_left_weighs_cells_by_their_ranks() -> None:
     clock = Clock()
     progress = Progress(io.StringIO(), clock)
@@ -175,6 +213,35 @@ def test_time_left_weighs_cells_by_their_ranks() -> None:
     progress.cell_finished("a", "completed", 4.0)
     progress.cell_finished("b", "completed", 4.0)
     assert progress.state.seconds_left() == pytest.approx(16.0)
+
+
+def test_the_history_tells_how_long_a_run_takes_before_a_cell_has_ended() -> None:
+    stream, clock = io.StringIO(), Clock()
+    progress = Progress(stream, clock)
+    expected = Expected(cells={"slow": 60.0, "quick": 20.0, "gone": 500.0}, at_once=2.0)
+    progress.start(3, {"slow": 1, "quick": 1, "new": 2}, expected=expected)
+    assert stream.getvalue() == "about 1 min 20 s, by the history\n"  # 60 + 20, and 2 ranks of the new one at 40 each
+    clock.now += 10
+    assert progress.state.seconds_left() == pytest.approx(70.0)
+    clock.now += 100
+    assert progress.state.seconds_left() == 0.0
+
+
+def test_ended_cells_correct_what_the_history_says() -> None:
+    clock = Clock()
+    progress = Progress(io.StringIO(), clock)
+    progress.start(2, {"slow": 1, "quick": 1}, expected=Expected(cells={"slow": 60.0, "quick": 20.0}))
+    progress.cell_started("quick")
+    clock.now += 10
+    progress.cell_finished("quick", "completed", 10.0)
+    assert progress.state.seconds_left() == pytest.approx(30.0)  # half as long as then
+
+
+def test_without_a_history_nothing_is_said_until_a_cell_has_ended() -> None:
+    stream = io.StringIO()
+    progress = Progress(stream, Clock())
+    progress.start(1, {"a": 1}, expected=Expected(cells={"other": 3.0}))
+    assert (stream.getvalue(), progress.state.seconds_left()) == ("", None)
 
 
 def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from harness.app.arguments import RUN, RUN_PARENT, add_history, add_run_parent, count, days
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import EXIT_INPUT, EXIT_PASS, Outcome
+from harness.core.serialization import dumps
 from harness.core.text.counts import counted
 from harness.infra import screen
 from harness.infra.history.queries import LISTINGS
@@ -50,7 +51,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     made = {name: actions.add_parser(name, help=words, description=words) for name, words in _ACTIONS.items()}
     for name in (*LISTINGS, "export", "html"):
-        _filters(made[name], limited=name != "html")
+        _filters(made[name], limited=name != "html", as_json=name in LISTINGS)
     for name in ("prune", "import"):
         _place(made[name])
     page, export, prune = made["html"], made["export"], made["prune"]
@@ -75,7 +76,7 @@ def _place(parser: argparse.ArgumentParser) -> None:
     add_run_parent(parser, default=argparse.SUPPRESS)
 
 
-def _filters(parser: argparse.ArgumentParser, *, limited: bool = True) -> None:
+def _filters(parser: argparse.ArgumentParser, *, limited: bool = True, as_json: bool = True) -> None:
     _place(parser)
     for flag, metavar, words in (
         ("--matrix", "NAME", "only matrices with this name or shell-style pattern"),
@@ -90,6 +91,10 @@ def _filters(parser: argparse.ArgumentParser, *, limited: bool = True) -> None:
     if limited:
         words = f"maximum number of rows (default: {_ROWS}; exports have no limit)"
         parser.add_argument("--limit", type=count, metavar="N", default=argparse.SUPPRESS, help=words)
+    if as_json:
+        parser.add_argument(
+            "--json", action="store_true", default=argparse.SUPPRESS, help="print JSON with all columns"
+        )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -146,7 +151,11 @@ def _list(what: str, given: Mapping[str, Any], file: Path) -> int:
 
     with opened(file, write=False) as history:
         rows = list(history.rows(listing(what, _row_filters(given, _ROWS))))
-    screen.out(table_text(rows, _COLUMNS[what].split(), screen.width()) if rows else "nothing in the history matches")
+    if given.get("json"):
+        screen.json_data(dumps(rows, indent=2) + "\n")
+    else:
+        nothing = "nothing in the history matches"
+        screen.out(table_text(rows, _COLUMNS[what].split(), screen.width()) if rows else nothing)
     return EXIT_PASS
 
 

@@ -10,10 +10,13 @@ from itertools import chain
 from multiprocessing import get_context
 from typing import Any
 
+from harness.app import plugins
 from harness.app.error_boundary import brief, keep_traceback
 from harness.app.garbage import no_collection
 from harness.app.pipeline.baselines import read_baselines
 from harness.core.run.cell_result import CellResult
+from harness.core.run.events import CellStarted, RunStopped
+from harness.core.run.journal import read_events
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import PlannedCell, RunPlan
 from harness.core.serialization import to_jsonable
@@ -47,7 +50,7 @@ def judge_all(
         return _judge(run, plan, jobs, today, each)
     whole, seen = Judged(cells={}, noise={}), RanksSeen()
     own, *others = _parts(plan, processes)
-    with ProcessPoolExecutor(processes - 1, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(processes - 1, mp_context=get_context("spawn"), initializer=plugins.active) as pool:
         started = [pool.submit(_judge, run, part, jobs, today) for part in others]
         judged_here, seen_here = _judge(run, own, jobs, today, each)
         for judged, found in chain([(judged_here, seen_here)], (future.result() for future in started)):
@@ -88,6 +91,7 @@ def _judge(
 ) -> tuple[Judged, RanksSeen]:
     seen = RanksSeen()
     before = read_baselines(run)
+    stopped = stopped_cells(run)
 
     def crashed(cell: str, error: Exception) -> str:
         """The reason of the ERROR; the traceback goes to a file beside the cell's attempts."""
@@ -97,7 +101,7 @@ def _judge(
 
     def find(cell: str) -> CellFound:
         try:
-            found = replace(read_cell(run, cell, jobs), before=before.get(cell))
+            found = replace(read_cell(run, cell, jobs), before=before.get(cell), stopped=stopped.get(cell, ""))
             noise_floors(found.records)  # computed here, where bad values make only this cell an error
         except Exception as error:
             return CellFound(result=CellResult(cell=cell, attempt=1, status="error", reason=crashed(cell, error)))
@@ -106,6 +110,20 @@ def _judge(
     evidence = map(seen.add, evidence_in_turn(plan, find))
     with no_collection():
         return judge_cells(plan, evidence, today=today, crashed=crashed, seen=each), seen
+
+
+def stopped_cells(run: RunDir) -> dict[str, str]:
+    """Cell -> why the run was stopped before the cell had ended, unless it was started again later.
+
+    It only says why there is no evidence: either way the cell is undecided.
+    """
+    found: dict[str, str] = {}
+    for event in read_events(run.events):
+        if isinstance(event, RunStopped):
+            found |= dict.fromkeys(event.cells, event.why)
+        elif isinstance(event, CellStarted):
+            found.pop(event.cell, None)
+    return found
 
 
 class RanksSeen:

@@ -8,11 +8,14 @@ from dataclasses import replace
 
 from harness.app.error_boundary import tracebacks_in
 from harness.app.pipeline import judge_run, launch, plan_run
-from harness.app.pipeline.finalize import FinalizeOptions, judge_and_report
+from harness.app.pipeline.expected_times import expected_times
+from harness.app.pipeline.finalize import FinalizeOptions, history_file, judge_and_report
 from harness.app.pipeline.live_judging import EnoughFailures, LiveJudging
 from harness.app.signals import name_of
 from harness.core.errors import InputError, InterruptedRun, Problem
 from harness.core.outcomes import EXIT_INTERRUPTED, Outcome
+from harness.core.run.events import RunStopped
+from harness.core.run.journal import note
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import PlannedCell, RunPlan
 from harness.core.text.counts import counted
@@ -84,8 +87,12 @@ def _launch(
         return LiveJudging(directory, plan, failed, options.most_failures).ended
 
     try:
-        launch.launch(directory, part, LocalLauncher(attempts), judged)
+        times = expected_times(part, history_file(options.history, directory.root.parent))
+        launch.launch(directory, part, LocalLauncher(attempts), judged, times)
     except EnoughFailures:
+        left = _without_result(directory, plan)
+        why = f"the run was stopped after {counted(options.most_failures or 0, 'failure')} (--maxfail)"
+        note(directory.events, RunStopped(why=why, cells=tuple(sorted(left))))
         return True
     except KeyboardInterrupt as error:
         left = _without_result(directory, plan)
@@ -107,11 +114,9 @@ def interruption(directory: RunDir, plan: RunPlan, left: Collection[str], signal
 
 
 def stopped(directory: RunDir, plan: RunPlan, left: Collection[str], most: int) -> str:
-    """What --maxfail left: the cells that did not run, and the command that runs them."""
-    lines = [f"stopped after {counted(most, 'failure')} (--maxfail): {len(left)} of {len(plan.expansion.cells)} cells"]
-    lines[0] += " did not run"
-    lines += [f"  not run: {cell.id}" for cell in plan.expansion.cells if cell.id in left]
-    return "\n".join([*lines, f"  run them with: harness resume {shlex.quote(relative_path(directory.root))}"])
+    """How many cells --maxfail left, which the report lists as NOT_RUN, and the command that runs them."""
+    what = f"stopped after {counted(most, 'failure')} (--maxfail): {len(left)} of {len(plan.expansion.cells)} cells"
+    return f"{what} did not run\n  run them with: harness resume {shlex.quote(relative_path(directory.root))}"
 
 
 def _without_result(directory: RunDir, plan: RunPlan) -> set[str]:

@@ -54,7 +54,7 @@ class CellConfig(_Cache):
 
     layout: Layout
     data_path: str = setting(
-        doc="Data path under test.", axis="packing", choices=tuple(DATA_PATHS), always=True, label="{}", shape=True
+        doc="Data path under test.", axis="packing", choices=DATA_PATHS.keys(), always=True, label="{}", shape=True
     )
     forbidden: str = setting(
         "",
@@ -178,6 +178,7 @@ class CellConfig(_Cache):
     deadline_s: float = 120.0
     canaries: tuple[str, ...] = ()  # of CANARIES; like the deadline, not part of the cell's identity
     fingerprints: bool = True  # of gradients and activations in step 0; like the canaries, not part of the identity
+    operations: int | None = None  # the layer whose operations are recorded, 0 the embedding; not part of the identity
     args: Arguments = NO_ARGUMENTS  # of upstream's trainer
     upstream_tests: UpstreamTests = NO_TESTS
     timing: TimingConfig = NOT_TIMED

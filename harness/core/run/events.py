@@ -31,6 +31,7 @@ class EventKind(str, Enum):
     REFUSED = "refused"
     RETRY = "retry"
     JOB_ENDED = "job_ended"
+    STOPPED = "stopped"
     LAUNCHED = "launched"
 
 
@@ -172,6 +173,15 @@ class JobEnded(Event):
     job: str  # Slurm's job id, "12" or "12_3"
     state: str  # as Slurm names it; empty if Slurm was not asked or does not know it
     words: str = ""  # the state as a sentence
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStopped(Event):
+    """A launcher has ended the run before all of its cells had ended, as the user asked."""
+
+    kind = EventKind.STOPPED
+    why: str
+    cells: tuple[str, ...]  # without a result
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ reports/<run_id>/
                                checkpoint/, pretrained/, resumed/{config.json, ranks/, log/, result.json, data/}}
   interleaving/<pair>/attempt-<n>/<turn>
   node-code/harness/
+  operations/<cell_id>/layer-<n>/ (a run, whose attempts have operations/rank-00007.json)
   shrink/<cell_id>/{round-01/ (a run), answers.jsonl, shrink.json, smallest.yaml, issue.md}
   noise.json  baseline.json  previous.json  report.json  junit.xml  report.md  report.html  compare.{md,html}
 """
@@ -199,6 +200,10 @@ class AttemptDir:
     def record(self, rank: int) -> Path:
         return self.root / "ranks" / record_name(rank)
 
+    def operations(self, rank: int) -> Path:
+        """The operations of one layer on a rank, in a run of `harness explain --operations`."""
+        return self.root / "operations" / record_name(rank)
+
     def log(self, rank: int) -> Path:
         return self.root / "log" / f"rank-{rank:05d}.log"
 
@@ -223,6 +228,11 @@ class RunDir:
     @property
     def matrix(self) -> Path:
         return self.root / "matrix.resolved.yaml"
+
+    @property
+    def plugins(self) -> Path:
+        """The plug-ins that agents load; exists only where there are any."""
+        return self.root / "plugins.json"
 
     @property
     def node_code(self) -> Path:

@@ -1,8 +1,15 @@
-"""What a rank records of tensors: fingerprints of gradients, activations, updates, and of the state of training."""
+"""What a rank records of tensors: fingerprints of gradients, activations, updates, the state of training, and of the
+operations of a layer.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
+
+from harness.core.cell.layout import Coordinates
+
+OperationKind = Literal["operation", "communication", "receives", "returns"]
 
 
 @dataclass(kw_only=True)
@@ -96,3 +103,43 @@ class StateSeen:
     updates: int  # that the optimizer has counted, for Adam's correction of its first moments
     scheduled: int  # rows that the schedule of the learning rate has counted
     random: str = ""  # when saved and loaded in the same layout: digest of the states of this rank's random generators
+
+
+@dataclass(kw_only=True)
+class TensorOfOperation:
+    """A tensor that an operation takes or gives, in the first micro-batch; `documents` are over all of them."""
+
+    shape: list[int]
+    dtype: str  # "float32"
+    norm: float | None = None  # Euclidean
+    name: str = ""  # of a parameter, inside the layer
+    values: list[int] | None = None  # of a small tensor of whole numbers, such as cu_seqlens
+    features: int = 0  # numbers per token; 0: not comparable token by token
+    documents: dict[int, Fingerprint] = field(default_factory=dict)  # over this rank's real tokens
+
+
+@dataclass(kw_only=True)
+class OperationSeen:
+    """One operation in the forward of a layer, or what a module of it receives or returns."""
+
+    module: str  # inside the layer, "self_attention.linear_qkv"; empty: the layer itself
+    name: str  # "aten.mm"; "receives" and "returns" of modules
+    kind: OperationKind
+    number: int  # from 0, among those of its name in its module in a micro-batch
+    micro_batches: int = 1  # that have it; loops over documents run more often in some
+    text: str = ""  # as torch's debug mode prints it
+    inputs: list[TensorOfOperation] = field(default_factory=list)
+    outputs: list[TensorOfOperation] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class OperationsSeen:
+    """The operations of one layer on one rank, over the micro-batches of step 0, in order."""
+
+    rank: int
+    place: Coordinates
+    layer: int  # global, from 1; 0 is the embedding
+    mode: str  # class of torch that observed them
+    torch: str  # its version
+    micro_batches: int = 0
+    operations: list[OperationSeen] = field(default_factory=list)

@@ -220,6 +220,22 @@ def baseline(matrix: str, cells: Sequence[str], except_run: str, requested: Base
     )
 
 
+def durations(cells: Sequence[str]) -> Query:
+    """The newest time of each cell by id, in seconds, and its run: number, time, and the sum of its cells' times."""
+    return (
+        """SELECT cell_id, seconds, run, wall_s,
+          (SELECT sum(m.value) FROM cells c JOIN metrics m ON m.cell = c.id AND m.name = 'wall_s'
+            WHERE c.run = found.run) AS cells_s
+        FROM (
+          SELECT c.cell_id, m.value AS seconds, c.run, r.wall_s,
+            row_number() OVER (PARTITION BY c.cell_id ORDER BY c.started DESC, c.id DESC) AS place
+          FROM json_each(:cells) j JOIN cells c ON c.cell_id = j.value JOIN runs r ON r.id = c.run
+          JOIN metrics m ON m.cell = c.id AND m.name = 'wall_s' WHERE m.value > 0) found
+        WHERE place = 1""",
+        {"cells": dumps(list(cells))},
+    )
+
+
 def totals(since: str, until: str) -> Query:
     """One row: how many runs and matrices there are in a window, and the start of its first and last run."""
     return (

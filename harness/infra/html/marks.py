@@ -17,6 +17,7 @@ OUTCOME_MARKS = {
     Outcome.REJECTED: ("–", "rejected"),  # noqa: RUF001 - a dash, on purpose
     Outcome.ERROR: ("!", "error"),
     Outcome.FLAKY: ("↻", "flaky"),
+    Outcome.NOT_RUN: ("○", "not run"),
 }
 
 # change between two runs -> CSS class of the outcome whose colour it has

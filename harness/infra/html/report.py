@@ -105,6 +105,7 @@ def _sentence(report: Report) -> str:
         Outcome.FLAKY: "passed only on a retry",
         Outcome.XFAIL: "failed as the matrix expects",
         Outcome.PASS: "passed",
+        Outcome.NOT_RUN: "not run",
         Outcome.REJECTED: "rejected by a rule",
     }
     parts = [f"{report.counts[key]} {word}" for key, word in words.items() if report.counts.get(key)]

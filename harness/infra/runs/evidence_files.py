@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from harness.core.cell.config import CellConfig
-from harness.core.errors import InputError, Problem
+from harness.core.errors import InfrastructureError, InputError, Problem
 from harness.core.run.cell_result import CellResult
 from harness.core.run.record_file import RecordReader
 from harness.core.run.records import RankRecord
 from harness.core.run.run_dir import AttemptDir, RunDir, opened, record_name, text_of
 from harness.core.run.run_plan import PLAN_VERSION, RunPlan, seal_of
+from harness.core.run.tensor_records import OperationsSeen
 from harness.core.serialization import from_jsonable, loads
 from harness.core.text.secrets import without_secrets
 from harness.judge.evidence.in_turn import CellFound
@@ -180,7 +181,17 @@ def read_records(attempt: AttemptDir, damaged: list[str]) -> dict[int, RankRecor
     return records
 
 
-T = TypeVar("T", RankRecord, CellResult, CellConfig)
+def read_operations(attempt: AttemptDir) -> dict[int, OperationsSeen]:
+    """Operations by rank, of a run that recorded them; InfrastructureError for a file that cannot be read."""
+    damaged: list[str] = []
+    files = sorted(attempt.operations(0).parent.glob("rank-*.json"))
+    found = [one for one in (_read(path, OperationsSeen, damaged) for path in files) if one is not None]
+    if damaged:
+        raise InfrastructureError(f"{attempt.operations(0).parent}: {damaged[0]}")
+    return {one.rank: one for one in found}
+
+
+T = TypeVar("T", RankRecord, CellResult, CellConfig, OperationsSeen)
 
 
 def _read(path: Path, kind: type[T], damaged: list[str]) -> T | None:

@@ -256,16 +256,24 @@ def _add(repository: Path, commit: str, reverted: tuple[str, ...], place: Path) 
 
 
 def _revert(worktree: Path, commit: str) -> None:
-    """Revert one commit without committing: git then needs no user name. Conflicts are not recorded (rerere)."""
-    before = git.output(worktree, "write-tree")
+    """Revert one commit without committing: git then needs no user name. Conflicts are not recorded (rerere).
+
+    Files under tests/ that conflict stay as they are: they are no code under test.
+    """
+    before = git.output(worktree, "write-tree").strip()
     done = git.run(worktree, "-c", "rerere.enabled=false", "revert", "--no-commit", commit, completing=True)
     if done.returncode:
         files = git.output(worktree, "diff", "--name-only", "--diff-filter=U").splitlines()
         if not files:
             raise InfrastructureError(f"git revert {commit} failed:\n{git.end_of(done)}")
-        conflict = f"reverting {commit[:12]} conflicts in {', '.join(files)}"
-        raise NotRevertibleError(f"{conflict}; first revert the commits that depend on it, the newest first")
-    if git.output(worktree, "write-tree") == before:
+        if others := [file for file in files if not file.startswith("tests/")]:
+            conflict = f"reverting {commit[:12]} conflicts in {', '.join(others)}"
+            raise NotRevertibleError(f"{conflict}; first revert the commits that depend on it, the newest first")
+        kept = set(git.output(worktree, "ls-tree", "-r", "--name-only", before, "tests").splitlines())
+        for file in files:
+            restored = ("checkout", "--quiet", before, "--", file) if file in kept else ("rm", "--quiet", "--", file)
+            git.output(worktree, *restored)
+    if git.output(worktree, "write-tree").strip() == before:
         raise NotRevertibleError(f"reverting {commit[:12]} changes nothing: a later commit has reverted it already")
     git.output(worktree, "revert", "--quit")
 

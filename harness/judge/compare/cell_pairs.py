@@ -74,8 +74,8 @@ def change(before: Outcome | None, after: Outcome | None) -> ChangeKind:
         if before is Outcome.FAIL:
             return ChangeKind.STILL_FAILING
         return ChangeKind.NEWLY_FAILING if before in ACCEPTED else ChangeKind.UNJUDGED
-    if after is Outcome.REJECTED:
-        return ChangeKind.UNCHANGED if before is Outcome.REJECTED else ChangeKind.NO_LONGER_RUN
+    if after in (Outcome.REJECTED, Outcome.NOT_RUN):
+        return ChangeKind.UNCHANGED if before is after else ChangeKind.NO_LONGER_RUN
     if after is Outcome.XFAIL:
         return ChangeKind.UNCHANGED if before is Outcome.XFAIL else ChangeKind.KNOWN_FAILURE
     named = {Outcome.ERROR: ChangeKind.UNDECIDED, Outcome.FLAKY: ChangeKind.FLAKY}

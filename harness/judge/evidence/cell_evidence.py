@@ -57,6 +57,7 @@ class CellEvidence:
     run_id: str = ""  # of the plan
     config: CellConfig | None = None  # as config.json has it: what the ranks ran
     damaged: Sequence[str] = ()  # what is wrong with the attempt's files
+    stopped: str = ""  # why the run was stopped before the cell had ended
 
     @property
     def layout(self) -> Layout:

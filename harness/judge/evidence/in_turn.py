@@ -32,6 +32,7 @@ class CellFound:
     attempt: int = 1
     config: CellConfig | None = None
     damaged: Sequence[str] = ()
+    stopped: str = ""  # why the run was stopped before the cell had ended
 
 
 def evidence_in_turn(plan: RunPlan, find: Callable[[str], CellFound]) -> Iterator[CellEvidence]:

@@ -17,6 +17,7 @@ WORST_FIRST = (
     Outcome.FLAKY,
     Outcome.XFAIL,
     Outcome.PASS,
+    Outcome.NOT_RUN,
     Outcome.REJECTED,
 )
 

@@ -71,6 +71,8 @@ def _cell(suite: Element, report: Report, cell: ReportCell) -> None:
         problem = SubElement(case, tag, message=_message(lead.message if lead else cell.reason))
         problem.set("type", visible((lead.fault_class if lead else "infrastructure") or "unclassified"))
         problem.text = visible(details(cell))
+    elif cell.outcome is Outcome.NOT_RUN:
+        _skipped(case, f"not run: {cell.reason}")
     elif cell.outcome is Outcome.XFAIL:
         _skipped(case, f"expected failure: {cell.reason}")
     elif cell.outcome is not Outcome.PASS:

@@ -125,6 +125,7 @@ def _failure_class(cell: ReportCell) -> Iterator[str]:
 def _others(report: Report) -> Iterator[str]:
     titles = {
         Outcome.ERROR: "Undecided",
+        Outcome.NOT_RUN: "Not run",
         Outcome.XFAIL: "Failed as expected",
         Outcome.XPASS: "Passed against expectation",
         Outcome.FLAKY: "Passed only on a retry",

@@ -21,6 +21,7 @@ from harness.core.run.tensor_records import ParameterSeen
 from harness.node.data_paths.base import RankContext
 from harness.node.probe.hooks.fingerprints import gradient_fingerprint, part_fingerprints
 from harness.node.probe.hooks.layers import LayerRecorder, PassState
+from harness.node.probe.hooks.operations import record_operations
 from harness.node.probe.hooks.parts import record_parts
 from harness.node.probe.hooks.recompute import Recomputed
 from harness.node.probe.model.bridge.vision import language_of
@@ -55,7 +56,10 @@ class Observer:
         plain = [language_of(unwrap(chunk)) for chunk in chunks]
         self.recomputed = Recomputed(plain, context, self.state)  # first: later hooks read the position that it sets
         self.layer_recorder = LayerRecorder(plain, context, self.state, recorder)
-        record_parts(plain, context, self.state, recorder)
+        if context.config.operations is None:
+            record_parts(plain, context, self.state, recorder)
+        else:  # hooks that compute would be among the operations
+            record_operations(plain, context, self.state, recorder)
 
     def begin_pass(self, truth: StepTruth, leg: LegName, *, keep_tokens: bool, step: int | None = None) -> None:
         """Announce the next pass. `leg`, `step`: as in progress reports; the step is that of the truth if omitted."""

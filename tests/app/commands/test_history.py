@@ -49,6 +49,17 @@ def test_runs_are_listed_the_newest_first(folder: Path, capsys: pytest.CaptureFi
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
+@pytest.mark.parametrize("words", [["--json"], ["runs", "--json"], ["--json", "--limit", "2", "runs"]])
+def test_a_listing_is_json_with_all_columns(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert main(["history", *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["run_id"] for row in found][:2] == ["speed-07", "smoke-06"]
+    assert len(found) == (2 if "--limit" in words else 7)
+    assert {"pass", "wall_s", "directory", "harness_commit"} <= set(found[0])
+    assert main(["history", "--matrix", "none", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
 @pytest.mark.parametrize(
     ("filters", "days"),
     [

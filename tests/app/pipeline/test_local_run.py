@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,9 @@ from harness.app.pipeline.live_judging import EnoughFailures, LiveJudging
 from harness.app.pipeline.local_run import _new_attempts, _without_result, resume, stopped, with_partners
 from harness.app.signals import Stopped
 from harness.core.errors import InputError, InterruptedRun
-from harness.core.outcomes import EXIT_INTERRUPTED, EXIT_PASS, EXIT_UNDECIDED
+from harness.core.outcomes import EXIT_INTERRUPTED, EXIT_PASS, EXIT_UNDECIDED, Outcome
+from harness.core.run.events import CellStarted, RunStopped
+from harness.core.run.journal import append_event, note
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import PlannedCell
 from harness.core.stack import Checkout, ReadyStack, Stack
@@ -176,4 +179,34 @@ def test_the_cells_that_maxfail_left_are_named(tmp_path: Path) -> None:
     last = plan.expansion.cells[-1].id
     text = stopped(run, plan, {last}, 1)
     assert text.startswith("stopped after 1 failure (--maxfail): 1 of 3 cells did not run")
-    assert f"not run: {last}" in text and "harness resume" in text
+    assert "harness resume" in text
+
+
+def test_the_cells_that_maxfail_left_are_not_run_until_they_are_started_again(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path)
+    plan = read_plan(run)
+    control, ran, left = (cell.id for cell in plan.expansion.controls_first)
+    shutil.rmtree(run.attempt(left).root / "ranks")
+    run.attempt(left).result.unlink()
+    assert {cell.id: cell.outcome for cell in judge_run.judge(run, plan).cells}[left] is Outcome.ERROR
+    note(run.events, RunStopped(why="the run was stopped after 1 failure (--maxfail)", cells=(left,)))
+    report = judge_run.judge(run, plan)
+    found = {cell.id: cell for cell in report.cells}
+    assert found[left].outcome is Outcome.NOT_RUN
+    assert found[left].reason == "the run was stopped after 1 failure (--maxfail)"
+    assert found[control].outcome is found[ran].outcome is Outcome.PASS
+    assert (report.verdict, report.counts[Outcome.NOT_RUN]) == ("error", 1)
+    append_event(run.events, CellStarted(time=99.0, cell=left, attempt=1, ranks=1))
+    assert {cell.id: cell.outcome for cell in judge_run.judge(run, plan).cells}[left] is Outcome.ERROR
+
+
+def test_cells_whose_control_was_not_run_are_not_run_either(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path)
+    plan = read_plan(run)
+    control, *others = (cell.id for cell in plan.expansion.controls_first)
+    shutil.rmtree(run.attempt(control).root / "ranks")
+    run.attempt(control).result.unlink()
+    note(run.events, RunStopped(why="stopped", cells=(control,)))
+    found = {cell.id: cell for cell in judge_run.judge(run, plan).cells}
+    assert {found[one].outcome for one in others} == {Outcome.NOT_RUN}
+    assert f"its control, cell {control}, was not run" in {found[one].reason for one in others}

@@ -51,9 +51,9 @@ def test_an_id_is_stable() -> None:
     assert cell_id(CELL) == cell_id(from_jsonable(CellConfig, loads(dumps(CELL))))
 
 
-# Left out of an id: deadline and canaries change no number, and the variant repeats what model and train say. The
+# Left out of an id: deadline, canaries and records change no number; the variant repeats what model and train say. The
 # digest of a stack counts only with a stack: the test of stacks with the same name covers it. A part has its cell's id.
-_NOT_HASHED = {"deadline_s", "canaries", "fingerprints", "variant", "made_of", "saved_in"}
+_NOT_HASHED = {"deadline_s", "canaries", "fingerprints", "operations", "variant", "made_of", "saved_in"}
 
 
 @pytest.mark.parametrize("name", [item.name for item in fields(CellConfig) if item.name not in _NOT_HASHED])

@@ -209,6 +209,27 @@ def test_a_conflict_names_commit_and_files_and_leaves_nothing(features: Path, ke
 
 
 @pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("removed", [False, True])
+def test_tests_that_conflict_stay_as_they_are(source: Path, removed: bool) -> None:
+    tests = source / "tests" / "test_code.py"
+    tests.parent.mkdir()
+    for number in range(3):
+        (source / "code.py").write_text(f"# {min(number, 1)}\n")
+        tests.write_text(f"# test {number}\n")
+        git(source, "add", ".")
+        git(source, "commit", "--quiet", "-m", str(number))
+    if removed:
+        git(source, "rm", "--quiet", "tests/test_code.py")
+        git(source, "commit", "--quiet", "-m", "removed")
+    fix = git(source, "rev-parse", f"HEAD~{1 + removed}")
+    place = reverted_tree(checkout_of(source, "main", fix))
+    assert (place / "code.py").read_text() == "# 0\n"
+    assert (place / "tests" / "test_code.py").exists() is not removed
+    assert removed or (place / "tests" / "test_code.py").read_text() == "# test 2\n"
+    assert "both modified" not in git(place, "status")
+
+
+@pytest.mark.usefixtures("kept")
 def test_a_revert_that_changes_nothing_is_an_error(features: Path) -> None:
     assert (reverted_tree(checkout_of(features, "undone", "undone")) / "two.py").exists()
     with pytest.raises(NotRevertibleError, match="changes nothing: a later commit has reverted it already"):

@@ -60,7 +60,33 @@ def document_fingerprints(hidden: Tensor, owners: Tensor, *, length: int, seed: 
     rows = hidden.detach()[real].to("cpu", torch.float64)
     documents, positions = owners[real].unbind(1)
     vectors = _position_vectors(length, rows.shape[-1], seed)[:, positions].double()
-    values = torch.cat([rows.square().sum(-1)[None], (rows[None] * vectors).sum(-1)])  # [1 + PROJECTIONS, tokens]
+    return _by_document(torch.cat([rows.square().sum(-1)[None], (rows[None] * vectors).sum(-1)]), documents)
+
+
+def token_fingerprints(rows: Tensor, owners: Tensor, *, length: int, seed: int) -> dict[int, Fingerprint]:
+    """Fingerprint of each document whose projections are those of its tokens' sums.
+
+    Unlike those of `document_fingerprints`, they add up over any split of the features, and do not depend on the order
+    of a token's features. rows [tokens, features]: an infinity counts as 0, as masked scores have it; `owners`,
+    `length`: as there.
+    """
+    real = owners[:, 0] != PAD
+    kept = rows.detach()[real].to("cpu", torch.float64)
+    kept = torch.where(kept.isinf(), 0.0, kept)
+    documents, positions = owners[real].cpu().unbind(1)
+    sums = kept.sum(-1)[None] * _token_vectors(length, seed)[:, positions]
+    return _by_document(torch.cat([kept.square().sum(-1)[None], sums]), documents)
+
+
+@lru_cache(maxsize=4)
+def _token_vectors(length: int, seed: int) -> Tensor:
+    """[PROJECTIONS, length] float64: a random number for each token position in a document."""
+    vectors = [draw(f"operation-{number}", "token", (length,), seed) for number in range(PROJECTIONS)]
+    return torch.stack(vectors).double()
+
+
+def _by_document(values: Tensor, documents: Tensor) -> dict[int, Fingerprint]:
+    """values [1 + PROJECTIONS, tokens]: share of each token in the sum of squares and in each projection."""
     found, column_of = torch.unique(documents, return_inverse=True)
     sums = torch.zeros(len(values), len(found), dtype=torch.float64).index_add_(1, column_of, values)
     return {

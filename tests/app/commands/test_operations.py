@@ -1,0 +1,68 @@
+"""A fault in one part of a layer, found by running its cell and the control again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.app.commands.operations import explain_operations
+from harness.app.commands.selftest import plan_faults
+from harness.app.pipeline import plan_run
+from harness.core.cell.identity import cell_id
+from harness.core.errors import InputError
+from harness.core.run.run_dir import RunDir
+from harness.core.run.run_plan import Expansion
+from harness.plan.faults import FAULTS, FaultSpec
+from tests.app.runs import simulated_run
+
+
+def _planned(folder: Path, fault: str) -> tuple[RunDir, FaultSpec]:
+    """A run of a fault's cell and its control, planned and never started."""
+    spec = next(one for one in FAULTS if one.name == fault)
+    plan = plan_faults([spec])
+    cells = tuple(cell for cell in plan.expansion.cells if cell.id != cell_id(spec.twin))
+    run = RunDir(folder / plan.run_id)
+    plan_run.write_plan(run, replace(plan, expansion=Expansion(cells=cells, rejected=())), None)
+    return run, spec
+
+
+@pytest.mark.train
+def test_the_first_differing_operation_of_a_faulty_cell_is_the_faulty_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, spec = _planned(tmp_path, "window-one-token-longer-on-one-tp-rank")
+    code = explain_operations(str(run.root), cell_id(spec.faulty), tmp_path, layer=2, as_json=True)
+    assert code == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    rows = found["rows"]
+    first = rows[found["first"]]
+    assert (first["module"], first["name"]) == ("self_attention.core_attention", "returns")
+    before = rows[: found["first"]]
+    assert not any(row["differs"] for row in before)
+    received = next(row for row in reversed(before) if row["name"] == "receives")
+    assert received["module"] == first["module"]
+    assert {row["off"]["held"] for row in before if row["off"]} >= {"whole", "shards"}
+    assert [row for row in rows if row["kind"] == "communication"]
+    assert found["ranks"] == [0, 1]
+    assert found["cell_mode"].startswith("torch.utils._debug_mode.DebugMode")
+    assert Path(found["run"], "plan.json").is_file()
+
+
+def test_a_layer_that_does_not_exist_and_a_control_are_refused(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path)
+    with pytest.raises(InputError, match=r"--layer 99: no such layer.*0 \(the embedding\) to"):
+        explain_operations(str(run.root), "*-sft", tmp_path, layer=99, as_json=False)
+    with pytest.raises(InputError, match="is a control"):
+        explain_operations(str(run.root), "*-unpacked", tmp_path, layer=1, as_json=False)
+    with pytest.raises(InputError, match="2 cells match"):
+        explain_operations(str(run.root), "*", tmp_path, layer=1, as_json=False)
+
+
+def test_without_a_finding_that_names_a_layer_the_user_must_name_one(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path)
+    with pytest.raises(InputError, match=r"no finding of .* names a layer.*--layer"):
+        explain_operations(str(run.root), "*-sft", tmp_path, layer=None, as_json=False)
