@@ -58,6 +58,12 @@ def _failed(arguments: argparse.Namespace) -> list[str]:
     return failed_cells(arguments.matrix, arguments.run_dir or RUN_PARENT)
 
 
+def _init(arguments: argparse.Namespace) -> int:
+    from harness.app.commands.init import init
+
+    return init(arguments.folder)
+
+
 def _plan(arguments: argparse.Namespace) -> int:
     from harness.app.commands import plan
 
@@ -162,6 +168,7 @@ def _shrink(arguments: argparse.Namespace) -> int:
 
 # The commands that start no run, and judge none.
 _READING: dict[str, Callable[[argparse.Namespace], int]] = {
+    "init": _init,
     "plan": _plan,
     "verify": _verify,
     "schema": _schema,

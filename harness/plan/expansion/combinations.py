@@ -35,7 +35,7 @@ def default_values(matrix: Matrix) -> dict[str, Any]:
     """Values of axes that a combination leaves out. `packing` has no default: every combination must name it."""
     values = {name: axis.default for name, axis in axes().items() if name != "packing"}
     values |= {name: getattr(matrix.options, name) for name in OPTIONS}
-    values["documents"] = matrix.documents.mode
+    values["documents"] = matrix.documents.label
     dotted = [name for name in matrix.axes.names if "." in name]
     return values | {name: None if name.startswith(PREFIX) else attrgetter(name)(matrix) for name in dotted}
 
