@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from harness.app import error_boundary
+from harness.app import error_boundary, plugins
 from harness.app.arguments import RUN_PARENT
 from harness.app.commands import compare as compare_command
 from harness.app.pipeline.finalize import FinalizeOptions
@@ -228,6 +228,7 @@ def _as_command(show: bool) -> Iterator[None]:
     before = replace(screen.VIEW)
     try:
         protect_new_files()
+        plugins.active()
         screen.VIEW.silent = not show
         screen.VIEW.quiet = not show
         yield

@@ -8,10 +8,11 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import harness
-from harness.app import error_boundary
+from harness.app import error_boundary, plugins
 from harness.app.arguments import (
     RUN,
     add_history,
@@ -25,7 +26,7 @@ from harness.app.arguments import (
     set_view,
 )
 from harness.app.bisect import options as bisect_options
-from harness.app.commands import compare, history
+from harness.app.commands import compare, history, index
 from harness.app.completers import VARIABLE, complete
 from harness.app.dispatch import dispatch
 from harness.app.parser import Parser
@@ -39,6 +40,7 @@ from harness.infra.streams import flush_streams, own_streams
 
 # Plans and reports allocate many long-lived objects, which the default threshold (700 or 2,000) scans over and over.
 _GARBAGE_AFTER = 100_000
+_WITHOUT_PLUGINS = ("completion", "list")
 _MATRIX = "matrix file (YAML), or a shipped one by name"
 _EXIT_CODES = "exit codes:\n" + "".join(f"  {code:<3}  {meaning}\n" for code, meaning in EXIT_MEANINGS.items())
 
@@ -52,6 +54,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"harness {harness.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    init = commands.add_parser("init", help="write a first matrix for this machine, and a profile of its cluster")
+    init.add_argument("folder", type=Path, nargs="?", default=Path(), metavar="DIR", help="folder (default: this one)")
     _run_options(commands.add_parser("run", help="run a matrix and judge it"))
     _bisect_options(commands.add_parser("bisect", help="find the first bad, or good, commit or release"))
     plan = commands.add_parser("plan", help="show cells, rejected combinations and cost without running")
@@ -75,6 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
     _run_commands(commands)
     compare.add_parser(commands)
     history.add_parser(commands)
+    index.add_parser(commands)
     selftest = commands.add_parser("selftest", help="inject known faults and check that each is caught")
     _only(selftest, "FAULT", "inject only this fault (repeatable)")
     add_run_parent(selftest)
@@ -102,9 +107,9 @@ def _run_commands(commands: argparse._SubParsersAction[Any]) -> None:
             _notify(command)
             add_view(command)
             command.add_argument("--errors", action="store_true", help="also retry the cells that ended as ERROR")
-    listed = commands.add_parser("list", help="list the runs of a folder, also unfinished ones, or stacks")
-    what = "runs, or the stacks that come with the harness (default: %(default)s)"
-    listed.add_argument("what", nargs="?", choices=("runs", "stacks"), default="runs", help=what)
+    listed = commands.add_parser("list", help="list the runs of a folder, also unfinished ones, stacks or plug-ins")
+    what = "runs, the stacks that come with the harness, or installed plug-ins (default: %(default)s)"
+    listed.add_argument("what", nargs="?", choices=("runs", "stacks", "plugins"), default="runs", help=what)
     listed.add_argument("--limit", type=count, default=20, metavar="N", help="the newest N (default: %(default)s)")
     add_json(listed)
     add_run_parent(listed)
@@ -283,6 +288,8 @@ def _main(words: list[str]) -> int:
         from harness.core.run.run_dir import protect_new_files  # not for --help
 
         protect_new_files()
+        if arguments.command not in _WITHOUT_PLUGINS:
+            plugins.active()
         return dispatch(arguments, announce.without_secrets(command))
     except InputError as error:
         from harness.infra.console import print_problems

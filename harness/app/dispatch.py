@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from harness.app.arguments import RUN_PARENT
 from harness.app.bisect import options as bisect_options
-from harness.app.commands import compare, history
+from harness.app.commands import compare, history, index
 from harness.core.errors import InputError
 
 
@@ -56,6 +56,12 @@ def _failed(arguments: argparse.Namespace) -> list[str]:
     from harness.app.selection.failed import failed_cells
 
     return failed_cells(arguments.matrix, arguments.run_dir or RUN_PARENT)
+
+
+def _init(arguments: argparse.Namespace) -> int:
+    from harness.app.commands.init import init
+
+    return init(arguments.folder)
 
 
 def _plan(arguments: argparse.Namespace) -> int:
@@ -122,10 +128,14 @@ def _selftest(arguments: argparse.Namespace) -> int:
 
 def _list(arguments: argparse.Namespace) -> int:
     if arguments.what == "stacks":
-        from harness.app.commands.stacks import list_stacks
+        from harness.app.commands.listing.stacks import list_stacks
 
         return list_stacks(as_json=arguments.json)
-    from harness.app.commands.list_runs import list_runs
+    if arguments.what == "plugins":
+        from harness.app.commands.listing.plugins import list_plugins
+
+        return list_plugins(as_json=arguments.json)
+    from harness.app.commands.listing.runs import list_runs
 
     return list_runs(arguments.run_dir, limit=arguments.limit, as_json=arguments.json)
 
@@ -158,6 +168,7 @@ def _shrink(arguments: argparse.Namespace) -> int:
 
 # The commands that start no run, and judge none.
 _READING: dict[str, Callable[[argparse.Namespace], int]] = {
+    "init": _init,
     "plan": _plan,
     "verify": _verify,
     "schema": _schema,
@@ -170,6 +181,7 @@ _READING: dict[str, Callable[[argparse.Namespace], int]] = {
     "doctor": _doctor,
     "compare": compare.run,
     "history": history.run,
+    "index": index.run,
     "shrink": _shrink,
     "selftest": _selftest,
 }

@@ -7,7 +7,7 @@ axes, the JSON Schema, names and ids of cells, their reductions and the tables o
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, field
 from functools import cache
 from typing import Any, get_type_hints
@@ -24,7 +24,7 @@ class Limits:
     le: float | None = None
     min_length: int | None = None  # of a text or a list
     max_length: int | None = None
-    choices: tuple[str, ...] = ()
+    choices: Collection[str] = ()  # may grow when plug-ins are loaded
     read: Callable[[Any], Any] | None = None  # converts the file's value before validation; may raise ValueError
     check: Callable[[Any], Any] | None = None  # returns the value after validation; may raise ValueError
     pattern: str = ""  # for the JSON Schema; `check` enforces it

@@ -24,7 +24,7 @@ from harness.infra.launcher import NO_JOBS, Cancelled, Observer
 from harness.infra.runs.error_result import end_as_error
 from harness.infra.runs.logs import tail
 from harness.infra.stacks.interpreters import clean_environment
-from harness.infra.stacks.node_code import agent_environment, copy_node_code
+from harness.infra.stacks.node_code import agent_environment, copy_node_code, plugin_packages
 from harness.plan.jobs.cluster import ClusterProfile
 from harness.plan.schema.sections import Launch
 
@@ -122,7 +122,7 @@ def run_allocations(
     """
     ranks = parallel_ranks or default_parallel_ranks()
     if any(allocation.stack in stacks for allocation in allocations):
-        copy_node_code(run.node_code)
+        copy_node_code(run.node_code, plugin_packages(run))
     for interleaved in (True, False):
         members = [allocation for allocation in allocations if allocation.interleaved is interleaved]
         beside = at_once(len(members), ranks, interleaved=interleaved, gpus=gpus_here())

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from harness.core.outcomes import SOUND, Finding, KnownFailure, Lane, LaneVerdict, Outcome, Severity
 from harness.core.run.run_plan import XFail
-from harness.judge.checks.table import CHECKS
+from harness.judge.checks.table import ADDED, CHECKS
 from harness.judge.diagnosis.known_issues import with_known
 from harness.judge.diagnosis.ordering import led_by_root
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -88,7 +88,9 @@ def _judge_part(evidence: CellEvidence, today: str, control: CellVerdict | None)
     no_base = base_problem(evidence)
     if no_base:
         evidence = replace(evidence, base=None)
-    findings = with_known(evidence, led_by_root([item for check in CHECKS for item in check.findings(evidence)]))
+    findings = with_known(
+        evidence, led_by_root([item for check in (*CHECKS, *ADDED) for item in check.findings(evidence)])
+    )
     lanes = _lanes(evidence, findings, not no_control, not no_base)
     outcome, reason = _outcome(evidence, lanes, no_control)
     if outcome is Outcome.ERROR and reason == no_control and control and control.outcome is Outcome.NOT_RUN:

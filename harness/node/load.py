@@ -6,6 +6,8 @@ import gc
 import os
 import tempfile
 
+from harness.core.run.run_dir import RunDir
+
 
 def load() -> None:
     """Import everything that a rank needs. InfrastructureError if an import initialises CUDA.
@@ -28,3 +30,14 @@ def load() -> None:
 
         import harness.node.supervisor  # noqa: F401  - imports the probe and the code under test
     gc.enable()
+
+
+def load_plugins(run: RunDir) -> None:
+    """Load the plug-ins of the run; after `load`, since their modules may import torch and Megatron."""
+    if not run.plugins.exists():
+        return
+    from harness.node.device.cuda_forks import forks_protected
+    from harness.node.plugins import activate
+
+    with forks_protected("importing plug-ins"):
+        activate(run)

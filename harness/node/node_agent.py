@@ -27,7 +27,7 @@ from harness.node.coordination import rendezvous
 from harness.node.coordination.heartbeat import HeartbeatWriter
 from harness.node.coordination.rendezvous import Abort, HeartbeatMonitor, NodeShare
 from harness.node.device.gpu_health import trouble_after
-from harness.node.load import load
+from harness.node.load import load, load_plugins
 
 KILL_GRACE_S = 20.0  # after a cell's deadline, before its whole process group is killed
 ANNOUNCING = frozenset({signal.SIGUSR1, signal.SIGUSR2})  # signals that announce the end of a job
@@ -66,6 +66,7 @@ class Agent(ABC):
                 load()
             except DriverError as error:
                 self.report(str(error))
+            load_plugins(self.run)
             gc.freeze()  # else the first collection in every rank would write to, and so copy, all pages of the parent
             self.note(Loaded(import_s=time.perf_counter() - begin))
             self.heartbeat.tick()

@@ -33,10 +33,10 @@ def fails(words: str) -> str:
 class Scheduler:
     """By default Slurm knows no job, and every sbatch submits job 1."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...] = ()) -> None:
         self.folder = folder / "slurm"
         self.folder.mkdir()
-        for name in PROGRAMS:
+        for name in (*PROGRAMS, *more):
             path = self.folder / name
             path.write_text(PROGRAM)
             path.chmod(0o755)

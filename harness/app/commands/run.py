@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.app import plugins
 from harness.app.arguments import RUN_PARENT
 from harness.app.commands.plan import any_to_make, forecast_lines
 from harness.app.pipeline.finalize import FinalizeOptions, judge_and_report
@@ -148,6 +149,7 @@ def resume(name: str, run_parent: Path, *, errors: bool = False, options: Finali
 
     directory = find_run(name, run_parent)
     plan_ = read_plan(directory)
+    plugins.require(plan_)
     if not launcher_of(directory).detached:
         return local_run.resume(directory, plan_, options, errors=errors)
     return _follow(directory, plan_, options, errors=errors)

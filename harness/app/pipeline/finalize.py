@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.app import plugins
 from harness.app.error_boundary import tracebacks_in
 from harness.app.pipeline.baselines import keep_baselines
 from harness.core.errors import HarnessError
@@ -51,6 +52,7 @@ def judge_and_report(directory: RunDir, plan: RunPlan, options: FinalizeOptions)
 def _judge_and_report(directory: RunDir, plan: RunPlan, options: FinalizeOptions) -> int:
     from harness.app.pipeline.announce import announce
 
+    plugins.require(plan)
     file = history_file(options.history, directory.root.parent)
     problems: list[str] = []
     try:

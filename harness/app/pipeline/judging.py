@@ -10,6 +10,7 @@ from itertools import chain
 from multiprocessing import get_context
 from typing import Any
 
+from harness.app import plugins
 from harness.app.error_boundary import brief, keep_traceback
 from harness.app.garbage import no_collection
 from harness.app.pipeline.baselines import read_baselines
@@ -49,7 +50,7 @@ def judge_all(
         return _judge(run, plan, jobs, today, each)
     whole, seen = Judged(cells={}, noise={}), RanksSeen()
     own, *others = _parts(plan, processes)
-    with ProcessPoolExecutor(processes - 1, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(processes - 1, mp_context=get_context("spawn"), initializer=plugins.active) as pool:
         started = [pool.submit(_judge, run, part, jobs, today) for part in others]
         judged_here, seen_here = _judge(run, own, jobs, today, each)
         for judged, found in chain([(judged_here, seen_here)], (future.result() for future in started)):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+from harness.app import plugins
 from harness.app.pipeline.planning import expand_for, requested_stacks
 from harness.app.selection.cells import select
 from harness.core.cell.axis_values import WITH_COMMAND_LINE, WITH_FIELDS
@@ -162,21 +163,29 @@ def plan_cells(expansion: Expansion, *, name: str, file: str, command: Sequence[
         command=list(command),
         expansion=expansion,
         allocations=plan_allocations(expansion),
-        provenance=provenance.collect(),
+        provenance=provenance.collect() | ({plugins.KEY: found} if (found := plugins.versions()) else {}),
     )
 
 
 def write_run(run: RunDir, planned: Planned) -> None:
     """Write the run directory before the start: the launcher's files, then plan.json, which completes it."""
+    write_plugins(run)
     launcher = launcher_for(planned.cluster)
     launcher.write(run, planned.plan, planned.matrix.launch, planned.cluster, planned.cluster_file)
     write_plan(run, planned.plan, planned.matrix)
+
+
+def write_plugins(run: RunDir) -> None:
+    """Name the plug-ins that agents must load; first, since launchers copy their code."""
+    if of_nodes := [plugin for plugin in plugins.active() if plugin.of_nodes]:
+        write_json(run.plugins, of_nodes)
 
 
 def write_plan(run: RunDir, plan: RunPlan, matrix: Matrix | None) -> None:
     """Write what is known before the start: plan.json, the resolved matrix, each cell's configuration."""
     if matrix is not None:
         write_atomic(run.matrix, redacted(dump(resolved(matrix)), environment_secrets()))
+    write_plugins(run)
     for cell in plan.expansion.cells:
         write_json(run.attempt(cell.id).config, cell.config)
     write_json(run.plan, sealed(without_secrets(plan, environment_secrets())))

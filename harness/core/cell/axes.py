@@ -17,6 +17,7 @@ from harness.core.cell.model import MlaConfig, ModelConfig, MoeConfig, MtpConfig
 from harness.core.packing.documents import MIXES
 from harness.core.packing.options import PackingOptions
 from harness.core.setting import Key, Setting, keys_of
+from harness.core.stack import SAFE_NAME, safe_name
 from harness.core.vision import VisionConfig
 
 LAYOUT = tuple(keys_of(Layout))
@@ -47,12 +48,14 @@ class Axis(Key):
 _OF_SECTIONS = (
     Axis(
         name="documents",
-        path="documents.mode",
+        path="documents.label",
         type=str,
         default=MIXES[0],
         setting=Setting(
-            doc="A built-in mix instead of the section `documents`.",
-            choices=MIXES,
+            doc="Instead of those of the section `documents`: a built-in mix, or a name under [`lists`](#documents).",
+            check=safe_name,
+            values=f"{', '.join(f'`{name}`' for name in MIXES)}, a name",
+            written={"anyOf": [{"enum": [*MIXES]}, {"type": "string", "pattern": f"^{SAFE_NAME}$"}]},
             shown_default="that of the section",
         ),
     ),

@@ -54,7 +54,7 @@ class CellConfig(_Cache):
 
     layout: Layout
     data_path: str = setting(
-        doc="Data path under test.", axis="packing", choices=tuple(DATA_PATHS), always=True, label="{}", shape=True
+        doc="Data path under test.", axis="packing", choices=DATA_PATHS.keys(), always=True, label="{}", shape=True
     )
     forbidden: str = setting(
         "",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from harness.core.cell.axis_values import BUILDERS
 from harness.core.cell.layout import Layers
 from harness.core.layer_pattern import CUT, checked_pattern, layers_of
 from harness.core.peft import PeftConfig
@@ -264,6 +265,9 @@ class ModelConfig:
         doc="Layers run as CUDA graphs; every cell is [rejected](rules.md), with the reason.",
         shrink=False,
         later=True,
+    )
+    builder: str = setting(
+        "", doc="Model of a [plug-in](api.md#plug-ins).", choices=BUILDERS, values="a name", later=True
     )
     moe: MoeConfig | None = setting(None, doc="Experts; if omitted, dense feed-forward blocks.", later=True)
     mtp: MtpConfig | None = setting(None, doc="Multi-token prediction; if omitted, none.", later=True)

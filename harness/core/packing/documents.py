@@ -32,6 +32,7 @@ KEYS_OF_MODE: Mapping[DocumentsMode, tuple[str, ...]] = {
     "distribution": ("type", "min_seq_len", "max_seq_len", "mean_seq_len", "lognormal_sigma", *_CONTENT, "mock"),
     "file": ("path", "lengths", *_CONTENT),
 }
+MODES = tuple(KEYS_OF_MODE)
 MOCK_SEED = 0  # of upstream's mock dataset
 MOCK_SIZE = 1_000_000  # lengths that upstream's mock dataset draws before it repeats them
 TURNS = 3  # of the documents of `multi_turn` and `delimited` that are long enough
@@ -144,8 +145,14 @@ class DocumentsConfig:
         "n of a document is n, and the last of `length` tokens ends it.",
         later=True,
     )
+    name: str = setting("", doc="Name under `lists` of the matrix file; part of a cell's id.", later=True)
     masked: tuple[int, ...] = ()  # indices into `lengths` that are fully masked
     repeat: tuple[int, int] | None = None  # (original, copy), indices into `lengths`
+
+    @property
+    def label(self) -> str:
+        """The value of the axis `documents`."""
+        return self.name or self.mode
 
     def section(self) -> dict[str, Any]:
         """The section of a matrix file that gives this configuration; lengths from a file are listed."""

@@ -230,6 +230,11 @@ class RunDir:
         return self.root / "matrix.resolved.yaml"
 
     @property
+    def plugins(self) -> Path:
+        """The plug-ins that agents load; exists only where there are any."""
+        return self.root / "plugins.json"
+
+    @property
     def node_code(self) -> Path:
         """The run's copy of the harness code that ranks need, for stacks in which it is not installed."""
         return self.root / "node-code"

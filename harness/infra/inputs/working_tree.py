@@ -12,14 +12,23 @@ _USUAL = "megatron-lm"
 
 
 def working_tree() -> WorkingTree:
-    """The checkout of a known project that the current folder is in.
+    """The checkout that the current folder is in.
 
     Where there is none, the current folder as if it were Megatron-LM: a plan shows it as unavailable, a run says why.
     """
-    here = Path(os.path.abspath("."))  # noqa: PTH100 - keeps symbolic links
+    return standing_in() or WorkingTree(str(_here()), _USUAL)
+
+
+def standing_in() -> WorkingTree | None:
+    """The checkout of a known project that the current folder is in, None if there is none."""
+    here = _here()
     for folder in (here, *here.parents):
         if (folder / ".git").exists():
             project = project_of(lambda name, folder=folder: (folder / name).exists())  # type: ignore[misc]
             if project:
                 return WorkingTree(str(folder), project)
-    return WorkingTree(str(here), _USUAL)
+    return None
+
+
+def _here() -> Path:
+    return Path(os.path.abspath("."))  # noqa: PTH100 - keeps symbolic links

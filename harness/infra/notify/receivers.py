@@ -14,7 +14,7 @@ import tempfile
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import IO
 from urllib.parse import quote, unquote, urlsplit
 
@@ -22,6 +22,8 @@ from harness.core.text.secrets import HIDDEN, redacted
 
 TIMEOUT_S = 10.0
 _SHOWN = 500  # characters of a failing receiver's output
+# By name, of plug-ins. Each is given what follows "NAME:" in the receiver, and the verdict as JSON; it may raise.
+NOTIFIERS: dict[str, Callable[[str, str], None]] = {}
 _LEAST_SECRET = 6  # characters of a part of a receiver that may be a secret
 
 
@@ -44,6 +46,8 @@ def shown(receiver: str) -> str:
 
     An invalid receiver (`problem_of`) is hidden entirely.
     """
+    if name := _notifier(receiver):
+        return f"{name}:..."
     if problem_of(receiver):
         return HIDDEN
     if is_url(receiver):
@@ -54,6 +58,8 @@ def shown(receiver: str) -> str:
 
 def problem_of(receiver: str) -> str:
     """Why this cannot be a receiver; empty when it can."""
+    if _notifier(receiver):
+        return ""
     if is_url(receiver):
         if not receiver.isprintable() or " " in receiver:
             return "a URL has neither spaces nor control characters; write a space as %20"
@@ -68,9 +74,12 @@ def problem_of(receiver: str) -> str:
 def notify(receiver: str, text: str, variables: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> str:
     """Deliver the JSON text; returns the problem, or an empty string.
 
-    A command runs without a shell, with the text on its standard input and the variables in its environment. A URL
-    gets a POST; redirects are not followed.
+    A notifier of a plug-in is called. A command runs without a shell, with the text on its standard input and the
+    variables in its environment. A URL gets a POST; redirects are not followed.
     """
+    if name := _notifier(receiver):
+        target = receiver.removeprefix(f"{name}:")
+        return _without_secrets(target, _within(timeout_s, _call, NOTIFIERS[name], target, text))
     if is_url(receiver):
         return _without_secrets(receiver, _post(receiver, text.encode(), timeout_s))
     program, *arguments = shlex.split(receiver)
@@ -117,13 +126,32 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _post(url: str, body: bytes, timeout_s: float) -> str:
-    """In a thread, since socket timeouts are per read: a server that sends byte by byte would block the harness."""
+def _notifier(receiver: str) -> str:
+    """The notifier that a receiver like "name:target" names; empty for any other."""
+    name, sign, _ = receiver.partition(":")
+    return name if sign and name in NOTIFIERS else ""
+
+
+def _call(notifier: Callable[[str, str], None], target: str, text: str, answer: list[str]) -> None:
+    try:
+        notifier(target, text)
+        answer[0] = ""
+    except Exception as error:
+        answer[0] = f"{type(error).__name__}: {error}"[:_SHOWN]
+
+
+def _within(timeout_s: float, work: Callable[..., None], *arguments: object) -> str:
+    """What `work` stores in the list that it gets last; runs it in a thread, which cannot block the harness."""
     answer = [f"no answer within {timeout_s:g} s"]
-    thread = threading.Thread(target=_ask, args=(url, body, timeout_s, answer), daemon=True)
+    thread = threading.Thread(target=work, args=(*arguments, answer), daemon=True)
     thread.start()
     thread.join(timeout_s)
     return answer[0]
+
+
+def _post(url: str, body: bytes, timeout_s: float) -> str:
+    """In a thread, since socket timeouts are per read: a server that sends byte by byte would block the harness."""
+    return _within(timeout_s, _ask, url, body, timeout_s)
 
 
 def _ask(url: str, body: bytes, timeout_s: float, answer: list[str]) -> None:

@@ -172,6 +172,14 @@ class SlurmClient:
         """Partitions: name, generic resources and time limit, separated by |, one line per group of nodes."""
         return self._ask(["sinfo", "-h", "-o", "%R|%G|%l"])
 
+    def nodes(self) -> Answer:
+        """Groups of nodes: partition (* marks the default), generic resources, nodes, cores and time limit."""
+        return self._ask(["sinfo", "-h", "-o", "%P|%G|%D|%c|%l"])
+
+    def configuration(self) -> Answer:
+        """Slurm's configuration, one NAME = VALUE per line."""
+        return self._ask(["scontrol", "show", "config"])
+
     def accounts(self, user: str) -> Answer:
         """The accounts that a user may charge, one per line."""
         return self._ask(["sacctmgr", "-n", "-P", "show", "assoc", f"user={user}", "format=Account"])

@@ -12,7 +12,7 @@ from harness.core.run.run_plan import Allocation, RunPlan
 from harness.core.run.work_order import WorkOrder, cell_attempts, write_work_order
 from harness.core.stack import ReadyStack
 from harness.infra.slurm.sbatch_template import Job, render_job
-from harness.infra.stacks.node_code import agent_environment, copy_node_code
+from harness.infra.stacks.node_code import agent_environment, copy_node_code, plugin_packages
 from harness.plan.jobs.allocations import arrays
 from harness.plan.jobs.cluster import ClusterProfile, Container
 from harness.plan.schema.sections import Launch
@@ -32,7 +32,7 @@ def write_submissions(
     write_json(run.cluster, profile, indent=2)
     write_atomic(run.root / "submissions" / "template.sbatch.j2", template.read_text(encoding="utf-8"))
     if plan.stacks:
-        copy_node_code(run.node_code)
+        copy_node_code(run.node_code, plugin_packages(run))
     for allocation in plan.allocations:
         ranks = parallel_ranks(allocation, profile, launch)
         order_allocation(run, allocation, dict.fromkeys(allocation.cells, 1), parallel_ranks=ranks)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 import harness
+from harness.core.errors import InputError, Problem
+from harness.core.plugins import Plugin
+from harness.core.run.run_dir import RunDir, text_of
+from harness.core.serialization import from_jsonable, loads
 from harness.core.stack import ReadyStack
 
 _NODE_SIDE = ("core", "node", "__init__.py")
@@ -22,8 +28,18 @@ def agent_environment(stack: ReadyStack, node_code: Path) -> dict[str, str]:
     return {**stack.requested.env, "PYTHONPATH": path, "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1"}
 
 
-def copy_node_code(target: Path) -> Path:
+def plugin_packages(run: RunDir) -> tuple[str, ...]:
+    """Packages of plug-ins that the ranks of a run load."""
+    if not run.plugins.exists():
+        return ()
+    plugins = from_jsonable(tuple[Plugin, ...], loads(text_of(run.plugins)))
+    return tuple(dict.fromkeys(name for plugin in plugins for name in plugin.packages))
+
+
+def copy_node_code(target: Path, packages: Iterable[str] = ()) -> Path:
     """Copy the part of the harness that ranks need, and nothing else, to a folder for another stack's search path.
+
+    `packages`: top-level packages, or modules, of plug-ins, which are copied beside it.
 
     The site-packages folder of an installed harness also holds the launcher's packages, which no stack may see.
     """
@@ -35,4 +51,18 @@ def copy_node_code(target: Path) -> Path:
             shutil.copytree(source / name, place, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
         else:
             shutil.copy2(source / name, place)
+    for name in packages:
+        _copy_package(name, target)
     return target
+
+
+def _copy_package(name: str, target: Path) -> None:
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:
+        raise InputError(Problem(message=f"no package {name}, which a plug-in needs", hint="`harness list plugins`"))
+    file = Path(spec.origin)
+    if spec.submodule_search_locations is None:
+        shutil.copy2(file, target / file.name)
+    else:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(file.parent, target / name, ignore=ignored, dirs_exist_ok=True)

@@ -72,6 +72,7 @@ class Check(NamedTuple):
         ]
 
 
+ADDED: list[Check] = []  # by plug-ins; they follow the others
 CHECKS: tuple[Check, ...] = (
     Check("params_present", Lane.METADATA, params_present.check),
     Check("params_agree_plan", Lane.METADATA, params_agree_plan.check),

@@ -21,7 +21,7 @@ from harness.plan.matrix.constraints import ConstraintError
 from harness.plan.matrix.load import Matrix
 from harness.plan.matrix.problems import Problems
 from harness.plan.matrix.sizes import MOST_ROWS
-from harness.plan.rules.table import RULES
+from harness.plan.rules.table import ADDED, RULES
 
 OPTIONS = tuple(keys_of(PackingOptions))
 _FIELDS = tuple(axis for axis in axes().values() if axis.field)  # axes that set a field of CellConfig
@@ -35,7 +35,7 @@ def default_values(matrix: Matrix) -> dict[str, Any]:
     """Values of axes that a combination leaves out. `packing` has no default: every combination must name it."""
     values = {name: axis.default for name, axis in axes().items() if name != "packing"}
     values |= {name: getattr(matrix.options, name) for name in OPTIONS}
-    values["documents"] = matrix.documents.mode
+    values["documents"] = matrix.documents.label
     dotted = [name for name in matrix.axes.names if "." in name]
     return values | {name: None if name.startswith(PREFIX) else attrgetter(name)(matrix) for name in dotted}
 
@@ -143,7 +143,7 @@ def _sections(matrix: Matrix, values: dict[str, Any]) -> dict[str, Any]:
 
 def _check_lifted(found: Combinations, problems: Problems) -> None:
     """Adds a problem for each value of the axis `lift` that is no rule's id."""
-    known = [rule.id for rule in RULES]
+    known = [rule.id for rule in (*RULES, *ADDED)]
     lifted = [values["lift"] for values in found.shapes]
     for name, line in {lifted[shape]: origin.line for (shape, _), origin in found.found.items()}.items():
         if name and name not in known:

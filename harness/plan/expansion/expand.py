@@ -24,7 +24,7 @@ from harness.plan.matrix.load import Matrix
 from harness.plan.matrix.problems import KeyPath, Problems
 from harness.plan.matrix.select_parse import KEY
 from harness.plan.rules.rule import Rule
-from harness.plan.rules.table import CELL_RULES, SHAPE_RULES, world_size_rule
+from harness.plan.rules.table import ADDED, CELL_RULES, SHAPE_RULES, world_size_rule
 
 _ALWAYS = always()  # axes that every table shows
 
@@ -40,7 +40,7 @@ def expand(matrix: Matrix, more_rules: tuple[Rule[CellConfig], ...] = ()) -> Exp
     resolver = Resolver(matrix, largest_cp=combinations.largest_cp)
     resolver.check_models(combinations.shapes, problems)
     problems.raise_any()
-    rules = ((*SHAPE_RULES, world_size_rule(matrix.launch.max_ranks)), (*CELL_RULES, *more_rules))
+    rules = ((*SHAPE_RULES, world_size_rule(matrix.launch.max_ranks)), (*CELL_RULES, *ADDED, *more_rules))
     shown = list(dict.fromkeys([*_ALWAYS, *matrix.axes.names]))
     cells, rejected, forbidden = apply_rules(combinations, resolver, rules, shown, forbidden=bool(matrix.covering))
     if not cells:

@@ -111,7 +111,9 @@ class Resolver:
             train = dataclasses.replace(self.matrix.train, **of_section("train", own))
             documents = self.matrix.documents
             parts = [] if mode == documents.mode else [mode]
-            if mode in MIXES:
+            if mode in self.matrix.lists:
+                documents = self.matrix.lists[mode]
+            elif mode in MIXES:
                 documents = mix(mode, train.seq_length, self.largest_cp)
             parts += [
                 _named(name.partition(".")[2], value)

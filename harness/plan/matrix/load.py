@@ -29,7 +29,7 @@ from harness.plan.matrix.problems import KeyPath, Problems, shown
 from harness.plan.matrix.select_parse import Covering, parse_select
 from harness.plan.matrix.sizes import check_tests, size_problems
 from harness.plan.schema.bounds import as_written, overrides_of
-from harness.plan.schema.documents import LengthsReader, parse_documents
+from harness.plan.schema.documents import LISTS, LengthsReader, parse_documents, parse_lists
 from harness.plan.schema.model import parse_model
 from harness.plan.schema.sections import ChecksSection, Launch, MatrixFile
 from harness.plan.schema.throughput import as_written as throughput_as_written
@@ -68,6 +68,7 @@ class Matrix:
     args: Layer = field(default_factory=dict)  # of upstream's trainer, for every cell
     profiles: Mapping[str, Profile] = field(default_factory=dict)  # values of the axis `args`
     upstream_tests: Mapping[str, UpstreamTests] = field(default_factory=dict)  # by name, of the axis
+    lists: Mapping[str, DocumentsConfig] = field(default_factory=dict)  # values of the axis `documents`
     lines: Mapping[KeyPath, int] = field(default_factory=dict, repr=False)
 
 
@@ -94,7 +95,7 @@ def load(
     checks = problems.validate(ChecksSection, top.get("checks", {}), ("checks",))
     documents = parse_documents(top.get("documents", {"mode": "adversarial"}), problems, read_lengths)
     axes = parse_axes(top.get("matrix", {}), problems)
-    args, named = parse_arguments(top.get("args", {}), problems), _named(top, axes, problems)
+    args, named = parse_arguments(top.get("args", {}), problems), _named(top, axes, problems, read_lengths)
     named["stacks"] = _stacks(top.get("stacks", {}), axes, problems, path_of, tree_of)
     chosen = _chosen(top, axes, problems)
     problems.raise_any()
@@ -176,10 +177,11 @@ def _stacks(section: Any, axes: Axes, problems: Problems, path_of: PathOf, tree_
     return stacks
 
 
-def _named(top: Mapping[str, Any], axes: Axes, problems: Problems) -> dict[str, Any]:
+def _named(top: Mapping[str, Any], axes: Axes, problems: Problems, read_lengths: LengthsReader) -> dict[str, Any]:
     """The sections whose entries are values of an axis."""
     tests = _upstream_tests(top, axes, problems)
-    return {"profiles": _profiles(top, axes, problems), "upstream_tests": tests}
+    lists = parse_lists(top.get("documents", {}), _used("documents", axes), problems, read_lengths)
+    return {"profiles": _profiles(top, axes, problems), "upstream_tests": tests, "lists": lists}
 
 
 def _profiles(top: Mapping[str, Any], axes: Axes, problems: Problems) -> dict[str, Profile]:
@@ -277,7 +279,8 @@ def resolved(matrix: Matrix) -> dict[str, Any]:
     result: dict[str, Any] = {"name": matrix.name}
     result["model"] = {key: value for key, value in dataclasses.asdict(matrix.model).items() if value is not None}
     result["train"] = dataclasses.asdict(matrix.train)
-    result["documents"] = matrix.documents.section()
+    lists = {name: list(one.lengths) for name, one in matrix.lists.items()}
+    result["documents"] = matrix.documents.section() | ({LISTS: lists} if lists else {})
     options = dataclasses.asdict(matrix.options)
     options["pad_seq_to_mult"] = options["pad_seq_to_mult"] or "auto"
     result["packing_options"] = options

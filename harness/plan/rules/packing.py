@@ -118,7 +118,8 @@ def _with_option(name: str) -> str:
     return names(path for path in DATA_PATHS.values() if name in path.options)
 
 
-def _limit_of(path: DataPath, limit: Limit) -> Rule[Shape]:
+def limit_of(path: DataPath, limit: Limit) -> Rule[Shape]:
+    """A limit of a data path as a rule."""
     return Rule(
         limit.rule, limit.source, lambda config: limit.reason(config) if config.path is path else None, path=path.name
     )
@@ -133,7 +134,7 @@ RULES: tuple[Rule[Shape], ...] = (
         "Megatron-LM SFTDataset (2 * CP); Megatron-Bridge pad_seq_to_mult: lcm(2 * CP, CP * TP with SP)",
         documents_aligned,
     ),
-    *(_limit_of(path, limit) for path in DATA_PATHS.values() for limit in path.limits),
+    *(limit_of(path, limit) for path in DATA_PATHS.values() for limit in path.limits),
     Rule("packing.skyrl-switch", "harness: remove_microbatch_padding is SkyRL's", packing_has_switch),
     Rule("packing.nemo-rl-switch", "harness: fuse_loss is NeMo-RL's", loss_has_switch),
     Rule("rules.case", "harness: packing rules needs a case, other packing none", forbidden_with_rules),

@@ -23,6 +23,7 @@ SHAPE_RULES: tuple[Rule[Shape], ...] = (
 # Of dtype, attention, device, recomputation, process groups, trainer, checkpoints.
 CELL_RULES: tuple[Rule[CellConfig], ...] = attention.RULES + runtime.RULES + trainer.RULES + resume.RULES
 RULES: tuple[Rule[CellConfig], ...] = SHAPE_RULES + CELL_RULES
+ADDED: list[Rule[CellConfig]] = []  # by plug-ins; they follow the others
 
 
 def world_size_rule(max_ranks: int) -> Rule[Shape]:
@@ -48,9 +49,9 @@ def concerning_shape(config: Shape, rules: Iterable[Rule[Shape]]) -> tuple[Rule[
     return tuple([rule for rule in rules if rule.concerns_shape(config.data_path, config.model)])
 
 
-def rejections(config: CellConfig, rules: Iterable[Rule[CellConfig]] = RULES) -> tuple[Rejection, ...]:
+def rejections(config: CellConfig, rules: Iterable[Rule[CellConfig]] | None = None) -> tuple[Rejection, ...]:
     """Every rule that forbids the cell, with its reason."""
-    return forbidden_by(config, concerning(own_of(config), rules))
+    return forbidden_by(config, concerning(own_of(config), (*RULES, *ADDED) if rules is None else rules))
 
 
 def forbidden_by(config: CellConfig, rules: Iterable[Rule[CellConfig]]) -> tuple[Rejection, ...]:

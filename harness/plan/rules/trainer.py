@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.core.cell.arguments import OF_OPTIMIZER
-from harness.core.cell.axis_values import HARNESS, WITH_BLENDS, WITH_COMMAND_LINE, WITH_FIELDS
+from harness.core.cell.axis_values import BUILT_IN_TRAINERS, HARNESS, WITH_BLENDS, WITH_COMMAND_LINE, WITH_FIELDS
 from harness.core.cell.config import CellConfig
 from harness.core.cell.model import VANILLA
 from harness.core.data_paths.table import DATA_PATHS, names
@@ -17,7 +17,7 @@ _GIVEN = {
     "bridge": ("moe", "mtp", "peft"),
     "skyrl": (),
 }
-_PARTS = ("moe", "mtp", "mla", "rope_fusion", "cuda_graphs", "gathered_logits", "pattern", "as_gpt", "peft")
+_PARTS = ("moe", "mtp", "mla", "rope_fusion", "cuda_graphs", "gathered_logits", "pattern", "as_gpt", "peft", "builder")
 _OF_ATTENTION = ("window", "window_skip", "softmax_scale", "qk_layernorm")
 _NOT_SET = (None, False, "")
 _DYNAMIC = ("dynamic_context_parallel", "hybrid_context_parallel")
@@ -25,8 +25,8 @@ _DYNAMIC_SCHEDULER = "default_dynamic_cp"
 
 
 def data_path_has_trainer(config: CellConfig) -> str | None:
-    if config.trainer in config.path.trainers:
-        return None
+    if config.trainer in config.path.trainers or config.trainer not in BUILT_IN_TRAINERS:
+        return None  # a trainer of a plug-in says itself what it cannot run
     able = names(path for path in DATA_PATHS.values() if config.trainer in path.trainers)
     return f"trainer is {config.trainer}, which reads the data of packing {able}, and packing is {config.data_path}"
 
@@ -64,6 +64,8 @@ def trains(config: CellConfig) -> str | None:
 
 
 def plain_model(config: CellConfig) -> str | None:
+    if config.trainer not in _GIVEN:
+        return None
     parts = (*_PARTS, *_OF_ATTENTION)
     given = _GIVEN[config.trainer]
     found = [f"model.{name}" for name in parts if getattr(config.model, name) not in _NOT_SET and name not in given]

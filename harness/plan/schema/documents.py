@@ -1,17 +1,21 @@
-"""The `documents:` section: where document lengths come from."""
+"""The `documents:` section: where document lengths come from, and lists of lengths by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from harness.core.errors import InputError
-from harness.core.packing.documents import DocumentsConfig
+from harness.core.packing.documents import MIXES, MODES, DocumentsConfig
+from harness.core.stack import SAFE_NAME
 from harness.plan.matrix.problems import KeyPath, Problems, shown
 from harness.plan.schema.section import dataclass_of
-from harness.plan.schema.sections import DOCUMENT_MODES
+from harness.plan.schema.sections import DOCUMENT_MODES, FileDocuments
 
+LISTS = "lists"  # the key of lists by name
 LengthsReader = Callable[[str], tuple[int, ...]]
 
 
@@ -24,6 +28,7 @@ def parse_documents(section: Any, problems: Problems, read_lengths: LengthsReade
     values = problems.canonical(section, {}, path)
     if values is None:
         return None
+    values.pop(LISTS, None)
     mode = values.get("mode", "adversarial")
     if not isinstance(mode, str) or mode not in DOCUMENT_MODES:
         problems.add((*path, "mode"), "unknown mode", found=shown(mode), allowed=", ".join(DOCUMENT_MODES))
@@ -36,7 +41,51 @@ def parse_documents(section: Any, problems: Problems, read_lengths: LengthsReade
     return _from_file(documents, problems, read_lengths) if documents and mode == "file" else documents
 
 
-def _from_file(documents: DocumentsConfig, problems: Problems, read_lengths: LengthsReader) -> DocumentsConfig | None:
+def parse_lists(
+    section: Any, used: Mapping[str, int | None], problems: Problems, read_lengths: LengthsReader
+) -> dict[str, DocumentsConfig]:
+    """The lists of lengths that the section names, for the axis `documents`.
+
+    `used`: the values of the axis, each with its line; an unused list and an unknown value are problems.
+    """
+    path: KeyPath = ("documents", LISTS)
+    lists = section.get(LISTS, {}) if isinstance(section, Mapping) else {}
+    if not isinstance(lists, Mapping):
+        problems.add(path, "must be a mapping of names to lists of lengths, or to CSV files", found=shown(lists))
+        return {}
+    found: dict[str, DocumentsConfig] = {}
+    for name, value in lists.items():
+        where = (*path, str(name))
+        if not isinstance(name, str) or not re.fullmatch(SAFE_NAME, name) or name in MODES:
+            problems.add(
+                where,
+                "cannot be a name",
+                hint=f"at most 64 letters, digits, '.', '_' and '-'; no mode: {', '.join(MODES)}",
+            )
+        elif name not in used:
+            problems.add(where, "no row of the matrix uses this list", hint="add it to the axis 'documents'")
+        else:
+            key = "path" if isinstance(value, str) else "lengths"
+            checked = problems.validate(FileDocuments, {"mode": "file", key: value}, where)
+            documents = dataclass_of(DocumentsConfig, checked) if checked else None
+            documents = _from_file(documents, problems, read_lengths, where) if documents else None
+            found |= {name: replace(documents, name=name)} if documents else {}
+    for name, line in used.items():
+        if name not in lists and name not in MIXES:
+            known = [*MIXES, *map(str, lists)]
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"define it under documents.{LISTS}"
+            message = "no such mix, or list of lengths"
+            problems.add_at(
+                line, ("matrix", "documents"), message, found=repr(name), allowed=", ".join(known), hint=hint
+            )
+    return found
+
+
+def _from_file(
+    documents: DocumentsConfig, problems: Problems, read_lengths: LengthsReader, where: KeyPath = ("documents", "path")
+) -> DocumentsConfig | None:
+    """The configuration with the lengths of its file; None after adding its problems. `where`: the key of the file."""
     if (documents.path is None) == (not documents.lengths):
         problems.add(("documents",), "mode file needs either path or lengths", hint="give exactly one of them")
         return None
@@ -49,5 +98,5 @@ def _from_file(documents: DocumentsConfig, problems: Problems, read_lengths: Len
         for problem in error.problems:
             message = f"{documents.path}{f' line {problem.line}' if problem.line else ''}: {problem.message}"
             details = {"found": problem.found, "allowed": problem.allowed, "hint": problem.hint}
-            problems.add(("documents", "path"), message, **details)
+            problems.add(where, message, **details)
         return None

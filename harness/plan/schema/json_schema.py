@@ -6,17 +6,25 @@ import copy
 from typing import Any
 
 from harness.core.cell.axes import SECTIONS
+from harness.core.packing.documents import MOST_LENGTH, MOST_LENGTHS
 from harness.core.packing.options import PackingOptions
 from harness.core.setting import aliases_of
 from harness.plan.matrix.axes import ALIASES, AXES, AXIS_ALIASES, AxisRow
+from harness.plan.schema.documents import LISTS
 from harness.plan.schema.model import PARTS
 from harness.plan.schema.section import model_of, without_links
-from harness.plan.schema.sections import MatrixFile
+from harness.plan.schema.sections import DOCUMENT_MODES, MatrixFile
 
 _ARGUMENTS = "^args\\."  # axes of arguments of upstream's trainer, whose names only its parser knows
 _WORD = [{"type": "string", "minLength": 1}, {"type": "number", "minimum": -1e300, "maximum": 1e300}]
 _WORDS = {"type": "array", "items": {"anyOf": _WORD}, "minItems": 1}
 _ARGUMENT = {"anyOf": [{"type": "null"}, {"type": "boolean"}, *_WORD, _WORDS]}
+_LENGTHS = {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": MOST_LENGTH}, "minItems": 1}
+_LISTS = {
+    "type": "object",
+    "description": "Lists of lengths by name, for the axis documents: each a list, or the path of a CSV file.",
+    "additionalProperties": {"anyOf": [_LENGTHS | {"maxItems": MOST_LENGTHS}, {"type": "string", "minLength": 1}]},
+}
 _DECLARED = (*SECTIONS.values(), *PARTS.values(), PackingOptions)
 
 
@@ -29,6 +37,8 @@ def json_schema() -> dict[str, Any]:
     definitions = schema["$defs"]
     for kind in _DECLARED:
         _add_aliases(definitions[model_of(kind).__name__]["properties"], aliases_of(kind))
+    for kind in DOCUMENT_MODES.values():
+        definitions[kind.__name__]["properties"][LISTS] = _LISTS
     definitions["AxisRow"] = _row(definitions)
     schema["properties"]["matrix"] = _matrix(definitions["AxisRow"]["properties"])
     for item in schema["properties"].values():

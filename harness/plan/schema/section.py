@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from typing import Annotated, Any, Optional, TypeVar, Union, get_args, get_origin
 
@@ -26,6 +26,12 @@ class Section(BaseModel):
 
 
 def one_of(*names: str) -> AfterValidator:
+    return _in(names)
+
+
+def _in(names: Collection[str]) -> AfterValidator:
+    """`names` may grow when plug-ins are loaded."""
+
     def check(value: str) -> str:
         if value not in names:
             raise ValueError(f"must be one of {', '.join(names)}")
@@ -143,5 +149,5 @@ def _notes(kind: Any, limits: Limits) -> list[Any]:
     extra: dict[str, Any] = {"enum": [*limits.choices]} if limits.choices else {}
     extra |= {"pattern": limits.pattern} if limits.pattern else {}
     notes: list[Any] = [Field(**facts, json_schema_extra=extra or None)]
-    notes += [one_of(*limits.choices)] if limits.choices else []
+    notes += [_in(limits.choices)] if limits.choices else []
     return notes + ([AfterValidator(limits.check)] if limits.check else [])

@@ -202,7 +202,7 @@ def listed(config: CellConfig) -> CellConfig:
 
 def _is_listed(config: CellConfig) -> bool:
     """Whether every step has exactly the documents that the configuration lists."""
-    return config.documents == DocumentsConfig(mode="file", lengths=_lengths(config), **_talk(config))
+    return replace(config.documents, name="") == DocumentsConfig(mode="file", lengths=_lengths(config), **_talk(config))
 
 
 def _documents(config: CellConfig) -> Iterator[CellConfig]:

@@ -29,6 +29,7 @@ from harness.node.device.placement import Device
 from harness.node.probe.model.attention_kinds import attention_fields
 from harness.node.probe.model.bridge.adapters import adapted
 from harness.node.probe.model.bridge.vision import build_vision_model
+from harness.node.probe.model.builders import MODELS
 from harness.node.probe.model.distributed_optimizer import connect_schedule, ddp_config
 from harness.node.probe.model.groups import GLOBAL, Groups, explicit_groups
 from harness.node.probe.model.hybrid import build_hybrid, pair, stack_spec
@@ -203,6 +204,8 @@ def build_chunks(
 
 def _model(config: CellConfig, upstream: TransformerConfig, stage: int | None, arguments: dict[str, Any]) -> Any:
     """A chunk of GPTModel, HybridModel or Qwen3VLModel; `stage`: its virtual stage, None without interleaving."""
+    if config.model.builder:
+        return MODELS[config.model.builder](config, upstream, stage, arguments)
     if config.model.hybrid:
         return build_hybrid(config, upstream, hybrid_spec(config), **arguments)
     spec = TransformerBlockSubmodules(

@@ -1,0 +1,1 @@
+"""A plug-in of packing-harness: a data path with its adapter, a trainer, a model, a check, a rule and a notifier."""
