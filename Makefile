@@ -1,6 +1,6 @@
 # Everything a developer types. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup smoke test test-long lint types unit clean
+.PHONY: help setup smoke test test-long lint types unit bench clean
 BIN := .venv/bin
 # Without bytecode caching, rewriting assertions takes half of pytest's startup. For the processes that tests start,
 # tests/conftest.py restores the variable.
@@ -32,6 +32,9 @@ types: setup ## mypy, strict; the node side also as Python 3.10
 
 unit: setup ## the fast tests: no training, no browser, no Slurm
 	$(PYTEST) -m "not train and not browser and not slurm"
+
+bench: setup ## every benchmark, an hour on two quiet cores; writes docs/benchmarks.md
+	$(BIN)/python benchmarks/all.py $(BENCH)
 
 clean: ## remove .venv and caches; reports stay
 	rm -rf .venv .venv-tools build .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

@@ -9,9 +9,7 @@ round includes making the worktrees, which is also printed separately. Run it on
 
 from __future__ import annotations
 
-import argparse
 import math
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,10 +17,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from figures import ROOT, Figure, finished, parser
+
 from harness.core.serialization import from_jsonable, loads
 from harness.judge.bisect.result import Bisection
 
-ROOT = Path(__file__).resolve().parent.parent
 FIX = "5e4fc931ba"  # refactor(data): consolidate get_batch and enable PP for SFT THD
 PER_COMMIT_S = 15.0
 MATRIX = """\
@@ -82,26 +81,32 @@ def checkout_seconds(repo: Path, commit: str) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repo", type=Path, required=True)
-    parser.add_argument("--commits", type=int, default=500)
-    parser.add_argument("--runs", type=int, default=1)
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--repo", type=Path, required=True)
+    options.add_argument("--commits", type=int, default=500)
+    options.add_argument("--runs", type=int, default=1)
+    arguments = options.parse_args()
     repo = arguments.repo.resolve()
-    old, new = ends_of(repo, arguments.commits)
-    most = math.ceil(math.log2(arguments.commits)) + 2
+    commits, runs = (4, 1) if arguments.smallest else (arguments.commits, arguments.runs)
+    old, new = ends_of(repo, commits)
+    most = math.ceil(math.log2(commits)) + 2
     bisect(repo, f"{FIX}~1", FIX)  # makes the environment
-    within = True
-    for number in range(1, arguments.runs + 1):
+    walls, judged, seconds = [], [], []
+    for _ in range(runs):
         run = bisect(repo, old, new)
         name = run.found.found.name if run.found.found else "nothing"
-        skipped, median = len(run.found.skipped), statistics.median(run.judged)
-        print(f"run {number}: found {name[:12]} of {arguments.commits} commits in {run.wall:.0f} s")
-        print(f"  judged {len(run.judged)} commits; limit {most} plus {skipped} skipped")
-        print(f"  seconds per judged commit: median {median:.1f}, most {max(run.judged):.1f}; limit {PER_COMMIT_S:g}")
-        print(f"  of which making a worktree: {checkout_seconds(repo, new):.1f}")
-        within &= name.startswith(FIX) and len(run.judged) <= most + skipped and median <= PER_COMMIT_S
-    return 0 if within else 1
+        if not name.startswith(FIX):
+            raise SystemExit(f"found {name[:12]}, not {FIX}")
+        walls.append(run.wall)
+        judged.append(len(run.judged) - len(run.found.skipped))
+        seconds += run.judged
+    figures = [
+        Figure(name=f"searching {commits} commits", values=walls),
+        Figure(name="judged commits that could be judged", values=judged, unit="", limit=most, worst=True),
+        Figure(name="a judged commit", values=seconds, limit=PER_COMMIT_S),
+        Figure(name="of which making a worktree", values=[checkout_seconds(repo, new)]),
+    ]
+    return finished(figures, arguments)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ with the same log continues where an earlier one ended.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from figures import Figure, finished, parser
 from repeat_log import continued
 
 MATRIX = """\
@@ -38,7 +38,7 @@ checks:
 
 def one_run(folder: Path, matrix: Path) -> list[dict[str, Any]]:
     """The packed cells of one run."""
-    command = [sys.executable, "-m", "harness", "run", str(matrix), "--run-dir", str(folder)]
+    command = [sys.executable, "-m", "harness", "run", str(matrix), "--run-dir", str(folder), "--no-history"]
     done = subprocess.run(command, capture_output=True, text=True)
     reports = list(folder.glob("*/report.json"))
     if not reports:
@@ -58,17 +58,18 @@ def one_repeat(stack: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=50)
-    parser.add_argument("--stack", default="megatron-core==0.18.2", help="package and version (default: %(default)s)")
-    parser.add_argument("--log", type=Path, default=Path("calm.jsonl"))
-    arguments = parser.parse_args()
-    one = partial(one_repeat, arguments.stack)
-    return summary(continued(arguments.log, f"calm, {arguments.stack}", arguments.repeats, one))
+    options = parser(__doc__)
+    options.add_argument("--repeats", type=int, default=50)
+    options.add_argument("--stack", default="megatron-core==0.18.2", help="package and version (default: %(default)s)")
+    options.add_argument("--log", type=Path, default=Path("calm.jsonl"))
+    arguments = options.parse_args()
+    one, repeats = partial(one_repeat, arguments.stack), 1 if arguments.smallest else arguments.repeats
+    figures = summary(continued(arguments.log, f"calm, {arguments.stack}", repeats, one))
+    return finished(figures, arguments)
 
 
-def summary(rows: list[dict[str, Any]]) -> int:
-    """Print the verdicts of all repeats; returns the exit code."""
+def summary(rows: list[dict[str, Any]]) -> list[Figure]:
+    """Print the verdicts of all repeats; returns the ratios and the number of false alarms."""
     outcomes = Counter(outcome for row in rows for outcome in row["outcomes"])
     verdicts: Counter[tuple[str, str]] = Counter()
     medians: dict[str, list[float]] = {}
@@ -80,10 +81,9 @@ def summary(rows: list[dict[str, Any]]) -> int:
                 print(f"repeat {number} at load {row['load']}: {ratio}")
     for (what, verdict), count in sorted(verdicts.items()):
         print(f"{count:5}  {verdict:13}  {what}")
-    for what, found in medians.items():
-        print(f"medians from {min(found):.3f} to {max(found):.3f}: {what}")
     print(f"{len(rows)} repeats of {rows[0]['matrix']}, cells: {dict(outcomes)}")
-    return 1 if outcomes["FAIL"] else 0
+    figures = [Figure(name=what, values=found, unit="times") for what, found in medians.items()]
+    return [*figures, Figure(name="false alarms", values=[outcomes["FAIL"]], unit="", limit=0)]
 
 
 if __name__ == "__main__":

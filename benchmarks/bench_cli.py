@@ -5,28 +5,30 @@
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import subprocess
 import sys
 import time
 
+from figures import Figure, finished, parser
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=15)
-    runs = parser.parse_args().runs
+
+def main() -> int:
+    options = parser(__doc__)
+    options.add_argument("--runs", type=int, default=15)
+    arguments = options.parse_args()
+    figures = []
     for name, command in (
         ("harness --help", [sys.executable, "-m", "harness", "--help"]),
         ("bare python", [sys.executable, "-c", "pass"]),
     ):
         times = []
-        for _ in range(runs):
+        for _ in range(1 if arguments.smallest else arguments.runs):
             begin = time.perf_counter()
             subprocess.run(command, check=True, capture_output=True)
             times.append(time.perf_counter() - begin)
-        print(f"{name}: median {statistics.median(times):.3f} s (min {min(times):.3f}, max {max(times):.3f})")
+        figures.append(Figure(name=name, values=times))
+    return finished(figures, arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

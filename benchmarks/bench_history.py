@@ -9,9 +9,7 @@ command line, including the start of Python.
 
 from __future__ import annotations
 
-import argparse
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,11 +19,12 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+from figures import ROOT, Figure, finished, parser
+
 from harness.infra.history.database import opened
 from harness.judge.history.rows import CellRow, FindingRow, RunRow, run_row
 from harness.judge.report.render_json import read_report
 
-ROOT = Path(__file__).parent.parent
 MATRICES = 6
 LIMIT_S = 3.0
 FINDING = FindingRow(
@@ -38,6 +37,7 @@ FINDING = FindingRow(
     measured="2.0",
     bound="0.0001",
 )
+SMALLEST = (["metrics"], ["html", "-o", "page.html"])
 COMMANDS = (
     ["runs"],
     ["runs", "--outcome", "FAIL"],
@@ -85,34 +85,35 @@ def timed(command: list[str], folder: Path) -> float:
     return time.perf_counter() - begin
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--metrics", type=int, default=1_000_000)
-    parser.add_argument("--times", type=int, default=5)
-    parser.add_argument("--keep", type=Path, help="write the history to this file and keep it")
-    arguments = parser.parse_args()
+def main() -> int:
+    options = parser(__doc__)
+    options.add_argument("--metrics", type=int, default=1_000_000)
+    options.add_argument("--times", type=int, default=5)
+    options.add_argument("--keep", type=Path, help="write the history to this file and keep it")
+    arguments = options.parse_args()
+    metrics, times, commands = arguments.metrics, arguments.times, COMMANDS
+    if arguments.smallest:
+        metrics, times, commands = 2_000, 1, SMALLEST
     example = run_row(read_report((ROOT / "reports" / "example" / "report.json").read_text(encoding="utf-8")))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         file = (arguments.keep or folder / "history.sqlite").resolve()
         begin = time.perf_counter()
         with opened(file, write=True) as history:
-            for run in runs_of(example, arguments.metrics):
+            for run in runs_of(example, metrics):
                 history.record(run, folder / run.run_id)
             tables = ("runs", "cells", "findings", "metrics")
             counts = [next(history.rows((f"SELECT count(*) AS n FROM {table}", {})))["n"] for table in tables]
         size = file.stat().st_size / 2**20
         print(f"{', '.join(f'{count:,} {table}' for count, table in zip(counts, tables))}; {size:.0f} MiB")
         spent = time.perf_counter() - begin
-        print(f"recorded in {spent:.1f} s, {spent / counts[0]:.3f} s per run")
-        worst = 0.0
-        for command in COMMANDS:
+        figures = [Figure(name="recording a run", values=[spent / counts[0]])]
+        for command in commands:
             line = [sys.executable, "-m", "harness", "history", *command, "--history", str(file)]
-            seconds = statistics.median(timed(line, folder) for _ in range(arguments.times))
-            worst = max(worst, seconds)
-            print(f"{seconds:6.2f} s  harness history {' '.join(command)}")
-        print(f"slowest {worst:.2f} s, limit {LIMIT_S:g} s: {'ok' if worst <= LIMIT_S else 'MISSED'}")
+            name = f"`harness history {' '.join(command)}`"
+            figures.append(Figure(name=name, values=[timed(line, folder) for _ in range(times)], limit=LIMIT_S))
+    return finished(figures, arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

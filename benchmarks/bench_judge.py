@@ -20,6 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from figures import Figure, finished, parser
+
 from harness.core.cell.config import CellConfig
 from harness.core.cell.identity import cell_id
 from harness.core.cell.layout import Layout
@@ -45,9 +47,13 @@ checks: {canaries: none}
 
 
 def main() -> int:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    options = parser(__doc__)
+    options.add_argument("cells", type=int, nargs="?", default=1000)
+    arguments = options.parse_args()
+    count = BROKEN_EVERY if arguments.smallest else arguments.cells
+    matrix = MATRIX.replace("tp: 2, pp: 2, cp: 2", "cp: 2") if arguments.smallest else MATRIX
     with tempfile.TemporaryDirectory(prefix="bench-judge-") as folder:
-        small = _train(Path(folder))
+        small = _train(Path(folder), matrix)
         run = RunDir(Path(folder) / "big")
         ranks, size = _grow(small, run, count)
         seconds, cpu, code, peak = _report(run)
@@ -55,17 +61,22 @@ def main() -> int:
         sizes = {name: run.report(name).stat().st_size for name in REPORTS}
     outcomes = {name: number for name, number in report["counts"].items() if number}
     print(f"{count} cells, {ranks} rank records, {size / 1e9:.2f} GB: {outcomes}, exit code {code}")
-    print(f"reports: {', '.join(f'{name} {number / 1e6:.1f} MB' for name, number in sizes.items())}")
-    print(f"judged in {seconds:.1f} s (limit {SECONDS:g} s for 1,000 cells), {cpu:.1f} s of CPU time")
-    print(f"peak memory {peak / 1e9:.2f} GB in the largest process (limit {BYTES / 1e9:g} GB)")
     expected = {"FAIL": count // BROKEN_EVERY, "PASS": count - count // BROKEN_EVERY + 1}
-    right = outcomes == {name: number for name, number in expected.items() if number}
-    return 0 if right and seconds <= SECONDS * count / 1000 and peak <= BYTES else 1
+    if outcomes != {name: number for name, number in expected.items() if number}:
+        raise SystemExit(f"expected {expected}")
+    note = f"{count} cells, {ranks} rank records"
+    figures = [
+        Figure(name="judging, wall time", values=[seconds], limit=SECONDS * count / 1000, note=note),
+        Figure(name="judging, processor time", values=[cpu], note=note),
+        Figure(name="peak memory of the largest process", values=[peak / 1e9], unit="GB", limit=BYTES / 1e9),
+    ]
+    figures += [Figure(name=name, values=[size / 1e6], unit="MB") for name, size in sizes.items()]
+    return finished(figures, arguments)
 
 
-def _train(folder: Path) -> RunDir:
+def _train(folder: Path, matrix: str) -> RunDir:
     """Run the small cell; returns the run."""
-    (folder / "judge.yaml").write_text(MATRIX)
+    (folder / "judge.yaml").write_text(matrix)
     subprocess.run(
         [*HARNESS, "run", "judge.yaml", "--run-dir", "runs"], cwd=folder, check=True, stdout=subprocess.DEVNULL
     )

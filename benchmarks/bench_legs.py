@@ -8,22 +8,21 @@ without canaries, and the seconds that `harness report` takes to judge the finis
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from figures import ROOT, SMALLEST, Figure, finished, parser
+
 VARIANTS = {"none": "none", "default": None, "all": "all"}  # value of checks.canaries; None: the key is left out
 
 
 def write_matrix(source: Path, folder: Path, variant: str) -> Path:
-    """Write the matrix with the canaries of a variant; the source must have no `checks` section."""
-    text, value = source.read_text(), VARIANTS[variant]
+    """Write the matrix with the canaries of a variant; its own `checks` section, the last, is left out."""
+    text, value = source.read_text().partition("\nchecks:")[0], VARIANTS[variant]
     path = folder / f"{variant}.yaml"
     path.write_text(text if value is None else f"{text}\nchecks: {{canaries: {value}}}\n")
     return path
@@ -41,34 +40,36 @@ def run(source: Path, variant: str) -> dict[str, float]:
     """Seconds of one run of a variant."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        wall = timed(["run", str(write_matrix(source, folder, variant)), "--run-dir", str(folder / "runs")])
+        wall = timed(
+            ["run", str(write_matrix(source, folder, variant)), "--run-dir", str(folder / "runs"), "--no-history"]
+        )
         (made,) = (folder / "runs").iterdir()
         cells = json.loads((made / "report.json").read_text())["cells"]
         inside = sum(cell["timing"]["wall_s"] for cell in cells)
         return {"wall_s": wall, "cells_s": inside, "judge_s": timed(["report", str(made)])}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--matrix", type=Path, default=ROOT / "matrices" / "smoke.yaml")
-    parser.add_argument("--runs", type=int, default=3)
-    arguments = parser.parse_args()
+def main() -> int:
+    options = parser(__doc__)
+    options.add_argument("--matrix", type=Path, default=ROOT / "matrices" / "smoke.yaml")
+    options.add_argument("--runs", type=int, default=3)
+    arguments = options.parse_args()
+    matrix, runs = (SMALLEST, 1) if arguments.smallest else (arguments.matrix, arguments.runs)
     seen: dict[str, list[dict[str, float]]] = {variant: [] for variant in VARIANTS}
-    for _ in range(arguments.runs):
+    for _ in range(runs):
         for variant, found in seen.items():
-            found.append(run(arguments.matrix, variant))
+            found.append(run(matrix, variant))
             print(variant, {name: round(value, 1) for name, value in found[-1].items()}, flush=True)
-    medians = {
-        variant: {name: statistics.median(one[name] for one in found) for name in found[0]}
-        for variant, found in seen.items()
-    }
-    for variant, values in medians.items():
-        ratio = values["cells_s"] / medians["none"]["cells_s"]
-        print(
-            f"{variant}: median wall {values['wall_s']:.1f} s, cells {values['cells_s']:.1f} s "
-            f"({ratio:.2f} times those without canaries), judging {values['judge_s']:.1f} s"
-        )
+    figures = []
+    for variant, found in seen.items():
+        ratios = [one["cells_s"] / plain["cells_s"] for one, plain in zip(found, seen["none"])]
+        figures += [
+            Figure(name=f"canaries {variant}: wall time", values=[one["wall_s"] for one in found]),
+            Figure(name=f"canaries {variant}: cells, over those without", values=ratios, unit="times"),
+            Figure(name=f"canaries {variant}: judging again", values=[one["judge_s"] for one in found]),
+        ]
+    return finished(figures, arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

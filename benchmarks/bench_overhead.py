@@ -12,9 +12,7 @@ Times are processor time on a CPU, and wall time between synchronisations on a G
 
 from __future__ import annotations
 
-import argparse
 import gc
-import statistics
 import sys
 import tempfile
 import time
@@ -25,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from figures import Figure, finished, parser
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from harness.core.cell.config import CellConfig, ModelConfig, TrainConfig
@@ -46,6 +45,7 @@ from harness.node.probe.truth import StepTruth
 from harness.node.recording.recorder import Recorder
 
 LIMIT = 1.01
+SMALL = {"layers": 1, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 128, "seq_length": 64}
 SIZES = {  # kind of device -> default sizes
     "cpu": {"layers": 4, "hidden": 256, "heads": 8, "kv_heads": 4, "ffn": 512, "vocab": 1024, "seq_length": 512},
     "cuda": {
@@ -145,18 +145,20 @@ def measure(steps: dict[str, Callable[[], None]], device: Device, rounds: int, w
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=41)
-    parser.add_argument("--warmup", type=int, default=3)
-    parser.add_argument("--dtype", choices=list(gpt.DTYPES))
+    options = parser(__doc__)
+    options.add_argument("--rounds", type=int, default=41)
+    options.add_argument("--warmup", type=int, default=3)
+    options.add_argument("--dtype", choices=list(gpt.DTYPES))
     for name in SIZES["cpu"]:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, dest=name)
-    arguments = parser.parse_args()
+        options.add_argument(f"--{name.replace('_', '-')}", type=int, dest=name)
+    arguments = options.parse_args()
+    rounds, warmup = (7, 1) if arguments.smallest else (arguments.rounds, arguments.warmup)
     torch.set_num_threads(1)
     device = choose_device(0, 1)
     if device.kind == "cpu":
         cpu_stubs.install()
-    sizes = {name: getattr(arguments, name) or size for name, size in SIZES[device.kind].items()}
+    usual = SMALL if arguments.smallest else SIZES[device.kind]
+    sizes = {name: getattr(arguments, name) or size for name, size in usual.items()}
     config = cell(sizes, arguments.dtype or {"cpu": "fp32", "cuda": "bf16"}[device.kind])
     dist.init_process_group(device.backend, store=dist.HashStore(), rank=0, world_size=1)
     gpt.initialize_parallel(config, device)
@@ -165,17 +167,21 @@ def main() -> int:
         place = Coordinates(tp=0, cp=0, dp=0, pp=0)
         context = RankContext(config=config, place=place, device=device, folder=Path(folder))
         steps = {"probe": probe_step(context, Path(folder)), "bare": bare_step(context)}
-        times = measure(steps, device, arguments.rounds, arguments.warmup)
+        times = measure(steps, device, rounds, warmup)
     dist.destroy_process_group()
     work = work_of(config)
     print(f"{device.kind}, {config.dtype}, {sizes}: {work.real_tokens} real tokens in {work.slots} slots")
-    for name, found in times.items():
-        print(f"{name}: median {1000 * statistics.median(found):.4g} ms")
     ratio = paired_ratio(times["probe"], times["bare"])
     assert ratio is not None
     print(f"probe over bare: {ratio.median:.4f} times ({ratio.low:.4f} to {ratio.high:.4f} in {ratio.rounds} rounds)")
     print(f"limit {LIMIT}: {'EXCEEDED' if ratio.above(LIMIT) else 'kept' if ratio.high <= LIMIT else 'undecided'}")
-    return 1 if ratio.above(LIMIT) else 0
+    figures = [
+        Figure(name=f"a step, {name}", values=[1000 * value for value in found], unit="ms")
+        for name, found in times.items()
+    ]
+    figures.append(Figure(name="probe over bare, median of pairs", values=[ratio.median], unit="times", limit=LIMIT))
+    finished(figures, arguments)
+    return 1 if ratio.above(LIMIT) and not arguments.smallest else 0
 
 
 if __name__ == "__main__":

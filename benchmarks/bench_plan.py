@@ -13,13 +13,14 @@ import argparse
 import contextlib
 import io
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from figures import Figure, finished, parser
 
 MATRIX = """
 name: big
@@ -45,7 +46,7 @@ launch: {max_ranks: 256}
 """
 
 
-def one_run(covering: int) -> None:
+def one_run(covering: int, *, smallest: bool = False) -> None:
     """In a fresh process: print seconds (wall, processor, selecting), peak resident MB, and a summary of the plan."""
     begin = time.perf_counter()
     from harness.app.cli import main as command_line
@@ -63,7 +64,8 @@ def one_run(covering: int) -> None:
     text = io.StringIO()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(text):
         file = Path(folder) / "big.yaml"
-        file.write_text(MATRIX + (f"select: {{covering: {covering}}}\n" if covering else ""))
+        matrix = MATRIX.replace(", 4, 8]", "]") if smallest else MATRIX
+        file.write_text(matrix + (f"select: {{covering: {covering}}}\n" if covering else ""))
         command_line(["plan", str(file)])
     wall = time.perf_counter() - begin
     cpu = time.process_time()
@@ -73,18 +75,19 @@ def one_run(covering: int) -> None:
     print(f"{wall} {cpu} {sum(chosen)} {peak} {summary}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--covering", type=int, default=0, metavar="T", help="a covering selection of this strength")
-    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+def main() -> int:
+    options = parser(__doc__)
+    options.add_argument("--runs", type=int, default=5)
+    options.add_argument("--covering", type=int, default=0, metavar="T", help="a covering selection of this strength")
+    options.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    arguments = options.parse_args()
     if arguments.one:
-        one_run(arguments.covering)
-        return
+        one_run(arguments.covering, smallest=arguments.smallest)
+        return 0
     walls, cpus, selecting, peaks, plan = [], [], [], [], ""
-    for _ in range(arguments.runs):
+    for _ in range(1 if arguments.smallest else arguments.runs):
         command = [sys.executable, __file__, "--one", "--covering", str(arguments.covering)]
+        command += ["--smallest"] if arguments.smallest else []
         begin = time.perf_counter()
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         walls.append(time.perf_counter() - begin)  # including the start of the interpreter
@@ -92,14 +95,16 @@ def main() -> None:
         cpus.append(float(cpu))
         selecting.append(float(chosen))
         peaks.append(float(peak))
-    print(f"{plan.strip()}")
-    print(
-        f"wall: median {statistics.median(walls):.2f} s of {arguments.runs} runs ({min(walls):.2f} to {max(walls):.2f})"
-    )
-    cpu, chosen = statistics.median(cpus), statistics.median(selecting)
-    print(f"processor time: median {cpu:.2f} s, of which {chosen:.2f} s to select")
-    print(f"peak resident memory: {max(peaks):.0f} MB")
+    print(plan.strip())
+    figures = [
+        Figure(name="wall time", values=walls),
+        Figure(name="processor time", values=cpus, limit=5.0),
+        Figure(name="peak resident memory", values=peaks, unit="MB", limit=200, worst=True),
+    ]
+    if arguments.covering:
+        figures.append(Figure(name="of the processor time, to select", values=selecting))
+    return finished(figures, arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

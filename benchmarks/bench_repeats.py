@@ -11,7 +11,6 @@ time.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -23,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from figures import SMALLEST, Figure, finished, parser
 from repeat_log import ROOT, continued
 
 QUIET = ("PASS", "REJECTED", "XFAIL")  # outcomes of a matrix without bugs
@@ -32,7 +32,7 @@ def one_repeat(matrix: Path) -> dict[str, Any]:
     """Run the matrix once and return its outcomes."""
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="repeats-") as folder:
-        command = [sys.executable, "-m", "harness", "run", str(matrix), "--run-dir", folder]
+        command = [sys.executable, "-m", "harness", "run", str(matrix), "--run-dir", folder, "--no-history"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         reports = list(Path(folder).glob("*/report.json"))
         if not reports:
@@ -54,29 +54,32 @@ def facts(cell: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--matrix", type=Path, default=ROOT / "matrices" / "smoke.yaml")
-    parser.add_argument("--repeats", type=int, default=100)
-    parser.add_argument("--log", type=Path, default=Path("repeats.jsonl"))
-    arguments = parser.parse_args()
-    one = partial(one_repeat, arguments.matrix)
-    rows = continued(arguments.log, arguments.matrix.name, arguments.repeats, one)
-    return summary(rows)
+    options = parser(__doc__)
+    options.add_argument("--matrix", type=Path, default=ROOT / "matrices" / "smoke.yaml")
+    options.add_argument("--repeats", type=int, default=100)
+    options.add_argument("--log", type=Path, default=Path("repeats.jsonl"))
+    arguments = options.parse_args()
+    matrix, repeats = (SMALLEST, 1) if arguments.smallest else (arguments.matrix, arguments.repeats)
+    rows = continued(arguments.log, matrix.name, repeats, partial(one_repeat, matrix))
+    counts = summary(rows)
+    figures = [
+        Figure(name="a repeat", values=[row["wall_s"] for row in rows if "wall_s" in row]),
+        Figure(name="false alarms", values=[counts["FAIL"]], unit="", limit=0, note=f"{counts['PASS']} cells PASS"),
+    ]
+    return finished(figures, arguments)
 
 
-def summary(rows: list[dict[str, Any]]) -> int:
-    """Print the outcomes of all repeats; returns the exit code."""
+def summary(rows: list[dict[str, Any]]) -> Counter[str]:
+    """Print the outcomes of all repeats, and count them."""
     counts: Counter[str] = Counter()
     for number, row in enumerate(rows):
         counts.update(row["counts"])
         for odd in row["odd"]:
             print(f"repeat {number} at load {row['load']}: {odd}")
-    walls = [row["wall_s"] for row in rows if "wall_s" in row]
     loads = [row["load"] for row in rows]
     print(f"{len(rows)} repeats of {rows[0]['matrix']}: {dict(counts)}")
-    print(f"seconds per repeat: median {statistics.median(walls):.0f}, {min(walls):.0f} to {max(walls):.0f}")
     print(f"load of the machine at the start of repeats: median {statistics.median(loads)}, up to {max(loads)}")
-    return 1 if counts["FAIL"] else 0
+    return counts
 
 
 if __name__ == "__main__":

@@ -8,14 +8,14 @@ hour on 2 cores. Every figure is printed with its limit; the exit code is 1 when
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 
 import bench_slurm_failures
 import bench_slurm_packing
 import bench_slurm_submit
-from slurm_figures import exit_code, started_lab
+from figures import Figure, finished, parser
+from slurm_figures import started_lab
 
 from tests.slurm.machine import missing
 
@@ -27,21 +27,21 @@ PARTS = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--only", choices=PARTS, action="append", help="run only this part (repeatable)")
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--runs", type=int, default=3)
+    options.add_argument("--only", choices=PARTS, action="append", help="run only this part (repeatable)")
+    arguments = options.parse_args()
     if reason := missing():
-        parser.error(reason)
-    figures = []
+        options.error(reason)
+    parts, runs = (["failures"], 1) if arguments.smallest else (arguments.only or list(PARTS), arguments.runs)
+    figures: list[Figure] = []
     with started_lab() as lab:
-        for part in arguments.only or PARTS:
+        for part in parts:
             begin, load = time.monotonic(), os.getloadavg()[0]
-            found = PARTS[part](lab, arguments.runs)
+            found = PARTS[part](lab, runs)
             print(f"{part} (load at its start {load:.1f}, {time.monotonic() - begin:.0f} s)", flush=True)
-            print("".join(f"  {figure.line()}\n" for figure in found), flush=True)
             figures += found
-    return exit_code(figures)
+    return finished(figures, arguments)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from slurm_figures import ON_LAB, Cluster, Figure, SlurmLab, events, new_run, ranks_of_cells, wait_until
+from figures import Figure
+from slurm_figures import ON_LAB, Cluster, SlurmLab, events, new_run, ranks_of_cells, wait_until
 
 # Long cells of few ranks, which run until they are killed.
 LONG = """\

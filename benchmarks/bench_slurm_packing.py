@@ -17,7 +17,8 @@ import sys
 import time
 from pathlib import Path
 
-from slurm_figures import ON_LAB, ROOT, Cluster, Figure, SlurmLab, new_run, ranks_of_cells, wait_until
+from figures import ROOT, Figure
+from slurm_figures import ON_LAB, Cluster, SlurmLab, new_run, ranks_of_cells, wait_until
 
 CELLS = 20  # of 8 ranks, besides their control
 TWENTY = """\

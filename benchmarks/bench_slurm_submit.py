@@ -13,7 +13,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from slurm_figures import ON_LAB, Cluster, Figure, SlurmLab, events, held_jobs, new_run, ranks_of_cells
+from figures import Figure
+from slurm_figures import ON_LAB, Cluster, SlurmLab, events, held_jobs, new_run, ranks_of_cells
 
 from harness.infra.slurm.client import SlurmClient
 

@@ -2,14 +2,13 @@
 
     .venv/bin/python benchmarks/bench_smoke.py [--runs 3] [--rival-cells 6 | all]
 
-Prints medians: wall time, the time of an 8-rank cell outside its training steps, the launcher's peak memory, and the
-ratio to torchrun. Unless `all` are launched, torchrun's total is that of a sample of cells spread over the world
+Prints medians: wall time, the time of the largest cells outside their training steps, the launcher's peak memory, and
+the ratio to torchrun. Unless `all` are launched, torchrun's total is that of a sample of cells spread over the world
 sizes, scaled up by the number of cells of each size.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -21,33 +20,35 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from figures import ROOT, SMALLEST, Figure, finished, parser
+
 MATRIX = ROOT / "matrices" / "smoke.yaml"
 
 
-def run_matrix(parent: Path) -> dict[str, Any]:
+def run_matrix(matrix: Path, parent: Path) -> dict[str, Any]:
     """Run the matrix once in a fresh process; returns the figures of the run."""
-    before = set(parent.glob("*"))
     begin = time.perf_counter()
-    command = [sys.executable, "-m", "harness", "run", str(MATRIX), "--run-dir", str(parent)]
+    command = [sys.executable, "-m", "harness", "run", str(matrix), "--run-dir", str(parent), "--no-history"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     peak = 0
     while process.poll() is None:
         peak = max(peak, peak_memory_kib(process.pid))
         time.sleep(0.1)
     wall = time.perf_counter() - begin
-    (run,) = set(parent.glob("*")) - before
+    (run,) = parent.iterdir()
     report = json.loads((run / "report.json").read_text())
-    eight = [cell for cell in report["cells"] if len(cell["ranks"]) == 8]
+    if process.returncode:
+        raise SystemExit(f"exit code {process.returncode}: {report['counts']}")
+    most = max(len(cell["ranks"]) for cell in report["cells"])
+    largest = [cell["timing"] for cell in report["cells"] if len(cell["ranks"]) == most]
     return {
         "run": run,
-        "exit_code": process.returncode,
-        "counts": {name: count for name, count in report["counts"].items() if count},
         "wall_s": wall,
         "import_s": report["timing"]["import_s"],
         "launcher_peak_mib": peak / 1024,
-        "eight_rank_overhead_s": statistics.median(cell["timing"]["overhead_s"] for cell in eight),
-        "eight_rank_cells": len(eight),
+        "ranks": most,
+        "overhead_s": statistics.median(timing["overhead_s"] for timing in largest),
+        "steps_ratio": statistics.median(timing["wall_s"] / timing["steps_s"] for timing in largest),
     }
 
 
@@ -87,26 +88,40 @@ def torchrun(config: Path, ranks: int) -> float:
         return time.perf_counter() - begin
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--rival-cells", default="6", help="how many cells to launch with torchrun, or 'all'; 0: none")
-    arguments = parser.parse_args()
+def figures_of(runs: list[dict[str, Any]]) -> list[Figure]:
+    ranks = runs[-1]["ranks"]
+    rows = {
+        "wall_s": ("wall time to the verdict", "s", 90.0),
+        "import_s": ("of which import", "s", None),
+        "overhead_s": (f"a {ranks}-rank cell outside its training steps", "s", 1.5),
+        "steps_ratio": (f"a {ranks}-rank cell over its training steps", "times", 1.3),
+        "launcher_peak_mib": ("peak memory of the launcher", "MiB", None),
+    }
+    return [
+        Figure(name=name, values=[run[key] for run in runs], unit=unit, limit=limit)
+        for key, (name, unit, limit) in rows.items()
+    ]
+
+
+def main() -> int:
+    options = parser(__doc__)
+    options.add_argument("--runs", type=int, default=3)
+    options.add_argument("--rival-cells", default="6", help="how many cells to launch with torchrun, or 'all'; 0: none")
+    arguments = options.parse_args()
+    matrix, count, cells = MATRIX, arguments.runs, arguments.rival_cells
+    if arguments.smallest:
+        matrix, count, cells = SMALLEST, 1, "1"
     with tempfile.TemporaryDirectory() as folder:
-        runs = []
-        for _ in range(arguments.runs):
-            runs.append(run_matrix(Path(folder)))
-            print({name: value for name, value in runs[-1].items() if name != "run"}, flush=True)
-        for name in ("wall_s", "import_s", "eight_rank_overhead_s", "launcher_peak_mib"):
-            values = [run[name] for run in runs]
-            print(f"{name}: median {statistics.median(values):.2f} (min {min(values):.2f}, max {max(values):.2f})")
-        if arguments.rival_cells == "0":
-            return
-        rival, launched, cells = launch_with_torchrun(runs[-1]["run"], arguments.rival_cells)
-        ours = statistics.median(run["wall_s"] for run in runs)
-        how = "measured" if launched == cells else f"scaled up from {launched} of {cells} cells"
-        print(f"torchrun for each cell: {rival:.0f} s ({how}); ratio ours / torchrun = {ours / rival:.3f}")
+        runs = [run_matrix(matrix, Path(folder) / str(number)) for number in range(count)]
+        figures = figures_of(runs)
+        if cells != "0":
+            rival, launched, total = launch_with_torchrun(runs[-1]["run"], cells)
+            how = "measured" if launched == total else f"scaled up from {launched} of {total} cells"
+            figures.append(Figure(name="one torchrun per cell, without a verdict", values=[rival], note=how))
+            ratios = [run["wall_s"] / rival for run in runs]
+            figures.append(Figure(name="wall time over that of torchrun", values=ratios, unit="times", limit=0.05))
+    return finished(figures, arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,7 +9,6 @@ or a cell did not pass. Run it on a machine where no other processes start or en
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -18,6 +17,8 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+
+from figures import SMALLEST, Figure, finished, parser
 
 _GOOD = ("PASS", "XFAIL", "REJECTED")
 _LISTENING = "0A"  # state of a socket in /proc/net/tcp
@@ -75,23 +76,30 @@ def run_once(matrix: str, runs: Path, number: int) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--runs", type=int, default=30, metavar="N", help="number of runs (30)")
-    parser.add_argument(
+    options = parser(__doc__)
+    options.add_argument("--runs", type=int, default=30, metavar="N", help="number of runs (30)")
+    options.add_argument(
         "--matrix", default="matrices/smoke.yaml", metavar="MATRIX", help="matrix to run (matrices/smoke.yaml)"
     )
-    arguments = parser.parse_args()
+    arguments = options.parse_args()
+    matrix, runs = (str(SMALLEST), 1) if arguments.smallest else (arguments.matrix, arguments.runs)
     bad: list[str] = []
+    seconds: list[float] = []
     with tempfile.TemporaryDirectory(prefix="harness-soak-") as folder:
         work = Path(folder)
         before = counts(work)
-        for number in range(1, arguments.runs + 1):
-            bad += run_once(arguments.matrix, work, number)
+        for number in range(1, runs + 1):
+            begin = time.monotonic()
+            bad += run_once(matrix, work, number)
+            seconds.append(time.monotonic() - begin)
         after = counts(work)
     for name, count in before.items():
         print(f"{name:<28} {count:>6} before, {after[name]:>6} after{'' if after[name] <= count else '  GROWN'}")
-    print("\n".join(bad) or f"every cell of {arguments.runs} runs ended as expected")
-    return int(bool(bad) or any(after[name] > count for name, count in before.items()))
+    print("\n".join(bad) or f"every cell of {runs} runs ended as expected")
+    grown = [float(max(after[name] - count, 0)) for name, count in before.items()]
+    figures = [Figure(name="a run", values=seconds), Figure(name="leaks of any kind", values=[sum(grown)], unit="")]
+    finished([*figures, Figure(name="unexpected ends", values=[len(bad)], unit="", limit=0)], arguments)
+    return int(bool(bad) or (any(grown) and not arguments.smallest))  # others may work beside the smallest size
 
 
 if __name__ == "__main__":

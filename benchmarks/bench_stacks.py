@@ -9,10 +9,8 @@ time, it depends little on other work on the machine. A first run of each builds
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,7 +19,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from figures import ROOT, Figure, finished, parser
+
 RELEASES = ROOT / "matrices" / "releases.yaml"
 STACK_LIMIT_S, RELEASES_LIMIT_S = 3.0, 240.0
 MATRIX = """\
@@ -49,7 +48,7 @@ class Run:
 
 def run(matrix: Path) -> Run:
     with tempfile.TemporaryDirectory() as parent:
-        command = [sys.executable, "-m", "harness", "run", str(matrix), "--run-dir", parent]
+        command = [sys.executable, "-m", "harness", "run", str(matrix), "--run-dir", parent, "--no-history"]
         log = Path(parent) / "log"
         with log.open("wb") as stream:
             begin = time.perf_counter()
@@ -76,54 +75,52 @@ def matrices(folder: Path) -> tuple[Path, Path]:
     return default, packages
 
 
-def spread(values: list[float]) -> str:
-    return f"median {statistics.median(values):.2f} s (min {min(values):.2f}, max {max(values):.2f})"
-
-
-def against(value: float, limit: float) -> str:
-    return f"{'within' if value <= limit else 'ABOVE'} the limit of {limit:.0f} s"
-
-
-def measure_stack(runs: int) -> None:
+def measure_stack(runs: int) -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         default, packages = matrices(Path(folder))
         run(default)
         run(packages)
         pairs = [(run(default), run(packages)) for _ in range(runs)]
-    for name, number in (("default stack", 0), ("built stack of packages", 1)):
+    figures = []
+    for name, number in (("default stack", 0), ("built stack", 1)):
         made = [pair[number] for pair in pairs]
-        print(f"{name}, {runs} runs of one cell to the verdict:")
-        print(f"  wall {spread([one.wall for one in made])}")
-        print(f"  import {spread([one.imports for one in made])}")
-        print(f"  processor time {spread([one.processor for one in made])}")
+        figures += [
+            Figure(name=f"one cell in the {name}, wall time", values=[one.wall for one in made]),
+            Figure(name=f"one cell in the {name}, import", values=[one.imports for one in made]),
+            Figure(name=f"one cell in the {name}, processor time", values=[one.processor for one in made]),
+        ]
     more = [stack.own - default.own for default, stack in pairs]
-    verdict = against(statistics.median(more), STACK_LIMIT_S)
-    print(f"extra wall time of a built stack, without import: {spread(more)}; {verdict}")
     processor = [stack.processor - default.processor for default, stack in pairs]
-    print(f"extra processor time of a built stack: {spread(processor)}", flush=True)
+    return [
+        *figures,
+        Figure(name="extra wall time of a built stack, without import", values=more, limit=STACK_LIMIT_S),
+        Figure(name="extra processor time of a built stack", values=processor),
+    ]
 
 
-def measure_releases(runs: int) -> None:
+def measure_releases(runs: int) -> list[Figure]:
     run(RELEASES)
     made = [run(RELEASES) for _ in range(runs)]
-    wall = statistics.median(one.wall for one in made)
-    print(f"releases matrix, stacks built, {len(os.sched_getaffinity(0))} cores: {made[-1].outcomes}")
-    print(f"  wall {spread([one.wall for one in made])}; {against(wall, RELEASES_LIMIT_S)}")
-    print(f"  processor time {spread([one.processor for one in made])}")
+    return [
+        Figure(
+            name="releases matrix, wall time",
+            values=[one.wall for one in made],
+            limit=RELEASES_LIMIT_S,
+            note=made[-1].outcomes,
+        ),
+        Figure(name="releases matrix, processor time", values=[one.processor for one in made]),
+    ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5, help="pairs of runs of one cell; 0: none")
-    parser.add_argument("--releases", type=int, default=1, help="runs of the releases matrix; 0: none")
-    arguments = parser.parse_args()
-    print(f"load before: {os.getloadavg()[0]:.1f}")
-    if arguments.runs:
-        measure_stack(arguments.runs)
-    if arguments.releases:
-        measure_releases(arguments.releases)
-    print(f"load after: {os.getloadavg()[0]:.1f}")
+def main() -> int:
+    options = parser(__doc__)
+    options.add_argument("--runs", type=int, default=5, help="pairs of runs of one cell; 0: none")
+    options.add_argument("--releases", type=int, default=1, help="runs of the releases matrix; 0: none")
+    arguments = options.parse_args()
+    runs, releases = (1, 0) if arguments.smallest else (arguments.runs, arguments.releases)
+    figures = measure_stack(runs) if runs else []
+    return finished([*figures, *(measure_releases(releases) if releases else [])], arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,16 +9,15 @@ above 3.
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from figures import ROOT, Figure, finished, parser
+
 LIMIT = 3.0
 MATRIX = """\
 name: trainer_cost
@@ -58,22 +57,27 @@ def peak(cell: Path) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("clone", type=Path)
-    parser.add_argument("--ref", default="main")
-    parser.add_argument("--runs", type=int, default=5)
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("clone", type=Path)
+    options.add_argument("--ref", default="main")
+    options.add_argument("--runs", type=int, default=5)
+    arguments = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="trainer-") as name:
         folder = Path(name)
         text = MATRIX.format(clone=arguments.clone.resolve(), ref=arguments.ref)
         (folder / "matrix.yaml").write_text(text)
-        runs = [run(folder) for _ in range(arguments.runs)]
+        runs = [run(folder) for _ in range(1 if arguments.smallest else arguments.runs)]
+    figures = []
     for trainer in ("harness", "megatron"):
         walls, peaks = ([one[trainer][key] for one in runs] for key in ("wall_s", "peak"))
-        print(f"{trainer:<9} {statistics.median(walls):6.1f} s  {statistics.median(peaks) / 2**20:7.0f} MiB per rank")
-    ratio = statistics.median(one["megatron"]["wall_s"] / one["harness"]["wall_s"] for one in runs)
-    print(f"ratio     {ratio:6.2f}    limit {LIMIT}, {len(runs)} runs")
-    return int(ratio > LIMIT)
+        figures.append(Figure(name=f"8-rank cell by {trainer}", values=walls))
+        figures.append(
+            Figure(name=f"peak memory per rank by {trainer}", values=[one / 2**20 for one in peaks], unit="MiB")
+        )
+    ratios = [one["megatron"]["wall_s"] / one["harness"]["wall_s"] for one in runs]
+    return finished(
+        [*figures, Figure(name="megatron over harness", values=ratios, unit="times", limit=LIMIT)], arguments
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Shared code of the benchmarks on the test cluster: figures with limits, and runs of `harness` against a lab."""
+"""Shared code of the benchmarks on the test cluster: runs of `harness` against a lab."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import contextlib
 import json
 import os
 import shutil
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,38 +22,6 @@ from tests.slurm.lab import SlurmLab  # noqa: E402
 
 ON_LAB = ("one.yaml", "--cluster", "slurm-lab")
 Answer = TypeVar("Answer")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """Measured values of one quantity. The limit is for their median, or with `worst` for the largest."""
-
-    name: str
-    values: Sequence[float]
-    unit: str = "s"
-    limit: float | None = None  # the largest allowed value; None: only shown
-    worst: bool = False
-    note: str = ""
-
-    @property
-    def measured(self) -> float:
-        return max(self.values) if self.worst else statistics.median(self.values)
-
-    @property
-    def ok(self) -> bool:
-        return self.limit is None or self.measured <= self.limit
-
-    def line(self) -> str:
-        how = ("largest" if self.worst else "median") + f" of {len(self.values)}"
-        spread = f"{how}, {min(self.values):.3g} to {max(self.values):.3g}" if len(self.values) > 1 else "one value"
-        held = "" if self.limit is None else f"; limit {self.limit:g}: {'ok' if self.ok else 'MISSED'}"
-        note = f"; {self.note}" if self.note else ""
-        return f"{self.name}: {self.measured:.3g} {self.unit}".rstrip() + f" ({spread}){held}{note}"
-
-
-def exit_code(figures: Sequence[Figure]) -> int:
-    """1 when a limit is missed."""
-    return int(not all(figure.ok for figure in figures))
 
 
 @contextlib.contextmanager

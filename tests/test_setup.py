@@ -116,7 +116,7 @@ def test_make_alone_lists_every_target_a_user_needs() -> None:
     env = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
     listed = subprocess.run(["make"], cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout
     targets = [line.split()[0] for line in listed.splitlines()]
-    assert targets == ["help", "setup", "smoke", "test", "test-long", "lint", "types", "unit", "clean"]
+    assert targets == ["help", "setup", "smoke", "test", "test-long", "lint", "types", "unit", "bench", "clean"]
 
 
 def test_the_lanes_of_make_test_hold_every_test_that_is_not_long_once() -> None:

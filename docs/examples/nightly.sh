@@ -81,7 +81,7 @@ if [[ $status == 3 && -n ${CLUSTER:-} ]]; then
 fi
 say "$name ended with exit code $status"
 
-harness history html --run-dir "$run_dir" --output "$run_dir/history.html"
+harness index "$run_dir"
 harness history prune --older-than 730d --keep-last 100 --run-dir "$run_dir"
 
 find "$run_dir" -mindepth 1 -maxdepth 1 -type d -name "$name-2*" -mtime "+${KEEP_DAYS:-30}" -exec rm -rf {} +

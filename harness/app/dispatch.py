@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from harness.app.arguments import RUN_PARENT
 from harness.app.bisect import options as bisect_options
-from harness.app.commands import compare, history
+from harness.app.commands import compare, history, index
 from harness.core.errors import InputError
 
 
@@ -128,14 +128,14 @@ def _selftest(arguments: argparse.Namespace) -> int:
 
 def _list(arguments: argparse.Namespace) -> int:
     if arguments.what == "stacks":
-        from harness.app.commands.stacks import list_stacks
+        from harness.app.commands.listing.stacks import list_stacks
 
         return list_stacks(as_json=arguments.json)
     if arguments.what == "plugins":
-        from harness.app.commands.plugins import list_plugins
+        from harness.app.commands.listing.plugins import list_plugins
 
         return list_plugins(as_json=arguments.json)
-    from harness.app.commands.list_runs import list_runs
+    from harness.app.commands.listing.runs import list_runs
 
     return list_runs(arguments.run_dir, limit=arguments.limit, as_json=arguments.json)
 
@@ -181,6 +181,7 @@ _READING: dict[str, Callable[[argparse.Namespace], int]] = {
     "doctor": _doctor,
     "compare": compare.run,
     "history": history.run,
+    "index": index.run,
     "shrink": _shrink,
     "selftest": _selftest,
 }

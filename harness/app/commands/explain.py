@@ -14,7 +14,7 @@ from harness.plan.stacks.recipes import recipe_name
 
 def explain(word: str, run: str, run_parent: Path) -> int:
     """Print the documentation's entries of this name, or the cell of a run."""
-    from harness.app.commands.stacks import stack_entries
+    from harness.app.commands.listing.stacks import stack_entries
     from harness.infra.inputs.reference import reference
 
     entries = [*reference(), *stack_entries()]

@@ -40,24 +40,25 @@ class ListedRun:
 def listing(run_parent: Path) -> list[ListedRun]:
     """Every run directory below the folder, oldest first by start."""
     folders = [path.parent for path in run_parent.glob("*/plan.json")] if run_parent.is_dir() else []
-    runs = [_listed(RunDir(folder)) for folder in folders]
+    runs = [listed(RunDir(folder))[0] for folder in folders]
     return sorted(runs, key=lambda run: (run.started, run.run_id))
 
 
-def _listed(run: RunDir) -> ListedRun:
+def listed(run: RunDir) -> tuple[ListedRun, dict[str, Any] | None]:
+    """A run, and its report.json if it has finished."""
     named = _STARTED.fullmatch(run.root.name)
     base: dict[str, Any] = {"run_id": run.root.name, "started": named[1] if named else ""}
     running = launcher_of(run) is not None
     if not running and (report := _report(run)):
         counts = {str(name): int(count) for name, count in report["counts"].items() if count}
-        return ListedRun(state="finished", verdict=str(report["verdict"]), counts=counts, **base)
+        return ListedRun(state="finished", verdict=str(report["verdict"]), counts=counts, **base), report
     ended = Counter(any(cell.glob("attempt-*/result.json")) for cell in (run.root / "cells").glob("*"))
     state = "running" if running else "interrupted"
-    return ListedRun(state=state, cells=ended.total(), ended=ended[True], **base)
+    return ListedRun(state=state, cells=ended.total(), ended=ended[True], **base), None
 
 
 def _report(run: RunDir) -> dict[str, Any] | None:
-    """The head of report.json; None if there is none that can be read."""
+    """report.json; None if there is none that can be read."""
     with suppress(OSError, ValueError, RecursionError):
         report = loads(text_of(run.root / "report.json"))
         if isinstance(report, dict) and isinstance(report.get("counts"), dict) and "verdict" in report:

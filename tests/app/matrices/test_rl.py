@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,19 @@ def test_megatron_rl_trains_packed_rollouts_as_one_rank_does_and_its_old_offsets
     text = (root / "matrices" / "rl_megatron.yaml").read_text().replace("../../Megatron-LM", MEGATRON)
     done = harness("run", write_matrix(tmp_path, text), cwd=tmp_path, timeout=LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "16 PASS, 2 XFAIL" in done.stdout
+    assert "23 PASS, 5 XFAIL" in done.stdout
+
+
+@needs_megatron
+def test_models_in_fp32_have_no_log_probabilities_in_megatron_rl(tmp_path: Path, root: Path) -> None:
+    text = (root / "matrices" / "rl_megatron.yaml").read_text().replace("../../Megatron-LM", MEGATRON)
+    stack = read_matrix(write_matrix(tmp_path, text)).stacks["main"]
+    ready = prepare([stack], lambda text: None)["main"]
+    script = root / "docs" / "reproducers" / "rl_log_probs_in_fp32.py"
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(ready.paths)}
+    done = subprocess.run([ready.python, "-W", "ignore", script], env=env, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert "GPTModel.forward() got an unexpected keyword argument 'fp32_output'" in done.stdout
 
 
 @needs_clone

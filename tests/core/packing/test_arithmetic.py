@@ -398,3 +398,30 @@ def test_a_tail_can_be_the_longest_segment_of_a_step() -> None:
     style = packing_style("bridge_offline", Layout(), SEQ, options)
     [batches] = plan_step(documents_of([30, 30, 30]), style, Layout(), seq_length=SEQ, micro_batch_size=1)
     assert {params.max_seqlen_q for batch in batches if (params := batch.params())} == {34}
+
+
+@given(lengths=LENGTHS, path=PATHS, layout=LAYOUTS)
+def test_no_token_is_lost_split_or_reordered(lengths: list[int], path: str, layout: Layout) -> None:
+    """In the merged stream of a row, the slots of a document are its tokens in order, and each is there once."""
+    style = packing_style(path, layout, SEQ)
+    rows = pack(documents_of(lengths), style, seq_length=SEQ, multiple=1)
+    owners = [owner for row in rows for owner in MicroBatch(rows=(row,), style=style).slot_owners() if owner[0] != PAD]
+    runs = [(index, [at for _, at in run]) for index, run in itertools.groupby(owners, key=lambda owner: owner[0])]
+    assert sorted(runs) == [(index, list(range(length))) for index, length in enumerate(lengths)]
+
+
+@given(chunks=st.lists(st.integers(0, 3), min_size=1, max_size=6), cp=st.sampled_from([1, 2, 4, 8]))
+def test_the_shares_of_context_parallel_ranks_put_together_give_the_stream_back(chunks: list[int], cp: int) -> None:
+    """Chunk c of a segment is the first half of the share of rank c, or the second half of that of 2 cp - 1 - c."""
+    bounds = [0, *itertools.accumulate(2 * cp * chunk for chunk in chunks)]
+    shares = [iter(zigzag(bounds, cp, rank)) for rank in range(cp)]
+    stream: list[int] = []
+    for chunk in chunks:
+        halves = {rank: [next(shares[rank]) for _ in range(2 * chunk)] for rank in range(cp)}
+        places = (min(number, 2 * cp - 1 - number) for number in range(2 * cp))
+        stream += [
+            slot
+            for number, rank in enumerate(places)
+            for slot in (halves[rank][:chunk] if number < cp else halves[rank][chunk:])
+        ]
+    assert stream == list(range(bounds[-1]))

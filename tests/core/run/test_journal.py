@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import resource
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harness.core.run.events import (
     CellFinished,
@@ -126,3 +129,23 @@ def test_a_reader_continues_where_it_stopped_and_waits_for_the_end_of_a_line(tmp
     with path.open("a") as stream:
         stream.write('shed"}\n')
     assert list(journal.new_events()) == [Finished(time=1.0)]
+
+
+@given(data=st.data(), events=st.lists(st.sampled_from(EVENTS), max_size=6))
+def test_any_beginning_of_a_journal_holds_its_whole_lines_and_can_be_continued(
+    data: st.DataObject, events: list[Event]
+) -> None:
+    """A writer may die after any byte. A reader that has read so far then gets each later event once."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "events.jsonl"
+        for event in events:
+            append_event(path, event)
+        whole = path.read_bytes() if events else b""
+        cut = whole[: data.draw(st.integers(0, len(whole)))]
+        path.write_bytes(cut)
+        kept = events[: cut.count(b"\n")]
+        journal = Journal(path)
+        assert list(journal.new_events()) == kept
+        append_event(path, EVENTS[0])
+        assert list(journal.new_events()) == [EVENTS[0]]
+        assert read_events(path) == [*kept, EVENTS[0]]

@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harness.core.cell.layout import Layout
 from harness.core.run.import_proofs import ImportProof
 from harness.core.run.record_file import RecordReader, record_text, write_record
-from harness.core.run.records import RankRecord, StepSeen
+from harness.core.run.records import DocumentLoss, RankRecord, StepSeen
 from harness.core.serialization import to_jsonable
 
 PLACE = Layout(tp=2).coordinates
@@ -74,3 +76,23 @@ def test_a_damaged_record_is_an_error_that_names_the_place(text: str, why: str) 
 def test_a_repeated_field_has_its_last_value_as_in_any_json() -> None:
     text = record_text(RECORD).replace('"rank": 0,', '"rank": 0,\n"rank": 5,')
     assert RecordReader().read(text).rank == json.loads(text)["rank"] == 5
+
+
+NUMBERS = st.floats() | st.none()
+STEPS = st.builds(
+    StepSeen,
+    step=st.integers(0, 9),
+    micro_batches=st.integers(1, 4),
+    grad_norm=NUMBERS,
+    loss_sum=NUMBERS,
+    documents=st.dictionaries(
+        st.integers(0, 99), st.builds(DocumentLoss, loss_sum=st.floats(), tokens=st.integers(0, 9)), max_size=3
+    ),
+)
+
+
+@given(steps=st.lists(STEPS, max_size=3), text=st.text(max_size=20))
+def test_a_record_comes_back_exactly_with_nan_infinity_and_any_text(steps: list[StepSeen], text: str) -> None:
+    """repr tells every float apart, -0.0 too, and says nan for nan."""
+    record = replace(RECORD, steps=steps, environment={text: text})
+    assert repr(RecordReader().read(record_text(record))) == repr(record)

@@ -37,17 +37,18 @@ function addFilter() {
     const known = cells.get(part.dataset.cell) || { text: part.dataset.cell.toLowerCase() };
     known.outcome = part.dataset.outcome || known.outcome;
     known.lanes = part.dataset.lanes || known.lanes || "";
-    if (part.localName === "details") known.text += ` ${part.textContent.toLowerCase()}`;
+    if (part.matches("details, .searched")) known.text += ` ${part.textContent.toLowerCase()}`;
     cells.set(part.dataset.cell, known);
   }
+  const items = document.body.dataset.items || "cells";
   const nav = document.querySelector("nav .wrap");
   if (cells.size < 2 || !nav) return;
 
   const bar = document.createElement("div");
   bar.className = "wrap filter";
   bar.setAttribute("role", "search");
-  const text = Object.assign(document.createElement("input"), { type: "search", placeholder: "cell, check or text" });
-  text.setAttribute("aria-label", "Search cells");
+  const text = Object.assign(document.createElement("input"), { type: "search", placeholder: "any text" });
+  text.setAttribute("aria-label", `Search ${items}`);
   const outcome = choice("Outcome", "any outcome", [...new Set([...cells.values()].map((cell) => cell.outcome))]);
   const lanes = [...new Set([...cells.values()].flatMap((cell) => cell.lanes.split(" ").filter(Boolean)))];
   const lane = choice("Lane", "any lane", lanes, "fails in ");
@@ -66,7 +67,7 @@ function addFilter() {
       const squares = [...row.querySelectorAll(".square")];
       row.hidden = squares.length > 0 && squares.every((square) => square.hidden);
     }
-    count.textContent = shown === cells.size ? `${cells.size} cells` : `${shown} of ${cells.size} cells`;
+    count.textContent = `${shown === cells.size ? "" : `${shown} of `}${cells.size} ${items}`;
   }
   for (const control of [text, outcome, lane]) control.addEventListener("input", apply);
   addEventListener("hashchange", () => {

@@ -1,4 +1,4 @@
-"""The arithmetic of the benchmarks on the test cluster; what they measure is not tested."""
+"""The arithmetic of figures; what benchmarks measure is not tested."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from types import ModuleType
 
 import pytest
 
-FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "slurm_figures.py"
+FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "figures.py"
 
 
 @pytest.fixture(scope="module")
 def figures() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("slurm_figures", FILE)
+    spec = importlib.util.spec_from_file_location("figures", FILE)
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(FILE.parent))
-        patch.setitem(sys.modules, "slurm_figures", module)  # dataclasses look their module up
+        patch.setitem(sys.modules, "figures", module)  # dataclasses look their module up
         spec.loader.exec_module(module)
     return module
 

@@ -1,0 +1,177 @@
+"""Runs every benchmark and writes one page of their figures: machine, load, medians, limits, rivals of the same run.
+
+    python benchmarks/all.py [--only smoke plan ...] [--clone ../Megatron-LM] [--smallest] [--page docs/benchmarks.md]
+
+They run one after the other, an hour on two quiet cores. What a benchmark needs and this machine lacks is named in the
+page in its place. With `--smallest` each only shows that it measures, in a few minutes, and no page is written unless
+`--page` names one. The exit code is 1 when a benchmark fails or misses a limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+from figures import ROOT, Figure, read
+
+PAGE = ROOT / "docs" / "benchmarks.md"
+CLONE = "{clone}"  # in arguments: a clone of Megatron-LM
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """A script of this folder."""
+
+    name: str
+    arguments: tuple[str, ...] = ()  # besides those of its smallest size
+    always: tuple[str, ...] = ()  # of every size
+    needs: str = ""  # what not every machine has, besides torch and Megatron
+
+    @property
+    def script(self) -> str:
+        return f"bench_{self.name}.py"
+
+
+BENCHMARKS = (
+    Benchmark(name="cli"),
+    Benchmark(name="plan", arguments=("--covering", "2")),
+    Benchmark(name="smoke"),
+    Benchmark(name="legs", arguments=("--matrix", str(ROOT / "matrices" / "triage.yaml"))),
+    Benchmark(name="judge"),
+    Benchmark(name="history"),
+    Benchmark(name="overhead"),
+    Benchmark(name="repeats", arguments=("--repeats", "3")),
+    Benchmark(name="soak", arguments=("--runs", "3")),
+    Benchmark(name="stacks", needs="packages"),
+    Benchmark(name="calm", arguments=("--repeats", "3"), needs="packages"),
+    Benchmark(name="trainer", always=(CLONE,), needs="clone"),
+    Benchmark(name="bisect", arguments=("--commits", "100"), always=("--repo", CLONE), needs="clone"),
+    Benchmark(name="slurm", needs="slurm"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """A benchmark that ran, or why it did not."""
+
+    benchmark: Benchmark
+    command: str
+    figures: Sequence[Figure] = ()
+    load: float = 0.0  # of the machine, at its start
+    seconds: float = 0.0
+    code: int = 0
+    why: str = ""  # not run
+
+
+def lacking(benchmark: Benchmark, clone: Path | None) -> str:
+    """Why a benchmark cannot run here; empty if it can."""
+    if benchmark.needs == "clone" and clone is None:
+        return "needs a clone of Megatron-LM: --clone"
+    if benchmark.needs == "slurm":
+        sys.path.insert(0, str(ROOT))
+        from tests.slurm.machine import missing
+
+        return missing() or ""
+    return ""
+
+
+def run(benchmark: Benchmark, clone: Path | None, *, smallest: bool) -> Ran:
+    """Run a benchmark in a fresh process; what it prints is shown."""
+    words = [*benchmark.always, *(("--smallest",) if smallest else benchmark.arguments)]
+    shown = " ".join(["python", f"benchmarks/{benchmark.script}", *(word.replace(f"{ROOT}/", "") for word in words)])
+    if why := lacking(benchmark, clone):
+        return Ran(benchmark=benchmark, command=shown, why=why)
+    print(f"== {shown}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        file, load, begin = Path(folder) / "figures.json", os.getloadavg()[0], time.monotonic()
+        words = [str(clone) if word == CLONE else word for word in words]
+        command = [sys.executable, str(ROOT / "benchmarks" / benchmark.script), *words, "--figures", str(file)]
+        code = subprocess.run(command, cwd=folder).returncode
+        found = read(file) if file.exists() else []
+    seconds = time.monotonic() - begin
+    return Ran(benchmark=benchmark, command=shown, figures=found, load=load, seconds=seconds, code=code)
+
+
+def machine() -> list[str]:
+    """Lines on what the figures were measured with."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    model = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
+    software = [f"{name} {version(name)}" for name in ("torch", "megatron-core")]
+    return [
+        f"- machine: {model}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB of memory, {platform.system()}",
+        f"- software: Python {platform.python_version()}, {', '.join(software)}, harness at {commit}",
+        f"- date: {date.today().isoformat()}",
+    ]
+
+
+def row(ran: Ran, figure: Figure) -> str:
+    few = len(figure.values) == 1
+    spread = "" if few else f"{min(figure.values):.3g} to {max(figure.values):.3g}"
+    limit = "" if figure.limit is None else f"{figure.limit:g}{'' if figure.ok else ', missed'}"
+    note = figure.note + ("; the largest value" if figure.worst and not few else "")
+    cells = (figure.name, f"{figure.measured:.3g} {figure.unit}".strip(), spread, str(len(figure.values)), limit)
+    return f"| {' | '.join((*cells, f'{ran.load:.1f}', note.strip('; ')))} |"
+
+
+def page(rans: Sequence[Ran]) -> str:
+    """The page, in Markdown."""
+    lines = [
+        "# Benchmarks",
+        "",
+        "Written by `python benchmarks/all.py`; do not edit. No other page quotes a time of the harness. Ratios",
+        "compare values of one run. Times depend on the machine and on what else it did: the load at the start of a",
+        "benchmark counts processes that run or wait for a core.",
+        "",
+        *machine(),
+    ]
+    for ran in rans:
+        lines += ["", f"## {ran.benchmark.name}", ""]
+        if ran.why or not ran.figures:
+            lines.append(f"`{ran.command}`: not measured: {ran.why or f'exit code {ran.code}'}.")
+            continue
+        lines += [f"`{ran.command}`, {ran.seconds:.0f} s:", ""]
+        lines += ["| figure | median | from, to | values | limit | load | note |", "|---|---|---|---|---|---|---|"]
+        lines += [row(ran, figure) for figure in ran.figures]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    names = [benchmark.name for benchmark in BENCHMARKS]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
+    parser.add_argument("--clone", type=Path, help="a clone of Megatron-LM, for trainer and bisect")
+    parser.add_argument("--smallest", action="store_true", help="only show that each measures")
+    parser.add_argument("--page", type=Path, help="where to write the page (docs/benchmarks.md)")
+    arguments = parser.parse_args()
+    clone = arguments.clone.resolve() if arguments.clone else None
+    file = arguments.page or (None if arguments.smallest else PAGE)
+    rans = {
+        benchmark.name: Ran(benchmark=benchmark, command=f"python benchmarks/{benchmark.script}", why="left out")
+        for benchmark in BENCHMARKS
+    }
+    for benchmark in BENCHMARKS:
+        if not arguments.only or benchmark.name in arguments.only:
+            rans[benchmark.name] = run(benchmark, clone, smallest=arguments.smallest)
+            if file:  # after each, so that an interrupted run leaves what it has
+                file.write_text(page([*rans.values()]), encoding="utf-8")
+    for ran in rans.values():
+        ended = ran.why or ("ok" if ran.code == 0 else f"exit code {ran.code}")
+        print(f"{ran.benchmark.name:<10} {ended}")
+    return int(any(ran.code for ran in rans.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What `harness list` shows."""

@@ -1,0 +1,147 @@
+"""The runs of a reports folder for its index, also unfinished and unreadable ones; since when a matrix is red."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from harness.core.run.run_dir import RunDir
+from harness.infra.inputs.text_file import is_file
+from harness.infra.runs.listing import listed
+
+_FAILURES = 3  # failing cells that a run names
+_REPORTS = ("report.md", "junit.xml", "report.json", "compare.html")
+State = Literal["finished", "running", "interrupted", "unreadable"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailingCell:
+    id: str
+    message: str  # of its first finding, else its reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexedRun:
+    run_id: str  # the name of its folder
+    matrix: str
+    started: str  # as in the run's id, 20261125T101405Z; empty if the folder was renamed
+    state: State
+    verdict: str = ""  # pass, fail or error, of a finished run
+    counts: Mapping[str, int] = field(default_factory=dict)  # outcome -> cells, those above 0
+    wall_s: float | None = None
+    failing: Sequence[FailingCell] = ()  # the first ones, FAIL before ERROR
+    more: int = 0  # failing cells that are not named
+    text: str = ""  # how far an unfinished run is
+    files: Sequence[str] = ()  # reports that exist in its folder, without report.html
+    has_page: bool = False
+
+    @property
+    def label(self) -> str:
+        """The verdict of a finished run, else the state."""
+        return self.verdict if self.state == "finished" else self.state
+
+    @property
+    def when(self) -> str:
+        """E.g. "2026-11-25 10:14"; empty if unknown."""
+        stamp = self.started
+        return f"{stamp[:4]}-{stamp[4:6]}-{stamp[6:8]} {stamp[9:11]}:{stamp[11:13]}" if stamp else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexedMatrix:
+    """A matrix with its finished runs. Unfinished and unreadable runs decide nothing."""
+
+    name: str
+    runs: int
+    last: IndexedRun
+    red_since: IndexedRun | None  # the first run of the unbroken series of failures that goes on; None: the last passed
+    last_green: IndexedRun | None
+
+
+def indexed_runs(folder: Path) -> list[IndexedRun]:
+    """Every run directory in the folder, also one of which only the reports were kept; the newest first."""
+    found = {path.parent for name in ("plan.json", "report.json") for path in folder.glob(f"*/{name}")}
+    runs = [_indexed(path) for path in found]
+    return sorted(runs, key=lambda run: (run.started, run.run_id), reverse=True)
+
+
+def matrices(runs: Iterable[IndexedRun]) -> list[IndexedMatrix]:
+    """The matrices of finished runs, failing ones first. `runs`: the newest first."""
+    groups: dict[str, list[IndexedRun]] = {}
+    for run in runs:
+        if run.state == "finished":
+            groups.setdefault(run.matrix, []).append(run)
+    found = []
+    for name, members in groups.items():
+        decided = [run for run in members if run.verdict in ("pass", "fail")]
+        red = 0
+        while red < len(decided) and decided[red].verdict == "fail":
+            red += 1
+        found.append(
+            IndexedMatrix(
+                name=name,
+                runs=len(members),
+                last=members[0],
+                red_since=decided[red - 1] if red else None,
+                last_green=decided[red] if red < len(decided) else None,
+            )
+        )
+    return sorted(found, key=lambda matrix: (matrix.red_since is None, matrix.last.verdict == "pass", matrix.name))
+
+
+def _indexed(folder: Path) -> IndexedRun:
+    run, report = listed(RunDir(folder))
+    files = [name for name in _REPORTS if is_file(folder / name)]
+    state: State = "running" if run.state == "running" else "finished" if report else "interrupted"
+    if state == "interrupted" and "report.json" in files:
+        state = "unreadable"
+    report = report or {}
+    failing = _failing(report)
+    return IndexedRun(
+        run_id=folder.name,
+        matrix=str(report.get("matrix") or _name_of(folder.name)),
+        started=run.started,
+        state=state,
+        verdict=run.verdict,
+        counts=run.counts,
+        wall_s=_number(report.get("timing")),
+        failing=failing[:_FAILURES],
+        more=len(failing[_FAILURES:]),
+        text=run.text if state in ("running", "interrupted") else "",
+        files=files,
+        has_page=is_file(folder / "report.html"),
+    )
+
+
+def _name_of(folder: str) -> str:
+    """The matrix in a run's id: "smoke" of "smoke-20261125T101405Z-1113"."""
+    name = folder.rsplit("-", 2)
+    return name[0] if len(name) == 3 else folder
+
+
+def _number(timing: Any) -> float | None:
+    with suppress(TypeError, ValueError, AttributeError):
+        return float(timing["wall_s"]) if "wall_s" in timing else None
+    return None
+
+
+def _failing(report: Mapping[str, Any]) -> list[FailingCell]:
+    """Cells that failed or could not be decided; parts of another shape are left out."""
+    cells = report.get("cells")
+    known = [cell for cell in cells if isinstance(cell, Mapping)] if isinstance(cells, list) else []
+    return [
+        FailingCell(id=str(cell.get("id", "")), message=_message(cell))
+        for outcome in ("FAIL", "ERROR")
+        for cell in known
+        if cell.get("outcome") == outcome
+    ]
+
+
+def _message(cell: Mapping[str, Any]) -> str:
+    findings = cell.get("findings")
+    first = findings[0] if isinstance(findings, list) and findings else {}
+    message = first.get("message") if isinstance(first, Mapping) else None
+    return str(message or cell.get("reason") or "")
