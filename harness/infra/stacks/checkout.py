@@ -9,6 +9,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,6 +86,16 @@ def _mirror(checkout: Checkout, mirror: Path) -> None:
         raise InfrastructureError(f"{error}\n{hint}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def renew(checkout: Checkout) -> None:
+    """Fetch the mirror of a URL if the ref is one of its branches; without a network, the mirror stays as it is."""
+    mirror = repository_place(checkout)
+    if mirror is None or not is_folder(mirror):
+        return
+    if git.run(mirror, "show-ref", "--verify", "--quiet", f"refs/heads/{checkout.ref}").returncode == 0:
+        with locked(mirror), suppress(InfrastructureError):
+            git.output(mirror, "fetch", "--quiet", "--prune", "--tags", "origin")
 
 
 def commit_of(checkout: Checkout, *, fetch: bool) -> str:

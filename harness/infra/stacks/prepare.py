@@ -46,6 +46,7 @@ def _check(stacks: Iterable[Stack]) -> None:
     for stack in stacks:
         try:
             for checkout in stack.checkouts:
+                stack_checkout.renew(checkout)
                 stack_checkout.reverted_of(checkout, stack_checkout.commit_of(checkout, fetch=True))
             request = environment_request(stack, torch_version())
             if request is not None and not stack_build.is_built(_place_of(request)):

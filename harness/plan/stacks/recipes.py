@@ -132,6 +132,7 @@ RECIPES: dict[str, Recipe] = {
     WORKING_TREE: Recipe(
         doc="the checkout of Megatron-LM, Megatron-Bridge, SkyRL or NeMo-RL that you are in, with its changes",
         layers=(),
+        matrices=("gate",),
     ),
 }
 

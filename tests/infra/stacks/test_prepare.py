@@ -236,6 +236,22 @@ def test_a_forecast_shows_what_would_be_built_and_builds_nothing(tmp_path: Path,
     assert "has no commit 'gone' to revert" in found["merge"].lines()[0]
 
 
+@pytest.mark.usefixtures("kept")
+def test_a_branch_of_a_url_is_fetched_by_each_run_that_can(tmp_path: Path) -> None:
+    source = repository(tmp_path / "lm")
+    stack = Stack(
+        name="s",
+        interpreter=speaking(tmp_path / "python", "3.12.1", "torch"),
+        checkouts=(Checkout(package="megatron-lm", repository=source.as_uri(), ref="main"),),
+    )
+    first = prepared(stack).commits
+    git(source, "commit", "--quiet", "--allow-empty", "-m", "later")
+    later = prepared(stack).commits
+    assert later == {"megatron-lm": git(source, "rev-parse", "main")} != first
+    source.rename(tmp_path / "away")
+    assert prepared(stack).commits == later
+
+
 @pytest.mark.parametrize("revert", [(), ("main",)])
 def test_stacks_are_prepared_as_forecast(tmp_path: Path, revert: tuple[str, ...]) -> None:
     source = repository(tmp_path / "lm")
