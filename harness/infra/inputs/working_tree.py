@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from harness.infra.git import git
 from harness.plan.stacks.bisection_cells import project_of
+from harness.plan.stacks.projects import PROJECTS
 from harness.plan.stacks.recipes import WorkingTree
 
 _USUAL = "megatron-lm"
+_SUBMODULE = "3rdparty/Megatron-LM"  # of Megatron-Bridge, whose main needs a newer Megatron than releases have
 
 
 def working_tree() -> WorkingTree:
@@ -26,8 +29,16 @@ def standing_in() -> WorkingTree | None:
         if (folder / ".git").exists():
             project = project_of(lambda name, folder=folder: (folder / name).exists())  # type: ignore[misc]
             if project:
-                return WorkingTree(str(folder), project)
+                return WorkingTree(str(folder), project, _megatron(folder) if project == "megatron-bridge" else "")
     return None
+
+
+def _megatron(folder: Path) -> str:
+    """The folder of the submodule Megatron-LM; its commit where it is not checked out; empty where there is none."""
+    if (folder / _SUBMODULE / PROJECTS[_USUAL].signs[0]).exists():
+        return str(folder / _SUBMODULE)
+    row = git.run(folder, "ls-tree", "HEAD", _SUBMODULE).stdout.split()  # mode, type, hash and path
+    return row[2] if len(row) == 4 and row[1] == "commit" else ""
 
 
 def _here() -> Path:

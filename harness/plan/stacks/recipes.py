@@ -18,6 +18,7 @@ Layer = Mapping[str, Any]  # as in a matrix file
 WORKING_TREE = "working-tree"
 TORCH = "torch==2.15.0"  # that of constraints.txt
 
+_UPSTREAM = "https://github.com/NVIDIA/Megatron-LM"
 _TORCH: Layer = {"packages": [TORCH]}
 _BRIDGE_NEEDS: Layer = {
     "packages": [
@@ -87,6 +88,7 @@ class WorkingTree:
 
     folder: str
     project: str  # a key of PROJECTS
+    megatron: str = ""  # of Megatron-Bridge: the folder of its submodule Megatron-LM, or the commit if that is empty
 
 
 def _core(version: str, *matrices: str, env: Mapping[str, str] | None = None) -> Recipe:
@@ -125,7 +127,7 @@ RECIPES: dict[str, Recipe] = {
     "main": Recipe(
         doc="the newest commit of Megatron-LM's branch main",
         layers=(
-            {"checkout": "https://github.com/NVIDIA/Megatron-LM", "ref": "main", "package": "megatron-lm"},
+            {"checkout": _UPSTREAM, "ref": "main", "package": "megatron-lm"},
             *_MEGATRON_LM,
         ),
     ),
@@ -154,7 +156,11 @@ def recipe_layers(name: str, tree_of: TreeOf) -> list[dict[str, Any]]:
     if name != WORKING_TREE:
         return [dict(layer) for layer in RECIPES[name].layers]
     tree = tree_of()
-    return [{"checkout": tree.folder, "package": tree.project}, *(dict(layer) for layer in _BENEATH[tree.project])]
+    checkouts = [{"checkout": tree.folder, "package": tree.project}]
+    if tree.megatron:
+        own = {"checkout": tree.megatron} if "/" in tree.megatron else {"checkout": _UPSTREAM, "ref": tree.megatron}
+        checkouts.append({**own, "package": "megatron-lm"})
+    return [*checkouts, *(dict(layer) for layer in _BENEATH[tree.project])]
 
 
 def layers_named(text: str, at: KeyPath, problems: Problems, tree_of: TreeOf) -> list[Any]:

@@ -9,6 +9,7 @@ import pytest
 from harness.infra.inputs.working_tree import working_tree
 from harness.plan.stacks.projects import PROJECTS
 from harness.plan.stacks.recipes import WorkingTree
+from tests.infra.stacks.test_checkout import git
 
 
 @pytest.mark.parametrize("project", PROJECTS)
@@ -18,6 +19,19 @@ def test_it_is_found_from_any_folder_in_it(project: str, tmp_path: Path, monkeyp
     (tmp_path / "tree" / ".git").write_text("gitdir: elsewhere\n")  # as in a worktree
     monkeypatch.chdir(inner)
     assert working_tree() == WorkingTree(str(tmp_path / "tree"), project)
+
+
+def test_megatron_bridge_brings_the_megatron_of_its_submodule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = "2a75ac12c54ba6a42b34024756820bf819a2e25f"
+    (tmp_path / "src/megatron/bridge").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    git(tmp_path, "init", "--quiet")
+    assert working_tree() == WorkingTree(str(tmp_path), "megatron-bridge")
+    git(tmp_path, "update-index", "--add", "--cacheinfo", f"160000,{commit},3rdparty/Megatron-LM")
+    git(tmp_path, "commit", "--quiet", "-m", "with a submodule")
+    assert working_tree() == WorkingTree(str(tmp_path), "megatron-bridge", commit)
+    (tmp_path / "3rdparty/Megatron-LM/megatron/core").mkdir(parents=True)
+    assert working_tree() == WorkingTree(str(tmp_path), "megatron-bridge", str(tmp_path / "3rdparty/Megatron-LM"))
 
 
 @pytest.mark.parametrize("inside", ["megatron/core", "docs"])

@@ -78,6 +78,18 @@ def test_the_working_tree_is_on_top_of_what_its_project_needs(project: str) -> N
     assert not any(item.startswith(f"{own}==") for item in (*stack.packages, *stack.no_deps))
 
 
+@pytest.mark.parametrize(
+    ("megatron", "repository", "ref"),
+    [
+        ("/src/x/3rdparty/Megatron-LM", "/src/x/3rdparty/Megatron-LM", ""),
+        ("2a75", "https://github.com/NVIDIA/Megatron-LM", "2a75"),
+    ],
+)
+def test_below_megatron_bridge_is_the_megatron_of_its_submodule(megatron: str, repository: str, ref: str) -> None:
+    stack = stacks_of(WORKING_TREE, WorkingTree("/src/x", "megatron-bridge", megatron))[WORKING_TREE]
+    assert stack.checkouts[1] == Checkout(package="megatron-lm", repository=repository, ref=ref)
+
+
 def test_the_layers_are_those_of_a_matrix_file() -> None:
     tree = WorkingTree("/src/x", "megatron-lm")
     layers = recipe_layers(WORKING_TREE, lambda: tree)
