@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from harness.infra.inputs import yaml_file
+from harness.plan.stacks.recipes import RECIPES
 from tests.app.conftest import harness, only_run, write_matrix
 
 pytestmark = pytest.mark.train
 LIMIT_S = 1800  # an environment is made and Transformer Engine is compiled when this machine has none
-STACK = "skyrl040_trainer"
+RECIPE = "skyrl-0.4.0"
 AXES = ("tp", "pp", "cp", "dp")
 
 
@@ -93,7 +93,7 @@ sys.meta_path.insert(0, Finder)
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory, root: Path) -> dict[tuple[str, str], dict[str, Any]]:
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
     """Cells of the wheel and of the edited one, by their stack and the axis that is 2."""
     folder = tmp_path_factory.mktemp("skyrl")
     hook = folder / "hook"
@@ -103,8 +103,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory, root: Path) -> dict[tuple[str,
     for edit in EDITS:
         edits.setdefault(f"skyrl.backends.skyrl_train.{edit.module}", []).append((edit.right, edit.wrong))
     (hook / "edits.json").write_text(json.dumps(edits))
-    layers = yaml_file.read(root / "matrices" / "trainer_skyrl.yaml").values["stacks"][STACK]
-    stacks = {"wheel": layers, "edited": [*layers[:-1], layers[-1] | {"env": {"PYTHONPATH": str(hook)}}]}
+    first, *others = RECIPES[RECIPE].layers
+    stacks = {"wheel": RECIPE, "edited": [{**first, "env": {"PYTHONPATH": str(hook)}}, *others]}
     case = [{axis: 2 if axis == two else 1 for axis in AXES} for two in AXES]
     matrix = {"case": case, "stack": list(stacks), "packing": ["skyrl"], "trainer": ["skyrl"]}
     matrix |= {"micro_batch_size": [4], "distributed_optimizer": ["on"]}
