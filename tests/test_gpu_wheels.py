@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from tests.scripts import load_script
+
 
 @pytest.fixture(scope="module")
-def wheels(root: Path) -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("gpu_wheels", root / "scripts" / "gpu_wheels.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "gpu_wheels", module)
-        spec.loader.exec_module(module)
-        yield module
+def wheels(root: Path) -> ModuleType:
+    return load_script(root / "scripts" / "gpu_wheels.py")
 
 
 @pytest.fixture(scope="module")

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from tests.scripts import load_script
+
 MOST_BYTES = 220_000
 
 
 @pytest.fixture(scope="module")
 def pictures(root: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("pictures", root / "scripts" / "pictures.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(root / "scripts" / "pictures.py")
 
 
 def test_pictures_are_small_and_shown_in_the_readme(root: Path) -> None:

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.scripts import load_script
 
 FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "figures.py"
 
 
 @pytest.fixture(scope="module")
 def figures() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("figures", FILE)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FILE.parent))
-        patch.setitem(sys.modules, "figures", module)  # dataclasses look their module up
-        spec.loader.exec_module(module)
-    return module
+    return load_script(FILE)
 
 
 def test_the_median_is_held_to_the_limit(figures: ModuleType) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -19,20 +17,14 @@ from harness.judge.report.model import Report
 from harness.plan.expansion.expand import expand
 from tests.megatron_clone import CLONE, needs_clone
 from tests.sample_report import sample_report
+from tests.scripts import load_script
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.fixture(scope="module")
 def gate() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gate", BENCHMARKS / "gate.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "gate", module)  # dataclasses look their module up
-        spec.loader.exec_module(module)
-    return module
+    return load_script(BENCHMARKS / "gate.py")
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -19,6 +17,7 @@ from harness.judge.report.model import Report
 from harness.judge.report.render_json import render_json
 from harness.plan.expansion.expand import expand
 from tests.sample_report import sample_report
+from tests.scripts import load_script
 
 OfCells = Callable[[dict[str, Outcome]], dict[str, Any]]
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -26,14 +25,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 @pytest.fixture(scope="module")
 def board() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("scoreboard", BENCHMARKS / "scoreboard.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "scoreboard", module)  # dataclasses look their module up
-        spec.loader.exec_module(module)
-    return module
+    return load_script(BENCHMARKS / "scoreboard.py")
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ def tiny(folder: Path, more: str = "") -> None:
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
-    """The variables of a job on a fresh machine: a home of its own, uv on PATH, and no harness."""
+    """The variables of a job on a fresh machine: an empty home, uv on PATH, and no harness."""
     tools = folder / "tools"
     tools.mkdir(exist_ok=True)
     if not (tools / "uv").exists():

@@ -1,4 +1,4 @@
-"""Finds out what the matrix of `harness init` depends on. Asks nobody, imports neither torch nor Megatron."""
+"""Finds out what the matrix of `harness init` depends on. Asks no questions, and imports neither torch nor Megatron."""
 
 from __future__ import annotations
 

@@ -34,6 +34,6 @@ def profile_text(cluster: Cluster, path: Path) -> str:
 
 
 def _scalar(text: str) -> str:
-    """The text as YAML; quoted where YAML might read it as a number or as a word of its own, e.g. 1234 or null."""
+    """The text as YAML; quoted where YAML might read it as a number or a reserved word, e.g. 1234 or null."""
     plain = re.fullmatch(r"[A-Za-z_][\w.-]*", text) and text.lower() not in ("null", "true", "false")
     return text if plain else json.dumps(text)

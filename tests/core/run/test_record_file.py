@@ -93,6 +93,6 @@ STEPS = st.builds(
 
 @given(steps=st.lists(STEPS, max_size=3), text=st.text(max_size=20))
 def test_a_record_comes_back_exactly_with_nan_infinity_and_any_text(steps: list[StepSeen], text: str) -> None:
-    """repr tells every float apart, -0.0 too, and says nan for nan."""
+    """repr differs for every two floats, also 0.0 and -0.0, and is nan for nan."""
     record = replace(RECORD, steps=steps, environment={text: text})
     assert repr(RecordReader().read(record_text(record))) == repr(record)
