@@ -41,14 +41,14 @@ class RunFiles:
         return Link(text=text, href=quote(path))
 
     def of_cell(self, cell: ReportCell) -> list[Link]:
-        """Log and record of the rank that failed first, else of rank 0, and the other files of the newest attempt."""
+        """Log and record of one rank, see `_rank_of`, and the other files of the newest attempt."""
         if self.root is None:
             return []
         try:
             attempt = RunDir(Path()).attempt(cell.id, cell.attempts)
         except InputError:  # an id that no file can have
             return []
-        rank = cell.failure.rank if cell.failure else 0
+        rank = _rank_of(cell)
         folder = attempt.root.as_posix()
         found = [
             self.link(f"log of rank {rank}", cell.failure.log if cell.failure else attempt.log(rank).as_posix()),
@@ -78,3 +78,11 @@ class RunFiles:
         """The report of another run beside this one."""
         plain = PurePosixPath(run_id).name == run_id
         return self.link(run_id, f"../{run_id}/report.html") if run_id and plain else None
+
+
+def _rank_of(cell: ReportCell) -> int:
+    """The rank whose files explain the cell: the one that failed first, else that of the first finding, else rank 0."""
+    if cell.failure:
+        return cell.failure.rank
+    found = cell.findings[0].where.get("rank") if cell.findings else None
+    return found if isinstance(found, int) else 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.outcomes import Finding, Lane
 from harness.infra.html.run_files import Link, RunFiles
 from tests.infra.html.test_report import Page
 from tests.sample_report import sample_report
@@ -42,6 +43,16 @@ def test_a_failing_cell_links_its_files_and_no_others(run: Path) -> None:
         "folder of the cell": f"cells/{cell.id}/",
     }
     assert all((run / href).exists() for href in links.values())
+
+
+def test_without_a_failed_rank_the_files_are_those_of_the_first_finding(run: Path) -> None:
+    failed = next(cell for cell in sample_report().cells if cell.failure)
+    found = Finding(lane=Lane.METADATA, check="c", message="m", where={"rank": 3})
+    cell = replace(failed, failure=None, findings=[found, replace(found, where={"rank": 1})])
+    texts = [link.text for link in RunFiles(run).of_cell(cell)]
+    assert texts[0] == "log of rank 3"
+    assert "record of rank 3" in texts
+    assert "log of rank 3" not in [link.text for link in RunFiles(run).of_cell(replace(cell, findings=[]))]
 
 
 def test_a_report_without_a_run_directory_has_no_links_to_files() -> None:
