@@ -244,6 +244,7 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def page(table: Table, runs: Mapping[str, Run]) -> str:
     """The whole of docs/scoreboard.md."""
     scores = [scored(fault, runs) for fault in table.faults]
+    missing = [f"`{name}`" for name in table.matrices if name not in runs]
     lines = [
         "# Scoreboard",
         "",
@@ -253,6 +254,7 @@ def page(table: Table, runs: Mapping[str, Run]) -> str:
         "",
         f"**{sum(not score.why_not for score in scores)} faults are shown.**",
         "",
+        *([f"Not run, so what only these show does not count: {', '.join(missing)}.", ""] if missing else []),
     ]
     for name, heading in table.lists.items():
         lines += _section(heading, [score for score in scores if score.fault.list == name])
