@@ -131,7 +131,7 @@ def page(rans: Sequence[Ran]) -> str:
     lines = [
         "# Benchmarks",
         "",
-        "Written by `python benchmarks/all.py`; do not edit. No other page quotes a time of the harness. Ratios",
+        "Written by `python benchmarks/all.py`; do not edit. Ratios",
         "compare values of one run. Times depend on the machine and on what else it did: the load at the start of a",
         "benchmark counts processes that run or wait for a core.",
         "",

@@ -93,8 +93,8 @@ def figures_of(runs: list[dict[str, Any]]) -> list[Figure]:
     rows = {
         "wall_s": ("wall time to the verdict", "s", 90.0),
         "import_s": ("of which import", "s", None),
-        "overhead_s": (f"a {ranks}-rank cell outside its training steps", "s", 1.5),
-        "steps_ratio": (f"a {ranks}-rank cell over its training steps", "times", 1.3),
+        "overhead_s": (f"outside the training steps of a cell of {ranks} ranks", "s", 1.5),
+        "steps_ratio": (f"a cell of {ranks} ranks over its training steps", "times", 1.3),
         "launcher_peak_mib": ("peak memory of the launcher", "MiB", None),
     }
     return [
