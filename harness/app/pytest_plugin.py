@@ -183,6 +183,8 @@ class _Cell(pytest.Item):
         if isinstance(cell, harness.ReportRejected):
             pytest.skip(f"rejected by {cell.rule}: {cell.reason}")
         self.user_properties.append(("outcome", cell.outcome.value))
+        if cell.outcome is harness.Outcome.NOT_RUN:
+            pytest.skip(cell.reason)
         if cell.outcome is harness.Outcome.ERROR:
             pytest.fail(_text(cell), pytrace=False)
 
@@ -194,7 +196,7 @@ class _Cell(pytest.Item):
         if cell.outcome is harness.Outcome.XFAIL:
             pytest.xfail(cell.reason)
         if cell.outcome is harness.Outcome.FLAKY:
-            print(f"flaky: passed on attempt {cell.attempts}")
+            self.add_report_section("call", "stdout", f"flaky: passed on attempt {cell.attempts}")
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         return self.path, None if self._line is None else self._line - 1, self.name

@@ -51,12 +51,13 @@ def calls(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> list[di
 
 
 def test_every_outcome_has_its_counterpart(calls: list[dict[str, Any]], pytester: pytest.Pytester) -> None:
-    result = pytester.runpytest_inprocess(*FLAGS, "--junitxml=j.xml", "-rxXs")
+    result = pytester.runpytest_inprocess(*FLAGS, "--junitxml=j.xml", "-rxXsP")
     result.assert_outcomes(passed=6, failed=2, errors=1, xfailed=1, xpassed=1, skipped=2)
     text = result.stdout.str()
     assert "SKIPPED [1] small.yaml:21: rejected by cp-alignment: seq_length 62 % (2 * cp) = 62 % 4 = 2" in text
     assert "fixed upstream in 0.18.2" in text
     assert "node n17 was lost" in text
+    assert "flaky: passed on attempt 2" in text
     assert text.count("Traceback") == 1  # of the rank
     cases = ElementTree.parse(pytester.path / "j.xml").getroot().findall(".//testcase")
     assert len(cases) == 13
@@ -68,6 +69,16 @@ def test_every_outcome_has_its_counterpart(calls: list[dict[str, Any]], pytester
     walls = {cell.id: cell.timing["wall_s"] for cell in sample_report().cells}
     times = {str(case.get("name")): float(str(case.get("time"))) for case in cases if case.find("skipped") is None}
     assert {name: round(time) for name, time in times.items()} == {name: round(walls[name]) for name in times}
+
+
+def test_a_cell_that_was_not_run_is_skipped(
+    calls: list[dict[str, Any]], pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = changed(sample_report(), "tp1-pp2-cp1-vpp2", outcome=Outcome.NOT_RUN, reason="the run ended before it")
+    monkeypatch.setattr(api, "run", lambda *_, **__: report)
+    result = pytester.runpytest_inprocess(*FLAGS, "-k", "vpp2", "-rs")
+    result.assert_outcomes(skipped=1, deselected=12)
+    result.stdout.fnmatch_lines(["SKIPPED*the run ended before it"])
 
 
 def test_all_cells_run_at_once_and_only_those_that_are_selected(

@@ -70,7 +70,8 @@ def run_in(stack: Stack, *arguments: str, folder: Path) -> subprocess.CompletedP
     return subprocess.run(
         [ready.python, "-c", code, "-q", "-p", "no:cacheprovider", *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"},
+        # No plug-ins: this environment's name the harness, which the stack cannot import.
+        env={**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
     )

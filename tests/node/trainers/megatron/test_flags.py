@@ -185,6 +185,7 @@ ELSEWHERE = {
     "timed": "no trainer of upstream is timed",
     "train.save_step": "with `resume`",
     "model.vision": "a rule: the script trains on text alone",
+    "model.builder": "a rule: models of plug-ins are built in the harness's own loop",
     **dict.fromkeys(
         ("pad_to_max_length", "pad_cu_seqlens", "metadata", "remove_microbatch_padding", "fuse_loss"), "not of sft"
     ),
