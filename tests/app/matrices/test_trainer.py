@@ -32,7 +32,8 @@ def test_the_shipped_matrix_passes(tmp_path: Path, root: Path) -> None:
     assert (code, odd) == (0, {})
     cells = only_run(tmp_path / "reports") / "cells"
     trained = [cell["id"] for cell in report["cells"] if cell["role"] == "cell"]
-    assert all((cells / cell / "attempt-1" / "data" / "cache").is_dir() for cell in trained)  # not the user's cache
+    # What upstream's data sets cache is in the cell's folder, not in the user's.
+    assert [cell for cell in trained if not any((cells / cell / "attempt-1" / "data").rglob("cache"))] == []
     assert sum(cell["role"] == "cell" for cell in report["cells"]) >= 60
 
 
