@@ -22,6 +22,9 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
+from harness.infra.html.report import render_html
+from harness.judge.report.render_json import read_report
+
 ROOT = Path(__file__).resolve().parent.parent
 MATRIX = "matrices/issue_4092.yaml"
 PICTURES, EXAMPLE = ROOT / "docs" / "pictures", ROOT / "reports" / "example"
@@ -38,6 +41,8 @@ def main(arguments: list[str]) -> None:
         run = Path(arguments[0]).resolve() if arguments else new_run(Path(folder))
         shown = harness("report", str(run), "--no-history")  # what the run printed, without progress
         EXAMPLE.mkdir(exist_ok=True)
+        # Without the run directory, to whose files the page would link.
+        (run / "report.html").write_text(render_html(read_report((run / "report.json").read_text(encoding="utf-8"))))
         for name in REPORTS:
             text = (run / name).read_text(encoding="utf-8")
             (EXAMPLE / name).write_text(without_machine(text, run), encoding="utf-8")
