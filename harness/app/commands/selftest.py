@@ -68,7 +68,7 @@ def run(only: Sequence[str], run_parent: Path, *, trainers: bool = False) -> int
 
 def list_faults() -> int:
     """Describe the faults; inject none."""
-    screen.out(catalogue_text(FAULTS))
+    screen.out(screen.wrapped(catalogue_text(FAULTS)))
     return EXIT_PASS
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.outcomes import Outcome
+from harness.core.text.counts import counted
 from harness.core.text.escaping import clip
 from harness.infra.history.database import CellHistory, History
 from harness.infra.history.queries import Filters, calendar, listing, totals, trail
@@ -127,7 +128,7 @@ def _figures(cell: str, seen: Sequence[Point]) -> Iterator[Figure]:
     ):
         spots = _trend_points(seen, name, factor)
         if any(math.isfinite(spot.value) for spot in spots):
-            alt = f"{title} of {clip(cell, 300)} in {len(spots)} runs, {unit}"
+            alt = f"{title} of {clip(cell, 300)} in {counted(len(spots), 'run')}, {unit}"
             yield Figure(title=title, note=unit, svg=trend(spots, alt=alt, log=name == "loss_drift"))
 
 
