@@ -159,7 +159,7 @@ def _mark(outcome: str) -> str:
 
 def _day_title(day: Day) -> str:
     if not day.outcome:
-        return f"{day.day}: not run"
+        return f"{day.day}: no run"
     counts = ", ".join(f"{OUTCOME_MARKS[Outcome(name)][1]} x {times}" for name, times in day.times.items())
     return f"{day.day}: {counts}"
 
