@@ -131,6 +131,7 @@ def _dry_run(planned: plan_run.Planned, directory: RunDir) -> int:
         jobs=planned.jobs,
         stacks=forecast_lines(stacks),
         to_make=any_to_make(stacks),
+        width=screen.width(),
     )
     screen.out(screen.wrapped(text))
     launcher = launcher_for(planned.cluster)
