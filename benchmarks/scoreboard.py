@@ -13,6 +13,7 @@ has no run, a trainer has fewer than 100 clean cells, or one of them failed.
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,6 +52,13 @@ RELEASES = [
     "What was run of each release, and of commits that were the newest of a branch: cells that passed, cells that",
     "failed as known, and cells that a rule rejected before they ran.",
 ]
+REPOSITORIES = {
+    "Megatron-LM": "NVIDIA/Megatron-LM",
+    "Megatron-Bridge": "NVIDIA-NeMo/Megatron-Bridge",
+    "NeMo-RL": "NVIDIA-NeMo/RL",
+    "SkyRL": "NovaSky-AI/SkyRL",
+    "verl": "verl-project/verl",
+}
 CLEAN = 100  # cells without a known failure that each trainer must have
 
 
@@ -95,9 +103,20 @@ def _summary(table: Table, runs: Mapping[str, Run], scores: Sequence[Score]) -> 
     ]
 
 
+def linked(fix: str) -> str:
+    """The commits, pull requests, issues and reproducers of a fix as links."""
+    fix = re.sub(r"\bdocs/(reproducers/\w+\.py)", r"[reproducer](\1)", fix)
+    project = next((name for name in REPOSITORIES if fix.startswith(name)), "")
+    if not project:
+        return fix
+    home = f"https://github.com/{REPOSITORIES[project]}"
+    fix = re.sub(r"\b[0-9a-f]{8,}\b", lambda found: f"[{found[0]}]({home}/commit/{found[0]})", fix)
+    return re.sub(r"\b(?:pull request|issue) ([0-9]+)", lambda found: f"[{found[0]}]({home}/issues/{found[1]})", fix)
+
+
 def _section(heading: str, scores: Sequence[Score]) -> list[str]:
     rows = [
-        [score.fault.id, score.fault.title, score.fault.fix, score.why_not or score.matrices]
+        [score.fault.id, score.fault.title, linked(score.fault.fix), score.why_not or score.matrices]
         for score in sorted(scores, key=lambda score: bool(score.why_not))
     ]
     head = ["", "what was wrong", "fix or report", "shown by, or why not"]

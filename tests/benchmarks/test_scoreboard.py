@@ -162,6 +162,15 @@ def test_the_page_counts_bugs_and_clean_cells(board: ModuleType, counts: ModuleT
     assert "| harness | 2 | 1 |" in page
 
 
+def test_commits_reports_and_reproducers_are_links(board: ModuleType) -> None:
+    home = "https://github.com/NVIDIA/Megatron-LM"
+    assert board.linked("Megatron-LM dev 4bce841d24 and issue 12") == (
+        f"Megatron-LM dev [4bce841d24]({home}/commit/4bce841d24) and [issue 12]({home}/issues/12)"
+    )
+    assert board.linked("none; docs/reproducers/x.py") == "none; [reproducer](reproducers/x.py)"
+    assert board.linked("router.py of core_v0.19.0") == "router.py of core_v0.19.0"
+
+
 def test_releases_are_told_from_other_commits(counts: ModuleType) -> None:
     versions = ["megatron-core 0.19.2", "megatron-lm 0123456789", "megatron-bridge 0123456789", "megatron-lm abc"]
     cells = [counts.Cell(id="x", outcome=Outcome.PASS, trainer="harness", version=version) for version in versions]
