@@ -57,6 +57,7 @@ REPOSITORIES = {
     "Megatron-Bridge": "NVIDIA-NeMo/Megatron-Bridge",
     "NeMo-RL": "NVIDIA-NeMo/RL",
     "SkyRL": "NovaSky-AI/SkyRL",
+    "Transformer Engine": "NVIDIA/TransformerEngine",
     "verl": "verl-project/verl",
 }
 CLEAN = 100  # cells without a known failure that each trainer must have
