@@ -78,7 +78,7 @@ def page(table: Table, runs: Mapping[str, Run]) -> str:
     lists = {heading: [score for score in scores if score.fault.list == name] for name, heading in table.lists.items()}
     lines = ["# Scoreboard", "", *INTRODUCTION, "", *_summary(table, runs, scores), ""]
     lines += _markdown(
-        ["list", "shown", "of"], [[key, str(shown(some)), str(len(some))] for key, some in lists.items()]
+        ["list", "shown", "of"], [[linked(key), str(shown(some)), str(len(some))] for key, some in lists.items()]
     )
     for heading, some in lists.items():
         lines += _section(heading, some)
@@ -121,7 +121,7 @@ def _section(heading: str, scores: Sequence[Score]) -> list[str]:
         for score in sorted(scores, key=lambda score: bool(score.why_not))
     ]
     head = ["", "what was wrong", "fix or report", "shown by, or why not"]
-    return [f"## {heading}", "", _shown_of(scores), "", *_markdown(head, rows)]
+    return [f"## {linked(heading)}", "", _shown_of(scores), "", *_markdown(head, rows)]
 
 
 def _shown_of(scores: Sequence[Score]) -> str:
@@ -132,7 +132,7 @@ def _shown_of(scores: Sequence[Score]) -> str:
         old
     )
     left = len(scores) - gpu - old
-    remain = f"{shown(scores)} of the remaining {left}" if left else "none remains"
+    remain = f"{shown(scores)} of the remaining {left}" if left else "none could be shown"
     rest = f" Of the others, {' and '.join(parts)}: {remain}."
     return f"**{shown(scores)} of {len(scores)}.**{rest if parts else ''}"
 

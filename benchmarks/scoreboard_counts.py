@@ -14,6 +14,7 @@ from typing import Any
 import tomllib
 
 from harness.core.outcomes import Outcome
+from harness.core.stack import DEFAULT
 from harness.judge.report.model import Report
 from harness.judge.report.render_json import read_report
 
@@ -85,18 +86,17 @@ class Run:
 
 
 def kept_of(report: Report) -> Run:
-    release = versions(report)
     cells = (
         Cell(
             id=cell.id.rpartition("-")[0],
             outcome=cell.outcome,
             trainer=str(cell.axes.get("trainer", "harness")),
-            version=release.get(str(cell.axes.get("stack", "")), ""),
+            version=version_of(cell.axes, report),
         )
         for cell in report.cells
         if cell.role == "cell"
     )
-    rejected = Counter(release.get(str(cell.axes.get("stack", "")), "") for cell in report.rejected)
+    rejected = Counter(version_of(cell.axes, report) for cell in report.rejected)
     return Run(
         id=report.run_id,
         commit=report.provenance["harness_commit"],
@@ -186,25 +186,30 @@ def unlisted(table: Table, runs: Mapping[str, Run]) -> list[str]:
     return [f"{name}: {cell.id}" for name, cell in failed if id(cell) not in listed]
 
 
-def versions(report: Report) -> dict[str, str]:
-    """Stack of a run -> the release or commit under test, the most specific distribution first.
-
-    A cell without a stack runs in the environment of the harness, whose stack is "".
-    """
-    named = {"": f"megatron-core {report.provenance['packages']['megatron-core']}"}
-    for stack, entry in report.provenance.get("stacks", {}).items():
-        named[stack] = _version(entry, report.provenance["imports_of_stacks"].get(stack, []))
-    return named
-
-
-def _version(stack: Mapping[str, Any], imports: Sequence[Mapping[str, str]]) -> str:
+def version_of(axes: Mapping[str, Any], report: Report) -> str:
+    """The release or commit that a cell tests, of all that its stack holds."""
+    stack = report.provenance.get("stacks", {}).get(axes.get("stack", DEFAULT))
+    if stack is None:
+        return f"megatron-core {report.provenance['packages']['megatron-core']}"
     if stack["checkouts"]:
         checkout = stack["checkouts"][0]
         without = " without a fix" if checkout["reverted"] else ""
         return f"{checkout['project']} {checkout['commit'][:10]}{without}"
     packages = {package["name"]: package["version"] for package in stack["packages"]}
-    order = ("verl", "skyrl", "skyrl-train", "megatron-bridge", "megatron-core")
-    return next((f"{name} {packages[name]}" for name in order if name in packages), "")
+    return next((f"{name} {packages[name]}" for name in _tested(axes) if name in packages), "")
+
+
+def _tested(axes: Mapping[str, Any]) -> tuple[str, ...]:
+    """Distributions, the one whose code a cell tests first: of its trainer or data path, or of its model."""
+    code = (axes.get("trainer"), axes.get("packing"))
+    if "verl" in code:
+        return ("verl",)
+    if "skyrl" in code:
+        return "skyrl", "skyrl-train"
+    adapted = any(axes.get(name, "none") != "none" for name in ("model.peft", "model.vision"))
+    if adapted or any(str(name).startswith("bridge") for name in code):
+        return ("megatron-bridge",)
+    return ("megatron-core",)
 
 
 RELEASE = re.compile(r"(verl|skyrl|skyrl-train|megatron-bridge|megatron-core) [0-9]+\.[0-9.]+")

@@ -171,6 +171,24 @@ def test_commits_reports_and_reproducers_are_links(board: ModuleType) -> None:
     assert board.linked("router.py of core_v0.19.0") == "router.py of core_v0.19.0"
 
 
+def test_a_cell_counts_for_the_release_whose_code_it_tests(counts: ModuleType) -> None:
+    packages = [{"name": name, "version": "1.2"} for name in ("megatron-core", "megatron-bridge", "skyrl", "verl")]
+    checkout = {"project": "megatron-lm", "commit": "0123456789abcdef", "reverted": ["f"]}
+    stacks = {"s": {"packages": packages, "checkouts": []}, "c": {"packages": packages, "checkouts": [checkout]}}
+    provenance = sample_report().provenance | {"packages": {"megatron-core": "1.1"}, "stacks": stacks}
+    report = replace(sample_report(), provenance=provenance)
+    tested = {
+        "megatron-core 1.1": {"packing": "sft", "stack": "default"},
+        "megatron-core 1.2": {"packing": "sft", "stack": "s", "model.peft": "none"},
+        "megatron-bridge 1.2": {"packing": "reference", "stack": "s", "model.peft": "lora4"},
+        "skyrl 1.2": {"packing": "skyrl", "stack": "s"},
+        "verl 1.2": {"packing": "verl", "stack": "s"},
+        "megatron-lm 0123456789 without a fix": {"packing": "sft", "stack": "c"},
+    }
+    assert {version: counts.version_of(axes, report) for version, axes in tested.items()} == {v: v for v in tested}
+    assert counts.version_of({"packing": "bridge_long", "stack": "s"}, report) == "megatron-bridge 1.2"
+
+
 def test_releases_are_told_from_other_commits(counts: ModuleType) -> None:
     versions = ["megatron-core 0.19.2", "megatron-lm 0123456789", "megatron-bridge 0123456789", "megatron-lm abc"]
     cells = [counts.Cell(id="x", outcome=Outcome.PASS, trainer="harness", version=version) for version in versions]
