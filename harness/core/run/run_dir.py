@@ -11,6 +11,7 @@ reports/<run_id>/
   operations/<cell_id>/layer-<n>/ (a run, whose attempts have operations/rank-00007.json)
   shrink/<cell_id>/{round-01/ (a run), answers.jsonl, shrink.json, smallest.yaml, issue.md}
   noise.json  baseline.json  previous.json  report.json  junit.xml  report.md  report.html  compare.{md,html}
+  report-pages/001.html, of a large run
 """
 
 from __future__ import annotations
