@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
 from harness.core.errors import InputError
-from harness.core.run.run_dir import RunDir
+from harness.core.run.run_dir import AttemptDir, RunDir
 from harness.infra.inputs.text_file import exists
 from harness.judge.report.model import ReportCell
 
@@ -46,7 +46,7 @@ class RunFiles:
         if self.root is None:
             return []
         try:
-            attempt = RunDir(Path()).attempt(cell.id, cell.attempts)
+            attempt = AttemptDir(RunDir(self.root).attempt(cell.id, cell.attempts).root.relative_to(self.root))
         except InputError:  # an id that no file can have
             return []
         rank = _rank_of(cell)
