@@ -57,7 +57,7 @@ def listed(run: RunDir) -> tuple[ListedRun, dict[str, Any] | None]:
         faults = list(map(str, report.get("faults") or ()))
         found = ListedRun(state="finished", verdict=str(report["verdict"]), counts=counts, faults=faults, **base)
         return found, report
-    ended = Counter(any(cell.glob("attempt-*/result.json")) for cell in (run.root / "cells").glob("*"))
+    ended = Counter(any(cell.glob("attempt-*/result.json")) for cell in run.cells())
     state = "running" if running else "interrupted"
     return ListedRun(state=state, cells=ended.total(), ended=ended[True], **base), None
 
