@@ -78,7 +78,7 @@ def test_cells_pass_in_the_jobs_that_nemo_run_wrote_and_submitted(cluster: Clust
 
 @pytest.mark.long
 def test_jobs_that_slurm_ended_are_seen_as_with_submitit(cluster: Cluster) -> None:
-    launcher = cluster.start("run", *RUN, "--only", "cp2")
+    launcher = cluster.start("run", *RUN)
     cluster.until_submitted(3)
     cluster.until_a_cell_starts(2)
     jobs = cluster.jobs()

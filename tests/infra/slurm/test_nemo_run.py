@@ -41,7 +41,7 @@ def test_without_the_package_the_message_names_the_extra() -> None:
         ("/shared/it's/run-1", {}, "has a quote or a backslash"),
         ("/shared/run-1", {"sbatch_flags": ("--licenses=a\\b",)}, "--licenses.*has a quote or a backslash"),
         ("/shared/nemo_run/run-1", {}, "choose another --run-dir"),
-        ("/shared/run-1", {"setup": ("source /home/me/nemo_runs/setup",)}, "NeMo-Run replaces '/nemo_run'"),
+        ("/shared/run-1", {"setup": ("source /shared/nemo_runs/setup",)}, "NeMo-Run replaces '/nemo_run'"),
         ("/shared/run-1", {"env": {"A": "/nemo_run"}}, "NeMo-Run replaces '/nemo_run'"),
     ],
 )
