@@ -90,6 +90,10 @@ def _legs(context: RankContext, groups: Groups, recorder: Recorder, begin: float
     counts = [len(config.micro_batches(step)[place.dp]) for step in range(config.train.steps)]
     recorder.record.micro_batches = [fault.micro_batches(count, context, step) for step, count in enumerate(counts)]
     metadata_leg(path, context, fault, recorder)
+    if not config.train.steps:  # the cell only fetches batches
+        recorder.record.setup_s = time.perf_counter() - begin
+        record_peaks(recorder.record, context.device)
+        return
     training, canaries = _model_legs(context, path, fault, recorder, groups)
     recorder.record.setup_s = time.perf_counter() - begin
     training.run()
