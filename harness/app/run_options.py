@@ -19,6 +19,7 @@ from harness.app.arguments import (
 
 
 def add(run: argparse.ArgumentParser) -> None:
+    """First those that choose and change cells."""
     add_matrix(run)
     add_only(run, "CELL", "run only cells with this id, name or shell-style pattern (repeatable)")
     run.add_argument(
@@ -41,6 +42,11 @@ def add(run: argparse.ArgumentParser) -> None:
         metavar="FAULT",
         help="break the cells on purpose by this fault of the self-test, to see what the reports show",
     )
+    _ways(run)
+
+
+def _ways(run: argparse.ArgumentParser) -> None:
+    """Where the run goes, and when it ends."""
     add_cluster(run)
     add_run_parent(run, default=None)
     add_history(run)
