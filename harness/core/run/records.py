@@ -268,6 +268,14 @@ class Progress:
 
 
 @dataclass(kw_only=True)
+class Lap:
+    """The time of one part of a cell on one rank."""
+
+    time_s: float = 0.0
+    busy_s: float = 0.0  # this process's processor time
+
+
+@dataclass(kw_only=True)
 class RankRecord:
     cell: str
     rank: int
@@ -311,4 +319,5 @@ class RankRecord:
     peak_memory_bytes: int = 0  # up to the timing leg or an exception; on a GPU the memory of torch's tensors
     peak_reserved_bytes: int | None = None  # on a GPU: memory that torch's allocator reserved for them
     setup_s: float = 0.0
+    laps: dict[str, Lap] = field(default_factory=dict)  # where the time went: node/recording/recorder.py
     schema_version: int = SCHEMA_VERSION
