@@ -49,6 +49,7 @@ BENCHMARKS = (
     Benchmark(name="legs", arguments=("--matrix", str(ROOT / "matrices" / "triage.yaml"))),
     Benchmark(name="judge"),
     Benchmark(name="history"),
+    Benchmark(name="scale"),
     Benchmark(name="overhead"),
     Benchmark(name="repeats", arguments=("--repeats", "3")),
     Benchmark(name="soak", arguments=("--runs", "3")),

@@ -28,7 +28,8 @@ _KERNELS = (
     "harness/node/probe/model/core_attention.py:",
     "harness/node/probe/model/varlen.py:",
 )
-_NO_KERNEL_TAKES = "harness/node/device/cpu_stubs.py:", " in _require_ascending"  # not the real one either
+# What the real kernel does not take either: tests in cpu_stubs.py.
+_NO_KERNEL_TAKES = "harness/node/device/cpu_stubs.py:", (" in _require_ascending", " in _require_tensor")
 # Wheels contain no pretrain_gpt: these functions copy the release's get_batch line by line, with its assertions.
 _FOLLOWS_UPSTREAM = "harness/node/data_paths/sft/wheel.py:"
 _FOLLOWERS = (" in _of_iterator", " in _of_batch", " in _params")
@@ -60,8 +61,8 @@ def deciding(frames: Iterable[str]) -> tuple[str, str]:
     `frames`: innermost last. What no kernel takes is not the replacement's limit, but its caller's.
     """
     frames = list(frames)
-    file, function = _NO_KERNEL_TAKES
-    if frames and frames[-1].startswith(file) and frames[-1].endswith(function):
+    file, functions = _NO_KERNEL_TAKES
+    if frames and frames[-1].startswith(file) and frames[-1].endswith(functions):
         frames = [frame for frame in frames if owner_of(frame) != KERNEL]
     owned = [(owner, frame) for frame in frames if (owner := owner_of(frame)) != UNOWNED]
     return owned[-1] if owned else (UNOWNED, "")

@@ -15,10 +15,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "benchmarks"
-PLAIN = ("cli", "plan", "history")
-TRAINING = ("smoke", "judge", "overhead")
-# Not in CI: the first three run whole matrices as smoke does, the others build stacks.
-LONG = ("legs", "repeats", "soak", "stacks", "calm")
+PLAIN = ("cli", "plan", "history", "scale")
+TRAINING = ("smoke", "overhead")
+# Not in CI: the first three run whole matrices as smoke does, two build stacks, and scale judges more than judge does.
+LONG = ("legs", "repeats", "soak", "stacks", "calm", "judge")
 ELSEWHERE = ("trainer", "bisect", "slurm")  # need a clone of Megatron-LM, or a cluster; their parts are tested
 
 

@@ -51,8 +51,9 @@ def test_frames_are_relative_to_the_folder_of_their_package(file: str, text: str
     assert frame_text(file, 3, "f", ["", "/checkouts/abc", "/checkouts/abc/nested/"]) == text
 
 
-def test_offsets_that_no_kernel_takes_are_blamed_on_the_caller_of_the_replacement() -> None:
+@pytest.mark.parametrize("test", ["_require_ascending", "_require_tensor"])
+def test_offsets_that_no_kernel_takes_are_blamed_on_the_caller_of_the_replacement(test: str) -> None:
     caller = "megatron/core/utils.py:7 in get_thd_batch_on_this_cp_rank"
     stub = "harness/node/device/cpu_stubs.py:85 in _thd_get_partitioned_indices"
     assert deciding([caller, stub]) == (KERNEL, stub)
-    assert deciding([caller, stub, "harness/node/device/cpu_stubs.py:96 in _require_ascending"]) == (CODE, caller)
+    assert deciding([caller, stub, f"harness/node/device/cpu_stubs.py:96 in {test}"]) == (CODE, caller)

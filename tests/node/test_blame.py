@@ -217,9 +217,18 @@ def test_an_error_that_torch_raises_is_blamed_on_its_caller(tmp_path: Path, upst
 
 def test_a_cpu_stub_that_raises_is_a_limit_of_the_stub(tmp_path: Path, upstream: Any) -> None:
     stub = cpu_stubs._thd_get_partitioned_indices
-    failure = recorded(tmp_path, lambda: upstream.calls(stub, None, 16, 2, 0))
+    offsets = torch.tensor([0, 8])
+    failure = recorded(tmp_path, lambda: upstream.calls(stub, offsets, 16, 2, 0))
     assert blamed(failure) == ("harness", "replacement-kernel")
-    assert "the real kernel may accept it" in failure.message
+    assert failure.message == "cu_seqlens ends at 8, the row has 16 tokens"
+
+
+@pytest.mark.parametrize("offsets", [None, [0, 16], torch.tensor([0, 16, -1])])
+def test_offsets_that_the_real_kernel_refuses_too_are_blamed_on_upstream(
+    offsets: Any, tmp_path: Path, upstream: Any
+) -> None:
+    stub = cpu_stubs._thd_get_partitioned_indices
+    assert blamed(recorded(tmp_path, lambda: upstream.calls(stub, offsets, 16, 2, 0)))[0] == "code"
 
 
 def test_an_injected_fault_is_blamed_like_upstream(tmp_path: Path) -> None:

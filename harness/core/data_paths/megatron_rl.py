@@ -50,5 +50,6 @@ MEGATRON_RL = DataPath(
     ),
     without=("labels", "loss_mask"),
     returns_log_probs=True,
+    loss_on_every_context_rank=True,
     sets_pad_between_seqs=True,
 )

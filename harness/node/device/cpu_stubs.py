@@ -99,16 +99,19 @@ def _thd_get_partitioned_indices(cu_seqlens: torch.Tensor, total: int, cp_size: 
     """Stub of transformer_engine_torch.thd_get_partitioned_indices: int32 [total / cp_size], the slots of this rank,
     zigzag per segment. `cu_seqlens`: [segments + 1]. TypeError or ValueError for input that the stub does not support.
     """
-    if not torch.is_tensor(cu_seqlens):
-        kind = type(cu_seqlens).__name__
-        raise TypeError(
-            f"the CPU stub of thd_get_partitioned_indices got cu_seqlens of type {kind}; the real kernel may accept it"
-        )
+    _require_tensor(cu_seqlens)
     bounds = [int(value) for value in cu_seqlens.tolist()]
     _require_ascending(bounds)
     if bounds[-1] != total:
         raise ValueError(f"cu_seqlens ends at {bounds[-1]}, the row has {total} tokens")
     return torch.tensor(zigzag(bounds, cp_size, cp_rank), dtype=torch.int32)
+
+
+def _require_tensor(cu_seqlens: Any) -> None:
+    """TypeError as the real function raises it, before it starts a kernel; core/frames.py blames the caller."""
+    if not torch.is_tensor(cu_seqlens):
+        kind = type(cu_seqlens).__name__
+        raise TypeError(f"thd_get_partitioned_indices(): incompatible function arguments: cu_seqlens is a {kind}")
 
 
 def _require_ascending(bounds: Sequence[int]) -> None:

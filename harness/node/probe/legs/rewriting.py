@@ -2,7 +2,8 @@
 
 Both are drawn from the seed and global indices (layer, document, position, hidden unit) and split like the real ones.
 So they do not depend on layout and packing, and no error propagates between modules. A module whose results differ from
-the same leg of the control is itself faulty (TTrace, arXiv 2506.09280).
+the same leg of the control is itself faulty (TTrace, arXiv 2506.09280). If every context rank returns the loss of
+whole rows, right gradients are cp times those of the control until Megatron divides them, and so are the drawn ones.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Rewriter:
         self.context, self.state = context, state
         self.lengths: dict[int, int] | None = None
         self.gradients: dict[int, ActivationSeen] = {}
-        last = context.config.model.layers + 1
+        config = context.config
+        self.scale = config.layout.cp if config.path.loss_on_every_context_rank else 1
+        last = config.model.layers + 1
         for chunk in chunks:
             modules = [(layer.number, layer.whole) for layer in numbered_layers(chunk)]
             final = final_norm(chunk)
@@ -73,7 +76,7 @@ class Rewriter:
         if owners.shape[:2] != hidden.shape[:2]:
             return hidden  # wrong shape; the metadata lane reports it
         value = self._drawn("input", number, owners, hidden) * INITIAL_STD
-        gradient = self._drawn("gradient", number - 1, owners, hidden)
+        gradient = self._drawn("gradient", number - 1, owners, hidden) * self.scale
         # Only tp rank 0 records values that are replicated over tp.
         records = self.context.place.tp == 0 or self.context.config.layout.sp
         show = partial(self._show, number, owners) if records else _nothing
@@ -97,7 +100,10 @@ class Rewriter:
         merge(
             seen.documents,
             document_fingerprints(
-                grad.flatten(0, 1), owners.flatten(0, 1), length=config.train.seq_length, seed=config.train.seed
+                (grad / self.scale).flatten(0, 1),
+                owners.flatten(0, 1),
+                length=config.train.seq_length,
+                seed=config.train.seed,
             ),
         )
 

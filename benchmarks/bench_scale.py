@@ -1,0 +1,165 @@
+"""A simulated campaign through planner, journals, status, judge, reports and history: time, memory and files by stage.
+
+    python benchmarks/bench_scale.py [--cells 100 1000 20000] [--keep DIR] [--curve docs/pictures/scale.svg]
+
+Only the training is replaced: tests/judge/simulator.py makes the records of each layout, which the real writer writes
+under the id of every planned cell of that layout. The plan is for a cluster of 4,096 ranks, and one of its cells takes
+all of them. In every twentieth group of cells the gradient norm of one is wrong, so that reports have findings. Each
+stage is a fresh process; times are of its processor, so that other load changes little. A stage is linear when another
+cell costs at most 1.5 times as much in the largest campaign as in the one before it. Uses about 3 GB of disk below the
+temporary folder until it ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from figures import ROOT, Figure, finished, parser
+from scale_stages import STAGES, processor
+
+SIZES = (100, 1_000, 20_000)
+SMALLEST = (20, 40)
+LIMIT_LINEAR = 1.5
+PAGE_MB, OPEN_S, MOST_ENTRIES = 5.0, 3.0, 10_000
+BROWSER = "/usr/bin/chromium"
+
+Measured = dict[str, float]  # quantity -> value, of one campaign
+
+
+def campaign(folder: Path, cells: int) -> Measured:
+    """Run every stage on a campaign of about `cells` cells."""
+    found: Measured = {}
+    for stage in STAGES:
+        command = [sys.executable, __file__, "--stage", stage, "--folder", str(folder), "--cells", str(cells)]
+        print(f"{cells:,} cells: {stage}", flush=True)
+        found |= json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    run = folder / "run"
+    counts = [len(folders) + len(files) for _, folders, files in os.walk(run)]
+    found["entries of the run directory"] = sum(counts)
+    found["entries of its fullest folder"] = max(counts)
+    found["report.html, MB"] = (run / "report.html").stat().st_size / 1e6
+    if Path(BROWSER).exists():
+        found["opening report.html, s"] = opening(run / "report.html")
+    return found
+
+
+def opening(page: Path) -> float:
+    """Seconds until Chromium has loaded and laid out a page; the median of three."""
+    from playwright.sync_api import sync_playwright
+
+    seconds = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        for _ in range(3):
+            tab = browser.new_page()
+            begin = time.perf_counter()
+            tab.goto(page.as_uri(), wait_until="load", timeout=120_000)
+            tab.evaluate("document.body.getBoundingClientRect().height")
+            seconds.append(time.perf_counter() - begin)
+            tab.close()
+        browser.close()
+    return sorted(seconds)[1]
+
+
+def one_stage(name: str, folder: Path, cells: int) -> None:
+    """In a fresh process: print its measured quantities as JSON, with time and peak memory unless it only prepares."""
+    sys.path.insert(0, str(ROOT))
+    stage: Callable[[Path, int], Measured] = STAGES[name]
+    begin = processor()
+    found = dict(stage(folder, cells))
+    spent = processor() - begin
+    peaks = [resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    print(json.dumps({f"{name}, s": spent, f"{name}, MB": max(peaks)} | found))
+
+
+def slopes(sizes: Sequence[int], values: Sequence[float]) -> tuple[float, float]:
+    """What another cell costs in the campaign before the last, and in the last."""
+    (a, first), (b, middle), (c, last) = [(0, 0.0), (0, 0.0), *zip(sizes, values)][-3:]
+    if a == b:
+        return 0.0, 0.0
+    return (middle - first) / (b - a), (last - middle) / (c - b)
+
+
+def figures_of(sizes: Sequence[int], measured: Sequence[Measured]) -> list[Figure]:
+    """For each quantity its values by size, then whether it is linear, and the limits."""
+    limits = {
+        "report.html, MB": PAGE_MB,
+        "opening report.html, s": OPEN_S,
+        "entries of its fullest folder": MOST_ENTRIES,
+    }
+    found = []
+    for quantity in measured[0]:
+        name, _, unit = quantity.partition(", ")
+        values = [one[quantity] for one in measured]
+        for size, value in zip(sizes, values):
+            limit = limits.get(quantity)
+            found.append(Figure(name=f"{name}, {size:,} cells", values=[value], unit=unit, limit=limit))
+        if unit == "s" and quantity not in limits and values[-1] > 5.0:
+            before, after = slopes(sizes, values)
+            if before > 0:
+                note = f"{1000 * before:.3g} ms, then {1000 * after:.3g} ms"
+                linear = Figure(
+                    name=f"{name}, another cell over one of the smaller campaign",
+                    values=[after / before],
+                    unit="times",
+                    limit=LIMIT_LINEAR,
+                    note=note,
+                )
+                found.append(linear)
+    return found
+
+
+def draw(file: Path, sizes: Sequence[int], measured: Sequence[Measured]) -> None:
+    """The times and the peaks of memory by number of cells, on logarithmic axes."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot
+
+    mpl.rcParams["svg.hashsalt"] = "scale"
+    figure, (times, memory) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for axes, unit, label in ((times, "s", "seconds"), (memory, "MB", "peak memory, MB")):
+        for quantity in measured[0]:
+            name, _, found = quantity.partition(", ")
+            if found == unit and not name.startswith(("report.html", "opening")):
+                axes.plot(sizes, [one[quantity] for one in measured], marker="o", label=name)
+        axes.set(xscale="log", yscale="log", xlabel="cells", ylabel=label)
+        axes.grid(alpha=0.3)
+    times.legend(fontsize="small")
+    figure.savefig(file, metadata={"Date": None, "Creator": None})
+
+
+def main() -> int:
+    options = parser(__doc__)
+    options.add_argument("--cells", type=int, nargs="+", default=list(SIZES))
+    options.add_argument("--keep", type=Path, metavar="DIR", help="where the campaigns are left; else they are removed")
+    options.add_argument("--curve", type=Path, metavar="FILE", help="draw times and memory as SVG")
+    options.add_argument("--stage", help=argparse.SUPPRESS)
+    options.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    arguments = options.parse_args()
+    if arguments.stage:
+        one_stage(arguments.stage, arguments.folder, arguments.cells[0])
+        return 0
+    sizes = SMALLEST if arguments.smallest else sorted(arguments.cells)
+    measured = []
+    with tempfile.TemporaryDirectory(prefix="bench-scale-") as name:
+        for size in sizes:
+            folder = (arguments.keep or Path(name)).resolve() / str(size)
+            folder.mkdir(parents=True)
+            measured.append(campaign(folder, size))
+    if arguments.curve:
+        draw(arguments.curve, sizes, measured)
+    return finished(figures_of(sizes, measured), arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
