@@ -83,7 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
     selftest = commands.add_parser("selftest", help="inject known faults and check that each is caught")
     _only(selftest, "FAULT", "inject only this fault (repeatable)")
     add_run_parent(selftest)
-    text = "inject the faults in upstream's own code instead: trainers, adapters, images, rollouts; on shipped stacks"
+    text = "inject faults in upstream's code instead: trainers, adapters, images, rollouts, scheduler; in stacks"
     selftest.add_argument("--trainers", action="store_true", help=text)
     selftest.add_argument("--list", action="store_true", help="describe the faults, inject none")
     return parser

@@ -40,6 +40,7 @@ from harness.node.coordination.rendezvous import NodeResult
 from harness.node.node_agent import ANNOUNCING, Agent
 from harness.node.process import die_with, other_threads
 
+LOOK_AHEAD = 64  # waiting cells that may start before one that does not fit; the configuration of each is read
 CLOCK_TOLERANCE_S = 5.0  # a larger offset to the leader's time stamp means that the clocks disagree
 
 
@@ -104,9 +105,11 @@ class Leader(Agent):
 
     def _start_what_fits(self) -> None:
         """Start waiting cells in order while their ranks fit; a cell larger than the capacity runs alone."""
-        for cell, number in list(self.waiting):
-            config = self.config(cell, number)
+        for cell, number in self.waiting[:LOOK_AHEAD]:
             busy = sum(self.node_share(running[2]).room(self.capacity) for running in self.running.values())
+            if busy >= self.capacity:
+                return
+            config = self.config(cell, number)
             if busy and busy + self.node_share(config).room(self.capacity) > self.capacity:
                 continue
             if not self.gpus.fits(config.device, config.layout.world_size):

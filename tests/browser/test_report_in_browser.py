@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
-from harness.infra.html.report import render_html
+from harness.infra.html.report import render_html, render_pages
+from tests.infra.html.test_large_report import large_report
 from tests.sample_report import big_report, hostile_report, sample_report
 
 pytestmark = pytest.mark.browser
@@ -286,3 +287,28 @@ def test_a_narrow_window_shows_the_column_under_test(browser: Browser, files: di
         place = box.bounding_box()
         assert place is not None and place["x"] >= 0 and place["x"] + place["width"] <= 390
     view.page.context.close()
+
+
+@pytest.mark.parametrize("scheme, width", VIEWS)
+def test_a_search_of_a_large_report_leads_to_the_page_of_the_cell(
+    browser: Browser, tmp_path: Path, scheme: str, width: int
+) -> None:
+    report = large_report()
+    for name, text in render_pages(report):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    view = open_view(browser, tmp_path / "report.html", scheme, width)
+    page = view.page
+    assert page.locator(".filter output").inner_text() == f"{len(report.cells)} cells"
+    assert view.overflow() <= 0 and page.evaluate(LOW_CONTRAST)["low"] == []
+    page.locator(".filter").get_by_label("Outcome").select_option("PASS")
+    assert page.locator("#found tbody tr").count() == 100
+    page.locator(".filter").get_by_label("Search cells").fill(report.cells[-1].id)
+    assert page.locator("#found tbody tr").count() == 1
+    page.locator("#found a").click()
+    assert page.locator("details:target").get_attribute("open") is not None
+    assert view.overflow() <= 0 and page.evaluate(LOW_CONTRAST)["low"] == []
+    page.get_by_text("report of the whole run").click()
+    assert page.locator("#cells tbody a").last.get_attribute("href") == "report-pages/003.html"
+    assert view.complaints == []
+    page.context.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from multiprocessing import get_context
 from typing import Any
@@ -28,10 +28,20 @@ from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.in_turn import CellFound, evidence_in_turn
 from harness.judge.failures.classification import JobEnding
 from harness.judge.report.build import Judged, Seen, judge_cells
+from harness.judge.stats.baseline import Baseline
 from harness.judge.stats.noise import noise_floors
 
 LARGE_RUN = 4000  # rank records; below that another process costs more than it saves
 _MOST_PROCESSES = 8  # each holds the records of one cell and its controls
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What is read once of a run, beside the files of its cells."""
+
+    jobs: Mapping[str, JobEnding] = field(default_factory=dict)  # cell -> how its job ended
+    before: Mapping[str, Baseline] = field(default_factory=dict)  # cell -> times of earlier runs
+    stopped: Mapping[str, str] = field(default_factory=dict)  # cell -> why the run was stopped before it had ended
 
 
 def judge_all(
@@ -42,17 +52,21 @@ def judge_all(
     `processes`: None chooses by the size of the run. `each`: called with every judged cell; those of another process
     come when all of them are judged.
     """
-    jobs = read_job_endings(run, (cell.id for cell in plan.expansion.cells))
+    facts = RunFacts(
+        jobs=read_job_endings(run, (cell.id for cell in plan.expansion.cells)),
+        before=read_baselines(run),
+        stopped=stopped_cells(run),
+    )
     if processes is None:
         records = sum(cell.config.layout.world_size for cell in plan.expansion.cells)
         processes = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES) if records >= LARGE_RUN else 1
     if processes == 1:
-        return _judge(run, plan, jobs, today, each)
+        return judge_here(run, plan, facts, today, each)
     whole, seen = Judged(cells={}, noise={}), RanksSeen()
     own, *others = _parts(plan, processes)
     with ProcessPoolExecutor(processes - 1, mp_context=get_context("spawn"), initializer=plugins.active) as pool:
-        started = [pool.submit(_judge, run, part, jobs, today) for part in others]
-        judged_here, seen_here = _judge(run, own, jobs, today, each)
+        started = [pool.submit(judge_here, run, part, facts, today) for part in others]
+        judged_here, seen_here = judge_here(run, own, facts, today, each)
         for judged, found in chain([(judged_here, seen_here)], (future.result() for future in started)):
             if each is not None and judged_here is not judged:
                 for name in judged.cells.keys() - whole.cells.keys():
@@ -67,7 +81,7 @@ def _parts(plan: RunPlan, count: int) -> list[RunPlan]:
     """The plan in `count` parts, each with all controls of its cells; several parts may judge the same control."""
     known = {cell.id: cell for cell in plan.expansion.cells}
     size = -(-len(known) // count)
-    cells = plan.expansion.cells
+    cells = plan.expansion.controls_first  # so that few controls are in several parts
     chunks = [cells[start : start + size] for start in range(0, len(cells), size)]
     return [
         replace(plan, expansion=replace(plan.expansion, cells=tuple(with_compared(chunk, known)))) for chunk in chunks
@@ -86,22 +100,22 @@ def with_compared(cells: Sequence[PlannedCell], known: Mapping[str, PlannedCell]
     return list(found.values())
 
 
-def _judge(
-    run: RunDir, plan: RunPlan, jobs: Mapping[str, JobEnding], today: str, each: Seen | None = None
+def judge_here(
+    run: RunDir, plan: RunPlan, facts: RunFacts, today: str, each: Seen | None = None
 ) -> tuple[Judged, RanksSeen]:
+    """Judge every cell of the plan in this process."""
     seen = RanksSeen()
-    before = read_baselines(run)
-    stopped = stopped_cells(run)
 
     def crashed(cell: str, error: Exception) -> str:
         """The reason of the ERROR; the traceback goes to a file beside the cell's attempts."""
-        file = keep_traceback(error, run.attempt(cell).root.parent)
+        file = keep_traceback(error, run.cell(cell))
         why = f"the harness could not judge this cell: {brief(error)}"
         return f"{why}; unless its files were changed, please report it with {file}"
 
     def find(cell: str) -> CellFound:
         try:
-            found = replace(read_cell(run, cell, jobs), before=before.get(cell), stopped=stopped.get(cell, ""))
+            found = read_cell(run, cell, facts.jobs)
+            found = replace(found, before=facts.before.get(cell), stopped=facts.stopped.get(cell, ""))
             noise_floors(found.records)  # computed here, where bad values make only this cell an error
         except Exception as error:
             return CellFound(result=CellResult(cell=cell, attempt=1, status="error", reason=crashed(cell, error)))

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from harness.app.pipeline.judging import judge_all, with_compared
+from harness.app.pipeline.baselines import read_baselines
+from harness.app.pipeline.judging import RunFacts, judge_here, with_compared
 from harness.core.outcomes import Outcome
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import PlannedCell, RunPlan
@@ -36,13 +37,18 @@ class LiveJudging:
         self._needs = {cell.id: with_compared([cell], self._known) for cell in plan.expansion.cells}
         self._ended = {cell for cell in self._known if read_result(run, cell) is not None}
         self._open = set(self._known) - self._ended
+        self._for: dict[str, list[str]] = {}  # cell -> cells that are compared with it, and itself
+        for name in sorted(self._open):
+            for one in self._needs[name]:
+                self._for.setdefault(one.id, []).append(name)
+        self._facts = RunFacts(before=read_baselines(run))
         self._failures = 0
 
     def ended(self, cell: str) -> None:
         """Judge what can be judged now that a cell has ended. EnoughFailures when --maxfail is reached."""
         self._ended.add(cell)
-        ready = [name for name in sorted(self._open) if all(one.id in self._ended for one in self._needs[name])]
-        for name in ready:
+        waiting = [name for name in self._for.get(cell, ()) if name in self._open]
+        for name in [name for name in waiting if all(one.id in self._ended for one in self._needs[name])]:
             self._open.discard(name)
             self._judge(self._known[name])
 
@@ -52,7 +58,7 @@ class LiveJudging:
         if self._most is None and (ranks > MOST_RANKS or cell.config.timing.turns):  # a clock must not be disturbed
             return
         part = replace(self._plan, expansion=replace(self._plan.expansion, cells=tuple(compared)))
-        judged, _ = judge_all(self._run, part, today=datetime.now(timezone.utc).date().isoformat(), processes=1)
+        judged, _ = judge_here(self._run, part, self._facts, datetime.now(timezone.utc).date().isoformat())
         found = judged.cells[cell.id]
         if isinstance(found, ReportCell) and found.outcome in _FAILED:
             self._failed(found)

@@ -9,7 +9,8 @@ from harness.app.error_boundary import uncaught
 from harness.core.errors import HarnessError, InfrastructureError
 from harness.core.run.run_dir import RunDir, write_atomic
 from harness.core.serialization import dumps
-from harness.infra.html.report import render_html
+from harness.infra.html.large_report import FOLDER
+from harness.infra.html.report import render_pages
 from harness.judge.report.model import Report
 from harness.judge.report.render_json import render_json
 from harness.judge.report.render_junit import render_junit
@@ -25,7 +26,7 @@ def write_reports(run: RunDir, report: Report) -> list[Path]:
         "report.json": render_json,
         "junit.xml": render_junit,
         "report.md": render_markdown,
-        "report.html": lambda one: render_html(one, run.root),
+        "report.html": lambda one: _pages(run, one),
     }
     if report.noise:
         renderers["noise.json"] = lambda one: dumps(one.noise, indent=1) + "\n"
@@ -38,3 +39,14 @@ def write_reports(run: RunDir, report: Report) -> list[Path]:
     if problems:
         raise InfrastructureError("; ".join(dict.fromkeys(problems)))
     return [run.report(name) for name in renderers if name != "noise.json"]
+
+
+def _pages(run: RunDir, report: Report) -> str:
+    """The text of report.html; further pages of a large report are written, in place of those of an earlier report."""
+    for old in (run.root / FOLDER).glob("[0-9]*.html"):
+        old.unlink()
+    pages = render_pages(report, run.root)
+    _, first = next(pages)
+    for name, text in pages:
+        write_atomic(run.root / name, text)
+    return first

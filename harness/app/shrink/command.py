@@ -72,11 +72,7 @@ def shrink(
     if issue:
         written = write_reproducers(shrunk)
         screen.out(f"issue: {relative_path(write_issue(shrunk, standalone=written))}")
-        if written.script and written.test:
-            run = f"torchrun --nproc-per-node {written.ranks} {relative_path(written.script)}"
-            screen.out(f"standalone: {run}\n            pytest {relative_path(written.test)}")
-        else:
-            screen.out(f"no standalone reproducer: {written.why_not}")
+        screen.out(written.lines)
     return EXIT_PASS if shrunk.matrix else EXIT_UNDECIDED
 
 

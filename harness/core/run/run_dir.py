@@ -6,11 +6,13 @@ reports/<run_id>/
   agents/<order>.<node>.{jsonl,heartbeat}  <allocation>.{claim-<n>,refused-<job>-<restart>}.json
   cells/<cell_id>/attempt-<n>/{config.json, ranks/rank-00007.json, log/rank-00007.log, result.json, interrupted, data/,
                                checkpoint/, pretrained/, resumed/{config.json, ranks/, log/, result.json, data/}}
+  cells/<two digits>/<cell_id>/ instead in a run of more than 5,000 cells
   interleaving/<pair>/attempt-<n>/<turn>
   node-code/harness/
   operations/<cell_id>/layer-<n>/ (a run, whose attempts have operations/rank-00007.json)
   shrink/<cell_id>/{round-01/ (a run), answers.jsonl, shrink.json, smallest.yaml, issue.md}
   noise.json  baseline.json  previous.json  report.json  junit.xml  report.md  report.html  compare.{md,html}
+  report-pages/001.html, of a large run
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ import os
 import re
 import secrets
 import stat
+import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -32,6 +35,8 @@ from harness.core.serialization import dumps, from_jsonable, loads
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _RESUMED = "resumed"
+_CELLS, _SPREAD = "cells", ".spread"
+_MOST_TOGETHER = 5000  # cells in one folder: far more entries slow down shared file systems
 _RUN_ID_BYTES = 1000  # of plan.json, enough for its run id
 
 
@@ -129,12 +134,10 @@ def write_new(path: Path, value: Any) -> bool:
 
 
 def _create(path: Path, text: str) -> bool:
-    try:
-        with path.open("x", encoding="utf-8") as stream:
-            stream.write(text)
-    except FileExistsError:
-        return False
-    return True
+    with suppress(FileExistsError), path.open("x", encoding="utf-8") as stream:
+        stream.write(text)
+        return True
+    return False
 
 
 def record_name(rank: int) -> str:
@@ -181,8 +184,13 @@ class AttemptDir:
     @property
     def number(self) -> int:
         """From 1; 0 for a folder that is no attempt."""
-        number = self._whole.root.name.removeprefix("attempt-")
-        return int(number) if number.isdecimal() else 0
+        return int(number) if (number := self._whole.root.name.removeprefix("attempt-")).isdecimal() else 0
+
+    @property
+    def run(self) -> RunDir:
+        """The run directory that it is in."""
+        above = self._whole.root.absolute().parents
+        return RunDir(above[2] if above[1].name == _CELLS else above[3])
 
     @property
     def run_id(self) -> str:
@@ -190,8 +198,7 @@ class AttemptDir:
 
         plan.json begins with it, and ranks read no more of the file, which may be megabytes.
         """
-        plan = RunDir(self._whole.root.absolute().parents[2]).plan if self.number else None
-        if plan is None or not plan.exists():
+        if not self.number or not (plan := self.run.plan).exists():
             return ""
         with opened(plan) as stream:
             found = re.match(rb'\s*\{\s*"run_id": "([^"\\]+)"', stream.read(_RUN_ID_BYTES))
@@ -264,10 +271,9 @@ class RunDir:
 
     def read_claim(self, allocation: str, number: int) -> Claim | None:
         """A claim; None while it is missing or incomplete."""
-        try:
+        with suppress(FileNotFoundError, TypeError, ValueError):
             return from_jsonable(Claim, loads(text_of(self.claim(allocation, number))))
-        except (FileNotFoundError, TypeError, ValueError):
-            return None
+        return None
 
     def newest_order(self, allocation: str) -> str:
         """Name of the work order of an allocation's newest start; until the second start the allocation's own name."""
@@ -278,11 +284,10 @@ class RunDir:
         """Create the folder of a cell's next attempt and return its number, which no other process gets."""
         number = after + 1
         while True:
-            try:
+            with suppress(FileExistsError):
                 self.attempt(cell, number).root.mkdir(parents=True)
                 return number
-            except FileExistsError:
-                number += 1
+            number += 1
 
     def agent_journal(self, allocation: str, node: int) -> Path:
         return self.root / "agents" / f"{path_component(allocation)}.{node}.jsonl"
@@ -291,8 +296,23 @@ class RunDir:
         """Folder through which two interleaved cells take turns; a subfolder per attempt."""
         return self.root / "interleaving" / path_component(pair)
 
+    def spread(self, cells: int) -> None:
+        """Before the first cell is written: lay out the folders for this number of cells."""
+        if cells > _MOST_TOGETHER:
+            write_atomic(self.root / _CELLS / _SPREAD, "")
+
+    def cell(self, cell: str) -> Path:
+        """The folder of a cell's attempts; of a run of many cells in one of 256 folders, by a checksum of the id."""
+        name, folder = path_component(cell), self.root / _CELLS
+        return folder / (f"{zlib.crc32(name.encode()) % 256:02x}" if (folder / _SPREAD).exists() else "") / name
+
+    def cells(self) -> list[Path]:
+        """The folders of cells that exist."""
+        folder = self.root / _CELLS
+        return list(folder.glob("*/*" if (folder / _SPREAD).exists() else "*"))
+
     def attempt(self, cell: str, attempt: int = 1) -> AttemptDir:
-        return AttemptDir(self.root / "cells" / path_component(cell) / f"attempt-{attempt}")
+        return AttemptDir(self.cell(cell) / f"attempt-{attempt}")
 
     def report(self, name: str) -> Path:
         """One of report.json, junit.xml, report.md, report.html, noise.json if noise was measured, baseline.json."""

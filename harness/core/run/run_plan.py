@@ -134,15 +134,17 @@ class Expansion:
 
     @property
     def controls_first(self) -> list[PlannedCell]:
-        """The cells, each after its control."""
-        known = {cell.id: cell for cell in self.cells}
-        ordered: dict[str, PlannedCell] = {}
+        """The cells, each after its control, and all of one control together."""
+        known = {cell.id for cell in self.cells}
+        compared: dict[str | None, list[PlannedCell]] = {}
         for cell in self.cells:
-            chain = [cell]
-            while (above := chain[-1].control) in known and above not in ordered:
-                chain.append(known[above])
-            ordered |= {item.id: item for item in reversed(chain) if item.id not in ordered}
-        return list(ordered.values())
+            compared.setdefault(cell.control if cell.control in known else None, []).append(cell)
+        ordered: list[PlannedCell] = []
+        pending = compared.get(None, [])[::-1]
+        while pending:
+            ordered.append(pending.pop())
+            pending += reversed(compared.get(ordered[-1].id, []))
+        return ordered
 
 
 @dataclass(frozen=True, kw_only=True)

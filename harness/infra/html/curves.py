@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from harness.core.outcomes import Outcome
 from harness.core.tolerances import Bound
+from harness.infra.html.drawing.plots import Series, SeriesKind, difference_plot, relative_difference, value_plot
 from harness.infra.html.marks import is_control
-from harness.infra.html.plots import Series, SeriesKind, difference_plot, relative_difference, value_plot
 from harness.judge.report.model import LossCurve, Report, ReportCell
 
 _POINTS = 24_000  # plotted points per kind of plot, about 12 bytes each

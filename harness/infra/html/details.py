@@ -62,9 +62,8 @@ def details(report: Report, files: RunFiles) -> tuple[list[Detail], int]:
         numbers[letter] += 1
         picture = rank_picture(cell, min(budget, _CELL_SQUARES))
         budget -= picture.squares
-        errors = [finding for finding in cell.findings if finding.severity is Severity.ERROR]
-        first = next(iter(errors or cell.findings), None)
-        fault = _fault_of(cell, first)
+        first = first_of(cell)
+        fault = fault_of(cell)
         is_open = letter == "F" and opened[fault] < _OPEN_OF_CLASS and opened.total() < _OPEN_FAILURES
         opened[fault] += is_open
         changed = since.get(cell.id)
@@ -110,8 +109,15 @@ def code_of(report: Report, cell: ReportCell) -> list[tuple[str, str]]:
     ]
 
 
-def _fault_of(cell: ReportCell, first: Finding | None) -> str:
+def first_of(cell: ReportCell) -> Finding | None:
+    """The finding that comes first: an error if there is one."""
+    errors = [finding for finding in cell.findings if finding.severity is Severity.ERROR]
+    return next(iter(errors or cell.findings), None)
+
+
+def fault_of(cell: ReportCell) -> str:
     """The fault class of the cell's first finding."""
+    first = first_of(cell)
     fallback = "infrastructure" if cell.outcome is Outcome.ERROR else "unclassified"
     return (first.fault_class if first else None) or fallback
 

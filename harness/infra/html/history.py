@@ -14,10 +14,10 @@ from harness.core.text.escaping import clip
 from harness.infra.history.database import CellHistory, History
 from harness.infra.history.queries import Filters, calendar, listing, totals, trail
 from harness.infra.html import page
+from harness.infra.html.drawing.trend_svg import TrendPoint, trend
 from harness.infra.html.filters import clipped
 from harness.infra.html.marks import OUTCOME_MARKS
 from harness.infra.html.run_files import Link, link_from
-from harness.infra.html.trend_svg import TrendPoint, trend
 from harness.judge.history.trends import Day, Point, calendar_rows, days_between, points
 
 MOST_LISTED = 300  # cells in the table

@@ -1,10 +1,10 @@
-"""Lays out the grid of outcomes, layouts by data paths, one mark per cell. Pure."""
+"""Lays out the grid of outcomes, layouts by data paths, one mark per cell or per outcome. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.core.cell.axes import LAYOUT, labelled
@@ -40,8 +40,7 @@ class Grid:
 
 def outcome_grids(report: Report) -> list[Grid]:
     """One chip for every cell and rejected cell; a grid per data path if there are several stacks."""
-    items: list[tuple[dict[str, Any], Chip]] = [(_axes_of(cell), _chip(cell)) for cell in report.cells]
-    items += [(_axes_of(rejected), _rejected_chip(rejected)) for rejected in report.rejected]
+    items = _items(report)
     usual = _usual([axes for axes, _ in items])
     if "stack" not in usual:
         return [_grid("", items, usual, "packing")]
@@ -49,6 +48,29 @@ def outcome_grids(report: Report) -> list[Grid]:
     items.sort(key=lambda item: stacks.index(_stack_of(item[0])))
     paths = dict.fromkeys(_path_of(axes) for axes, _ in items)
     return [_grid(path, [item for item in items if _path_of(item[0]) == path], usual, "stack") for path in paths]
+
+
+def grid_of_counts(report: Report, href: Callable[[str], str]) -> Grid:
+    """Of many cells: in each square a chip for every outcome, with the count and a link to the first such cell."""
+    grid = _grid("", _items(report), {}, "packing")
+    return replace(grid, rows=[(row, [_counted(chips, href) for chips in squares]) for row, squares in grid.rows])
+
+
+def _counted(chips: Sequence[Chip], href: Callable[[str], str]) -> list[Chip]:
+    firsts: dict[Outcome, Chip] = {}
+    for chip in chips:
+        firsts.setdefault(chip.outcome, chip)
+    counts = Counter(chip.outcome for chip in chips)
+    return [
+        replace(first, word=f"{counts[outcome]:,} {first.word}", note="", href=href(first.cell))
+        for outcome, first in firsts.items()
+    ]
+
+
+def _items(report: Report) -> list[tuple[dict[str, Any], Chip]]:
+    """The axes and the mark of every cell and rejected cell."""
+    items = [(_axes_of(cell), _chip(cell)) for cell in report.cells]
+    return items + [(_axes_of(rejected), _rejected_chip(rejected)) for rejected in report.rejected]
 
 
 def _grid(title: str, items: list[tuple[dict[str, Any], Chip]], usual: Mapping[str, str], across: str) -> Grid:

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
 from harness.core.errors import InputError
-from harness.core.run.run_dir import RunDir
+from harness.core.run.run_dir import AttemptDir, RunDir
 from harness.infra.inputs.text_file import exists
 from harness.judge.report.model import ReportCell
 
@@ -31,6 +31,7 @@ class RunFiles:
     """Links from a page in a run directory; none without a directory, as for a report that is rendered alone."""
 
     root: Path | None = None
+    up: str = ""  # from the page to the run directory
 
     def link(self, text: str, path: str) -> Link | None:
         """The link to a file of the run, or of the folder above it; None if the path leads elsewhere, or to nothing."""
@@ -38,14 +39,14 @@ class RunFiles:
         outside = plain.is_absolute() or ".." in plain.parts[1:]
         if self.root is None or outside or not exists(self.root / path):
             return None
-        return Link(text=text, href=quote(path))
+        return Link(text=text, href=self.up + quote(path))
 
     def of_cell(self, cell: ReportCell) -> list[Link]:
         """Log and record of one rank, see `_rank_of`, and the other files of the newest attempt."""
         if self.root is None:
             return []
         try:
-            attempt = RunDir(Path()).attempt(cell.id, cell.attempts)
+            attempt = AttemptDir(RunDir(self.root).attempt(cell.id, cell.attempts).root.relative_to(self.root))
         except InputError:  # an id that no file can have
             return []
         rank = _rank_of(cell)

@@ -64,9 +64,7 @@ def run_problems(run: RunDir, plan: RunPlan) -> list[str]:
             problems.append(
                 f"plan.json was changed after the run began: its checksum is {stated!r}, but its content gives {seal!r}"
             )
-    folder = run.root / "cells"
-    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    strange = sorted(found - {cell.id for cell in plan.expansion.cells})
+    strange = sorted({path.name for path in run.cells()} - {cell.id for cell in plan.expansion.cells})
     if strange:
         problems.append(f"cells/ holds {len(strange)} folders of cells that plan.json does not name, e.g. {strange[0]}")
     return problems
@@ -82,6 +80,7 @@ def read_cell(run: RunDir, cell: str, jobs: Mapping[str, JobEnding]) -> CellFoun
     found = _attempt(run, cell, number, damaged)
     return replace(
         found,
+        folder=run.attempt(cell, number).root.relative_to(run.root).as_posix(),
         job=jobs.get(cell, JobEnding()),
         earlier=tuple(_attempt(run, cell, before, []) for before in range(1, number)),
         retried=any(not run.attempt(cell, before).interrupted.exists() for before in range(1, number)),
@@ -155,7 +154,7 @@ def newest(run: RunDir, cell: str) -> int:
 def _attempts(run: RunDir, cell: str) -> tuple[int, list[str]]:
     """The newest attempt, and problems of the attempt folders, which are numbered from 1 without a gap."""
     number = newest(run, cell)
-    folder = run.attempt(cell).root.parent
+    folder = run.cell(cell)
     names = {path.name for path in folder.glob("attempt-*")} if folder.is_dir() else set()
     right = {f"attempt-{one}" for one in range(1, number + 1)}
     stray, absent = sorted(names - right), sorted(right - names) if names else []

@@ -52,7 +52,7 @@ def listed(run: RunDir) -> tuple[ListedRun, dict[str, Any] | None]:
     if not running and (report := _report(run)):
         counts = {str(name): int(count) for name, count in report["counts"].items() if count}
         return ListedRun(state="finished", verdict=str(report["verdict"]), counts=counts, **base), report
-    ended = Counter(any(cell.glob("attempt-*/result.json")) for cell in (run.root / "cells").glob("*"))
+    ended = Counter(any(cell.glob("attempt-*/result.json")) for cell in run.cells())
     state = "running" if running else "interrupted"
     return ListedRun(state=state, cells=ended.total(), ended=ended[True], **base), None
 

@@ -54,6 +54,7 @@ class CellEvidence:
     nodes: int = 1  # that ran it, each an equal number of consecutive ranks
     peak_tflops: Mapping[str, float] = field(default_factory=dict)  # of one GPU by dtype, where the user states it
     attempt: int = 1  # number of the attempt that left the records and the result
+    folder: str = ""  # of that attempt, in the run directory
     run_id: str = ""  # of the plan
     config: CellConfig | None = None  # as config.json has it: what the ranks ran
     damaged: Sequence[str] = ()  # what is wrong with the attempt's files

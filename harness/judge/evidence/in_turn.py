@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,6 +31,7 @@ class CellFound:
     job: JobEnding = field(default_factory=JobEnding)
     before: Baseline | None = None
     attempt: int = 1
+    folder: str = ""  # of the attempt, in the run directory
     config: CellConfig | None = None
     damaged: Sequence[str] = ()
     stopped: str = ""  # why the run was stopped before the cell had ended
@@ -38,19 +40,23 @@ class CellFound:
 def evidence_in_turn(plan: RunPlan, find: Callable[[str], CellFound]) -> Iterator[CellEvidence]:
     """Evidence of every planned cell, linked to its control; controls come first. `find` is called cell by cell.
 
-    Only controls are kept: a run of a thousand cells of 64 ranks does not fit into memory.
+    Only controls are kept, each until its last cell: a run of a thousand cells of 64 ranks does not fit into memory.
     """
     known = {cell.id: cell for cell in plan.expansion.cells}
     needed = {cell.control for cell in known.values()}
-    controls: dict[str, CellEvidence] = {}
+    controls: dict[str | None, CellEvidence] = {}
+    left = Counter(cell.control for cell in known.values())
     nodes = {cell: allocation.nodes for allocation in plan.allocations for cell in allocation.cells}
     for cell in plan.expansion.controls_first:
-        evidence = _evidence(plan, cell, find, nodes, controls.get(cell.control or ""))
+        evidence = _evidence(plan, cell, find, nodes, controls.get(cell.control))
         if cell.base in known:
             evidence.base = _evidence(plan, known[cell.base], find, nodes)
         if cell.id in needed:
             controls[cell.id] = evidence
         yield evidence
+        left[cell.control] -= 1
+        if not left[cell.control]:
+            controls.pop(cell.control, None)
 
 
 def _evidence(

@@ -107,7 +107,8 @@ def failure_view(evidence: CellEvidence, findings: Sequence[Finding] = ()) -> Fa
         return None
     ending = cause.ending
     attempt = evidence.result.attempt if evidence.result else 1
-    log = f"cells/{evidence.cell.id}/attempt-{attempt}/log/rank-{ending.rank:05d}.log"
+    folder = evidence.folder or f"cells/{evidence.cell.id}/attempt-{attempt}"
+    log = f"{folder}/log/rank-{ending.rank:05d}.log"
     follows = next((item.follows_from for item in findings if item.check in ("completeness", "ended")), "")
     without_log = ending.rank not in evidence.logs and not evidence.records  # the cell never began
     return FailureView(

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.app.pipeline import judge_run, launch
+from harness.app.pipeline import judge_run, judging, launch, live_judging
 from harness.app.pipeline.finalize import FinalizeOptions
+from harness.app.pipeline.judging import RunFacts
 from harness.app.pipeline.live_judging import EnoughFailures, LiveJudging
 from harness.app.pipeline.local_run import _new_attempts, _without_result, resume, stopped, with_partners
 from harness.app.signals import Stopped
@@ -19,7 +20,7 @@ from harness.core.outcomes import EXIT_INTERRUPTED, EXIT_PASS, EXIT_UNDECIDED, O
 from harness.core.run.events import CellStarted, RunStopped
 from harness.core.run.journal import append_event, note
 from harness.core.run.run_dir import RunDir
-from harness.core.run.run_plan import PlannedCell
+from harness.core.run.run_plan import PlannedCell, RunPlan
 from harness.core.stack import Checkout, ReadyStack, Stack
 from harness.infra.runs.evidence_files import newest, read_cell, read_plan
 from harness.infra.runs.lock import launcher_of, only_launcher
@@ -171,6 +172,31 @@ def test_maxfail_ends_a_run_at_the_first_failure_that_is_judged(tmp_path: Path, 
         with pytest.raises(EnoughFailures) if most and cell == cells[0] else nullcontext():
             live.ended(cell)
     assert failed == [cells[1]]
+
+
+def test_each_cell_is_judged_once_without_reading_the_journal_of_the_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = simulated_run(tmp_path)
+    plan = read_plan(run)
+    cells = [cell.id for cell in plan.expansion.controls_first]
+    results = {cell: run.attempt(cell).result.read_bytes() for cell in cells}
+    for cell in cells:
+        run.attempt(cell).result.unlink()
+    judged: list[str] = []
+    here = live_judging.judge_here
+
+    def counted(run: RunDir, part: RunPlan, facts: RunFacts, today: str) -> object:
+        judged.append(part.expansion.cells[0].id)
+        return here(run, part, facts, today)
+
+    monkeypatch.setattr(judging, "read_events", None)  # grows with the run: reading it for each cell is not linear
+    monkeypatch.setattr(live_judging, "judge_here", counted)
+    live = LiveJudging(run, plan, lambda cell: None)
+    for cell in cells:
+        run.attempt(cell).result.write_bytes(results[cell])
+        live.ended(cell)
+    assert sorted(judged) == sorted(cells)
 
 
 def test_the_cells_that_maxfail_left_are_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import NoReturn
 import pytest
 
 from harness.core.errors import DiskFullError, InputError
-from harness.core.run.run_dir import AttemptDir, RunDir, needs_room, path_component, write_atomic
+from harness.core.run.run_dir import AttemptDir, RunDir, needs_room, path_component, write_atomic, write_json
 
 
 def test_a_full_disk_is_reported_with_the_file() -> None:
@@ -89,3 +89,21 @@ def test_an_attempt_knows_its_number_and_its_run(text: str, run_id: str, tmp_pat
 def test_another_folder_is_no_attempt(name: str) -> None:
     attempt = AttemptDir(Path("/", name))
     assert (attempt.number, attempt.run_id) == (0, "")
+
+
+def test_the_cells_of_a_large_run_are_spread_over_folders(tmp_path: Path) -> None:
+    small, large = RunDir(tmp_path / "small"), RunDir(tmp_path / "large")
+    small.spread(5000)
+    large.spread(5001)
+    assert small.attempt("tp1").root == tmp_path / "small" / "cells" / "tp1" / "attempt-1"
+    names = [f"cell-{number}" for number in range(3000)]
+    folders = {large.attempt(name).root.parent.parent for name in names}
+    assert {folder.parent for folder in folders} == {tmp_path / "large" / "cells"}
+    assert len(folders) == 256
+    write_json(large.plan, {"run_id": "large-1"})
+    for run in (small, large):
+        for name in names[:3]:
+            run.attempt(name).root.mkdir(parents=True)
+        assert sorted(path.name for path in run.cells()) == names[:3]
+        assert run.attempt(names[0]).run == run
+    assert large.attempt(names[0]).resumed.run_id == "large-1"

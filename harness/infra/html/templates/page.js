@@ -40,6 +40,7 @@ function addFilter() {
     if (part.matches("details, .searched")) known.text += ` ${part.textContent.toLowerCase()}`;
     cells.set(part.dataset.cell, known);
   }
+  const list = readList(cells);
   const items = document.body.dataset.items || "cells";
   const nav = document.querySelector("nav .wrap");
   if (cells.size < 2 || !nav) return;
@@ -67,6 +68,7 @@ function addFilter() {
       const squares = [...row.querySelectorAll(".square")];
       row.hidden = squares.length > 0 && squares.every((square) => square.hidden);
     }
+    if (list) showFound(list, text.value || outcome.value || lane.value ? [...cells.values()].filter((cell) => cell.shown) : []);
     count.textContent = `${shown === cells.size ? "" : `${shown} of `}${cells.size} ${items}`;
   }
   for (const control of [text, outcome, lane]) control.addEventListener("input", apply);
@@ -78,6 +80,37 @@ function addFilter() {
     target.scrollIntoView();
   });
   apply();
+}
+
+// A large report has most cells on other pages: their ids, outcomes and failing lanes are in a block of JSON.
+function readList(cells) {
+  const block = document.getElementById("all-cells");
+  if (!block) return null;
+  const list = JSON.parse(block.textContent);
+  for (const [id, outcome, page, lanes] of list.cells) {
+    const known = cells.get(id) || { text: id.toLowerCase() };
+    cells.set(id, Object.assign(known, { id, page, mark: outcome, outcome: list.outcomes[outcome][0], lanes }));
+  }
+  return list;
+}
+
+function showFound(list, found) {
+  const most = 100;
+  const block = document.getElementById("found");
+  block.hidden = !found.length;
+  block.querySelector("tbody").replaceChildren(...found.filter((cell) => cell.id).slice(0, most).map((cell) => {
+    const row = document.createElement("tr");
+    const [name, symbol, word] = list.outcomes[cell.mark];
+    const link = Object.assign(document.createElement("a"), {
+      className: "id",
+      href: `${list.pages[cell.page]}#cell-${cell.id.replace(/[^A-Za-z0-9._-]/g, "_")}`,
+      textContent: cell.id,
+    });
+    const chip = Object.assign(document.createElement("span"), { className: `chip o-${name}`, textContent: `${symbol} ${word}` });
+    for (const part of [link, chip, cell.lanes]) row.insertCell().append(part);
+    return row;
+  }));
+  block.querySelector(".note").textContent = found.length > most ? `The first ${most} of ${found.length}.` : "";
 }
 
 function choice(label, any, values, before = "") {

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-from harness.core.run.run_dir import RunDir, write_json
+from harness.core.run.run_dir import AttemptDir, write_json
 from harness.node.data_paths.base import RankContext
 
 MAX_WAIT = 0.5  # fraction of the deadline; the other cell may still have to import torch
@@ -31,7 +31,7 @@ class Interleaver:
 
     def __init__(self, context: RankContext) -> None:
         timing = context.config.timing
-        run = RunDir(context.folder.parents[2])
+        run = AttemptDir(context.folder).run
         self.folder = run.interleaving(timing.turns) / context.folder.name
         self.rank_zero = context.is_rank_zero
         self.device = context.device.torch_device

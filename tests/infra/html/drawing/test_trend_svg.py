@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from harness.infra.html.trend_svg import TrendPoint, trend
+from harness.infra.html.drawing.trend_svg import TrendPoint, trend
 
 
 def spots(*values: float) -> list[TrendPoint]:
