@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from harness.core.cell.layout import Coordinates
-from harness.core.cell.timing import GpuState, Timed
+from harness.core.cell.timing import GpuState, Lap, Timed
 from harness.core.run.states import CanaryLeg, LegName, Phase, RankEnd
 from harness.core.run.tensor_records import ActivationSeen, FrozenSeen, MergedSeen, ParameterSeen, StateSeen
 
@@ -265,14 +265,6 @@ class Progress:
     step: int = 0
     micro_batch: int = 0
     phase: Phase = "setup"
-
-
-@dataclass(kw_only=True)
-class Lap:
-    """The time of one part of a cell on one rank."""
-
-    time_s: float = 0.0
-    busy_s: float = 0.0  # this process's processor time
 
 
 @dataclass(kw_only=True)

@@ -12,9 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
+from harness.core.cell.timing import Lap
 from harness.core.packing.fields import OFFSETS, PADDED
 from harness.core.run.record_file import write_record
-from harness.core.run.records import Failure, Lap, LayerSeen, Progress, RankRecord, SeenParams, TensorForm
+from harness.core.run.records import Failure, LayerSeen, Progress, RankRecord, SeenParams, TensorForm
 from harness.core.run.run_dir import AttemptDir, needs_room
 from harness.core.run.states import LegName, Phase, RankEnd
 from harness.core.serialization import dumps, from_jsonable, loads
