@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/bench_smoke.py [--runs 3] [--rival-cells 6 | all]
 
 Prints medians: wall time, the time of the largest cells outside their training steps, the processor time of each part
-of such a cell, the launcher's peak memory, and the ratio to torchrun. Unless `all` are launched, torchrun's total is that of a sample of cells spread over the world
-sizes, scaled up by the number of cells of each size.
+of such a cell, the launcher's peak memory, and the ratio to torchrun. Unless `all` are launched, torchrun's total is
+that of a sample of cells spread over the world sizes, scaled up by the number of cells of each size.
 """
 
 from __future__ import annotations

@@ -98,6 +98,10 @@ def _legs(context: RankContext, groups: Groups, recorder: Recorder, begin: float
     recorder.record.micro_batches = [fault.micro_batches(count, context, step) for step, count in enumerate(counts)]
     metadata_leg(path, context, fault, recorder)
     recorder.lap("metadata")
+    if not config.train.steps:  # the cell only fetches batches
+        recorder.record.setup_s = time.perf_counter() - begin
+        record_peaks(recorder.record, context.device)
+        return
     training, canaries = _model_legs(context, path, fault, recorder, groups)
     recorder.record.setup_s = time.perf_counter() - begin
     training.run()
