@@ -69,7 +69,7 @@ def test_on_main_one_rank_of_a_stage_reads_and_a_middle_stage_has_no_batch_for_p
     assert [name for name, outcome in found.items() if outcome != "PASS"] == [
         "tp1-pp4-cp1-scheduler-steps0-mtp1-stage1-main"
     ]
-    assert len(found) == 12
+    assert len(found) == 11
 
 
 @pytest.mark.parametrize(

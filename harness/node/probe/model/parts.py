@@ -12,10 +12,11 @@ import inspect
 from typing import Any
 
 import megatron.core.package_info as package_info
+import megatron.core.transformer.transformer_config as upstream_config
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+from megatron.core.transformer.transformer_config import TransformerConfig
 
 from harness.core.cell.axis_values import EXPLICIT
 from harness.core.cell.config import CellConfig
@@ -55,7 +56,7 @@ def unsupported_parts(config: CellConfig) -> str | None:
 def config_class(config: CellConfig) -> Any:
     if config.model.vision:
         return vision_config_class()
-    return MLATransformerConfig if config.model.mla else TransformerConfig
+    return upstream_config.MLATransformerConfig if config.model.mla else TransformerConfig
 
 
 def part_fields(config: CellConfig) -> dict[str, Any]:
