@@ -1,4 +1,4 @@
-"""After a bisection: shrinks the first failed cell, confirms the change by reverting it, writes issue.md."""
+"""After a bisection: shrinks the first failed cell, confirms the change by reverting it, writes its files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from harness.app.bisect.rounds import BisectContext
 from harness.app.selection.find_run import find_run
 from harness.app.shrink.command import shrink_cell
 from harness.app.shrink.issues import write_issue
+from harness.app.shrink.reproducers import Ends, write_reproducers
 from harness.app.shrink.shrunk import Shrunk
 from harness.app.shrink.trial_run import answer_of, run_cells
 from harness.core.cell.identity import cell_id
@@ -48,7 +49,16 @@ def report_evidence(found: Bisection, context: BisectContext) -> None:
     screen.out(smallest_text(shrunk.smallest, relative_path(shrunk.matrix or shrunk.folder)))
     if confirmation:
         screen.out(confirmation)
-    screen.out(f"issue: {relative_path(write_issue(shrunk, found, confirmation, context.folder))}")
+    written = write_reproducers(shrunk, _ends_of(found, context, shrunk.stack), context.folder)
+    screen.out(f"issue: {relative_path(write_issue(shrunk, found, confirmation, context.folder, written))}")
+    screen.out(written.lines)
+
+
+def _ends_of(found: Bisection, context: BisectContext, stack: Stack | None) -> Ends | None:
+    if stack is None or found.evidence is None:
+        return None
+    bad, good = (f"{found.project} {short(name, found.kind)}" for name in (found.evidence.name, found.contrast))
+    return Ends(bad=bad, good=good, good_stack=replace(context.at(stack, found.contrast), name="good"))
 
 
 def confirmed(found: Bisection, shrunk: Shrunk, folder: Path) -> str:

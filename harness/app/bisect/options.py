@@ -23,7 +23,9 @@ def add(bisect: argparse.ArgumentParser) -> None:
     bisect.add_argument("--first-parent", action="store_true", help="follow only the first parent of merges")
     bisect.add_argument("--pre", action="store_true", help="include pre-releases")
     bisect.add_argument(
-        "--no-shrink", action="store_true", help="skip the smallest layout, the confirmation by revert, and issue.md"
+        "--no-shrink",
+        action="store_true",
+        help="skip the smallest layout, the confirmation by revert, issue.md and reproducers",
     )
     bisect.add_argument(
         "--run", dest="setup", default="", metavar="COMMAND", help="command to run once in each commit's worktree"

@@ -159,6 +159,7 @@ def _result(
         matrix=str(request.matrix),
         reproduce_matrix=str(file),
         contrast_matrix=str(matrix_at(context, contrast)),
+        contrast=contrast,
         reproduce=shlex.join(["harness", "run", relative_path(file), *cluster, *only]),
         command=shlex.join(request.command),
         notes=notes,

@@ -1,6 +1,6 @@
 """Calls Slurm's commands, each with a time limit. No answer means `unknown`, never success.
 
-Of submitit it uses only CommandFunction, which runs sbatch; a job's outcome is what its agents write (decision 14).
+What runs sbatch is a profile's `launcher`; a job's outcome is what its agents write (decision 14).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from harness.infra.slurm.job_states import (
     parse_sacct,
     parse_squeue,
 )
+from harness.infra.slurm.sbatch import RunCommand, by_submitit
 
 CALL_TIMEOUT_S = 20.0
 SUBMIT_TIMEOUT_S = 300.0  # of sbatch, which retries while the controller is busy
@@ -50,8 +51,9 @@ class ControllerAwayError(InfrastructureError):
 class SlurmClient:
     """Queries many jobs in one call: sacct where accounting answers, else squeue. Counts its calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, sbatch: RunCommand = by_submitit) -> None:
         self.calls = 0
+        self._sbatch = sbatch
         self._accounting_from = 0.0  # when sacct may be called again, on the monotonic clock
 
     def states(self, jobs: Sequence[str], silent: Collection[str] = ()) -> dict[str, JobState]:
@@ -138,28 +140,23 @@ class SlurmClient:
         InfrastructureError when there is no Slurm here, or with sbatch's message when it refuses; ControllerAwayError
         when it is not known whether Slurm has the job.
         """
-        from submitit.core.utils import FailedJobError
-        from submitit.helpers import CommandFunction
-
         if shutil.which("sbatch") is None or shutil.which("srun") is None:
             raise InfrastructureError(
                 "sbatch and srun are not on PATH: run on a Slurm login node, with Slurm's module loaded"
             )
         self.calls += 1
         command = ["timeout", "--foreground", f"{SUBMIT_TIMEOUT_S:g}", "sbatch", str(job_file)]
-        try:
-            output = str(CommandFunction(command, verbose=False)())
-        except FailedJobError as error:
-            code = getattr(error.__cause__, "returncode", -1)  # none: submitit could not read its output
+        done = self._sbatch(command)
+        if done.code != 0:
             # Ended by a signal or the time limit, or the message is not a refusal: Slurm may have the job.
-            unclear = code < 0 or code > _TIMED_OUT_FROM or not str(error).strip() or _AWAY.search(str(error))
-            reason = str(error) or f"exit code {code}"
+            unclear = done.code < 0 or done.code > _TIMED_OUT_FROM or not done.error.strip() or _AWAY.search(done.error)
+            reason = done.error.strip() or f"exit code {done.code}"
             if unclear:
-                raise ControllerAwayError(f"unknown whether Slurm accepted the job; sbatch: {reason}") from error
-            raise InfrastructureError(f"sbatch refused the job file: {reason}") from error
-        found = _SUBMITTED.search(output)
+                raise ControllerAwayError(f"unknown whether Slurm accepted the job; sbatch: {reason}")
+            raise InfrastructureError(f"sbatch refused the job file: {reason}")
+        found = _SUBMITTED.search(done.output)
         if found is None:
-            raise ControllerAwayError(f"sbatch printed no job number: {output!r}")
+            raise ControllerAwayError(f"sbatch printed no job number: {done.output!r}")
         return found[1]
 
     def expected_start(self, job_file: Path) -> str | None:

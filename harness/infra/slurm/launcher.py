@@ -15,7 +15,9 @@ from harness.infra.slurm.cancel import cancel_run
 from harness.infra.slurm.client import SlurmClient
 from harness.infra.slurm.closing import close, close_refused, unfinished
 from harness.infra.slurm.follower import Ended, Follower
+from harness.infra.slurm.nemo_run import by_nemo_run
 from harness.infra.slurm.retry import allocations_of, keep_from_starting, retry
+from harness.infra.slurm.sbatch import by_submitit
 from harness.infra.slurm.submissions import jobs_of, write_submissions
 from harness.infra.slurm.submit import Submitter, submitted
 from harness.plan.jobs.cluster import ClusterProfile
@@ -27,8 +29,8 @@ class SlurmLauncher:
 
     detached = True
 
-    def __init__(self) -> None:
-        self.client = SlurmClient()
+    def __init__(self, profile: ClusterProfile) -> None:
+        self.client = SlurmClient(by_nemo_run if profile.launcher == "nemo-run" else by_submitit)
 
     def write(self, run: RunDir, plan: RunPlan, launch: Launch, profile: ClusterProfile, file: Path | None) -> None:
         write_submissions(run, plan, profile, template_of(profile, file), launch)

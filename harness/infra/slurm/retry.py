@@ -24,8 +24,7 @@ from harness.core.serialization import from_jsonable, loads
 from harness.infra.slurm.client import SlurmClient
 from harness.infra.slurm.follower import Ended
 from harness.infra.slurm.sbatch_template import Job, job_name
-from harness.infra.slurm.submissions import order_allocation, render
-from harness.plan.jobs.cluster import ClusterProfile
+from harness.infra.slurm.submissions import order_allocation, profile_of, render
 
 RETRIED = frozenset({"NODE_FAIL", "BOOT_FAIL", "PREEMPTED"})
 
@@ -158,7 +157,7 @@ def _write(
 ) -> Allocation:
     name = _new_name(run, plan, earlier, max(cells.values()))
     allocation = replace(earlier, name=name, array=name, index=0, cells=tuple(cells))
-    profile = from_jsonable(ClusterProfile, loads(text_of(run.cluster)))
+    profile = profile_of(run)
     for cell, attempt in cells.items():
         config = loads(text_of(run.attempt(cell, 1).config))
         write_json(run.attempt(cell, attempt).config, from_jsonable(CellConfig, config))

@@ -66,25 +66,39 @@ def render_job(
 
     Deterministic. InputError for a template with errors, and for a value that cannot be written safely.
     """
-    first = job.allocations[0]
-    members = f"array {first.array} of {len(job.allocations)} jobs" if job.is_array else f"allocation {first.name}"
-    header = (
-        f"packing-harness {harness.__version__}, run {run_id}, {members}, cluster {profile.name}",
-        f"Command: {shlex.join(command)}",
-    )
+    flags = [_sbatch_flag(name, value) for name, value in sbatch_flags(job, profile, run, run_id)]
     values = {
-        "header": [Quoted(f"# {_visible(line)}") for line in header],
-        "sbatch": [Quoted(f"#SBATCH {flag}") for flag in _sbatch_flags(job, profile, run, run_id)],
-        "environment": [Quoted(f"export {name}={shlex.quote(value)}") for name, value in environment_of(profile)],
-        "setup": [Quoted(_safe(line, "setup")) for line in profile.setup],
-        "srun": Quoted(" \\\n  ".join(shlex.quote(word) for word in _srun(profile, run))),
-        "payload": Quoted(shlex.quote(_payload(job, run, python, env, profile))),
+        "header": [Quoted(line) for line in header(job, profile, run_id, command)],
+        "sbatch": [Quoted(f"#SBATCH {flag}") for flag in flags],
+        "environment": [Quoted(line) for line in exports(profile)],
+        "setup": [Quoted(line) for line in setup_lines(profile)],
+        "srun": Quoted(" \\\n  ".join(shlex.quote(word) for word in srun_words(profile, run))),
+        "payload": Quoted(shlex.quote(payload(job, run, python, env, profile))),
         "job": job,
         "profile": profile,
         "run_id": run_id,
         "run_dir": str(run.root),
     }
     return templating.render_user_template(template, values, finalize=_quoted)
+
+
+def header(job: Job, profile: ClusterProfile, run_id: str, command: Sequence[str]) -> list[str]:
+    """Comments that say what made the file."""
+    first = job.allocations[0]
+    members = f"array {first.array} of {len(job.allocations)} jobs" if job.is_array else f"allocation {first.name}"
+    lines = (
+        f"packing-harness {harness.__version__}, run {run_id}, {members}, cluster {profile.name}",
+        f"Command: {shlex.join(command)}",
+    )
+    return [f"# {_visible(line)}" for line in lines]
+
+
+def exports(profile: ClusterProfile) -> list[str]:
+    return [f"export {name}={shlex.quote(value)}" for name, value in environment_of(profile)]
+
+
+def setup_lines(profile: ClusterProfile) -> list[str]:
+    return [_safe(line, "setup") for line in profile.setup]
 
 
 def environment_of(profile: ClusterProfile) -> list[tuple[str, str]]:
@@ -115,7 +129,8 @@ def array_indices(indices: Sequence[int]) -> str:
     return ",".join(str(begin) if begin == end else f"{begin}-{end}" for begin, end in spans)
 
 
-def _sbatch_flags(job: Job, profile: ClusterProfile, run: RunDir, run_id: str) -> list[str]:
+def sbatch_flags(job: Job, profile: ClusterProfile, run: RunDir, run_id: str) -> list[tuple[str, str | None]]:
+    """Names of flags, without dashes, and their values; None for a flag that has no value."""
     first = job.allocations[0]
     log = f"{_no_expansion(run.submission(job.name, ''))}.{'%A_%a' if job.is_array else '%j'}"
     requested: dict[str, str | int | None] = {
@@ -139,9 +154,11 @@ def _sbatch_flags(job: Job, profile: ClusterProfile, run: RunDir, run_id: str) -
         "open-mode": "append",
         "signal": profile.signal,
     }
-    flags = [f"--{name}={_sbatch_value(str(value), name)}" for name, value in requested.items() if value is not None]
-    flags += ["--exclusive"] if profile.exclusive else []
-    flags.append("--requeue" if profile.requeue else "--no-requeue")
+    flags: list[tuple[str, str | None]] = [
+        (name, _safe(str(value), f"sbatch --{name}")) for name, value in requested.items() if value is not None
+    ]
+    flags += [("exclusive", None)] if profile.exclusive else []
+    flags.append(("requeue" if profile.requeue else "no-requeue", None))
     return flags + [_profile_flag(flag) for flag in profile.sbatch_flags]
 
 
@@ -157,7 +174,7 @@ def _array(job: Job) -> str:
     return f"{indices}%{min(job.throttle, len(job.allocations))}"
 
 
-def _srun(profile: ClusterProfile, run: RunDir) -> list[str]:
+def srun_words(profile: ClusterProfile, run: RunDir) -> list[str]:
     """srun with its flags, one word each.
 
     --kill-on-bad-exit=1: when an agent dies, the agents of the other nodes would wait for it in every cell that
@@ -184,7 +201,7 @@ def _container(container: Container, run: Path, *, with_gpus: bool) -> list[str]
     return words + ([f"--pwd={container.workdir}"] if container.workdir else []) + [container.image]
 
 
-def _payload(job: Job, run: RunDir, python: str, env: Mapping[str, str] | None, profile: ClusterProfile) -> str:
+def payload(job: Job, run: RunDir, python: str, env: Mapping[str, str] | None, profile: ClusterProfile) -> str:
     """The command that bash runs on every node; the SLURM variables are expanded there, not in the batch script.
 
     Variables are set here, inside the container, since those of an image override the job's. Another stack runs
@@ -201,17 +218,17 @@ def _payload(job: Job, run: RunDir, python: str, env: Mapping[str, str] | None, 
     return folder + " ".join(["exec", *words, member, '--node "$SLURM_NODEID"', f"--nodes {first.nodes}"])
 
 
-def _profile_flag(flag: str) -> str:
-    name, equals, value = flag.partition("=")
-    return f"{name}={_sbatch_value(value, name)}" if equals else _safe(name, "sbatch_flags")
+def _profile_flag(flag: str) -> tuple[str, str | None]:
+    name, equals, value = _safe(flag, "sbatch_flags").removeprefix("--").partition("=")
+    return name, value if equals else None
 
 
-def _sbatch_value(text: str, name: str) -> str:
-    """A value on an #SBATCH line: sbatch splits at blanks and knows double quotes with backslash escapes."""
-    _safe(text, f"sbatch --{name.lstrip('-')}")
-    if _PLAIN.fullmatch(text):
-        return text
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+def _sbatch_flag(name: str, value: str | None) -> str:
+    """A flag on an #SBATCH line: sbatch splits at blanks and knows double quotes with backslash escapes."""
+    if value is None:
+        return f"--{name}"
+    plain = _PLAIN.fullmatch(value)
+    return f"--{name}=" + (value if plain else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"')
 
 
 def _no_expansion(path: Path) -> str:

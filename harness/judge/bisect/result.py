@@ -113,6 +113,7 @@ class Bisection:
     contrast_matrix: str  # the same at the good point beside it
     reproduce: str  # the command that runs the failed cells of reproduce_matrix
     command: str  # the command of the bisection itself
+    contrast: str = ""  # that good point; empty in files of earlier versions
     notes: tuple[str, ...] = ()  # what the reader should know, a sentence each
     nested: Bisection | None = None  # the search in the dependency whose version the found point only updates
     schema_version: int = SCHEMA_VERSION

@@ -1,8 +1,9 @@
-"""Injections of classes trainer, rollout and tests: one line of upstream's own code is changed, in the process that
-runs it.
+"""Injections of classes trainer, rollout and tests, and those in the packing scheduler: one line of upstream's own code
+is changed, in the process that runs it.
 
 The functions are those of the stacks that harness/plan/faults/upstream names: megatron-bridge 0.6.2 and megatron-core
-0.19.2; for rollouts verl 0.9.1 and checkouts of NeMo-RL and Megatron-LM; for tests a checkout of Megatron-Bridge.
+0.19.2; for rollouts verl 0.9.1 and checkouts of NeMo-RL and of Megatron-LM, which also has the scheduler;
+for tests a checkout of Megatron-Bridge.
 """
 
 from __future__ import annotations
@@ -188,6 +189,22 @@ OF_ROLLOUTS: dict[str, Edit] = {
         "position_ids[bin_idx, start:end] = start + torch.arange(",
     ),
 }
+_SCHEDULED = "megatron.core.datasets.data_schedule:get_batch_on_this_rank_for_sequence_packing"
+OF_SCHEDULER: dict[str, Edit] = {
+    "scheduler-squares-of-the-sum": Edit(
+        "megatron.core.datasets.data_schedule:DpBalancedScheduler.run",
+        "sum(seqlen**2 for seqlen in seqlens_gathered)",
+        "sum(seqlens_gathered) ** 2",
+    ),
+    "scheduler-offsets-without-padding": Edit(
+        _SCHEDULED, "cu_seqlens_q=cu_seqlens_padded,", "cu_seqlens_q=cu_seqlens,"
+    ),
+    "scheduler-max-seqlen-on-tp-rank-0": Edit(
+        _SCHEDULED,
+        "broadcast_tensor(batch['max_seqlen'], tp_src_rank, tp_group)",
+        "is_tp_rank_0 or batch['max_seqlen'].fill_(1)",  # what is uninitialised may be right by chance
+    ),
+}
 OF_TESTS: dict[str, str] = {  # the body of a pytest plugin
     "offsets-without-padding-in-tested-code": textwrap.dedent(
         """
@@ -227,7 +244,7 @@ class TrainerEdited(Fault):
         function.__code__ = made[function.__name__].__code__
 
 
-class RolloutsEdited(TrainerEdited):
+class DataPathEdited(TrainerEdited):
     def on_path(self, path: Any, context: RankContext) -> None:
         self.on_trainer()
 

@@ -15,6 +15,7 @@ from harness.plan.faults.slow import THROUGHPUT
 from harness.plan.faults.spec import CLASSES, FaultSpec
 from harness.plan.faults.upstream.adapters import ADAPTERS
 from harness.plan.faults.upstream.rollouts import ROLLOUT
+from harness.plan.faults.upstream.scheduler import SCHEDULER
 from harness.plan.faults.upstream.trainers import TRAINER
 from harness.plan.faults.upstream.unit_tests import UNIT_TESTS
 from harness.plan.faults.upstream.vision import VISION
@@ -39,6 +40,7 @@ FAULTS: tuple[FaultSpec, ...] = (
     + TRAINER
     + VISION
     + ROLLOUT
+    + SCHEDULER
     + UNIT_TESTS
 )
 

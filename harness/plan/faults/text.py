@@ -18,10 +18,10 @@ numerics lane, the metadata lane must pass; with a fault of the throughput lane,
 time only on a GPU is a warning, and its cell passes. If only a comparison with another stack shows a fault, the clean
 twin takes the place of that stack, and the two run interleaved. Faults of class trainer change a line of upstream's
 own training code, those of class rollout a line of a framework's packing or loss, those of class tests what upstream's
-unit tests find; `harness selftest --trainers` injects them instead, and those in models with adapters or vision, on
-stacks of the shipped matrices `trainer_bridge`, `rl`, `rl_megatron` and `upstream_tests`. It leaves out, and names,
-faults whose stack needs a clone that is not there. Labels such as A3 or 2.1 number a collection of packing bugs; most
-come with the upstream commit, pull request or issue.
+unit tests find; `harness selftest --trainers` injects them instead, those in models with adapters or vision, and those
+in the packing scheduler, on stacks of the shipped matrices `trainer_bridge`, `rl`, `rl_megatron` and `upstream_tests`.
+It leaves out, and names, faults whose stack needs a clone that is not there. Labels such as A3 or 2.1 number a
+collection of packing bugs; most come with the upstream commit, pull request or issue.
 
 `python scripts/key_tables.py` writes this section from the catalogue in `harness/plan/faults`. The injections are in
 `harness/node/faults`, under the same names.

@@ -110,6 +110,9 @@ class ClusterProfile:
 
     name: Name = setting("local", doc="Names the profile.", required=True)
     kind: Literal["local", "slurm"] = setting("local", doc="`local`: this machine; `slurm`: jobs.", required=True)
+    launcher: Literal["submitit", "nemo-run"] = setting(
+        "submitit", doc="What runs sbatch. `nemo-run` also writes the job files: [NeMo-Run](#nemo-run)."
+    )
     partition: Line | None = setting(None, doc="`--partition`")
     account: Line | None = setting(None, doc="`--account`")
     qos: Line | None = setting(None, doc="`--qos`")
@@ -242,8 +245,17 @@ def _check_together(profile: ClusterProfile, given: set[str], written: set[str],
     for name, value in profile.env.items():
         if value is not None and has_control(value):
             problems.add(("env", name), "must be one line of text, without control characters")
+    if profile.launcher == "nemo-run":
+        _check_nemo_run(profile, given, problems)
     _check_flags("sbatch_flags", profile.sbatch_flags, SBATCH_OWN, problems)
     _check_flags("srun_flags", profile.srun_flags, SRUN_OWN, problems)
+
+
+def _check_nemo_run(profile: ClusterProfile, given: set[str], problems: Problems) -> None:
+    if "template" in given:
+        problems.add(("template",), "has no meaning with launcher: nemo-run, which has its own template")
+    if profile.signal and profile.signal.startswith(("B:", "BR:", "RB:")):
+        problems.add(("signal",), "would end the batch script that nemo-run writes", hint="write it without B:")
 
 
 def _check_flags(key: str, flags: tuple[str, ...], own: Mapping[str, str], problems: Problems) -> None:

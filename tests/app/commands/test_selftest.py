@@ -23,6 +23,7 @@ from harness.judge.report.model import Report, ReportCell
 from harness.plan.faults import FAULTS, FaultSpec
 from harness.plan.faults.upstream.adapters import ADAPTERS
 from harness.plan.faults.upstream.rollouts import ROLLOUT
+from harness.plan.faults.upstream.scheduler import SCHEDULER
 from harness.plan.faults.upstream.trainers import TRAINER
 from harness.plan.faults.upstream.unit_tests import UNIT_TESTS
 from harness.plan.faults.upstream.vision import VISION
@@ -87,7 +88,7 @@ def test_an_unknown_fault_is_an_input_error_that_suggests_the_right_name() -> No
 
 def test_faults_are_chosen_by_name_in_the_order_of_the_catalogue() -> None:
     assert selftest.choose([]) == [spec for spec in FAULTS if spec.stack == DEFAULT]
-    assert selftest.choose([], trainers=True) == [*ADAPTERS, *TRAINER, *VISION, *ROLLOUT, *UNIT_TESTS]
+    assert selftest.choose([], trainers=True) == [*ADAPTERS, *TRAINER, *VISION, *ROLLOUT, *SCHEDULER, *UNIT_TESTS]
     assert selftest.choose([TRAINER[1].name]) == [TRAINER[1]]
     names = [FAULTS[3].name, FAULTS[1].name]
     assert selftest.choose(names) == [FAULTS[1], FAULTS[3]]

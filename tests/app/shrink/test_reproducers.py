@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.app.shrink.reproducers import write_reproducers
+from harness.app.shrink.reproducers import Ends, write_reproducers
 from harness.app.shrink.shrunk import Shrunk
 from harness.core.cell.config import CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.layout import Layout
@@ -22,6 +22,7 @@ from harness.core.stack import Checkout, Stack
 from harness.core.tolerances import ToleranceOverrides
 from harness.infra.inputs.matrix_file import read_matrix
 from harness.infra.stacks.prepare import prepare
+from harness.infra.stacks.worktree_users import release
 from harness.judge.report.model import ReportCell
 from harness.plan.shrink.search import Smallest
 
@@ -63,18 +64,23 @@ def shrunk_in(folder: Path, stack: Stack, config: CellConfig = SFT, finding: Fin
 
 
 def run_in(stack: Stack, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """The stack's Python, which also finds this environment's pytest."""
-    ready = prepare([stack], print)[stack.name]
+    """The stack's Python, with its checkouts; it also finds this environment's pytest."""
+    user = str(folder / "test")
+    ready = prepare([stack], print, user=user)[stack.name]
     own = next(path for path in sys.path if path.endswith("site-packages"))
     code = f"import sys; sys.path.append({own!r}); import pytest; sys.exit(pytest.main(sys.argv[1:]))"
-    return subprocess.run(
-        [ready.python, "-c", code, "-q", "-p", "no:cacheprovider", *arguments],
-        cwd=folder,
-        # No plug-ins: this environment's name the harness, which the stack cannot import.
-        env={**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True,
-        text=True,
-    )
+    # No plug-ins: this environment's name the harness, which the stack cannot import.
+    plain = {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    try:
+        return subprocess.run(
+            [ready.python, "-c", code, "-q", "-p", "no:cacheprovider", *arguments],
+            cwd=folder,
+            env={**os.environ, **plain, "PYTHONPATH": os.pathsep.join(ready.paths)},
+            capture_output=True,
+            text=True,
+        )
+    finally:
+        release(user)
 
 
 def test_the_script_of_a_failed_cell_fails_there_and_passes_in_a_later_release(tmp_path: Path) -> None:
@@ -113,11 +119,29 @@ def test_packed_files_of_bridge(root: Path, tmp_path: Path, name: str, shown: bo
         assert "it passes" in written.why_not
 
 
+def at(ref: str) -> Stack:
+    return Stack(name="clone", checkouts=(Checkout(package="megatron-lm", repository=CLONE, ref=ref),))
+
+
 @pytest.mark.skipif(not CLONE, reason="HARNESS_MEGATRON_LM_REPO names no clone of Megatron-LM")
-@pytest.mark.parametrize(("ref", "shown"), [("5e4fc931ba~1", True), ("5e4fc931ba", False)])
-def test_of_a_checkout_the_script_calls_its_own_forward_step(tmp_path: Path, ref: str, shown: bool) -> None:
-    checkout = Checkout(package="megatron-lm", repository=CLONE, ref=ref)
-    written = write_reproducers(shrunk_in(tmp_path, Stack(name="clone", checkouts=(checkout,))))
-    assert (written.script is not None) is shown, written.why_not
-    if not shown:
-        assert "passes" in written.why_not
+def test_after_a_bisection_the_files_fail_with_the_bad_commit_and_pass_with_the_good_one(tmp_path: Path) -> None:
+    """The scripts of a checkout call its own forward step. Megatron-LM issue 4092 and its fix."""
+    bad, good = at("5e4fc931ba~1"), at("5e4fc931ba")
+    ends = Ends(bad="megatron-lm 5e4fc931ba~1", good="megatron-lm 5e4fc931ba", good_stack=good)
+    folder = tmp_path / "bisection"
+    written = write_reproducers(shrunk_in(tmp_path, bad), ends, folder)
+    assert written.script and written.test, written.why_not
+    assert written.lines.count("bisection/") == 2
+    for file in (written.script, written.test):
+        assert "Fails with megatron-lm 5e4fc931ba~1, passes with megatron-lm 5e4fc931ba." in file.read_text()
+    assert run_in(bad, written.test.name, folder=folder).returncode == 1  # that it passes with the good one: above
+
+
+@pytest.mark.long  # short: the same decision on one side, above
+@pytest.mark.skipif(not CLONE, reason="HARNESS_MEGATRON_LM_REPO names no clone of Megatron-LM")
+def test_a_script_that_fails_with_the_good_commit_too_is_not_kept(tmp_path: Path) -> None:
+    bad = at("5e4fc931ba~1")
+    ends = Ends(bad="a", good="megatron-lm 1", good_stack=replace(bad, name="good"))
+    written = write_reproducers(shrunk_in(tmp_path, bad), ends)
+    assert written.why_not.startswith("a script was written, but it fails with megatron-lm 1 too: ")
+    assert [*tmp_path.iterdir()] == []

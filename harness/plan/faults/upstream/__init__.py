@@ -1,1 +1,1 @@
-"""Faults in trainers, adapters, images and rollouts, injected in stacks that have them."""
+"""Faults in trainers, adapters, images, rollouts and the packing scheduler, injected in stacks that have them."""
