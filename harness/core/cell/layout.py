@@ -116,6 +116,10 @@ class Layout:
         """Pipeline stage that holds the global layer number."""
         return self.chunk_of_layer(layers, layer) % self.pp
 
+    def ends(self, wanted: int | None, pp: int, chunk: int) -> bool:
+        """Whether a chunk of stage `pp` is the last one of the `wanted` stage; None: the last stage."""
+        return (pp, chunk) == (self.pp - 1 if wanted is None else wanted, self.vpp - 1)
+
     @property
     def alignment(self) -> int:
         """The multiple, in tokens, that packed documents are padded to.

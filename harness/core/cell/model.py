@@ -151,12 +151,12 @@ class MtpConfig:
     """Multi-token prediction: layers after the last one that predict tokens further ahead."""
 
     layers: int = _count(1, "Tokens predicted beyond the next one.", le=64, upstream="mtp_num_layers")
-    loss_factor: float = _factor(
-        0.1, "Weight of the layers' mean loss relative to the loss.", upstream="mtp_loss_scaling_factor"
-    )
+    loss_factor: float = _factor(0.1, "Weight of their mean loss.", upstream="mtp_loss_scaling_factor")
+
+    stage: int | None = _count(None, "Pipeline stage that reads batches for them; null: the last.", ge=0, le=4_096)
 
     def __str__(self) -> str:
-        return f"mtp{self.layers}"
+        return f"mtp{self.layers}{'' if self.stage is None else f'-stage{self.stage}'}"
 
 
 @dataclass(frozen=True, kw_only=True)

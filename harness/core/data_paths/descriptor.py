@@ -77,6 +77,7 @@ class DataPath:
     returns_log_probs: bool = False  # maps log-probabilities of packed slots back to documents
     hands_padding_mask: bool = False  # passes routers a mask of padding slots
     tokens_on_last_stage: bool = False  # passes tokens to the last stage, as multi-token prediction needs
+    predicts_on_any_stage: bool = False  # likewise, with labels, to the stage that model.mtp.stage names
     sets_pad_between_seqs: bool = False  # in PackedSeqParams, if the release has that field
 
 

@@ -57,4 +57,7 @@ FORBIDDEN_CASES: Mapping[str, ForbiddenCase] = {
         r"Packed sequence is not supported by DotProductAttention", "Megatron-LM DotProductAttention"
     ),
     "megatron-cp-seq-length": ForbiddenCase(r"multiple of 2 \* context-parallel-size", "Megatron-LM validate_args"),
+    "megatron-iterator-on-every-rank": ForbiddenCase(
+        r"only tp rank 0 .*should have data_iterator", "Megatron-LM wrap_data_iterator"
+    ),
 }

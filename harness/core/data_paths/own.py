@@ -45,6 +45,7 @@ UNPACKED = DataPath(
     trainers=("megatron",),
     hands_padding_mask=True,
     tokens_on_last_stage=True,
+    predicts_on_any_stage=True,
 )
 REFERENCE = DataPath(
     name="reference",
@@ -58,6 +59,7 @@ REFERENCE = DataPath(
     counts_work=True,
     hands_padding_mask=True,
     tokens_on_last_stage=True,
+    predicts_on_any_stage=True,
     sets_pad_between_seqs=True,
 )
 RULES = DataPath(

@@ -23,15 +23,16 @@ def layers_with(config: CellConfig, stage: int, chunk: int, letters: str) -> lis
 
 
 def fields_used(config: CellConfig, stage: int, chunk: int) -> tuple[str, ...]:
-    """Fields of a batch that a chunk uses; prediction layers embed tokens on the last stage too, MRoPE needs positions
-    on every stage.
+    """Fields of a batch that a chunk uses; prediction layers embed tokens and have a loss, MRoPE needs positions on
+    every stage.
 
     Without those that the data path or upstream's trainer does not give to the model: attention takes positions from
     cu_seqlens, and a loss of upstream takes logits.
     """
-    last = is_last(config, stage, chunk)
-    embeds = (stage == 0 and chunk == 0) or (last and config.model.mtp is not None)
-    fields = (FIRST_STAGE if embeds else ()) + (LAST_STAGE if last else ())
+    mtp = config.model.mtp
+    predicts = mtp is not None and config.layout.ends(mtp.stage, stage, chunk)
+    embeds = (stage == 0 and chunk == 0) or predicts
+    fields = (FIRST_STAGE if embeds else ()) + (LAST_STAGE if predicts or is_last(config, stage, chunk) else ())
     if config.model.vision and not embeds:
         fields = ("position_ids", *fields)
     without = config.path.without if config.own_trainer else config.path.trained_without

@@ -72,9 +72,18 @@ class RankContext:
         layout = self.config.layout
         return self.place.pp == layout.pp - 1 and chunk == layout.vpp - 1
 
+    def predicts(self, chunk: int) -> bool:
+        """Whether the chunk has layers for multi-token prediction."""
+        mtp = self.config.model.mtp
+        return mtp is not None and self.config.layout.ends(mtp.stage, self.place.pp, chunk)
+
     def reads_tokens(self, chunk: int) -> bool:
-        """Whether the chunk embeds tokens: the first one, and with multi-token prediction also the last."""
-        return self.is_first(chunk) or (self.config.model.mtp is not None and self.is_last(chunk))
+        """Whether the chunk embeds tokens: the first one, and that of multi-token prediction."""
+        return self.is_first(chunk) or self.predicts(chunk)
+
+    def reads_labels(self, chunk: int) -> bool:
+        """Whether the chunk needs labels and loss masks: the last one, and that of multi-token prediction."""
+        return self.is_last(chunk) or self.predicts(chunk)
 
 
 class Adapter(Protocol):

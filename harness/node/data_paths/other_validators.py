@@ -4,6 +4,7 @@
 |---|---|---|
 | missing metadata | GPTSFTPackedDataset: data.datasets.sft up to 0.5, data.packing.gpt_sft in 0.6 | 0.4 to 0.6 |
 | cp and seq_length | megatron.training.arguments.validate_args | megatron-core wheels 0.17 to 0.19 |
+| iterators of tp ranks above 0 | megatron.core.datasets.data_schedule.wrap_data_iterator | main and dev of 2026-08 |
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -67,6 +69,27 @@ def megatron_arguments(forbidden: bool, folder: Path) -> None:
     argv = [word for pair in options.items() for word in pair]
     with _command_line(argv, ranks=2), _architecture(arguments):
         arguments.validate_args(arguments.parse_args())
+
+
+def iterator_on_every_rank(forbidden: bool, folder: Path) -> None:
+    """Schedule one document: forbidden on tp rank 1, which reads it too, as ranks of NeMo-RL do."""
+    from megatron.core.datasets import data_schedule
+    from megatron.core.process_groups_config import ProcessGroupCollection
+
+    groups = ProcessGroupCollection.use_mpu_process_groups(["tp", "pp", "dp", "dp_cp"])
+    if forbidden:
+        groups.tp = SimpleNamespace(rank=lambda: 1, size=lambda: 2)
+    names = "tokens", "labels", "loss_mask", "position_ids"
+    document = {name: torch.ones(4, dtype=torch.int64) for name in names} | {"loss_mask": torch.ones(4)}
+    document |= {name: torch.tensor([4]) for name in ("original_seq_len", "padded_seq_len")}
+    config = SimpleNamespace(
+        sequence_packing_scheduler="dp_balanced",
+        max_seqlen_per_dp_cp_rank=8,
+        virtual_pipeline_model_parallel_size=None,
+        mtp_num_layers=None,
+        pipeline_model_parallel_layout=None,
+    )
+    data_schedule.wrap_data_iterator(iter([document]), config, 1, groups)
 
 
 @contextmanager

@@ -57,7 +57,7 @@ class ReferencePath:
 
     def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
         fields = (FIRST_STAGE if self.context.reads_tokens(chunk) else ()) + (
-            LAST_STAGE if self.context.is_last(chunk) else ()
+            LAST_STAGE if self.context.reads_labels(chunk) else ()
         )
         fields += ("padding_mask",) if self.context.config.model.padding_mask else ()
         micro: MicroTruth | None = next(iterator) if iterator is not None else None

@@ -131,6 +131,9 @@ CASES: dict[str, Case | OtherCase] = {
         opt_outs.local_attention, ("megatron.core.transformer.dot_product_attention",)
     ),
     "megatron-cp-seq-length": OtherCase(other_validators.megatron_arguments, ("megatron.training.arguments",)),
+    "megatron-iterator-on-every-rank": OtherCase(
+        other_validators.iterator_on_every_rank, ("megatron.core.datasets.data_schedule",)
+    ),
 }
 
 

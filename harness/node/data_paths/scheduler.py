@@ -98,7 +98,8 @@ class SchedulerPath:
 
     def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
         vpp = self.context.config.layout.vpp
-        stage = {"vpp_size": vpp, "vp_stage": chunk} if vpp > 1 else {}
+        stage: dict[str, Any] = {"vpp_size": vpp, "vp_stage": chunk} if vpp > 1 else {}
+        stage["mtp_on_this_rank"] = self.context.predicts(chunk)
         found = self.upstream.get_batch_on_this_rank_for_sequence_packing(iterator, **stage)
         tokens, labels, loss_mask, _, position_ids, params, _ = found
         return Batch(tokens=tokens, labels=labels, loss_mask=loss_mask, position_ids=position_ids, params=params)

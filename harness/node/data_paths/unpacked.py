@@ -33,7 +33,7 @@ class UnpackedPath:
         if self.context.reads_tokens(chunk):
             batch.tokens = micro.local(micro.tokens, cp, cp_rank).to(device)
             batch.position_ids = micro.local(micro.position_ids, cp, cp_rank).to(device)
-        if self.context.is_last(chunk):
+        if self.context.reads_labels(chunk):
             batch.labels = micro.local(micro.labels, cp, cp_rank).to(device)
             batch.loss_mask = micro.local(micro.loss_mask, cp, cp_rank).to(device)
         if self.context.config.model.vision:

@@ -153,7 +153,10 @@ def context_groups_are_fixed(config: CellConfig) -> str | None:
     if switch is None and scheduler != _DYNAMIC_SCHEDULER:
         return None
     flag = f"--{switch.replace('_', '-')}" if switch else f"--sequence-packing-scheduler {scheduler}"
-    return f"{flag} changes the context-parallel size from micro-batch to micro-batch, and the packing plan has one"
+    return (
+        f"{flag} changes the context-parallel size from micro-batch to micro-batch: of upstream's attentions only "
+        "Transformer Engine's takes a group per micro-batch, which needs a GPU, and the packing plan has one size"
+    )
 
 
 def mock_documents(config: CellConfig) -> str | None:
@@ -249,7 +252,7 @@ RULES: tuple[Rule[CellConfig], ...] = (
     Rule("trainer.padding", "Megatron-LM SFTDataset._calculate_padding_divisor", documents_not_padded, _by_upstream),
     Rule(
         "trainer.dynamic-cp",
-        "Megatron-LM DefaultDynamicCPScheduler of branch dev, HybridCPDataLoaderWrapper",
+        "Megatron-LM DefaultDynamicCPScheduler of branch dev, HybridCPDataLoaderWrapper; TEDotProductAttention.forward",
         context_groups_are_fixed,
         _with_arguments,
     ),

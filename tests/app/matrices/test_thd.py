@@ -58,6 +58,20 @@ def test_the_parent_of_a_fix_fails_and_the_fix_passes(tmp_path: Path, root: Path
     assert (list(bad.values()), list(good.values())) == (["XFAIL"] * 2, ["PASS"] * 2)
 
 
+def test_on_main_one_rank_of_a_stage_reads_and_a_middle_stage_has_no_batch_for_prediction(
+    tmp_path: Path, root: Path
+) -> None:
+    text = (root / "matrices" / "thd_main.yaml").read_text().replace("../../Megatron-LM", CLONE)
+    done = harness("run", write_matrix(tmp_path, text), cwd=tmp_path, timeout=3600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    cells = json.loads((only_run(tmp_path / "reports") / "report.json").read_text())["cells"]
+    found = {cell["id"].rpartition("-")[0]: cell["outcome"] for cell in cells}
+    assert [name for name, outcome in found.items() if outcome != "PASS"] == [
+        "tp1-pp4-cp1-scheduler-steps0-mtp1-stage1-main"
+    ]
+    assert len(found) == 11
+
+
 @pytest.mark.parametrize(
     ("name", "commit", "printed"),
     [

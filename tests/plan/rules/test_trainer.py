@@ -86,6 +86,7 @@ def test_mock_documents_are_those_of_upstream_or_rejected(changed: dict[str, Any
 def test_groups_of_context_ranks_that_change_have_no_plan(name: str, words: tuple[str, ...]) -> None:
     (found,) = rejections(cell(data_path="scheduler", args=Arguments(merged({name: words}))))
     assert found.rule == "trainer.dynamic-cp"
+    assert "only Transformer Engine's takes a group per micro-batch" in found.reason
     assert rejections(cell(args=Arguments(merged({"sequence_packing_scheduler": ("dp_balanced",)})))) == ()
 
 

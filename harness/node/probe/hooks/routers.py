@@ -1,7 +1,7 @@
 """Records routers at step 0: the experts chosen for real and for padding tokens, the auxiliary losses and z-losses.
 
 What they are made of is recomputed from the router's logits, so that the judge can check upstream's losses against its
-own arithmetic. Wraps methods of megatron.core.transformer.moe.router.TopKRouter, 0.14 to 0.19.
+own arithmetic. Wraps methods of megatron.core.transformer.moe.router.TopKRouter, 0.12 to 0.19.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ class RouterRecorder:
         self.seen: RouterSeen | None = None  # of the current call of `routing`
         for number, router in routers.items():
             router.routing = self._routing(number, router.routing)
-            router.attach_and_log_load_balancing_loss = self._attach(router.attach_and_log_load_balancing_loss)
+            if hasattr(router, "attach_and_log_load_balancing_loss"):
+                router.attach_and_log_load_balancing_loss = self._attach(router.attach_and_log_load_balancing_loss)
+            else:
+                router.apply_load_balancing_loss = self._attach_computed(router.apply_load_balancing_loss)
             router.apply_z_loss = self._apply_z_loss(router.apply_z_loss)
         if hasattr(upstream_router, "z_loss_func"):  # not on branch dev
             upstream_router.z_loss_func = self._z_loss(upstream_router.z_loss_func)
@@ -63,6 +66,24 @@ class RouterRecorder:
             attached = upstream(activation, coefficient, aux_loss, *args, **kwargs)
             if self.seen is not None:
                 self.seen.aux_loss = float(aux_loss)
+                self.seen.aux_weighted = _weighted(attached)
+            return attached
+
+        return attach
+
+    def _attach_computed(self, upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Before core_v0.14 one function computes the auxiliary loss, by another that it gets, and attaches it."""
+
+        def attach(activation: Tensor, load_balancing_loss_func: Callable[..., Tensor]) -> Tensor:
+            computed: list[Tensor] = []
+
+            def loss(**kwargs: Any) -> Tensor:
+                computed.append(load_balancing_loss_func(**kwargs))
+                return computed[-1]
+
+            attached = upstream(activation, loss)
+            if self.seen is not None and computed:
+                self.seen.aux_loss = float(computed[-1])
                 self.seen.aux_weighted = _weighted(attached)
             return attached
 

@@ -14,9 +14,9 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import megatron.core.transformer.enums as upstream_enums
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
-from megatron.core.transformer.enums import AttnBackend
 
 from harness.core.cell.attention import (
     KERNELS,
@@ -43,7 +43,7 @@ FLASH_PACKAGES = (
 )  # Transformer Engine's flash backend needs one of these
 _HOW = "add it to `packages` of the stack"
 # Megatron sets NVTE_FLASH_ATTN, NVTE_FUSED_ATTN and NVTE_UNFUSED_ATTN from its attention_backend.
-_BACKENDS = {"te": AttnBackend.auto, "te-flash": AttnBackend.flash, "te-fused": AttnBackend.fused}
+_BACKENDS = {"te": "auto", "te-flash": "flash", "te-fused": "fused"}
 
 
 def unsupported_attention(
@@ -135,7 +135,7 @@ def core_attention(kind: str) -> Any:
 
 def attention_fields(kind: str) -> dict[str, Any]:
     """Fields of upstream's configuration that select Transformer Engine's backend."""
-    return {"attention_backend": _BACKENDS[kind]} if kind in TE_KINDS else {}
+    return {"attention_backend": upstream_enums.AttnBackend[_BACKENDS[kind]]} if kind in TE_KINDS else {}
 
 
 def described(kind: str) -> str:

@@ -6,6 +6,7 @@ functions, which megatron.training.train passes to them.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -61,6 +62,8 @@ def build_optimizer(config: CellConfig, chunks: list[DistributedDataParallel], g
     known = inspect.signature(get_megatron_optimizer).parameters
     more: dict[str, Any] = {"use_gloo_process_groups": False} if "use_gloo_process_groups" in known else {}
     more |= groups.arguments
+    # Before core_v0.14 it is a field of DDP's configuration only.
+    field = {"overlap_param_gather"} & {item.name for item in dataclasses.fields(OptimizerConfig)}
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer="adam",
@@ -69,7 +72,7 @@ def build_optimizer(config: CellConfig, chunks: list[DistributedDataParallel], g
             params_dtype=chunks[0].config.params_dtype,
             **{"clip_grad": 0.0, **config.args.numbers()},
             use_distributed_optimizer=config.distributed_optimizer != "off",
-            overlap_param_gather=config.distributed_optimizer == "overlap",
+            **dict.fromkeys(field, config.distributed_optimizer == "overlap"),
         ),
         chunks,
         **more,

@@ -38,6 +38,7 @@ from harness.node.probe.model.parts import config_class, layer_spec, mtp_argumen
 from harness.node.probe.model.recompute import recompute_fields
 
 _OFF = (None, False, VANILLA)
+_UNNEEDED = "embedding_init_method"  # before core_v0.14 embeddings take init_method
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -67,8 +68,8 @@ def initialize_parallel(config: CellConfig, device: Device) -> Groups:
     wanted: dict[str, Any] = {
         # As for the world group: a hang must end at the cell's deadline, not by an earlier time-out.
         "distributed_timeout_minutes": math.ceil(timeout_of(config).total_seconds() / 60),
-        # Copies of the groups over gloo, only for checkpoints of a distributed optimizer.
-        "create_gloo_process_groups": device.backend != "nccl",
+        # Copies of the groups over gloo are for checkpoints of a distributed optimizer, which this loop does not write.
+        "create_gloo_process_groups": False,
     }
     known = inspect.signature(parallel_state.initialize_model_parallel).parameters
     initialize = partial(
@@ -155,7 +156,9 @@ def unsupported_fields(config: CellConfig) -> Rejection | Missing | None:
     """
     upstream = config_class(config)
     known = {item.name for item in dataclasses.fields(upstream)}
-    absent = [name for name, value in upstream_fields(config).items() if name not in known and value not in _OFF]
+    absent = [
+        name for name, value in upstream_fields(config).items() if name not in {*known, _UNNEEDED} and value not in _OFF
+    ]
     if not absent:
         return None
     keys = upstream_names()
@@ -208,9 +211,9 @@ def _model(config: CellConfig, upstream: TransformerConfig, stage: int | None, a
         return MODELS[config.model.builder](config, upstream, stage, arguments)
     if config.model.hybrid:
         return build_hybrid(config, upstream, hybrid_spec(config), **arguments)
-    spec = TransformerBlockSubmodules(
-        layer_specs=[layer_spec(config)] * get_num_layers_to_build(upstream, vp_stage=stage), layer_norm=RMSNorm
-    )
+    virtual = {} if stage is None else {"vp_stage": stage}  # which releases before core_v0.14 do not take
+    layers = get_num_layers_to_build(upstream, **virtual)
+    spec = TransformerBlockSubmodules(layer_specs=[layer_spec(config)] * layers, layer_norm=RMSNorm)
     if config.model.vision:
         return build_vision_model(config, upstream, spec, arguments)
     chunk = GPTModel(upstream, spec, **arguments, **mtp_arguments(config, upstream, spec, stage))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-import megatron.core.models.common.embeddings.rope_utils as rope_utils
 import torch
 
 from harness.core.cell.config import CellConfig
@@ -39,6 +40,8 @@ def no_rope_fusion(device: str) -> str | None:
     """Why fused rotary kernels cannot run on `device`, "cpu" or "cuda"; None when they can."""
     if device != "cuda":
         return "fused rotary kernels (apply_rope_fusion) are CUDA kernels, and the ranks compute on the CPU"
+    # Imported here: releases before core_v0.9 do not have it.
+    rope_utils: Any = importlib.import_module("megatron.core.models.common.embeddings.rope_utils")
     if rope_utils.fused_apply_rotary_pos_emb_thd is None:
         return "fused rotary kernels (apply_rope_fusion) need Transformer Engine, which the stack does not have"
     return None

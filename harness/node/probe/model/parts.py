@@ -7,15 +7,16 @@ kinds of attention, so that parameters have the same names and values.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from typing import Any
 
 import megatron.core.package_info as package_info
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
+import megatron.core.transformer.transformer_config as upstream_config
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.transformer import multi_token_prediction
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+from megatron.core.transformer.transformer_config import TransformerConfig
 
 from harness.core.cell.axis_values import EXPLICIT
 from harness.core.cell.config import CellConfig
@@ -34,14 +35,17 @@ def unsupported_parts(config: CellConfig) -> str | None:
         return f"{release} has no padding mask for routers: model.moe.padding_mask needs 0.16 or later"
     if config.groups == EXPLICIT and not takes_groups():
         return f"{release} takes no process groups as arguments in every place: groups: explicit needs a later one"
-    rolls = inspect.signature(multi_token_prediction.roll_tensor).parameters
-    if config.model.mtp and config.style.packed and "packed_seq_params" not in rolls:
-        return f"{release} rolls tokens for multi-token prediction across documents: packed rows need 0.16 or later"
     if unsupported := unsupported_hybrid(config):
         return unsupported
-    layer = multi_token_prediction.MultiTokenPredictionLayer
+    if config.model.mtp is None or not config.style.packed:
+        return None
+    # Imported here: releases before core_v0.12 do not have it.
+    prediction: Any = importlib.import_module("megatron.core.transformer.multi_token_prediction")
+    if "packed_seq_params" not in inspect.signature(prediction.roll_tensor).parameters:
+        return f"{release} rolls tokens for multi-token prediction across documents: packed rows need 0.16 or later"
+    layer = prediction.MultiTokenPredictionLayer
     by_name = "packed_seq_params" in inspect.signature(layer._checkpointed_forward).parameters
-    if config.model.mtp and config.style.packed and config.recompute.startswith("full") and not by_name:
+    if config.recompute.startswith("full") and not by_name:
         return (
             f"{release} passes packed_seq_params of prediction layers to save_for_backward, which takes only tensors "
             "(Megatron-LM issue 3643): recompute full with packed rows needs 0.18 or later"
@@ -52,7 +56,7 @@ def unsupported_parts(config: CellConfig) -> str | None:
 def config_class(config: CellConfig) -> Any:
     if config.model.vision:
         return vision_config_class()
-    return MLATransformerConfig if config.model.mla else TransformerConfig
+    return upstream_config.MLATransformerConfig if config.model.mla else TransformerConfig
 
 
 def part_fields(config: CellConfig) -> dict[str, Any]:
@@ -103,9 +107,10 @@ def mtp_arguments(
     """GPTModel's keyword argument for prediction layers; empty for a model without them."""
     if config.model.mtp is None:
         return {}
-    known = inspect.signature(get_gpt_mtp_block_spec).parameters
+    specs: Any = importlib.import_module("megatron.core.models.gpt.gpt_layer_specs")
+    known = inspect.signature(specs.get_gpt_mtp_block_spec).parameters
     stage = {"vp_stage": vp_stage} if "vp_stage" in known else {}
-    block = get_gpt_mtp_block_spec(upstream, spec, use_transformer_engine=False, **stage)
+    block = specs.get_gpt_mtp_block_spec(upstream, spec, use_transformer_engine=False, **stage)
     for layer in block.layer_specs if block is not None else ():
         layer.submodules.enorm = layer.submodules.hnorm = layer.submodules.layer_norm = RMSNorm
     return {"mtp_block_spec": block}

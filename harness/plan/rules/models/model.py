@@ -135,9 +135,26 @@ def aux_loss_per_row_split(config: Shape) -> str | None:
 
 
 def mtp_reads_tokens(config: Shape) -> str | None:
-    if config.model.mtp is None or config.path.tokens_on_last_stage:
+    mtp = config.model.mtp
+    if mtp is None or config.path.tokens_on_last_stage or (mtp.stage is not None and config.path.predicts_on_any_stage):
         return None
     return f"multi-token prediction needs tokens on the last stage, and packing {config.data_path} passes none"
+
+
+def mtp_has_stage(config: Shape) -> str | None:
+    mtp, pp = config.model.mtp, config.layout.pp
+    if mtp is None or mtp.stage is None:
+        return None
+    if mtp.stage >= pp:
+        return f"model.mtp.stage is {mtp.stage}, and pp {pp} has stages 0 to {pp - 1}"
+    if config.train.steps:
+        return (
+            f"model.mtp.stage is {mtp.stage}, and the model that the harness trains has its prediction layers on the "
+            "last stage; with train.steps 0 the cell only fetches batches"
+        )
+    if config.path.predicts_on_any_stage:
+        return None
+    return f"model.mtp.stage is {mtp.stage}, and packing {config.data_path} reads for prediction on the last stage only"
 
 
 def mtp_needs_slots(config: Shape) -> str | None:
@@ -229,6 +246,12 @@ RULES: tuple[Rule[Shape], ...] = (
         part="moe",
     ),
     Rule("mtp.tokens", "harness: which data paths pass tokens to the last stage", mtp_reads_tokens, part="mtp"),
+    Rule(
+        "mtp.stage",
+        "harness: prediction layers of the probe's model; Megatron-LM mtp_on_this_rank with a pipeline layout",
+        mtp_has_stage,
+        part="mtp",
+    ),
     Rule(
         "mtp.real-offsets",
         "Megatron-LM roll_tensor: cu_seqlens_q (0.16 to 0.19); padded offsets from d8144e7712 on",

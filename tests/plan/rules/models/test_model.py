@@ -11,6 +11,7 @@ import pytest
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import MlaConfig, ModelConfig, MoeConfig, MtpConfig
+from harness.core.cell.train import TrainConfig
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.packing.options import PackingOptions
 from harness.plan.rules.table import rejections
@@ -20,12 +21,13 @@ MASKED = ModelConfig(moe=MoeConfig(aux_loss="aux_loss", padding_mask=True))
 GATHERED = ModelConfig(moe=MoeConfig(dispatcher="allgather"))
 PER_ROW = ModelConfig(moe=MoeConfig(aux_loss="seq_aux_loss"))
 PREDICTING = ModelConfig(mtp=MtpConfig())
+ON_FIRST, FETCHES = ModelConfig(mtp=MtpConfig(stage=0)), TrainConfig(steps=0)
 LATENT = ModelConfig(mla=MlaConfig(q_lora_rank=6))
 FULL = PackingOptions(pad_to_max_length=True)
 
 
 def cell(data_path: str = "reference", **more: Any) -> CellConfig:
-    fields = {name: more.pop(name) for name in ("model", "micro_batch_size", "options") if name in more}
+    fields = {name: more.pop(name) for name in ("model", "micro_batch_size", "options", "train") if name in more}
     more.setdefault("sp", more.get("tp", 1) > 1)
     documents = DocumentsConfig(mode="file", lengths=(16,))
     return CellConfig(layout=Layout(**more), data_path=data_path, documents=documents, **fields)
@@ -95,6 +97,25 @@ def reason(rule: str, config: CellConfig) -> str | None:
             cell(cp=2, model=PER_ROW, options=FULL),
         ),
         ("mtp.tokens", cell("skyrl", model=PREDICTING), "packing skyrl passes none", cell("sft", model=PREDICTING)),
+        ("mtp.tokens", cell("scheduler", model=PREDICTING), "packing scheduler passes none", cell("scheduler")),
+        (
+            "mtp.stage",
+            cell(pp=2, model=ON_FIRST),
+            "has its prediction layers on the last stage",
+            cell(pp=2, train=FETCHES, model=ON_FIRST),
+        ),
+        (
+            "mtp.stage",
+            cell("sft", pp=2, train=FETCHES, model=ON_FIRST),
+            "packing sft reads for prediction on the last stage only",
+            cell("scheduler", pp=2, train=FETCHES, model=ON_FIRST),
+        ),
+        (
+            "mtp.stage",
+            cell(pp=2, train=FETCHES, model=ModelConfig(mtp=MtpConfig(stage=2))),
+            "model.mtp.stage is 2, and pp 2 has stages 0 to 1",
+            cell(pp=2, train=FETCHES, model=ModelConfig(mtp=MtpConfig(stage=1))),
+        ),
         (
             "mtp.real-offsets",
             cell(cp=2, model=PREDICTING),

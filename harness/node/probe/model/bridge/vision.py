@@ -14,7 +14,6 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from megatron.core.models.vision.vit_layer_specs import get_vit_layer_with_local_spec
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.enums import ModelType
 from megatron.core.transformer.module import MegatronModule
@@ -131,7 +130,9 @@ class ImageNorm(torch.nn.LayerNorm):
 
 
 def _local_spec() -> Any:
-    spec = get_vit_layer_with_local_spec()
+    # Before core_v0.14 this module cannot be imported without Transformer Engine.
+    layers: Any = importlib.import_module("megatron.core.models.vision.vit_layer_specs")
+    spec = layers.get_vit_layer_with_local_spec()
     spec.submodules.self_attention.submodules.core_attention = ImageAttention
     spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = ImageNorm
     return spec
