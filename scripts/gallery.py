@@ -103,9 +103,9 @@ def shots(made: dict[str, Path], folder: Path) -> list[Shot]:
     ends = {"green": "#grid", "metadata": "#failures details.cell", "numerics": "#failures details.cell"}
     ends |= {"throughput": "#failures details.cell", "fault": "#failures details.cell"}
     found = [Shot(name=name, page=str(made[name] / "report.html"), until=until) for name, until in ends.items()]
-    found.append(Shot(name="comparison", page=str(made["fixed"] / "compare.html"), until="main section"))
+    found.append(Shot(name="comparison", page=str(made["fixed"] / "compare.html"), until="#stacks"))
     found.append(Shot(name="index", page=str(folder / "releases" / "index.html"), until="#runs"))
-    found.append(Shot(name="history", page=str(folder / "releases" / "history.html"), until="main section"))
+    found.append(Shot(name="history", page=str(folder / "releases" / "history.html"), until="#trends .plots"))
     return found
 
 
