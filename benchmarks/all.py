@@ -2,9 +2,9 @@
 
     python benchmarks/all.py [--only smoke plan ...] [--clone ../Megatron-LM] [--smallest] [--page docs/benchmarks.md]
 
-They run one after the other, an hour on two quiet cores. What a benchmark needs and this machine lacks is named in the
-page in its place. With `--smallest` each only shows that it measures, in a few minutes, and no page is written unless
-`--page` names one. The exit code is 1 when a benchmark fails or misses a limit.
+They run one after the other, an hour and a half on two quiet cores. What a benchmark needs and this machine lacks is
+named in the page in its place. With `--smallest` each only shows that it measures, in a few minutes, and no page is
+written unless `--page` names one. The exit code is 1 when a benchmark fails or misses a limit.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/bench_smoke.py [--runs 3] [--rival-cells 6 | all]
 
-Prints medians: wall time, the time of the largest cells outside their training steps, the launcher's peak memory, and
-the ratio to torchrun. Unless `all` are launched, torchrun's total is that of a sample of cells spread over the world
-sizes, scaled up by the number of cells of each size.
+Prints medians: wall time, the time of the largest cells outside their training steps, the processor time of each part
+of such a cell, the launcher's peak memory, and the ratio to torchrun. Unless `all` are launched, torchrun's total is
+that of a sample of cells spread over the world sizes, scaled up by the number of cells of each size.
 """
 
 from __future__ import annotations
@@ -49,7 +49,21 @@ def run_matrix(matrix: Path, parent: Path) -> dict[str, Any]:
         "ranks": most,
         "overhead_s": statistics.median(timing["overhead_s"] for timing in largest),
         "steps_ratio": statistics.median(timing["wall_s"] / timing["steps_s"] for timing in largest),
+        "laps": laps_of(run, most),
     }
+
+
+def laps_of(run: Path, ranks: int) -> dict[str, float]:
+    """Processor seconds of each part of a cell with so many ranks: the mean over cells of the sum over ranks."""
+    found: dict[str, float] = defaultdict(float)
+    cells = [cell for cell in run.glob("cells/*/attempt-1") if len(list(cell.glob("ranks/*.json"))) == ranks]
+    for record in (json.loads(path.read_text()) for cell in cells for path in cell.glob("ranks/*.json")):
+        for name, lap in record["laps"].items():
+            found[name] += lap["busy_s"] / len(cells)
+        steps = sum(step["busy_s"] for step in record["steps"]) / len(cells)
+        found["training steps"] += steps
+        found["training"] -= steps
+    return found
 
 
 def peak_memory_kib(pid: int) -> int:
@@ -97,10 +111,16 @@ def figures_of(runs: list[dict[str, Any]]) -> list[Figure]:
         "steps_ratio": (f"a cell of {ranks} ranks over its training steps", "times", 1.3),
         "launcher_peak_mib": ("peak memory of the launcher", "MiB", None),
     }
-    return [
+    figures = [
         Figure(name=name, values=[run[key] for run in runs], unit=unit, limit=limit)
         for key, (name, unit, limit) in rows.items()
     ]
+    medians = {lap: statistics.median(run["laps"].get(lap, 0.0) for run in runs) for lap in runs[-1]["laps"]}
+    for lap in sorted(medians, key=lambda name: -medians[name]):
+        name = "outside the steps, training" if lap == "training" else lap
+        values = [run["laps"].get(lap, 0.0) for run in runs]
+        figures.append(Figure(name=f"processor time of a cell of {ranks} ranks: {name}", values=values))
+    return figures
 
 
 def main() -> int:

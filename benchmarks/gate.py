@@ -2,11 +2,12 @@
 
     .venv/bin/python benchmarks/gate.py CLONE [--fork megatron-lm] [--only ID] [--folder gate-runs] [--again]
 
-CLONE is a clone of the project; its own files are not touched. gate.toml names projects and bugs. Each bug gets a
-worktree of the commit before its fix, or of main with the fix reverted, and in it runs the gate as a fork would. The
-bug counts if the cell that gate.toml names fails in the check that it names, and on an old commit only if the same cell
-does not fail so once the fix is there. On main all cells must pass. Runs are kept in --folder and not repeated without
---again. Exit code 1 when a bug is not found or main is not green; the table is written only when all are right.
+CLONE is a clone of the project, with its submodules; its own files are not touched. gate.toml names projects and bugs.
+Each bug gets a worktree of the commit before its fix, or of main with the fix reverted, and in it runs the gate as a
+fork would. The bug counts if the cell that gate.toml names fails in the check that it names, and on an old commit only
+if the same cell does not fail so once the fix is there. On main all cells must pass. Runs are kept in --folder and not
+repeated without --again. Exit code 1 when a bug is not found or main is not green; the table is written only when all
+are right.
 """
 
 from __future__ import annotations
@@ -123,16 +124,29 @@ def git(folder: Path, *words: str, given: bytes | None = None) -> bytes:
     return subprocess.run(["git", "-C", folder, *words], input=given, stdout=subprocess.PIPE, check=True).stdout
 
 
+def submodules(place: Path) -> dict[str, str]:
+    """Path -> commit of the submodules of a worktree."""
+    rows = [
+        row.split() for row in git(place, "ls-tree", "-r", "HEAD").decode().splitlines() if row.startswith("160000")
+    ]
+    return {path: commit for _, _, commit, path in rows}
+
+
 @contextmanager
 def worktree(bench: Bench, place: Path, bug: Bug) -> Iterator[Path]:
     """A worktree of the bad code, as long as it is needed."""
     git(bench.clone, "worktree", "add", "--quiet", "--force", "--detach", str(place), bug.ref or bench.fork.main)
+    modules = {path: commit for path, commit in submodules(place).items() if (bench.clone / path / ".git").exists()}
     try:
+        for path, commit in modules.items():
+            git(bench.clone / path, "worktree", "add", "--quiet", "--force", "--detach", str(place / path), commit)
         for fix in bug.revert:
             undo = git(place, "diff", "--binary", fix, f"{fix}~1", "--", *bug.paths)
             git(place, "apply", "--3way", "--index", given=undo)
         yield place
     finally:
+        for path in modules:
+            git(bench.clone / path, "worktree", "remove", "--force", str(place / path))
         git(bench.clone, "worktree", "remove", "--force", str(place))
 
 

@@ -7,11 +7,14 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+from harness.app.pipeline import announce
 from harness.infra import screen
+from harness.infra.inputs.shipped import matrix_path
 
 RUN_PARENT = Path("reports")  # folder of run directories, unless the command or the cluster profile names another
 CLUSTER_JOBS = 3  # points that a bisection on a cluster judges at once: each round leaves a quarter of the history
 RUN = "path, run id, or 'latest'"
+MATRIX = "matrix file (YAML), or a shipped one by name"
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +59,34 @@ def set_view(arguments: argparse.Namespace) -> None:
     screen.VIEW.verbose = getattr(arguments, "verbose", False)
     screen.VIEW.color = getattr(arguments, "color", "auto")
     screen.VIEW.durations = getattr(arguments, "durations", 0)
+
+
+def add_matrix(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("matrix", type=matrix_path, metavar="MATRIX", help=MATRIX)
+
+
+def add_only(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:
+    parser.add_argument("--only", action="append", default=[], metavar=metavar, help=text)
+
+
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cluster", metavar="NAME", help="cluster profile by name or path, instead of the one that the matrix names"
+    )
+
+
+def add_no_history(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--no-history", action="store_true", help="do not record the run in the history")
+
+
+def add_notify(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--notify",
+        action="append",
+        type=announce.receiver,
+        metavar="CMD_OR_URL",
+        help="send the verdict to a command (JSON on stdin) or a webhook (http, https); repeatable",
+    )
 
 
 def _number(most: int) -> Callable[[str], int]:

@@ -12,16 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from harness.app import error_boundary, plugins
+from harness.app import error_boundary, plugins, run_options
 from harness.app.arguments import (
+    MATRIX,
     RUN,
+    add_cluster,
     add_history,
     add_json,
+    add_matrix,
+    add_no_history,
+    add_notify,
+    add_only,
     add_run,
     add_run_parent,
     add_view,
     count,
-    hours,
     layer_number,
     set_view,
 )
@@ -41,7 +46,6 @@ from harness.infra.streams import flush_streams, own_streams
 # Plans and reports allocate many long-lived objects, which the default threshold (700 or 2,000) scans over and over.
 _GARBAGE_AFTER = 100_000
 _WITHOUT_PLUGINS = ("completion", "list")
-_MATRIX = "matrix file (YAML), or a shipped one by name"
 _EXIT_CODES = "exit codes:\n" + "".join(f"  {code:<3}  {meaning}\n" for code, meaning in EXIT_MEANINGS.items())
 
 
@@ -56,15 +60,15 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     init = commands.add_parser("init", help="write a first matrix for this machine, and a profile of its cluster")
     init.add_argument("folder", type=Path, nargs="?", default=Path(), metavar="DIR", help="folder (default: this one)")
-    _run_options(commands.add_parser("run", help="run a matrix and judge it"))
+    run_options.add(commands.add_parser("run", help="run a matrix and judge it"))
     _bisect_options(commands.add_parser("bisect", help="find the first bad, or good, commit or release"))
     plan = commands.add_parser("plan", help="show cells, rejected combinations and cost without running")
-    _matrix(plan)
-    _cluster(plan)
+    add_matrix(plan)
+    add_cluster(plan)
     add_json(plan)
     plan.add_argument("--all", action="store_true", help="print all rows of long tables")
     verify = commands.add_parser("verify", help="check matrix files without running")
-    verify.add_argument("matrix", type=matrix_path, nargs="+", metavar="MATRIX", help=_MATRIX)
+    verify.add_argument("matrix", type=matrix_path, nargs="+", metavar="MATRIX", help=MATRIX)
     add_json(verify)
     completion = commands.add_parser("completion", help="print the script that completes words in a shell")
     completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
@@ -73,15 +77,15 @@ def build_parser() -> argparse.ArgumentParser:
     add_run(report)
     add_run_parent(report)
     add_history(report)
-    _no_history(report)
-    _notify(report)
+    add_no_history(report)
+    add_notify(report)
     add_view(report)
     _run_commands(commands)
     compare.add_parser(commands)
     history.add_parser(commands)
     index.add_parser(commands)
     selftest = commands.add_parser("selftest", help="inject known faults and check that each is caught")
-    _only(selftest, "FAULT", "inject only this fault (repeatable)")
+    add_only(selftest, "FAULT", "inject only this fault (repeatable)")
     add_run_parent(selftest)
     text = "inject faults in upstream's code instead: trainers, adapters, images, rollouts, scheduler; in stacks"
     selftest.add_argument("--trainers", action="store_true", help=text)
@@ -103,8 +107,8 @@ def _run_commands(commands: argparse._SubParsersAction[Any]) -> None:
             add_json(command)
         if name == "resume":
             add_history(command)
-            _no_history(command)
-            _notify(command)
+            add_no_history(command)
+            add_notify(command)
             add_view(command)
             command.add_argument("--errors", action="store_true", help="also retry the cells that ended as ERROR")
     listed = commands.add_parser("list", help="list the runs of a folder, also unfinished ones, stacks or plug-ins")
@@ -167,86 +171,12 @@ def _shrink_options(shrink: argparse.ArgumentParser) -> None:
     add_run_parent(shrink)
 
 
-def _run_options(run: argparse.ArgumentParser) -> None:
-    _matrix(run)
-    _only(run, "CELL", "run only cells with this id, name or shell-style pattern (repeatable)")
-    run.add_argument(
-        "-k",
-        dest="expression",
-        default="",
-        metavar="EXPRESSION",
-        help="run only cells whose id contains these texts, with and, or, not: 'tp2 and not sft'",
-    )
-    run.add_argument("--failed", action="store_true", help="run only the cells that failed in the matrix's newest run")
-    run.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SETTING",
-        help="use this value instead of the matrix file's: train.steps=5 or 'matrix.tp=[1, 2]' (repeatable)",
-    )
-    _cluster(run)
-    add_run_parent(run, default=None)
-    add_history(run)
-    _no_history(run)
-    _notify(run)
-    add_view(run)
-    run.add_argument(
-        "--maxfail",
-        type=count,
-        metavar="N",
-        help="stop once N cells have failed; `resume` runs the others",
-    )
-    run.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="show what would be started, start nothing; for a cluster, also write the job files",
-    )
-    run.add_argument("--detach", action="store_true", help="submit the jobs to the cluster and exit")
-    run.add_argument(
-        "--bisect",
-        action="store_true",
-        help="exit codes for git bisect run: 125 to skip a commit that cannot be judged, 128 to abort",
-    )
-    run.add_argument(
-        "--max-gpu-hours", type=hours, metavar="H", help="refuse a plan whose jobs may cost more GPU-hours than this"
-    )
-
-
 def _bisect_options(bisect: argparse.ArgumentParser) -> None:
-    _matrix(bisect)
-    _only(bisect, "CELL", "bisect only cells with this id, name or shell-style pattern (repeatable)")
+    add_matrix(bisect)
+    add_only(bisect, "CELL", "bisect only cells with this id, name or shell-style pattern (repeatable)")
     bisect_options.add(bisect)
-    _cluster(bisect)
+    add_cluster(bisect)
     add_run_parent(bisect, default=None, what="parent of the bisection's folder")
-
-
-def _matrix(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("matrix", type=matrix_path, metavar="MATRIX", help=_MATRIX)
-
-
-def _only(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:
-    parser.add_argument("--only", action="append", default=[], metavar=metavar, help=text)
-
-
-def _cluster(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--cluster", metavar="NAME", help="cluster profile by name or path, instead of the one that the matrix names"
-    )
-
-
-def _no_history(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--no-history", action="store_true", help="do not record the run in the history")
-
-
-def _notify(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--notify",
-        action="append",
-        type=announce.receiver,
-        metavar="CMD_OR_URL",
-        help="send the verdict to a command (JSON on stdin) or a webhook (http, https); repeatable",
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

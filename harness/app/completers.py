@@ -78,6 +78,12 @@ def _words(**_: Any) -> list[str]:
     return list(dict.fromkeys(entry.name for entry in reference() if " " not in entry.name))
 
 
+def _faults(**_: Any) -> list[str]:
+    from harness.plan.faults import FAULTS
+
+    return [spec.name for spec in FAULTS]
+
+
 # Metavariable of an argument -> its completer, as argcomplete calls it.
 _COMPLETERS: dict[str, Callable[..., list[str]]] = {
     "RUN": _runs,
@@ -85,6 +91,7 @@ _COMPLETERS: dict[str, Callable[..., list[str]]] = {
     "RUN_B": _runs,
     "MATRIX": _matrices,
     "CELL": _cells,
+    "FAULT": _faults,
     "NAME": _clusters,
     "WORD": _words,
 }

@@ -37,6 +37,7 @@ def dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
         only=[*arguments.only, *_failed(arguments)],
         settings=arguments.set,
         expression=arguments.expression,
+        fault=arguments.fault,
         command=command,
         cluster=arguments.cluster,
     )

@@ -41,7 +41,7 @@ class Outcome(StrEnum):
     REJECTED = "REJECTED"  # a rule or the stack forbids it; never ran
     ERROR = "ERROR"  # infrastructure: could not decide
     FLAKY = "FLAKY"  # passed only on a retry, after an attempt whose end does not blame the code
-    NOT_RUN = "NOT_RUN"  # the run was stopped first, as --maxfail asked; `resume` runs it
+    NOT_RUN = "NOT_RUN"  # the run was stopped first, by --maxfail or a signal; `resume` runs it
 
 
 class KnownFailure(StrEnum):

@@ -61,7 +61,7 @@ def print_report(
         _print_since(console, report.since)
     for path in paths:
         _print(console, f"report: {path}")
-    for problem in report.problems:
+    for problem in [*report.problems, *filter(None, [report.faults_text])]:
         _print(console, problem, "bold yellow")
     console.print(_verdict(console, report, report.exit_code if code is None else code), soft_wrap=True)
 
@@ -222,7 +222,7 @@ def _print_finding(console: Console, cell: ReportCell) -> None:
 def _verdict(console: Console, report: Report, code: int) -> RenderableType:
     from rich.text import Text
 
-    word = shown(report.verdict.upper())
+    word = shown(report.headline)
     counts = ", ".join(f"{count} {outcome.value}" for outcome, count in report.counts.items() if count)
     wall = f" in {duration(report.timing['wall_s'])}" if "wall_s" in report.timing else ""
     text = Text(fitting(console, f"{word}: {counts}{wall}; exit code {code}"))

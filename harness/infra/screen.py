@@ -19,6 +19,7 @@ from harness.core.text.escaping import ci_json, ci_log, visible
 from harness.core.text.secrets import redacted, secret_values
 
 LOGGER = "harness"  # name of the logger
+_LEAST_TEXT = 40  # columns of a text beside its head
 
 # Variables by which a CI runner is recognised: GitHub, GitLab, Azure, and what most others set.
 _CI_VARIABLES = ("CI", "GITHUB_ACTIONS", "GITLAB_CI", "TF_BUILD")
@@ -90,6 +91,15 @@ def wrapped(text: str) -> str:
     return text if columns is None else broken(text, columns)
 
 
+def beside(head: str, text: str) -> str:
+    """The head of a row and its text, whose further lines begin below the first, if that leaves them room."""
+    columns = width()
+    if columns is None or len(head) + len(text) <= columns:
+        return f"{head}{text}"
+    indent = len(head) if columns - len(head) >= _LEAST_TEXT else len(head) - len(head.lstrip(" ")) + 4
+    return "\n".join(_filled(f"{head}{text}", columns, " " * indent))
+
+
 def broken(text: str, columns: int) -> str:
     """The text with lines of at most `columns`, broken at spaces; a longer word, such as an id, stays whole."""
     return "\n".join(_wrapped(line, columns) for line in text.split("\n"))
@@ -98,8 +108,11 @@ def broken(text: str, columns: int) -> str:
 def _wrapped(line: str, columns: int) -> str:
     if len(line) <= columns:
         return line
-    indent = " " * (len(line) - len(line.lstrip(" ")) + 4)
-    parts = textwrap.wrap(
+    return "\n".join(_filled(line, columns, " " * (len(line) - len(line.lstrip(" ")) + 4)))
+
+
+def _filled(line: str, columns: int, indent: str) -> list[str]:
+    return textwrap.wrap(
         line,
         columns,
         subsequent_indent=indent,
@@ -108,7 +121,6 @@ def _wrapped(line: str, columns: int) -> str:
         replace_whitespace=False,
         drop_whitespace=True,
     )
-    return "\n".join(parts)
 
 
 def relative_path(path: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
+from importlib.metadata import entry_points
 
 from harness.core.run.run_dir import RunDir
 
@@ -29,6 +30,7 @@ def load() -> None:
         import_all()
 
         import harness.node.supervisor  # noqa: F401  - imports the probe and the code under test
+    entry_points(group="torch.distributed.backends")  # in every rank torch looks for them: fills importlib's caches
     gc.enable()
 
 

@@ -23,6 +23,7 @@ from harness.core.run.run_dir import AttemptDir, RunDir
 from harness.core.run.work_order import read_work_order
 from harness.core.serialization import from_jsonable, loads
 from harness.core.text.secrets import redacted, secret_values
+from harness.node.contention import Contention
 from harness.node.coordination import rendezvous
 from harness.node.coordination.heartbeat import HeartbeatWriter
 from harness.node.coordination.rendezvous import Abort, HeartbeatMonitor, NodeShare
@@ -50,6 +51,7 @@ class Agent(ABC):
         if wanted != nodes:
             raise InputError(f"{run.submission(allocation)} is for {wanted} nodes, not for --nodes {nodes}")
         self.running: dict[BaseProcess, Running] = {}
+        self.contention = Contention()
         self.heartbeat = HeartbeatWriter(rendezvous.heartbeat_file(run, allocation, node), secrets.token_hex(8))
         others = [0] if node else list(range(1, nodes))
         self.others = HeartbeatMonitor(run, allocation, others, self.work_order.silence_s or rendezvous.SILENCE_S)
@@ -93,7 +95,9 @@ class Agent(ABC):
         """Run the cells."""
 
     def config(self, cell: str, number: int) -> CellConfig:
-        return from_jsonable(CellConfig, loads(self.run.attempt(cell, number).config.read_text(encoding="utf-8")))
+        """A cell's configuration. Its deadline is longer than that of the file as far as others use the cores."""
+        found = from_jsonable(CellConfig, loads(self.run.attempt(cell, number).config.read_text(encoding="utf-8")))
+        return replace(found, deadline_s=found.deadline_s * self.contention.factor())
 
     def fork(self, cell: str, number: int, config: CellConfig, deadline_at: float) -> None:
         """Fork the supervisor of this node's ranks of a cell."""

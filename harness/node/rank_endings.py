@@ -62,7 +62,14 @@ def rank_endings(
 
 
 def cell_result(
-    cell: str, number: int, attempt: AttemptDir, endings: list[RankEnding], troubles: list[str], started: float
+    cell: str,
+    number: int,
+    attempt: AttemptDir,
+    endings: list[RankEnding],
+    troubles: list[str],
+    started: float,
+    *,
+    deadline_s: float,
 ) -> CellResult:
     paths = {ending.rank: attempt.record(ending.rank) for ending in endings if ending.ended != "missing"}
     records = {rank: _record(path) for rank, path in paths.items()}
@@ -82,6 +89,7 @@ def cell_result(
         started=started,
         finished=time.time(),
         steps_s=max((sum(step.time_s for step in record.steps) for record in records.values()), default=0.0),
+        deadline_s=deadline_s,
     )
 
 

@@ -154,7 +154,8 @@ class _Part:
         if share.node > 0:
             return NodeResult(node=share.node, ranks=endings, trouble=trouble)
         troubles = _add_other_nodes(attempt, endings, peers) if peers else []
-        return cell_result(self.cell, self.number, attempt, endings, troubles, started)
+        given = self.config.deadline_s
+        return cell_result(self.cell, self.number, attempt, endings, troubles, started, deadline_s=given)
 
     def end(self, result: CellResult | NodeResult) -> None:
         """Write how the ranks ended, as the last file of the part."""

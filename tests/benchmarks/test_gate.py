@@ -15,6 +15,7 @@ from harness.infra.inputs.matrix_file import read_matrix
 from harness.judge.checks.table import CHECKS
 from harness.judge.report.model import Report
 from harness.plan.expansion.expand import expand
+from tests.infra.stacks.test_checkout import git, repository
 from tests.megatron_clone import CLONE, needs_clone
 from tests.sample_report import sample_report
 from tests.scripts import load_script
@@ -120,6 +121,23 @@ def test_the_table_names_code_cell_and_check(gate: ModuleType, forks: Any) -> No
     (row,) = gate.table(fork, {"#1": _report(Outcome.FAIL)}).splitlines()[2:]
     link = "[#1](https://github.com/NVIDIA/Megatron-LM/pull/1)"
     assert row == f"| {link} | wrong | main without abc | `tp2-sft` | `params_present` | none |"
+
+
+def test_a_worktree_has_the_submodules_that_the_clone_has(gate: ModuleType, forks: Any, tmp_path: Path) -> None:
+    clone = repository(tmp_path / "clone")
+    (clone / "3rdparty").mkdir()
+    inner = repository(clone / "3rdparty" / "Megatron-LM")
+    bad, newest = (git(inner, "rev-parse", name) for name in ("old", "HEAD"))
+    for path in ("3rdparty/Megatron-LM", "3rdparty/Other"):  # the other one is not checked out
+        git(clone, "update-index", "--add", "--cacheinfo", f"160000,{bad},{path}")
+    git(clone, "commit", "--quiet", "--message", "submodules")
+    fork = replace(forks["megatron-lm"], main=git(clone, "rev-parse", "HEAD"))
+    place = tmp_path / "code"
+    with gate.worktree(gate.Bench(fork=fork, clone=clone, folder=tmp_path), place, gate.MAIN):
+        assert git(place / "3rdparty" / "Megatron-LM", "rev-parse", "HEAD") == bad
+        assert not [*(place / "3rdparty" / "Other").glob("*")]
+    assert not place.exists()
+    assert (git(inner, "rev-parse", "HEAD"), len(git(inner, "worktree", "list").splitlines())) == (newest, 1)
 
 
 @pytest.mark.train

@@ -94,3 +94,14 @@ def test_the_report_says_since_when_and_which_versions_changed(browser: Browser,
     row.locator("a").click()
     assert view.page.url.endswith("#" + view.page.locator("details.cell").first.get_attribute("id"))  # type: ignore[operator]
     view.page.context.close()
+
+
+@pytest.mark.parametrize("name", ["regression", "hostile"])
+def test_details_of_changes_are_in_sight_on_a_phone(browser: Browser, files: dict[str, Path], name: str) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    page.goto(files[name].as_uri())
+    boxes = [cell.bounding_box() for cell in page.locator(".rows td").all()]
+    seen = [box for box in boxes if box is not None]  # empty cells are not drawn
+    assert seen
+    assert [box for box in seen if box["x"] + box["width"] > 390] == []
+    page.close()

@@ -54,7 +54,7 @@ def test_a_rank_that_finds_the_disk_full_exits_with_code_28(
 
 def test_a_full_disk_is_not_a_failure_of_the_code_under_test(tmp_path: Path) -> None:
     endings = [RankEnding(rank=0, ended="missing", exit_code=1), RankEnding(rank=1, ended="missing", exit_code=28)]
-    result = cell_result("cell", 1, AttemptDir(tmp_path), endings, [], 0.0)
+    result = cell_result("cell", 1, AttemptDir(tmp_path), endings, [], 0.0, deadline_s=60.0)
     assert result.status == "error"
     assert result.reason == "2 of 2 ranks did not complete; no space left on the disk for the record of rank 1"
 
@@ -201,7 +201,7 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
     def start(how: str) -> BaseProcess:
         share, monitor = NodeShare(node=0, nodes=1, world_size=2), HeartbeatMonitor(RunDir(roots[how]), "local", [])
-        arguments = (str(roots[how]), "cell", 1, config(tp=2), os.getpid(), deadline_at, share, monitor)
+        arguments = (str(roots[how]), "cell", 1, config(tp=2, deadline_s=5.0), os.getpid(), deadline_at, share, monitor)
         process = multiprocessing.get_context("fork").Process(target=_supervise, args=arguments)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(rank_module, "run_probe", lambda config, place, recorder, listener: probe(how, recorder))

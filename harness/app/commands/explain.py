@@ -20,7 +20,8 @@ def explain(word: str, run: str, run_parent: Path) -> int:
     entries = [*reference(), *stack_entries()]
     found = [entry for entry in entries if entry.name.lower() in (word.lower(), recipe_name(word))]
     if found:
-        screen.out("\n\n".join(entry.text for entry in found))
+        texts = ("\n".join(screen.beside(head, said) for head, said in entry.rows) for entry in found)
+        screen.out("\n\n".join(texts))
         return EXIT_PASS
     if cells := _cells(word, run, run_parent):
         screen.out("\n\n".join(cells))
@@ -48,10 +49,11 @@ def _cells(word: str, run: str, run_parent: Path) -> list[str]:
         if not (cell.id.startswith(word) or fnmatchcase(cell.id.rpartition("-")[0], word)):
             continue
         attempt = directory.attempt(cell.id, cell.attempts)
-        lines = [f"{cell.id}: {cell.outcome}" + (f", {cell.reason}" if cell.reason else "")]
-        lines += [f"  {finding.lane}, {finding.check}: {finding.message}" for finding in cell.findings]
+        said = [f"{cell.id}: {cell.outcome}" + (f", {cell.reason}" if cell.reason else "")]
+        said += [f"  {finding.lane}, {finding.check}: {finding.message}" for finding in cell.findings]
         if cell.failure:
-            lines += [f"  {cell.failure.title}: {cell.failure.message}", f"  {cell.failure.advice}"]
+            said += [f"  {cell.failure.title}: {cell.failure.message}", f"  {cell.failure.advice}"]
+        lines = [screen.wrapped(line) for line in said]  # not the commands below, which are to be copied
         if cell.outcome in (Outcome.PASS, Outcome.FLAKY):
             lines.append(f"  rests on {cell.evidence.text}")
         lines += [f"  compared with  {cell.control}"] if cell.control else []
@@ -65,6 +67,6 @@ def _cells(word: str, run: str, run_parent: Path) -> list[str]:
         if rejected.id.startswith(word) or fnmatchcase(rejected.id.rpartition("-")[0], word):
             reasons = rejected.rejections or []
             lines = [f"{rejected.id}: REJECTED"]
-            lines += [f"  {one.rule}: {one.reason} (source: {one.source})" for one in reasons]
+            lines += [screen.wrapped(f"  {one.rule}: {one.reason} (source: {one.source})") for one in reasons]
             texts.append("\n".join(lines))
     return texts

@@ -236,6 +236,8 @@ def _import(names: Sequence[str], parent: Path, file: Path) -> int:
                 hint = f"judge it first: harness report {name}"
                 raise InputError(Problem(message="the run has no report.json", file=str(directory.root), hint=hint))
             report = read_report(read_text(path, MOST_BYTES))
+            if report.faults:
+                raise InputError(Problem(message="the history holds no runs with injected faults", file=str(path)))
         except InputError as error:
             screen.err(f"harness: {error}")
             bad += 1

@@ -55,7 +55,7 @@ def errors(name: str, run_parent: Path, cell: str | None) -> int:
 
     directory = find_run(name, run_parent)
     for piece in errors_text(directory, _cells(directory, cell)):
-        screen.out(piece)
+        screen.out(piece if "\n" in piece else screen.wrapped(piece))  # log lines stay as they are
     return EXIT_PASS
 
 

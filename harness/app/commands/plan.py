@@ -50,7 +50,12 @@ def plan(matrix_file: Path, *, as_json: bool, all_rows: bool, cluster: str | Non
         screen.json_data(plan_json(expansion, allocations=allocations, stacks=stacks, **shown) + "\n")
     else:
         text = plan_text(
-            expansion, all_rows=all_rows, stacks=forecast_lines(stacks), to_make=any_to_make(stacks), **shown
+            expansion,
+            all_rows=all_rows,
+            stacks=forecast_lines(stacks),
+            to_make=any_to_make(stacks),
+            width=screen.width(),
+            **shown,
         )
         screen.out(screen.wrapped(text))
     return EXIT_PASS

@@ -72,6 +72,9 @@ def _announce(plan_: RunPlan, directory: RunDir) -> None:
     if not screen.VIEW.quiet:
         cells = counted(len(plan_.expansion.cells), "cell")
         screen.out(f"run {plan_.run_id}: {cells}\n  in {relative_path(directory.root)}")
+        broken = sum(cell.config.fault is not None for cell in plan_.expansion.cells)
+        for fault in plan_.faults:
+            screen.out(f"  fault {fault} in {broken} of them; the history does not record the run")
         sys.stdout.flush()
 
 
@@ -128,6 +131,7 @@ def _dry_run(planned: plan_run.Planned, directory: RunDir) -> int:
         jobs=planned.jobs,
         stacks=forecast_lines(stacks),
         to_make=any_to_make(stacks),
+        width=screen.width(),
     )
     screen.out(screen.wrapped(text))
     launcher = launcher_for(planned.cluster)

@@ -5,7 +5,6 @@ The cells are planned, launched and judged like those of any run; this module on
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from harness.app.commands.selftest_stacks import in_stacks, with_clones
 from harness.app.pipeline import judge_run, launch, plan_run, reports
 from harness.core.cell.config import CellConfig
 from harness.core.cell.identity import cell_id, cell_name
-from harness.core.errors import InputError, Problem
+from harness.core.errors import InputError
 from harness.core.outcomes import EXIT_FAIL, EXIT_PASS, EXIT_UNDECIDED, Finding, Lane, LaneVerdict, Outcome
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import Allocation, Expansion, PlannedCell, RunPlan
@@ -24,6 +23,7 @@ from harness.infra import screen
 from harness.infra.local_launcher import LocalLauncher
 from harness.judge.report.model import Report, ReportCell
 from harness.plan.faults import FAULTS, FaultSpec
+from harness.plan.faults.inject import faults_named
 from harness.plan.faults.spec import DEADLINE_S
 from harness.plan.faults.text import catalogue_text, demand_text, where_text
 
@@ -68,22 +68,15 @@ def run(only: Sequence[str], run_parent: Path, *, trainers: bool = False) -> int
 
 def list_faults() -> int:
     """Describe the faults; inject none."""
-    screen.out(catalogue_text(FAULTS))
+    screen.out(screen.wrapped(catalogue_text(FAULTS)))
     return EXIT_PASS
 
 
 def choose(only: Sequence[str], *, trainers: bool = False) -> list[FaultSpec]:
     """The named faults, or all that need a stack, or all others. InputError naming every unknown one."""
-    known = {spec.name: spec for spec in FAULTS}
-    problems = []
-    for name in only:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=3)
-            hint = f"did you mean {', '.join(near)}?" if near else "`harness selftest --list` names them"
-            problems.append(Problem(message=f"--only {name}: no such fault", hint=hint))
-    if problems:
-        raise InputError(problems)
-    return [spec for spec in FAULTS if (spec.name in only if only else (spec.stack != DEFAULT) is trainers)]
+    if only:
+        return faults_named(only, "--only")
+    return [spec for spec in FAULTS if (spec.stack != DEFAULT) is trainers]
 
 
 def plan_faults(specs: Iterable[FaultSpec]) -> RunPlan:

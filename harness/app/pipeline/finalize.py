@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,7 @@ def judge_and_report(directory: RunDir, plan: RunPlan, options: FinalizeOptions)
 def _judge_and_report(directory: RunDir, plan: RunPlan, options: FinalizeOptions) -> int:
     from harness.app.pipeline.announce import announce
 
+    options = replace(options, record=options.record and not plan.faults)
     plugins.require(plan)
     file = history_file(options.history, directory.root.parent)
     problems: list[str] = []

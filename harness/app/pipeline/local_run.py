@@ -96,6 +96,7 @@ def _launch(
         return True
     except KeyboardInterrupt as error:
         left = _without_result(directory, plan)
+        note(directory.events, RunStopped(why=f"the run was ended by {name_of(error)}", cells=tuple(sorted(left))))
         judge_and_report(directory, plan, replace(options, record=False, notify=(), code=EXIT_INTERRUPTED))
         raise InterruptedRun(interruption(directory, plan, left, name_of(error))) from error
     return False

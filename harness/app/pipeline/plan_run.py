@@ -45,6 +45,7 @@ class PlanRequest:
     only: Sequence[str] = ()
     settings: Sequence[str] = ()  # KEY=VALUE of --set
     expression: str = ""  # -k
+    fault: str | None = None  # --fault
     command: Sequence[str] = ()
     cluster: str | None = None  # --cluster; None: as the matrix says
 
@@ -69,6 +70,10 @@ def plan_run(request: PlanRequest) -> Planned:
     matrix = read_matrix(request.matrix, overriding(request.settings))
     cluster, file = cluster_of(matrix, request.cluster)
     expansion = select(expand_for(matrix, cluster), request.only, request.expression)
+    if request.fault is not None:
+        from harness.plan.faults.inject import with_fault  # the catalogue, which few runs need
+
+        expansion = with_fault(expansion, request.fault)
     plan = plan_cells(expansion, name=matrix.name, file=str(request.matrix), command=request.command)
     plan = replace(
         plan,

@@ -18,7 +18,7 @@ def failed_cells(matrix: Path, run_parent: Path) -> list[str]:
     name = read_matrix(matrix).name
     for run in reversed(listing(run_parent)):
         path = run_parent / run.run_id / "report.json"
-        if run.state != "finished" or not run.run_id.startswith(f"{name}-"):
+        if run.state != "finished" or run.faults or not run.run_id.startswith(f"{name}-"):
             continue
         report = read_report(path.read_text(encoding="utf-8"))
         if report.matrix != name:

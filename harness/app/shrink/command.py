@@ -67,7 +67,11 @@ def shrink(
     from harness.app.shrink.issues import write_issue
     from harness.app.shrink.reproducers import write_reproducers
 
-    shrunk = shrink_cell(find_run(name, run_parent), pattern, rounds=rounds, check=check)
+    directory = find_run(name, run_parent)
+    if issue and (faults := read_plan(directory).faults):
+        message = f"{', '.join(faults)} was injected into this run: there is no bug to report"
+        raise InputError(Problem(key="--issue", message=message, file=str(directory.root)))
+    shrunk = shrink_cell(directory, pattern, rounds=rounds, check=check)
     screen.out(smallest_text(shrunk.smallest, relative_path(shrunk.matrix or shrunk.folder)))
     if issue:
         written = write_reproducers(shrunk)

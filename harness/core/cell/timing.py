@@ -104,3 +104,11 @@ def rotary_tokens(timing: TimingConfig, layout: Layout) -> int:
 def _near(tokens: int, unit: int) -> int:
     """The multiple of `unit` nearest to `tokens`; documents of equal, aligned lengths fill it."""
     return unit * max(round(tokens / unit), 1)
+
+
+@dataclass(kw_only=True)
+class Lap:
+    """The time of one part of a cell on one rank."""
+
+    time_s: float = 0.0
+    busy_s: float = 0.0  # this process's processor time

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 AGENT: Mapping[str, str] = {
     "OMP_NUM_THREADS": "1",
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    # Megatron makes tens of groups, and gloo would connect every two members of each, most of which never communicate.
+    "TORCH_GLOO_LAZY_INIT": "1",
     # torch's flight recorder: the collectives that a rank has enqueued, dumped when it hangs. Old and new name.
     "TORCH_NCCL_TRACE_BUFFER_SIZE": "1000",
     "TORCH_FR_BUFFER_SIZE": "1000",

@@ -8,6 +8,8 @@ from harness.core.outcomes import Rejection
 from harness.core.run.records import SCHEMA_VERSION
 from harness.core.run.states import CellStatus, ProcessEnd
 
+MOST_CONTENTION = 20.0  # a deadline is at most this many times longer on a busy machine
+
 
 @dataclass(kw_only=True)
 class RankEnding:
@@ -36,4 +38,5 @@ class CellResult:
     started: float = 0.0  # seconds since the epoch
     finished: float = 0.0
     steps_s: float = 0.0  # largest sum of step times over the ranks
+    deadline_s: float = 0.0  # that the ranks had: the cell's, longer on a busy machine; 0 if none was started
     schema_version: int = SCHEMA_VERSION

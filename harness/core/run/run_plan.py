@@ -191,6 +191,11 @@ class RunPlan:
     seal: str = ""  # `seal_of` everything else in plan.json
     schema_version: int = PLAN_VERSION
 
+    @property
+    def faults(self) -> list[str]:
+        """Names of the faults that were injected; a run with one decides nothing about the code under test."""
+        return sorted({cell.config.fault for cell in self.expansion.cells if cell.config.fault})
+
 
 def seal_of(plan: RunPlan) -> str:
     """Count of the cells and a digest of everything in the plan but its seal: "12 cells, 1f0c...".

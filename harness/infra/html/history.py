@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.outcomes import Outcome
+from harness.core.text.counts import counted
 from harness.core.text.escaping import clip
 from harness.infra.history.database import CellHistory, History
 from harness.infra.history.queries import Filters, calendar, listing, totals, trail
@@ -127,7 +128,7 @@ def _figures(cell: str, seen: Sequence[Point]) -> Iterator[Figure]:
     ):
         spots = _trend_points(seen, name, factor)
         if any(math.isfinite(spot.value) for spot in spots):
-            alt = f"{title} of {clip(cell, 300)} in {len(spots)} runs, {unit}"
+            alt = f"{title} of {clip(cell, 300)} in {counted(len(spots), 'run')}, {unit}"
             yield Figure(title=title, note=unit, svg=trend(spots, alt=alt, log=name == "loss_drift"))
 
 
@@ -158,7 +159,7 @@ def _mark(outcome: str) -> str:
 
 def _day_title(day: Day) -> str:
     if not day.outcome:
-        return f"{day.day}: not run"
+        return f"{day.day}: no run"
     counts = ", ".join(f"{OUTCOME_MARKS[Outcome(name)][1]} x {times}" for name, times in day.times.items())
     return f"{day.day}: {counts}"
 

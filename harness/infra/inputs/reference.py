@@ -27,10 +27,15 @@ class Entry:
     fields: tuple[tuple[str, str], ...]  # (column, text), without empty ones
 
     @property
-    def text(self) -> str:
-        lines = [f"{self.name}  ({self.section}; docs/{self.page})"]
+    def rows(self) -> list[tuple[str, str]]:
+        """Heads of equal width and their texts; first the name and where it is documented."""
         width = max((len(column) for column, _ in self.fields), default=0)
-        return "\n".join([*lines, *(f"  {column:<{width}}  {said}" for column, said in self.fields)])
+        first = (f"{self.name}  ", f"({self.section}; docs/{self.page})")
+        return [first, *((f"  {column:<{width}}  ", said) for column, said in self.fields)]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(f"{head}{said}" for head, said in self.rows)
 
 
 def reference() -> list[Entry]:

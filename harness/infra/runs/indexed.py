@@ -30,6 +30,7 @@ class IndexedRun:
     started: str  # as in the run's id, 20261125T101405Z; empty if the folder was renamed
     state: State
     verdict: str = ""  # pass, fail or error, of a finished run
+    faults: Sequence[str] = ()  # that were injected into a finished run
     counts: Mapping[str, int] = field(default_factory=dict)  # outcome -> cells, those above 0
     wall_s: float | None = None
     failing: Sequence[FailingCell] = ()  # the first ones, FAIL before ERROR
@@ -52,7 +53,7 @@ class IndexedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexedMatrix:
-    """A matrix with its finished runs. Unfinished and unreadable runs decide nothing."""
+    """A matrix with its finished runs. Unfinished and unreadable ones, and those with a fault, decide nothing."""
 
     name: str
     runs: int
@@ -72,7 +73,7 @@ def matrices(runs: Iterable[IndexedRun]) -> list[IndexedMatrix]:
     """The matrices of finished runs, failing ones first. `runs`: the newest first."""
     groups: dict[str, list[IndexedRun]] = {}
     for run in runs:
-        if run.state == "finished":
+        if run.state == "finished" and not run.faults:
             groups.setdefault(run.matrix, []).append(run)
     found = []
     for name, members in groups.items():
@@ -106,6 +107,7 @@ def _indexed(folder: Path) -> IndexedRun:
         started=run.started,
         state=state,
         verdict=run.verdict,
+        faults=run.faults,
         counts=run.counts,
         wall_s=_number(report.get("timing")),
         failing=failing[:_FAILURES],

@@ -22,6 +22,7 @@ class ListedRun:
     started: str  # as in the run's id; empty if the folder was renamed
     state: str  # running | finished | interrupted
     verdict: str = ""  # of a finished run
+    faults: list[str] = field(default_factory=list)  # that were injected into a finished run
     counts: dict[str, int] = field(default_factory=dict)  # outcome -> cells of a finished run, those above 0
     cells: int = 0  # folders of cells of a run that has not finished
     ended: int = 0  # of these, with a result
@@ -30,7 +31,9 @@ class ListedRun:
     def text(self) -> str:
         """E.g. "PASS: 42 PASS, 1 REJECTED", or "3 of 7 cells have ended"."""
         if self.state == "finished":
-            return f"{self.verdict.upper()}: {', '.join(f'{count} {name}' for name, count in self.counts.items())}"
+            note = " (fault injected)" if self.faults else ""
+            counts = ", ".join(f"{count} {name}" for name, count in self.counts.items())
+            return f"{self.verdict.upper()}{note}: {counts}"
         return f"{self.ended} of {self.cells} cells have ended"
 
     def jsonable(self) -> dict[str, Any]:
@@ -51,7 +54,9 @@ def listed(run: RunDir) -> tuple[ListedRun, dict[str, Any] | None]:
     running = launcher_of(run) is not None
     if not running and (report := _report(run)):
         counts = {str(name): int(count) for name, count in report["counts"].items() if count}
-        return ListedRun(state="finished", verdict=str(report["verdict"]), counts=counts, **base), report
+        faults = list(map(str, report.get("faults") or ()))
+        found = ListedRun(state="finished", verdict=str(report["verdict"]), counts=counts, faults=faults, **base)
+        return found, report
     ended = Counter(any(cell.glob("attempt-*/result.json")) for cell in run.cells())
     state = "running" if running else "interrupted"
     return ListedRun(state=state, cells=ended.total(), ended=ended[True], **base), None

@@ -18,6 +18,7 @@ from harness.infra.stacks.bytecode import compile_imports
 from harness.infra.stacks.interpreters import Interpreter
 from harness.plan.stacks.environment_request import EnvironmentRequest, environment_request
 from harness.plan.stacks.projects import PROJECTS
+from harness.plan.stacks.recipes import recipes_for
 
 
 def prepare(stacks: Iterable[Stack], say: Say, *, once: bool = False, user: str = "") -> dict[str, ReadyStack]:
@@ -36,9 +37,16 @@ def prepare(stacks: Iterable[Stack], say: Say, *, once: bool = False, user: str 
         try:
             ready[stack.name] = _prepare(stack, say, once, user)
         except InfrastructureError as error:
-            say(f"stack {stack.name} cannot be built: {error}")
-            ready[stack.name] = ReadyStack(requested=stack, error=str(error))
+            why = f"{error}{_tested(stack)}"
+            say(f"stack {stack.name} cannot be built: {why}")
+            ready[stack.name] = ReadyStack(requested=stack, error=why)
     return ready
+
+
+def _tested(stack: Stack) -> str:
+    """Which recipes have the packages that the stack asks for."""
+    names = recipes_for((*stack.packages, *stack.no_deps))
+    return f"\nstacks that are known to work: {', '.join(names)} (`harness explain {names[-1]}`)" if names else ""
 
 
 def _check(stacks: Iterable[Stack]) -> None:

@@ -31,6 +31,7 @@ def pairs(before: Report, after: Report) -> list[Pair]:
     ways: tuple[tuple[str, Callable[[Cell], Any]], ...] = (
         ("", lambda cell: cell.id),
         ("by its name: its configuration differs", lambda cell: cell.id.rpartition("-")[0]),
+        ("by its name: a fault was injected", _sound_name),
         ("by its axes: its stack has another name", lambda cell: _without_stack(cell.axes)),
     )
     old: list[Cell] = [*before.cells, *before.rejected]
@@ -56,6 +57,12 @@ def _unique(cells: Iterable[Cell], key: Callable[[Cell], Any]) -> dict[Any, Cell
     for cell in cells:
         groups.setdefault(key(cell), []).append(cell)
     return {name: members[0] for name, members in groups.items() if len(members) == 1}
+
+
+def _sound_name(cell: Cell) -> str:
+    """The name without an injected fault."""
+    name = cell.id.rpartition("-")[0]
+    return name.removesuffix(f"-{cell.fault}") if isinstance(cell, ReportCell) and cell.fault else name
 
 
 def _without_stack(axes: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

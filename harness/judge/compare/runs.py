@@ -198,6 +198,9 @@ def _side(report: Report) -> Side:
 
 def _notes(before: Report, after: Report, sides: tuple[Side, Side]) -> list[str]:
     notes = []
+    for report in (before, after):
+        if report.faults:
+            notes.append(f"{report.run_id}: {report.faults_text}")
     if before.matrix != after.matrix:
         notes.append(f"different matrices: {before.matrix} and {after.matrix}")
     for what, old in sides[0].hardware.items():

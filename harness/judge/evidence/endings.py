@@ -66,6 +66,7 @@ def endings_of(
 
     `deadline_s`: the cell's. An attempt that ends by its deadline lasts that long, whatever its clocks say.
     """
+    given_s = max(deadline_s, result.deadline_s) if result else deadline_s
     seen = {item.rank: item for item in result.ranks} if result else {}
     endings = []
     for rank in range(layout.world_size):
@@ -81,7 +82,7 @@ def endings_of(
                 exit_code=process.exit_code if process else None,
                 stack=tuple(process.stack) if process and process.stack is not None else None,
                 flight=tuple(process.flight) if process else (),
-                stalled=_stalled(process, deadline_s),
+                stalled=_stalled(process, given_s),
             )
         )
     return endings

@@ -20,7 +20,8 @@ def annotation_lines(report: Report, file: str) -> list[str]:
     `file`: path of the matrix in the repository.
     """
     cells = [cell for outcome in (Outcome.FAIL, Outcome.ERROR) for cell in report.cells if cell.outcome is outcome]
-    lines = [_error(cell, file) for cell in cells[:MOST]]
+    lines = [_line("notice", report.faults_text, file=file)] if report.faults else []
+    lines += [_error(cell, file) for cell in cells[:MOST]]
     if len(cells) > MOST:
         lines.append(_line("notice", f"{len(cells) - MOST} more cells failed or are undecided", file=file))
     return lines

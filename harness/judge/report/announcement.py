@@ -28,6 +28,7 @@ def announcement(report: Report, *, exit_code: int, directory: str) -> dict[str,
         "counts": {outcome.value: count for outcome, count in report.counts.items() if count},
         "first": [_cell(cell) for cell in bad[:_MOST_CELLS]],
         "since": report.since,
+        "faults": report.faults,
         "directory": directory,
     }
 
@@ -44,6 +45,7 @@ def not_judged(what: str, message: str, *, exit_code: int) -> dict[str, Any]:
         "counts": {},
         "first": [],
         "since": None,
+        "faults": [],
         "directory": "",
     }
 
@@ -58,8 +60,8 @@ def _cell(cell: ReportCell) -> dict[str, Any]:
 
 def _text(report: Report, bad: list[ReportCell], directory: str) -> str:
     counts = ", ".join(f"{count} {outcome.value}" for outcome, count in report.counts.items() if count)
-    lines = [f"*{report.verdict.upper()}* {report.matrix}: {counts or 'no cells'}"]
-    lines += [f"- {problem}" for problem in report.problems]
+    lines = [f"*{report.headline}* {report.matrix}: {counts or 'no cells'}"]
+    lines += [f"- {problem}" for problem in [*report.problems, *filter(None, [report.faults_text])]]
     for cell in bad[:_MOST_CELLS]:
         first = cell.findings[0].message if cell.findings else cell.reason
         lines.append(f"- {cell.outcome.value} {cell.id}: {first}")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from harness.core.cell.identity import cell_id
 from harness.core.outcomes import Lane, LaneVerdict, Outcome, Rejection, nothing_passed, verdict_of
 from harness.core.run.run_plan import PlannedCell, RejectedCell, RunPlan
 from harness.core.tolerances import NoiseFloor
@@ -98,6 +99,7 @@ def report_of(
         rejected=rejected,
         selection=plan.expansion.selection,
         noise=judged.noise,
+        faults=plan.faults,
     )
 
 
@@ -122,23 +124,27 @@ def _cell(plan: RunPlan, cell: PlannedCell, evidence: CellEvidence, verdict: Cel
         lanes=verdict.lanes,
         findings=verdict.findings,
         timing=_timing(evidence),
-        reproduce=cell.reproduce or _reproduce(plan, cell.id),
+        reproduce=cell.reproduce or _reproduce(plan, cell),
         role=cell.role,
         group=cell.group,
         control=cell.control,
         reason=verdict.reason,
         known=verdict.known,
         attempts=evidence.result.attempt if evidence.result else 1,
+        fault=cell.config.fault or "",
         line=cell.line,
         **views,
     )
 
 
-def _reproduce(plan: RunPlan, cell: str) -> str:
-    """The command that runs one cell as this run did."""
+def _reproduce(plan: RunPlan, cell: PlannedCell) -> str:
+    """The command that runs one cell as this run did; a fault is injected after cells are chosen."""
+    fault = cell.config.fault
+    chosen = cell_id(replace(cell.config, fault=None)) if fault else cell.id
     cluster = ["--cluster", plan.cluster] if plan.cluster else []
     settings = [word for setting in plan.settings for word in ("--set", setting)]
-    return shlex.join(["harness", "run", plan.matrix_file, *cluster, *settings, "--only", cell])
+    injected = ["--fault", fault] if fault else []
+    return shlex.join(["harness", "run", plan.matrix_file, *cluster, *settings, *injected, "--only", chosen])
 
 
 def _timing(evidence: CellEvidence) -> dict[str, float]:

@@ -11,10 +11,11 @@ from harness.core.outcomes import Finding, KnownFailure, Lane, LaneVerdict, Outc
 from harness.core.run.run_plan import Selection
 from harness.core.run.states import CellRole
 from harness.core.str_enum import StrEnum
-from harness.core.text.counts import noun
+from harness.core.text.counts import counted, noun
 from harness.core.tolerances import Bound, NoiseFloor
 from harness.judge.failures.pattern_row import Domain, Retry, Role
 
+_MOST_FAULTS = 3  # that are named
 REPORT_VERSION = 2  # schema_version of report.json; in 1, provenance had its stacks as prose
 
 
@@ -185,6 +186,7 @@ class ReportCell:
     canaries: dict[str, str] = field(default_factory=dict)  # canary -> "ran", "did not end", or why it does not apply
     evidence: Weight = field(default_factory=Weight)  # what the verdict rests on
     attempts: int = 1
+    fault: str = ""  # that was injected into the cell
     line: int | None = None  # matrix line
 
 
@@ -253,7 +255,25 @@ class Report:
     noise: dict[str, dict[str, NoiseFloor]] = field(default_factory=dict)  # measured, by control and bound
     since: Since | None = None  # None: no earlier run is known
     problems: list[str] = field(default_factory=list)  # why the run as a whole is undecided, unless a cell failed
+    faults: list[str] = field(default_factory=list)  # injected ones; the verdict is then not on the code under test
     schema_version: int = REPORT_VERSION
+
+    @property
+    def headline(self) -> str:
+        """The verdict in capitals: "FAIL", or "FAIL (fault injected)"."""
+        return f"{self.verdict.upper()} (fault injected)" if self.faults else self.verdict.upper()
+
+    @property
+    def faults_text(self) -> str:
+        """What was injected where, whether it was seen, and what that means; empty without a fault."""
+        if not self.faults:
+            return ""
+        broken = [cell for cell in self.cells if cell.fault]
+        seen = sum(cell.outcome is not Outcome.PASS for cell in broken)
+        names = ", ".join(self.faults) if len(self.faults) <= _MOST_FAULTS else f"{len(self.faults)} faults"
+        text = f"Injected on purpose: {names}, in {counted(len(broken), 'cell')} of {len(self.cells)}"
+        text += f", of which {seen} did not pass. This says nothing about the code under test."
+        return text if seen else f"{text} `harness explain {self.faults[0]}` names a layout that shows the fault."
 
     @property
     def exit_code(self) -> int:

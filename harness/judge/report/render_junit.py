@@ -49,6 +49,7 @@ def _describe(suite: Element, report: Report) -> None:
         suite.set("timestamp", visible(str(started)))
     facts = {"run_id": report.run_id, "verdict": report.verdict}
     facts |= {name: str(report.provenance[name]) for name in _FACTS if name in report.provenance}
+    facts |= {"faults": ", ".join(report.faults)} if report.faults else {}
     properties = SubElement(suite, "properties")
     for name, value in facts.items():
         SubElement(properties, "property", name=name, value=visible(value))

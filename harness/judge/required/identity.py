@@ -10,7 +10,7 @@ from typing import get_args
 
 from harness.core.outcomes import NODE_RULES
 from harness.core.packing.fields import BATCH
-from harness.core.run.cell_result import CellResult
+from harness.core.run.cell_result import MOST_CONTENTION, CellResult
 from harness.core.run.records import SCHEMA_VERSION, BatchSeen, RankRecord
 from harness.core.run.states import CellStatus
 from harness.core.serialization import to_jsonable
@@ -101,6 +101,9 @@ def _result(evidence: CellEvidence, result: CellResult) -> Iterator[str]:
         yield f"it started at {result.started!r} and finished at {result.finished!r}"
     if not 0 <= result.steps_s <= _LONGEST_S:
         yield f"its steps took {result.steps_s!r} s"
+    asked_s = evidence.cell.config.deadline_s
+    if result.deadline_s and not asked_s <= result.deadline_s <= MOST_CONTENTION * asked_s:
+        yield f"its ranks had {result.deadline_s!r} s, the cell's deadline is {asked_s!r} s"
 
 
 def _record(evidence: CellEvidence, rank: int, record: RankRecord) -> Iterator[str]:

@@ -46,6 +46,8 @@ NOT_EVIDENCE: dict[str, str] = {
     "record.peak_memory_bytes": "shown; it must not be negative",
     "record.peak_reserved_bytes": "shown; it must not be negative",
     "record.setup_s": _CLOCK,
+    "record.laps.*.time_s": _CLOCK,
+    "record.laps.*.busy_s": _CLOCK,
     "record.steps.*.time_s": "a time that is shown; those of the slowest rank add up to steps_s of the result",
     "record.steps.*.busy_s": "one possible time cannot be told from another; above 0 if earlier runs are compared",
     "record.legs.*.time_s": _CLOCK,
@@ -64,4 +66,5 @@ NOT_EVIDENCE: dict[str, str] = {
     },
     "result.started": _CLOCK,
     "result.finished": _CLOCK,
+    "result.deadline_s": "it must be the cell's deadline or a longer one; only a hang is judged by it",
 }

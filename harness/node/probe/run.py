@@ -65,18 +65,25 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     recorder.record.environment["memory_limit_bytes"] = str(limit)
     recorder.record.imports = import_proof()
     recorder.flush()
+    recorder.lap("device")
     _join(config, device, listener)
+    recorder.lap("rendezvous")
     context = RankContext(config=config, place=place, device=device, folder=recorder.path.parent.parent)
     with peaks_recorded(recorder.record, device):
         if config.trainer in TRAINERS:
             fault_named(config.fault).on_trainer()
             TRAINERS[config.trainer](context, recorder).run()
+            recorder.lap("trainer")
             record_peaks(recorder.record, device)
         else:
             groups = gpt.initialize_parallel(config, device)
+            recorder.lap("groups")
             gpt.first_collectives(device)
+            recorder.lap("connections")
             _legs(context, groups, recorder, begin)
+    recorder.lap("end")
     barrier(device)  # rank 0 serves the store and must not exit while others need it
+    recorder.lap("waiting")
     recorder.progress("end", config.train.steps, 0, "done")
 
 
@@ -90,6 +97,7 @@ def _legs(context: RankContext, groups: Groups, recorder: Recorder, begin: float
     counts = [len(config.micro_batches(step)[place.dp]) for step in range(config.train.steps)]
     recorder.record.micro_batches = [fault.micro_batches(count, context, step) for step, count in enumerate(counts)]
     metadata_leg(path, context, fault, recorder)
+    recorder.lap("metadata")
     if not config.train.steps:  # the cell only fetches batches
         recorder.record.setup_s = time.perf_counter() - begin
         record_peaks(recorder.record, context.device)
@@ -97,11 +105,14 @@ def _legs(context: RankContext, groups: Groups, recorder: Recorder, begin: float
     training, canaries = _model_legs(context, path, fault, recorder, groups)
     recorder.record.setup_s = time.perf_counter() - begin
     training.run()
+    recorder.lap("training")
     canaries.run()
+    recorder.lap("canaries")
     record_peaks(recorder.record, context.device)
     if backend := attention_kinds.chosen_backend(config.attention):
         recorder.record.environment["attention_backend"] = backend
     TimingLeg(training.passes).run()
+    recorder.lap("timing")
 
 
 def _join(config: CellConfig, device: Device, listener: int | None) -> None:
@@ -134,13 +145,17 @@ def _model_legs(
     upstream = gpt.transformer_config(config)
     with groups.hidden():
         chunks = gpt.build_chunks(config, upstream, context.device, groups)
+    recorder.lap("model")
     for chunk in chunks:
         initialize(gpt.unwrap(chunk), seed=config.train.seed, **gpt.shard_ranks(context))
+    recorder.lap("weights")
     with groups.hidden():
         optimizer = build_optimizer(config, chunks, groups)
     fault.on_model(chunks, context)
     passes = Passes(chunks, path, context, fault, recorder, groups)
-    return TrainingLeg(passes, optimizer), CanaryLegs(passes)
+    legs = TrainingLeg(passes, optimizer), CanaryLegs(passes)
+    recorder.lap("optimizer")
+    return legs
 
 
 def _environment(config: CellConfig, device: Device) -> dict[str, str]:

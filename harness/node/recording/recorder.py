@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from harness.core.cell.timing import Lap
 from harness.core.packing.fields import OFFSETS, PADDED
 from harness.core.run.record_file import write_record
 from harness.core.run.records import Failure, LayerSeen, Progress, RankRecord, SeenParams, TensorForm
@@ -36,6 +37,7 @@ class Recorder:
         self._known: dict[Any, int] = {}
         self._pending: list[tuple[LayerSeen, Any]] = []  # layers whose params are still on the GPU
         self._last: tuple[Any, Any, Any] | None = None  # the latest params, their key, their snapshot
+        self._lap = time.perf_counter(), time.process_time()
         with needs_room(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._line = os.open(progress_file(path), os.O_WRONLY | os.O_CREAT, 0o644)
@@ -46,9 +48,23 @@ class Recorder:
         with needs_room(self.path):
             os.pwrite(self._line, dumps(self.record.progress).ljust(_PROGRESS_BYTES).encode(), 0)
 
+    def lap(self, name: str) -> None:
+        """Add the time since the last call to the lap `name`, without that of writing records, the lap `records`."""
+        now = time.perf_counter(), time.process_time()
+        lap = self.record.laps.setdefault(name, Lap())
+        lap.time_s += now[0] - self._lap[0]
+        lap.busy_s += now[1] - self._lap[1]
+        self._lap = now
+
     def flush(self) -> None:
+        begin = time.perf_counter(), time.process_time()
         self._read_pending()
         write_record(self.path, self.record)
+        taken = time.perf_counter() - begin[0], time.process_time() - begin[1]
+        lap = self.record.laps.setdefault("records", Lap())
+        lap.time_s += taken[0]
+        lap.busy_s += taken[1]
+        self._lap = self._lap[0] + taken[0], self._lap[1] + taken[1]
 
     def layer(self, seen: LayerSeen, packed_seq_params: Any, *, recomputed: bool = False) -> None:
         """Record what a layer received.

@@ -107,15 +107,15 @@ def apply_rules(
             cells[name] = cells[name]._replace(included=True)
         if name in cells or name in rejected:
             continue
-        axes = {**shape.axes, **own.axes}
         reasons = shape.rejections
         if not reasons or own.rules or forbidden:
             config = CellConfig(**shape.fields, **own.fields)
             reasons += forbidden_by(config, own.rules)
             if not reasons:
-                cells[name] = Candidate(name, config, *origin, axes)
+                cells[name] = Candidate(name, config, *origin, (shape.axes, own.axes))
                 continue
             if forbidden:
                 configs.append(Forbidden(config, reasons[0].rule))
+        axes = shape.axes | own.axes
         rejected[name] = RejectedCell(id=name, axes=axes, rejections=reasons, line=origin.line)
     return Applied(list(cells.values()), list(rejected.values()), configs)

@@ -95,7 +95,7 @@ def _plan(cells: list[Candidate], shown: list[str], known: _KnownFailures) -> li
             result.append(
                 PlannedCell(
                     id=cell.id,
-                    axes=axes_of(cell.config, shown) if cell.axes is None else cell.axes,
+                    axes=axes_of(cell.config, shown) if cell.axes is None else cell.axes[0] | cell.axes[1],
                     config=with_noise_legs(cell.config) if cell.id in used else cell.config,
                     group=group,
                     control=None if control == cell.id else control,

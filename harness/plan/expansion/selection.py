@@ -32,7 +32,7 @@ class Candidate(NamedTuple):
     config: CellConfig
     line: int | None
     included: bool = False  # made by an include row
-    axes: dict[str, Any] | None = None  # as in PlannedCell, where they are known
+    axes: tuple[dict[str, Any], dict[str, Any]] | None = None  # as in PlannedCell, in two parts that cells share
 
 
 class Forbidden(NamedTuple):

@@ -13,6 +13,7 @@ from harness.plan.jobs.allocations import plan_allocations
 from harness.plan.jobs.cost import Cost, JobCost, estimate
 
 MAX_ROWS = 50
+_SHORT_NOTE = len("control, added")
 _ALWAYS = ("tp", "pp", "cp", "packing")
 
 
@@ -25,18 +26,20 @@ def plan_text(
     stacks: Sequence[str] = (),
     left_out: Mapping[str, Sequence[str]] | None = None,
     to_make: bool = False,
+    width: int | None = None,
 ) -> str:
     """Cells, rejected cells with rule and arithmetic, excluded combinations, totals and cost.
 
     At most 50 rows of each kind unless `all_rows`, and the number of rows left out. `cores`: of the machine that runs
     the cells; `jobs`: cost of the jobs if a cluster runs them. `stacks`: a line per environment or worktree.
-    `left_out`: profile -> flags in it that have no effect. `to_make`: a stack must be made first.
+    `left_out`: profile -> flags in it that have no effect. `to_make`: a stack must be made first. `width`: of the
+    terminal; axes for which the table has no room are named below it.
     """
     cost = estimate(expansion, cores=cores)
     limit = None if all_rows else MAX_ROWS
     lines = [f"{counted(cost.cells, 'cell')} to run, {cost.rejected} rejected, {cost.excluded} excluded"]
     lines += ["", "Selected", *_indent(_selection_lines(expansion.selection))] if expansion.selection else []
-    lines += ["", "Cells", *_indent(_cell_table(expansion.cells[:limit]))]
+    lines += ["", "Cells", *_indent(_cell_table(expansion.cells[:limit], width and width - 2))]
     lines += _more(len(expansion.cells), limit)
     if expansion.rejected:
         lines += ["", "Rejected by a rule", *_rejected_lines(expansion.rejected[:limit])]
@@ -121,8 +124,8 @@ def _cell_json(cell: PlannedCell) -> dict[str, Any]:
     }
 
 
-def _cell_table(cells: Sequence[PlannedCell]) -> list[str]:
-    """Columns: id, the axes that vary, ranks, a note."""
+def _cell_table(cells: Sequence[PlannedCell], width: int | None) -> list[str]:
+    """Columns: id, the axes that vary, as many as fit, ranks, a note."""
     shown = [
         name
         for name in (cells[0].axes if cells else ())
@@ -132,7 +135,17 @@ def _cell_table(cells: Sequence[PlannedCell]) -> list[str]:
     for cell in cells:
         values = [_value(cell.axes.get(name)) for name in shown]
         rows.append([cell.id, *values, str(cell.config.layout.world_size), _note(cell)])
-    return _aligned(rows)
+    count = len(shown)
+    while width is not None and count and _wide(rows) > width:
+        count -= 1
+        rows = [[*row[: count + 1], *row[-2:]] for row in rows]
+    return [*_aligned(rows), *([f"no room for: {', '.join(shown[count:])}"] if count < len(shown) else [])]
+
+
+def _wide(rows: Sequence[Sequence[str]]) -> int:
+    """Columns of the longest line; a long note may be broken."""
+    *sizes, note = (max(len(row[column]) for row in rows) for column in range(len(rows[0])))
+    return sum(sizes) + 2 * (len(sizes) - 1) + (min(note, _SHORT_NOTE) + 2 if note else 0)
 
 
 def _note(cell: PlannedCell) -> str:

@@ -25,7 +25,7 @@ def parse_documents(section: Any, problems: Problems, read_lengths: LengthsReade
     `read_lengths` returns the lengths in a file, or raises InputError.
     """
     path: KeyPath = ("documents",)
-    values = problems.canonical(section, {}, path)
+    values = problems.canonical(section, {}, path, "e.g. documents: {mode: adversarial}")
     if values is None:
         return None
     values.pop(LISTS, None)

@@ -66,7 +66,10 @@ class Launch:
     )
     deadline_s: float = setting(
         120.0,
-        doc="Seconds after which a cell that has not ended is stopped, with the stack of every rank in its log.",
+        doc=(
+            "Seconds after which a cell that has not ended is stopped, with the stack of every rank in its log; up to "
+            "20 times as many on a node where other processes use the cores."
+        ),
         gt=0,
         le=604_800,
     )

@@ -17,7 +17,8 @@ def smallest_text(smallest: Smallest, matrix: str) -> str:
     lines = [f"round {step.round}: {', '.join(step.changes)}" for step in smallest.steps]
     lines += [f"smallest: {described(smallest.config)}", *needs_lines(smallest)]
     lines += [f"{counted(smallest.tried, 'cell')} tried in {counted(smallest.rounds, 'round')}"]
-    lines += [f"reproduce: harness run {matrix}"]
+    fault = smallest.config.fault
+    lines += [f"reproduce: harness run {matrix}{f' --fault {fault}' if fault else ''}"]
     return "\n".join(lines)
 
 
@@ -45,7 +46,5 @@ def head_lines(smallest: Smallest, cell: str, finding: Finding) -> list[str]:
     lines += [f"{finding.lane.value}, {finding.check}: {' '.join(finding.message.split())}"]
     lines += needs_lines(smallest)
     if smallest.config is not None and smallest.config.fault:
-        lines.append(
-            f"The fault {smallest.config.fault} was injected, which a matrix cannot express: this file passes."
-        )
+        lines.append(f"The fault {smallest.config.fault} was injected: without --fault, this file passes.")
     return lines

@@ -6,7 +6,8 @@ Each is run by a shipped matrix, with these pins; tests/plan/stacks/test_recipes
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,6 +171,23 @@ def layers_named(text: str, at: KeyPath, problems: Problems, tree_of: TreeOf) ->
         return recipe_layers(name, tree_of)
     problems.add(at, "no such recipe", found=repr(text), allowed=", ".join(RECIPES), hint=near_recipe(name))
     return [None]
+
+
+def recipes_for(requirements: Iterable[str]) -> list[str]:
+    """Recipes for a package among these, without those that the requirements have as a whole."""
+    given = set(requirements)
+    projects = {_project(item) for item in given}
+    return [
+        name
+        for name, recipe in RECIPES.items()
+        if recipe.layers
+        and projects & {_project(item) for item in recipe.layers[0].get("packages", ())}
+        and not given >= {item for layer in recipe.layers for item in layer.get("packages", ())}
+    ]
+
+
+def _project(requirement: str) -> str:
+    return re.split(r"[^\w.-]", requirement)[0].lower()
 
 
 def recipe_name(text: str) -> str:

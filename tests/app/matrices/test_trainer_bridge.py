@@ -133,6 +133,16 @@ def test_a_reproducer_shows_the_fault(root: Path, name: str, shown: str) -> None
     assert shown in reproduced(ready.python, root / "docs" / "reproducers" / f"{name}.py")
 
 
+@pytest.mark.long  # that it fails on main: the strict xfail of matrices/gate_bridge.yaml
+def test_the_padding_of_documents_does_not_count_in_this_release(root: Path) -> None:
+    stacks = read_matrix(root / "matrices" / "trainer_bridge.yaml").stacks
+    ready = prepare(stacks.values(), lambda text: None)["bridge062"]
+    script = root / "docs" / "reproducers" / "offline_packing_counts_padding.py"
+    done = subprocess.run([ready.python, "-W", "ignore", script], capture_output=True, text=True)
+    assert "loss mask [[1, 1, 1, 0]]" in done.stdout
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.long
 def test_the_shipped_matrix_passes(tmp_path: Path, root: Path) -> None:
     done = harness("run", root / "matrices" / "trainer_bridge.yaml", cwd=tmp_path, timeout=3600)

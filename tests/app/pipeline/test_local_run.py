@@ -140,6 +140,11 @@ def test_after_a_signal_the_verdict_has_the_exit_code_of_the_process_and_the_mes
     )
     assert ("the others run with: harness resume" in message) is not finished
     assert ("record the run in the history" in message) is finished
+    cells = {cell.id: cell for cell in judge_run.judge(run, read_plan(run)).cells}
+    left = cells[result.parent.parent.name]
+    assert (left.outcome, left.reason) == (
+        (Outcome.PASS, "") if finished else (Outcome.NOT_RUN, f"the run was ended by {number}")
+    )
 
 
 def test_a_signal_while_the_run_is_judged_names_the_command_that_judges_it(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.errors import InputError
+from harness.core.errors import InfrastructureError, InputError
 from harness.core.stack import CheckedOut, Checkout, ModuleHome, ReadyStack, Stack, StackFacts, Version
 from harness.infra.stacks import build as stack_build
 from harness.infra.stacks import forecast as stack_forecast
@@ -293,3 +293,15 @@ def test_a_working_tree_that_changed_since_the_run_began_is_named(tmp_path: Path
 def test_torch_is_the_harnesss_version_without_its_build_tag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "version", lambda name: "2.15.0+cpu")
     assert stacks.torch_version() == "2.15.0"
+
+
+def test_a_stack_that_cannot_be_built_names_the_recipes_for_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise InfrastructureError("uv pip ended with exit code 1")
+
+    monkeypatch.setattr(stacks, "_prepare", fails)
+    monkeypatch.setattr(stacks, "_check", lambda _: None)
+    bridge, other = Stack(name="b", packages=("megatron-bridge==0.6.2",)), Stack(name="o", packages=("numpy",))
+    ready = prepare([bridge, other], print)
+    assert "stacks that are known to work: bridge-0.4.2, bridge-0.5.0, bridge-0.6.2" in ready["b"].error
+    assert ready["o"].error == "uv pip ended with exit code 1"

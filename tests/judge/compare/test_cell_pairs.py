@@ -30,6 +30,17 @@ def test_a_cell_of_another_configuration_is_matched_by_its_name() -> None:
     assert found.matched == "by its name: its configuration differs"
 
 
+def test_a_cell_with_an_injected_fault_is_matched_by_its_name_without_it() -> None:
+    before = sample_report()
+    sound = before.cells[0]
+    name, _, _ = sound.id.rpartition("-")
+    broken = replace(sound, id=f"{name}-attention-ignores-documents-0123abcd", fault="attention-ignores-documents")
+    other = replace(sound, id=f"{name}-mbs4-0123abce")  # so that axes decide nothing
+    found = pairs(before, replace(before, cells=[broken, other, *before.cells[1:]]))[0]
+    assert (found.before, found.after) == (sound, broken)
+    assert found.matched == "by its name: a fault was injected"
+
+
 def test_a_cell_whose_stack_has_another_name_is_matched_by_its_axes() -> None:
     report = sample_report()
     cell = cell_of(report, "tp2-pp4-cp1-sft")

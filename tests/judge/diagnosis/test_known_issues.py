@@ -258,3 +258,16 @@ def test_every_link_is_one_of_the_matrices_or_the_catalogue(root: Path) -> None:
     for issue in KNOWN_ISSUES:
         assert issue.link in text
         assert re.search(rf"\b{issue.link.rpartition('/')[2]}\b", issue.name)
+
+
+def test_a_cell_with_an_injected_fault_names_no_issue() -> None:
+    evidence = evidence_for(config_of("sft", tp=2, pp=4))
+    ran(evidence, "0.17.1")
+    garbled(evidence, 1)
+    assert known(evidence)
+    config = replace(evidence.cell.config, fault="middle-stage-tp-ranks-with-garbage")
+    findings = judge(evidence).findings
+    faulty = replace(evidence, cell=replace(evidence.cell, config=config))
+    unnamed = [replace(finding, known="") for finding in findings]
+    assert [finding.known for finding in with_known(faulty, unnamed)] == [""] * len(findings)
+    assert [finding.known for finding in with_known(evidence, unnamed)] != [""] * len(findings)

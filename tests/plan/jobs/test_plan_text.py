@@ -49,3 +49,13 @@ def test_the_json_holds_everything() -> None:
     assert values["excluded"] == {"pp < 8": 1}
     assert sorted(values["allocations"][0]["cells"]) == sorted(cell["id"] for cell in values["cells"])
     assert values["cost"]["rank_steps"] == 3 * (1 + 1 + 2)
+
+
+def test_a_narrow_table_has_the_axes_that_fit_and_names_the_others() -> None:
+    made = expand_axes({"pp": [1, 2], "packing": "unpacked", "micro_batch_size": [1, 2], "dp": [1, 2]})
+    wide, narrow = (plan_text(made, width=width).splitlines()[3:] for width in (200, 80))
+    assert wide[0].split() == ["id", "tp", "pp", "cp", "packing", "micro_batch_size", "dp", "ranks"]
+    assert narrow[0].split() == ["id", "tp", "pp", "cp", "packing", "ranks"]
+    assert "  no room for: micro_batch_size, dp" in narrow
+    assert [line for line in narrow[: narrow.index("")] if len(line) > 80] == []
+    assert narrow[1].split()[-2:] == wide[1].split()[-2:]  # ranks and note

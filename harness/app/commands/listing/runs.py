@@ -19,7 +19,7 @@ def list_runs(run_parent: Path, *, limit: int, as_json: bool) -> int:
         return EXIT_PASS
     width = max((len(run.run_id) for run in runs), default=0)
     for run in runs:
-        screen.out(f"{run.run_id:<{width}}  {run.state:<11}  {run.text}")
+        screen.out(screen.beside(f"{run.run_id:<{width}}  {run.state:<11}  ", run.text))
     if not runs:
         screen.out(f"no runs under {run_parent}")
     return EXIT_PASS

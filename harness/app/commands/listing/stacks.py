@@ -30,7 +30,7 @@ def list_stacks(*, as_json: bool) -> int:
         return EXIT_PASS
     width = max(map(len, RECIPES))
     for name, recipe in RECIPES.items():
-        screen.out(f"{name:<{width}}  {recipe.doc}")
+        screen.out(screen.beside(f"{name:<{width}}  ", recipe.doc))
     return EXIT_PASS
 
 

@@ -68,8 +68,8 @@ def initialize_parallel(config: CellConfig, device: Device) -> Groups:
     wanted: dict[str, Any] = {
         # As for the world group: a hang must end at the cell's deadline, not by an earlier time-out.
         "distributed_timeout_minutes": math.ceil(timeout_of(config).total_seconds() / 60),
-        # Copies of the groups over gloo, only for checkpoints of a distributed optimizer.
-        "create_gloo_process_groups": device.backend != "nccl",
+        # Copies of the groups over gloo are for checkpoints of a distributed optimizer, which this loop does not write.
+        "create_gloo_process_groups": False,
         "expert_tensor_parallel_size": layout.expert_tp,
     }
     known = inspect.signature(parallel_state.initialize_model_parallel).parameters

@@ -8,12 +8,18 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from harness.core.cell.config import CellConfig
+from harness.core.run.records import WorkloadSeen
 from harness.node.data_paths.base import RankContext
 from harness.node.data_paths.lookup import Unavailable, not_in_release
 from harness.node.data_paths.reference import ReferencePath
+from harness.node.probe.model import gpt
+from harness.node.probe.model.distributed_optimizer import build_optimizer
 from harness.node.probe.model.norm import RMSNorm
 from harness.node.probe.model.parts import layer_spec
+from harness.node.probe.truth import StepTruth
 from harness.node.recording.recorder import Recorder
+from harness.node.trainers.wrappers import Wrappers
+from packing_example import loop
 
 
 class ExamplePath(ReferencePath):
@@ -21,17 +27,36 @@ class ExamplePath(ReferencePath):
 
 
 class ExampleTrainer:
-    """A trainer that no release has."""
+    """Runs loop.py, which is not changed, on one rank with the cell's model and data; Wrappers record what it does."""
 
     def __init__(self, context: RankContext, recorder: Recorder) -> None:
         self.context, self.recorder = context, recorder
 
     @staticmethod
     def unavailable(config: CellConfig) -> Unavailable:
-        return not_in_release("no release of megatron-core has the trainer example")
+        return None if config.layout.world_size == 1 else not_in_release("the loop of packing-example has one rank")
 
     def run(self) -> None:
-        raise NotImplementedError
+        context, config = self.context, self.context.config
+        groups = gpt.initialize_parallel(config, context.device)
+        self.recorder.progress("training", 0, 0, "setup")  # from here on, exceptions come from the code under test
+        chunks = gpt.build_chunks(config, gpt.transformer_config(config), context.device, groups)
+        optimizer, path = build_optimizer(config, chunks, groups), ExamplePath(context)
+        wrappers = Wrappers(context, self.recorder)
+        wrappers.built(chunks, optimizer)
+        consumed = 0
+        for step in range(config.train.steps):
+            truth = StepTruth(config, step, context.place.dp)
+            inner = path.iterator(truth, 0)
+            counts = {name: float(count) for name, count in vars(path.workload).items()}
+            self.recorder.record.workloads.append(WorkloadSeen(leg="training", step=step, **counts))
+            batches = (path.fetch(inner, 0) for _ in truth.plans)
+            sizes = {"num_microbatches": len(truth.plans), "seq_length": config.train.seq_length}
+            sizes["micro_batch_size"] = config.micro_batch_size
+            loss, norm = wrappers.train_step(loop.train_step, loop.forward_step, batches, chunks[0], optimizer, **sizes)
+            consumed += len(config.samples(step))
+            told = {"loss_dict": {"lm loss": loss}, "skipped_iter": 0, "loss_scale": 1.0, "grad_norm": norm}
+            wrappers.report({**told, "learning_rate": optimizer.param_groups[0]["lr"]}, step, consumed)
 
 
 class HalvedModel(GPTModel):
