@@ -96,7 +96,8 @@ def bisect_once(folder: Path) -> str:
         parent = folder / "bisections"
         said = harness(*BISECT, "--run-dir", str(parent), code=0)
         kept.write_text(without_machine(said, only_folder(parent)), encoding="utf-8")
-    return kept.read_text(encoding="utf-8")
+    _, result, rest = kept.read_text(encoding="utf-8").partition("first good release")
+    return f"{result}{rest}".rstrip()  # without progress
 
 
 def shots(made: dict[str, Path], folder: Path) -> list[Shot]:

@@ -6,8 +6,10 @@ import os
 import select
 import signal
 
+HUNG_S = 3600.0  # only ends a process that hangs: on a busy machine everything takes many times as long
 
-def await_end(pid: int, seconds: float = 60) -> None:
+
+def await_end(pid: int, seconds: float = HUNG_S) -> None:
     """Block until the process has ended; fails if it has not ended in time."""
     try:
         descriptor = os.pidfd_open(pid)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.app.completers import script
+from tests.processes import HUNG_S
 
 BASH = """
 source "$1"
@@ -29,7 +30,7 @@ def shell(name: str, *command: str, cwd: Path) -> str:
         pytest.skip(f"{name} is not installed; its completion is not tested here")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
-        [found, *command], cwd=cwd, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=120
+        [found, *command], cwd=cwd, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=HUNG_S
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

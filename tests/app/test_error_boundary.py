@@ -25,6 +25,7 @@ from harness.judge.report import build as report_build
 from harness.judge.verdict import CellVerdict
 from tests.app.conftest import harness
 from tests.app.runs import simulated_run
+from tests.processes import HUNG_S
 
 
 def test_a_defect_of_the_harness_names_the_file_with_its_traceback(tmp_path: Path) -> None:
@@ -122,7 +123,7 @@ def test_a_report_that_cannot_be_written_leaves_the_verdict_and_is_said(name: st
 def test_few_file_descriptors_end_promptly_and_not_with_1(tmp_path: Path) -> None:
     run = simulated_run(tmp_path / "runs")
     script = f"ulimit -n 16; exec {sys.executable} -m harness report {run.root}"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=HUNG_S)
     assert done.returncode in (EXIT_PASS, EXIT_UNDECIDED), done.stderr
     assert "Traceback" not in done.stderr
 
@@ -196,7 +197,7 @@ def test_a_cell_that_is_its_own_reference_is_bad_input(length: int, tmp_path: Pa
     above = dict(zip(ids[:length], [*ids[1:length], ids[0]]))
     cells = tuple(replace(cell, control=above.get(cell.id, cell.control)) for cell in plan.expansion.cells)
     write_json(run.plan, replace(plan, expansion=replace(plan.expansion, cells=cells)))
-    done = harness("report", run.root, cwd=tmp_path, timeout=60)
+    done = harness("report", run.root, cwd=tmp_path, timeout=HUNG_S)
     assert done.returncode == EXIT_INPUT
     assert "is its own control" in done.stderr
 

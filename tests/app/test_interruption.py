@@ -12,7 +12,7 @@ import pytest
 
 from harness.core.outcomes import EXIT_INTERRUPTED, EXIT_PASS
 from tests.app.conftest import MATRIX, harness, only_run, write_matrix
-from tests.processes import await_end, heed_interrupts
+from tests.processes import HUNG_S, await_end, heed_interrupts
 
 pytestmark = pytest.mark.train
 # The end of a short cell shows that the run is under way; the long ones are running when the signal comes.
@@ -55,7 +55,7 @@ def interrupted(number: signal.Signals, tmp_path: Path, matrix: str = LONG) -> t
         status = harness("status", "latest", "--run-dir", tmp_path / "runs", cwd=tmp_path).stdout
         assert f"Launcher: pid {launcher.pid} on" in status
         launcher.send_signal(number)
-        launcher.communicate(timeout=120)
+        launcher.communicate(timeout=HUNG_S)
         said.seek(0)
         return launcher.returncode, said.read()
 

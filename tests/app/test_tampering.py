@@ -10,6 +10,7 @@ from harness.core.run.run_dir import RunDir
 from harness.judge.required.not_evidence import NOT_EVIDENCE
 from tests.app.conftest import harness
 from tests.judge.tampering import Passed, known, tamper, unlisted
+from tests.processes import HUNG_S
 
 COMMON = """
 train: {steps: 2, global_batch: 4, seq_length: 32}
@@ -36,7 +37,7 @@ def tampered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Passed]:
 
 def _tampered(name: str, folder: Path) -> Passed:
     (folder / "tamper.yaml").write_text(f"name: {name}\n{COMMON}{RUNS[name]}", encoding="utf-8")
-    done = harness("run", "tamper.yaml", "--run-dir", "runs", "--no-history", cwd=folder, timeout=300)
+    done = harness("run", "tamper.yaml", "--run-dir", "runs", "--no-history", cwd=folder, timeout=HUNG_S)
     assert done.returncode == 0, done.stdout + done.stderr
     [run] = (folder / "runs").glob(f"{name}-*")
     return tamper(RunDir(run))

@@ -12,6 +12,7 @@ from harness.core.cell.config import CellConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.packing.documents import adversarial_mix
 from tests.node.conftest import run_cells
+from tests.processes import HUNG_S
 
 PROGRAM = """
 import sys, torch, torch.distributed as dist
@@ -72,7 +73,7 @@ def test_gloo_has_the_collectives_that_cells_on_a_shared_gpu_use(name: str) -> N
         )
         for rank in range(2)
     ]
-    said = [rank.communicate(timeout=120)[0] for rank in ranks]
+    said = [rank.communicate(timeout=HUNG_S)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
 
 

@@ -27,7 +27,7 @@ def say(event, **facts):
         stream.write(json.dumps({"event": event, **facts}) + "\\n")
 say("started", pid=os.getpid())
 (run / f"{name}.process").write_text(json.dumps({"path": os.environ.get("PYTHONPATH", ""), "cwd": os.getcwd()}))
-limit = time.monotonic() + 20
+limit = time.monotonic() + 600
 while len(list((run / "agents").glob("*.jsonl"))) < together and time.monotonic() < limit:
     time.sleep(0.01)
 say("failed", reason=name + (" together" if time.monotonic() < limit else " alone"), traceback="")

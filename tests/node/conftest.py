@@ -23,6 +23,7 @@ from harness.core.run.cell_result import CellResult
 from harness.core.run.records import RankRecord
 from harness.core.run.run_dir import AttemptDir, RunDir, write_json
 from harness.core.serialization import from_jsonable, loads
+from tests.processes import HUNG_S
 
 
 def config(
@@ -103,7 +104,7 @@ class Agents:
 
     def wait(self) -> list[int]:
         """Exit codes of the agents, by node."""
-        return [process.wait(timeout=300) for process in self.processes]
+        return [process.wait(timeout=HUNG_S) for process in self.processes]
 
     def until(self, condition: Callable[[], bool], node: int = 0) -> None:
         """Wait for a condition; fails if the agent of `node`, which should bring it about, ends first."""

@@ -22,6 +22,7 @@ from harness.node.coordination.rendezvous import Heartbeat, NodeShare, heartbeat
 from harness.node.device import cuda_forks, gpu_health
 from harness.node.node_agent import Agent
 from tests.node.conftest import config
+from tests.processes import HUNG_S
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
@@ -150,6 +151,6 @@ raise ValueError("before stop")
 
 def test_the_heartbeat_ends_with_its_agent_even_if_nothing_stops_it(tmp_path: Path) -> None:
     command = [sys.executable, "-c", ENDS_WITHOUT_STOP, str(tmp_path / "beat")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=HUNG_S)
     assert "ValueError: before stop" in ended.stderr
     assert list(tmp_path.iterdir()) == [tmp_path / "beat"]

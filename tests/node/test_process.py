@@ -14,6 +14,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
 from harness.node.process import end_session, temporary_files_in
+from tests.processes import HUNG_S
 
 
 def _rank(fails: bool) -> None:
@@ -36,7 +37,7 @@ def test_forked_ranks_leave_no_temporary_file(fails: bool, tmp_path: Path, monke
             start_method="fork",
         )
         made = [path.name for path in (tmp_path / "own").iterdir()]
-        ended = processes.wait(timeout=60)
+        ended = processes.wait(timeout=HUNG_S)
     assert any(name.startswith("torchelastic_") for name in made)
     assert ended is not None
     assert ended.is_failed() is fails

@@ -24,7 +24,7 @@ from harness.judge.report.model import Report, ReportCell
 from harness.judge.report.render_json import read_report
 from harness.node.recording.recorder import last_progress
 from tests.app.conftest import only_run, write_matrix
-from tests.processes import heed_interrupts
+from tests.processes import HUNG_S, heed_interrupts
 from tests.slurm.lab import SlurmLab
 from tests.slurm.machine import SEARCH_PATH
 
@@ -70,7 +70,7 @@ class Cluster:
 
     def run(self, *arguments: str) -> tuple[int, str]:
         process = self.start(*arguments)
-        output, _ = process.communicate(timeout=600)
+        output, _ = process.communicate(timeout=HUNG_S)
         return process.returncode, output
 
     @property

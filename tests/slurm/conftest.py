@@ -51,7 +51,7 @@ def slurm_lab(small_disk: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         lab.stop()
         shutil.rmtree(lab.folder / "mysql")  # 90 MiB, and pytest keeps the folders of three sessions
     for pid in processes_of(lab.folder):  # clients and ranks that are still exiting
-        await_end(pid, 30)
+        await_end(pid)
     assert processes_of(lab.folder) == {}
     assert [port for port in lab.ports if not is_free(port)] == []
 

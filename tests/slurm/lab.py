@@ -33,6 +33,7 @@ trap 'kill -TERM $daemon' TERM
 wait; wait"""
 SOCKET_PATH_BYTES = 107
 TERM_SECONDS = 15
+BUSY = 10  # times as long as on a quiet machine, before something counts as hung
 Answer = TypeVar("Answer")
 
 
@@ -67,7 +68,7 @@ class SlurmLab:
         """A client command, in the folder `jobs`. subprocess.TimeoutExpired when it takes longer."""
         return subprocess.run(
             argv, env=self._clean_environment(), cwd=self.folder / "jobs", stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=seconds,
+            capture_output=True, text=True, timeout=seconds * BUSY,
         )  # fmt: skip
 
     def output(self, *argv: str, seconds: float = 30) -> str:
@@ -83,8 +84,11 @@ class SlurmLab:
         return {line.split()[0]: line.split()[1] for line in lines}
 
     def wait_for(self, predicate: Callable[[], Answer], seconds: float, what: str) -> Answer:
-        """Poll until the predicate is true; returns its value. LabError after `seconds`, or if a daemon died."""
-        end = time.monotonic() + seconds
+        """Poll until the predicate is true; returns its value. LabError in vain, or if a daemon died.
+
+        `seconds`: enough on a quiet machine.
+        """
+        end = time.monotonic() + seconds * BUSY
         answer: object = None
         while time.monotonic() < end:
             self._check_daemons(what)
@@ -96,7 +100,7 @@ class SlurmLab:
             if value:
                 return value
             time.sleep(0.05)
-        raise LabError(f"not within {seconds:g} s: {what}; last answer: {answer!r}\n{self.logs()}")
+        raise LabError(f"not within {seconds * BUSY:g} s: {what}; last answer: {answer!r}\n{self.logs()}")
 
     def logs(self, lines: int = 4) -> str:
         """The last lines of every log."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.outcomes import Outcome
+from tests.processes import HUNG_S
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 from tests.slurm.test_trouble import CLUSTERS, ONE, RUN
@@ -21,7 +22,7 @@ def test_cells_of_a_cancelled_run_are_classified_and_run_again_on_request(lab: S
         launcher = cluster.start(*RUN)
         cluster.until_submitted(2)
         assert cluster.run("cancel", "latest")[0] == 0
-        output, _ = launcher.communicate(timeout=200)
+        output, _ = launcher.communicate(timeout=HUNG_S)
     finally:
         lab.output("scontrol", "update", "nodename=n[1-4]", "state=resume")
     assert launcher.returncode == 3, output

@@ -10,6 +10,7 @@ import pytest
 
 from harness.core.outcomes import Outcome
 from harness.core.run.journal import append_line
+from tests.processes import HUNG_S
 from tests.slurm.cluster import SMALL, Cluster
 from tests.slurm.lab import SlurmLab
 
@@ -50,7 +51,7 @@ def test_a_run_that_is_cancelled_while_it_submits_leaves_no_job(cluster: Cluster
     code, said = cluster.run("cancel", "latest")
     assert (code, "1 ended, 0 had ended before" in said) == (0, True), said
     (cluster.shims / "open").touch()  # lets the second submission continue
-    output, _ = launcher.communicate(timeout=200)
+    output, _ = launcher.communicate(timeout=HUNG_S)
     assert launcher.returncode == 3, output
     nothing_left(cluster)
     assert calls(cluster) == 2, "of three submissions the last one was not made"
@@ -96,5 +97,5 @@ def test_why_jobs_wait_is_shown_by_the_launcher_and_by_status(cluster: Cluster) 
     assert line.startswith("3 jobs wait in the queue: PartitionDown (3)")
     assert "PartitionDown (3)" in cluster.run("status", "latest")[1]
     assert cluster.run("cancel", "latest")[0] == 0
-    output, _ = launcher.communicate(timeout=200)
+    output, _ = launcher.communicate(timeout=HUNG_S)
     assert launcher.returncode == 3, output

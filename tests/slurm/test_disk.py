@@ -10,6 +10,7 @@ import pytest
 
 from harness.core.outcomes import Outcome
 from harness.core.run.journal import read_lines
+from tests.processes import HUNG_S
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 
@@ -71,7 +72,7 @@ def test_a_run_stopped_by_a_full_disk_is_finished_by_resume_once_there_is_room(c
     lab.wait_for(lambda: (cluster.attempt(CONTROL) / "result.json").exists(), 240, "the control's result")
     before = finished(cluster)
     fill(cluster.folder / "filler")
-    output, _ = launcher.communicate(timeout=400)
+    output, _ = launcher.communicate(timeout=HUNG_S)
     assert launcher.returncode == 3, output
     assert f"harness: cannot write {cluster.directory}/" in output
     assert "No space left on device; free some space on its disk" in output

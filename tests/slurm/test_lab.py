@@ -170,7 +170,7 @@ def test_waiting_in_vain_names_what_was_awaited_and_the_last_answer(tmp_path: Pa
     (tmp_path / "log").mkdir()
     (tmp_path / "log" / "slurmctld.log").write_text("one\ntwo\n")
     with pytest.raises(LabError, match=r"(?s)not within 0\.1 s: rain; last answer: \[\].*--- slurmctld\.log\none\ntwo"):
-        SlurmLab(tmp_path).wait_for(list, 0.1, "rain")
+        SlurmLab(tmp_path).wait_for(list, 0.01, "rain")
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from harness.core.outcomes import Outcome
 from harness.core.run.journal import read_lines
+from tests.processes import HUNG_S
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 
@@ -55,7 +56,7 @@ def test_cells_of_a_dead_node_run_again_elsewhere_and_are_flaky(cluster: Cluster
     node = cluster.until_a_cell_starts(4)
     try:
         cluster.lab.kill_node(node)
-        output, _ = launcher.communicate(timeout=400)
+        output, _ = launcher.communicate(timeout=HUNG_S)
     finally:
         cluster.lab.start_node(node)
     outcomes = {cell.id.rpartition("-")[0]: cell for cell in cluster.report().cells}
@@ -71,7 +72,7 @@ def test_a_cancelled_run_is_undecided_and_says_so(cluster: Cluster) -> None:
     launcher = cluster.start("run", str(cluster.matrix), "--cluster", "slurm-lab")
     cluster.until_submitted(3)
     assert cluster.run("cancel", "latest")[0] == 0
-    output, _ = launcher.communicate(timeout=200)
+    output, _ = launcher.communicate(timeout=HUNG_S)
     assert launcher.returncode == 3, output
     errors = [cell for cell in cluster.report().cells if cell.outcome is Outcome.ERROR]
     assert errors

@@ -8,6 +8,7 @@ import pytest
 
 from harness.core.outcomes import Outcome
 from harness.core.run.journal import read_lines
+from tests.processes import HUNG_S
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 
@@ -39,7 +40,7 @@ def test_at_the_time_limit_cells_that_ended_are_judged_and_the_others_are_errors
     cluster.until_training(HANGS, 1)
     job = cluster.jobs()[cluster.allocation(HANGS)]
     lab.output("scontrol", "update", f"jobid={job}", "timelimit=1")
-    output, _ = launcher.communicate(timeout=400)
+    output, _ = launcher.communicate(timeout=HUNG_S)
     assert launcher.returncode == 3, output
     cluster.until_accounted(job, "TIMEOUT|0:0")
     cells = cluster.cells()
@@ -58,7 +59,7 @@ def test_a_job_of_an_array_cancelled_by_hand_costs_its_own_cell_only(lab: SlurmL
     job = cluster.jobs()[cluster.allocation(HANGS)]
     assert "_" in job
     lab.output("scancel", job)
-    output, _ = launcher.communicate(timeout=400)
+    output, _ = launcher.communicate(timeout=HUNG_S)
     assert launcher.returncode == 3, output
     cells = cluster.cells()
     assert {name for name, cell in cells.items() if cell.outcome is Outcome.PASS} == {ENDED, LAST, CONTROL}

@@ -10,6 +10,7 @@ import pytest
 
 from harness.core.outcomes import Outcome
 from harness.infra.stacks.build import uv_environment
+from tests.processes import HUNG_S
 from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import unavailable
 from tests.slurm.lab import SlurmLab
@@ -85,7 +86,7 @@ def test_jobs_that_slurm_ended_are_seen_as_with_submitit(cluster: Cluster) -> No
     cluster.lab.output("scancel", jobs["2n1r-0"])
     cluster.lab.wait_for(lambda: jobs["2n1r-0"] not in cluster.lab.output("squeue", "-h", "-o", "%i"), 60, "its end")
     cluster.kill_agents()
-    output, _ = launcher.communicate(timeout=300)
+    output, _ = launcher.communicate(timeout=HUNG_S)
     assert launcher.returncode == 3, output
     reasons = {cell.id.rpartition("-")[0]: cell.reason for cell in cluster.report().cells}
     assert "was cancelled by uid 0" in reasons["tp1-pp1-cp2-sft"], reasons

@@ -53,7 +53,7 @@ def test_a_killed_night_continues_where_it_stopped_and_notifies_once(lab: SlurmL
     for process in (night.pid, launcher):
         os.kill(process, signal.SIGKILL)
     night.wait()
-    await_end(launcher, 30)
+    await_end(launcher)
     (run,) = tmp_path.glob("runs/nightly-2*")
     assert not (run / "report.json").exists()
 

@@ -13,6 +13,7 @@ from harness.core.outcomes import Outcome
 from harness.core.run.journal import read_lines
 from harness.core.serialization import loads
 from harness.infra.inputs.shipped import shipped
+from tests.processes import HUNG_S
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 from tests.slurm.machine import SEARCH_PATH
@@ -99,7 +100,7 @@ def test_a_requeued_job_is_judged_by_its_second_start_while_ranks_of_the_first_s
     cluster.as_planned(HANGS)  # without the fault, for the second start
     lab.freeze_daemon(node)
     try:
-        output, _ = launcher.communicate(timeout=400)
+        output, _ = launcher.communicate(timeout=HUNG_S)
         first = cluster.attempt(HANGS)
         assert launcher.returncode == 0, output
         verdicts = {name: cell.outcome for name, cell in cluster.cells().items()}

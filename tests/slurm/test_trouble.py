@@ -13,6 +13,7 @@ from harness.core.run.journal import read_lines
 from harness.infra.inputs.shipped import shipped
 from harness.judge.report.render_json import read_report
 from tests.app.conftest import only_run
+from tests.processes import HUNG_S
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 
@@ -64,7 +65,7 @@ def test_without_accounting_a_job_that_dies_silently_is_noticed(plain_lab: Slurm
     launcher = cluster.start(*RUN)
     cluster.until_a_cell_starts(2)
     cluster.kill_agents()
-    output, _ = launcher.communicate(timeout=200)
+    output, _ = launcher.communicate(timeout=HUNG_S)
     cell = next(cell for cell in cluster.report().cells if cell.layout.world_size == 2)
     assert (launcher.returncode, cell.outcome) == (3, Outcome.ERROR), output
     assert "ended before the cell did: FAILED" in cell.reason
@@ -75,7 +76,7 @@ def test_slurmdbd_may_be_down_during_a_run(cluster: Cluster) -> None:
     cluster.until_submitted(2)
     cluster.lab.stop_accounting()
     try:
-        output, _ = launcher.communicate(timeout=200)
+        output, _ = launcher.communicate(timeout=HUNG_S)
     finally:
         cluster.lab.start_accounting()
     assert launcher.returncode == 0, output
@@ -86,7 +87,7 @@ def test_slurmctld_may_restart_during_a_run(cluster: Cluster) -> None:
     launcher = cluster.start(*RUN)
     cluster.until_a_cell_starts(2)
     cluster.lab.restart_controller()
-    output, _ = launcher.communicate(timeout=200)
+    output, _ = launcher.communicate(timeout=HUNG_S)
     assert launcher.returncode == 0, output
     assert all_pass(cluster)
 
@@ -96,7 +97,7 @@ def test_cells_of_a_node_set_down_by_hand_run_again_elsewhere(cluster: Cluster) 
     node = cluster.until_a_cell_starts(2)
     cluster.lab.output("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
     try:
-        output, _ = launcher.communicate(timeout=200)
+        output, _ = launcher.communicate(timeout=HUNG_S)
     finally:
         cluster.lab.output("scontrol", "update", f"nodename={node}", "state=resume")
     assert launcher.returncode == 0, output
@@ -113,7 +114,7 @@ def test_a_preempted_job_continues_after_its_requeue(cluster: Cluster) -> None:
     launcher = cluster.start("run", "one.yaml", "--cluster", "./low.yaml")
     cluster.until_a_cell_starts(2)
     cluster.lab.output("sbatch", "--partition=high", "--nodes=4", "--exclusive", "--wrap=true")
-    output, _ = launcher.communicate(timeout=200)
+    output, _ = launcher.communicate(timeout=HUNG_S)
     assert launcher.returncode == 0, output
     report = cluster.report()
     assert {cell.outcome for cell in report.cells} <= {Outcome.PASS, Outcome.FLAKY}
@@ -129,7 +130,7 @@ def test_two_launchers_on_one_cluster_do_not_mix_up_their_jobs(lab: SlurmLab, tm
         clusters.append(Cluster(lab, tmp_path / name, ONE))
     launchers = [cluster.start(*RUN) for cluster in clusters]
     for cluster, launcher in zip(clusters, launchers, strict=True):
-        output, _ = launcher.communicate(timeout=200)
+        output, _ = launcher.communicate(timeout=HUNG_S)
         assert launcher.returncode == 0, output
         assert all_pass(cluster)
     first, second = (set(cluster.jobs().values()) for cluster in clusters)

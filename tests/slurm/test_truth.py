@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.outcomes import Outcome
+from tests.processes import HUNG_S
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 from tests.slurm.test_trouble import CLUSTERS, ONE, RUN
@@ -51,7 +52,7 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(lab: SlurmLab, tmp_path: Path
     launcher = cluster.start(*RUN)
     cluster.until_a_cell_starts(2)
     launcher.send_signal(signal.SIGINT)
-    output, _ = launcher.communicate(timeout=100)
+    output, _ = launcher.communicate(timeout=HUNG_S)
     assert launcher.returncode == 130, output
     assert "detached; the jobs keep running" in output
     assert f"harness resume reports/{cluster.directory.name}" in output

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.app.conftest import harness, only_run
+from tests.processes import HUNG_S
 
 pytestmark = pytest.mark.train
 RELEASES = ("core0140", "core0161", "core0171", "core0182", "core0192")
@@ -212,7 +213,7 @@ def engine(ran: Ran, root: Path, what: str) -> list[dict[str, Any]]:
         capture_output=True,
         text=True,
         env=clean,
-        timeout=300,
+        timeout=HUNG_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line[8:]) for line in done.stdout.splitlines() if line.startswith("engine: ")]

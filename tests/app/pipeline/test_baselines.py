@@ -17,6 +17,7 @@ from harness.judge.report.model import ReportCell
 from harness.judge.report.render_json import read_report
 from tests.app.conftest import harness, write_matrix
 from tests.app.nights import CLEAN
+from tests.processes import HUNG_S
 
 pytestmark = pytest.mark.train
 # One rank; rows so long that attention is most of a step. The bound leaves room for other work on the machine.
@@ -39,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
     matrix = write_matrix(folder, MATRIX)
     faults = [CLEAN] * GREEN + [SLOW]
     command = [sys.executable, "-m", "tests.app.nights", matrix, *faults]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=HUNG_S)
     codes = [line for line in done.stdout.splitlines() if line.startswith(tuple(faults))]
     assert codes == [f"{CLEAN}: exit code 0"] * GREEN + [f"{SLOW}: exit code 1"], done.stdout + done.stderr
     done = harness("run", matrix, cwd=folder)

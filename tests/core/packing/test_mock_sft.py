@@ -15,6 +15,7 @@ from harness.core.packing.documents import DocumentsConfig, documents_of_step
 from harness.infra.inputs.matrix_file import read_lengths
 from harness.infra.stacks.build import find_uv
 from tests.megatron_clone import CLONE, needs_clone
+from tests.processes import HUNG_S
 
 COMMIT = "d48bd6be0a85cc0d6d3cc71e8750cf357cc6bdb1"  # dev of 2026-08; main and the releases have no such class
 pytestmark = [pytest.mark.train, needs_clone]
@@ -44,7 +45,7 @@ def upstream(checkout: Path, packages: Path, *requested: tuple[int, dict[str, ob
     """The first 4,000 lengths of each (seed, mock_config). `packages` is searched last."""
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     command = [sys.executable, "-c", ASK, str(packages), json.dumps(requested)]
-    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=HUNG_S)
     assert done.returncode == 0, done.stderr
     found: list[list[int]] = json.loads(done.stdout.splitlines()[-1])
     return found

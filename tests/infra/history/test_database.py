@@ -23,6 +23,7 @@ from harness.infra.html.history import render_history
 from harness.infra.table_files import write_table
 from harness.judge.history.rows import run_row
 from tests.infra.history_runs import CELL, run_of, timed
+from tests.processes import HUNG_S
 from tests.sample_report import sample_report
 
 FIRST_OF_SEPTEMBER = "2026-09-01T00:00:00Z"
@@ -170,7 +171,7 @@ def writer(root: Path, file: Path, name: str, count: int) -> subprocess.Popen[st
 
 def test_four_writers_at_once_lose_nothing(root: Path, file: Path) -> None:
     writers = [writer(root, file, str(number), 50) for number in range(4)]
-    assert [one.communicate(timeout=120)[1] or one.returncode for one in writers] == [0] * 4
+    assert [one.communicate(timeout=HUNG_S)[1] or one.returncode for one in writers] == [0] * 4
     assert rows(file, "SELECT count(*), count(DISTINCT run_id) FROM runs") == [(200, 200)]
     per_run = len(run_of(1).cells[0].metrics)
     assert rows(file, "SELECT count(*) FROM metrics") == [(200 * per_run,)]

@@ -67,6 +67,16 @@ def test_links_between_pages_lead_to_cells() -> None:
             assert f'id="{target}"' in pages()[(folder / page).as_posix() if page else name]
 
 
+def test_the_page_of_a_cell_links_its_control_on_another_page() -> None:
+    report = large_report()
+    control = report.cells[0]
+    shared = [control, *(replace(cell, control=control.id) for cell in report.cells[1:])]
+    found = dict(render_pages(replace(report, cells=shared)))
+    assert f'href="#{anchor(control.id)}"' in found[f"{FOLDER}/001.html"]
+    assert f'href="001.html#{anchor(control.id)}"' in found[f"{FOLDER}/003.html"]
+    assert f'href="{FOLDER}/001.html#{anchor(control.id)}"' in found["report.html"]
+
+
 def test_the_first_page_counts_cells_and_has_a_list_for_the_search() -> None:
     text, report = pages()["report.html"], large_report()
     data = json.loads(re.search(r'id="all-cells">(.*?)</script>', text).group(1))  # type: ignore[union-attr]

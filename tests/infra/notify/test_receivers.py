@@ -60,7 +60,7 @@ def test_a_command_that_fails_or_hangs_is_reported(command: str, said: str) -> N
 def test_a_command_that_hangs_ends_with_its_children(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     assert "did not end" in notify(f"sh -c 'sleep 600 & echo $! > {pid}; wait'", TEXT, {}, timeout_s=3)
-    await_end(int(pid.read_text()), 30)
+    await_end(int(pid.read_text()))
 
 
 def test_children_that_a_command_leaves_keep_running(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from harness.infra.inputs.cluster_file import read_profile
 from harness.infra.inputs.shipped import shipped
 from harness.infra.slurm.sbatch_template import Job, array_indices, environment_of, job_name, render_job
 from harness.plan.jobs.cluster import ClusterProfile, Container
+from tests.processes import HUNG_S
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RUN_ID = "smoke-20270131T120000Z-a1b2"
@@ -263,7 +264,7 @@ def sbatch_reads(sbatch: str, text: str, folder: Path) -> list[str]:
     (folder / "job.sbatch").write_text(text)
     env = {"PATH": os.environ["PATH"], "SLURM_CONF": str(folder / "slurm.conf")}
     command = [sbatch, "-vvv", str(folder / "job.sbatch")]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HUNG_S)
     mark = 'Found in script, argument "'
     return [line.split(mark)[1].removesuffix('"') for line in done.stderr.splitlines() if mark in line]
 

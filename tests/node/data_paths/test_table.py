@@ -26,6 +26,7 @@ from harness.node.data_paths.sft.rows import DATASET_MODULE, rows
 from harness.node.data_paths.table import ADAPTERS
 from harness.node.probe.truth import StepTruth
 from tests.node.conftest import config
+from tests.processes import HUNG_S
 
 
 def test_every_data_path_that_the_harness_reads_has_an_adapter() -> None:
@@ -88,7 +89,7 @@ def test_a_cell_whose_stack_does_not_have_the_path_is_rejected_with_the_reason_a
     write_json(run.submission("local"), order)
     older = "import sys; sys.modules['megatron.training'] = None; import harness.node.agent as a; a.main()"
     command = [sys.executable, "-c", older, str(tmp_path), "local", "--attached-to", str(os.getpid())]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    subprocess.run(command, check=True, capture_output=True, timeout=HUNG_S)
     results = {
         one.data_path: from_jsonable(CellResult, loads(run.attempt(cell).result.read_text()))
         for cell, one in cells.items()
