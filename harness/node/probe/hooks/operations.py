@@ -43,6 +43,14 @@ def record_operations(chunks: list[Any], context: RankContext, state: PassState,
             OperationRecorder(layer, number, context, state, recorder)
 
 
+def _by_position(values: Any) -> set[int]:
+    """Ids of tensors among a module's arguments with a row per position of a document, which may be as many as tokens:
+    the angles of RoPE."""
+    arguments = values[1] if isinstance(values, tuple) and len(values) == 2 and isinstance(values[1], dict) else {}
+    angles = [value for name, value in arguments.items() if name.startswith("rotary_pos")]
+    return {id(one) for one in tree_leaves(angles)}
+
+
 def layer_of(chunk: Any, number: int, *, first: bool) -> Any:
     """The module of a layer by its global number, 0 for the embedding; None if the chunk does not have it.
 
@@ -147,7 +155,9 @@ class OperationRecorder:
         by_token = boundary or self.modules[-1] not in self.mixed
         self.busy = True
         try:
-            return [self._tensor(one, by_token) for one in tree_leaves(values) if isinstance(one, Tensor)]
+            by_position = _by_position(values)
+            leaves = [one for one in tree_leaves(values) if isinstance(one, Tensor)]
+            return [self._tensor(one, by_token and id(one) not in by_position) for one in leaves]
         finally:
             self.busy = False
 

@@ -37,8 +37,13 @@ def ddp_fields(config: CellConfig) -> dict[str, Any]:
 
 
 def ddp_config(config: CellConfig) -> DistributedDataParallelConfig:
-    """DDP's configuration."""
-    return DistributedDataParallelConfig(**ddp_fields(config))
+    """DDP's configuration, without fields that are off and that older releases lack."""
+    known = _fields(DistributedDataParallelConfig)
+    return DistributedDataParallelConfig(**{name: on for name, on in ddp_fields(config).items() if on or name in known})
+
+
+def _fields(upstream: Any) -> set[str]:
+    return {item.name for item in dataclasses.fields(upstream)}
 
 
 def connect_schedule(upstream: Any, chunks: Sequence[DistributedDataParallel]) -> None:
@@ -62,8 +67,7 @@ def build_optimizer(config: CellConfig, chunks: list[DistributedDataParallel], g
     known = inspect.signature(get_megatron_optimizer).parameters
     more: dict[str, Any] = {"use_gloo_process_groups": False} if "use_gloo_process_groups" in known else {}
     more |= groups.arguments
-    # Before core_v0.14 it is a field of DDP's configuration only.
-    field = {"overlap_param_gather"} & {item.name for item in dataclasses.fields(OptimizerConfig)}
+    field = {"overlap_param_gather"} & _fields(OptimizerConfig)  # in some releases before core_v0.14 only of DDP
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer="adam",

@@ -70,6 +70,7 @@ def initialize_parallel(config: CellConfig, device: Device) -> Groups:
         "distributed_timeout_minutes": math.ceil(timeout_of(config).total_seconds() / 60),
         # Copies of the groups over gloo are for checkpoints of a distributed optimizer, which this loop does not write.
         "create_gloo_process_groups": False,
+        "expert_tensor_parallel_size": layout.expert_tp,
     }
     known = inspect.signature(parallel_state.initialize_model_parallel).parameters
     initialize = partial(
@@ -79,7 +80,6 @@ def initialize_parallel(config: CellConfig, device: Device) -> Groups:
         virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
         context_parallel_size=layout.cp,
         expert_model_parallel_size=layout.ep,
-        expert_tensor_parallel_size=layout.expert_tp,
         **{name: value for name, value in wanted.items() if name in known},
     )
     groups = GLOBAL
@@ -125,7 +125,7 @@ def upstream_fields(config: CellConfig) -> dict[str, Any]:
         **upstream_of(config.model),
         **upstream_of(config.options),
         "virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
-        "expert_tensor_parallel_size": layout.expert_tp,
+        "expert_tensor_parallel_size": layout.expert_tp if config.model.moe else None,
         "window_size": None if config.model.window is None else (config.model.window, 0),
         "params_dtype": dtype,
         "pipeline_dtype": dtype,

@@ -87,7 +87,9 @@ def layer_spec(config: CellConfig) -> Any:
     experts = {"num_experts": model.moe.experts, "moe_grouped_gemm": False} if model.moe else {}
     latent = {"multi_latent_attention": True} if model.mla else {}
     normed = bool(model.mla) or model.qk_layernorm
-    spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=normed, **experts, **latent)
+    known = inspect.signature(get_gpt_layer_local_spec).parameters
+    norm = {"normalization": "RMSNorm"} if "normalization" in known else {}  # from core_v0.12; replaced below
+    spec = get_gpt_layer_local_spec(qk_layernorm=normed, **norm, **experts, **latent)
     attention = spec.submodules.self_attention.submodules
     attention.core_attention = core_attention(config.attention)
     if model.vision:

@@ -46,7 +46,7 @@ class _Layer(torch.nn.Module):
         self.self_attention = _Attention()
         self.group: dist.ProcessGroup | None = None
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, rotary_pos_emb: Tensor | None = None) -> Tensor:
         made: Tensor = self.fc(hidden).transpose(0, 1).transpose(0, 1)
         made = silu(made)
         torch.arange(3) + 1
@@ -120,6 +120,12 @@ def test_modules_are_recorded_with_what_they_receive_and_return(watched: _Watche
     kinds = [(one.module, one.kind) for one in watched.seen().operations if one.kind != "operation"]
     assert kinds == [("", "receives"), ("fc", "receives"), ("fc", "returns"), ("", "returns")]
     assert watched.operation("receives").outputs[0].norm == pytest.approx(float(hidden.norm()))
+
+
+def test_angles_of_rope_are_not_taken_for_tokens_though_there_are_as_many(watched: _Watched) -> None:
+    watched.layer(_hidden(), rotary_pos_emb=torch.ones(SLOTS, 1, 1, HIDDEN))
+    hidden, angles = watched.operation("receives").inputs or watched.operation("receives").outputs
+    assert (len(hidden.documents), angles.documents, angles.norm) == (2, {}, (SLOTS * HIDDEN) ** 0.5)
 
 
 def test_documents_of_further_micro_batches_are_added(watched: _Watched) -> None:

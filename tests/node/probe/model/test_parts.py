@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import fields, make_dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -78,6 +79,10 @@ def test_rows_are_separated_in_each_of_upstreams_layouts(monkeypatch: pytest.Mon
     assert [part.counts for part in seen.real] == [[1, 2, 1, 0], [1, 0, 1, 2]]
 
 
+def prediction() -> Any:
+    return importlib.import_module("megatron.core.transformer.multi_token_prediction")
+
+
 @pytest.mark.parametrize(
     ("model", "missing", "expected"),
     [
@@ -93,7 +98,7 @@ def test_a_release_without_a_feature_is_rejected_naming_the_one_that_has_it(
     cell = CellConfig(layout=Layout(), data_path="reference", model=model)
     assert model_parts.unsupported_parts(cell) is None
     monkeypatch.setattr(model_parts.GPTModel, "forward", lambda self, input_ids: None)
-    monkeypatch.setattr(model_parts.multi_token_prediction, "roll_tensor", lambda tensor, cp_group=None: None)
+    monkeypatch.setattr(prediction(), "roll_tensor", lambda tensor, cp_group=None: None)
     reason = model_parts.unsupported_parts(cell)
     assert reason is not None
     assert expected in reason
@@ -111,10 +116,14 @@ def test_a_field_that_the_release_does_not_have_rejects_the_cell_that_asks_for_i
     moe = replace(plain, model=ModelConfig(moe=MoeConfig()))
     assert (model.unsupported_fields(plain), model.unsupported_fields(moe)) == (None, None)
 
-    kept = [item for item in fields(model_parts.TransformerConfig) if item.name not in {"moe_router_topk", "bf16"}]
+    kept = [
+        item
+        for item in fields(model_parts.TransformerConfig)
+        if item.name not in {"moe_router_topk", "bf16", "embedding_init_method"}
+    ]
     older: Any = make_dataclass("Older", [item.name for item in kept])
     monkeypatch.setattr(model_parts, "TransformerConfig", older)
-    assert model.unsupported_fields(plain) is None  # bf16 is off
+    assert model.unsupported_fields(plain) is None  # bf16 is off; embeddings take init_method
     refused = model.unsupported_fields(moe)
     assert isinstance(refused, Rejection)
     assert refused.rule == "stack.field"
@@ -137,6 +146,6 @@ def test_prediction_layers_that_cannot_be_recomputed_with_packed_rows_are_reject
 
     config = CellConfig(layout=Layout(), data_path=packing, recompute=recompute, model=ModelConfig(mtp=MtpConfig()))
     assert parts.unsupported_parts(config) is None
-    monkeypatch.setattr(parts.multi_token_prediction.MultiTokenPredictionLayer, "_checkpointed_forward", of_0_17)
+    monkeypatch.setattr(prediction().MultiTokenPredictionLayer, "_checkpointed_forward", of_0_17)
     reason = parts.unsupported_parts(config)
     assert ("recompute full with packed rows needs 0.18 or later" in (reason or "")) == refused
