@@ -57,8 +57,9 @@ def laps_of(run: Path, ranks: int) -> dict[str, float]:
     """Processor seconds of each part of a cell with so many ranks: the mean over cells of the sum over ranks."""
     found: dict[str, float] = defaultdict(float)
     cells = [cell for cell in run.glob("cells/*/attempt-1") if len(list(cell.glob("ranks/*.json"))) == ranks]
-    for record in (json.loads(path.read_text()) for cell in cells for path in cell.glob("ranks/*.json")):
-        for name, lap in record["laps"].items():
+    for path in (path for cell in cells for path in cell.glob("ranks/*.json")):
+        record = json.loads(path.read_text())
+        for name, lap in json.loads(path.with_suffix(".progress").read_text().splitlines()[1]).items():
             found[name] += lap["busy_s"] / len(cells)
         steps = sum(step["busy_s"] for step in record["steps"]) / len(cells)
         found["training steps"] += steps

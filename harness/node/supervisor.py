@@ -25,6 +25,7 @@ from harness.core.errors import InfrastructureError
 from harness.core.hardware.devices import shown_gpus
 from harness.core.run.cell_result import CellResult, RankEnding
 from harness.core.run.run_dir import AttemptDir, write_json
+from harness.core.serialization import from_jsonable, loads
 from harness.node.coordination import rendezvous
 from harness.node.coordination.addresses import gloo_interface, own_addresses, reach
 from harness.node.coordination.rendezvous import Abort, HeartbeatMonitor, NodeResult, NodeShare
@@ -114,7 +115,8 @@ def _resume(part: _Part, result: CellResult | NodeResult, deadline_at: float, he
     later = replace(part, attempt=part.attempt.resumed, config=part.config.resumed)
     if all(ending.ended == "completed" for ending in result.ranks):
         if part.share.node == 0:
-            write_json(later.attempt.config, later.config)
+            asked = loads(part.attempt.config.read_text(encoding="utf-8"))  # without this node's longer deadline
+            write_json(later.attempt.config, from_jsonable(CellConfig, asked).resumed)
         later.end(later.run(deadline_at, heartbeats))
     elif part.share.nodes > 1 and part.share.node == 0:
         stopped = Abort(node=0, reason="the part that saves the checkpoint did not complete")

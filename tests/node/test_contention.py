@@ -26,10 +26,10 @@ def test_the_factor_is_that_of_the_busiest_time(file: Path) -> None:
     contention = Contention(file)
     counted(file, 1, 1)
     assert contention.factor() == 2
-    counted(file, 2, 6)  # one second more on a core, five more waiting
-    assert contention.factor() == 6
-    counted(file, 4, 6)
-    assert contention.factor() == 6
+    counted(file, 2, 4)  # one second more on a core, three more waiting
+    assert contention.factor() == 4
+    counted(file, 4, 4)
+    assert contention.factor() == 4
 
 
 def test_too_short_a_time_is_not_measured(file: Path) -> None:

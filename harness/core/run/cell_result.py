@@ -8,7 +8,7 @@ from harness.core.outcomes import Rejection
 from harness.core.run.records import SCHEMA_VERSION
 from harness.core.run.states import CellStatus, ProcessEnd
 
-MOST_CONTENTION = 20.0  # a deadline is at most this many times longer on a busy machine
+MOST_CONTENTION = 5.0  # a deadline is at most this many times longer on a busy machine
 
 
 @dataclass(kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from harness.core.cell.layout import Coordinates
-from harness.core.cell.timing import GpuState, Lap, Timed
+from harness.core.cell.timing import GpuState, Timed
 from harness.core.run.states import CanaryLeg, LegName, Phase, RankEnd
 from harness.core.run.tensor_records import ActivationSeen, FrozenSeen, MergedSeen, ParameterSeen, StateSeen
 
@@ -311,5 +311,4 @@ class RankRecord:
     peak_memory_bytes: int = 0  # up to the timing leg or an exception; on a GPU the memory of torch's tensors
     peak_reserved_bytes: int | None = None  # on a GPU: memory that torch's allocator reserved for them
     setup_s: float = 0.0
-    laps: dict[str, Lap] = field(default_factory=dict)  # where the time went: node/recording/recorder.py
     schema_version: int = SCHEMA_VERSION

@@ -46,8 +46,6 @@ NOT_EVIDENCE: dict[str, str] = {
     "record.peak_memory_bytes": "shown; it must not be negative",
     "record.peak_reserved_bytes": "shown; it must not be negative",
     "record.setup_s": _CLOCK,
-    "record.laps.*.time_s": _CLOCK,
-    "record.laps.*.busy_s": _CLOCK,
     "record.steps.*.time_s": "a time that is shown; those of the slowest rank add up to steps_s of the result",
     "record.steps.*.busy_s": "one possible time cannot be told from another; above 0 if earlier runs are compared",
     "record.legs.*.time_s": _CLOCK,

@@ -37,6 +37,7 @@ class Recorder:
         self._known: dict[Any, int] = {}
         self._pending: list[tuple[LayerSeen, Any]] = []  # layers whose params are still on the GPU
         self._last: tuple[Any, Any, Any] | None = None  # the latest params, their key, their snapshot
+        self.laps: dict[str, Lap] = {}  # where the time went
         self._lap = time.perf_counter(), time.process_time()
         with needs_room(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +52,7 @@ class Recorder:
     def lap(self, name: str) -> None:
         """Add the time since the last call to the lap `name`, without that of writing records, the lap `records`."""
         now = time.perf_counter(), time.process_time()
-        lap = self.record.laps.setdefault(name, Lap())
+        lap = self.laps.setdefault(name, Lap())
         lap.time_s += now[0] - self._lap[0]
         lap.busy_s += now[1] - self._lap[1]
         self._lap = now
@@ -61,7 +62,7 @@ class Recorder:
         self._read_pending()
         write_record(self.path, self.record)
         taken = time.perf_counter() - begin[0], time.process_time() - begin[1]
-        lap = self.record.laps.setdefault("records", Lap())
+        lap = self.laps.setdefault("records", Lap())
         lap.time_s += taken[0]
         lap.busy_s += taken[1]
         self._lap = self._lap[0] + taken[0], self._lap[1] + taken[1]
@@ -103,6 +104,8 @@ class Recorder:
         self.record.ended = ended
         self.flush()
         self.written = ended
+        with needs_room(self.path):  # not into the record: it is evidence, all of which is judged
+            os.pwrite(self._line, b"\n" + dumps(self.laps).encode(), _PROGRESS_BYTES)
 
     def fail(self, error: BaseException) -> str:
         """Write the error into the record and end it; returns its traceback without secrets."""
@@ -130,14 +133,14 @@ def needs_sync(tensor: Tensor) -> bool:
 
 
 def progress_file(record: Path) -> Path:
-    """The file with a rank's progress, next to its record."""
+    """The file with a rank's progress, next to its record; once the rank has ended, its second line is its laps."""
     return record.with_suffix(".progress")
 
 
 def last_progress(record: Path) -> Progress | None:
     """The last progress that a rank wrote; None when it wrote none."""
     path = progress_file(record)
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = path.read_text(encoding="utf-8")[:_PROGRESS_BYTES] if path.exists() else ""
     return from_jsonable(Progress, loads(text)) if text else None
 
 

@@ -68,7 +68,7 @@ class Launch:
         120.0,
         doc=(
             "Seconds after which a cell that has not ended is stopped, with the stack of every rank in its log; up to "
-            "20 times as many on a node where other processes use the cores."
+            "5 times as many on a node where other processes use the cores."
         ),
         gt=0,
         le=604_800,

@@ -10,7 +10,7 @@ from harness.core.run.records import LayerSeen, RankRecord
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import sealed
 from harness.core.serialization import from_jsonable, loads
-from harness.node.recording.recorder import Recorder
+from harness.node.recording.recorder import Recorder, last_progress, progress_file
 from tests.judge.simulator import config_of, run_of
 from tests.node.fake_gpu import OnGpu, on_gpu
 
@@ -31,6 +31,20 @@ def test_a_flush_writes_a_complete_record_with_the_progress(tmp_path: Path) -> N
     record = _read(recorder)
     assert (record.ended, record.progress.step, record.progress.micro_batch) == ("running", 1, 3)
     assert not list(recorder.path.parent.glob("*.tmp"))
+
+
+def test_times_of_parts_follow_the_last_progress_and_leave_out_the_writing(tmp_path: Path) -> None:
+    recorder = _recorder(tmp_path)
+    recorder.lap("start")
+    recorder.progress("end", 2, 0, "done")
+    recorder.flush()
+    recorder.lap("end")
+    recorder.end("completed")
+    assert last_progress(recorder.path) == recorder.record.progress
+    laps = loads(progress_file(recorder.path).read_text().splitlines()[1])
+    assert laps.keys() == {"start", "records", "end"}
+    assert laps["records"]["time_s"] > 0
+    assert "laps" not in recorder.path.read_text()
 
 
 def test_a_record_names_the_run_and_the_attempt_that_it_was_written_to(tmp_path: Path) -> None:
