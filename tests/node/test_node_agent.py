@@ -154,3 +154,13 @@ def test_the_heartbeat_ends_with_its_agent_even_if_nothing_stops_it(tmp_path: Pa
     ended = subprocess.run(command, capture_output=True, text=True, timeout=HUNG_S)
     assert "ValueError: before stop" in ended.stderr
     assert list(tmp_path.iterdir()) == [tmp_path / "beat"]
+
+
+def test_a_busy_node_gives_cells_more_time_but_not_those_with_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = Small(tmp_path, lambda agent: None)
+    for cell, fault in (("sound", None), ("broken", "middle-stages-without-metadata")):
+        write_json(agent.run.attempt(cell, 1).config, config(deadline_s=60.0, fault=fault))
+    monkeypatch.setattr(agent.contention, "factor", lambda: 2.5)
+    assert [agent.config(cell, 1).deadline_s for cell in ("sound", "broken")] == [150.0, 60.0]

@@ -31,7 +31,7 @@ matrix:
   packing: sft
 launch: {nodes_per_cell: 4, deadline_s: 600}
 """
-HANG = {"fault": "rank-enters-a-collective-alone", "deadline_s": 20.0}
+HANG = {"fault": "rank-enters-a-collective-alone", "deadline_s": 45.0}
 ONE_NODE, TWO_NODES = "tp2-pp1-cp1-sft", "tp2-pp2-cp1-sft"
 
 
