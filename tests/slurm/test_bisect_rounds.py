@@ -15,7 +15,7 @@ from tests.bisected import Project, checkout, copied, matrix_of, result_of
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 
-pytestmark = [pytest.mark.slurm, pytest.mark.train]
+pytestmark = [pytest.mark.slurm, pytest.mark.train, pytest.mark.long]
 ROPE = "megatron/core/models/common/embeddings/rope_utils.py"
 ANGLES = "freq_slice = _get_thd_freqs_on_this_cp_rank(cp_rank, cp_size, x, freqs)"
 

@@ -14,7 +14,7 @@ from tests.processes import HUNG_S
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 
-pytestmark = [pytest.mark.slurm, pytest.mark.train]
+pytestmark = [pytest.mark.slurm, pytest.mark.train, pytest.mark.long]
 MATRIX = """\
 name: disk
 model: {layers: 2, hidden: 32, heads: 4, kv_heads: 2, ffn: 64, vocab: 64}
