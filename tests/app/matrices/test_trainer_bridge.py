@@ -97,6 +97,7 @@ def test_a_misspelt_field_is_an_input_error_before_any_cell_starts(tmp_path: Pat
     assert not (tmp_path / "reports").exists()
 
 
+@pytest.mark.long
 def test_fields_reach_the_container(tmp_path: Path, root: Path) -> None:
     fields = {"granularity": "full", "method": "uniform", "num_layers": 1}
     done = with_arguments(tmp_path, root, {f"model.recompute_{name}": value for name, value in fields.items()})
