@@ -138,7 +138,8 @@ class Expansion:
         known = {cell.id for cell in self.cells}
         compared: dict[str | None, list[PlannedCell]] = {}
         for cell in self.cells:
-            compared.setdefault(cell.control if cell.control in known else None, []).append(cell)
+            above = cell.control if cell.control in known and cell.control != cell.id else None
+            compared.setdefault(above, []).append(cell)
         ordered: list[PlannedCell] = []
         pending = compared.get(None, [])[::-1]
         while pending:
