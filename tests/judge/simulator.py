@@ -116,7 +116,8 @@ def run_of(configs: list[CellConfig], xfail: XFail | None = None) -> tuple[RunPl
     """A finished run of the cells and their control."""
     plain = config_of("unpacked", canaries=configs[0].canaries)
     control = planned(replace(plain, model=configs[0].model, train=configs[0].train), None)
-    cells = [control, *(planned(config, control.id, xfail) for config in configs)]
+    others = [config for config in configs if cell_name(config) != control.id]
+    cells = [control, *(planned(config, control.id, xfail) for config in others)]
     found = {cell.id: found_of(cell) for cell in cells}
     plan = RunPlan(
         run_id=RUN_ID,

@@ -134,12 +134,11 @@ class Expansion:
 
     @property
     def controls_first(self) -> list[PlannedCell]:
-        """The cells, each after its control, and all of one control together."""
+        """The cells, each after its control, and all of one control together. Only of a plan that is not `circular`."""
         known = {cell.id for cell in self.cells}
         compared: dict[str | None, list[PlannedCell]] = {}
         for cell in self.cells:
-            above = cell.control if cell.control in known and cell.control != cell.id else None
-            compared.setdefault(above, []).append(cell)
+            compared.setdefault(cell.control if cell.control in known else None, []).append(cell)
         ordered: list[PlannedCell] = []
         pending = compared.get(None, [])[::-1]
         while pending:
