@@ -97,6 +97,19 @@ def test_the_deadline_says_which_ranks_stopped_and_no_clock_of_the_result(
     assert judge(evidence).outcome is outcome
 
 
+@pytest.mark.parametrize(("still_s", "outcome"), [(60.0, Outcome.FAIL), (59.0, Outcome.ERROR)])
+def test_on_a_busy_node_ranks_must_have_stopped_for_longer(still_s: float, outcome: Outcome) -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    _cut_off_all(evidence, "deadline")
+    assert evidence.result is not None
+    evidence.result = replace(evidence.result, deadline_s=300.0)
+    waits(evidence, 0, "all_reduce", IN_CODE)
+    waits(evidence, 1, None, IN_CODE)
+    for ending in evidence.result.ranks:
+        ending.still_s = still_s
+    assert judge(evidence).outcome is outcome
+
+
 def test_a_native_crash_is_the_fault_of_the_code() -> None:
     evidence = evidence_for(config_of("sft", tp=2))
     _cut_off_all(evidence, "killed")
