@@ -151,7 +151,8 @@ def ratio_words(finding: Finding) -> str:
         return f"{measured / control:.4g} times the control, {value_text(float(control))}"
     limit = bound.get("value") if isinstance(bound, Mapping) and "unit" in bound else bound
     if isinstance(limit, float) and limit > 0 and measured > limit:
-        return f"{measured / limit:.3g} times the bound"
+        times = float(f"{measured / limit:.3g}")
+        return f"{times:,.0f} times the bound" if 1000 <= times < 1e9 else f"{times:.3g} times the bound"
     return ""
 
 

@@ -54,6 +54,8 @@ def test_values_of_packed_params_are_said_in_words(field: str, value: Any, said:
     [
         (4.2, {"value": 1e-4, "unit": "relative", "control": 2.1}, "2 times the control, 2.1"),
         (0.5, {"value": 1e-3, "unit": "relative"}, "500 times the bound"),
+        (0.547779, {"value": 1e-4, "unit": "relative"}, "5,480 times the bound"),
+        (1e30, 1.0, "1e+30 times the bound"),
         (1.5, 1.25, "1.2 times the bound"),
         (1e-5, 1.25, ""),
         (3, [0, 1], ""),
