@@ -61,12 +61,12 @@ def copied(folder: Path) -> Project:
 
 
 def with_a_guilty_commit(folder: Path) -> Project:
-    """base - note - broken - mended - merge - text - tip; guilty is a child of note and the other parent of merge."""
+    """base - note - broken - repaired - merge - text - tip; guilty is a child of note and the other parent of merge."""
     made = copied(folder)
     made.commit("note", "README.md", "", "A note.\n")
     git(folder, "branch", "side")
     made.commit("broken", INIT, "import ", "import import ")
-    made.commit("mended", INIT, "import import ", "import ")
+    made.commit("repaired", INIT, "import import ", "import ")
     git(folder, "checkout", "--quiet", "side")
     made.commit("guilty", UTILS, SENT, BROKEN)
     git(folder, "checkout", "--quiet", "main")

@@ -43,10 +43,12 @@ def write_reports(run: RunDir, report: Report) -> list[Path]:
 
 def _pages(run: RunDir, report: Report) -> str:
     """The text of report.html; further pages of a large report are written, in place of those of an earlier report."""
-    for old in (run.root / FOLDER).glob("[0-9]*.html"):
-        old.unlink()
     pages = render_pages(report, run.root)
     _, first = next(pages)
+    written = set()
     for name, text in pages:
         write_atomic(run.root / name, text)
+        written.add(run.root / name)
+    for old in set((run.root / FOLDER).glob("[0-9]*.html")) - written:
+        old.unlink()
     return first

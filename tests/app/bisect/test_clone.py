@@ -50,7 +50,7 @@ def test_the_commit_that_gave_all_stages_their_metadata_is_found_between_two_rel
     assert len(found.points) - len(found.skipped) <= 9 + 3  # 460 commits; both ends and the merge base
 
 
-def test_the_commit_that_mended_the_auxiliary_loss_under_context_parallelism_is_found(
+def test_the_commit_that_repaired_the_auxiliary_loss_under_context_parallelism_is_found(
     tmp_path: Path, root: Path
 ) -> None:
     text = (root / "matrices" / "known_bugs.yaml").read_text().replace("../../Megatron-LM", CLONE)

@@ -36,7 +36,7 @@ def test_its_finding_names_the_place(bisected: Bisected) -> None:
 
 
 def test_a_commit_that_does_not_import_is_skipped_with_the_reason(bisected: Bisected) -> None:
-    done = bisected.bisect("--first-parent", good="base", bad="mended")
+    done = bisected.bisect("--first-parent", good="base", bad="repaired")
     assert done.returncode == 2
     assert "is good: every chosen cell passes" in " ".join(done.stderr.split())
     done = bisected.bisect(good="base", bad="broken")
@@ -68,7 +68,7 @@ def test_with_first_parents_the_merge_that_brought_it_is_found(bisected: Bisecte
     assert found.found is not None
     assert bisected.project.name(found.found.name) == "merge"
     states = {bisected.project.name(parent.name): parent.state for parent in found.found.parents}
-    assert states == {"mended": "good", "guilty": "bad"}
+    assert states == {"repaired": "good", "guilty": "bad"}
 
 
 def test_the_command_it_gives_reproduces_the_failure(bisected: Bisected) -> None:
@@ -87,7 +87,7 @@ def test_the_command_it_gives_reproduces_the_failure(bisected: Bisected) -> None
         ({"good": "base", "bad": "base"}, (), "names the same commit"),
         ({"good": "gone"}, (), "no commit, tag or branch 'gone'"),
         ({}, ("--paths", "gone.py"), "neither end has these paths"),
-        ({"bad": "mended"}, ("--paths", "README"), "neither end has these paths"),
+        ({"bad": "repaired"}, ("--paths", "README"), "neither end has these paths"),
         ({}, ("--only", "tp8*"), "no such cell"),
     ],
 )

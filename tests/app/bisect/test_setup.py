@@ -18,12 +18,12 @@ FAILS = "raise SystemExit('no compiler here')\n"
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """base - recipe - needs - stuck - mended - guilty; from needs on a file must be built, which fails in stuck."""
+    """base - recipe - needs - stuck - repaired - guilty; from needs on a file must be built, which fails in stuck."""
     made = copied(tmp_path_factory.mktemp("project"))
     made.commit("recipe", "build.py", "", BUILD)
     made.commit("needs", INIT, "", "\nfrom megatron.core import built\n")
     made.commit("stuck", "build.py", BUILD, FAILS)
-    made.commit("mended", "build.py", FAILS, BUILD)
+    made.commit("repaired", "build.py", FAILS, BUILD)
     made.commit("guilty", UTILS, SENT, BROKEN)
     return made
 
@@ -52,7 +52,7 @@ def test_a_command_builds_what_commits_need_and_one_where_it_fails_is_skipped_ne
     found = result_of(done.stdout, tmp_path)
     assert found.found is not None
     assert project.name(found.found.name) == "guilty"
-    assert states(project, found) == {"needs": "good", "stuck": "skipped", "mended": "good", "guilty": "bad"}
+    assert states(project, found) == {"needs": "good", "stuck": "skipped", "repaired": "good", "guilty": "bad"}
     (stuck,) = found.skipped
     assert "ended with exit code 1: python build.py\nno compiler here" in stuck.reason
     (told,) = [line for line in done.stdout.splitlines() if line.startswith(f"    skipped {stuck.name[:12]}: ")]

@@ -94,7 +94,7 @@ def faults(tmp_path_factory: pytest.TempPathFactory, root: Path) -> dict[str, An
         ),
     ],
 )
-def test_a_bad_release_fails_in_the_router_and_its_mended_one_passes(
+def test_a_bad_release_fails_in_the_router_and_its_repaired_one_passes(
     faults: dict[str, Any], bad: str, good: str, ratio: str | None
 ) -> None:
     first = named(faults, bad)["findings"][0]

@@ -91,7 +91,7 @@ def test_just_the_known_bugs_fail_and_all_else_passes(ran: Ran) -> None:
         "tp1-pp1-cp1-rules-cp-seq-length-bridge062",
     ],
 )
-def test_releases_that_mended_a_bug_pass(ran: Ran, name: str) -> None:
+def test_releases_that_repaired_a_bug_pass(ran: Ran, name: str) -> None:
     assert ran.cell(name)["outcome"] == "PASS"
 
 

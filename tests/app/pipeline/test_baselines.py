@@ -88,7 +88,7 @@ def test_the_first_nights_say_that_there_is_no_baseline_and_the_later_compare(fo
     assert [one for one in ratios if one] == [[("no difference", count)] for count in range(5, GREEN)]
 
 
-def test_the_night_after_it_was_mended_passes_and_does_not_count_the_slow_one(folder: Path) -> None:
+def test_the_night_after_it_was_repaired_passes_and_does_not_count_the_slow_one(folder: Path) -> None:
     runs = nights(folder)
     *_, slow, last = runs
     assert (runs[last].outcome, runs[last].lanes[Lane.THROUGHPUT]) == (Outcome.PASS, LaneVerdict.PASS)

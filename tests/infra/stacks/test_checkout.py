@@ -295,11 +295,11 @@ def test_a_setup_command_runs_once_in_its_own_worktree_with_the_stacks_python_fi
 
 @pytest.mark.usefixtures("kept")
 def test_a_failed_setup_command_is_reported_with_its_output_and_tried_again(source: Path) -> None:
-    checkout = replace(checkout_of(source, "main"), setup="echo no compiler; test -e mended")
+    checkout = replace(checkout_of(source, "main"), setup="echo no compiler; test -e repaired")
     place = make(checkout, commit_of(checkout, fetch=True), print)
     with pytest.raises(InfrastructureError, match=r"exit code 1(.|\n)*no compiler"):
         set_up(checkout, place, sys.executable, print)
-    (place / "mended").touch()
+    (place / "repaired").touch()
     set_up(checkout, place, sys.executable, print)
 
 
