@@ -1,0 +1,44 @@
+"""The files of a report that is written again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.app.pipeline import reports
+from harness.app.pipeline.reports import write_reports
+from harness.core.errors import InfrastructureError
+from harness.core.run.run_dir import RunDir
+from harness.infra.html.large_report import FOLDER
+from tests.infra.html.test_large_report import large_report
+
+
+def pages(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / FOLDER).glob("*.html"))
+
+
+def test_pages_that_a_new_report_does_not_have_are_removed(tmp_path: Path) -> None:
+    report = large_report()
+    write_reports(RunDir(tmp_path), report)
+    assert pages(tmp_path) == ["001.html", "002.html", "003.html"]
+    write_reports(RunDir(tmp_path), replace(report, cells=report.cells[:500]))
+    assert pages(tmp_path) == ["001.html", "002.html"]
+    write_reports(RunDir(tmp_path), replace(report, cells=report.cells[:20]))
+    assert pages(tmp_path) == []
+
+
+def test_a_report_that_cannot_be_rendered_leaves_the_pages_of_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_reports(RunDir(tmp_path), large_report())
+    before = (tmp_path / FOLDER / "003.html").read_text()
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(reports, "render_pages", fails)
+    with pytest.raises(InfrastructureError):
+        write_reports(RunDir(tmp_path), large_report())
+    assert (tmp_path / FOLDER / "003.html").read_text() == before
