@@ -57,4 +57,8 @@ def test_the_script_runs_a_cell_and_takes_its_pictures(
         gallery.take(browser, gallery.Shot(name="green", page=str(page), until="#grid"))
     taken = sorted(tmp_path.glob("*.png"))
     assert len(taken) == 4
-    assert sorted(Image.open(path).width for path in taken) == [390, 390, 1000, 1000]
+    widths = []
+    for path in taken:
+        with Image.open(path) as picture:
+            widths.append(picture.width)
+    assert sorted(widths) == [390, 390, 1000, 1000]

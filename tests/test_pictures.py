@@ -18,12 +18,13 @@ def pictures(root: Path) -> ModuleType:
     return load_script(root / "scripts" / "pictures.py")
 
 
-def test_pictures_are_small_and_shown_in_the_readme(root: Path) -> None:
-    readme = (root / "README.md").read_text(encoding="utf-8")
+def test_pictures_are_small_and_shown_on_a_page(root: Path) -> None:
+    shown = (root / "README.md").read_text(encoding="utf-8")
+    shown += "".join(page.read_text(encoding="utf-8") for page in (root / "docs").glob("*.md"))
     files = sorted(file for file in (root / "docs" / "pictures").iterdir() if file.is_file())  # a folder: the gallery
-    assert [file.name for file in files] == ["report-dark.png", "report-light.png", "terminal.svg"]
+    assert [file.name for file in files] == ["report-dark.png", "report-light.png", "scale.svg", "terminal.svg"]
     assert [file.name for file in files if file.stat().st_size > MOST_BYTES] == []
-    assert [file.name for file in files if f"docs/pictures/{file.name}" not in readme] == []
+    assert [file.name for file in files if f"pictures/{file.name}" not in shown] == []
 
 
 def test_the_example_is_the_run_of_the_pictures(root: Path, pictures: ModuleType) -> None:

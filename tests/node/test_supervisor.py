@@ -27,7 +27,7 @@ from harness.node.coordination.rendezvous import HeartbeatMonitor, NodeShare
 from harness.node.deadline import DUMP, Deadline
 from harness.node.rank_endings import cell_result, rank_endings
 from harness.node.recording import flight_recorder
-from harness.node.recording.recorder import Recorder
+from harness.node.recording.recorder import Recorder, progress_file
 from harness.node.supervisor import _wait, supervise
 from tests.core.run.test_flight_dump import entry, trace
 from tests.node.conftest import config, upstream_module
@@ -177,11 +177,13 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Attempts, run side by side, in which rank 0 waits in a barrier that rank 1 never enters."""
     roots = {how: tmp_path_factory.mktemp(how) for how in ("dies", "raises", "frozen", "stale", "unwritable")}
     upstream = upstream_module(tmp_path_factory.mktemp("upstream"), "def sleep(seconds):\n    time.sleep(seconds)\n")
-    deadline_at = time.time() + 8.0
+    began = time.time()
+    deadline_at = began + 12.0
 
     def probe(how: str, recorder: Recorder) -> None:
         rank = recorder.record.rank
         recorder.progress("training", 1, 0, "forward")
+        os.utime(progress_file(AttemptDir(roots[how]).record(rank)), (began, began))  # however late a busy node forks
         dist.init_process_group("gloo", store=dist.FileStore(str(roots[how] / "store"), 2), rank=rank, world_size=2)
         if rank == 0:
             dist.barrier()

@@ -104,6 +104,8 @@ class Recorder:
         self.record.ended = ended
         self.flush()
         self.written = ended
+        if ended != "completed":  # a write would count as progress of a rank that fails after the deadline
+            return
         with needs_room(self.path):  # not into the record: it is evidence, all of which is judged
             os.pwrite(self._line, b"\n" + dumps(self.laps).encode(), _PROGRESS_BYTES)
 
