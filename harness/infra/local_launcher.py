@@ -20,6 +20,7 @@ from harness.core.run.work_order import WorkOrder, cell_attempts, write_work_ord
 from harness.core.serialization import loads
 from harness.core.stack import ReadyStack
 from harness.core.text.secrets import secret_values
+from harness.infra.agent_ahead import AgentAhead
 from harness.infra.launcher import NO_JOBS, Cancelled, Observer
 from harness.infra.runs.error_result import end_as_error
 from harness.infra.runs.logs import tail
@@ -64,7 +65,11 @@ def at_once(agents: int, ranks: int, *, interleaved: bool, gpus: int) -> int:
 def agent_command(run: RunDir, allocation: str, stack: ReadyStack | None = None) -> list[str]:
     """`stack`: None for the environment of the harness itself."""
     python = stack.python if stack else sys.executable
-    return [python, "-m", "harness.node.agent", str(run.root), allocation, "--attached-to", str(os.getpid())]
+    return [python, "-m", "harness.node.agent", *_arguments(run, allocation)]
+
+
+def _arguments(run: RunDir, allocation: str) -> list[str]:
+    return [str(run.root), allocation, "--attached-to", str(os.getpid())]
 
 
 class LocalLauncher:
@@ -72,9 +77,9 @@ class LocalLauncher:
 
     detached = False
 
-    def __init__(self, attempts: Mapping[str, int] | None = None) -> None:
-        """`attempts`: cell -> number of its attempt; 1 for others."""
-        self.attempts = attempts
+    def __init__(self, attempts: Mapping[str, int] | None = None, ahead: AgentAhead | None = None) -> None:
+        """`attempts`: cell -> number of its attempt; 1 for others. `ahead`: the agent of cells without a stack."""
+        self.attempts, self.ahead = attempts, ahead
 
     def write(self, run: RunDir, plan: RunPlan, launch: Launch, profile: ClusterProfile, file: Path | None) -> None:
         write_json(_launch_file(run), {"parallel_ranks": launch.parallel_ranks})
@@ -87,7 +92,8 @@ class LocalLauncher:
         raise InputError(NO_JOBS)
 
     def follow(self, run: RunDir, plan: RunPlan, observer: Observer) -> None:
-        run_allocations(run, plan.allocations, plan.stacks, observer.event, _parallel_ranks(run), self.attempts)
+        ranks = _parallel_ranks(run)
+        run_allocations(run, plan.allocations, plan.stacks, observer.event, ranks, self.attempts, self.ahead)
 
     def cancel(self, run: RunDir, plan: RunPlan) -> Cancelled:
         raise InputError(Problem(message="ran on this machine, not on a cluster: it has no jobs", file=str(run.root)))
@@ -113,12 +119,14 @@ def run_allocations(
     listener: Listener,
     parallel_ranks: int | None = None,
     attempts: Mapping[str, int] | None = None,
+    ahead: AgentAhead | None = None,
 ) -> None:
     """Run allocations, each in its stack, and pass on the agents' events until all have ended.
 
     The two with interleaved cells run first, side by side and without others, so that they are timed on an idle
     machine. An agent that fails ends only its own cells. On KeyboardInterrupt the agents are stopped first. Where there
     are GPUs, all other agents run one after another (`at_once`). `attempts`: cell -> number of its attempt, else 1.
+    `ahead`: becomes the agent of an allocation without a stack.
     """
     ranks = parallel_ranks or default_parallel_ranks()
     if any(allocation.stack in stacks for allocation in allocations):
@@ -126,7 +134,7 @@ def run_allocations(
     for interleaved in (True, False):
         members = [allocation for allocation in allocations if allocation.interleaved is interleaved]
         beside = at_once(len(members), ranks, interleaved=interleaved, gpus=gpus_here())
-        _side_by_side(run, members, stacks, listener, beside, max(1, ranks // beside), attempts or {})
+        _side_by_side(run, members, stacks, listener, beside, max(1, ranks // beside), attempts or {}, ahead)
 
 
 def _side_by_side(
@@ -137,6 +145,7 @@ def _side_by_side(
     at_once: int,
     parallel_ranks: int,
     attempts: Mapping[str, int],
+    ahead: AgentAhead | None,
 ) -> None:
     """Run at most `at_once` agents at a time, each with at most `parallel_ranks` ranks."""
     for allocation in allocations:
@@ -147,7 +156,7 @@ def _side_by_side(
         while waiting or running:
             while waiting and len(running) < at_once:
                 allocation = waiting.pop(0)
-                running.append(_Agent(run, allocation, stacks.get(allocation.stack), attempts))
+                running.append(_Agent(run, allocation, stacks.get(allocation.stack), attempts, ahead))
             for agent in list(running):
                 # Polled before the journal is read, so that no last event is missed.
                 ended = agent.process.poll() is not None
@@ -168,30 +177,45 @@ class _Agent:
     """The agent process of an allocation."""
 
     def __init__(
-        self, run: RunDir, allocation: Allocation, stack: ReadyStack | None, attempts: Mapping[str, int]
+        self,
+        run: RunDir,
+        allocation: Allocation,
+        stack: ReadyStack | None,
+        attempts: Mapping[str, int],
+        ahead: AgentAhead | None,
     ) -> None:
         self.run, self.allocation, self.attempts = run, allocation, attempts
         self.log = run.submission(allocation.name, ".log")
         self.journal = Journal(run.agent_journal(allocation.name, 0))
         list(self.journal.new_events())  # skips events of an earlier launch
-        with self.log.open("wb") as stream:
-            self.process = subprocess.Popen(
-                agent_command(run, allocation.name, stack),
+        self.log.write_bytes(b"")
+        begun = ahead.begin(_arguments(run, allocation.name), self.log) if ahead and not stack else None
+        self.process, self.ahead = begun or self._start(stack), ahead if begun else None
+
+    def _start(self, stack: ReadyStack | None) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as stream:
+            return subprocess.Popen(
+                agent_command(self.run, self.allocation.name, stack),
                 # `python -m` looks in the current folder first, and the caller's may hold another megatron.
-                cwd=run.root if stack else None,
-                env=clean_environment(agent_environment(stack, run.node_code)) if stack else None,
+                cwd=self.run.root if stack else None,
+                env=clean_environment(agent_environment(stack, self.run.node_code)) if stack else None,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
             )
 
     def close(self) -> None:
-        """After the agent has ended: remove secrets from its log; if it failed, write results for cells without one."""
-        without_secrets_in(self.log, secret_values(os.environ))
+        """After the agent has ended: complete its log; if it failed, write results for cells without one."""
+        self._complete_log()
         if self.process.returncode:
             log = tail(self.log, LOG_LINES) if self.log.exists() else "the log is gone"  # with the run directory
             why = f"the agent ended with exit code {self.process.returncode}; see {self.log}\n{log}"
             end_unfinished(self.run, self.allocation, why, self.attempts)
+
+    def _complete_log(self) -> None:
+        if self.ahead:
+            self.ahead.add_output(self.log)
+        without_secrets_in(self.log, secret_values(os.environ))
 
     def stop(self) -> None:
         if self.process.poll() is None:
@@ -200,7 +224,7 @@ class _Agent:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-        without_secrets_in(self.log, secret_values(os.environ))
+        self._complete_log()
 
 
 def end_without_agent(run: RunDir, cell: str, stack: ReadyStack) -> None:

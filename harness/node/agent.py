@@ -241,20 +241,9 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=1, help="number of nodes in the allocation")
     parser.add_argument("--attached-to", type=int, metavar="PID", help="pid of the launcher; exit when it exits")
     arguments = parser.parse_args()
-    protect_new_files()
     if not 0 <= arguments.node < arguments.nodes:
         parser.error(f"--node {arguments.node} is outside 0..{arguments.nodes - 1}")
-    if arguments.attached_to:
-        die_with(arguments.attached_to)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    # They reach every process of a job step: blocked, they disturb none, and the leader sees that they are pending.
-    signal.pthread_sigmask(signal.SIG_BLOCK, ANNOUNCING)
-    # Otherwise is_available() initialises CUDA, and forked ranks could no longer use it.
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    os.environ.update({name: value for name, value in AGENT.items() if name not in os.environ})
-    resource.setrlimit(
-        resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
-    )  # a rank's core dump may be 100 GB
+    prepare(arguments.attached_to)
     run, node, nodes = RunDir(arguments.run_dir), arguments.node, arguments.nodes
     try:
         allocation = arguments.allocation if arguments.attached_to else work_order_of(run, arguments.allocation, node)
@@ -266,6 +255,22 @@ def main() -> int:
         print(f"harness.node.agent: {error}", file=sys.stderr)
         return DiskFullError.process_exit_code if isinstance(error, DiskFullError) else error.exit_code
     return 0
+
+
+def prepare(launcher: int | None) -> None:
+    """Set up this process, before it imports torch. `launcher`: its pid, for an agent that ends with it."""
+    if launcher:
+        die_with(launcher)
+    protect_new_files()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # They reach every process of a job step: blocked, they disturb none, and the leader sees that they are pending.
+    signal.pthread_sigmask(signal.SIG_BLOCK, ANNOUNCING)
+    # Otherwise is_available() initialises CUDA, and forked ranks could no longer use it.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    os.environ.update({name: value for name, value in AGENT.items() if name not in os.environ})
+    resource.setrlimit(
+        resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
+    )  # a rank's core dump may be 100 GB
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
+import time
+from functools import cache
 from importlib.metadata import entry_points
 
 from harness.core.run.run_dir import RunDir
@@ -32,6 +34,14 @@ def load() -> None:
         import harness.node.supervisor  # noqa: F401  - imports the probe and the code under test
     entry_points(group="torch.distributed.backends")  # in every rank torch looks for them: fills importlib's caches
     gc.enable()
+
+
+@cache
+def loaded() -> float:
+    """`load`, once in this process; returns the seconds that it took, also when that was earlier (agent_ahead.py)."""
+    begin = time.perf_counter()
+    load()
+    return time.perf_counter() - begin
 
 
 def load_plugins(run: RunDir) -> None:

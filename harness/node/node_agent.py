@@ -28,7 +28,7 @@ from harness.node.coordination import rendezvous
 from harness.node.coordination.heartbeat import HeartbeatWriter
 from harness.node.coordination.rendezvous import Abort, HeartbeatMonitor, NodeShare
 from harness.node.device.gpu_health import trouble_after
-from harness.node.load import load, load_plugins
+from harness.node.load import load_plugins, loaded
 
 KILL_GRACE_S = 20.0  # after a cell's deadline, before its whole process group is killed
 ANNOUNCING = frozenset({signal.SIGUSR1, signal.SIGUSR2})  # signals that announce the end of a job
@@ -60,17 +60,18 @@ class Agent(ABC):
         journal.note(self.journal, event)
 
     def main(self) -> None:
-        begin = time.perf_counter()
+        import_s = 0.0
         self.note(Started(pid=os.getpid()))
         self.heartbeat.start("loading")
         try:
             try:
-                load()
+                import_s = loaded()
             except DriverError as error:
                 self.report(str(error))
+            begin = time.perf_counter()
             load_plugins(self.run)
             gc.freeze()  # else the first collection in every rank would write to, and so copy, all pages of the parent
-            self.note(Loaded(import_s=time.perf_counter() - begin))
+            self.note(Loaded(import_s=import_s + time.perf_counter() - begin))
             self.heartbeat.tick()
             self.work()
         except BaseException as error:

@@ -20,7 +20,7 @@ from harness.core.run.run_plan import RunPlan
 from harness.core.run.work_order import WorkOrder, cell_attempts, write_work_order
 from harness.core.serialization import loads
 from harness.node import agent
-from harness.node.load import load
+from harness.node.load import loaded
 
 CLEAN = "clean"
 
@@ -59,7 +59,7 @@ def agent_of(run: RunDir, allocation: str) -> int:
 
 def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    load()
+    loaded()
     matrix, *faults = sys.argv[1:]
     for fault in faults:
         print(f"{fault}: exit code {night(Path(matrix), fault)}", flush=True)

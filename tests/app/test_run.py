@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from harness.core.outcomes import Lane
+from harness.core.run.events import Loaded, Started
+from harness.core.run.journal import read_events
 from harness.core.run.run_dir import write_json
 from harness.core.run.run_plan import RunPlan, sealed
 from harness.core.serialization import from_jsonable
@@ -52,6 +54,15 @@ def test_a_clean_run_passes_and_says_so(finished: tuple[Path, subprocess.Complet
     assert "PASS: 5 PASS" in done.stdout
     assert "exit code 0" in done.stdout
     assert all((run / name).stat().st_size for name in FILES)
+
+
+def test_the_agent_had_imported_when_its_run_was_planned(
+    finished: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    events = read_events(finished[0] / "events.jsonl")
+    (began,) = (event for event in events if isinstance(event, Started))
+    (loaded,) = (event for event in events if isinstance(event, Loaded))
+    assert 0 < loaded.time - began.time < loaded.import_s
 
 
 def test_no_secret_of_the_environment_is_written_anywhere(

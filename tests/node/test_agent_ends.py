@@ -28,7 +28,7 @@ CELL = cell_id(config(tp=2))
 
 @pytest.fixture(autouse=True)
 def nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_agent, "load", lambda: None)
+    monkeypatch.setattr(node_agent, "loaded", lambda: 0.0)
     monkeypatch.setenv("SLURMD_NODENAME", "n0")
 
 
@@ -96,7 +96,7 @@ def test_a_leader_whose_own_gpus_are_broken_names_its_host(tmp_path: Path, monke
     def load() -> None:
         raise DriverError("the driver has not answered")
 
-    monkeypatch.setattr(node_agent, "load", load)
+    monkeypatch.setattr(node_agent, "loaded", load)
     run = order(tmp_path, 1)
     with pytest.raises(InfrastructureError, match="node 0: the driver has not answered; 1 cell not started"):
         Leader(run, "local").main()
@@ -109,7 +109,7 @@ def test_a_follower_with_a_broken_gpu_starts_no_cell_and_ends_with_the_leader(
     def load() -> None:
         raise DriverError("the driver has not answered")
 
-    monkeypatch.setattr(node_agent, "load", load)
+    monkeypatch.setattr(node_agent, "loaded", load)
     run = order(tmp_path, 2)
     follower, leader = Follower(run, "local", 1, 2), run.agent_journal("local", 0)
     note(leader, Gathered(tokens={"1": follower.heartbeat.token}))
@@ -147,8 +147,9 @@ resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
 def load():
     if os.environ["SLURMD_NODENAME"] == os.environ.get("BROKEN"):
         raise DriverError("the driver has not answered")
+    return 0.0
 
-node_agent.load = load
+node_agent.loaded = load
 for name, values in {
     "supervisor": {"supervise": supervise},
     "refusals": {"refusal": lambda *_: None},

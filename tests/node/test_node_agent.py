@@ -60,7 +60,7 @@ class Small(Agent):
 
 @pytest.fixture(autouse=True)
 def nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_agent, "load", lambda: None)
+    monkeypatch.setattr(node_agent, "loaded", lambda: 0.0)
 
 
 def _run() -> None:
@@ -107,7 +107,7 @@ def test_a_node_whose_driver_does_not_answer_reports_it_and_waits_for_the_leader
     def load() -> None:
         raise DriverError("counting the GPUs of this node: the driver has not answered for 120 s")
 
-    monkeypatch.setattr(node_agent, "load", load)
+    monkeypatch.setattr(node_agent, "loaded", load)
     monkeypatch.setenv("SLURMD_NODENAME", "n7")
     agent = Small(tmp_path, lambda agent: None)
     agent.main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,30 +40,32 @@ def run(
     `detach`: only submit; `harness resume` follows and judges.
     """
     from harness.app.pipeline import local_run, plan_run
+    from harness.infra.agent_ahead import agent_ahead
     from harness.infra.launcher import NO_JOBS
     from harness.infra.launchers import launcher_for
     from harness.plan.jobs.cost import refuse_above
 
-    planned = plan_run.plan_run(request)
-    plan_ = planned.plan
-    launcher = launcher_for(planned.cluster)
+    source = plan_run.read_source(request)
+    launcher = launcher_for(source.cluster)
     if detach and not launcher.detached:
         raise InputError(NO_JOBS)
     if launcher.detached and options.most_failures:
         raise InputError(
             Problem(key="--maxfail", message="works on this machine only", hint="`harness cancel` ends jobs")
         )
-    if max_gpu_hours is not None:
-        refuse_above(planned.jobs, max_gpu_hours, planned.cluster)
-    parent = run_parent or expanded(planned.cluster.run_dir or str(RUN_PARENT))
-    directory = RunDir(parent.resolve() / plan_.run_id)
-    if dry_run:
-        return _dry_run(planned, directory)
-    _announce(plan_, directory)
-    planned = plan_run.prepare_stacks(planned)
-    plan_run.check_arguments(planned)
-    if not launcher.detached:
-        return local_run.start(directory, planned, options)
+    with agent_ahead() if source.here and not dry_run else nullcontext() as ahead:
+        planned = plan_run.plan_run(request, source)
+        if max_gpu_hours is not None:
+            refuse_above(planned.jobs, max_gpu_hours, planned.cluster)
+        parent = run_parent or expanded(planned.cluster.run_dir or str(RUN_PARENT))
+        directory = RunDir(parent.resolve() / planned.plan.run_id)
+        if dry_run:
+            return _dry_run(planned, directory)
+        _announce(planned.plan, directory)
+        planned = plan_run.prepare_stacks(planned)
+        plan_run.check_arguments(planned)
+        if not launcher.detached:
+            return local_run.start(directory, planned, options, ahead)
     plan_run.write_run(directory, planned)
     return _detach(directory, planned.plan) if detach else _follow(directory, planned.plan, options)
 

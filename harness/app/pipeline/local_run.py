@@ -20,6 +20,7 @@ from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import PlannedCell, RunPlan
 from harness.core.text.counts import counted
 from harness.infra import screen
+from harness.infra.agent_ahead import AgentAhead
 from harness.infra.local_launcher import LocalLauncher
 from harness.infra.runs.evidence_files import newest, read_result
 from harness.infra.runs.lock import only_launcher
@@ -30,12 +31,17 @@ from harness.judge.report.model import ReportCell
 _MOVED = "restore it, or start a new run: cells of one run are compared with each other"
 
 
-def start(directory: RunDir, planned: plan_run.Planned, options: FinalizeOptions) -> int:
-    """Run a plan on this machine and judge it. On a signal: InterruptedRun, after the finished cells are judged."""
+def start(
+    directory: RunDir, planned: plan_run.Planned, options: FinalizeOptions, ahead: AgentAhead | None = None
+) -> int:
+    """Run a plan on this machine and judge it. On a signal: InterruptedRun, after the finished cells are judged.
+
+    `ahead`: an agent that is already importing.
+    """
     plan = planned.plan
     with tracebacks_in(directory.root), only_launcher(directory):
         plan_run.write_run(directory, planned)
-        enough = _launch(directory, plan, plan, {}, options)
+        enough = _launch(directory, plan, plan, {}, options, ahead)
     return _judge(directory, plan, options, enough=enough)
 
 
@@ -80,6 +86,7 @@ def _launch(
     part: RunPlan,
     attempts: Mapping[str, int],
     options: FinalizeOptions,
+    ahead: AgentAhead | None = None,
 ) -> bool:
     """Run the cells of `part`; returns whether --maxfail ended the run before all of them had ended."""
 
@@ -88,7 +95,7 @@ def _launch(
 
     try:
         times = expected_times(part, history_file(options.history, directory.root.parent))
-        launch.launch(directory, part, LocalLauncher(attempts), judged, times)
+        launch.launch(directory, part, LocalLauncher(attempts, ahead), judged, times)
     except EnoughFailures:
         left = _without_result(directory, plan)
         why = f"the run was stopped after {counted(options.most_failures or 0, 'failure')} (--maxfail)"

@@ -65,10 +65,30 @@ class Planned:
         return job_costs(self.plan.expansion, self.plan.allocations, self.cluster)
 
 
-def plan_run(request: PlanRequest) -> Planned:
-    """The plan of a matrix file; reads only files, the clock and facts of the machine."""
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What a plan is made of."""
+
+    matrix: Matrix
+    cluster: ClusterProfile
+    cluster_file: Path | None
+
+    @property
+    def here(self) -> bool:
+        """Whether all cells run on this machine in the environment of the harness, as far as the axes tell."""
+        return self.cluster.kind == "local" and "stack" not in self.matrix.axes.names
+
+
+def read_source(request: PlanRequest) -> Source:
     matrix = read_matrix(request.matrix, overriding(request.settings))
     cluster, file = cluster_of(matrix, request.cluster)
+    return Source(matrix=matrix, cluster=cluster, cluster_file=file)
+
+
+def plan_run(request: PlanRequest, source: Source | None = None) -> Planned:
+    """The plan of a matrix file; reads only files, the clock and facts of the machine. `source`: if it is read."""
+    source = source or read_source(request)
+    matrix, cluster = source.matrix, source.cluster
     expansion = select(expand_for(matrix, cluster), request.only, request.expression)
     if request.fault is not None:
         from harness.plan.faults.inject import with_fault  # the catalogue, which few runs need
@@ -85,7 +105,7 @@ def plan_run(request: PlanRequest) -> Planned:
         settings=list(request.settings),
         max_attempts=matrix.launch.max_attempts,
     )
-    return Planned(matrix=matrix, plan=plan, cluster=cluster, cluster_file=file)
+    return Planned(matrix=matrix, plan=plan, cluster=cluster, cluster_file=source.cluster_file)
 
 
 def prepare_stacks(planned: Planned, *, once: bool = False, user: str = "") -> Planned:
