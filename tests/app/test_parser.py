@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Iterator
+
 import pytest
 
 from harness.app.cli import build_parser
+
+
+def commands(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The words of every command and subcommand."""
+    yield words
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, child in action.choices.items():
+                yield from commands(child, (*words, name))
+
+
+@pytest.mark.parametrize("words", list(commands(build_parser())), ids=" ".join)
+def test_every_command_has_help(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:  # by parsing: positionals have no default while options are parsed
+        build_parser().parse_args([*words, "--help"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith(" ".join(["usage: harness", *words]))
 
 
 @pytest.mark.parametrize(
