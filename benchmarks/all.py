@@ -45,6 +45,7 @@ class Benchmark:
 BENCHMARKS = (
     Benchmark(name="cli"),
     Benchmark(name="plan", arguments=("--covering", "2")),
+    Benchmark(name="start"),
     Benchmark(name="smoke"),
     Benchmark(name="legs", arguments=("--matrix", str(ROOT / "matrices" / "triage.yaml"))),
     Benchmark(name="judge"),

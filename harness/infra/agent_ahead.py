@@ -19,10 +19,10 @@ COMMAND = (sys.executable, "-m", "harness.node.agent_ahead")
 class AgentAhead:
     """An agent in the environment of the harness that waits for its run (harness/node/agent_ahead.py)."""
 
-    def __init__(self, output: BinaryIO) -> None:
-        """`output`: for the output of the imports, a file outside the run directory, which may never exist."""
+    def __init__(self, run_parent: Path, output: BinaryIO) -> None:
+        """`run_parent`: shown in lists of processes. `output`: of the imports, since there is no run directory yet."""
         self._output = output
-        command = [*COMMAND, str(os.getpid())]
+        command = [*COMMAND, str(os.getpid()), str(run_parent)]
         self._waiting: subprocess.Popen[bytes] | None = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT
         )
@@ -54,10 +54,10 @@ class AgentAhead:
 
 
 @contextmanager
-def agent_ahead() -> Iterator[AgentAhead]:
+def agent_ahead(run_parent: Path) -> Iterator[AgentAhead]:
     """Start an agent; it is ended at the end of the context if it has no run by then."""
     with tempfile.TemporaryFile() as output:
-        ahead = AgentAhead(output)
+        ahead = AgentAhead(run_parent, output)
         try:
             yield ahead
         finally:

@@ -7,9 +7,10 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from harness.core.cell.config import CellConfig
 from harness.core.errors import InputError, Problem
 from harness.core.run.events import Event
 from harness.core.run.journal import Journal
@@ -33,6 +34,8 @@ Listener = Callable[[Event], None]
 POLL_S = 0.05
 STOP_GRACE_S = 10.0
 LOG_LINES = 15  # of a failed agent's log, quoted in the results of its cells
+BEGIN_WITH, AT_ONCE = 500, 50  # cells whose configurations are written before agents start, and between two polls
+_ALL_WRITTEN = object()
 MOST_AGENTS = 4  # at once; each holds torch and Megatron in memory
 
 
@@ -92,8 +95,8 @@ class LocalLauncher:
         raise InputError(NO_JOBS)
 
     def follow(self, run: RunDir, plan: RunPlan, observer: Observer) -> None:
-        ranks = _parallel_ranks(run)
-        run_allocations(run, plan.allocations, plan.stacks, observer.event, ranks, self.attempts, self.ahead)
+        ranks, configs = _parallel_ranks(run), {cell.id: cell.config for cell in plan.expansion.cells}
+        run_allocations(run, plan.allocations, plan.stacks, observer.event, ranks, self.attempts, self.ahead, configs)
 
     def cancel(self, run: RunDir, plan: RunPlan) -> Cancelled:
         raise InputError(Problem(message="ran on this machine, not on a cluster: it has no jobs", file=str(run.root)))
@@ -120,13 +123,14 @@ def run_allocations(
     parallel_ranks: int | None = None,
     attempts: Mapping[str, int] | None = None,
     ahead: AgentAhead | None = None,
+    configs: Mapping[str, CellConfig] | None = None,
 ) -> None:
     """Run allocations, each in its stack, and pass on the agents' events until all have ended.
 
     The two with interleaved cells run first, side by side and without others, so that they are timed on an idle
     machine. An agent that fails ends only its own cells. On KeyboardInterrupt the agents are stopped first. Where there
     are GPUs, all other agents run one after another (`at_once`). `attempts`: cell -> number of its attempt, else 1.
-    `ahead`: becomes the agent of an allocation without a stack.
+    `ahead`: becomes the agent of an allocation without a stack. `configs`: written for cells that have none yet.
     """
     ranks = parallel_ranks or default_parallel_ranks()
     if any(allocation.stack in stacks for allocation in allocations):
@@ -134,7 +138,43 @@ def run_allocations(
     for interleaved in (True, False):
         members = [allocation for allocation in allocations if allocation.interleaved is interleaved]
         beside = at_once(len(members), ranks, interleaved=interleaved, gpus=gpus_here())
-        _side_by_side(run, members, stacks, listener, beside, max(1, ranks // beside), attempts or {}, ahead)
+        orders = _orders(run, members, attempts or {}, configs or {}, max(1, ranks // beside))
+        _side_by_side(run, members, stacks, listener, beside, orders, attempts or {}, ahead)
+
+
+def _orders(
+    run: RunDir,
+    allocations: Sequence[Allocation],
+    attempts: Mapping[str, int],
+    configs: Mapping[str, CellConfig],
+    parallel_ranks: int,
+) -> Iterator[None]:
+    """Write the work orders of the allocations and the missing configurations of their cells, in steps.
+
+    After the first step agents can begin: with 20,000 cells, they would wait seconds for the last configuration. An
+    order that is not complete says so, and names only cells that have a configuration.
+    """
+
+    def order(one: Allocation, cells: Sequence[str], *, more: bool) -> None:
+        numbered = cell_attempts((cell, attempts.get(cell, 1)) for cell in cells)
+        write_work_order(run, one.name, WorkOrder(cells=numbered, parallel_ranks=parallel_ranks, more=more or None))
+
+    def configure(cells: Sequence[str]) -> None:
+        for cell in cells:
+            file = run.attempt(cell, attempts.get(cell, 1)).config
+            if cell in configs and not file.exists():
+                write_json(file, configs[cell])
+
+    for one in allocations:
+        configure(one.cells[:BEGIN_WITH])
+        order(one, one.cells[:BEGIN_WITH], more=len(one.cells) > BEGIN_WITH)
+    yield
+    for one in allocations:
+        for begin in range(BEGIN_WITH, len(one.cells), AT_ONCE):
+            configure(one.cells[begin : begin + AT_ONCE])
+            yield
+        if len(one.cells) > BEGIN_WITH:
+            order(one, one.cells, more=False)
 
 
 def _side_by_side(
@@ -143,14 +183,12 @@ def _side_by_side(
     stacks: Mapping[str, ReadyStack],
     listener: Listener,
     at_once: int,
-    parallel_ranks: int,
+    orders: Iterator[None],
     attempts: Mapping[str, int],
     ahead: AgentAhead | None,
 ) -> None:
-    """Run at most `at_once` agents at a time, each with at most `parallel_ranks` ranks."""
-    for allocation in allocations:
-        cells = cell_attempts((cell, attempts.get(cell, 1)) for cell in allocation.cells)
-        write_work_order(run, allocation.name, WorkOrder(cells=cells, parallel_ranks=parallel_ranks))
+    """Run at most `at_once` agents at a time; `orders` is what `_orders` has left to write."""
+    next(orders, None)
     waiting, running = list(allocations), list[_Agent]()
     try:
         while waiting or running:
@@ -165,7 +203,10 @@ def _side_by_side(
                 if ended:
                     running.remove(agent)
                     agent.close()
-            time.sleep(POLL_S)
+            if next(orders, _ALL_WRITTEN) is _ALL_WRITTEN:
+                time.sleep(POLL_S)
+        for _ in orders:  # those of cells that an agent left when it failed
+            pass
     finally:
         for agent in running:
             agent.process.terminate()  # all first, since each needs time to end its cells

@@ -1,9 +1,10 @@
 """An agent that imports torch and Megatron while its launcher still plans the run.
 
-    python -m harness.node.agent_ahead LAUNCHER
+    python -m harness.node.agent_ahead LAUNCHER RUN_PARENT
 
 One line on its standard input, a JSON object, gives the arguments of harness.node.agent and the file for its output.
-Until then it writes no file, and it ends when the launcher (a pid) does or closes its standard input.
+Until then it writes no file, and it ends when the launcher (a pid) does or closes its standard input. RUN_PARENT is
+there for lists of processes only.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from harness.core.run.events import CellStarted, Launched
 from harness.core.run.journal import append_event
-from harness.core.run.run_dir import RunDir, write_json
-from harness.core.run.run_plan import sealed
+from harness.core.run.run_dir import RunDir, write_atomic, write_json
+from harness.core.run.run_plan import sealed_text
 from tests.judge.simulator import config_of, run_of
 
 
@@ -16,7 +16,7 @@ def simulated_run(parent: Path, name: str = "smoke-20260101T000000-abcd") -> Run
     """Two cells and their control, all PASS."""
     plan, evidence = run_of([config_of("sft", tp=2), config_of("reference", pp=2)])
     run = RunDir(parent / name)
-    write_json(run.plan, sealed(replace(plan, run_id=name, provenance={"started": "2026-01-01T00:00:00+00:00"})))
+    write_atomic(run.plan, sealed_text(replace(plan, run_id=name, provenance={"started": "2026-01-01T00:00:00+00:00"})))
     for cell, item in evidence.items():
         attempt = run.attempt(cell)
         write_json(attempt.config, item.cell.config)

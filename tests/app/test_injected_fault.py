@@ -12,8 +12,8 @@ import pytest
 from harness.app.cli import main
 from harness.app.selection.failed import failed_cells
 from harness.core.errors import InputError
-from harness.core.run.run_dir import RunDir, write_json
-from harness.core.run.run_plan import sealed
+from harness.core.run.run_dir import RunDir, write_atomic, write_json
+from harness.core.run.run_plan import sealed_text
 from harness.infra.runs.evidence_files import read_plan
 from tests.app.runs import simulated_run
 
@@ -31,7 +31,7 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     cells = [replace(c, config=replace(c.config, fault=FAULT)) if "sft" in c.id else c for c in plan.expansion.cells]
     for cell in cells:
         write_json(run.attempt(cell.id).config, cell.config)
-    write_json(run.plan, sealed(replace(plan, expansion=replace(plan.expansion, cells=tuple(cells)))))
+    write_atomic(run.plan, sealed_text(replace(plan, expansion=replace(plan.expansion, cells=tuple(cells)))))
     assert main(["report", str(run.root)]) == 0
     return run
 

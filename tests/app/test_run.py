@@ -14,8 +14,8 @@ import pytest
 from harness.core.outcomes import Lane
 from harness.core.run.events import Loaded, Started
 from harness.core.run.journal import read_events
-from harness.core.run.run_dir import write_json
-from harness.core.run.run_plan import RunPlan, sealed
+from harness.core.run.run_dir import write_atomic
+from harness.core.run.run_plan import RunPlan, sealed_text
 from harness.core.serialization import from_jsonable
 from harness.infra.history.database import opened
 from harness.judge.history.rows import run_row
@@ -128,7 +128,7 @@ def _seeded(run: Path, factor: float) -> Path:
     plan = json.loads((run / "plan.json").read_text())
     plan |= {"history": {"runs": 10, "since": ""}}
     plan["tolerances"]["throughput"] = {"slower_than_history": 1.15}
-    write_json(run / "plan.json", sealed(from_jsonable(RunPlan, plan)))
+    write_atomic(run / "plan.json", sealed_text(from_jsonable(RunPlan, plan)))
     return file
 
 

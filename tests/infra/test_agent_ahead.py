@@ -43,7 +43,7 @@ def test_it_becomes_the_agent_of_the_first_allocation_in_the_environment_of_the_
     pipe: Path, tmp_path: Path
 ) -> None:
     run = RunDir(tmp_path / "run")
-    with agent_ahead() as ahead:
+    with agent_ahead(tmp_path) as ahead:
         pid = pipe.read_text()
         local_launcher.run_allocations(run, [Allocation(name="local", cells=("a",))], {}, print, ahead=ahead)
         assert ahead.begin([], tmp_path / "log") is None
@@ -54,8 +54,8 @@ def test_it_becomes_the_agent_of_the_first_allocation_in_the_environment_of_the_
     await_end(int(pid))
 
 
-def test_without_a_run_it_ends(pipe: Path) -> None:
-    with pytest.raises(ValueError, match="refused"), agent_ahead():
+def test_without_a_run_it_ends(pipe: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="refused"), agent_ahead(tmp_path):
         pid = int(pipe.read_text())
         raise ValueError("refused")
     await_end(pid)
@@ -63,7 +63,7 @@ def test_without_a_run_it_ends(pipe: Path) -> None:
 
 def test_one_that_has_ended_is_replaced(pipe: Path, tmp_path: Path) -> None:
 
-    with agent_ahead() as ahead:
+    with agent_ahead(tmp_path) as ahead:
         pid = int(pipe.read_text())
         os.kill(pid, signal.SIGKILL)
         await_end(pid)

@@ -21,8 +21,8 @@ from harness.app.pipeline.baselines import baseline_problem, read_baselines
 from harness.core.errors import InputError
 from harness.core.hardware.environment import RECORDED
 from harness.core.outcomes import Outcome
-from harness.core.run.run_dir import AttemptDir, RunDir, write_json
-from harness.core.run.run_plan import RunPlan, sealed
+from harness.core.run.run_dir import AttemptDir, RunDir, write_atomic, write_json
+from harness.core.run.run_plan import RunPlan, sealed_text
 from harness.infra.runs.evidence_files import newest, read_cell, read_plan, read_records, run_problems
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.in_turn import CellFound, evidence_in_turn
@@ -357,7 +357,7 @@ def unlisted(found: Passed) -> str:
 def write_run(root: Path, plan: RunPlan, evidence: Mapping[str, CellEvidence]) -> RunDir:
     """Write a simulated run to disk as a real one does."""
     run = RunDir(root)
-    write_json(run.plan, sealed(plan))
+    write_atomic(run.plan, sealed_text(plan))
     for name, item in evidence.items():
         _write_attempt(run.attempt(name), item)
         if item.resumed is not None:

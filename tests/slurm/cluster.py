@@ -16,8 +16,8 @@ from harness.core.cell.config import CellConfig
 from harness.core.run.cell_result import CellResult
 from harness.core.run.journal import read_lines
 from harness.core.run.records import RankRecord
-from harness.core.run.run_dir import RunDir, write_json
-from harness.core.run.run_plan import sealed
+from harness.core.run.run_dir import RunDir, write_atomic, write_json
+from harness.core.run.run_plan import sealed_text
 from harness.core.serialization import from_jsonable, loads
 from harness.infra.runs.evidence_files import read_plan
 from harness.judge.report.model import Report, ReportCell
@@ -122,7 +122,7 @@ class Cluster:
             replace(one, config=from_jsonable(CellConfig, loads(run.attempt(one.id).config.read_text())))
             for one in plan.expansion.cells
         )
-        write_json(run.plan, sealed(replace(plan, expansion=replace(plan.expansion, cells=cells))))
+        write_atomic(run.plan, sealed_text(replace(plan, expansion=replace(plan.expansion, cells=cells))))
 
     def as_planned(self, cell: str) -> None:
         """Restore the planned configuration of the first attempt of a cell, by readable name."""

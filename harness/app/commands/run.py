@@ -53,12 +53,12 @@ def run(
         raise InputError(
             Problem(key="--maxfail", message="works on this machine only", hint="`harness cancel` ends jobs")
         )
-    with agent_ahead() if source.here and not dry_run else nullcontext() as ahead:
+    parent = (run_parent or expanded(source.cluster.run_dir or str(RUN_PARENT))).resolve()
+    with agent_ahead(parent) if source.here and not dry_run else nullcontext() as ahead:
         planned = plan_run.plan_run(request, source)
         if max_gpu_hours is not None:
             refuse_above(planned.jobs, max_gpu_hours, planned.cluster)
-        parent = run_parent or expanded(planned.cluster.run_dir or str(RUN_PARENT))
-        directory = RunDir(parent.resolve() / planned.plan.run_id)
+        directory = RunDir(parent / planned.plan.run_id)
         if dry_run:
             return _dry_run(planned, directory)
         _announce(planned.plan, directory)

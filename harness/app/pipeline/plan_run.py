@@ -15,7 +15,7 @@ from harness.app.selection.cells import select
 from harness.core.cell.axis_values import WITH_COMMAND_LINE, WITH_FIELDS
 from harness.core.errors import InfrastructureError, InputError, Problem
 from harness.core.run.run_dir import RunDir, write_atomic, write_json
-from harness.core.run.run_plan import Expansion, RunPlan, sealed
+from harness.core.run.run_plan import Expansion, RunPlan, sealed_text
 from harness.core.stack import DEFAULT, ReadyStack, Stack
 from harness.core.text.secrets import redacted, without_secrets
 from harness.infra.console import say
@@ -198,7 +198,7 @@ def write_run(run: RunDir, planned: Planned) -> None:
     write_plugins(run)
     launcher = launcher_for(planned.cluster)
     launcher.write(run, planned.plan, planned.matrix.launch, planned.cluster, planned.cluster_file)
-    write_plan(run, planned.plan, planned.matrix)
+    write_plan(run, planned.plan, planned.matrix, configured=launcher.detached)
 
 
 def write_plugins(run: RunDir) -> None:
@@ -207,15 +207,20 @@ def write_plugins(run: RunDir) -> None:
         write_json(run.plugins, of_nodes)
 
 
-def write_plan(run: RunDir, plan: RunPlan, matrix: Matrix | None) -> None:
-    """Write what is known before the start: plan.json, the resolved matrix, each cell's configuration."""
+def write_plan(run: RunDir, plan: RunPlan, matrix: Matrix | None, *, configured: bool = True) -> None:
+    """Write what is known before the start: plan.json, the resolved matrix, each cell's configuration.
+
+    `configured` False: without configurations, which the launcher of this machine then writes, those that come first
+    before it starts agents.
+    """
     if matrix is not None:
         write_atomic(run.matrix, redacted(dump(resolved(matrix)), environment_secrets()))
     write_plugins(run)
+    unusable = {name: stack for name, stack in plan.stacks.items() if not stack.usable}
     for cell in plan.expansion.cells:
-        write_json(run.attempt(cell.id).config, cell.config)
-    write_json(run.plan, sealed(without_secrets(plan, environment_secrets())))
+        if configured or cell.config.stack in unusable:
+            write_json(run.attempt(cell.id).config, cell.config)
+    write_atomic(run.plan, sealed_text(without_secrets(plan, environment_secrets())))
     for cell in plan.expansion.cells:
-        stack = plan.stacks.get(cell.config.stack)
-        if stack is not None and not stack.usable:
-            end_without_agent(run, cell.id, stack)
+        if cell.config.stack in unusable:
+            end_without_agent(run, cell.id, unusable[cell.config.stack])

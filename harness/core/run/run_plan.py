@@ -202,10 +202,16 @@ def seal_of(plan: RunPlan) -> str:
 
     Without it, removing a cell from plan.json would go unnoticed, since only planned cells are judged.
     """
-    text = json.dumps(to_jsonable(replace(plan, seal="")), sort_keys=True)
-    return f"{len(plan.expansion.cells)} cells, {hashlib.sha256(text.encode()).hexdigest()}"
+    return _seal(len(plan.expansion.cells), to_jsonable(replace(plan, seal="")))
 
 
-def sealed(plan: RunPlan) -> RunPlan:
-    """The plan with its seal, as in plan.json."""
-    return replace(plan, seal=seal_of(plan))
+def _seal(cells: int, values: dict[str, Any]) -> str:
+    text = json.dumps(values, sort_keys=True)
+    return f"{cells} cells, {hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def sealed_text(plan: RunPlan) -> str:
+    """The text of plan.json: the plan with its seal, converted once, since it may be tens of megabytes."""
+    values: dict[str, Any] = to_jsonable(replace(plan, seal=""))
+    values["seal"] = _seal(len(plan.expansion.cells), values)
+    return json.dumps(values, allow_nan=False, ensure_ascii=False) + "\n"

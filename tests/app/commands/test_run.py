@@ -29,8 +29,8 @@ def test_the_agent_starts_before_the_cells_are_named_and_ends_if_they_are_refuse
         raise InputError("refused")
 
     class Started(AgentAhead):
-        def __init__(self, output: BinaryIO) -> None:
-            super().__init__(output)
+        def __init__(self, run_parent: Path, output: BinaryIO) -> None:
+            super().__init__(run_parent, output)
             assert self._waiting is not None
             started.append(self._waiting)
 

@@ -12,8 +12,8 @@ from harness.app.pipeline.finalize import FinalizeOptions, judge_and_report
 from harness.app.pipeline.judge_run import judge
 from harness.core.outcomes import EXIT_FAIL, EXIT_PASS, EXIT_SKIP, EXIT_UNDECIDED, Outcome
 from harness.core.run.records import RankRecord
-from harness.core.run.run_dir import RunDir, text_of, write_json
-from harness.core.run.run_plan import RunPlan, sealed
+from harness.core.run.run_dir import RunDir, text_of, write_atomic, write_json
+from harness.core.run.run_plan import RunPlan, sealed_text
 from harness.core.serialization import from_jsonable, loads
 from harness.infra.runs.evidence_files import read_plan
 from harness.judge.bisect.result import JudgedCell, PointState, judged, state_of
@@ -36,7 +36,7 @@ def without_cells(run: RunDir) -> None:
     for cell in plan.expansion.cells:
         if cell not in controls:
             run.attempt(cell.id).root.parent.rename(run.root / cell.id)
-    write_json(run.plan, sealed(replace(plan, expansion=replace(plan.expansion, cells=controls))))
+    write_atomic(run.plan, sealed_text(replace(plan, expansion=replace(plan.expansion, cells=controls))))
 
 
 def stray_folder(run: RunDir) -> None:

@@ -12,8 +12,8 @@ from harness.app.pipeline.baselines import baseline_problem, keep_baselines, rea
 from harness.app.pipeline.judge_run import judge
 from harness.core.outcomes import Outcome
 from harness.core.run.records import RankRecord
-from harness.core.run.run_dir import RunDir, text_of, write_json
-from harness.core.run.run_plan import BaselineRequest, RunPlan, sealed
+from harness.core.run.run_dir import RunDir, text_of, write_atomic, write_json
+from harness.core.run.run_plan import BaselineRequest, RunPlan, sealed_text
 from harness.core.serialization import from_jsonable, loads
 from harness.infra.runs.evidence_files import read_plan
 from harness.judge.stats.baseline import Baseline
@@ -23,8 +23,8 @@ from tests.app.runs import simulated_run
 def nightly(parent: Path) -> tuple[RunDir, RunPlan]:
     """A run whose matrix asks for a comparison with earlier runs, of which there are none."""
     run = simulated_run(parent)
-    plan = sealed(replace(read_plan(run), history=BaselineRequest(runs=20)))
-    write_json(run.plan, plan)
+    plan = replace(read_plan(run), history=BaselineRequest(runs=20))
+    write_atomic(run.plan, sealed_text(plan))
     for cell in plan.expansion.cells:
         for rank in range(cell.config.layout.world_size):
             path = run.attempt(cell.id).record(rank)

@@ -7,8 +7,8 @@ from megatron.core.packed_seq_params import PackedSeqParams
 
 from harness.core.cell.layout import Coordinates
 from harness.core.run.records import LayerSeen, RankRecord
-from harness.core.run.run_dir import RunDir, write_json
-from harness.core.run.run_plan import sealed
+from harness.core.run.run_dir import RunDir, write_atomic
+from harness.core.run.run_plan import sealed_text
 from harness.core.serialization import from_jsonable, loads
 from harness.node.recording.recorder import Recorder, last_progress, progress_file
 from tests.judge.simulator import config_of, run_of
@@ -50,7 +50,7 @@ def test_times_of_parts_follow_the_last_progress_and_leave_out_the_writing(tmp_p
 def test_a_record_names_the_run_and_the_attempt_that_it_was_written_to(tmp_path: Path) -> None:
     plan, _ = run_of([config_of("sft")])
     run = RunDir(tmp_path / "moved")
-    write_json(run.plan, sealed(plan))
+    write_atomic(run.plan, sealed_text(plan))
     record = RankRecord(cell="cell", rank=0, place=Coordinates(tp=0, cp=0, dp=0, pp=0))
     recorder = Recorder(record, run.attempt("cell", 3).record(0))
     recorder.flush()
