@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,22 +23,28 @@ class AgentAhead:
         """`run_parent`: shown in lists of processes. `output`: of the imports, since there is no run directory yet."""
         self._output = output
         command = [*COMMAND, str(os.getpid()), str(run_parent)]
-        self._waiting: subprocess.Popen[bytes] | None = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT
-        )
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT)
+        self._run: tuple[str, ...] | None = None  # the arguments with which it has begun
+        self._left = False  # to a launcher, which follows it to its end
 
-    def begin(self, arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes] | None:
-        """The process, which is now the agent with these arguments; None if it was one before, or has ended."""
-        process, self._waiting = self._waiting, None
-        if process is None or process.stdin is None:
-            return None
-        try:
-            with process.stdin as stream:
+    @property
+    def begun(self) -> bool:
+        return bool(self._run)
+
+    def begin(self, arguments: Sequence[str], log: Path) -> bool:
+        """Make it the agent with these arguments; False if it is another one already, or has ended."""
+        stream = self._process.stdin
+        if stream is not None and not stream.closed:
+            with suppress(BrokenPipeError), stream:
                 stream.write((dumps({"arguments": arguments, "log": str(log)}) + "\n").encode())
-        except BrokenPipeError:
-            process.wait()
-            return None
-        return process
+                stream.flush()
+                self._run = tuple(arguments)
+        return self._run == tuple(arguments)
+
+    def leave(self) -> subprocess.Popen[bytes]:
+        """The process, which the caller now ends."""
+        self._left = True
+        return self._process
 
     def add_output(self, log: Path) -> None:
         """Put the output of the imports before the rest of the log; only once the process has ended."""
@@ -47,10 +53,13 @@ class AgentAhead:
             log.write_bytes(earlier + log.read_bytes())
 
     def end(self) -> None:
-        """End the process unless it has begun a run."""
-        if self._waiting is not None:
-            with self._waiting as process:  # closes its standard input
-                process.kill()
+        """End the process, and its cells, unless it is left to a launcher."""
+        if not self._left:
+            with self._process as process:  # closes its standard input
+                if self._run:
+                    process.terminate()
+                else:
+                    process.kill()
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from harness.core.run.events import Event
 from harness.core.run.journal import Journal
 from harness.core.run.log_secrets import without_secrets_in
 from harness.core.run.run_dir import RunDir, text_of, write_json
-from harness.core.run.run_plan import Allocation, RunPlan
+from harness.core.run.run_plan import Allocation, PlannedCell, RunPlan
 from harness.core.run.work_order import WorkOrder, cell_attempts, write_work_order
 from harness.core.serialization import loads
 from harness.core.stack import ReadyStack
@@ -27,6 +27,7 @@ from harness.infra.runs.error_result import end_as_error
 from harness.infra.runs.logs import tail
 from harness.infra.stacks.interpreters import clean_environment
 from harness.infra.stacks.node_code import agent_environment, copy_node_code, plugin_packages
+from harness.plan.jobs.allocations import HERE
 from harness.plan.jobs.cluster import ClusterProfile
 from harness.plan.schema.sections import Launch
 
@@ -100,6 +101,16 @@ class LocalLauncher:
 
     def cancel(self, run: RunDir, plan: RunPlan) -> Cancelled:
         raise InputError(Problem(message="ran on this machine, not on a cluster: it has no jobs", file=str(run.root)))
+
+
+def begin_first(run: RunDir, cell: PlannedCell, launch: Launch, ahead: AgentAhead) -> None:
+    """Have an agent run one cell, while the others are still being named: its work order says that more follow."""
+    write_json(run.attempt(cell.id).config, cell.config)
+    ranks = launch.parallel_ranks or default_parallel_ranks()
+    write_work_order(run, HERE, WorkOrder(cells=cell_attempts([(cell.id, 1)]), parallel_ranks=ranks, more=True))
+    log = run.submission(HERE, ".log")
+    log.write_bytes(b"")
+    ahead.begin(_arguments(run, HERE), log)
 
 
 def _launch_file(run: RunDir) -> Path:
@@ -228,10 +239,12 @@ class _Agent:
         self.run, self.allocation, self.attempts = run, allocation, attempts
         self.log = run.submission(allocation.name, ".log")
         self.journal = Journal(run.agent_journal(allocation.name, 0))
-        list(self.journal.new_events())  # skips events of an earlier launch
-        self.log.write_bytes(b"")
-        begun = ahead.begin(_arguments(run, allocation.name), self.log) if ahead and not stack else None
-        self.process, self.ahead = begun or self._start(stack), ahead if begun else None
+        if not (ahead and ahead.begun):
+            list(self.journal.new_events())  # skips events of an earlier launch
+            self.log.write_bytes(b"")
+        begun = ahead is not None and not stack and ahead.begin(_arguments(run, allocation.name), self.log)
+        self.ahead = ahead if begun else None
+        self.process = self.ahead.leave() if self.ahead else self._start(stack)
 
     def _start(self, stack: ReadyStack | None) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as stream:

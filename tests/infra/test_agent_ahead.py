@@ -46,7 +46,7 @@ def test_it_becomes_the_agent_of_the_first_allocation_in_the_environment_of_the_
     with agent_ahead(tmp_path) as ahead:
         pid = pipe.read_text()
         local_launcher.run_allocations(run, [Allocation(name="local", cells=("a",))], {}, print, ahead=ahead)
-        assert ahead.begin([], tmp_path / "log") is None
+        assert not ahead.begin([], tmp_path / "log")
     arguments = f"{run.root} local --attached-to "
     log = run.submission("local", ".log").read_text()
     assert log.startswith(f"warning from an import\n{arguments}")
@@ -67,4 +67,4 @@ def test_one_that_has_ended_is_replaced(pipe: Path, tmp_path: Path) -> None:
         pid = int(pipe.read_text())
         os.kill(pid, signal.SIGKILL)
         await_end(pid)
-        assert ahead.begin([], tmp_path / "log") is None
+        assert not ahead.begin([], tmp_path / "log")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +40,6 @@ def run(
     `detach`: only submit; `harness resume` follows and judges.
     """
     from harness.app.pipeline import local_run, plan_run
-    from harness.infra.agent_ahead import agent_ahead
     from harness.infra.launcher import NO_JOBS
     from harness.infra.launchers import launcher_for
     from harness.plan.jobs.cost import refuse_above
@@ -54,18 +53,20 @@ def run(
             Problem(key="--maxfail", message="works on this machine only", hint="`harness cancel` ends jobs")
         )
     parent = (run_parent or expanded(source.cluster.run_dir or str(RUN_PARENT))).resolve()
-    with agent_ahead(parent) if source.here and not dry_run else nullcontext() as ahead:
-        planned = plan_run.plan_run(request, source)
+    directory = RunDir(parent / source.run_id)
+    with ExitStack() as held:
+        early = local_run.EarlyStart(directory, source, held) if source.here and not dry_run else None
+        certain = not (request.selects or source.with_arguments or max_gpu_hours)
+        planned = plan_run.plan_run(request, source, early.begin if early and certain else None)
         if max_gpu_hours is not None:
             refuse_above(planned.jobs, max_gpu_hours, planned.cluster)
-        directory = RunDir(parent / planned.plan.run_id)
         if dry_run:
             return _dry_run(planned, directory)
         _announce(planned.plan, directory)
         planned = plan_run.prepare_stacks(planned)
         plan_run.check_arguments(planned)
         if not launcher.detached:
-            return local_run.start(directory, planned, options, ahead)
+            return local_run.start(directory, planned, options, early)
     plan_run.write_run(directory, planned)
     return _detach(directory, planned.plan) if detach else _follow(directory, planned.plan, options)
 

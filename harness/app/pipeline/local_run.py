@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 
 from harness.app.error_boundary import tracebacks_in
@@ -16,32 +17,58 @@ from harness.core.errors import InputError, InterruptedRun, Problem
 from harness.core.outcomes import EXIT_INTERRUPTED, Outcome
 from harness.core.run.events import RunStopped
 from harness.core.run.journal import note
-from harness.core.run.run_dir import RunDir, write_json
+from harness.core.run.run_dir import MOST_TOGETHER, RunDir, write_json
 from harness.core.run.run_plan import PlannedCell, RunPlan
 from harness.core.text.counts import counted
 from harness.infra import screen
-from harness.infra.agent_ahead import AgentAhead
-from harness.infra.local_launcher import LocalLauncher
+from harness.infra.agent_ahead import AgentAhead, agent_ahead
+from harness.infra.local_launcher import LocalLauncher, begin_first
 from harness.infra.runs.evidence_files import newest, read_result
 from harness.infra.runs.lock import only_launcher
 from harness.infra.screen import relative_path
+from harness.infra.stacks.default_stack import require_torch
 from harness.infra.stacks.prepare import moved_since
 from harness.judge.report.model import ReportCell
 
 _MOVED = "restore it, or start a new run: cells of one run are compared with each other"
 
 
-def start(
-    directory: RunDir, planned: plan_run.Planned, options: FinalizeOptions, ahead: AgentAhead | None = None
-) -> int:
-    """Run a plan on this machine and judge it. On a signal: InterruptedRun, after the finished cells are judged.
+class EarlyStart:
+    """What begins on this machine before the run is planned: an agent's imports, and the first of many cells."""
 
-    `ahead`: an agent that is already importing.
-    """
+    def __init__(self, directory: RunDir, source: plan_run.Source, held: ExitStack) -> None:
+        """`held`: ends the agent, if nothing was planned for it, and holds the lock of the run once a cell begins."""
+        self.directory, self.source, self.held = directory, source, held
+        self.agent = held.enter_context(agent_ahead(directory.root.parent))
+        self.first: PlannedCell | None = None
+
+    def begin(self, cell: PlannedCell, combinations: int) -> None:
+        """Start the cell, unless all are named sooner than the agent has imported torch and Megatron."""
+        if combinations > MOST_TOGETHER:
+            require_torch()
+            self.held.enter_context(only_launcher(self.directory))
+            self.directory.spread(combinations)
+            plan_run.write_plugins(self.directory)
+            begin_first(self.directory, cell, self.source.matrix.launch, self.agent)
+            self.first = cell
+
+    def check(self, plan: RunPlan) -> None:
+        """RuntimeError unless the plan has the cell that began, with the configuration that it has."""
+        if self.first and all(cell.config != self.first.config for cell in plan.expansion.cells if not cell.control):
+            raise RuntimeError(f"the plan lacks its first cell {self.first.id}")
+
+
+def start(
+    directory: RunDir, planned: plan_run.Planned, options: FinalizeOptions, early: EarlyStart | None = None
+) -> int:
+    """Run a plan on this machine and judge it. On a signal: InterruptedRun, after the finished cells are judged."""
     plan = planned.plan
-    with tracebacks_in(directory.root), only_launcher(directory):
+    locked = early is not None and early.first is not None
+    with tracebacks_in(directory.root), nullcontext() if locked else only_launcher(directory):
+        if early:
+            early.check(plan)
         plan_run.write_run(directory, planned)
-        enough = _launch(directory, plan, plan, {}, options, ahead)
+        enough = _launch(directory, plan, plan, {}, options, early.agent if early else None)
     return _judge(directory, plan, options, enough=enough)
 
 

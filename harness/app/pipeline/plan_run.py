@@ -12,6 +12,7 @@ from pathlib import Path
 from harness.app import plugins
 from harness.app.pipeline.planning import expand_for, requested_stacks
 from harness.app.selection.cells import select
+from harness.core.cell.arguments import PREFIX
 from harness.core.cell.axis_values import WITH_COMMAND_LINE, WITH_FIELDS
 from harness.core.errors import InfrastructureError, InputError, Problem
 from harness.core.run.run_dir import RunDir, write_atomic, write_json
@@ -31,6 +32,7 @@ from harness.infra.stacks.default_stack import require_torch
 from harness.infra.stacks.forecast import Forecast, forecasts
 from harness.infra.stacks.prepare import prepare
 from harness.infra.stacks.trainer_arguments import argument_problems
+from harness.plan.expansion.expand import Begin
 from harness.plan.jobs.allocations import plan_allocations
 from harness.plan.jobs.cluster import ClusterProfile
 from harness.plan.jobs.cost import JobCost, job_costs
@@ -48,6 +50,11 @@ class PlanRequest:
     fault: str | None = None  # --fault
     command: Sequence[str] = ()
     cluster: str | None = None  # --cluster; None: as the matrix says
+
+    @property
+    def selects(self) -> bool:
+        """Whether it chooses or changes cells by their names."""
+        return bool(self.only or self.expression or self.fault)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,32 +76,49 @@ class Planned:
 class Source:
     """What a plan is made of."""
 
+    run_id: str  # of the run that will be planned
     matrix: Matrix
     cluster: ClusterProfile
     cluster_file: Path | None
 
     @property
     def here(self) -> bool:
-        """Whether all cells run on this machine in the environment of the harness, as far as the axes tell."""
+        """Whether all cells run on this machine, in the environment of the harness."""
         return self.cluster.kind == "local" and "stack" not in self.matrix.axes.names
+
+    @property
+    def with_arguments(self) -> bool:
+        """Whether cells give upstream's trainer arguments, which it may refuse."""
+        named = any(name.startswith(PREFIX) for name in self.matrix.axes.names)
+        return bool(named or self.matrix.args or self.matrix.profiles)
+
+
+def new_run_id(name: str) -> str:
+    now = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    return f"{name}-{now}-{secrets.token_hex(2)}"
 
 
 def read_source(request: PlanRequest) -> Source:
     matrix = read_matrix(request.matrix, overriding(request.settings))
     cluster, file = cluster_of(matrix, request.cluster)
-    return Source(matrix=matrix, cluster=cluster, cluster_file=file)
+    return Source(run_id=new_run_id(matrix.name), matrix=matrix, cluster=cluster, cluster_file=file)
 
 
-def plan_run(request: PlanRequest, source: Source | None = None) -> Planned:
-    """The plan of a matrix file; reads only files, the clock and facts of the machine. `source`: if it is read."""
+def plan_run(request: PlanRequest, source: Source | None = None, begin: Begin | None = None) -> Planned:
+    """The plan of a matrix file; reads only files, the clock and facts of the machine.
+
+    `source`: if it is read. `begin`: see harness/plan/expansion/expand.py.
+    """
     source = source or read_source(request)
     matrix, cluster = source.matrix, source.cluster
-    expansion = select(expand_for(matrix, cluster), request.only, request.expression)
+    expansion = select(expand_for(matrix, cluster, begin), request.only, request.expression)
     if request.fault is not None:
         from harness.plan.faults.inject import with_fault  # the catalogue, which few runs need
 
         expansion = with_fault(expansion, request.fault)
-    plan = plan_cells(expansion, name=matrix.name, file=str(request.matrix), command=request.command)
+    plan = plan_cells(
+        expansion, name=matrix.name, file=str(request.matrix), command=request.command, run_id=source.run_id
+    )
     plan = replace(
         plan,
         allocations=plan_allocations(expansion, cluster, matrix.launch),
@@ -178,11 +202,10 @@ def in_stacks(plan: RunPlan, stacks: dict[str, ReadyStack]) -> RunPlan:
     return replace(plan, stacks=stacks, allocations=tuple(usable))
 
 
-def plan_cells(expansion: Expansion, *, name: str, file: str, command: Sequence[str]) -> RunPlan:
-    """The plan of cells that are already expanded, on this machine."""
-    now = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+def plan_cells(expansion: Expansion, *, name: str, file: str, command: Sequence[str], run_id: str = "") -> RunPlan:
+    """The plan of cells that are already expanded, on this machine. `run_id`: empty for a new one."""
     return RunPlan(
-        run_id=f"{name}-{now}-{secrets.token_hex(2)}",
+        run_id=run_id or new_run_id(name),
         matrix_name=name,
         matrix_file=file,
         command=list(command),

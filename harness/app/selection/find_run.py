@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from harness.core.errors import InputError, Problem
 from harness.core.run.run_dir import RunDir
 from harness.infra.inputs.text_file import is_file, is_folder
+from harness.infra.runs.lock import launcher_of
 
 
 def _changed(folder: Path) -> float:
@@ -19,15 +19,20 @@ def _changed(folder: Path) -> float:
     return 0.0
 
 
-def _plans(run_parent: Path) -> Iterable[Path]:
-    return run_parent.glob("*/plan.json") if is_folder(run_parent) else ()
+def _with(file: str, run_parent: Path) -> list[Path]:
+    """The folders that have a file of this name, the newest last."""
+    found = run_parent.glob(f"*/{file}") if is_folder(run_parent) else ()
+    return sorted((path.parent for path in found), key=_changed)
 
 
 def find_run(name: str, run_parent: Path) -> RunDir:
-    """The run directory that a word names. InputError when there is none, or several begin with it."""
-    known = sorted((path.parent for path in _plans(run_parent)), key=_changed)
-    if name == "latest" and known:
-        return RunDir(known[-1].resolve())
+    """The run directory that a word names. InputError when there is none, it has no plan, or several begin with it."""
+    known = _with("plan.json", run_parent)
+    unplanned = [folder for folder in _with("cells", run_parent) if folder not in known]
+    if name == "latest" and (runs := sorted([*known, *unplanned], key=_changed)):
+        if runs[-1] in unplanned:
+            raise InputError(_no_plan(runs[-1]))
+        return RunDir(runs[-1].resolve())
     inside = [Path(name).parent] if is_file(Path(name)) else []  # e.g. RUN/report.html
     for candidate in (Path(name), run_parent / name, *inside):
         if is_file(candidate / "plan.json"):
@@ -35,7 +40,19 @@ def find_run(name: str, run_parent: Path) -> RunDir:
     begun = [path for path in known if name and path.name.startswith(name)]
     if len(begun) == 1:
         return RunDir(begun[0].resolve())
+    for folder in unplanned:
+        named = folder.name.startswith(name) or (is_folder(Path(name)) and folder.samefile(name))
+        if name and named and not begun:
+            raise InputError(_no_plan(folder))
     raise InputError(_no_run(name, run_parent, known, begun))
+
+
+def _no_plan(folder: Path) -> Problem:
+    """Of a run whose first cell began before the others were named."""
+    if launcher := launcher_of(RunDir(folder)):
+        return Problem(message=f"the launcher still names the run's cells: {launcher}", file=str(folder))
+    again = "remove the folder and start the run again"
+    return Problem(message="the launcher ended before it had named all cells of the run", file=str(folder), hint=again)
 
 
 def _no_run(name: str, run_parent: Path, known: list[Path], begun: list[Path]) -> Problem:

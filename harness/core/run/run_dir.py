@@ -36,7 +36,7 @@ from harness.core.serialization import dumps, from_jsonable, loads
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _RESUMED = "resumed"
 _CELLS, _SPREAD = "cells", ".spread"
-_MOST_TOGETHER = 5000  # cells in one folder: far more entries slow down shared file systems
+MOST_TOGETHER = 5000  # cells in one folder: far more entries slow down shared file systems
 _RUN_ID_BYTES = 1000  # of plan.json, enough for its run id
 
 
@@ -196,10 +196,11 @@ class AttemptDir:
     def run_id(self) -> str:
         """Of the run that it belongs to; empty outside a run directory.
 
-        plan.json begins with it, and ranks read no more of the file, which may be megabytes.
+        plan.json begins with it, and ranks read no more of the file, which may be megabytes. Before a launcher has
+        written plan.json, the run's folder has its name.
         """
         if not self.number or not (plan := self.run.plan).exists():
-            return ""
+            return self.run.root.name if self.number and (self.run.root / "launcher.lock").exists() else ""
         with opened(plan) as stream:
             found = re.match(rb'\s*\{\s*"run_id": "([^"\\]+)"', stream.read(_RUN_ID_BYTES))
         return found.group(1).decode() if found else ""
@@ -298,7 +299,7 @@ class RunDir:
 
     def spread(self, cells: int) -> None:
         """Before the first cell is written: lay out the folders for this number of cells."""
-        if cells > _MOST_TOGETHER:
+        if cells > MOST_TOGETHER:
             write_atomic(self.root / _CELLS / _SPREAD, "")
 
     def cell(self, cell: str) -> Path:

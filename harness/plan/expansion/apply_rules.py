@@ -91,8 +91,9 @@ def apply_rules(
     shown: list[str],
     *,
     forbidden: bool,
+    first: bool = False,
 ) -> Applied:
-    """Combinations that resolve to the same cell are merged.
+    """Combinations that resolve to the same cell are merged. `first`: no further than the first cell.
 
     `rules`: of shapes, and of cells. `shown`: axes of tables. `forbidden`: see Applied.
     """
@@ -113,6 +114,8 @@ def apply_rules(
             reasons += forbidden_by(config, own.rules)
             if not reasons:
                 cells[name] = Candidate(name, config, *origin, (shape.axes, own.axes))
+                if first:
+                    break
                 continue
             if forbidden:
                 configs.append(Forbidden(config, reasons[0].rule))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from harness.core.cell.arguments import Arguments
@@ -26,13 +26,15 @@ from harness.plan.matrix.select_parse import KEY
 from harness.plan.rules.rule import Rule
 from harness.plan.rules.table import ADDED, CELL_RULES, SHAPE_RULES, world_size_rule
 
+Begin = Callable[[PlannedCell, int], None]
 _ALWAYS = always()  # axes that every table shows
 
 
-def expand(matrix: Matrix, more_rules: tuple[Rule[CellConfig], ...] = ()) -> Expansion:
+def expand(matrix: Matrix, more_rules: tuple[Rule[CellConfig], ...] = (), begin: Begin | None = None) -> Expansion:
     """Cells, rejected cells and counts of excluded combinations; InputError when nothing is left to run.
 
-    `more_rules`: those of the cluster that the cells run on.
+    `more_rules`: those of the cluster that the cells run on. `begin`: is called before the cells are named, with one
+    of them that can run first and the number of combinations, unless the matrix may yet turn out to be wrong.
     """
     problems = Problems(matrix.file, matrix.lines)
     combinations = Combinations(matrix, problems)
@@ -42,6 +44,11 @@ def expand(matrix: Matrix, more_rules: tuple[Rule[CellConfig], ...] = ()) -> Exp
     problems.raise_any()
     rules = ((*SHAPE_RULES, world_size_rule(matrix.launch.max_ranks)), (*CELL_RULES, *ADDED, *more_rules))
     shown = list(dict.fromkeys([*_ALWAYS, *matrix.axes.names]))
+    if begin is not None and not (matrix.covering or matrix.base or matrix.xfail):
+        first, _, _ = apply_rules(combinations, resolver, rules, shown, forbidden=False, first=True)
+        for cell in _plan(first, shown, _KnownFailures(())):
+            if cell.control is None:
+                begin(cell, len(combinations.found))
     cells, rejected, forbidden = apply_rules(combinations, resolver, rules, shown, forbidden=bool(matrix.covering))
     if not cells:
         problems.add(*_nothing_left(rejected, combinations.excluded))

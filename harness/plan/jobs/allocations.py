@@ -11,6 +11,7 @@ from harness.plan.jobs.cost import IMPORT_S, cell_seconds
 from harness.plan.schema.sections import Launch
 
 MAX_ARRAY = 1000  # members of one array; Slurm's default MaxArraySize is 1001
+HERE = "local"  # the allocation of the cells without a stack on this machine
 FILL = 0.5  # share of a job's time limit that its cells may take by the estimate, which is rough
 
 
@@ -37,7 +38,7 @@ def _on_this_machine(cells: Sequence[PlannedCell], ordered: Sequence[PlannedCell
     for stack in dict.fromkeys(cell.config.stack for cell in cells):
         members = [cell for cell in ordered if cell.config.stack == stack]
         yield Allocation(
-            name="local" if stack == DEFAULT else f"local-{stack}",
+            name=HERE if stack == DEFAULT else f"{HERE}-{stack}",
             cells=tuple(cell.id for cell in members),
             ranks_per_node=max(cell.config.layout.world_size for cell in members),
             stack=stack,

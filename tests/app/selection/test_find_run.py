@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from harness.app.selection.find_run import find_run
 from harness.core.errors import InputError
+from harness.core.run.run_dir import RunDir
+from harness.infra.runs.lock import only_launcher
 
 
 @pytest.fixture
@@ -45,3 +48,17 @@ def test_a_misspelt_id_gets_a_suggestion(runs: Path) -> None:
 def test_other_words_name_no_run(name: str, runs: Path) -> None:
     with pytest.raises(InputError):
         find_run(name, runs)
+
+
+@pytest.mark.parametrize("name", ["latest", "large", "{runs}/large-20261125T030000Z-0003"])
+def test_a_run_whose_launcher_ended_before_its_plan_was_written_is_named_as_such(name: str, runs: Path) -> None:
+    (runs / "large-20261125T030000Z-0003" / "cells").mkdir(parents=True)
+    run = RunDir(runs / "large-20261125T030000Z-0003")
+    with only_launcher(run):
+        pass
+    os.utime(run.root, (4e9, 4e9))  # the newest
+    with pytest.raises(InputError, match=r"large-.*-0003: the launcher ended before it had named all cells"):
+        find_run(name.format(runs=runs), runs)
+    with only_launcher(run), pytest.raises(InputError, match=r"the launcher still names the run's cells: pid \d+ on"):
+        find_run(name.format(runs=runs), runs)
+    assert find_run("nightly", runs).root.name == "nightly-20261125T020000Z-0002"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from harness.core.cell.config import NOISE, CellConfig, ModelConfig
 from harness.core.cell.identity import cell_id, cell_name
 from harness.core.cell.layout import Layout
 from harness.core.outcomes import Rejection
-from harness.core.run.run_plan import Expansion
+from harness.core.run.run_plan import Expansion, PlannedCell
 from harness.infra.inputs.matrix_file import read_matrix
 from harness.plan.expansion.combinations import Combinations
 from harness.plan.expansion.expand import expand
@@ -305,3 +306,18 @@ def test_a_control_whose_experts_drop_tokens_has_the_rows_of_its_cells_and_no_co
     whole, halves = [cell for cell in made.cells if cell.role == "cell"]
     assert (whole.control, rows.control, halves.control) == (None, None, rows.id)
     assert rows.config.rows_of == Layout(dp=2)
+
+
+@pytest.mark.parametrize(
+    "name", ["smoke", "layouts", "models", "experts", "hybrid", "attention_variants", "thd", "memory", "long_rows"]
+)
+def test_the_cell_that_may_begin_early_is_a_control_of_the_plan_with_the_same_configuration(
+    name: str, root: Path
+) -> None:
+    begun: list[tuple[PlannedCell, int]] = []
+    matrix = replace(read_matrix(root / "matrices" / f"{name}.yaml"), covering=None, xfail=(), base="")
+    made = expand(matrix, begin=lambda *cell: begun.append(cell))
+    ((first, combinations),) = begun
+    (planned,) = [cell for cell in made.cells if cell.id == first.id]
+    assert (planned.config, planned.control) == (first.config, None)
+    assert combinations >= len([cell for cell in made.cells if cell.role == "cell"])
