@@ -68,3 +68,18 @@ def test_one_that_has_ended_is_replaced(pipe: Path, tmp_path: Path) -> None:
         os.kill(pid, signal.SIGKILL)
         await_end(pid)
         assert not ahead.begin([], tmp_path / "log")
+
+
+def test_one_that_has_begun_is_ended_with_a_signal_unless_a_launcher_follows_it(tmp_path: Path) -> None:
+    waits = "import sys, time; sys.stdin.readline(); time.sleep(3600)"
+    for left in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "COMMAND", (sys.executable, "-c", waits))
+            with agent_ahead(tmp_path) as ahead:
+                assert ahead.begin(["run"], tmp_path / "log")
+                assert ahead.begin(["run"], tmp_path / "log")
+                process = ahead.leave() if left else ahead._process
+        if left:
+            assert process.poll() is None
+            process.kill()
+        assert process.wait() == -(signal.SIGKILL if left else signal.SIGTERM)

@@ -56,7 +56,7 @@ def run(
     directory = RunDir(parent / source.run_id)
     with ExitStack() as held:
         early = local_run.EarlyStart(directory, source, held) if source.here and not dry_run else None
-        certain = not (request.selects or source.with_arguments or max_gpu_hours)
+        certain = not (request.selects or source.with_arguments) and max_gpu_hours is None
         planned = plan_run.plan_run(request, source, early.begin if early and certain else None)
         if max_gpu_hours is not None:
             refuse_above(planned.jobs, max_gpu_hours, planned.cluster)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 
 from harness.app.error_boundary import tracebacks_in
@@ -37,16 +37,17 @@ class EarlyStart:
     """What begins on this machine before the run is planned: an agent's imports, and the first of many cells."""
 
     def __init__(self, directory: RunDir, source: plan_run.Source, held: ExitStack) -> None:
-        """`held`: ends the agent, if nothing was planned for it, and holds the lock of the run once a cell begins."""
-        self.directory, self.source, self.held = directory, source, held
+        """`held`: ends the agent if nothing is planned for it."""
+        self.directory, self.source = directory, source
         self.agent = held.enter_context(agent_ahead(directory.root.parent))
+        self.lock = held.enter_context(ExitStack())  # of the run, once a cell begins
         self.first: PlannedCell | None = None
 
     def begin(self, cell: PlannedCell, combinations: int) -> None:
         """Start the cell, unless all are named sooner than the agent has imported torch and Megatron."""
         if combinations > MOST_TOGETHER:
             require_torch()
-            self.held.enter_context(only_launcher(self.directory))
+            self.lock.enter_context(only_launcher(self.directory))
             self.directory.spread(combinations)
             plan_run.write_plugins(self.directory)
             begin_first(self.directory, cell, self.source.matrix.launch, self.agent)
@@ -63,8 +64,7 @@ def start(
 ) -> int:
     """Run a plan on this machine and judge it. On a signal: InterruptedRun, after the finished cells are judged."""
     plan = planned.plan
-    locked = early is not None and early.first is not None
-    with tracebacks_in(directory.root), nullcontext() if locked else only_launcher(directory):
+    with tracebacks_in(directory.root), early.lock if early and early.first else only_launcher(directory):
         if early:
             early.check(plan)
         plan_run.write_run(directory, planned)

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -13,6 +15,7 @@ import pytest
 
 from harness.app import cli
 from harness.app.pipeline import local_run, plan_run
+from harness.app.pipeline.finalize import judge_and_report
 from harness.core.errors import InputError
 from harness.core.outcomes import EXIT_PASS, EXIT_UNDECIDED
 from harness.core.run.events import CellStarted
@@ -22,6 +25,7 @@ from harness.core.run.work_order import read_work_order
 from harness.infra import agent_ahead
 from harness.infra.agent_ahead import AgentAhead
 from harness.infra.runs.evidence_files import read_plan, run_problems
+from harness.infra.runs.lock import launcher_of
 from harness.plan.expansion import expand
 from tests.app.conftest import MATRIX, only_run, write_matrix
 
@@ -80,6 +84,11 @@ def test_the_first_of_many_cells_starts_before_the_others_are_named(
             assert not list(runs.glob("*/plan.json"))
         return name_cells(*arguments, first=first, **options)
 
+    def judged(run: RunDir, *arguments: Any) -> int:
+        assert launcher_of(run) is None
+        return judge_and_report(run, *arguments)
+
+    monkeypatch.setattr(local_run, "judge_and_report", judged)
     monkeypatch.setattr(agent_ahead, "COMMAND", (sys.executable, "-c", AGENT.format(pipe=str(pipe))))
     monkeypatch.setattr(local_run, "MOST_TOGETHER", 3)
     monkeypatch.setattr(expand, "apply_rules", named)
@@ -92,6 +101,21 @@ def test_the_first_of_many_cells_starts_before_the_others_are_named(
     assert begun == [plan.allocations[0].cells[0]]
     assert [item.cell for item in read_work_order(run, "local").cells] == list(plan.allocations[0].cells)
     assert not run_problems(run, plan)
+
+
+def test_a_plan_without_the_cell_that_began_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_ahead, "COMMAND", (sys.executable, "-c", "import sys; sys.stdin.read()"))
+    monkeypatch.setattr(local_run, "MOST_TOGETHER", 3)
+    source = read_source_of(write_matrix(tmp_path))
+    plan = plan_run.plan_run(plan_run.PlanRequest(matrix=tmp_path / "small.yaml"), source).plan
+    cell = plan.expansion.cells[0]
+    with ExitStack() as held:
+        early = local_run.EarlyStart(RunDir(tmp_path / "runs" / plan.run_id), source, held)
+        early.begin(cell, 4)
+        early.check(plan)
+        early.first = replace(cell, config=replace(cell.config, deadline_s=1.0))
+        with pytest.raises(RuntimeError, match=cell.id):
+            early.check(plan)
 
 
 @pytest.mark.parametrize("change", ["xfail: [{pattern: tp1-*, reason: known}]", "select: {covering: 2}"])
