@@ -167,7 +167,6 @@ def _retry_errors(directory: RunDir, plan_: RunPlan) -> None:
     """Write new attempts of the cells that ended as ERROR, also in jobs that ended since a launcher followed them."""
     from harness.app.pipeline import judge_run
     from harness.app.pipeline.listener import Listener
-    from harness.core.outcomes import Outcome
     from harness.infra.slurm.client import SlurmClient
     from harness.infra.slurm.follower import Follower
     from harness.infra.slurm.launcher import close_ended
@@ -175,8 +174,7 @@ def _retry_errors(directory: RunDir, plan_: RunPlan) -> None:
 
     client = SlurmClient()
     close_ended(directory, plan_, Follower(directory, Listener(directory), client), client)
-    cells = [cell for cell in judge_run.judge(directory, plan_).cells if cell.outcome is Outcome.ERROR]
-    wanted = {cell.id for cell in cells if cell.failure or not cell.ranks}  # not those that only lack their control
+    wanted = judge_run.ended_as_error(directory, plan_)
     directory.cancelled.unlink(missing_ok=True)  # the user wants jobs again
     made = again(directory, plan_, wanted)
     screen.out(f"retrying {sum(len(one.cells) for one in made)} cells that ended as ERROR")

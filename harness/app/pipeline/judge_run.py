@@ -7,13 +7,14 @@ from typing import Any
 
 from harness.app.pipeline.baselines import baseline_problem
 from harness.app.pipeline.judging import judge_all
+from harness.core.outcomes import Outcome
 from harness.core.run.events import Launched
 from harness.core.run.journal import read_events
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import RunPlan
 from harness.core.serialization import to_jsonable
 from harness.core.text.secrets import without_secrets
-from harness.infra.runs.evidence_files import run_problems
+from harness.infra.runs.evidence_files import read_result, run_problems
 from harness.infra.screen import environment_secrets
 from harness.judge.report.build import Seen, report_of
 from harness.judge.report.model import Report
@@ -28,6 +29,23 @@ def judge(run: RunDir, plan: RunPlan, each: Seen | None = None) -> Report:
     problems = [*run_problems(run, plan), *(one for one in (baseline_problem(run, plan),) if one)]
     report = report_of(plan, judged, timing={**timing, **wall}, provenance=facts, problems=problems)
     return without_secrets(report, environment_secrets())
+
+
+def ended_as_error(run: RunDir, plan: RunPlan) -> set[str]:
+    """Cells that ended as ERROR by themselves: not those that only lack their control."""
+    cells = judge(run, plan).cells
+    undecided = {cell.id for cell in cells if cell.outcome in (Outcome.ERROR, Outcome.NOT_RUN)}
+    return {
+        cell.id
+        for cell in cells
+        # Asked of the result too: a supervisor that is killed leaves records without a failure.
+        if cell.outcome is Outcome.ERROR and (cell.control not in undecided or not _completed(run, cell.id))
+    }
+
+
+def _completed(run: RunDir, cell: str) -> bool:
+    result = read_result(run, cell)
+    return result is not None and result.status == "completed"
 
 
 def _launch_timing(run: RunDir) -> dict[str, float]:

@@ -14,7 +14,7 @@ from harness.app.pipeline.finalize import FinalizeOptions, history_file, judge_a
 from harness.app.pipeline.live_judging import EnoughFailures, LiveJudging
 from harness.app.signals import name_of
 from harness.core.errors import InputError, InterruptedRun, Problem
-from harness.core.outcomes import EXIT_INTERRUPTED, Outcome
+from harness.core.outcomes import EXIT_INTERRUPTED
 from harness.core.run.events import RunStopped
 from harness.core.run.journal import note
 from harness.core.run.run_dir import MOST_TOGETHER, RunDir, write_json
@@ -161,8 +161,7 @@ def _without_result(directory: RunDir, plan: RunPlan) -> set[str]:
 def _errors(directory: RunDir, plan: RunPlan) -> set[str]:
     """Cells of usable stacks that ended as ERROR, without those that only lack their control."""
     usable = {cell for allocation in plan.allocations for cell in allocation.cells}
-    found = [cell for cell in judge_run.judge(directory, plan).cells if cell.outcome is Outcome.ERROR]
-    return {cell.id for cell in found if cell.failure or not cell.ranks} & usable
+    return judge_run.ended_as_error(directory, plan) & usable
 
 
 def with_partners(cells: Collection[PlannedCell], wanted: Collection[str]) -> set[str]:
