@@ -26,6 +26,7 @@ IMPORT = "from harness.node.load import load; load()"
 SMOKE = ROOT / "matrices" / "smoke.yaml"
 LIMIT = 1.1  # from the command to the first cell, over the bare import
 POLL_S = 0.01
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}  # as agents set it
 
 Times = dict[str, float]  # what happened -> seconds after the command
 
@@ -33,16 +34,15 @@ Times = dict[str, float]  # what happened -> seconds after the command
 def bare_import() -> float:
     """Seconds that a process takes which only imports what an agent does."""
     begin = time.time()
-    subprocess.run([sys.executable, "-c", IMPORT], check=True, cwd=ROOT, capture_output=True)
+    subprocess.run([sys.executable, "-c", IMPORT], check=True, cwd=ROOT, capture_output=True, env=ENVIRONMENT)
     return time.time() - begin
 
 
 def one_run(matrix: Path, parent: Path) -> Times:
     """Start a run, and kill it when all of its cells are named and the first one has started."""
     command = [sys.executable, "-m", "harness", "run", str(matrix), "--run-dir", str(parent), "--no-history"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     begin = time.time()
-    launcher = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, env=environment)
+    launcher = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, env=ENVIRONMENT)
     try:
         while not (found := times_of(parent)):
             if launcher.poll() is not None:
