@@ -2,9 +2,10 @@
 
     python benchmarks/all.py [--only smoke plan ...] [--clone ../Megatron-LM] [--smallest] [--page docs/benchmarks.md]
 
-They run one after the other, an hour and a half on two quiet cores. What a benchmark needs and this machine lacks is
-named in the page in its place. With `--smallest` each only shows that it measures, in a few minutes, and no page is
-written unless `--page` names one. The exit code is 1 when a benchmark fails or misses a limit.
+They run one after the other, an hour and a half on two quiet cores; the soaks, an hour each, only by --only. What a
+benchmark needs and this machine lacks is named in the page in its place. A page that exists keeps the figures of the
+benchmarks that do not run. With `--smallest` each only shows that it measures, in a few minutes, and no page is written
+unless `--page` names one. The exit code is 1 when a benchmark fails or misses a limit.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from figures import ROOT, Figure, read
 
 PAGE = ROOT / "docs" / "benchmarks.md"
+HOUR = ("--minutes", "60", "--faults", "60")
 CLONE = "{clone}"  # in arguments: a clone of Megatron-LM
 
 
@@ -36,10 +38,12 @@ class Benchmark:
     arguments: tuple[str, ...] = ()  # besides those of its smallest size
     always: tuple[str, ...] = ()  # of every size
     needs: str = ""  # what not every machine has, besides torch and Megatron
+    file: str = ""  # of the script, if not bench_NAME.py
+    asked: bool = False  # runs only by --only
 
     @property
     def script(self) -> str:
-        return f"bench_{self.name}.py"
+        return self.file or f"bench_{self.name}.py"
 
 
 BENCHMARKS = (
@@ -53,7 +57,15 @@ BENCHMARKS = (
     Benchmark(name="scale"),
     Benchmark(name="overhead"),
     Benchmark(name="repeats", arguments=("--repeats", "3")),
-    Benchmark(name="soak", arguments=("--runs", "3")),
+    Benchmark(name="soak", arguments=HOUR, asked=True),
+    Benchmark(
+        name="soak_slurm",
+        arguments=(*HOUR, "--matrix", str(ROOT / "benchmarks" / "soak_slurm.yaml")),
+        always=("--on", "slurm"),
+        needs="slurm",
+        file="bench_soak.py",
+        asked=True,
+    ),
     Benchmark(name="stacks", needs="packages"),
     Benchmark(name="calm", arguments=("--repeats", "3"), needs="packages"),
     Benchmark(name="trainer", always=(CLONE,), needs="clone"),
@@ -104,19 +116,18 @@ def run(benchmark: Benchmark, clone: Path | None, *, smallest: bool) -> Ran:
     return Ran(benchmark=benchmark, command=shown, figures=found, load=load, seconds=seconds, code=code)
 
 
-def machine() -> list[str]:
-    """Lines on what the figures were measured with."""
+def where() -> str:
+    """What figures were measured with, and when."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     model = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
-    software = [f"{name} {version(name)}" for name in ("torch", "megatron-core")]
-    return [
-        f"- machine: {model}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB of memory, {platform.system()}",
-        f"- software: Python {platform.python_version()}, {', '.join(software)}, harness at {commit}",
-        f"- date: {date.today().isoformat()}",
-    ]
+    software = ", ".join(f"{name} {version(name)}" for name in ("torch", "megatron-core"))
+    return (
+        f"harness at {commit}, {date.today().isoformat()}; {model}, {len(os.sched_getaffinity(0))} cores, "
+        f"{memory:.0f} GiB; Python {platform.python_version()}, {software}"
+    )
 
 
 def row(ran: Ran, figure: Figure) -> str:
@@ -128,26 +139,32 @@ def row(ran: Ran, figure: Figure) -> str:
     return f"| {' | '.join((*cells, f'{ran.load:.1f}', note.strip('; ')))} |"
 
 
-def page(rans: Sequence[Ran]) -> str:
-    """The page, in Markdown."""
+def page(rans: Sequence[Ran], kept: str = "") -> str:
+    """The page, in Markdown. `kept`: of an earlier page, for sections of benchmarks that did not run now."""
     lines = [
         "# Benchmarks",
         "",
         "Written by `python benchmarks/all.py`; do not edit. Ratios",
         "compare values of one run. Times depend on the machine and on what else it did: the load at the start of a",
         "benchmark counts processes that run or wait for a core.",
-        "",
-        *machine(),
     ]
     for ran in rans:
+        before = section(kept, ran.benchmark.name)
         lines += ["", f"## {ran.benchmark.name}", ""]
-        if ran.why or not ran.figures:
+        if ran.figures:
+            lines += [f"`{ran.command}`, {ran.seconds:.0f} s; {where()}:", ""]
+            lines += ["| figure | median | from, to | values | limit | load | note |", "|---|---|---|---|---|---|---|"]
+            lines += [row(ran, figure) for figure in ran.figures]
+        elif ran.why and before:
+            lines.append(before)
+        else:
             lines.append(f"`{ran.command}`: not measured: {ran.why or f'exit code {ran.code}'}.")
-            continue
-        lines += [f"`{ran.command}`, {ran.seconds:.0f} s:", ""]
-        lines += ["| figure | median | from, to | values | limit | load | note |", "|---|---|---|---|---|---|---|"]
-        lines += [row(ran, figure) for figure in ran.figures]
     return "\n".join(lines) + "\n"
+
+
+def section(text: str, name: str) -> str:
+    """What a page says about a benchmark; empty if nothing."""
+    return text.partition(f"\n## {name}\n")[2].partition("\n## ")[0].strip()
 
 
 def main() -> int:
@@ -164,11 +181,12 @@ def main() -> int:
         benchmark.name: Ran(benchmark=benchmark, command=f"python benchmarks/{benchmark.script}", why="left out")
         for benchmark in BENCHMARKS
     }
+    kept = file.read_text(encoding="utf-8") if file and file.exists() else ""
     for benchmark in BENCHMARKS:
-        if not arguments.only or benchmark.name in arguments.only:
+        if benchmark.name in arguments.only if arguments.only else not benchmark.asked:
             rans[benchmark.name] = run(benchmark, clone, smallest=arguments.smallest)
             if file:  # after each, so that an interrupted run leaves what it has
-                file.write_text(page([*rans.values()]), encoding="utf-8")
+                file.write_text(page([*rans.values()], kept), encoding="utf-8")
     for ran in rans.values():
         ended = ran.why or ("ok" if ran.code == 0 else f"exit code {ran.code}")
         print(f"{ran.benchmark.name:<10} {ended}")

@@ -19,7 +19,8 @@ PLAIN = ("cli", "plan", "history", "scale")
 TRAINING = ("smoke", "overhead")
 # Not in CI: the first four run cells as smoke does, two build stacks, and scale judges more than judge does.
 LONG = ("start", "legs", "repeats", "soak", "stacks", "calm", "judge")
-ELSEWHERE = ("trainer", "bisect", "slurm")  # need a clone of Megatron-LM, or a cluster; their parts are tested
+# These need a clone of Megatron-LM, or a cluster; their parts are tested.
+ELSEWHERE = ("trainer", "bisect", "slurm", "soak_slurm")
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +93,8 @@ def test_the_page_shows_figures_and_what_was_not_measured(benchmarks: ModuleType
             benchmarks.Ran(benchmark=plan, command="p", why="left out"),
         ]
     )
-    assert "## cli\n\n`c`, 10 s:\n" in text
+    assert re.search(r"## cli\n\n`c`, 10 s; harness at \w+, [\d-]+; .* cores, .* torch \S+, megatron-core \S+:\n", text)
     assert "| help | 0.25 s | 0.125 to 0.5 | 3 | 0.2, missed | 3.1 | as rival |\n" in text
     assert "## plan\n\n`p`: not measured: left out.\n" in text
-    assert re.search(r"- software: Python \S+, torch \S+, megatron-core \S+, harness at \w+\n", text)
+    later = benchmarks.page([benchmarks.Ran(benchmark=cli, command="c", why="left out")], text)
+    assert later.partition("## cli")[2].strip() == text.partition("## cli")[2].partition("## plan")[0].strip()
