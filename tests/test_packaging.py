@@ -111,7 +111,7 @@ _CHANGING = (
     (r"\d{4}-\d\d-\d\dT[\d:]+(Z|\+00:00)?", "DATE"),
     (r"(?<=max_seqlen_q is )-?\d+", "WHATEVER"),  # before hashes: it can have eight digits
     (r"(?<=-)[0-9a-f]{8}\b", "HASH"),
-    (r"\b\d+(\.\d+)? (ms|s|min)\b", "TIME"),
+    (r"\b\d+(\.\d+)? (ms|s|min|h)( \d+ (s|min))?\b", "TIME"),
     (r"(?m)^(DATE  .* )[\d.]+$", r"\1TIME"),
     (r"(?m)(?<=  core-0.17.1 -> core-0.19.2: ).*(megatron-core [^;\n]*).*", r"\1"),
     (r" {2,}(?=\S)", "  "),
