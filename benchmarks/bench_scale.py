@@ -7,8 +7,7 @@ under the id of every planned cell of that layout. The plan is for a cluster of 
 all of them. In every twentieth group of cells the gradient norm of one is wrong, so that reports have findings. Each
 stage is a fresh process; times are of its processor, so that other load changes little. A stage is linear when a cell
 of the largest campaign costs at most 1.5 times as much as one of the campaign before it. Twenty minutes on two quiet
-cores. Uses about 3 GB of disk below the
-temporary folder until it ends.
+cores. Uses about 3 GB of disk below the temporary folder until it ends.
 """
 
 from __future__ import annotations
