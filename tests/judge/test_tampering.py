@@ -200,7 +200,11 @@ def parts(*names: str) -> tuple[str, ...]:
         (with_timing, ("record.timings", "record.untimed", "record.warmup_rounds", "record.gpu_states", "config.")),
         (on_gpu, ("record.environment", "record.cpu_stubs", "record.packed_params.*.forms")),
         (by_upstream, ("record.reported", "record.legs", "config.")),
-        (resumed, ("record.states", "config.", "result.", "record.ended", "record.steps", "record.batches")),
+        pytest.param(
+            resumed,
+            ("record.states", "config.", "result.", "record.ended", "record.steps", "record.batches"),
+            marks=pytest.mark.long,
+        ),
         (rules, ("record.refusal", "record.environment", "config.")),
     ],
 )
