@@ -47,6 +47,7 @@ from tests.slurm.machine import processes_of
 
 GOOD = ("PASS", "XFAIL", "REJECTED")
 RETRIED = "FLAKY"  # an ERROR that a fault caused, and PASS in the next attempt
+KINDS = ("launcher", "agent", "supervisor", "rank")  # of processes
 UNDO_S = 10.0  # how long a node or daemon is away
 POLL_S = 0.5
 LEFT_S = 60.0  # for processes of a launcher that was killed to end
@@ -126,8 +127,8 @@ def follow(soak: Soak, launcher: subprocess.Popen[bytes], parent: Path, peaks: d
                     soak.next_s = time.monotonic() + soak.every_s
                     undo += [(time.monotonic() + UNDO_S, struck)] if struck.undo else []
         undo = [one for one in undo if not ended(one)]
-    for one in undo:
-        ended((0.0, one[1]))
+    for _, struck in undo:
+        ended((0.0, struck))
     return launcher.returncode
 
 
@@ -211,9 +212,6 @@ def figures_of(soak: Soak, seconds: list[float]) -> list[Figure]:
             found.append(Figure(name=f"{what}, last third over first", values=[ratio], unit="times", limit=GROWTH))
     found.append(Figure(name="faults", values=[len(soak.struck)], unit=""))
     return [*found, Figure(name="leaks, false alarms, cells not judged once", values=[len(soak.bad)], unit="", limit=0)]
-
-
-KINDS = ("launcher", "agent", "supervisor", "rank")
 
 
 @contextlib.contextmanager

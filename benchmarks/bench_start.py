@@ -3,7 +3,7 @@
     python benchmarks/bench_start.py [--runs 3] [--cells 20000]
 
 Of the smoke matrix, and of one with 20,000 cells on this machine. Each run is killed once its first cell has started
-and its last configuration is written. The bare import, in a process of its own, takes turns with the runs.
+and its last configuration is written. The bare import, in a fresh process, takes turns with the runs.
 """
 
 from __future__ import annotations

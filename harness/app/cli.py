@@ -112,7 +112,7 @@ def _run_commands(commands: argparse._SubParsersAction[Any]) -> None:
             add_view(command)
             command.add_argument("--errors", action="store_true", help="also retry the cells that ended as ERROR")
     listed = commands.add_parser("list", help="list the runs of a folder, also unfinished ones, stacks or plug-ins")
-    what = "runs, the stacks that come with the harness, or installed plug-ins (default: runs)"
+    what = "runs, the stacks that come with the harness, or installed plug-ins (default: %(default)s)"
     listed.add_argument("what", nargs="?", choices=("runs", "stacks", "plugins"), default="runs", help=what)
     listed.add_argument("--limit", type=count, default=20, metavar="N", help="the newest N (default: %(default)s)")
     add_json(listed)

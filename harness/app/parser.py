@@ -15,6 +15,8 @@ from typing import Any, NoReturn
 from harness.app.completers import VARIABLE
 from harness.infra import screen
 
+HELP = frozenset({"-h", "--help"})
+
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """E.g. "; did you mean 'status'?", or empty."""
@@ -33,6 +35,8 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """argparse calls it for the whole line, then once per command with the rest."""
         if self._subparsers is not None or VARIABLE in os.environ:
+            return super().parse_known_args(args, namespace)
+        if HELP & {*(args or ())}:  # parse_known_intermixed_args hides the defaults of positionals, which help shows
             return super().parse_known_args(args, namespace)
         if self._parsing:  # called by parse_known_intermixed_args
             return super().parse_known_args(args, namespace)

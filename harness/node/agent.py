@@ -71,9 +71,8 @@ class Leader(Agent):
                 self.reap(rendezvous.POLL_S if self.work_order.more else rendezvous.HEARTBEAT_S)
             self.heartbeat.tick()
             obstacle = self._obstacle()
-        if (
-            self.waiting or self.work_order.more or self.failed_nodes
-        ):  # after the loss of a node, the last cells may need to run elsewhere
+        # After the loss of a node, the last cells may need to run elsewhere.
+        if self.waiting or self.work_order.more or self.failed_nodes:
             raise InfrastructureError(f"{obstacle}; {counted(len(self.waiting), 'cell')} not started")
 
     def _obstacle(self) -> str:

@@ -21,7 +21,7 @@ def commands(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> It
 
 @pytest.mark.parametrize("words", list(commands(build_parser())), ids=" ".join)
 def test_every_command_has_help(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:  # by parsing: positionals have no default while options are parsed
+    with pytest.raises(SystemExit) as ended:
         build_parser().parse_args([*words, "--help"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith(" ".join(["usage: harness", *words]))

@@ -60,7 +60,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     )
     page.add_argument("--days", type=days, default=90, metavar="N", help="days to look back (default: %(default)s)")
     export.add_argument(
-        "listing", nargs="?", choices=LISTINGS, default="outcomes", help="listing to export (default: outcomes)"
+        "listing", nargs="?", choices=LISTINGS, default="outcomes", help="listing to export (default: %(default)s)"
     )
     export.add_argument("--format", choices=FORMATS, default="csv", help="file format (default: %(default)s)")
     export.add_argument("-o", "--output", type=Path, metavar="FILE", help="output file (default: standard output)")

@@ -20,7 +20,7 @@ _DAYS = 90  # that history.html looks back
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     text = "write a page over the runs of a folder, for a web server or CI artefacts"
     parser = commands.add_parser("index", help=text, description=text)
-    words = f"folder of runs (default: {RUN_PARENT})"
+    words = "folder of runs (default: %(default)s)"
     parser.add_argument("folder", nargs="?", type=Path, default=RUN_PARENT, metavar="DIR", help=words)
     add_history(parser)
 
