@@ -54,7 +54,7 @@ BENCHMARKS = (
     Benchmark(name="legs", arguments=("--matrix", str(ROOT / "matrices" / "triage.yaml"))),
     Benchmark(name="judge"),
     Benchmark(name="history"),
-    Benchmark(name="scale"),
+    Benchmark(name="scale", arguments=("--curve", str(ROOT / "docs" / "pictures" / "scale.svg"))),
     Benchmark(name="overhead"),
     Benchmark(name="repeats", arguments=("--repeats", "3")),
     Benchmark(name="soak", arguments=HOUR, asked=True),
