@@ -1,4 +1,7 @@
-"""Every field of every file of real runs of 4 and of 8 ranks is changed, one at a time; simulated runs: tests/judge."""
+"""Every field of every file of a real run of 8 ranks is changed, one at a time, and of one with experts those it adds.
+
+With HARNESS_TAMPER_EACH=N all fields of both runs are changed, in N places. Simulated runs: tests/judge.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from harness.core.run.run_dir import RunDir
 from harness.judge.required.not_evidence import NOT_EVIDENCE
 from tests.app.conftest import harness
 from tests.judge.tampering import Passed, known, tamper, unlisted
+from tests.judge.test_tampering import EACH, parts
 from tests.processes import HUNG_S
 
 COMMON = """
@@ -17,9 +21,14 @@ train: {steps: 2, global_batch: 4, seq_length: 32}
 documents: {mode: file, lengths: [20, 9, 13, 7]}
 """
 RUNS = {
-    "four": "matrix: {tp: 2, cp: 2, packing: reference}\nmodel: {layers: 2, moe: {experts: 4, aux_loss: aux_loss}}\n",
     "eight": "matrix: {tp: 2, pp: 2, cp: 2, packing: sft}\nchecks: {canaries: all}\nmodel: {layers: 2}\n",
+    "four": "matrix: {tp: 2, cp: 2, packing: reference}\nmodel: {layers: 2, moe: {experts: 4, aux_loss: aux_loss}}\n",
 }
+# What is changed of the second run: fields of which it has more than the first, and gradients of a lone control.
+MORE = parts(
+    "plan", "config", "record.routers", "record.workloads", "record.packed_params", "record.parameters", "record.steps"
+)
+ONLY = {"eight": ("",), "four": MORE}
 OF_OTHER_CELLS = {
     "record.refusal.type",
     "record.environment.device",
@@ -40,7 +49,7 @@ def _tampered(name: str, folder: Path) -> Passed:
     done = harness("run", "tamper.yaml", "--run-dir", "runs", "--no-history", cwd=folder, timeout=HUNG_S)
     assert done.returncode == 0, done.stdout + done.stderr
     [run] = (folder / "runs").glob(f"{name}-*")
-    return tamper(RunDir(run))
+    return tamper(RunDir(run), each=EACH, only=ONLY[name])
 
 
 @pytest.mark.parametrize("name", RUNS)
