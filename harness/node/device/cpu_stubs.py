@@ -1,8 +1,8 @@
 """CPU stubs of the CUDA calls that Megatron makes unconditionally, so that it trains on a machine without a GPU.
 
 The stubs do not change what upstream computes: devices become the CPU, streams and events do nothing, calls for
-random state go to the CPU generator, collectives that gloo lacks are made of others. `install` returns the names it
-replaced, which ranks record.
+random state go to the CPU generator, collectives that gloo lacks are made of others, groups of one rank share a
+device. `install` returns the names it replaced, which ranks record.
 Never installed where CUDA is used. Tested with megatron-core 0.13 to 0.19 and main of 2026-08.
 """
 
@@ -18,6 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from harness.core.packing.arithmetic import zigzag
+from harness.node.device import lone_groups
 from harness.node.device.adam_stub import FusedAdam
 from harness.node.device.uneven_collectives import all_gather, gather_with_gradient, reduce_scatter
 
@@ -174,7 +175,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     if routing is not None and not hasattr(routing, "te_general_gemm"):
         # Up to 0.16 upstream compares it with None, but imports it only if Transformer Engine is installed.
         rows.append((routing, "te_general_gemm", None))
-    return rows + _collectives() + _transformer_engine()
+    return rows + _collectives() + lone_groups.rows() + _transformer_engine()
 
 
 def _scheduler() -> list[tuple[Any, str, Any]]:
