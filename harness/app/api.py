@@ -78,13 +78,14 @@ def run(
     notify: Sequence[str] = (),
     maxfail: int | None = None,
     max_gpu_hours: float | None = None,
+    fault: str | None = None,
     show: bool = False,
 ) -> Report:
     """Run a matrix and judge it, as `harness run` does; returns when every cell has ended.
 
     `matrix`: a file, or the name of a shipped one. `only`, `expression` (-k), `failed`, `settings`
-    (--set), `cluster`, `run_dir`, `history`, `notify`, `maxfail`, `max_gpu_hours`: as the options. `record` False:
-    as --no-history. `show`: print what the command prints.
+    (--set), `cluster`, `run_dir`, `history`, `notify`, `maxfail`, `max_gpu_hours`, `fault`: as the options. `record`
+    False: as --no-history. `show`: print what the command prints.
 
     The files of the run are in its `run_folder`. A failed check is no error: see `Report.verdict`. InputError
     for a wrong matrix or option; InfrastructureError when nothing could be run; InterruptedRun after Ctrl-C, when the
@@ -97,7 +98,7 @@ def run(
     with _as_command(show):
         file, parent = matrix_path(os.fspath(matrix)), Path(run_dir) if run_dir is not None else None
         again = failed_cells(file, parent or RUN_PARENT) if failed else []
-        request = _request(file, [*only, *again], expression, settings, cluster)
+        request = _request(file, [*only, *again], expression, settings, cluster, fault)
         options = _options(record, history, notify, found)
         options = replace(options, most_failures=maxfail)
         command.run(request, parent, dry_run=False, max_gpu_hours=max_gpu_hours, options=options)
@@ -182,7 +183,14 @@ def compare(
         return compare_runs(first, second, slower=slower)
 
 
-def _request(file: Path, only: Sequence[str], expression: str, settings: Settings, cluster: str | None) -> PlanRequest:
+def _request(
+    file: Path,
+    only: Sequence[str],
+    expression: str,
+    settings: Settings,
+    cluster: str | None,
+    fault: str | None = None,
+) -> PlanRequest:
     """The request, with the command line that asks for the same."""
     pairs = (
         [f"{key}={_written(key, value)}" for key, value in settings.items()] if isinstance(settings, Mapping) else []
@@ -193,7 +201,16 @@ def _request(file: Path, only: Sequence[str], expression: str, settings: Setting
         command += [word for value in values for word in (option, value)]
     command += ["-k", expression] if expression else []
     command += ["--cluster", cluster] if cluster else []
-    return PlanRequest(matrix=file, only=only, settings=given, expression=expression, command=command, cluster=cluster)
+    command += ["--fault", fault] if fault is not None else []
+    return PlanRequest(
+        matrix=file,
+        only=only,
+        settings=given,
+        expression=expression,
+        command=command,
+        cluster=cluster,
+        fault=fault,
+    )
 
 
 def _written(key: str, value: object) -> str:

@@ -134,6 +134,7 @@ def test_arguments_become_the_options_of_the_command(monkeypatch: pytest.MonkeyP
             notify=["true"],
             maxfail=2,
             max_gpu_hours=1.5,
+            fault="middle-stages-without-metadata",
         )
     request, options = seen["request"], seen["options"]
     assert isinstance(request, api.PlanRequest)
@@ -141,10 +142,18 @@ def test_arguments_become_the_options_of_the_command(monkeypatch: pytest.MonkeyP
     assert request.matrix.name == "smoke.yaml"
     assert request.settings == ["train.steps=1", "matrix.tp=[1, 2]", 'name="x: y"']
     words = ["--only", "tp1-*", "--set", "train.steps=1", "--set", "matrix.tp=[1, 2]", "--set", 'name="x: y"']
-    assert request.command == ["harness", "run", str(request.matrix), *words, "-k", "sft", "--cluster", "slurm-lab"]
+    words += ["-k", "sft", "--cluster", "slurm-lab", "--fault", "middle-stages-without-metadata"]
+    assert request.command == ["harness", "run", str(request.matrix), *words]
+    assert request.fault == "middle-stages-without-metadata"
     assert (seen["parent"], seen["dry_run"], seen["max_gpu_hours"]) == (Path("runs"), False, 1.5)
     assert (options.record, options.history, options.notify) == (False, Path("nights.sqlite"), ("true",))
     assert options.most_failures == 2
+
+
+def test_an_unknown_fault_is_an_input_error_before_anything_runs(here: Path) -> None:
+    with pytest.raises(harness.InputError, match="middle-stages-without-metadata"):
+        harness.run("smoke", fault="middle-stages-without-metadat")
+    assert not (here / "reports").exists()
 
 
 def test_only_what_failed_before_needs_a_run_before(here: Path) -> None:

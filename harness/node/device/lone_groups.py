@@ -1,9 +1,9 @@
 """Process groups of one rank share a gloo device, on a CPU.
 
 Megatron makes about twenty groups in every rank, most of them of that rank alone. Each group over gloo has a device,
-whose thread wakes a hundred times a second, and two threads that run collectives: a tenth of the processor time of a
-small cell. A group of one rank never connects, so one device serves all of them. Groups of several ranks keep their
-own: on a shared device their connections were mistaken for each other, and ranks hung (torch 2.15).
+whose thread wakes a hundred times a second: a tenth of the processor time of a small cell. A group of one rank never
+connects, so one device serves all of them. Groups of several ranks keep their own, because ranks hung in the first
+collective when these shared a device (torch 2.15).
 """
 
 from __future__ import annotations
