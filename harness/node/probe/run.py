@@ -78,8 +78,9 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
         else:
             groups = gpt.initialize_parallel(config, device)
             recorder.lap("groups")
-            gpt.first_collectives(device)
-            recorder.lap("connections")
+            if device.backend == "nccl":  # gloo connects a group when it is made
+                gpt.first_collectives(device)
+                recorder.lap("connections")
             _legs(context, groups, recorder, begin)
     recorder.lap("end")
     barrier(device)  # rank 0 serves the store and must not exit while others need it

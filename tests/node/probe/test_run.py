@@ -75,6 +75,14 @@ def test_groups_are_connected_before_the_legs_and_only_timed_cells_may_use_any_k
     assert on_gpu == [kernels, "_join", "initialize_parallel", "first_collectives", "_legs", "barrier"]
 
 
+def test_gloo_connects_groups_when_it_makes_them_so_nothing_else_does(
+    on_gpu: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run, "choose_device", lambda *_: replace(GPU, backend="gloo"))
+    probe(config(), tmp_path)
+    assert on_gpu == ["_join", "initialize_parallel", "_legs", "barrier"]
+
+
 @pytest.mark.parametrize(
     ("device", "bound"),
     [(GPU, {"device_id": torch.device("cuda", 3)}), (replace(GPU, backend="gloo"), {})],
