@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.node.device.two_ranks import results
 
 TWO_RANKS = """
 import json, os, sys, torch, torch.distributed as dist
@@ -38,16 +36,6 @@ os._exit(0)
 
 @pytest.mark.parametrize(("how", "devices"), [("shared", 1), ("torch's", 6)])
 def test_lone_groups_share_a_thread_and_all_groups_compute(tmp_path: Path, how: str, devices: int) -> None:
-    store = tmp_path / "store"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", TWO_RANKS, str(store), how],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    files = [Path(f"{store}-{rank}") for rank in range(2)]
-    assert all(file.exists() for file in files), done.stderr
-    for rank, file in enumerate(files):
-        seen, threads = json.loads(file.read_text())
+    for rank, (seen, threads) in enumerate(results(TWO_RANKS, tmp_path, how)):
         assert seen == [*[rank + 1.0, 3.0] * 5, rank + 1.0]
         assert threads == 1 + 5 + devices  # of the world, of the pairs, of the lone groups

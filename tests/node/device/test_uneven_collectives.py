@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.node.device.two_ranks import results
 
 TWO_RANKS = """
 import json, os, sys, torch, torch.distributed as dist
@@ -30,17 +28,8 @@ os._exit(0)
 
 
 def test_every_rank_gets_the_parts_of_all_and_the_sum_of_its_own(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", TWO_RANKS, str(store)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    files = [Path(f"{store}-{rank}") for rank in range(2)]
-    assert all(file.exists() for file in files), done.stderr
-    for rank, file in enumerate(files):
-        for sizes, (gathered, summed, inputs) in zip([(1, 3), (2, 2), (0, 2)], json.loads(file.read_text()).values()):
+    for rank, seen in enumerate(results(TWO_RANKS, tmp_path)):
+        for sizes, (gathered, summed, inputs) in zip([(1, 3), (2, 2), (0, 2)], seen.values()):
             assert gathered == [[[index + 1.0] * 2] * size for index, size in enumerate(sizes)]
             assert summed == [[30.0 + 2 * rank] * 2] * sizes[rank]
             assert inputs == [(10.0 * (rank + 1) + index) * 2 * size for index, size in enumerate(sizes)]
