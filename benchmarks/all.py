@@ -51,6 +51,11 @@ BENCHMARKS = (
     Benchmark(name="plan", arguments=("--covering", "2")),
     Benchmark(name="start"),
     Benchmark(name="smoke"),
+    Benchmark(
+        name="thousand",
+        arguments=("--matrix", str(ROOT / "benchmarks" / "thousand.yaml"), "--runs", "1", "--rival-cells", "0"),
+        file="bench_smoke.py",
+    ),
     Benchmark(name="legs", arguments=("--matrix", str(ROOT / "matrices" / "triage.yaml"))),
     Benchmark(name="judge"),
     Benchmark(name="history"),

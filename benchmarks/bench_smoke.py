@@ -1,10 +1,11 @@
 """Time of the smoke matrix to its verdict, compared with a separate torchrun for each of its cells.
 
-    .venv/bin/python benchmarks/bench_smoke.py [--runs 3] [--rival-cells 6 | all]
+    .venv/bin/python benchmarks/bench_smoke.py [--runs 3] [--rival-cells 6 | all] [--matrix FILE]
 
-Prints medians: wall time, the time of the largest cells outside their training steps, the processor time of each part
-of such a cell, the launcher's peak memory, and the ratio to torchrun. Unless `all` are launched, torchrun's total is
-that of a sample of cells spread over the world sizes, scaled up by the number of cells of each size.
+Prints medians: wall time, the part of it after the last cell had ended, the time of the largest cells outside their
+training steps, the processor time of each part of such a cell, the launcher's peak memory, and the ratio to torchrun.
+Unless `all` are launched, torchrun's total is that of a sample of cells spread over the world sizes, scaled up by the
+number of cells of each size. Another matrix has no limits.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def run_matrix(matrix: Path, parent: Path) -> dict[str, Any]:
     while process.poll() is None:
         peak = max(peak, peak_memory_kib(process.pid))
         time.sleep(0.1)
-    wall = time.perf_counter() - begin
+    wall, ended = time.perf_counter() - begin, time.time()
     (run,) = parent.iterdir()
     report = json.loads((run / "report.json").read_text())
     if process.returncode:
@@ -44,6 +45,8 @@ def run_matrix(matrix: Path, parent: Path) -> dict[str, Any]:
     return {
         "run": run,
         "wall_s": wall,
+        "cells": len(report["cells"]),
+        "after_s": ended - last_cell_ended(run),
         "import_s": report["timing"]["import_s"],
         "launcher_peak_mib": peak / 1024,
         "ranks": most,
@@ -51,6 +54,12 @@ def run_matrix(matrix: Path, parent: Path) -> dict[str, Any]:
         "steps_ratio": statistics.median(timing["wall_s"] / timing["steps_s"] for timing in largest),
         "laps": laps_of(run, most),
     }
+
+
+def last_cell_ended(run: Path) -> float:
+    """Seconds since the epoch at which the last cell had ended."""
+    events = map(json.loads, (run / "events.jsonl").read_text().splitlines())
+    return max(event["time"] for event in events if event["event"] == "cell_finished")
 
 
 def laps_of(run: Path, ranks: int) -> dict[str, float]:
@@ -103,17 +112,19 @@ def torchrun(config: Path, ranks: int) -> float:
         return time.perf_counter() - begin
 
 
-def figures_of(runs: list[dict[str, Any]]) -> list[Figure]:
+def figures_of(runs: list[dict[str, Any]], limited: bool) -> list[Figure]:
     ranks = runs[-1]["ranks"]
     rows = {
+        "cells": ("cells", "", None),
         "wall_s": ("wall time to the verdict", "s", 90.0),
+        "after_s": ("of which after the last cell had ended", "s", None),
         "import_s": ("of which import", "s", None),
         "overhead_s": (f"outside the training steps of a cell of {ranks} ranks", "s", 1.5),
         "steps_ratio": (f"a cell of {ranks} ranks over its training steps", "times", 1.3),
         "launcher_peak_mib": ("peak memory of the launcher", "MiB", None),
     }
     figures = [
-        Figure(name=name, values=[run[key] for run in runs], unit=unit, limit=limit)
+        Figure(name=name, values=[run[key] for run in runs], unit=unit, limit=limit if limited else None)
         for key, (name, unit, limit) in rows.items()
     ]
     medians = {lap: statistics.median(run["laps"].get(lap, 0.0) for run in runs) for lap in runs[-1]["laps"]}
@@ -128,13 +139,14 @@ def main() -> int:
     options = parser(__doc__)
     options.add_argument("--runs", type=int, default=3)
     options.add_argument("--rival-cells", default="6", help="how many cells to launch with torchrun, or 'all'; 0: none")
+    options.add_argument("--matrix", type=Path, default=MATRIX)
     arguments = options.parse_args()
-    matrix, count, cells = MATRIX, arguments.runs, arguments.rival_cells
+    matrix, count, cells = arguments.matrix.resolve(), arguments.runs, arguments.rival_cells
     if arguments.smallest:
         matrix, count, cells = SMALLEST, 1, "1"
     with tempfile.TemporaryDirectory() as folder:
         runs = [run_matrix(matrix, Path(folder) / str(number)) for number in range(count)]
-        figures = figures_of(runs)
+        figures = figures_of(runs, limited=matrix == MATRIX)
         if cells != "0":
             rival, launched, total = launch_with_torchrun(runs[-1]["run"], cells)
             how = "measured" if launched == total else f"scaled up from {launched} of {total} cells"

@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "benchmarks"
 PLAIN = ("cli", "plan", "history", "scale")
 TRAINING = ("smoke", "overhead")
-# Not in CI: the first four run cells as smoke does, two build stacks, and scale judges more than judge does.
-LONG = ("start", "legs", "repeats", "soak", "stacks", "calm", "judge")
+# Not in CI: the first five run cells as smoke does, two build stacks, and scale judges more than judge does.
+LONG = ("start", "thousand", "legs", "repeats", "soak", "stacks", "calm", "judge")
 # These need a clone of Megatron-LM, or a cluster; their parts are tested.
 ELSEWHERE = ("trainer", "bisect", "slurm", "soak_slurm")
 
