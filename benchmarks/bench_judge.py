@@ -27,8 +27,8 @@ from harness.core.cell.identity import cell_id
 from harness.core.cell.layout import Layout
 from harness.core.run.record_file import record_text
 from harness.core.run.records import RankRecord
-from harness.core.run.run_dir import RunDir, write_json
-from harness.core.run.run_plan import Expansion, PlannedCell, sealed
+from harness.core.run.run_dir import RunDir, write_atomic, write_json
+from harness.core.run.run_plan import Expansion, PlannedCell, sealed_text
 from harness.core.serialization import dumps, from_jsonable
 from harness.infra.runs.evidence_files import read_plan
 
@@ -109,7 +109,7 @@ def _grow(small: RunDir, run: RunDir, count: int) -> tuple[int, int]:
         write_json(run.attempt(one.id).config, one.config)
         written += _write(run, one.id, records, _read_result(small, cell.id), broken=broken)
     expansion = Expansion(cells=(control, *cells), rejected=())
-    write_json(run.plan, sealed(replace(plan, expansion=expansion, allocations=())))
+    write_atomic(run.plan, sealed_text(replace(plan, expansion=expansion, allocations=())))
     return count * len(records), written
 
 

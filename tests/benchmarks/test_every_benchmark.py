@@ -39,6 +39,14 @@ def test_the_table_has_every_benchmark(benchmarks: ModuleType) -> None:
     assert {*PLAIN, *TRAINING, *LONG, *ELSEWHERE} == set(named)
 
 
+@pytest.mark.parametrize("name", [*LONG, *ELSEWHERE])
+def test_a_benchmark_that_ci_does_not_run_starts(name: str, benchmarks: ModuleType) -> None:
+    (entry,) = [entry for entry in benchmarks.BENCHMARKS if entry.name == name]
+    done = subprocess.run([sys.executable, str(FOLDER / entry.script), "--help"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--smallest" in done.stdout
+
+
 @pytest.mark.parametrize(
     "name",
     [
