@@ -37,8 +37,8 @@ FINDING = FindingRow(
     measured="2.0",
     bound="0.0001",
 )
-SMALLEST = (["metrics"], ["html", "-o", "page.html"])
-COMMANDS = (
+SMALLEST: tuple[list[str], ...] = (["metrics"], ["html", "-o", "page.html"])
+COMMANDS: tuple[list[str], ...] = (
     ["runs"],
     ["runs", "--outcome", "FAIL"],
     ["cells"],

@@ -63,11 +63,12 @@ SIZES = {  # kind of device -> default sizes
 def cell(sizes: dict[str, int], dtype: str) -> CellConfig:
     """A cell of one rank with the harness's own packing and a lognormal mix of documents."""
     seq_length = sizes["seq_length"]
+    model: dict[str, Any] = {name: size for name, size in sizes.items() if name != "seq_length"}
     return CellConfig(
         layout=Layout(),
         data_path="reference",
         dtype=dtype,
-        model=ModelConfig(**{name: size for name, size in sizes.items() if name != "seq_length"}),
+        model=ModelConfig(**model),
         train=TrainConfig(seq_length=seq_length),
         documents=DocumentsConfig(mode="distribution", max_seq_len=seq_length, mean_seq_len=seq_length / 4),
         timing=TimingConfig(unpacked=True),
@@ -160,7 +161,8 @@ def main() -> int:
     usual = SMALL if arguments.smallest else SIZES[device.kind]
     sizes = {name: getattr(arguments, name) or size for name, size in usual.items()}
     config = cell(sizes, arguments.dtype or {"cpu": "fp32", "cuda": "bf16"}[device.kind])
-    dist.init_process_group(device.backend, store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not re-exported by its stub
+    dist.init_process_group(device.backend, store=store, rank=0, world_size=1)
     gpt.initialize_parallel(config, device)
     config = attention_kinds.resolved(config, device)
     with tempfile.TemporaryDirectory(prefix="overhead-") as folder:

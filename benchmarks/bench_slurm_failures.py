@@ -14,7 +14,10 @@ from datetime import datetime
 from pathlib import Path
 
 from figures import Figure
-from slurm_figures import ON_LAB, Cluster, SlurmLab, events, new_run, ranks_of_cells, wait_until
+from slurm_figures import ON_LAB, events, new_run, ranks_of_cells, wait_until
+
+from tests.slurm.cluster import Cluster
+from tests.slurm.lab import SlurmLab
 
 # Long cells of few ranks, which run until they are killed.
 LONG = """\

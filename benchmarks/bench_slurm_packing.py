@@ -18,7 +18,10 @@ import time
 from pathlib import Path
 
 from figures import ROOT, Figure
-from slurm_figures import ON_LAB, Cluster, SlurmLab, new_run, ranks_of_cells, wait_until
+from slurm_figures import ON_LAB, new_run, ranks_of_cells, wait_until
+
+from tests.slurm.cluster import Cluster
+from tests.slurm.lab import SlurmLab
 
 CELLS = 20  # of 8 ranks, besides their control
 TWENTY = """\

@@ -14,9 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from figures import Figure
-from slurm_figures import ON_LAB, Cluster, SlurmLab, events, held_jobs, new_run, ranks_of_cells
+from slurm_figures import ON_LAB, events, held_jobs, new_run, ranks_of_cells
 
 from harness.infra.slurm.client import SlurmClient
+from tests.slurm.cluster import Cluster
+from tests.slurm.lab import SlurmLab
 
 CELLS = 200  # besides their control
 MANY = """\

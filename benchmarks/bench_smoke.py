@@ -59,7 +59,7 @@ def run_matrix(matrix: Path, parent: Path) -> dict[str, Any]:
 def last_cell_ended(run: Path) -> float:
     """Seconds since the epoch at which the last cell had ended."""
     events = map(json.loads, (run / "events.jsonl").read_text().splitlines())
-    return max(event["time"] for event in events if event["event"] == "cell_finished")
+    return max(float(event["time"]) for event in events if event["event"] == "cell_finished")
 
 
 def laps_of(run: Path, ranks: int) -> dict[str, float]:

@@ -53,7 +53,7 @@ def run(folder: Path) -> dict[str, dict[str, Any]]:
 def peak(cell: Path) -> int:
     """The largest peak of a rank, bytes."""
     records = [json.loads(path.read_text()) for path in cell.glob("attempt-*/ranks/*.json")]
-    return max(record["peak_memory_bytes"] for record in records)
+    return max(int(record["peak_memory_bytes"]) for record in records)
 
 
 def main() -> int:

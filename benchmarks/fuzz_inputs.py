@@ -72,8 +72,10 @@ def train(folder: Path) -> tuple[Path, Path]:
 def run_one(corpus: Corpus, number: int, seed: int, *, keep: bool = False, echo: bool = False) -> Result:
     """Run and judge one input."""
     folder = Path(tempfile.mkdtemp(prefix=f"input-{number}-"))
-    output = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace")
-    what, words, code, broken = "?", [], -1, ""
+    written = io.BytesIO()
+    output = io.TextIOWrapper(written, encoding="utf-8", errors="backslashreplace")
+    words: list[str] = []
+    what, code, broken = "?", -1, ""
     begin = time.process_time()
     try:
         what, words = prepare(corpus, number, seed, folder)
@@ -85,7 +87,7 @@ def run_one(corpus: Corpus, number: int, seed: int, *, keep: bool = False, echo:
         broken = f"more than {2 * SECONDS:g} s of processor time"
     seconds = time.process_time() - begin
     output.flush()
-    text = output.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    text = written.getvalue().decode()
     if echo:
         suffix = f", {broken}" if broken else ""
         print(f"{what}: harness {' '.join(words)}\n{text}exit code {code}, {seconds:.2f} s{suffix}")

@@ -152,7 +152,8 @@ def _word(text: str, chance: random.Random) -> str:
 
 def _character(text: str, chance: random.Random) -> str:
     at = chance.randrange(len(text) + 1)
-    return text[:at] + chance.choice((*CHARACTERS, *"{}[]:,&*!|>'\"%#-?@`\n")) + text[at:]
+    new: str = chance.choice((*CHARACTERS, *"{}[]:,&*!|>'\"%#-?@`\n"))
+    return text[:at] + new + text[at:]
 
 
 def _lines(text: str, chance: random.Random) -> str:

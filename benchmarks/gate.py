@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import tomllib
 
@@ -104,7 +105,10 @@ def read_forks(text: str) -> dict[str, Fork]:
     raw = tomllib.loads(text)
     forks = {}
     for name, row in raw["fork"].items():
-        rows = [{key: tuple(v) if isinstance(v, list) else v for key, v in bug.items()} for bug in row.pop("bug")]
+        bugs = row.pop("bug")
+        rows: list[dict[str, Any]] = [
+            {key: tuple(v) if isinstance(v, list) else v for key, v in bug.items()} for bug in bugs
+        ]
         matrix = ROOT / "matrices" / row.pop("matrix")
         forks[name] = Fork(name=name, matrix=matrix, bugs=tuple(Bug(**bug) for bug in rows), **row)
     return forks

@@ -133,7 +133,7 @@ class SimulatedAgent:
         self._note(journal, Started(pid=1), Loaded(import_s=3.0))
         for cell in cells:
             ranks = cell.config.layout.world_size
-            self._note(journal, CellStarted(cell=cell.id, attempt=1, ranks=ranks, threads=1))
+            self._note(journal, CellStarted(cell=cell.id, attempt=1, ranks=ranks))
             self._record(cell)
             self._note(journal, CellFinished(cell=cell.id, attempt=1, status="completed"))
         self._note(journal, Finished())

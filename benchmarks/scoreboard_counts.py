@@ -59,7 +59,10 @@ class Table:
 
 def read_table(text: str) -> Table:
     raw = tomllib.loads(text)
-    faults = [Fault(**{key: tuple(v) if isinstance(v, list) else v for key, v in row.items()}) for row in raw["fault"]]
+    rows: list[dict[str, Any]] = [
+        {key: tuple(v) if isinstance(v, list) else v for key, v in row.items()} for row in raw["fault"]
+    ]
+    faults = [Fault(**row) for row in rows]
     matrices = tuple(raw["matrices"])
     return Table(matrices=matrices, lists=raw["lists"], rows=raw["rows"], heads=raw["heads"], faults=tuple(faults))
 

@@ -59,7 +59,7 @@ def held_jobs(lab: SlurmLab) -> Iterator[None]:
         lab.output("scontrol", "update", "partitionname=main", "state=up")
 
 
-def wait_until(predicate: Callable[[], Answer], seconds: float, what: str) -> Answer:
+def wait_until(predicate: Callable[[], Answer | None], seconds: float, what: str) -> Answer:
     """Poll until the predicate is true and return its value. TimeoutError after `seconds`.
 
     Unlike SlurmLab.wait_for it accepts that a node was killed on purpose.
