@@ -23,7 +23,7 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
-from figures import ROOT, Figure, read
+from figures import ROOT, Figure, read, shown
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 HOUR = ("--minutes", "60", "--faults", "60")
@@ -137,10 +137,10 @@ def where() -> str:
 
 def row(ran: Ran, figure: Figure) -> str:
     few = len(figure.values) == 1
-    spread = "" if few else f"{min(figure.values):.3g} to {max(figure.values):.3g}"
+    spread = "" if few else f"{shown(min(figure.values))} to {shown(max(figure.values))}"
     limit = "" if figure.limit is None else f"{figure.limit:g}{'' if figure.ok else ', missed'}"
     note = figure.note + ("; the largest value" if figure.worst and not few else "")
-    cells = (figure.name, f"{figure.measured:.3g} {figure.unit}".strip(), spread, str(len(figure.values)), limit)
+    cells = (figure.name, f"{shown(figure.measured)} {figure.unit}".strip(), spread, str(len(figure.values)), limit)
     return f"| {' | '.join((*cells, f'{ran.load:.1f}', note.strip('; ')))} |"
 
 

@@ -35,10 +35,17 @@ class Figure:
 
     def line(self) -> str:
         how = ("largest" if self.worst else "median") + f" of {len(self.values)}"
-        spread = f"{how}, {min(self.values):.3g} to {max(self.values):.3g}" if len(self.values) > 1 else "one value"
+        spread = (
+            f"{how}, {shown(min(self.values))} to {shown(max(self.values))}" if len(self.values) > 1 else "one value"
+        )
         held = "" if self.limit is None else f"; limit {self.limit:g}: {'ok' if self.ok else 'MISSED'}"
         note = f"; {self.note}" if self.note else ""
-        return f"{self.name}: {self.measured:.3g} {self.unit}".rstrip() + f" ({spread}){held}{note}"
+        return f"{self.name}: {shown(self.measured)} {self.unit}".rstrip() + f" ({spread}){held}{note}"
+
+
+def shown(value: float) -> str:
+    """Three digits, and the whole digits of a large number, without an exponent."""
+    return f"{value:.0f}" if abs(value) >= 1000 and math.isfinite(value) else f"{value:.3g}"
 
 
 def exit_code(figures: Sequence[Figure]) -> int:

@@ -30,6 +30,11 @@ def test_the_largest_value_is_held_to_the_limit_where_each_counts(figures: Modul
     assert figure.line() == "crash: 6 s (largest of 3, 1 to 6); limit 5: MISSED"
 
 
+def test_large_numbers_are_shown_whole(figures: ModuleType) -> None:
+    values = [1020.0, 167_890.0, 999.4, 0.0123456, math.inf]
+    assert [figures.shown(value) for value in values] == ["1020", "167890", "999", "0.0123", "inf"]
+
+
 def test_what_never_came_misses_its_limit(figures: ModuleType) -> None:
     assert not figures.Figure(name="again", values=[math.inf], limit=60.0, worst=True).ok
 
