@@ -91,7 +91,9 @@ def test_an_outcome_that_no_fault_explains_is_a_false_alarm(
 def test_what_is_left_over_is_named_and_removed(bench: ModuleType, soak: Any, run: RunDir) -> None:
     file = soak.work / "tmp" / "left"
     file.touch()
-    with subprocess.Popen([sys.executable, "-c", "input()", str(run.root)], stdin=subprocess.PIPE) as process:
+    waiting = [sys.executable, "-c", "print(flush=True); input()", str(run.root)]
+    with subprocess.Popen(waiting, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout and process.stdout.readline()  # its command line is empty for a moment
         bench.check(soak, 1, run.root)
         assert process.wait() == -9
     assert [text.partition(":")[2].split()[0] for text in soak.bad] == ["process", "temporary"]

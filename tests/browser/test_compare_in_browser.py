@@ -92,7 +92,8 @@ def test_the_report_says_since_when_and_which_versions_changed(browser: Browser,
     assert "newly failing" in row.inner_text()
     assert "megatron-lm 5e4fc931ba..d30e165203, 312 commits" in row.inner_text()
     row.locator("a").click()
-    assert view.page.url.endswith("#" + view.page.locator("details.cell").first.get_attribute("id"))  # type: ignore[operator]
+    cell = view.page.locator("details.cell").first.get_attribute("id")
+    view.page.wait_for_url(lambda url: url.endswith(f"#{cell}"))
     view.page.context.close()
 
 
