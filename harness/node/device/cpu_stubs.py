@@ -15,51 +15,16 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from harness.core.packing.arithmetic import zigzag
-from harness.node.device import lone_groups
+from harness.node.device import cpu_factories, lone_groups
 from harness.node.device.adam_stub import FusedAdam
+from harness.node.device.cpu_factories import CPU
 from harness.node.device.uneven_collectives import all_gather, gather_with_gradient, reduce_scatter
 
-_CPU = torch.device("cpu")
-_DEVICE_TYPES = (str, torch.device)
 _installed: list[str] = []
 # Not those of a real device; Megatron's validate_args reads the architecture when sequence parallelism is on.
 _PROPERTIES = types.SimpleNamespace(name="CPU", major=9, minor=0, multi_processor_count=1, total_memory=0)
-
-
-def _is_cuda(value: Any) -> bool:
-    if isinstance(value, str):
-        return value.startswith("cuda")
-    return isinstance(value, torch.device) and value.type == "cuda"
-
-
-class _FactoriesOnCpu(TorchFunctionMode):
-    """Rewrites device="cuda" and pin_memory=True in calls of tensor factories."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for arg in args:  # on the path of every torch operation: allocate nothing
-            if type(arg) in _DEVICE_TYPES:
-                args = tuple(_CPU if _is_cuda(arg) else arg for arg in args)
-                break
-        if not kwargs:
-            return func(*args)
-        if _is_cuda(kwargs.get("device")):
-            kwargs = {**kwargs, "device": _CPU}
-        if kwargs.get("pin_memory"):
-            kwargs = {**kwargs, "pin_memory": False}
-        return func(*args, **kwargs)
-
-
-def _under(mode: _FactoriesOnCpu, run: Any) -> Any:
-    """A backward pass in which the mode is active: torch calls it with the mode switched off."""
-
-    def backward(*args: Any, **kwargs: Any) -> Any:
-        with mode:
-            return run(*args, **kwargs)
-
-    return backward
 
 
 class _NullStream:
@@ -139,7 +104,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     random = cuda.random
     get_state, set_state = (lambda *a, **k: torch.get_rng_state()), (lambda state, *a, **k: torch.set_rng_state(state))
     rows: list[tuple[Any, str, Any]] = [
-        (cuda, "current_device", lambda: _CPU),
+        (cuda, "current_device", lambda: CPU),
         (cuda, "synchronize", nothing()),
         (cuda, "set_device", nothing()),
         (cuda, "current_stream", lambda *a, **k: _NullStream()),
@@ -175,7 +140,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     if routing is not None and not hasattr(routing, "te_general_gemm"):
         # Up to 0.16 upstream compares it with None, but imports it only if Transformer Engine is installed.
         rows.append((routing, "te_general_gemm", None))
-    return rows + _collectives() + lone_groups.rows() + _transformer_engine()
+    return rows + cpu_factories.rows() + _collectives() + lone_groups.rows() + _transformer_engine()
 
 
 def _scheduler() -> list[tuple[Any, str, Any]]:
@@ -263,11 +228,6 @@ def install() -> list[str]:
     if _installed:
         return list(_installed)
     replace(_replacements())
-    mode = _FactoriesOnCpu()
-    mode.__enter__()  # type: ignore[no-untyped-call]
-    autograd: Any = torch.autograd
-    replace([(autograd, "_engine_run_backward", _under(mode, autograd._engine_run_backward))])
-    _installed.append("torch factory functions: device='cuda' and pin_memory")
     return list(_installed)
 
 

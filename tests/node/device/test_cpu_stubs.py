@@ -32,40 +32,15 @@ def test_offsets_that_no_kernel_can_take_are_blamed_on_the_caller(bounds: list[i
     assert deciding(["megatron/core/utils.py:7 in f", *stub])[0] == CODE
 
 
-def test_installing_moves_cuda_factories_to_the_cpu_and_names_what_it_replaced() -> None:
+def test_installing_names_what_it_replaced() -> None:
     """In a separate process, since stubs cannot be removed."""
     program = """
 import torch
 from harness.node.device.cpu_stubs import install
 names = install()
 assert install() == names and len(names) == len(set(names)) > 10, names
-assert torch.zeros(2, device="cuda").device.type == "cpu"
-assert torch.empty(2, pin_memory=True).device.type == "cpu"
 assert torch.ones(1).cuda().device.type == "cpu"
 assert torch.tensor([1], device=torch.cuda.current_device()).tolist() == [1]
-"""
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
-
-
-def test_factories_are_moved_in_backward_passes_too() -> None:
-    """torch switches the mode off in torch.autograd.backward, but NeMo-RL makes a pinned tensor there."""
-    program = """
-import torch
-from harness.node.device.cpu_stubs import install
-install()
-
-class Pinned(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * torch.tensor([2.0], device="cpu", pin_memory=True).cuda()
-
-for run in (torch.autograd.backward, lambda loss: loss.backward()):
-    x = torch.ones(1, requires_grad=True)
-    run(Pinned.apply(x).sum())
-    assert x.grad.tolist() == [2.0], x.grad
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
 

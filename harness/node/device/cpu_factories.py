@@ -1,0 +1,51 @@
+"""Tensor factories that make CPU tensors where upstream asks for CUDA or pinned ones.
+
+Wrappers of the functions rather than a TorchFunctionMode: a mode costs about 1.5 microseconds of every torch
+operation (5 to 10 % of a small cell), is switched off in backward passes and knows only the thread that entered it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.utils import _device as default_device
+
+CPU = torch.device("cpu")
+# Beside those that torch itself lists for torch.set_default_device.
+_MORE = ("normal", "empty_like", "full_like", "ones_like", "rand_like", "randint_like", "randn_like", "zeros_like")
+_OF_TENSORS = ("to", "new", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
+
+
+def _is_cuda(value: Any) -> bool:
+    if isinstance(value, str):
+        return value.startswith("cuda")
+    return isinstance(value, torch.device) and value.type == "cuda"
+
+
+def _on_cpu(factory: Any) -> Any:
+    """The factory with device="cuda" and pin_memory=True rewritten, in whatever place they are given."""
+
+    @functools.wraps(factory)
+    def on_cpu(*args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            if _is_cuda(kwargs.get("device")):
+                kwargs["device"] = CPU
+            if kwargs.get("pin_memory"):
+                kwargs["pin_memory"] = False
+        return factory(*(CPU if _is_cuda(arg) else arg for arg in args), **kwargs)
+
+    return on_cpu
+
+
+def rows() -> list[tuple[Any, str, Any]]:
+    """For cpu_stubs.replace: the factories of torch and of torch.Tensor, and the default device."""
+    listed = {id(factory) for factory in default_device._device_constructors()}
+    owners = (torch, torch.fft, torch.nested)
+    of_torch = [(owner, name) for owner in owners for name, value in vars(owner).items() if id(value) in listed]
+    places: list[tuple[Any, str]] = [*of_torch, *((torch, name) for name in _MORE)]
+    places += [(torch.Tensor, name) for name in _OF_TENSORS]
+    # torch.set_default_device("cuda"), `with torch.device("cuda")`: the mode calls the factory inside the wrapper.
+    places.append((default_device.DeviceContext, "__init__"))
+    return [(owner, name, _on_cpu(getattr(owner, name))) for owner, name in places if hasattr(owner, name)]
