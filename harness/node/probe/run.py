@@ -27,6 +27,7 @@ from harness.node.device.placement import (
     limit_memory,
     memory_bytes,
     processor,
+    share_cores,
 )
 from harness.node.faults import fault_named
 from harness.node.probe.imports import import_proof
@@ -57,6 +58,7 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     config = attention_kinds.resolved(config, device, capability(device))
     recorder.record.environment = _environment(config, device)
     if device.kind == "cpu":
+        share_cores()
         recorder.record.cpu_stubs = [*cpu_stubs.install(), *recurrent_stubs.install(config.model.pattern)]
     else:
         cpu_stubs.refuse()

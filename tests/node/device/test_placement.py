@@ -4,12 +4,22 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from harness.node.device.placement import _LEAST_LIMIT, Device, _bytes_in, barrier, choose_device, processor
+from harness.node.device.placement import (
+    _LEAST_LIMIT,
+    Device,
+    _bytes_in,
+    barrier,
+    choose_device,
+    processor,
+    share_cores,
+)
 
 PROGRAM = """
 import resource, torch
@@ -29,6 +39,27 @@ else:
 
 def test_a_rank_on_the_cpu_cannot_allocate_more_than_its_share() -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM.format(least=_LEAST_LIMIT)], check=True)
+
+
+def test_threads_of_a_cpu_rank_do_not_preempt_each_other() -> None:
+    with ThreadPoolExecutor(1) as before:
+        before.submit(share_cores).result()  # in a thread: the policy of a thread cannot be taken back
+        policies = before.submit(lambda: (os.sched_getscheduler(0), in_a_new_thread(lambda: os.sched_getscheduler(0))))
+        assert policies.result() == (os.SCHED_BATCH, os.SCHED_BATCH)
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+def in_a_new_thread(function: Callable[[], int]) -> int:
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(function).result()
+
+
+def test_a_container_that_refuses_the_policy_does_not_stop_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*args: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setscheduler", refused)
+    share_cores()
 
 
 def test_a_field_that_proc_does_not_have_is_an_error() -> None:
