@@ -19,9 +19,8 @@ _OF_TENSORS = ("to", "new", "new_empty", "new_empty_strided", "new_full", "new_o
 
 
 def _is_cuda(value: Any) -> bool:
-    if isinstance(value, str):
-        return value.startswith("cuda")
-    return isinstance(value, torch.device) and value.type == "cuda"
+    kind = type(value)
+    return (kind is torch.device and value.type == "cuda") or (kind is str and value.startswith("cuda"))
 
 
 def _on_cpu(factory: Any) -> Any:
@@ -29,12 +28,16 @@ def _on_cpu(factory: Any) -> Any:
 
     @functools.wraps(factory)
     def on_cpu(*args: Any, **kwargs: Any) -> Any:
+        for arg in args:
+            if _is_cuda(arg):
+                args = tuple(CPU if _is_cuda(arg) else arg for arg in args)
+                break
         if kwargs:
             if _is_cuda(kwargs.get("device")):
                 kwargs["device"] = CPU
             if kwargs.get("pin_memory"):
                 kwargs["pin_memory"] = False
-        return factory(*(CPU if _is_cuda(arg) else arg for arg in args), **kwargs)
+        return factory(*args, **kwargs)
 
     return on_cpu
 
