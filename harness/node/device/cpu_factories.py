@@ -1,4 +1,4 @@
-"""Tensor factories that make CPU tensors where upstream asks for CUDA or pinned ones.
+"""Devices and tensor factories: the CPU where upstream asks for CUDA, and nothing is pinned.
 
 Wrappers of the functions rather than a TorchFunctionMode: a mode costs about 1.5 microseconds of every torch
 operation (5 to 10 % of a small cell), is switched off in backward passes and knows only the thread that entered it.
@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.utils import _device as default_device
 
-CPU = torch.device("cpu")
+_DEVICE = torch.device
+CPU = _DEVICE("cpu")
 # Beside those that torch itself lists for torch.set_default_device.
 _MORE = ("normal", "empty_like", "full_like", "ones_like", "rand_like", "randint_like", "randn_like", "zeros_like")
 _OF_TENSORS = ("to", "new", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
@@ -20,7 +21,28 @@ _OF_TENSORS = ("to", "new", "new_empty", "new_empty_strided", "new_full", "new_o
 
 def _is_cuda(value: Any) -> bool:
     kind = type(value)
-    return (kind is torch.device and value.type == "cuda") or (kind is str and value.startswith("cuda"))
+    return (kind is _DEVICE and value.type == "cuda") or (kind is str and value.startswith("cuda"))
+
+
+class _IsDevice(type):
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, _DEVICE)
+
+
+class Device(metaclass=_IsDevice):
+    """In place of torch.device: makes and recognises torch's devices, and for CUDA's the CPU. Upstream compares devices
+    and makes them of strings such as f"cuda:{torch.cuda.current_device()}".
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return CPU if any(map(_is_cuda, (*args, *kwargs.values()))) else _DEVICE(*args, **kwargs)
+
+
+Device.__module__, Device.__name__, Device.__qualname__ = (
+    "torch",
+    "device",
+    "device",
+)  # devices are pickled by that name
 
 
 def _on_cpu(factory: Any) -> Any:
@@ -51,4 +73,5 @@ def rows() -> list[tuple[Any, str, Any]]:
     places += [(torch.Tensor, name) for name in _OF_TENSORS]
     # torch.set_default_device("cuda"), `with torch.device("cuda")`: the mode calls the factory inside the wrapper.
     places.append((default_device.DeviceContext, "__init__"))
-    return [(owner, name, _on_cpu(getattr(owner, name))) for owner, name in places if hasattr(owner, name)]
+    wrapped = [(owner, name, _on_cpu(getattr(owner, name))) for owner, name in places if hasattr(owner, name)]
+    return [*wrapped, (torch, "device", Device)]

@@ -1,4 +1,4 @@
-"""Tensor factories that make CPU tensors where upstream asks for CUDA or pinned ones.
+"""Devices and tensor factories: the CPU where upstream asks for CUDA, and nothing is pinned.
 
 Each test runs in a separate process, since stubs cannot be removed.
 """
@@ -40,6 +40,28 @@ assert [tensor.device.type for tensor in made] == ["cpu"] * len(made), made
 assert not any(tensor.is_pinned() for tensor in made)
 assert x.to("cuda") is x and made[8].dtype is torch.float64
 assert torch.zeros(2, device="meta").device.type == x.to("meta").device.type == "meta"
+""")
+
+
+def test_a_device_is_cpu_and_remains_a_device() -> None:
+    run("""
+import copy, pickle
+cpu = torch.zeros(1).device
+for made in (
+    torch.device("cuda"), torch.device("cuda", 1), torch.device(type="cuda", index=0),
+    torch.device(f"cuda:{torch.cuda.current_device()}"), torch.device(torch.cuda.current_device()),
+):
+    assert made == cpu and made.type == "cpu" and isinstance(made, torch.device), made
+meta = torch.device("meta")
+assert meta.type == "meta" and isinstance(meta, torch.device) and not isinstance("cpu", torch.device)
+assert pickle.loads(pickle.dumps(meta)) == copy.deepcopy(meta) == meta
+assert isinstance(None, torch.device | None) and torch.zeros(1, device=meta).device == meta
+try:
+    torch.device("nonsense")
+except RuntimeError:
+    pass
+else:
+    raise AssertionError
 """)
 
 
