@@ -27,7 +27,6 @@ from figures import ROOT, Figure, read, shown
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 HOUR = ("--minutes", "60", "--faults", "60")
-CLONE = "{clone}"  # in arguments: a clone of Megatron-LM
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +37,7 @@ class Benchmark:
     arguments: tuple[str, ...] = ()  # besides those of its smallest size
     always: tuple[str, ...] = ()  # of every size
     needs: str = ""  # what not every machine has, besides torch and Megatron
+    clone: str = ""  # the option that takes a clone of Megatron-LM, where there is one
     file: str = ""  # of the script, if not bench_NAME.py
     asked: bool = False  # runs only by --only
 
@@ -73,8 +73,8 @@ BENCHMARKS = (
     ),
     Benchmark(name="stacks", needs="packages"),
     Benchmark(name="calm", arguments=("--repeats", "3"), needs="packages"),
-    Benchmark(name="trainer", always=(CLONE,), needs="clone"),
-    Benchmark(name="bisect", arguments=("--commits", "100"), always=("--repo", CLONE), needs="clone"),
+    Benchmark(name="trainer", needs="packages", clone="--clone"),
+    Benchmark(name="bisect", arguments=("--commits", "100"), clone="--repo"),
     Benchmark(name="slurm", needs="slurm"),
 )
 
@@ -92,10 +92,8 @@ class Ran:
     why: str = ""  # not run
 
 
-def lacking(benchmark: Benchmark, clone: Path | None) -> str:
+def lacking(benchmark: Benchmark) -> str:
     """Why a benchmark cannot run here; empty if it can."""
-    if benchmark.needs == "clone" and clone is None:
-        return "needs a clone of Megatron-LM: --clone"
     if benchmark.needs == "slurm":
         sys.path.insert(0, str(ROOT))
         from tests.slurm.machine import missing
@@ -107,13 +105,14 @@ def lacking(benchmark: Benchmark, clone: Path | None) -> str:
 def run(benchmark: Benchmark, clone: Path | None, *, smallest: bool) -> Ran:
     """Run a benchmark in a fresh process; what it prints is shown."""
     words = [*benchmark.always, *(("--smallest",) if smallest else benchmark.arguments)]
-    shown = " ".join(["python", f"benchmarks/{benchmark.script}", *(word.replace(f"{ROOT}/", "") for word in words)])
-    if why := lacking(benchmark, clone):
+    names = [*([benchmark.clone, "CLONE"] if clone and benchmark.clone else []), *words]
+    shown = " ".join(["python", f"benchmarks/{benchmark.script}", *(word.replace(f"{ROOT}/", "") for word in names)])
+    if why := lacking(benchmark):
         return Ran(benchmark=benchmark, command=shown, why=why)
     print(f"== {shown}", flush=True)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         file, load, begin = Path(folder) / "figures.json", os.getloadavg()[0], time.monotonic()
-        words = [str(clone) if word == CLONE else word for word in words]
+        words = [str(clone) if word == "CLONE" else word for word in names]
         command = [sys.executable, str(ROOT / "benchmarks" / benchmark.script), *words, "--figures", str(file)]
         code = subprocess.run(command, cwd=folder).returncode
         found = read(file) if file.exists() else []
@@ -176,7 +175,7 @@ def main() -> int:
     names = [benchmark.name for benchmark in BENCHMARKS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
-    parser.add_argument("--clone", type=Path, help="a clone of Megatron-LM, for trainer and bisect")
+    parser.add_argument("--clone", type=Path, help="a clone of Megatron-LM: trainer and bisect use its code")
     parser.add_argument("--smallest", action="store_true", help="only show that each measures")
     parser.add_argument("--page", type=Path, help="where to write the page (docs/benchmarks.md)")
     arguments = parser.parse_args()

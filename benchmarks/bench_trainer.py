@@ -1,10 +1,10 @@
 """The wall time of an 8-rank cell by upstream's own trainer, over that of the same cell by the harness's loop.
 
-    .venv/bin/python benchmarks/bench_trainer.py CLONE [--ref main] [--runs 5]
+    .venv/bin/python benchmarks/bench_trainer.py [--clone CLONE] [--ref main] [--runs 5]
 
-CLONE is a clone of Megatron-LM. Every run has both cells, one after the other, on the same stack; canaries are off, so
-both only train. Prints medians, the median of the ratios, and the peak memory per rank. Exit code 1 when the ratio is
-above 3.
+CLONE is a clone of Megatron-LM, whose training script trains; without one it is Megatron-Bridge's loop, of the recipe
+bridge-0.6.2. Every run has both cells, one after the other, on the same stack; canaries are off, so both only train.
+Prints medians, the median of the ratios, and the peak memory per rank. Exit code 1 when the ratio is above 3.
 """
 
 from __future__ import annotations
@@ -23,16 +23,24 @@ MATRIX = """\
 name: trainer_cost
 checks: {{canaries: none}}
 launch: {{parallel_ranks: 8, deadline_s: 300}}
+documents: {{mode: uncut}}
 stacks:
-  clone:
-    - {{checkout: {clone}, ref: {ref}, package: megatron-lm}}
-    - {{packages: [datasets==5.2.0, transformers==5.12.1, psutil==7.2.2]}}
+  upstream: {stack}
 matrix:
-  stack: [clone]
-  packing: [sft]
-  trainer: [harness, megatron]
+  stack: [upstream]
+  packing: [{packing}]
+  trainer: [harness, {trainer}]
   layout: [{{tp: 2, pp: 2, cp: 2}}]
 """
+CLONE = """
+    - {{checkout: {clone}, ref: {ref}, package: megatron-lm}}
+    - {{packages: [datasets==5.2.0, transformers==5.12.1, psutil==7.2.2]}}"""
+
+
+def matrix(trainer: str, clone: Path | None, ref: str) -> str:
+    if clone is None:
+        return MATRIX.format(stack="bridge-0.6.2", packing="bridge_offline", trainer=trainer)
+    return MATRIX.format(stack=CLONE.format(clone=clone.resolve(), ref=ref), packing="sft", trainer=trainer)
 
 
 def run(folder: Path) -> dict[str, dict[str, Any]]:
@@ -58,25 +66,25 @@ def peak(cell: Path) -> int:
 
 def main() -> int:
     options = parser(__doc__)
-    options.add_argument("clone", type=Path)
+    options.add_argument("--clone", type=Path)
     options.add_argument("--ref", default="main")
     options.add_argument("--runs", type=int, default=5)
     arguments = options.parse_args()
+    upstream = "megatron" if arguments.clone else "bridge"
     with tempfile.TemporaryDirectory(prefix="trainer-") as name:
         folder = Path(name)
-        text = MATRIX.format(clone=arguments.clone.resolve(), ref=arguments.ref)
-        (folder / "matrix.yaml").write_text(text)
+        (folder / "matrix.yaml").write_text(matrix(upstream, arguments.clone, arguments.ref))
         runs = [run(folder) for _ in range(1 if arguments.smallest else arguments.runs)]
     figures = []
-    for trainer in ("harness", "megatron"):
+    for trainer in ("harness", upstream):
         walls, peaks = ([one[trainer][key] for one in runs] for key in ("wall_s", "peak"))
         figures.append(Figure(name=f"8-rank cell by {trainer}", values=walls))
         figures.append(
             Figure(name=f"peak memory per rank by {trainer}", values=[one / 2**20 for one in peaks], unit="MiB")
         )
-    ratios = [one["megatron"]["wall_s"] / one["harness"]["wall_s"] for one in runs]
+    ratios = [one[upstream]["wall_s"] / one["harness"]["wall_s"] for one in runs]
     return finished(
-        [*figures, Figure(name="megatron over harness", values=ratios, unit="times", limit=LIMIT)], arguments
+        [*figures, Figure(name=f"{upstream} over harness", values=ratios, unit="times", limit=LIMIT)], arguments
     )
 
 

@@ -1,11 +1,9 @@
-"""Every benchmark measures something at its smallest size; how long it takes is not asserted."""
+"""Every benchmark measures something at its smallest size; those on a cluster: tests/slurm/test_benchmarks.py."""
 
 from __future__ import annotations
 
 import importlib
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,14 +11,12 @@ from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "benchmarks"
-PLAIN = ("cli", "plan", "history", "scale")
-TRAINING = ("smoke", "overhead")
-# Not in CI: the first five run cells as smoke does, two build stacks, and scale judges more than judge does.
-LONG = ("start", "thousand", "legs", "repeats", "soak", "stacks", "calm", "judge")
-# These need a clone of Megatron-LM, or a cluster; their parts are tested.
-ELSEWHERE = ("trainer", "bisect", "slurm", "soak_slurm")
+from tests.benchmarks.smallest import FOLDER, assert_measures
+from tests.slurm.test_benchmarks import ON_A_CLUSTER
+
+PLAIN = ("cli", "plan", "history", "judge", "scale")
+TRAINING = ("start", "smoke", "legs", "overhead", "repeats", "soak", "stacks", "calm", "trainer", "bisect")
+AS_SMOKE = ("thousand",)  # differs from smoke only in its whole size
 
 
 @pytest.fixture(scope="module")
@@ -36,38 +32,13 @@ def test_the_table_has_every_benchmark(benchmarks: ModuleType) -> None:
     named = {entry.name: entry for entry in benchmarks.BENCHMARKS}
     parts = {f"bench_slurm_{part}.py" for part in ("failures", "packing", "submit")}  # of bench_slurm.py
     assert {entry.script for entry in named.values()} | parts == {path.name for path in FOLDER.glob("bench_*.py")}
-    assert {*PLAIN, *TRAINING, *LONG, *ELSEWHERE} == set(named)
+    assert {*PLAIN, *TRAINING, *AS_SMOKE, *ON_A_CLUSTER} == set(named)
+    assert {(named[name].script, named[name].always) for name in AS_SMOKE} == {("bench_smoke.py", ())}
 
 
-@pytest.mark.parametrize("name", [*LONG, *ELSEWHERE])
-def test_a_benchmark_that_ci_does_not_run_starts(name: str, benchmarks: ModuleType) -> None:
-    (entry,) = [entry for entry in benchmarks.BENCHMARKS if entry.name == name]
-    done = subprocess.run([sys.executable, str(FOLDER / entry.script), "--help"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "--smallest" in done.stdout
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *PLAIN,
-        *(pytest.param(name, marks=pytest.mark.train) for name in TRAINING),
-        *(pytest.param(name, marks=[pytest.mark.train, pytest.mark.long]) for name in LONG),
-    ],
-)
+@pytest.mark.parametrize("name", [*PLAIN, *(pytest.param(name, marks=pytest.mark.train) for name in TRAINING)])
 def test_a_benchmark_measures_at_its_smallest_size(name: str, tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    command = [sys.executable, str(FOLDER / "all.py"), "--smallest", "--only", name, "--page", str(page)]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    text = page.read_text(encoding="utf-8")
-    section = text.partition(f"## {name}\n")[2].partition("\n## ")[0]
-    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
-    assert rows
-    assert all(re.match(r"[0-9.e+-]+( \w+)?$", row[1]) for row in rows)
-    assert any(float(row[1].split()[0]) > 0 for row in rows)
-    assert f"{name:<10} ok" in done.stdout
+    assert_measures(name, tmp_path)
 
 
 def test_a_benchmark_that_measures_nothing_fails(benchmarks: ModuleType) -> None:

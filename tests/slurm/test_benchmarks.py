@@ -1,0 +1,18 @@
+"""The benchmarks that start a cluster measure something at their smallest size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.smallest import assert_measures
+
+pytestmark = [pytest.mark.slurm, pytest.mark.train]
+ON_A_CLUSTER = ("slurm", "soak_slurm")
+
+
+@pytest.mark.usefixtures("may_run_slurm")
+@pytest.mark.parametrize("name", ON_A_CLUSTER)
+def test_a_benchmark_measures_at_its_smallest_size(name: str, tmp_path: Path) -> None:
+    assert_measures(name, tmp_path)
