@@ -38,11 +38,8 @@ class Device(metaclass=_IsDevice):
         return CPU if any(map(_is_cuda, (*args, *kwargs.values()))) else _DEVICE(*args, **kwargs)
 
 
-Device.__module__, Device.__name__, Device.__qualname__ = (
-    "torch",
-    "device",
-    "device",
-)  # devices are pickled by that name
+Device.__module__ = "torch"  # devices are pickled by this name
+Device.__name__ = Device.__qualname__ = "device"
 
 
 def _on_cpu(factory: Any) -> Any:
