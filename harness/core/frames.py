@@ -33,7 +33,7 @@ _NO_KERNEL_TAKES = "harness/node/device/cpu_stubs.py:", (" in _require_ascending
 # Wheels contain no pretrain_gpt: these functions copy the release's get_batch line by line, with its assertions.
 _FOLLOWS_UPSTREAM = "harness/node/data_paths/sft/wheel.py:"
 _FOLLOWERS = (" in _of_iterator", " in _of_batch", " in _params")
-_ON_EVERY_CALL = " in __torch_function__"  # a TorchFunctionMode that forwards every torch call
+_FORWARDS = "harness/node/device/cpu_factories.py:"  # calls of torch, with another device
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 
 
@@ -44,7 +44,7 @@ def frame_text(file: str, line: int, function: str, paths: Sequence[str]) -> str
 
 def owner_of(frame: str) -> str:
     """The owner of a frame's code: CODE, HARNESS, KERNEL or UNOWNED."""
-    if frame.endswith(_ON_EVERY_CALL):
+    if frame.startswith(_FORWARDS):
         return UNOWNED
     follows = frame.startswith(_FOLLOWS_UPSTREAM) and frame.endswith(_FOLLOWERS)
     if follows or frame.startswith(_FAULTS):

@@ -104,6 +104,21 @@ assert made[0].device.type == "cpu"
 """)
 
 
+@pytest.mark.parametrize("call", ["torch.empty(2**62, device='cuda')", "torch.device('nonsense')"])
+def test_what_torch_refuses_is_blamed_on_the_caller(call: str) -> None:
+    """Upstream makes a rotary table of an uninitialised max_seqlen's length."""
+    run(f"""
+from harness.core.frames import UNOWNED, owner_of
+from harness.node.recording.frames import frames_of
+try:
+    {call}
+except RuntimeError as error:
+    frames = frames_of(error)
+assert any("cpu_factories" in frame for frame in frames), frames
+assert {{owner_of(frame) for frame in frames}} == {{UNOWNED}}, frames
+""")
+
+
 def test_no_factory_of_torch_is_forgotten() -> None:
     """Every operator of this torch that takes a device, by its schema."""
     schemas: Any = torch._C._jit_get_all_schemas()  # type: ignore[attr-defined]
