@@ -17,7 +17,7 @@ smoke: setup ## run matrices/smoke.yaml on this machine and write its report
 
 test: browser slurm compiler ## all checks: ruff, mypy, pytest
 	@$(MAKE) --no-print-directory --keep-going --jobs=3 --output-sync=target \
-		pytest-slurm pytest-matrices pytest-app pytest-rest pytest-node pytest-searches lint types
+		pytest-matrices pytest-slurm pytest-rest pytest-app pytest-node pytest-searches pytest-benchmarks lint types
 
 test-long: test ## the same, and the tests that are too slow for CI (marker long)
 	$(PYTEST) -m long --durations 15
@@ -49,9 +49,9 @@ slurm: browser # in sequence: both may install packages
 compiler: slurm
 	@scripts/setup --compiler
 
-# More jobs than cores, since cluster tests mostly wait; each prints its output when it ends. tests/test_setup.py checks
-# that together they run every test that is not long.
-.PHONY: pytest-app pytest-matrices pytest-node pytest-rest pytest-searches pytest-slurm
+# More jobs than cores, since cluster tests mostly wait; the longest begin first. Each prints its output when it ends.
+# tests/test_setup.py checks that together they run every test that is not long.
+.PHONY: pytest-app pytest-benchmarks pytest-matrices pytest-node pytest-rest pytest-searches pytest-slurm
 pytest-app:
 	$(PYTEST) tests/app --ignore tests/app/matrices --ignore tests/app/bisect --ignore tests/app/shrink -m "not long" --durations 25
 
@@ -65,7 +65,10 @@ pytest-slurm:
 	$(PYTEST) tests/slurm -m "not long" --durations 25
 
 pytest-node:
-	$(PYTEST) tests/benchmarks tests/browser tests/node -m "not long" --durations 25
+	$(PYTEST) tests/node -m "not long" --durations 25
+
+pytest-benchmarks:
+	$(PYTEST) tests/benchmarks tests/browser -m "not long" --durations 25
 
 pytest-rest:
 	$(PYTEST) --ignore tests/app --ignore tests/slurm --ignore tests/benchmarks --ignore tests/browser --ignore tests/node -m "not long" --durations 25
