@@ -104,15 +104,15 @@ def lacking(benchmark: Benchmark) -> str:
 
 def run(benchmark: Benchmark, clone: Path | None, *, smallest: bool) -> Ran:
     """Run a benchmark in a fresh process; what it prints is shown."""
-    words = [*benchmark.always, *(("--smallest",) if smallest else benchmark.arguments)]
-    names = [*([benchmark.clone, "CLONE"] if clone and benchmark.clone else []), *words]
-    shown = " ".join(["python", f"benchmarks/{benchmark.script}", *(word.replace(f"{ROOT}/", "") for word in names)])
+    given = [benchmark.clone, str(clone)] if clone and benchmark.clone else []
+    words = [*given, *benchmark.always, *(("--smallest",) if smallest else benchmark.arguments)]
+    names = ("CLONE" if word == str(clone) else word.replace(f"{ROOT}/", "") for word in words)
+    shown = " ".join(["python", f"benchmarks/{benchmark.script}", *names])
     if why := lacking(benchmark):
         return Ran(benchmark=benchmark, command=shown, why=why)
     print(f"== {shown}", flush=True)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         file, load, begin = Path(folder) / "figures.json", os.getloadavg()[0], time.monotonic()
-        words = [str(clone) if word == "CLONE" else word for word in names]
         command = [sys.executable, str(ROOT / "benchmarks" / benchmark.script), *words, "--figures", str(file)]
         code = subprocess.run(command, cwd=folder).returncode
         found = read(file) if file.exists() else []

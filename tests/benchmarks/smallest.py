@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+ON_A_CLUSTER = ("slurm", "soak_slurm")  # run by tests/slurm/test_benchmarks.py
 
 
 def assert_measures(name: str, folder: Path) -> None:

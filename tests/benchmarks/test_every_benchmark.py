@@ -11,8 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.benchmarks.smallest import FOLDER, assert_measures
-from tests.slurm.test_benchmarks import ON_A_CLUSTER
+from tests.benchmarks.smallest import FOLDER, ON_A_CLUSTER, assert_measures
 
 PLAIN = ("cli", "plan", "history", "judge", "scale")
 TRAINING = ("start", "smoke", "legs", "overhead", "repeats", "soak", "stacks", "calm", "trainer", "bisect")

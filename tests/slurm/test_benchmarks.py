@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.smallest import assert_measures
+from tests.benchmarks.smallest import ON_A_CLUSTER, assert_measures
 
 pytestmark = [pytest.mark.slurm, pytest.mark.train]
-ON_A_CLUSTER = ("slurm", "soak_slurm")
 
 
 @pytest.mark.usefixtures("may_run_slurm")
