@@ -47,6 +47,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 1)
     for owner, name in (
+        (run, "share_cores"),  # not on a GPU
         (run, "_join"),
         (run.gpt, "initialize_parallel"),
         (run.gpt, "first_collectives"),
@@ -81,6 +82,17 @@ def test_gloo_connects_groups_when_it_makes_them_so_nothing_else_does(
     monkeypatch.setattr(run, "choose_device", lambda *_: replace(GPU, backend="gloo"))
     probe(config(), tmp_path)
     assert on_gpu == ["_join", "initialize_parallel", "_legs", "barrier"]
+
+
+def test_a_rank_on_the_cpu_shares_cores_before_it_starts_threads(
+    on_gpu: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run, "choose_device", lambda *_: Device(kind="cpu", backend="gloo", index=None))
+    monkeypatch.setattr(run.cpu_stubs, "install", list)
+    monkeypatch.setattr(run.recurrent_stubs, "install", lambda pattern: [])
+    monkeypatch.setattr(run, "limit_memory", lambda ranks: 1)
+    probe(config(), tmp_path)
+    assert on_gpu == ["share_cores", "_join", "initialize_parallel", "_legs", "barrier"]
 
 
 @pytest.mark.parametrize(
