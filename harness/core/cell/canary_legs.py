@@ -1,4 +1,4 @@
-"""Canary legs: passes beyond the training leg, over varied documents of step 0 with the initial weights.
+"""Canary legs: forwards beyond the training leg, over varied documents of step 0 with the initial weights.
 
 Pure, so that ranks and the judge derive the same legs from a cell's configuration. Each leg varies something whose
 effect is known without a control: usually none.
@@ -6,7 +6,7 @@ effect is known without a control: usually none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -22,7 +22,7 @@ _OF_OTHERS = ("isolation", "repetition", "order", "padding")  # what must not de
 
 @dataclass(frozen=True, kw_only=True)
 class Leg:
-    """One pass. Its documents keep the indices, and so the contents, that they have in step 0, unless `changed`."""
+    """A leg. Its documents keep the indices, and so the contents, that they have in step 0, unless `changed`."""
 
     name: CanaryLeg
     canary: str  # one of CANARIES, or NOISE: why it runs
@@ -35,7 +35,7 @@ class Leg:
     rewrites: bool = False  # every layer's input, and the gradient of its output, is overwritten with a known value
 
     def micro_batches(self, config: CellConfig) -> list[list[MicroBatch]]:
-        """Micro-batches of the pass, indexed [dp][i]."""
+        """Its micro-batches, indexed [dp][i]."""
         return config.packed(self.documents)
 
 
@@ -43,6 +43,20 @@ def legs_of(config: CellConfig) -> list[Leg]:
     """The legs that a cell runs, in order; those of a canary that does not apply are left out."""
     legs = [leg for name in config.canaries if not why_not(config, name) for leg in _LEGS[name](config)]
     return sorted(legs, key=lambda leg: LEG_NAMES.index(leg.name))
+
+
+def shared_passes(legs: Sequence[Leg]) -> list[list[Leg]]:
+    """The legs by pass, in order: successive ones that run the model without a backward share one.
+
+    Gradients of a pass are the sum over its micro-batches, so a leg with a backward has a pass alone.
+    """
+    passes: list[list[Leg]] = []
+    for leg in legs:
+        if passes and all(other.model and not other.backward for other in (leg, passes[-1][-1])):
+            passes[-1].append(leg)
+        else:
+            passes.append([leg])
+    return passes
 
 
 def why_not(config: CellConfig, canary: str) -> str:

@@ -235,7 +235,7 @@ class LegSeen:
     parameters: list[ParameterSeen] = field(default_factory=list)
     activations: list[ActivationSeen] = field(default_factory=list)
     input_gradients: list[ActivationSeen] = field(default_factory=list)  # rewriting; the output block is one layer more
-    time_s: float = 0.0
+    time_s: float = 0.0  # of its pass, which legs without a backward share
 
 
 @dataclass(kw_only=True)

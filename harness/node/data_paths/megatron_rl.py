@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +35,14 @@ from harness.node.data_paths.scored import rows_by_slot
 from harness.node.data_paths.sft.checkout import find, set_arguments
 from harness.node.probe.truth import MicroTruth, StepTruth
 
-_Micro = tuple[int, MicroTruth]  # number of a bin of this replica, and its truth
+
+@dataclass(frozen=True)
+class _Bin:
+    """One bin of this replica: the packing that holds it, its number there, and its truth."""
+
+    packed: Any  # upstream's PackingContext
+    number: int
+    micro: MicroTruth
 
 
 class MegatronRlPath:
@@ -44,6 +52,7 @@ class MegatronRlPath:
         self.packing: Any = importlib.import_module("megatron.rl.sequence_packing_utils")
         self.rl: Any = importlib.import_module("megatron.rl.rl_utils")
         self.state: Any = self.rl.get_rl_runtime_state()
+        self.variables: Any = importlib.import_module("megatron.training.global_vars")
         parallel: Any = importlib.import_module("megatron.core.parallel_state")
         self.groups = SimpleNamespace(
             cp=parallel.get_context_parallel_group(), pp=parallel.get_pipeline_model_parallel_group()
@@ -62,18 +71,17 @@ class MegatronRlPath:
         found = Path(str(module.__file__)).resolve().parent
         return None if found == root else Missing(reason=f"train_rl comes from {found}, but megatron.core from {root}")
 
-    def iterator(self, truth: StepTruth, chunk: int) -> Iterator[_Micro]:
-        """Pairs of bin and truth. Packs the step for chunk 0, collectively over the replicas."""
+    def iterator(self, truth: StepTruth, chunk: int) -> Iterator[_Bin]:
+        """Its bins. Packs the step for chunk 0, collectively over the replicas."""
         if chunk == 0:
-            packed = self.state.packing_context = self._packed(truth)
+            packed = self.packed = self._packed(truth)
             packed.old_logprobs = torch.zeros_like(packed.packed_trajs[:, 1:], dtype=torch.float32)
             packed.ref_logprobs = packed.old_logprobs
-        return iter(list(enumerate(truth.micro_batches)))
+        return iter([_Bin(self.packed, number, micro) for number, micro in enumerate(truth.micro_batches)])
 
     def _packed(self, truth: StepTruth) -> Any:
         config, place = self.context.config, self.context.place
-        variables: Any = importlib.import_module("megatron.training.global_vars")
-        variables._GLOBAL_TOKENIZER = SimpleNamespace(pad=truth.pad_id)
+        self.variables._GLOBAL_TOKENIZER = SimpleNamespace(pad=truth.pad_id)
         documents = share(truth.documents, config.layout.dp, place.dp)
         width = max(document.length for document in truth.documents) + 1
         rollouts = torch.full((len(documents), width), truth.pad_id)
@@ -93,15 +101,21 @@ class MegatronRlPath:
             "round-robin",
         )
 
-    def fetch(self, iterator: Iterator[_Micro] | None, chunk: int) -> Batch:
+    def select(self, chosen: _Bin) -> None:
+        """Make upstream's globals those of the bin's packing: the legs of a pass have one each."""
+        self.state.packing_context = chosen.packed
+        self.variables._GLOBAL_TOKENIZER = SimpleNamespace(pad=chosen.micro.pad_id)
+
+    def fetch(self, iterator: Iterator[_Bin] | None, chunk: int) -> Batch:
         assert iterator is not None
-        number, micro = next(iterator)
-        called = self._called(number)
+        chosen = next(iterator)
+        self.select(chosen)
+        called = self._called(chosen.number)
         batch = Batch(params=called["params"], arguments=called["others"])
         if self.context.is_first(chunk):
             batch.tokens, batch.position_ids = called["tokens"], called["position_ids"]
         if self.context.is_last(chunk):
-            batch.score = _Loss(self, number, micro)
+            batch.score = _Loss(self, chosen)
         return batch
 
     def _called(self, number: int) -> dict[str, Any]:
@@ -115,12 +129,12 @@ class MegatronRlPath:
     def log_probs(self, micro: MicroTruth, batch: Batch, logits: Tensor) -> list[Tensor]:
         """Log-probabilities of the tokens after the first, one tensor per document, in order."""
         assert isinstance(batch.score, _Loss)
-        return _by_document(self.scored(batch.score.number, _whole(logits)), micro)
+        return _by_document(self.scored(batch.score.chosen, _whole(logits)), micro)
 
-    def scored(self, number: int, logits: Tensor) -> Tensor:
+    def scored(self, chosen: _Bin, logits: Tensor) -> Tensor:
         """[1, slots - 1]: log-probabilities without gradient of a bin, for its logits [1, local slots, vocabulary]."""
         tokens, _, _, _, position_ids, *_, params = self.packing.load_packed_data_by_index(
-            number, self.state.packing_context, False
+            chosen.number, chosen.packed, False
         )
         model = _Model(self.groups, logits)
         found: Tensor = self.rl.get_logprobs(model, tokens, position_ids, no_grad=True, packed_seq_params=params)
@@ -130,17 +144,18 @@ class MegatronRlPath:
 class _Loss:
     """The loss of one bin."""
 
-    def __init__(self, path: MegatronRlPath, number: int, micro: MicroTruth) -> None:
-        self.path, self.number, self.micro = path, number, micro
+    def __init__(self, path: MegatronRlPath, chosen: _Bin) -> None:
+        self.path, self.chosen = path, chosen
 
     def __call__(self, logits: Tensor) -> Scored:
-        path, number = self.path, self.number
-        known = path.scored(number, logits)
-        path.state.packing_context.old_logprobs[number] = known[0]
-        output, loss = path.script.forward_step(_bins(number), _Model(path.groups, logits))
+        path, micro = self.path, self.chosen.micro
+        path.select(self.chosen)
+        known = path.scored(self.chosen, logits)
+        self.chosen.packed.old_logprobs[self.chosen.number] = known[0]
+        output, loss = path.script.forward_step(_bins(self.chosen.number), _Model(path.groups, logits))
         returned = loss(output)
         losses, weights = (
-            rows_by_slot(_by_document(row, self.micro), self.micro, path.context) for row in (-known, loss.args[0])
+            rows_by_slot(_by_document(row, micro), micro, path.context) for row in (-known, loss.args[0])
         )
         return Scored(returned=returned[:2], losses=losses, weights=weights)
 

@@ -6,7 +6,7 @@ micro-batch and its loss here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +34,7 @@ from harness.node.recording.recorder import Recorder
 
 @dataclass(kw_only=True)
 class Losses:
-    """Losses of a pass on the last stage, over this rank's tokens, in float64.
+    """Losses of a leg in a pass, on the last stage, over this rank's tokens, in float64.
 
     `pending`: tensors not read from the device yet, since that synchronises with the GPU; see `Observer.read_losses`.
     """
@@ -44,6 +44,17 @@ class Losses:
     documents: dict[int, DocumentLoss] = field(default_factory=dict)
     tokens: list[TokenLoss] = field(default_factory=list)
     pending: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)  # losses, mask, owners
+
+
+@dataclass(kw_only=True)
+class LegInPass:
+    """A leg's micro-batches in the pass in progress. Canary legs without a backward share a pass."""
+
+    leg: LegName
+    truth: StepTruth
+    step: int  # as in progress reports
+    micro_batches: int
+    losses: Losses = field(default_factory=Losses)
 
 
 class Observer:
@@ -62,19 +73,45 @@ class Observer:
             record_operations(plain, context, self.state, recorder)
 
     def begin_pass(self, truth: StepTruth, leg: LegName, *, keep_tokens: bool, step: int | None = None) -> None:
-        """Announce the next pass. `leg`, `step`: as in progress reports; the step is that of the truth if omitted."""
-        self.truth, self.counts, self.keep_tokens = truth, [0] * len(self.chunks), keep_tokens
-        self.losses, self.backward = Losses(), True
+        """Announce the next pass, of one leg. `step`: as in progress reports; that of the truth if omitted."""
+        number = truth.step if step is None else step
+        self.begin_legs([LegInPass(leg=leg, truth=truth, step=number, micro_batches=len(truth.plans))])
+        self.keep_tokens = keep_tokens
+
+    def begin_legs(self, legs: Sequence[LegInPass]) -> None:
+        """Announce the next pass, whose micro-batches are those of `legs`, one leg after another."""
+        self.legs, self.counts, self.keep_tokens = list(legs), [0] * len(self.chunks), False
+        self.backward = True
         self.recomputed.begin()
-        self.state.step, self.state.leg = truth.step if step is None else step, leg
-        self.recorder.progress(leg, self.state.step, 0, "start")
+        self._enter(self.legs[0])
+        self.recorder.progress(self.state.leg, self.state.step, 0, "start")
 
     def fetching(self, chunk: int) -> int:
-        """Announce that a chunk fetches its next micro-batch; returns the micro-batch's number."""
+        """Announce that a chunk fetches its next micro-batch; returns the micro-batch's number within its leg."""
         number = self.counts[chunk]
         self.counts[chunk] += 1
+        following = iter(self.legs)
+        leg = next(following)
+        for later in following:
+            if number < leg.micro_batches:
+                break
+            number, leg = number - leg.micro_batches, later
+        self._enter(leg)
         self.recorder.progress(self.state.leg, self.state.step, number, "fetch")
         return number
+
+    def _enter(self, leg: LegInPass) -> None:
+        self.current, self.state.leg, self.state.step = leg, leg.leg, leg.step
+
+    @property
+    def losses(self) -> Losses:
+        """Of the current leg."""
+        return self.current.losses
+
+    @property
+    def truth(self) -> StepTruth:
+        """Of the current leg."""
+        return self.current.truth
 
     def entering(self, chunk: int, number: int) -> Tensor:
         """Announce the forward of a fetched micro-batch; returns the owners of its slots, [rows, local slots, 2]."""
@@ -130,17 +167,21 @@ class Observer:
         )
 
     def read_losses(self) -> Losses:
-        """Read the losses of the last pass from the device, and gather its gradients if they are sharded."""
+        """Read the losses of the last pass from the device, and gather its gradients if they are sharded.
+
+        Returns those of the current leg, which is the only one of a pass with a backward.
+        """
         self.gathered = whole_gradients(self.chunks) if self.backward else {}
-        pending, self.losses.pending = self.losses.pending, []
-        for losses, mask, owners in pending:
-            self.losses.loss_sum += float((losses * mask).sum())
-            self.losses.token_count += float(mask.sum().to(torch.int))
-            if self.context.place.tp == 0:
-                self._record_losses(losses.cpu(), mask.cpu(), owners)
+        for read in (leg.losses for leg in self.legs):
+            pending, read.pending = read.pending, []
+            for losses, mask, owners in pending:
+                read.loss_sum += float((losses * mask).sum())
+                read.token_count += float(mask.sum().to(torch.int))
+                if self.context.place.tp == 0:
+                    self._record_losses(read, losses.cpu(), mask.cpu(), owners)
         return self.losses
 
-    def _record_losses(self, losses: Tensor, mask: Tensor, owners: Tensor) -> None:
+    def _record_losses(self, read: Losses, losses: Tensor, mask: Tensor, owners: Tensor) -> None:
         if losses.shape != owners.shape[:-1]:
             return  # wrong shape; the metadata lane reports it
         documents, positions = owners.flatten(0, 1).unbind(1)
@@ -149,10 +190,10 @@ class Observer:
             if document == PAD:
                 continue
             mine = documents == document
-            seen = self.losses.documents.setdefault(document, DocumentLoss(loss_sum=0.0, tokens=0))
+            seen = read.documents.setdefault(document, DocumentLoss(loss_sum=0.0, tokens=0))
             seen.loss_sum += float((losses * mask)[mine].sum())
             seen.tokens += int(mask[mine].sum())
-        if self.keep_tokens and len(self.losses.tokens) < MOST_TOKEN_LOSSES:
+        if self.keep_tokens and len(read.tokens) < MOST_TOKEN_LOSSES:
             counted = ((mask > 0) & (documents != PAD)).nonzero().flatten().tolist()
             rows = zip(documents[counted].tolist(), positions[counted].tolist(), losses[counted].tolist())
-            self.losses.tokens += [TokenLoss(document=d, position=p, loss=value) for d, p, value in rows]
+            read.tokens += [TokenLoss(document=d, position=p, loss=value) for d, p, value in rows]

@@ -23,10 +23,10 @@ from harness.node.recording.recorder import Recorder
 
 
 class ChunkIterator:
-    """An iterator tagged with its model chunk; the schedule passes it to the forward step."""
+    """The data path's iterators of a model chunk, by leg of the pass; the schedule passes it to the forward step."""
 
-    def __init__(self, inner: Iterator[Any] | None, chunk: int) -> None:
-        self.inner = inner
+    def __init__(self, by_leg: list[Iterator[Any] | None], chunk: int) -> None:
+        self.by_leg = by_leg
         self.chunk = chunk
 
 
@@ -51,11 +51,13 @@ class Passes(Observer):
         `leg`: the name in progress reports.
         """
         self.begin_pass(truth, leg, keep_tokens=keep_tokens)
-        return self.iterators(truth)
+        return self.iterators()
 
-    def iterators(self, truth: StepTruth) -> list[ChunkIterator]:
-        """The data path's iterators over the announced pass. Collective."""
-        return [ChunkIterator(self.path.iterator(truth, number), number) for number in range(len(self.chunks))]
+    def iterators(self) -> list[ChunkIterator]:
+        """The data path's iterators over the announced pass. Collective, so they are made before the pass."""
+        chunks = range(len(self.chunks))
+        made = [[self.path.iterator(leg.truth, chunk) for chunk in chunks] for leg in self.legs]
+        return [ChunkIterator([by_chunk[chunk] for by_chunk in made], chunk) for chunk in chunks]
 
     def run(self, iterators: list[ChunkIterator], *, micro_batches: int, forward_only: bool) -> None:
         """Zero the gradients and run the schedule, which reduces gradients at its end unless `forward_only`.
@@ -84,8 +86,11 @@ class Passes(Observer):
         """Megatron's forward_step_func (pretrain_gpt.forward_step): (output tensor, loss function)."""
         chunk = iterator.chunk
         number = self.fetching(chunk)
+        if self.truth.leg is not self.fault.leg and self.truth.leg is not None:
+            self.fault.on_leg(self.context, self.truth.leg)
+        inner = iterator.by_leg[self.legs.index(self.current)]
         with self.groups.shown():
-            batch = self.fault.on_batch(self.path.fetch(iterator.inner, chunk), self.context, chunk, number)
+            batch = self.fault.on_batch(self.path.fetch(inner, chunk), self.context, chunk, number)
         owners = self.entering(chunk, number)
         return forward(model, batch, self.context.config), partial(self._loss, batch, owners)
 

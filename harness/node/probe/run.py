@@ -1,6 +1,6 @@
 """The probe of one rank: setup, then the metadata, training, canary and timing legs.
 
-A leg is one pass of a cell with its own documents and records, named in progress reports and findings.
+A leg is a part of a cell with its own documents and records, named in progress reports and findings.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.core.cell.canary_legs import LEG_NAMES, NOISE_LEGS, Leg, legs_of, why_not
+from harness.core.cell.canary_legs import LEG_NAMES, NOISE_LEGS, Leg, legs_of, shared_passes, why_not
 from harness.core.cell.config import CANARIES, DEFAULT_CANARIES, NOISE, CellConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.data_paths.table import DATA_PATHS
@@ -48,6 +48,14 @@ def test_every_leg_can_be_packed_and_every_canary_runs_or_says_why_not(data_path
         assert all(leg.micro_batches(config))
     for canary in CANARIES:
         assert bool(why_not(config, canary)) != any(leg.canary == canary for leg in ran)
+
+
+def test_successive_legs_that_only_run_forward_share_a_pass() -> None:
+    config = replace(cell("sft", SHORT), canaries=(*CANARIES, NOISE))
+    shared = [[leg.name for leg in one] for one in shared_passes(legs_of(config))]
+    forwards = ["isolation", "isolation-middle", "repetition", "order", "padding"]
+    assert shared == [["truncation"], ["determinism"], forwards, ["rewriting"], ["noise-epsilon"]]
+    assert shared_passes([]) == []
 
 
 def test_only_requested_canaries_run() -> None:

@@ -1,23 +1,27 @@
 """Canary legs: each repeats step 0 with the initial weights, on documents varied by core/cell/canary_legs.py.
 
-They run after the training leg, so that their failures do not cost the evidence of training.
+They run after the training leg, so that their failures do not cost the evidence of training. Legs without a backward
+are the micro-batches of one pass: the stages of a pipeline fill once for all of them.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from harness.core.cell.canary_legs import Leg, legs_of
+from harness.core.cell.canary_legs import Leg, legs_of, shared_passes
 from harness.core.run.records import LegSeen
+from harness.core.run.states import CanaryLeg
 from harness.node.device.placement import synchronize
 from harness.node.probe.hooks.expert_biases import reset_biases
 from harness.node.probe.legs.metadata import observed_batches
 from harness.node.probe.legs.rewriting import Rewriter
 from harness.node.probe.model.bridge.vision import language_of
 from harness.node.probe.model.gpt import unwrap
+from harness.node.probe.observer import LegInPass, Losses
 from harness.node.probe.passes import Passes
 from harness.node.probe.truth import StepTruth
 from harness.node.probe.weights import draw
@@ -42,50 +46,53 @@ class CanaryLegs:
             for item, weight in zip(self.passes.named_parameters(), self.initial, strict=True):
                 item.parameter.copy_(weight)
                 item.parameter.grad = None  # left by the optimizer: a backward would add to it
-        for leg in self.legs:
+        for legs in shared_passes(self.legs):
             begin = time.perf_counter()
             self.passes.recorder.flush()
-            self.passes.fault.on_leg(self.passes.context, leg)
-            seen = self._pass(leg) if leg.model else self._fetch(leg)
-            seen.time_s = time.perf_counter() - begin
-            self.passes.recorder.record.legs.append(seen)
+            found = self._pass(legs) if legs[0].model else [self._fetch(legs[0])]
+            taken = time.perf_counter() - begin
+            for seen in found:
+                seen.time_s = taken
+            self.passes.recorder.record.legs += found
         self.passes.fault.leg = None
         self.passes.recorder.flush()
 
     def _fetch(self, leg: Leg) -> LegSeen:
         """Only fetch the batches, and compare them with the truth."""
         passes = self.passes
+        passes.fault.on_leg(passes.context, leg)
         truth = StepTruth(passes.context.config, 0, passes.context.place.dp, leg)
         batches = observed_batches(truth, leg.name, passes.path, passes.context, passes.fault, passes.recorder)
         return LegSeen(leg=leg.name, batches=list(batches))
 
-    def _pass(self, leg: Leg) -> LegSeen:
-        """Run a pass through the model; after a backward, also record gradients."""
-        passes = self.passes
-        truth = StepTruth(passes.context.config, 0, passes.context.place.dp, leg)
+    def _pass(self, legs: Sequence[Leg]) -> list[LegSeen]:
+        """Run a pass through the model; after a backward, which only a leg alone has, also record gradients."""
+        passes, alone = self.passes, legs[0]
         reset_biases(passes.chunks, passes.context.config.model.layers)
-        count = passes.fault.micro_batches(len(truth.plans), passes.context, 0)
-        if leg.moved_weights:
+        if alone.moved_weights:
             self._move_weights()
-        iterators = passes.begin(truth, leg.name, keep_tokens=False)
-        passes.state.fingerprints = leg.backward
-        self.rewriter.lengths = {item.index: item.length for item in leg.documents} if leg.rewrites else None
+        passes.begin_legs([self._announced(leg) for leg in legs])
+        iterators = passes.iterators()
+        passes.state.fingerprints = alone.backward
+        self.rewriter.lengths = {item.index: item.length for item in alone.documents} if alone.rewrites else None
         # Autograd stays on even without a backward: results are bitwise equal only with the kernels used in training.
-        passes.run(iterators, micro_batches=count, forward_only=not leg.backward)
+        count = sum(leg.micro_batches for leg in passes.legs)
+        passes.run(iterators, micro_batches=count, forward_only=not alone.backward)
         self.rewriter.lengths = None
         synchronize(passes.context.device)
-        losses = passes.read_losses()
-        seen = LegSeen(
-            leg=leg.name,
-            loss_sum=losses.loss_sum,
-            token_count=int(losses.token_count),
-            documents=losses.documents,
-            tokens=losses.tokens,
-        )
-        if leg.backward:
-            seen.parameters, seen.activations = passes.parameters_seen(), passes.layer_recorder.drain()
-            seen.input_gradients = self.rewriter.drain()
-        return seen
+        passes.read_losses()
+        found = [_seen(leg.name, announced.losses) for leg, announced in zip(legs, passes.legs, strict=True)]
+        if alone.backward:
+            found[0].parameters, found[0].activations = passes.parameters_seen(), passes.layer_recorder.drain()
+            found[0].input_gradients = self.rewriter.drain()
+        return found
+
+    def _announced(self, leg: Leg) -> LegInPass:
+        passes, context = self.passes, self.passes.context
+        passes.fault.on_leg(context, leg)
+        truth = StepTruth(context.config, 0, context.place.dp, leg)
+        count = passes.fault.micro_batches(len(truth.plans), context, 0)
+        return LegInPass(leg=leg.name, truth=truth, step=0, micro_batches=count)
 
     def _move_weights(self) -> None:
         """Change each weight by one machine epsilon, up or down at random. Not undone, so this must be the last leg."""
@@ -95,6 +102,16 @@ class CanaryLegs:
                 weight = item.parameter
                 sign = item.shard.take(draw("move", item.name, item.shard.full, seed)).sign().to(weight)
                 weight.mul_(1 + torch.finfo(weight.dtype).eps * sign)
+
+
+def _seen(name: CanaryLeg, losses: Losses) -> LegSeen:
+    return LegSeen(
+        leg=name,
+        loss_sum=losses.loss_sum,
+        token_count=int(losses.token_count),
+        documents=losses.documents,
+        tokens=losses.tokens,
+    )
 
 
 def _copy(parameter: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ class TrainingLeg:
     def _evaluate(self) -> None:
         passes = self.passes
         truth = begin_evaluation(passes)
-        iterators = passes.iterators(truth)
+        iterators = passes.iterators()
         for chunk in passes.chunks:
             chunk.eval()
         with torch.no_grad():

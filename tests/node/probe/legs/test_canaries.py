@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.cell.canary_legs import legs_of
+from harness.core.cell.canary_legs import legs_of, shared_passes
 from harness.core.cell.config import CANARIES, CellConfig
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.run.records import LegSeen
@@ -100,4 +100,14 @@ def test_the_training_is_recorded_before_a_leg_breaks(tmp_path: Path) -> None:
     for record in one.records.values():
         assert len(record.steps) == 2 and record.parameters
         assert record.progress.leg == "repetition"
-        assert [leg.leg for leg in record.legs] == ["determinism", "isolation", "isolation-middle"]
+        assert [leg.leg for leg in record.legs] == ["determinism"]  # the others share the pass of the broken one
+
+
+@pytest.mark.parametrize("name", ["tp2 pp2", "vpp", "dp2"])
+def test_legs_without_a_backward_share_a_pass(ran: dict[str, Ran], name: str) -> None:
+    passes = [[leg.name for leg in legs] for legs in shared_passes(legs_of(ran[name].config))]
+    assert max(len(legs) for legs in passes) >= 4
+    for record in ran[name].records.values():
+        times = {leg.leg: leg.time_s for leg in record.legs}
+        assert [len({times[leg] for leg in legs}) for legs in passes] == [1] * len(passes)
+        assert len(set(times.values())) == len(passes)
