@@ -31,6 +31,7 @@ CELLS = {
     "bf16": cell("reference", tp=2, dtype="bf16"),
     "unpacked": cell("unpacked"),
     "nothing cut": cell("sft", SHORT),
+    "faulty": replace(cell("sft"), fault="labels-not-shifted"),
 }
 
 
@@ -82,6 +83,14 @@ def test_copies_have_one_loss_and_documents_keep_theirs_in_another_order(ran: di
     copies = [loss.loss_sum for loss in legs["repetition"].documents.values()]
     assert len(copies) == 8
     assert copies == pytest.approx([copies[0]] * 8, rel=1e-6)
+    for document, loss in legs["order"].documents.items():
+        assert loss.loss_sum == pytest.approx(before[document], rel=1e-6)
+
+
+def test_a_fault_breaks_each_leg_by_the_documents_of_that_leg(ran: dict[str, Ran]) -> None:
+    before, legs = last(ran["faulty"])
+    right, _ = last(ran["sft"])
+    assert all(before[document] != right[document] for document, loss in legs["order"].documents.items() if loss.tokens)
     for document, loss in legs["order"].documents.items():
         assert loss.loss_sum == pytest.approx(before[document], rel=1e-6)
 
