@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.train]
 CELL = "tp2-pp2-cp1-bridge_offline-bridge062-bridge-trainer-resume-tp1-pp4"
 
 
+@pytest.mark.long  # short: resumed cells in test_trainer_bridge.py, cells on two nodes in test_launch.py
 def test_a_cell_on_two_nodes_continues_in_another_layout(lab: SlurmLab, tmp_path: Path, root: Path) -> None:
     stacks = yaml_file.read(root / "matrices" / "trainer_bridge.yaml").values["stacks"]
     matrix = {
