@@ -39,7 +39,7 @@ from harness.node.coordination import rendezvous
 from harness.node.coordination.job_start import work_order_of
 from harness.node.coordination.rendezvous import NodeResult
 from harness.node.node_agent import ANNOUNCING, Agent
-from harness.node.process import die_with, other_threads
+from harness.node.process import die_with, end_process, other_threads
 
 LOOK_AHEAD = 64  # waiting cells that may start before one that does not fit; the configuration of each is read
 CLOCK_TOLERANCE_S = 5.0  # a larger offset to the leader's time stamp means that the clocks disagree
@@ -283,4 +283,4 @@ def prepare(launcher: int | None) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    end_process(main())

@@ -17,7 +17,7 @@ from pathlib import Path
 from harness.core.serialization import loads
 from harness.node import agent
 from harness.node.load import loaded
-from harness.node.process import log_to
+from harness.node.process import end_process, log_to
 
 
 def main() -> int:
@@ -36,4 +36,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    end_process(main())

@@ -1,4 +1,4 @@
-"""Temporary files of torch elastic are removed with the cell."""
+"""Temporary files of torch elastic are removed with the cell, and processes end at once."""
 
 from __future__ import annotations
 
@@ -43,6 +43,14 @@ def test_forked_ranks_leave_no_temporary_file(fails: bool, tmp_path: Path, monke
     assert ended.is_failed() is fails
     assert list(tmp_path.rglob("*")) == [system]
     assert tempfile.gettempdir() == str(system)
+
+
+def test_a_process_ends_with_its_output_and_exit_code_and_without_cleanup() -> None:
+    code = "import atexit; from harness.node.process import end_process; atexit.register(print, 'cleanup')"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; print('out', end=''); end_process(7)"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (7, "out", "")
 
 
 def _leads(says: int) -> None:

@@ -12,6 +12,7 @@ from harness.app.pipeline import judge_run, launch, plan_run
 from harness.app.pipeline.expected_times import expected_times
 from harness.app.pipeline.finalize import FinalizeOptions, history_file, judge_and_report
 from harness.app.pipeline.live_judging import EnoughFailures, LiveJudging
+from harness.app.pipeline.reports import import_ahead
 from harness.app.signals import name_of
 from harness.core.errors import InputError, InterruptedRun, Problem
 from harness.core.outcomes import EXIT_INTERRUPTED
@@ -122,6 +123,7 @@ def _launch(
 
     try:
         times = expected_times(part, history_file(options.history, directory.root.parent))
+        import_ahead()
         launch.launch(directory, part, LocalLauncher(attempts, ahead), judged, times)
     except EnoughFailures:
         left = _without_result(directory, plan)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 
 from harness.app.error_boundary import uncaught
 from harness.core.errors import HarnessError, InfrastructureError
@@ -15,6 +18,16 @@ from harness.judge.report.model import Report
 from harness.judge.report.render_json import render_json
 from harness.judge.report.render_junit import render_junit
 from harness.judge.report.render_markdown import render_markdown
+
+
+def import_ahead() -> None:
+    """Begin to import what the curves of report.html need, half a second in which the launcher of a local run waits."""
+
+    def curves() -> None:
+        with suppress(Exception):  # the report imports it again, and says what is wrong
+            import_module("harness.infra.html.curves")
+
+    Thread(target=curves, daemon=True).start()
 
 
 def write_reports(run: RunDir, report: Report) -> list[Path]:

@@ -1,7 +1,9 @@
-"""The files of a report that is written again."""
+"""The files of a report that is written again, and what is imported for it while cells run."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,3 +44,14 @@ def test_a_report_that_cannot_be_rendered_leaves_the_pages_of_the_last_one(
     with pytest.raises(InfrastructureError):
         write_reports(RunDir(tmp_path), large_report())
     assert (tmp_path / FOLDER / "003.html").read_text() == before
+
+
+@pytest.mark.parametrize(("before", "imported"), [("", "True"), ("sys.modules['matplotlib'] = None; ", "False")])
+def test_curves_are_imported_ahead_and_an_import_that_fails_is_left_to_the_report(before: str, imported: str) -> None:
+    code = (
+        f"import sys, threading; {before}from harness.app.pipeline.reports import import_ahead; import_ahead()\n"
+        "for thread in threading.enumerate():\n    thread is threading.main_thread() or thread.join()\n"
+        "print('harness.infra.html.curves' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == (imported, "")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from harness.core.cell.config import CellConfig
 from harness.node.data_paths.lookup import Unavailable
+from harness.node.process import end_process
 from harness.node.trainers.asking import as_a_rank, ask
 from harness.node.trainers.bridge.config import container
 from harness.node.trainers.bridge.fields import FieldError
@@ -42,3 +43,4 @@ def problem_of(config: CellConfig) -> str:
 if __name__ == "__main__":
     os.environ.setdefault("RANK", "0")  # validate() reads the rank, in processes that torchrun starts
     ask(sys.argv[1], problem_of)
+    end_process(0)

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from harness.core.cell.config import CellConfig
 from harness.node.data_paths.sft import checkout
+from harness.node.process import end_process
 from harness.node.trainers.asking import as_a_rank, ask
 from harness.node.trainers.megatron.flags import flags
 
@@ -62,3 +63,4 @@ def main(file: str) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1])
+    end_process(0)
