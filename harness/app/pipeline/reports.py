@@ -27,7 +27,7 @@ def import_ahead() -> None:
         with suppress(Exception):  # the report imports it again, and says what is wrong
             import_module("harness.infra.html.curves")
 
-    Thread(target=curves, daemon=True).start()
+    Thread(target=curves).start()  # not a daemon: those end within an extension module at exit, which may abort
 
 
 def write_reports(run: RunDir, report: Report) -> list[Path]:

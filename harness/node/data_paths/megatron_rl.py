@@ -72,7 +72,7 @@ class MegatronRlPath:
         return None if found == root else Missing(reason=f"train_rl comes from {found}, but megatron.core from {root}")
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[_Bin]:
-        """Its bins. Packs the step for chunk 0, collectively over the replicas."""
+        """The bins of the step, or leg. Packs it for chunk 0, collectively over the replicas."""
         if chunk == 0:
             packed = self.packed = self._packed(truth)
             packed.old_logprobs = torch.zeros_like(packed.packed_trajs[:, 1:], dtype=torch.float32)
@@ -81,7 +81,7 @@ class MegatronRlPath:
 
     def _packed(self, truth: StepTruth) -> Any:
         config, place = self.context.config, self.context.place
-        self.variables._GLOBAL_TOKENIZER = SimpleNamespace(pad=truth.pad_id)
+        self._pad_with(truth.pad_id)
         documents = share(truth.documents, config.layout.dp, place.dp)
         width = max(document.length for document in truth.documents) + 1
         rollouts = torch.full((len(documents), width), truth.pad_id)
@@ -101,15 +101,18 @@ class MegatronRlPath:
             "round-robin",
         )
 
-    def select(self, chosen: _Bin) -> None:
+    def _select(self, chosen: _Bin) -> None:
         """Make upstream's globals those of the bin's packing: the legs of a pass have one each."""
         self.state.packing_context = chosen.packed
-        self.variables._GLOBAL_TOKENIZER = SimpleNamespace(pad=chosen.micro.pad_id)
+        self._pad_with(chosen.micro.pad_id)
+
+    def _pad_with(self, token: int) -> None:
+        self.variables._GLOBAL_TOKENIZER = SimpleNamespace(pad=token)
 
     def fetch(self, iterator: Iterator[_Bin] | None, chunk: int) -> Batch:
         assert iterator is not None
         chosen = next(iterator)
-        self.select(chosen)
+        self._select(chosen)
         called = self._called(chosen.number)
         batch = Batch(params=called["params"], arguments=called["others"])
         if self.context.is_first(chunk):
@@ -133,6 +136,7 @@ class MegatronRlPath:
 
     def scored(self, chosen: _Bin, logits: Tensor) -> Tensor:
         """[1, slots - 1]: log-probabilities without gradient of a bin, for its logits [1, local slots, vocabulary]."""
+        self._select(chosen)
         tokens, _, _, _, position_ids, *_, params = self.packing.load_packed_data_by_index(
             chosen.number, chosen.packed, False
         )
@@ -149,7 +153,6 @@ class _Loss:
 
     def __call__(self, logits: Tensor) -> Scored:
         path, micro = self.path, self.chosen.micro
-        path.select(self.chosen)
         known = path.scored(self.chosen, logits)
         self.chosen.packed.old_logprobs[self.chosen.number] = known[0]
         output, loss = path.script.forward_step(_bins(self.chosen.number), _Model(path.groups, logits))

@@ -90,17 +90,16 @@ class Observer:
         """Announce that a chunk fetches its next micro-batch; returns the micro-batch's number within its leg."""
         number = self.counts[chunk]
         self.counts[chunk] += 1
-        following = iter(self.legs)
-        leg = next(following)
-        for later in following:
-            if number < leg.micro_batches:
-                break
-            number, leg = number - leg.micro_batches, later
+        leg, *later = self.legs
+        while later and number >= leg.micro_batches:  # the last leg has all others, should upstream fetch too many
+            number -= leg.micro_batches
+            leg = later.pop(0)
         self._enter(leg)
         self.recorder.progress(self.state.leg, self.state.step, number, "fetch")
         return number
 
     def _enter(self, leg: LegInPass) -> None:
+        """Make a leg of the pass the current one."""
         self.current, self.state.leg, self.state.step = leg, leg.leg, leg.step
 
     @property

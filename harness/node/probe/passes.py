@@ -17,7 +17,7 @@ from harness.node.data_paths.base import Adapter, Batch, RankContext, Scored
 from harness.node.faults import Fault
 from harness.node.probe.model.gpt import unwrap
 from harness.node.probe.model.groups import GLOBAL, Groups
-from harness.node.probe.observer import Observer
+from harness.node.probe.observer import LegInPass, Observer
 from harness.node.probe.truth import StepTruth
 from harness.node.recording.recorder import Recorder
 
@@ -25,7 +25,7 @@ from harness.node.recording.recorder import Recorder
 class ChunkIterator:
     """The data path's iterators of a model chunk, by leg of the pass; the schedule passes it to the forward step."""
 
-    def __init__(self, by_leg: list[Iterator[Any] | None], chunk: int) -> None:
+    def __init__(self, by_leg: dict[LegName, Iterator[Any] | None], chunk: int) -> None:
         self.by_leg = by_leg
         self.chunk = chunk
 
@@ -56,8 +56,13 @@ class Passes(Observer):
     def iterators(self) -> list[ChunkIterator]:
         """The data path's iterators over the announced pass. Collective, so they are made before the pass."""
         chunks = range(len(self.chunks))
-        made = [[self.path.iterator(leg.truth, chunk) for chunk in chunks] for leg in self.legs]
-        return [ChunkIterator([by_chunk[chunk] for by_chunk in made], chunk) for chunk in chunks]
+        made = {leg.leg: [self.path.iterator(leg.truth, chunk) for chunk in chunks] for leg in self.legs}
+        return [ChunkIterator({leg: by_chunk[chunk] for leg, by_chunk in made.items()}, chunk) for chunk in chunks]
+
+    def _enter(self, leg: LegInPass) -> None:
+        super()._enter(leg)
+        if leg.truth.leg is not None and leg.truth.leg is not self.fault.leg:
+            self.fault.on_leg(self.context, leg.truth.leg)
 
     def run(self, iterators: list[ChunkIterator], *, micro_batches: int, forward_only: bool) -> None:
         """Zero the gradients and run the schedule, which reduces gradients at its end unless `forward_only`.
@@ -86,11 +91,9 @@ class Passes(Observer):
         """Megatron's forward_step_func (pretrain_gpt.forward_step): (output tensor, loss function)."""
         chunk = iterator.chunk
         number = self.fetching(chunk)
-        if self.truth.leg is not self.fault.leg and self.truth.leg is not None:
-            self.fault.on_leg(self.context, self.truth.leg)
-        inner = iterator.by_leg[self.legs.index(self.current)]
         with self.groups.shown():
-            batch = self.fault.on_batch(self.path.fetch(inner, chunk), self.context, chunk, number)
+            fetched = self.path.fetch(iterator.by_leg[self.current.leg], chunk)
+            batch = self.fault.on_batch(fetched, self.context, chunk, number)
         owners = self.entering(chunk, number)
         return forward(model, batch, self.context.config), partial(self._loss, batch, owners)
 

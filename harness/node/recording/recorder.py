@@ -1,4 +1,4 @@
-"""Writes the rank record: flushed by rename before every micro-batch's forward, and at the end."""
+"""Writes the rank record by rename: before each micro-batch of step 0, after later steps, before each canary pass."""
 
 from __future__ import annotations
 

@@ -67,29 +67,28 @@ class CanaryLegs:
 
     def _pass(self, legs: Sequence[Leg]) -> list[LegSeen]:
         """Run a pass through the model; after a backward, which only a leg alone has, also record gradients."""
-        passes, alone = self.passes, legs[0]
+        passes, first = self.passes, legs[0]
         reset_biases(passes.chunks, passes.context.config.model.layers)
-        if alone.moved_weights:
+        if first.moved_weights:
             self._move_weights()
         passes.begin_legs([self._announced(leg) for leg in legs])
         iterators = passes.iterators()
-        passes.state.fingerprints = alone.backward
-        self.rewriter.lengths = {item.index: item.length for item in alone.documents} if alone.rewrites else None
+        passes.state.fingerprints = first.backward
+        self.rewriter.lengths = {item.index: item.length for item in first.documents} if first.rewrites else None
         # Autograd stays on even without a backward: results are bitwise equal only with the kernels used in training.
         count = sum(leg.micro_batches for leg in passes.legs)
-        passes.run(iterators, micro_batches=count, forward_only=not alone.backward)
+        passes.run(iterators, micro_batches=count, forward_only=not first.backward)
         self.rewriter.lengths = None
         synchronize(passes.context.device)
         passes.read_losses()
         found = [_seen(leg.name, announced.losses) for leg, announced in zip(legs, passes.legs, strict=True)]
-        if alone.backward:
+        if first.backward:
             found[0].parameters, found[0].activations = passes.parameters_seen(), passes.layer_recorder.drain()
             found[0].input_gradients = self.rewriter.drain()
         return found
 
     def _announced(self, leg: Leg) -> LegInPass:
         passes, context = self.passes, self.passes.context
-        passes.fault.on_leg(context, leg)
         truth = StepTruth(context.config, 0, context.place.dp, leg)
         count = passes.fault.micro_batches(len(truth.plans), context, 0)
         return LegInPass(leg=leg.name, truth=truth, step=0, micro_batches=count)
