@@ -8,6 +8,8 @@ import tempfile
 import time
 from functools import cache
 from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
 
 from harness.core.run.run_dir import RunDir
 
@@ -25,6 +27,8 @@ def load() -> None:
     if not driver_installed() and os.environ.setdefault("TORCHDYNAMO_DISABLE", "1") == "1":
         # torch creates this folder at import, also when nothing is compiled: name one that exists
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())
+    if installed("megatron.core"):
+        os.environ.setdefault("NO_VCS_VERSION", "1")
     gc.disable()  # saves a tenth of the CPU time of these imports, which create almost no garbage
     with forks_protected("importing the stack under test"):
         from harness.node.probe.imports import import_all
@@ -34,6 +38,15 @@ def load() -> None:
         import harness.node.supervisor  # noqa: F401  - imports the probe and the code under test
     entry_points(group="torch.distributed.backends")  # in every rank torch looks for them: fills importlib's caches
     gc.enable()
+
+
+def installed(module: str) -> bool:
+    """Whether a module is part of an installed package, not of a checkout. Imports the packages above it.
+
+    An installed Megatron would add to its version the commit of whichever repository its environment lies in.
+    """
+    spec = find_spec(module)
+    return spec is not None and bool({"site-packages", "dist-packages"} & set(Path(spec.origin or "").parts))
 
 
 @cache

@@ -9,19 +9,32 @@ from pathlib import Path
 import pytest
 
 from harness.node.device import cuda_forks
-from harness.node.load import load
+from harness.node.load import installed, load
 from harness.node.probe import imports
 
 COMPILER = "TORCHDYNAMO_DISABLE"
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+COMMIT = "NO_VCS_VERSION"
 
 
 @pytest.fixture(autouse=True)
 def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unset the variables that load() sets, and restore them after the test."""
-    for name in (COMPILER, FOLDER):
+    for name in (COMPILER, FOLDER, COMMIT):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
+
+
+def test_only_the_version_of_a_checkout_has_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an environment inside a repository, Megatron would take that repository's commit for its own."""
+    assert installed("megatron.core") and not installed("harness.core") and not installed("absent")
+    monkeypatch.setattr(imports, "import_all", lambda: None)
+    load()
+    assert os.environ[COMMIT] == "1"
+    monkeypatch.delenv(COMMIT)
+    monkeypatch.setattr("harness.node.load.installed", lambda module: False)
+    load()
+    assert COMMIT not in os.environ
 
 
 @pytest.mark.parametrize(
