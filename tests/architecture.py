@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import itertools
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +35,6 @@ NEWER_THAN_PYTHON_310 = {"tomllib"}
 PURE = ("harness/plan/", "harness/judge/")
 IMPURE_MODULES = {"os", "subprocess", "shutil", "socket", "tempfile", "threading", "multiprocessing", "time", "signal"}
 IMPURE_CALLS = {"open", "print", "now", "utcnow", "today", "read_text", "write_text", "read_bytes", "write_bytes"}
-
-FILE_LINES = 320
-FUNCTION_LINES = 45
-MODULES_PER_FOLDER = 15
 
 
 @dataclass(frozen=True)
@@ -140,34 +135,6 @@ def _impure_calls(tree: ast.AST, path: str) -> Iterator[tuple[int, str]]:
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
             if name in IMPURE_CALLS:
                 yield node.lineno, f"calls {name}(), but plan and judge are pure"
-
-
-def too_long(root: Path, folders: tuple[str, ...]) -> list[str]:
-    """Files above FILE_LINES and functions above FUNCTION_LINES lines, decorators and docstrings counted."""
-    found = []
-    for file in sorted(path for folder in folders for path in (root / folder).rglob("*.py")):
-        path, text = file.relative_to(root), file.read_text(encoding="utf-8")
-        lines = len(text.splitlines())
-        if lines > FILE_LINES:
-            found.append(f"{path}: {lines} lines, at most {FILE_LINES}")
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                size = (
-                    (node.end_lineno or node.lineno) - min([node.lineno, *(d.lineno for d in node.decorator_list)]) + 1
-                )
-                if size > FUNCTION_LINES:
-                    found.append(f"{path}:{node.lineno}: {node.name} has {size} lines, at most {FUNCTION_LINES}")
-    return found
-
-
-def crowded(root: Path) -> list[str]:
-    """Folders of harness with more than MODULES_PER_FOLDER modules, those of their sub-folders not counted."""
-    counts = Counter(file.parent for file in (root / "harness").rglob("*.py") if file.name != "__init__.py")
-    return [
-        f"{folder.relative_to(root).as_posix()}: {count} modules, at most {MODULES_PER_FOLDER}"
-        for folder, count in sorted(counts.items())
-        if count > MODULES_PER_FOLDER
-    ]
 
 
 def import_cycles(root: Path) -> list[str]:
