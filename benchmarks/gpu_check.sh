@@ -130,9 +130,9 @@ say "python: $python"
 
 part facts 60 "$python" -W ignore benchmarks/gpu_facts.py "$work/facts.json"
 if grep -q '"cuda": true' "$work/facts.json" 2>/dev/null; then
-  # Other pytest plugins of the machine may warn, and warnings are errors here.
+  # Other pytest plugins of the machine may warn, and warnings are errors here. pyproject.toml has options of pytest_timeout.
   export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
-  part tests 110 "$python" -m pytest -q -m gpu "$tests" --junit-xml "$out/tests.xml" -p no:cacheprovider
+  part tests 110 "$python" -m pytest -p pytest_timeout -p no:cacheprovider -q -m gpu "$tests" --junit-xml "$out/tests.xml"
 elif [[ -z $on_cpu ]]; then
   for name in tests matrix overhead throughput; do skip "$name" "no CUDA device"; done
   finish

@@ -29,11 +29,11 @@ FOLDER = ROOT / ".gpu-wheels"
 OUR_PYTHONS = ("3.12", "3.13")  # those of constraints.txt; others get an older Megatron
 # Never packed: torch with CUDA is gigabytes, and uv is only for the environments of stacks, which need a network.
 LEFT_OUT = ("torch", "triton", "uv")
-TOOLS = ("pytest", "hypothesis", "nvidia-ml-py")  # the tests; clocks and power of a GPU
+TOOLS = ("pytest", "pytest-timeout", "hypothesis", "nvidia-ml-py")  # the tests; clocks and power of a GPU
 GLIBC = ("2_28", "2_27", "2_26", "2_24", "2_17", "2_12", "2_5")
 MODULES = (
     *("torch", "megatron.core", "covertable", "hypothesis", "jinja2", "matplotlib", "numpy", "pydantic", "pytest"),
-    *("regex", "rich", "ruamel.yaml", "six", "submitit"),
+    *("pytest_timeout", "regex", "rich", "ruamel.yaml", "six", "submitit"),
 )
 CANDIDATES = (str(ROOT / ".venv" / "bin" / "python"), "python3", "python")
 MOST_BYTES = 64 << 20  # above this `pack` warns

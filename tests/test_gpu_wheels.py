@@ -29,7 +29,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib")
 def test_everything_is_brought_but_torch_and_what_needs_a_network(wheels: ModuleType) -> None:
     names = {name.split(">")[0] for name in wheels._wanted()}
-    assert {"megatron-core", "submitit", "pydantic", "numpy", "pytest"} <= names
+    assert {"megatron-core", "submitit", "pydantic", "numpy", "pytest", "pytest-timeout"} <= names
     assert names & {"torch", "triton", "uv"} == set()
 
 

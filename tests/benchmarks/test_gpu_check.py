@@ -48,6 +48,18 @@ def test_the_page_shows_options_that_exist_and_the_limits_of_the_parts() -> None
     assert rows == limits
 
 
+def test_the_command_that_runs_the_gpu_tests_collects_them(tmp_path: Path) -> None:
+    """Without a GPU the check skips its tests, so that only this test sees whether pytest takes the command."""
+    script = (ROOT / "benchmarks" / "gpu_check.sh").read_text()
+    branch = re.findall(r"^if grep .*\n((?:  .*\n)+)elif ", script, re.MULTILINE)[0]
+    bash = ["bash", "-uc", f'part() {{ shift 2; "$@" --collect-only; }}\n{branch}']
+    env = {**os.environ, "python": sys.executable, "tests": "tests/gpu", "out": str(tmp_path)}
+    done = subprocess.run(bash, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    files = {path.name for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
+    assert set(re.findall(r"^tests/gpu/(\w+\.py)::", done.stdout, re.MULTILINE)) == files
+
+
 @pytest.mark.parametrize("arguments", [["--gpu"], ["--matrix"], ["--minutes", "0"], ["--minutes", "soon"]])
 def test_wrong_usage_is_refused_with_the_line_of_usage(arguments: list[str], tmp_path: Path) -> None:
     done = check(tmp_path, *arguments)
