@@ -19,12 +19,46 @@ HIDDEN = "***"
 NAMES = "PASSWORD, SECRET, TOKEN, KEY, CREDENTIAL, AUTH, COOKIE and the like"  # for messages
 _LEAST_VALUE = 8  # characters of an environment variable's value; shorter ones occur by chance
 
-# A name is secret if a part of it ends so ("DB_PASSWD" has two parts). TOKENS and KEYS are counts and lists of names.
+# Names are judged by their whole parts: DB_PASSWD has two, apiKey too. Only what ends no other word may have more
+# letters before it (PGPASSWD, MYCREDENTIAL); "tiktoken" and "wckey" hold no secret.
 _ENDINGS = (
-    *("PASS", "PASSWD", "PASSWORD", "PASSPHRASE", "PWD", "SECRET", "SECRETS", "CREDENTIAL", "CREDENTIALS", "CREDS"),
-    *("TOKEN", "KEY", "APIKEY", "AUTH", "AUTHORIZATION", "COOKIE", "COOKIES", "SIGNATURE", "WEBHOOK"),
+    *("PASSWD", "PASSWORD", "PASSPHRASE", "SECRET", "SECRETS", "CREDENTIAL", "CREDENTIALS", "CREDS", "APIKEY"),
+    *("ACCESSKEY", "SECRETKEY", "PRIVATEKEY", "ACCESSTOKEN", "APITOKEN", "AUTHTOKEN", "REFRESHTOKEN"),
 )
-_NOT_SECRET = frozenset(("BYPASS", "COMPASS", "PWD", "OLDPWD", "MONKEY"))
+_ANYWHERE = frozenset(("AUTHORIZATION", "COOKIE", "COOKIES", "WEBHOOK"))
+# These words are secret as the last part, the noun that the other parts are about: HF_TOKEN, but token-dispatcher-type.
+_NOUNS = frozenset(("PASS", "PWD", "TOKEN", "KEY", "AUTH", "SIGNATURE"))
+# Beside a noun these make it secret at any place: AWS_ACCESS_KEY_ID, GITHUB_TOKEN_CI, TOKEN_GITHUB.
+_OF_ACCESS = frozenset(
+    (
+        *("ACCESS", "API", "AUTH", "BEARER", "BOT", "DEPLOY", "ENCRYPTION", "OAUTH", "PRIVATE", "REFRESH", "SECRET"),
+        *("SESSION", "SIGNING", "SSH", "ANTHROPIC", "AWS", "AZURE", "DB", "GH", "GITHUB", "GITLAB", "GOOGLE", "HF"),
+        *("HUB", "HUGGINGFACE", "NGC", "NPM", "OPENAI", "PYPI", "SLACK", "WANDB"),
+    )
+)
+# Before a noun these make it a token of a vocabulary, a pass over data, or the key of a mapping or an attention head.
+_OF_DATA = frozenset(
+    (
+        *(
+            "BACKWARD",
+            "BOS",
+            "BREAK",
+            "CACHE",
+            "CLASS",
+            "CLS",
+            "CONFIG",
+            "END",
+            "EOD",
+            "EOS",
+            "FIRST",
+            "FORWARD",
+            "GHOST",
+        ),
+        *("HEAD", "IMAGE", "LABEL", "LAST", "LENGTH", "MASK", "MIDDLE", "NEXT", "PAD", "PADDING", "PARENT", "PER"),
+        *("PREFIX", "PROMPT", "QUERY", "REVERSE", "SEP", "SORT", "SPECIAL", "START", "STOP", "SUFFIX", "UNK", "VALID"),
+        "VIDEO",
+    )
+)
 _UNAMBIGUOUS = re.compile(
     r"(?i:passw|passphrase|secret|credential|cookie|^(?:token|auth|authorization|apikey)$)|[_.-]|[a-z][A-Z]"
 )
@@ -38,12 +72,12 @@ _WEBHOOK = re.compile(
 )
 _PARAMETER = re.compile(rf"([?&;])([A-Za-z][\w.-]{{0,63}})=([^{_BREAK}&#;]+)")
 _ASSIGNED = re.compile(
-    r"(?<![\w.-])(-{0,2})([A-Za-z_][\w.-]{0,63})=(?!=|\*\*\*)(\"[^\"\\\n]*\"|'[^'\\\n]*'|(?![\"'$`])[^\s\"'<>\\&;,]+)"
+    r"(?<![\w.-])(-{0,2})([A-Za-z_][\w.-]{0,63})=(?!=|\*\*\*|VALUE\b)(\"[^\"\\\n]*\"|'[^'\\\n]*'|(?![\"'$`])[^\s\"'<>\\&;,]+)"
 )
 _OPTION = re.compile(rf"(?<![\w-])(--[a-z][a-z-]{{0,63}}|-u)( +)(?![-$`])([^{_BREAK}]+)")
 _QUOTED = re.compile(r"([\"'])([A-Za-z][\w.-]{0,63})\1(\s?:\s?)([\"'])((?!\*\*\*)[^\"'\\\n]+)\4")
 _HEADER = re.compile(
-    r"(?i)(?<![\w-])((?:proxy-)?authorization|(?:set-)?cookie|[\w-]{1,40}-(?:key|token|secret|auth|password))"
+    r"(?i)(?<![\w-])((?:proxy-)?authorization|(?:set-)?cookie|\w[\w-]{0,39}-(?:key|token|secret|auth|password))"
     r"( ?: ?)(?!\*\*\*)((?:(?:bearer|basic|token|negotiate|digest) +)?[^\s\"'<>\\]+)"
 )
 _BEARER = re.compile(r"(?i)\b(bearer +)[A-Za-z0-9._~+/=-]{8,}")
@@ -51,7 +85,8 @@ _KEY_BEGINS, _KEY_ENDS = re.compile(r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----"),
 _PRIVATE_KEY = re.compile(r"-----BEGIN ([A-Z ]{0,30}PRIVATE KEY)-----[^\"'<>]*?(?:-----END \1-----|(?=[\"'<>])|\Z)")
 _SHAPES = re.compile(
     r"(?<![A-Za-z0-9])(?:"
-    r"gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}|gl[a-z]{2,8}-[\w-]{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Z0-9])"
+    r"gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}|gl(?:pat|dt|rt|cbt|ptt|ft|imt|agent|oas|soat|ffct)-[\w-]{16,}"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Z0-9])"
     r"|xox[a-z]-[\w-]{10,}|xapp-[\w-]{10,}|hf_[A-Za-z0-9]{16,}|sk-[\w-]{20,}|pypi-[\w-]{32,}|npm_[A-Za-z0-9]{30,}"
     r"|AIza[\w-]{30,}|nvapi-[\w-]{20,}|eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"
     r")"
@@ -80,10 +115,16 @@ def is_secret_name(name: str) -> bool:
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     parts = [part.rstrip("0123456789") for part in re.split(r"[^A-Z0-9]+", spaced.upper())]
     parts = [part for part in parts if part]
-    if parts == ["PWD"] or not parts:
+    if not parts or parts in (["PWD"], ["OLD", "PWD"]):
         return False
-    secret = [part == "PWD" or (part.endswith(_ENDINGS) and part not in _NOT_SECRET) for part in parts]
-    return any(secret) or parts[-1] == "API"
+    if any(part.endswith(_ENDINGS) or part in _ANYWHERE for part in parts):
+        return True
+    for before, part, after in zip(["", *parts], parts, [*parts[1:], ""]):
+        if part in _NOUNS and {before, after} & _OF_ACCESS:
+            return True
+    if parts[-1] == "API":
+        return parts[0] in _OF_ACCESS
+    return parts[-1] in _NOUNS and _OF_DATA.isdisjoint(parts[-2:-1])
 
 
 def redacted(text: str, values: Iterable[str] = ()) -> str:
@@ -99,7 +140,7 @@ def redacted(text: str, values: Iterable[str] = ()) -> str:
     if "=" in text:
         text = _ASSIGNED.sub(_without_assigned, _PARAMETER.sub(_without_parameter, text))
     if ":" in text:
-        text = _HEADER.sub(rf"\1\2{HIDDEN}", _QUOTED.sub(_without_quoted, text))
+        text = _HEADER.sub(_without_header, _QUOTED.sub(_without_quoted, text))
     if " -" in text:
         text = _OPTION.sub(_without_option, text)
     if "PRIVATE KEY" in text:
@@ -217,6 +258,12 @@ def _without_option(match: re.Match[str]) -> str:
     name, space, value = match.groups()
     secret = ":" in value if name in ("-u", "--user") else is_secret_name(name)
     return f"{name}{space}{HIDDEN}" if secret and value != HIDDEN else match[0]
+
+
+def _without_header(match: re.Match[str]) -> str:
+    """Hides the value of `X-Api-Key: value`."""
+    name, colon, _ = match.groups()
+    return f"{name}{colon}{HIDDEN}" if is_secret_name(name) else match[0]
 
 
 def _without_quoted(match: re.Match[str]) -> str:

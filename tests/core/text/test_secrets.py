@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import dataclass, field
+from functools import cache
 from xml.etree import ElementTree
 
 import pytest
@@ -50,6 +53,7 @@ HELD = [
     f"got Bearer {VALUE}",
     f'{{"password": "{VALUE}"}}',
     f"{{'api_key': '{VALUE}'}}",
+    f"tool --wandb-api-key {VALUE} run",
     f"Server=db;Password={VALUE};Port=1",
     f"-----BEGIN RSA PRIVATE KEY-----\n{VALUE}\n-----END RSA PRIVATE KEY-----",
     *SHAPES,
@@ -70,6 +74,9 @@ PLAIN = [
     '{"key": "stacks.a", "tokens": "many"}',
     '{"tiktoken": "0.9.1"}',
     "tiktoken==0.9.1 python-key==2.0",
+    "moe-token-dispatcher-type cannot be passed on",
+    "Slurm refuses --wckey when accounting has none: --wckey=team",
+    "--set wants KEY=VALUE",
     "the author of a basic key: nobody",
     "http://host:8080/path@v1",
     "tp2-pp1-cp1-sft-0123abcd at /srv/me/x@y",
@@ -108,8 +115,12 @@ def test_serialised_texts_stay_well_formed(text: str) -> None:
 def test_names_are_read_by_their_parts() -> None:
     secret = ["DB_PASS", "PGPASSWD", "MYCREDENTIAL", "AUTH", "HF_TOKEN", "apiKey", "X-Auth", "PASSWORD2", "MYSQL_PWD"]
     secret += ["AWS_SECRET_ACCESS_KEY", "OPENAI_API", "SESSION_COOKIE", "github_token", "NETRC_CREDENTIALS"]
+    secret += ["--wandb-api-key", "AWS_ACCESS_KEY_ID", "TOKEN_GITHUB", "HF_TOKEN_CI", "KEY", "SLACK_WEBHOOK_URL"]
     assert [name for name in secret if not is_secret_name(name)] == []
     plain = ["PWD", "OLDPWD", "PATH", "AUTHOR", "TOKENIZERS_PARALLELISM", "MAX_TOKENS", "BYPASS", "RAPID", "KEYS", ""]
+    plain += ["wckey", "--wckey", "tiktoken-pattern", "moe_token_dispatcher_type", "use-gigatoken", "turkey", "monkey"]
+    plain += ["fim-eod-token", "rl-skip-bos-token", "forward_pass", "num_key_heads"]
+    plain += ["num_sms_dispatch_api", "seq_length_key", "key_hidden_size", "auth_enabled"]
     assert [name for name in plain if is_secret_name(name)] == []
 
 
@@ -162,3 +173,39 @@ def test_long_hostile_texts_are_searched_in_one_pass() -> None:
     ):
         text = piece * (300_000 // len(piece)) + " :=/ -PRIVATE KEY bearer ://"
         assert redacted(text)
+
+
+@cache
+def _flags_of_upstream() -> tuple[str, ...]:
+    """The flags of the installed Megatron's own parser; in a process of its own, which has torch afterwards."""
+    code = (
+        "import argparse, json\n"
+        "from megatron.training.arguments import add_megatron_arguments\n"
+        "parser = add_megatron_arguments(argparse.ArgumentParser())\n"
+        "print(json.dumps([name for action in parser._actions for name in action.option_strings]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return tuple(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "{flag} cannot be passed on",
+        "error: argument {flag}: expected one argument",
+        "pretrain_gpt.py {flag} alltoall",
+        "pretrain_gpt.py {flag}=alltoall",
+        '{{"{name}": "alltoall"}}',
+        "{name} = alltoall, {name}: alltoall",
+        "{NAME}=alltoall",
+    ],
+)
+def test_no_flag_of_upstream_is_taken_for_a_secret(said: str) -> None:
+    """A new flag with an ordinary word that looks like a secret's fails here: `_OF_DATA` is then short of a word."""
+    flags = _flags_of_upstream()
+    assert len(flags) > 500
+    texts = [
+        said.format(flag=flag, name=flag.lstrip("-").replace("-", "_"), NAME=flag.lstrip("-").replace("-", "_").upper())
+        for flag in flags
+    ]
+    assert [(text, redacted(text)) for text in texts if redacted(text) != text] == []
