@@ -42,7 +42,7 @@ def render_job(
     InputError where nemo_run is not installed, and for a value that NeMo-Run would change.
     """
     flags = dict(sbatch_flags(job, profile, run, run_id))
-    words = srun_words(profile, run)[1:]
+    words = srun_words(job.allocations[0].nodes, profile, run)[1:]
     task = f"bash -c {shlex.quote(payload(job, run, python, env, profile))}"
     setup = [
         "set +vx # setup lines may read secrets, which must not be in the log",

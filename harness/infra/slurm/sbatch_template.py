@@ -67,12 +67,13 @@ def render_job(
     Deterministic. InputError for a template with errors, and for a value that cannot be written safely.
     """
     flags = [_sbatch_flag(name, value) for name, value in sbatch_flags(job, profile, run, run_id)]
+    nodes = job.allocations[0].nodes
     values = {
         "header": [Quoted(line) for line in header(job, profile, run_id, command)],
         "sbatch": [Quoted(f"#SBATCH {flag}") for flag in flags],
         "environment": [Quoted(line) for line in exports(profile)],
         "setup": [Quoted(line) for line in setup_lines(profile)],
-        "srun": Quoted(" \\\n  ".join(shlex.quote(word) for word in srun_words(profile, run))),
+        "srun": Quoted(" \\\n  ".join(shlex.quote(word) for word in srun_words(nodes, profile, run))),
         "payload": Quoted(shlex.quote(payload(job, run, python, env, profile))),
         "job": job,
         "profile": profile,
@@ -135,7 +136,7 @@ def sbatch_flags(job: Job, profile: ClusterProfile, run: RunDir, run_id: str) ->
     log = f"{_no_expansion(run.submission(job.name, ''))}.{'%A_%a' if job.is_array else '%j'}"
     requested: dict[str, str | int | None] = {
         "job-name": job_name(run_id, first.array),
-        "comment": f"packing-harness:{run_id}",
+        "comment": None if _has_comment(profile) else f"packing-harness:{run_id}",
         "partition": profile.partition,
         "account": profile.account,
         "qos": profile.qos,
@@ -162,6 +163,11 @@ def sbatch_flags(job: Job, profile: ClusterProfile, run: RunDir, run_id: str) ->
     return flags + [_profile_flag(flag) for flag in profile.sbatch_flags]
 
 
+def _has_comment(profile: ClusterProfile) -> bool:
+    """Whether the profile sets --comment, which sites read: ours is only for people, since jobs are found by name."""
+    return any("--comment".startswith(flag.partition("=")[0]) for flag in profile.sbatch_flags)
+
+
 def _gpus(profile: ClusterProfile, ranks_per_node: int) -> dict[str, str | int | None]:
     count = profile.gpus_of(ranks_per_node)
     if not count or profile.gpu_flag == "none":
@@ -174,15 +180,18 @@ def _array(job: Job) -> str:
     return f"{indices}%{min(job.throttle, len(job.allocations))}"
 
 
-def srun_words(profile: ClusterProfile, run: RunDir) -> list[str]:
+def srun_words(nodes: int, profile: ClusterProfile, run: RunDir) -> list[str]:
     """srun with its flags, one word each.
+
+    --nodes, --ntasks, --ntasks-per-node: written out, since variables like SLURM_NTASKS would set them otherwise.
 
     --kill-on-bad-exit=1: when an agent dies, the agents of the other nodes would wait for it in every cell that
     follows, until the cell's deadline. Ended at once, the job's remaining cells can run again elsewhere.
     --cpu-bind=none: the ranks are forked by the one task of a node and need all its cores.
     --cpus-per-task is repeated because srun does not inherit it from sbatch (Slurm 22.05 and later).
     """
-    words = ["srun", "--kill-on-bad-exit=1", "--cpu-bind=none", "--unbuffered"]
+    words = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+    words += ["--kill-on-bad-exit=1", "--cpu-bind=none", "--unbuffered"]
     if profile.cpus_per_task:
         words.append(f"--cpus-per-task={profile.cpus_per_task}")
     words += profile.srun_flags

@@ -11,33 +11,13 @@ from pydantic import AfterValidator, BeforeValidator
 
 from harness.core.setting import setting
 from harness.core.text.secrets import NAMES, holds_secret, is_secret_name
+from harness.plan.jobs.slurm_flags import Command, problem_of_flag, problem_of_variable, problems_of_line
 from harness.plan.matrix.problems import KeyPath, Problems
 from harness.plan.schema.sections import Name
 from harness.plan.schema.throughput import PeakTflops
 
 SECRET_HINT = "have the cluster provide it, e.g. setup: ['source ~/.harness_secrets'], a file that only you can read"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-_FLAG = re.compile(r"--[a-z][a-z0-9-]*(=.*)?")
-# Flags that the job file sets from the plan or the profile -> where the user sets them.
-SBATCH_OWN = {
-    **dict.fromkeys(("array", "job-name", "output", "error", "open-mode", "comment", "wrap"), "the harness sets it"),
-    **dict.fromkeys(("ntasks", "ntasks-per-node", "parsable", "wait", "test-only"), "the harness sets it"),
-    **dict.fromkeys(("gpus", "gpus-per-task", "gpus-per-node"), "write gpus_per_node and gpu_flag"),
-    "gres": "write gpus_per_node, gpu_flag: gres and gres",
-    "time": "write time, or launch.time_limit_min in the matrix",
-    "no-requeue": "write requeue: false",
-    "cpus-per-task": "write cpus_per_task",
-} | {
-    name: f"write {name}"
-    for name in ("partition", "account", "qos", "reservation", "constraint", "nodes", "mem", "signal", "requeue")
-    + ("exclusive", "exclude")
-}
-SRUN_OWN = dict.fromkeys(("nodes", "ntasks", "ntasks-per-node", "kill-on-bad-exit"), "the harness sets it") | {
-    "container-image": "write container.image",
-    "container-mounts": "write container.mounts",
-    "container-workdir": "write container.workdir",
-    "cpus-per-task": "write cpus_per_task",
-}
 
 
 def has_control(text: str) -> bool:
@@ -167,9 +147,7 @@ class ClusterProfile:
     setup: tuple[Line, ...] = setting(
         (), doc="Shell lines of the batch script before `srun`, on the first node; what they export reaches all nodes."
     )
-    sbatch_flags: tuple[Line, ...] = setting(
-        (), doc="More flags, `--name=value` each. Flags that the harness or another key sets are refused."
-    )
+    sbatch_flags: tuple[Line, ...] = setting((), doc="More flags, `--name=value` each: [which](#flags-of-slurm).")
     srun_flags: tuple[Line, ...] = setting((), doc="Likewise for `srun`.")
     run_dir: Line | None = setting(
         None, doc="Folder of run directories when `--run-dir` is not given; every node must see it."
@@ -247,8 +225,7 @@ def _check_together(profile: ClusterProfile, given: set[str], written: set[str],
             problems.add(("env", name), "must be one line of text, without control characters")
     if profile.launcher == "nemo-run":
         _check_nemo_run(profile, given, problems)
-    _check_flags("sbatch_flags", profile.sbatch_flags, SBATCH_OWN, problems)
-    _check_flags("srun_flags", profile.srun_flags, SRUN_OWN, problems)
+    _check_flags(profile, problems)
 
 
 def _check_nemo_run(profile: ClusterProfile, given: set[str], problems: Problems) -> None:
@@ -258,14 +235,20 @@ def _check_nemo_run(profile: ClusterProfile, given: set[str], problems: Problems
         problems.add(("signal",), "would end the batch script that nemo-run writes", hint="write it without B:")
 
 
-def _check_flags(key: str, flags: tuple[str, ...], own: Mapping[str, str], problems: Problems) -> None:
-    for number, flag in enumerate(flags):
-        name = flag.partition("=")[0].lstrip("-")
-        taken = next((full for full in own if full.startswith(name)), None)  # Slurm accepts --part
-        if not _FLAG.fullmatch(flag):
-            problems.add((key, number), "must be one flag with its value", found=flag, allowed="--name or --name=value")
-        elif taken:
-            problems.add((key, number), f"--{taken} cannot be set here", found=flag, hint=own[taken])
+def _check_flags(profile: ClusterProfile, problems: Problems) -> None:
+    flags: dict[Command, tuple[str, ...]] = {"sbatch": profile.sbatch_flags, "srun": profile.srun_flags}
+    for command, of_command in flags.items():
+        for number, flag in enumerate(of_command):
+            if wrong := problem_of_flag(command, flag):
+                problems.add((f"{command}_flags", number), wrong[0], found=flag, hint=wrong[1])
+            elif profile.cpus_per_task and flag.startswith("--cpus-per-g"):
+                problems.add((f"{command}_flags", number), "excludes cpus_per_task, which is set too", found=flag)
+    for name, value in profile.env.items():
+        if value is not None and (wrong := problem_of_variable(name, value)):
+            problems.add(("env", name), wrong[0], found=value, hint=wrong[1])
+    for number, line in enumerate(profile.setup):
+        for message, hint in problems_of_line(line):
+            problems.add(("setup", number), message, found=line, hint=hint)
 
 
 def nodes_for(world_size: int, cluster: ClusterProfile, nodes_per_cell: int = 1) -> int:

@@ -137,6 +137,16 @@ def test_every_optional_key_becomes_its_flag() -> None:
     assert "--cpus-per-task=4 \\\n" in text
 
 
+def test_a_comment_of_the_profile_takes_the_place_of_the_harness_own(sbatch: str, tmp_path: Path) -> None:
+    """Sites read it, e.g. to spare jobs whose GPUs are idle; a second one, or a mark in it, would break theirs."""
+    comment = '{"OccupiedIdleGPUsJobReaper":{"exemptIdleTimeMins":"60"}}'
+    profile = replace(LAB, sbatch_flags=(f"--comment={comment}", "--wckey=team"))
+    read = sbatch_reads(sbatch, rendered(profile), tmp_path)
+    assert [flag for flag in read if flag.startswith("--comm")] == [f"--comment={comment}"]
+    assert "--wckey=team" in read
+    assert f"--job-name={RUN_ID}.1n8r" in read
+
+
 def test_gpu_flag_none_requests_no_gpus() -> None:
     requested = [rendered(replace(LAB, gpus_per_node=8, gpu_flag=flag)) for flag in ("gpus-per-node", "none")]
     assert ["gpus-per-node=8" in text for text in requested] == [True, False]

@@ -76,7 +76,7 @@ def test_a_node_takes_one_rank_per_gpu_unless_the_profile_says_fewer() -> None:
         ({**LAB, "container": {"imgae": "x"}}, "did you mean 'image'?"),
         ({**LAB, "container": {"image": "x", "mounts": ["/a"]}}, "container.mounts[0]: must be SOURCE:TARGET"),
         ({**LAB, "container": {"image": "x", "mounts": ["/a:/b,/etc:/etc"]}}, "must be SOURCE:TARGET"),
-        ({**LAB, "sbatch_flags": ["-N 4"]}, "must be one flag with its value"),
+        ({**LAB, "sbatch_flags": ["-N 4"]}, "--nodes cannot be set here (found -N 4; write nodes)"),
         ({**LAB, "sbatch_flags": ["--switches 1"]}, "must be one flag with its value"),
         (
             {**LAB, "sbatch_flags": ["--array=0-9"]},
@@ -84,6 +84,21 @@ def test_a_node_takes_one_rank_per_gpu_unless_the_profile_says_fewer() -> None:
         ),
         ({**LAB, "sbatch_flags": ["--part=x"]}, "--partition cannot be set here (found --part=x; write partition)"),
         ({**LAB, "srun_flags": ["--kill-on-bad-exit=0"]}, "--kill-on-bad-exit cannot be set here"),
+        (
+            {**LAB, "srun_flags": ["--cpu-bind=mask_cpu:0xfe"]},
+            "srun_flags[0]: --cpu-bind cannot be set here (found --cpu-bind=mask_cpu:0xfe; it binds the agent of a "
+            "node, and so all of its ranks, to some of the job's cores; leave it out: ranks share the cores that "
+            "cpus_per_task asks for)",
+        ),
+        ({**LAB, "env": {"SLURM_NTASKS": 4}}, "env.SLURM_NTASKS: srun reads --ntasks from SLURM_NTASKS, which cannot"),
+        (
+            {**LAB, "setup": ["export A=1 SLURM_GPUS_PER_TASK=1"]},
+            "setup[0]: srun reads --gpus-per-task from SLURM_GPUS",
+        ),
+        (
+            {**LAB, "cpus_per_task": 2, "sbatch_flags": ["--cpus-per-gpu=2"]},
+            "sbatch_flags[0]: excludes cpus_per_task, which is set too",
+        ),
     ],
 )
 def test_a_wrong_value_is_reported_with_what_is_allowed(values: Any, expected: str) -> None:
