@@ -72,11 +72,12 @@ _HARMLESS = {
 # Names of other flags that are also the beginning of a refused one, which Slurm therefore does not take for it.
 _WHOLE_NAMES = frozenset(("extra", "mem", "threads"))
 # The letters of refused flags.
-_SHORT = dict(
-    n="ntasks", N="nodes", c="cpus-per-task", G="gpus", m="distribution", O="overcommit", B="extra-node-info",
-    w="nodelist", F="nodefile", x="exclude", r="relative", Z="no-allocate", a="array", J="job-name", o="output",
-    e="error", W="wait", t="time", K="kill-on-bad-exit", p="partition", A="account", q="qos", C="constraint",
-)  # fmt: skip
+_SHORT = {
+    "n": "ntasks", "N": "nodes", "c": "cpus-per-task", "G": "gpus", "m": "distribution", "O": "overcommit",
+    "B": "extra-node-info", "w": "nodelist", "F": "nodefile", "x": "exclude", "r": "relative", "Z": "no-allocate",
+    "a": "array", "J": "job-name", "o": "output", "e": "error", "W": "wait", "t": "time", "K": "kill-on-bad-exit",
+    "p": "partition", "A": "account", "q": "qos", "C": "constraint",
+}  # fmt: skip
 # The other names of variables that srun reads in place of these flags.
 _VARIABLES = {"NPROCS": "ntasks", "DIST_PLANESIZE": "distribution", "NNODES": "nodes", "JOB_NUM_NODES": "nodes"}
 _FLAG = re.compile(r"--[a-z][a-z0-9-]*(=.*)?")
