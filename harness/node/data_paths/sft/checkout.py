@@ -154,6 +154,8 @@ def model_flags(config: CellConfig, others: Mapping[str, Any]) -> list[str]:
     }
     if layout.vpp > 1 and not model.hybrid:
         values["num-virtual-stages-per-pipeline-rank"] = layout.vpp
+    if model.mtp:  # get_batch then gives the last stage tokens
+        values |= {"mtp-num-layers": model.mtp.layers, "mtp-loss-scaling-factor": model.mtp.loss_factor}
     switches = ["group-query-attention", "swiglu", "use-cpu-initialization"]
     switches += ["sft"] if config.path.sft_flag else []
     switches += ["calculate-per-token-loss"] if config.options.calculate_per_token_loss else []

@@ -52,7 +52,6 @@ def flags(config: CellConfig, folder: Path, device: Device) -> list[str]:
         **_attention(config),
         **_windows(config.model),
         **_experts(config),
-        **_prediction(config),
         **_tokenizer(config, folder),
         **_scheduler(config),
         **_optimizer(config),
@@ -135,11 +134,6 @@ def _expert_switches(moe: MoeConfig | None) -> list[str]:
         "moe-pad-expert-input-to-capacity": moe and moe.pad_to_capacity,
     }
     return [name for name, on in switches.items() if on]
-
-
-def _prediction(config: CellConfig) -> dict[str, Any]:
-    mtp = config.model.mtp
-    return {"mtp-num-layers": mtp.layers, "mtp-loss-scaling-factor": mtp.loss_factor} if mtp else {}
 
 
 def _tokenizer(config: CellConfig, folder: Path) -> dict[str, Any]:

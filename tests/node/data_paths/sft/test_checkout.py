@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import megatron.core
 import pytest
 
+from harness.core.cell.model import ModelConfig, MtpConfig
 from harness.core.outcomes import Missing
 from harness.node.data_paths.sft import checkout as sft_checkout
 from harness.node.data_paths.sft import data_path as sft
@@ -63,6 +65,9 @@ def test_the_command_line_names_the_layout_and_is_restored() -> None:
     flags = sft_checkout.model_flags(config("sft", tp=2, pp=2, cp=2, vpp=2), {})
     assert {"--sft", "--sequence-parallel", "--num-virtual-stages-per-pipeline-rank=2"} <= set(flags)
     assert {"--tensor-model-parallel-size=2", "--context-parallel-size=2", "--seq-length=64"} <= set(flags)
+    assert not any("mtp" in flag for flag in flags)
+    predicts = replace(config("sft", pp=2), model=ModelConfig(mtp=MtpConfig(layers=2, loss_factor=0.5)))
+    assert {"--mtp-num-layers=2", "--mtp-loss-scaling-factor=0.5"} <= set(sft_checkout.model_flags(predicts, {}))
     kept = sys.argv
     with sft_checkout.command_line(flags):
         assert sys.argv == ["pretrain_gpt.py", *flags]
