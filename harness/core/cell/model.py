@@ -117,6 +117,14 @@ class MoeConfig:
         return self.aux_loss != "none" and self.aux_loss_coeff > 0
 
     @property
+    def pre_softmax(self) -> bool:
+        """Whether routers apply softmax before they choose, as upstream requires for topk 1.
+
+        Softmax over the one chosen expert would be 1, without a gradient.
+        """
+        return self.topk == 1 and self.score_function == SCORES[0]
+
+    @property
     def by_rows(self) -> bool:
         """Whether gradients depend on which tokens, padding included, share a micro-batch."""
         return self.balanced or self.z_loss_coeff > 0 or self.expert_bias or self.capacity_factor is not None

@@ -40,7 +40,9 @@ def _weights(moe: MoeConfig, logits: Tensor) -> Tensor:
     """[tokens, experts] float32: the weight of each chosen expert's output, 0 for the others."""
     values = logits.float() if moe.score_function == "softmax" else torch.sigmoid(logits.float())
     top = values.topk(moe.topk, dim=1)
-    if moe.score_function == "softmax":
+    if moe.pre_softmax:
+        weights = torch.softmax(values, -1).gather(1, top.indices)
+    elif moe.score_function == "softmax":
         weights = torch.softmax(top.values, -1)
     else:
         weights = top.values / top.values.sum(-1, keepdim=True) if moe.topk > 1 else top.values

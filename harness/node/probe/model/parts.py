@@ -69,6 +69,7 @@ def part_fields(config: CellConfig) -> dict[str, Any]:
             "moe_aux_loss_coeff": moe.aux_loss_coeff if moe.balanced else 0.0,
             "moe_z_loss_coeff": moe.z_loss_coeff or None,  # upstream divides by it in its log
             "moe_grouped_gemm": False,
+            "moe_router_pre_softmax": moe.pre_softmax,
             # allgather refuses variable lengths; rules ensure that its rows all have the same length.
             "variable_seq_lengths": moe.dispatcher != "allgather",
         }

@@ -129,6 +129,7 @@ def _later(moe: MoeConfig, layout: Layout) -> dict[str, Any]:
 
 def _expert_switches(moe: MoeConfig | None) -> list[str]:
     switches = {
+        "moe-router-pre-softmax": moe and moe.pre_softmax,
         "moe-router-enable-expert-bias": moe and moe.expert_bias,
         "moe-shared-expert-gate": moe and moe.shared_gate,
         "moe-pad-expert-input-to-capacity": moe and moe.pad_to_capacity,

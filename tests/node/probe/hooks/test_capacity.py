@@ -26,15 +26,17 @@ def test_scores_of_a_token_add_up_to_1(score: str) -> None:
     assert (scores[0, 0] > scores[0, 1]) and (scores[3, 1] > scores[3, 0])
 
 
-def test_tokens_with_the_lowest_weights_are_dropped() -> None:
-    sigmoid = MoeConfig(experts=2, topk=1, capacity_factor=1.0, score_function="sigmoid")
-    assert misplaced(sigmoid, LOGITS, taken(0, 1)) == 0
-    assert misplaced(sigmoid, LOGITS, taken(0, 2)) == 1  # token 1 ranks before token 2
-    assert misplaced(sigmoid, LOGITS, taken(2)) == 2
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+def test_tokens_with_the_lowest_weights_are_dropped(score: str) -> None:
+    moe = MoeConfig(experts=2, topk=1, capacity_factor=1.0, score_function=score)
+    assert misplaced(moe, LOGITS, taken(0, 1)) == 0
+    assert misplaced(moe, LOGITS, taken(0, 2)) == 1  # token 1 ranks before token 2
+    assert misplaced(moe, LOGITS, taken(2)) == 2
 
 
 def test_equal_weights_have_no_order() -> None:
-    assert misplaced(ONE, LOGITS, taken(0, 1)) == misplaced(ONE, LOGITS, taken(1, 2)) == 0  # softmax over one is 1
+    equal = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    assert misplaced(ONE, equal, taken(0, 1)) == misplaced(ONE, equal, taken(1, 2)) == 0
 
 
 def test_the_last_tokens_are_dropped_by_position() -> None:

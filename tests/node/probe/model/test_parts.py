@@ -106,6 +106,15 @@ def test_a_release_without_a_feature_is_rejected_naming_the_one_that_has_it(
     assert model_parts.unsupported_parts(CellConfig(layout=Layout(), data_path="reference")) is None
 
 
+def test_upstream_accepts_one_expert_per_token() -> None:
+    """It refuses topk 1 with softmax over the chosen experts, whose only score would be 1."""
+    from harness.node.probe.model.gpt import transformer_config
+
+    cell = CellConfig(layout=Layout(), data_path="reference", model=ModelConfig(moe=MoeConfig(topk=1)))
+    assert transformer_config(cell).moe_router_pre_softmax
+    assert not transformer_config(replace(cell, model=ModelConfig(moe=MoeConfig(topk=2)))).moe_router_pre_softmax
+
+
 def test_a_field_that_the_release_does_not_have_rejects_the_cell_that_asks_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
