@@ -1,12 +1,12 @@
 """Stack frames as text, and the owner of the code in them, which alone decides what an error is blamed on.
 
 A frame is "megatron/core/utils.py:12 in name": the file relative to the folder of its package, so that records of two
-machines can be compared and contain no local paths.
+machines can be compared and contain no local paths. A script in the root of a checkout is "./train_rl.py:12 in name".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from harness.core.upstream import HEADS
 
@@ -35,11 +35,13 @@ _FOLLOWS_UPSTREAM = "harness/node/data_paths/sft/wheel.py:"
 _FOLLOWERS = (" in _of_iterator", " in _of_batch", " in _params")
 _FORWARDS = "harness/node/device/cpu_factories.py:"  # calls of torch, with another device
 _PACKAGES = ("/site-packages/", "/dist-packages/")
+_ROOT = "./"  # before the name of a script in the root of a checkout
 
 
-def frame_text(file: str, line: int, function: str, paths: Sequence[str]) -> str:
-    """The frame as text. `file` is absolute; `paths`: the folders of the module search path."""
-    return f"{_relative(file, paths)}:{line} in {function}"
+def frame_text(file: str, line: int, function: str, paths: Sequence[str], roots: Collection[str] = ()) -> str:
+    """The frame as text. `file` is absolute; `paths`: the folders of the module search path; `roots`: of checkouts."""
+    folder, _, name = file.rpartition("/")
+    return f"{f'{_ROOT}{name}' if folder in roots else _relative(file, paths)}:{line} in {function}"
 
 
 def owner_of(frame: str) -> str:
@@ -47,7 +49,7 @@ def owner_of(frame: str) -> str:
     if frame.startswith(_FORWARDS):
         return UNOWNED
     follows = frame.startswith(_FOLLOWS_UPSTREAM) and frame.endswith(_FOLLOWERS)
-    if follows or frame.startswith(_FAULTS):
+    if follows or frame.startswith((_FAULTS, _ROOT)):
         return CODE
     if frame.startswith(_KERNELS):
         return KERNEL

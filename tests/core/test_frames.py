@@ -13,6 +13,7 @@ from harness.core.frames import CODE, HARNESS, KERNEL, UNOWNED, deciding, frame_
         ("skyrl_train/distributed/megatron/megatron_utils.py:7 in preprocess_packed_seqs", CODE),
         ("transformer_engine/pytorch/attention.py:7 in forward", CODE),
         ("pretrain_gpt.py:120 in get_batch", CODE),
+        ("./train_rl.py:120 in forward_step", CODE),
         ("harness/node/faults/endings.py:35 in on_step", CODE),
         ("harness/node/data_paths/sft/wheel.py:90 in _of_iterator", CODE),
         ("harness/node/data_paths/sft/wheel.py:40 in __init__", HARNESS),

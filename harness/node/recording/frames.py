@@ -7,6 +7,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -28,8 +29,9 @@ def frames_of(error: BaseException) -> list[str]:
     When a call does not match the signature of a harness function, Python raises the TypeError in the caller; that
     function is then added as the last frame.
     """
+    roots = checkout_roots()
     found = [
-        frame_text(item.filename, item.lineno or 0, item.name, sys.path)
+        frame_text(item.filename, item.lineno or 0, item.name, sys.path, roots)
         for item in traceback.extract_tb(error.__traceback__)
     ]
     called = _CALLEE.match(str(error)) if isinstance(error, TypeError) else None
@@ -38,6 +40,16 @@ def frames_of(error: BaseException) -> list[str]:
         code = function.__code__
         found.append(frame_text(code.co_filename, code.co_firstlineno, function.__qualname__, sys.path))
     return found[-MOST:]
+
+
+def checkout_roots() -> set[str]:
+    """The folders of the module search path that are the root of a checkout of Megatron-LM, with its scripts."""
+    folders = {path.rstrip("/") for path in sys.path if path}
+    return {folder for folder in folders if Path(folder, "megatron", "core").is_dir() and not _installed(folder)}
+
+
+def _installed(folder: str) -> bool:
+    return Path(folder).name in ("site-packages", "dist-packages")
 
 
 def _own_function(qualified: str) -> FunctionType | None:
@@ -78,12 +90,14 @@ def stack_of(log: str) -> list[str] | None:
     """
     starts = [match.start() for match in _TIMEOUT.finditer(log)]
     text = (log[starts[-1] :] if starts else log).partition(_CRASH)[0]  # without the dump of a later crash
+    roots = checkout_roots()
     threads = []
     heads = list(_HEAD.finditer(text))
     for head, following in zip(heads, [*heads[1:], None]):
         block = text[head.end() : following.start() if following else len(text)]
         frames = [
-            frame_text(match["file"], int(match["line"]), match["name"], sys.path) for match in _FRAME.finditer(block)
+            frame_text(match["file"], int(match["line"]), match["name"], sys.path, roots)
+            for match in _FRAME.finditer(block)
         ]
         threads.append(frames[:MOST][::-1])
     if not threads:

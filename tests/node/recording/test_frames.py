@@ -1,6 +1,12 @@
 from __future__ import annotations
 
-from harness.node.recording.frames import collective_in, stack_of
+import runpy
+from pathlib import Path
+
+import pytest
+
+from harness.core.frames import CODE, deciding
+from harness.node.recording.frames import collective_in, frames_of, stack_of
 
 DUMP = """some warning
   File "noise.py", line 3, in a traceback
@@ -55,3 +61,13 @@ def test_a_crash_after_the_dump_does_not_hide_where_the_rank_was() -> None:
     died = f"\nFatal Python error: Segmentation fault\n\n{thread}"
     assert stack_of(DUMP + died) == stack_of(DUMP)
     assert stack_of(died) is None
+
+
+def test_a_script_in_the_root_of_a_checkout_is_code_under_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "megatron" / "core").mkdir(parents=True)
+    script = tmp_path / "pretrain_ours.py"
+    script.write_text("def forward_step():\n    raise KeyError('labels')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(KeyError) as caught:
+        runpy.run_path(str(script))["forward_step"]()
+    assert deciding(frames_of(caught.value)) == (CODE, "./pretrain_ours.py:2 in forward_step")
