@@ -255,6 +255,7 @@ class Failure:
     time: float  # seconds since the epoch
     frames: list[str] = field(default_factory=list)  # innermost last, as core/frames.py renders them
     errno: str = ""  # name of the first system error in the exception's chain, e.g. "ESTALE"
+    refused: str = ""  # arguments that upstream's parser or validation refused: node/recording/refusals.py
 
 
 @dataclass(kw_only=True)

@@ -4,7 +4,8 @@
 2. An error that only follows from the end of another rank proves nothing about this rank.
 3. An asynchronous kernel error, NaN or Inf is the code's: it may be raised in any frame.
 4. A failed import is unknown: the environment may lack the module. So is memory that the machine lacks, or a process
-   that something killed: others share the machine.
+   that something killed: others share the machine. So is a configuration that upstream's parser or validation refuses
+   during set-up, since the harness or `args` chose it.
 5. Otherwise the innermost frame of the code under test or the harness decides. torch and the standard library own
    no frame: they raise because of their callers.
 """
@@ -51,6 +52,8 @@ def blame_of(failure: Failure, progress: Progress) -> Blame:
         return Blame(table.IMPORT, Domain.UNKNOWN, frame)
     if pattern in _OF_THE_MACHINE and _ALLOCATOR not in failure.message:
         return Blame(pattern, Domain.UNKNOWN, frame)
+    if failure.refused and progress.phase == "setup":
+        return Blame(table.CONFIGURATION, Domain.UNKNOWN, frame)
     if owner == CODE:
         return Blame(pattern, Domain.CODE, frame)
     if owner in (HARNESS, KERNEL):

@@ -114,8 +114,9 @@ def _ended(first: Ending, endings: list[Ending]) -> str:
     if first.ended == "raised":
         if first.failure is None:
             return f"{who} raised in the {first.at}: an exception"
-        raised = f"{who} raised in the {first.at}: {first.failure.type}: {first.failure.message}"
         blame = blame_of(first.failure, first.progress)
+        refused = f"{first.failure.refused}: " if blame.pattern is table.CONFIGURATION and first.failure.refused else ""
+        raised = f"{who} raised in the {first.at}: {refused}{first.failure.type}: {first.failure.message}"
         if blame.domain == Domain.HARNESS:
             report = f"{blame.pattern.title}, please report it with the log of rank {first.rank}"
             return f"{report}: {raised}, at {blame.frame}"

@@ -21,6 +21,7 @@ from harness.core.run.states import LegName, Phase, RankEnd
 from harness.core.serialization import dumps, from_jsonable, loads
 from harness.core.text.secrets import redacted, secret_values
 from harness.node.recording.frames import errno_of, frames_of
+from harness.node.recording.refusals import refusal_of, words_of
 
 _PROGRESS_BYTES = 120  # longer than any progress line; lines are padded to it, so that each overwrites the last
 
@@ -119,11 +120,12 @@ class Recorder:
         raised = redacted("".join(traceback.format_exception(type(error), error, error.__traceback__)), secrets)
         self.record.failure = Failure(
             type=type(error).__name__,
-            message=redacted(str(error), secrets)[:4000],
+            message=redacted(words_of(error), secrets)[:4000],
             traceback=raised[-16000:],
             time=time.time(),
             frames=frames_of(error),
             errno=errno_of(error),
+            refused=redacted(refusal_of(error), secrets)[:1000],
         )
         self.end("raised")
         return raised

@@ -18,6 +18,7 @@ from harness.core.serialization import from_jsonable
 from harness.node.device import cpu_stubs, trainer_stubs
 from harness.node.device.placement import Device, choose_device
 from harness.node.load import load
+from harness.node.recording.refusals import refusal_of, words_of
 
 
 def ask(file: str, problem_of: Callable[[CellConfig], str]) -> None:
@@ -32,6 +33,13 @@ def ask(file: str, problem_of: Callable[[CellConfig], str]) -> None:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by upstream's validation with tp or cp
     found = {name: problem_of(config) for name, config in cells.items()}
     print(json.dumps({name: problem for name, problem in found.items() if problem}))
+
+
+def refused(given: str, error: BaseException) -> str:
+    """What upstream refuses, in its words. `given`: the cell's `args`, though the fault may be another argument."""
+    kind = "" if isinstance(error, SystemExit) else f"{type(error).__name__}: "
+    which = refusal_of(error)
+    return f"upstream refuses {given}: {kind}{words_of(error)}{f' ({which})' if which else ''}"
 
 
 @cache

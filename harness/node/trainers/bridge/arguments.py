@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.core.cell.config import CellConfig
 from harness.node.data_paths.lookup import Unavailable
 from harness.node.process import end_process
-from harness.node.trainers.asking import as_a_rank, ask
+from harness.node.trainers.asking import as_a_rank, ask, refused
 from harness.node.trainers.bridge.config import container
 from harness.node.trainers.bridge.fields import FieldError
 from harness.node.trainers.bridge.files import reserve_files
@@ -35,8 +35,7 @@ def problem_of(config: CellConfig) -> str:
         except FieldError as error:
             return str(error)
         except Exception as error:  # upstream asserts and raises
-            given = " ".join(word for argument in config.args.given for word in argument.flag)
-            return f"upstream refuses {given}: {type(error).__name__}: {error}"
+            return refused(" ".join(word for argument in config.args.given for word in argument.flag), error)
     return ""
 
 

@@ -8,19 +8,15 @@ import importlib
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from harness.core.cell.config import CellConfig
 from harness.node.data_paths.sft import checkout
 from harness.node.process import end_process
-from harness.node.trainers.asking import as_a_rank, ask
+from harness.node.trainers.asking import as_a_rank, ask, refused
 from harness.node.trainers.megatron.flags import flags
 
 _NO_FOLDER = Path("data")  # of the files that a cell would read; nothing is read here
-
-
-class _RefusedError(Exception):
-    """What upstream's parser prints before it exits."""
 
 
 def problem_of(config: CellConfig) -> str:
@@ -46,21 +42,10 @@ def problem_of(config: CellConfig) -> str:
             upstream.validate_args(args, {})
             upstream.core_transformer_config_from_args(args)  # refuses some combinations that validate_args lets pass
         except (Exception, SystemExit) as error:  # upstream asserts, raises and exits
-            kind = "" if isinstance(error, _RefusedError) else f"{type(error).__name__}: "
-            return f"upstream refuses {' '.join(config.args.flags())}: {kind}{error}"
+            return refused(" ".join(config.args.flags()), error)
     return ""
 
 
-def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
-    raise _RefusedError(message)
-
-
-def main(file: str) -> None:
-    parser: Any = argparse.ArgumentParser
-    parser.error = _refuse
-    ask(file, problem_of)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    ask(sys.argv[1], problem_of)
     end_process(0)

@@ -12,6 +12,7 @@ import pytest
 
 from harness.core.cell.arguments import Arguments, merged
 from harness.core.cell.config import CellConfig
+from harness.core.cell.model import ModelConfig, MoeConfig
 from harness.core.serialization import dumps
 from tests.node.conftest import config
 
@@ -29,7 +30,9 @@ GIVEN: dict[str, dict[str, tuple[str, ...] | None]] = {
 @pytest.fixture(scope="module")
 def problems(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     file = tmp_path_factory.mktemp("cells") / "cells.json"
-    file.write_text(dumps({name: cell(layer) for name, layer in GIVEN.items()}))
+    one = ModelConfig(moe=MoeConfig(topk=1))
+    cells = {name: cell(layer) for name, layer in GIVEN.items()}
+    file.write_text(dumps(cells | {"one expert per token": replace(cells["accepted"], model=one)}))
     command = [sys.executable, "-W", "ignore", "-m", "harness.node.trainers.megatron.arguments", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
@@ -40,7 +43,7 @@ def cell(layer: dict[str, tuple[str, ...] | None]) -> CellConfig:
     return replace(config("sft", tp=2), trainer="megatron", device="cpu", args=Arguments(merged(layer)))
 
 
-@pytest.mark.parametrize("name", ["accepted", "several words"])
+@pytest.mark.parametrize("name", ["accepted", "several words", "one expert per token"])
 def test_arguments_that_upstream_takes_have_no_problem(name: str, problems: dict[str, str]) -> None:
     assert name not in problems
 
@@ -57,6 +60,11 @@ def test_arguments_that_upstream_takes_have_no_problem(name: str, problems: dict
 )
 def test_a_problem_is_in_upstreams_words(name: str, expected: str, problems: dict[str, str]) -> None:
     assert problems[name].removeprefix("upstream refuses ").startswith(expected)
+
+
+def test_a_problem_names_the_arguments_that_upstream_read(problems: dict[str, str]) -> None:
+    """One of those that the harness sets may be the wrong one."""
+    assert "(upstream refuses --use-distributed-optimizer False, " in problems["refused by the layout"]
 
 
 def test_a_release_without_the_trainer_leaves_the_answer_to_the_cell(tmp_path: Path) -> None:
