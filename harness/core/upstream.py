@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 
 # Distribution -> its top module. In the order in which they say what was under test, the most specific first.
 DISTRIBUTIONS: Mapping[str, str] = {
@@ -25,3 +27,22 @@ def distribution_of(module: str) -> str:
     """The distribution of a top module, e.g. "megatron-bridge" of "megatron.bridge"."""
     named = {top: name for name, top in DISTRIBUTIONS.items()}
     return named.get(module, module.replace("_", "-"))
+
+
+# Matrices run releases from 0.14 and commits of 0.13; of older ones some data paths do not run, others crash.
+OLDEST_CORE = (0, 13)
+
+
+def why_unsupported(core: Path) -> str:
+    """Why the harness does not run the megatron.core in a folder, with its version; empty if it does.
+
+    The version is read, not imported: the modules of an old release may not even be imported.
+    """
+    info = core / "package_info.py"
+    text = info.read_text(encoding="utf-8", errors="replace") if info.is_file() else ""
+    numbers = [re.search(rf"^{part} *= *(\d+)", text, re.M) for part in ("MAJOR", "MINOR", "PATCH")]
+    version = [int(found[1]) for found in numbers if found]
+    if len(version) < 3 or tuple(version[:2]) >= OLDEST_CORE:
+        return ""
+    oldest = ".".join(map(str, OLDEST_CORE))
+    return f"{core} is megatron-core {'.'.join(map(str, version))}, and the harness supports {oldest} and later"

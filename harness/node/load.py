@@ -11,11 +11,13 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
+from harness.core.errors import InfrastructureError
 from harness.core.run.run_dir import RunDir
+from harness.core.upstream import why_unsupported
 
 
 def load() -> None:
-    """Import everything that a rank needs. InfrastructureError if an import initialises CUDA.
+    """Import everything that a rank needs. InfrastructureError if an import initialises CUDA, or Megatron is too old.
 
     Without a GPU, torch's compiler is disabled first: see docs/decisions/0020-no-compiler-on-the-cpu.md.
 
@@ -29,6 +31,9 @@ def load() -> None:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())
     if installed("megatron.core"):
         os.environ.setdefault("NO_VCS_VERSION", "1")
+    core = find_spec("megatron.core")
+    if core and core.origin and (why := why_unsupported(Path(core.origin).parent)):
+        raise InfrastructureError(why)
     gc.disable()  # saves a tenth of the CPU time of these imports, which create almost no garbage
     with forks_protected("importing the stack under test"):
         from harness.node.probe.imports import import_all

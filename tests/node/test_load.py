@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.errors import InfrastructureError
 from harness.node.device import cuda_forks
 from harness.node.load import installed, load
 from harness.node.probe import imports
@@ -91,3 +92,15 @@ def test_a_folder_for_compiled_code_that_the_user_names_is_kept(monkeypatch: pyt
     monkeypatch.setattr(imports, "import_all", lambda: None)
     load()
     assert os.environ[FOLDER] == "/users"
+
+
+def test_a_release_below_what_is_supported_is_refused_before_it_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "package_info.py").write_text("MAJOR = 0\nMINOR = 11\nPATCH = 0\n")
+    monkeypatch.setattr(imports, "import_all", lambda: pytest.fail("it was imported"))
+    found = type("Spec", (), {"origin": str(tmp_path / "__init__.py")})
+    monkeypatch.setattr("harness.node.load.find_spec", lambda module: found)
+    with pytest.raises(InfrastructureError, match=r"is megatron-core 0\.11\.0, and the harness supports 0\.13"):
+        load()
+    gc.enable()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from harness.core.errors import InfrastructureError, InputError, Problem
 from harness.core.stack import ModuleHome, ReadyStack, Stack
+from harness.core.upstream import why_unsupported
 from harness.infra.stacks import build as stack_build
 from harness.infra.stacks import checkout as stack_checkout
 from harness.infra.stacks import interpreters
@@ -100,7 +101,7 @@ def _prepare(stack: Stack, say: Say, once: bool, user: str) -> ReadyStack:
         homes=(*checkouts.homes, *homes),
         python_version=found.version,
         packages=dict(sorted(found.packages.items())),
-        error=_why_unusable(found, {home.prefix for home in checkouts.homes}),
+        error=_why_unusable(found, {home.prefix: Path(home.folders[0]) for home in checkouts.homes}),
     )
     if ready.error:
         say(f"stack {stack.name} cannot be used: {ready.error}")
@@ -165,8 +166,8 @@ def _homes_of(found: Interpreter) -> tuple[ModuleHome, ...]:
     return (*named, ModuleHome(prefix="", folders=(found.prefix,)))
 
 
-def _why_unusable(found: Interpreter, checked_out: set[str]) -> str:
-    """Why the probe cannot run in an environment; empty when it can."""
+def _why_unusable(found: Interpreter, checked_out: Mapping[str, Path]) -> str:
+    """Why the probe cannot run in an environment; empty when it can. `checked_out`: module -> its checkout."""
     release = tuple(int(part) for part in found.version.split(".")[:2])
     if release < interpreters.OLDEST_PYTHON:
         needed = ".".join(map(str, interpreters.OLDEST_PYTHON))
@@ -174,7 +175,9 @@ def _why_unusable(found: Interpreter, checked_out: set[str]) -> str:
     for name in ("torch", "megatron.core"):
         if name not in found.modules and name not in checked_out:
             return f"{found.executable} has no {name}; add it to `packages`, or use an interpreter that has it"
-    return ""
+    if "megatron.core" in checked_out:
+        return why_unsupported(checked_out["megatron.core"] / "megatron" / "core")
+    return why_unsupported(Path(found.modules["megatron.core"]).parent)
 
 
 def torch_version() -> str:

@@ -98,6 +98,22 @@ def test_a_checkout_may_provide_a_module_that_the_environment_lacks(tmp_path: Pa
     assert ready.homes[0] == ModuleHome(prefix="megatron.core", folders=(tree,))
 
 
+@pytest.mark.parametrize("minor", [10, 11])
+def test_a_checkout_of_a_release_below_what_is_supported_is_named_with_its_version(minor: int, tmp_path: Path) -> None:
+    source = repository(tmp_path / "lm")
+    info = source / "megatron" / "core" / "package_info.py"
+    info.parent.mkdir(parents=True, exist_ok=True)
+    info.write_text(f"MAJOR = 0\nMINOR = {minor}\nPATCH = 0\n")
+    python = speaking(tmp_path / "python", "3.12.1", "torch")
+    stack = Stack(
+        name="s", interpreter=python, checkouts=(Checkout(package="megatron-lm", repository=str(source), ref=""),)
+    )
+    said: list[str] = []
+    ready = prepare([stack], said.append)["s"]
+    assert ready.error == f"{info.parent} is megatron-core 0.{minor}.0, and the harness supports 0.13 and later"
+    assert said == [f"stack s cannot be used: {ready.error}"]
+
+
 def test_a_stack_that_cannot_be_built_has_the_reason_and_does_not_stop_others(tmp_path: Path) -> None:
     gone = Stack(name="gone", interpreter="/nowhere/python")
     there = Stack(name="there", interpreter=speaking(tmp_path / "python", "3.12.1", "torch", "megatron.core"))
