@@ -67,8 +67,8 @@ def blamed(failure: Failure, leg: str = "training", phase: str = "forward") -> t
 
 
 def hook(watch: Any) -> Callable[..., Any]:
-    """A hook of the harness, called without positional inputs, as torch does when upstream passes keywords."""
-    return lambda: PredictionRecorder._before_output(watch, torch.nn.Identity(), ())
+    """A hook of the harness, called without inputs."""
+    return lambda: PredictionRecorder._before_output(watch, torch.nn.Identity(), (), {})
 
 
 class Hooked:
@@ -192,7 +192,7 @@ def test_an_error_in_the_harness_is_never_blamed_on_the_code_under_test(kind: st
 def test_a_hook_that_upstream_calls_in_another_way_is_a_defect_of_the_harness(tmp_path: Path, upstream: Any) -> None:
     failure = recorded(tmp_path, lambda: upstream.calls(hook(Hooked())))
     assert failure.type == "IndexError"
-    assert "harness/node/probe/hooks/prediction.py" in failure.frames[-1]
+    assert failure.frames[-1].startswith("harness/node/probe/hooks/")
     assert blamed(failure) == ("harness", "harness-defect")
 
 

@@ -43,6 +43,11 @@ def local_owners(state: PassState, context: RankContext) -> Tensor:
     return owners.chunk(layout.tp, 0)[context.place.tp] if layout.sp else owners
 
 
+def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A module's first input: releases differ in what they pass by keyword."""
+    return [*args, *kwargs.values()][0]
+
+
 class LayerRecorder:
     """Registers its hooks when constructed. Params are recorded only in the training leg."""
 
@@ -59,7 +64,7 @@ class LayerRecorder:
                 if layer.mixer is not None:
                     layer.mixer.register_forward_pre_hook(self._params_hook(layer.number), with_kwargs=True)
                 if layer.before:
-                    layer.whole.register_forward_pre_hook(self._input_hook(layer.number))
+                    layer.whole.register_forward_pre_hook(self._input_hook(layer.number), with_kwargs=True)
                 else:
                     layer.whole.register_forward_hook(self._output_hook(layer.number))
             for number, layer in enumerate(mtp_layers(chunk), context.config.model.layers + 1):
@@ -73,7 +78,7 @@ class LayerRecorder:
             chunk.embedding.register_forward_hook(record)
         else:
             chunk.decoder.register_forward_pre_hook(
-                lambda module, args, kwargs: record(module, args, kwargs["hidden_states"]), with_kwargs=True
+                lambda module, args, kwargs: record(module, args, first_input(args, kwargs)), with_kwargs=True
             )
 
     def drain(self) -> list[ActivationSeen]:
@@ -102,7 +107,7 @@ class LayerRecorder:
     def _input_hook(self, layer: int) -> Any:
         """For a layer whose output is the input of the hooked module."""
         record = self._output_hook(layer)
-        return lambda module, args: record(module, args, args[0])
+        return lambda module, args, kwargs: record(module, args, first_input(args, kwargs))
 
     def _embedded_before(self) -> bool:
         """Whether this micro-batch was embedded already: prediction layers embed rolled tokens after the model."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.core.run.records import DocumentLoss, MtpSeen
-from harness.node.probe.hooks.layers import PassState
+from harness.node.probe.hooks.layers import PassState, first_input
 from harness.node.recording.recorder import Recorder
 
 
@@ -25,7 +25,7 @@ class PredictionRecorder:
         self.main_next = False  # whether the next loss is the main head's
         self.upstream = chunk.compute_language_model_loss
         chunk.compute_language_model_loss = self._loss
-        chunk.output_layer.register_forward_pre_hook(self._before_output)
+        chunk.output_layer.register_forward_pre_hook(self._before_output, with_kwargs=True)
 
     def _loss(self, labels: Tensor, logits: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         loss: Tensor = self.upstream(labels, logits, *args, **kwargs)
@@ -34,14 +34,14 @@ class PredictionRecorder:
         self.main_next = False
         return loss
 
-    def _before_output(self, module: Any, args: Any) -> None:
+    def _before_output(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record all depths before the main head, whose input's autograd graph holds their losses, last depth first."""
         if len(self.losses) < self.depths:
             return
         losses, self.losses, self.main_next = self.losses, [], True
         if not self.state.first_step:
             return
-        node = args[0].grad_fn
+        node = first_input(args, kwargs).grad_fn
         for depth in range(self.depths, 0, -1):
             (weighted,) = node.saved_tensors
             self.recorder.record.mtp.append(self._seen(depth, losses[depth - 1], weighted))

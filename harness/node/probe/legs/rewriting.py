@@ -66,7 +66,8 @@ class Rewriter:
                 return None
             if args:
                 return (self._rewritten(number, args[0]), *args[1:]), kwargs
-            return args, kwargs | {"hidden_states": self._rewritten(number, kwargs["hidden_states"])}
+            name = next(iter(kwargs))
+            return args, kwargs | {name: self._rewritten(number, kwargs[name])}
 
         return hook
 
