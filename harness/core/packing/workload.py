@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from harness.core.packing.arithmetic import MicroBatch
 
+# Relative: Megatron-LM's schedulers pass sums on in float32, which holds every integer up to 2**24.
+ROUNDING = 2.0**-24
+
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import struct
+from dataclasses import replace
+
 import pytest
 
+from harness.core.cell.config import TrainConfig
+from harness.core.packing.documents import DocumentsConfig
 from harness.core.run.records import WorkloadSeen
 from harness.judge.checks.metadata import workload
 from harness.judge.diagnosis import fault_classes
@@ -65,3 +70,22 @@ def test_only_packs_can_be_counted_as_if_they_were_one_document(data_path: str, 
     evidence.records[0].workloads = [whole]
     found = [finding for finding in workload.check(evidence) if finding.where["field"] == "squares"]
     assert ["as if every pack were one document" in finding.message for finding in found] == [named]
+
+
+def test_a_sum_that_float32_cannot_hold_may_be_off_by_its_rounding_and_by_no_more() -> None:
+    """Megatron-LM's schedulers broadcast the sums as float32."""
+    long = replace(
+        config_of("scheduler"),
+        train=TrainConfig(steps=1, global_batch=4, seq_length=8192),
+        documents=DocumentsConfig(mode="file", max_seq_len=8192, lengths=(4099, 4097, 4095, 4093)),
+    )
+    evidence = evidence_for(long)
+    seen = evidence.records[0].workloads[0]
+    right = seen.squares
+    (seen.squares,) = struct.unpack("f", struct.pack("f", right + 1))
+    assert seen.squares != right
+    assert workload.check(evidence) == []
+    seen.squares = right - 4095**2 // 1000
+    assert workload.check(evidence)[0].where["field"] == "squares"
+    seen.squares, seen.tokens = right, seen.tokens + 1
+    assert workload.check(evidence)[0].where["field"] == "tokens"
