@@ -25,7 +25,8 @@ _ROW_MULTIPLE = 16  # pad_seq_length_to_mult of GPTSFTDataset
 def _offline_style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
     """first_fit_decreasing and GPTSFTPackedDataset.collate_fn (0.4 .. 0.6).
 
-    With a multiple of 1, upstream passes only physical offsets, otherwise real and physical ones.
+    With a multiple of 1, upstream passes only physical offsets, otherwise real and physical ones. Rows that are
+    collated together get as many offsets as the longest, by copies of the last one; releases before 0.6 cut them.
     """
     multiple = options.pad_seq_to_mult or ZIGZAG.multiple(layout)
     return PackingStyle(
@@ -37,6 +38,7 @@ def _offline_style(layout: Layout, seq_length: int, options: PackingOptions) -> 
         tail_segment=True,
         tail_multiple=_ROW_MULTIPLE,
         fixed_entries=options.pad_cu_seqlens,
+        last_repeats=not options.pad_cu_seqlens,
         longest_as_tensor=True,
     )
 

@@ -35,6 +35,7 @@ class PackingStyle:
     tail_is_real: bool = False  # with tail_segment and real_lengths: its slots count as tokens
     tail_multiple: int = 1  # with tail_segment: rows are padded to a multiple of this, at most seq_length
     fixed_entries: bool = False  # the offsets of all rows of a step have the same number of entries
+    last_repeats: bool = False  # releases differ in how often they repeat the last offset: attention reads no more
     even_step: bool = False  # replicas take rows one at a time; all of a replica's step have one length and offsets
     even_last: bool = False  # all micro-batches of a replica's step have one length: their last documents take the rest
     longest_is_row: bool = False  # max_seqlen is the length of the row

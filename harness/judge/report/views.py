@@ -59,8 +59,9 @@ def _state(evidence: CellEvidence, observation: Observation) -> MetadataState:
         return "missing" if evidence.packed else "unpacked"
     if truth is None or truth.params is None:
         return "differs"
-    form = form_problems(observation.params, evidence.cell.config.style, observation.device)
-    return "differs" if value_problems(observation.params, truth.params) or form else "ok"
+    style = evidence.cell.config.style
+    form = form_problems(observation.params, style, observation.device)
+    return "differs" if value_problems(observation.params, truth.params, style) or form else "ok"
 
 
 def loss_curve(evidence: CellEvidence, *, judged: bool) -> LossCurve:

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from harness.core.packing.fields import OFFSETS, PADDED
+from harness.core.packing.options import PackingOptions
 from harness.core.run.records import SeenParams
+from harness.judge.checks.metadata import params_agree_plan
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.packed_params import ghosts, pairing
 from tests.judge.simulator import alter_params, at, config_of, evidence_for, judge, place_of, the_only_finding
@@ -170,3 +175,33 @@ def test_padded_offsets_alone_are_wrong_on_one_rank_of_several() -> None:
 def padded_alone(params: SeenParams) -> None:
     params.cu_seqlens_q, params.cu_seqlens_kv = params.cu_seqlens_q_padded, params.cu_seqlens_kv_padded
     params.cu_seqlens_q_padded = params.cu_seqlens_kv_padded = None
+
+
+def _one_copy_more(seen: SeenParams, fields: tuple[str, ...]) -> None:
+    for field in fields:
+        if offsets := getattr(seen, field):
+            setattr(seen, field, [*offsets, offsets[-1]])
+
+
+REAL, ALL = OFFSETS, OFFSETS + PADDED
+
+
+@pytest.mark.parametrize(
+    ("data_path", "fixed", "fields", "right"),
+    [
+        ("bridge_offline", False, ALL, True),
+        ("bridge_offline", False, REAL, False),
+        ("bridge_offline", True, ALL, False),
+        ("reference", False, ALL, False),
+    ],
+    ids=["a release of Megatron-Bridge", "not of padded offsets", "a fixed number of entries", "another data path"],
+)
+def test_releases_of_megatron_bridge_may_repeat_the_last_offset(
+    data_path: str, fixed: bool, fields: tuple[str, ...], right: bool
+) -> None:
+    options = replace(PackingOptions(), pad_to_max_length=True, pad_cu_seqlens=fixed, metadata=fixed)
+    evidence = evidence_for(replace(config_of(data_path, cp=2), options=options))
+    for record in evidence.records.values():
+        alter_params(record, lambda seen: _one_copy_more(seen, fields))
+    found = [finding.where["field"] for finding in params_agree_plan.check(evidence)]
+    assert (found == []) is right
