@@ -35,7 +35,12 @@ class MoeConfig:
     """Experts in place of every feed-forward block; without a capacity no token is dropped."""
 
     experts: int = _count(4, "Experts per layer.", le=4_096, upstream="num_moe_experts", aliases=("num_experts",))
-    topk: int = _count(2, "Experts per token.", le=4_096, upstream="moe_router_topk")
+    topk: int = _count(
+        2,
+        "Experts per token; 1 with softmax sets moe_router_pre_softmax, as upstream requires.",
+        le=4_096,
+        upstream="moe_router_topk",
+    )
     ffn: int = _count(64, "Hidden size of one expert.", le=2**20, upstream="moe_ffn_hidden_size")
     aux_loss: str = setting(
         "none",

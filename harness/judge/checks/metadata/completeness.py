@@ -14,6 +14,7 @@ from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.endings import TRAINED
 from harness.judge.failures.cause import Cause
 from harness.judge.failures.pattern_row import Domain
+from harness.judge.failures.patterns import CONFIGURATION
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
@@ -40,5 +41,7 @@ def _fault_class(cause: Cause) -> str:
         return fault_classes.HANG if cause.ending.ended == "deadline" else fault_classes.CRASH
     if cause.domain == Domain.HARNESS:
         return fault_classes.HARNESS
+    if cause.failure_class.name == CONFIGURATION.name:
+        return fault_classes.CONFIGURATION
     outside = cause.domain == Domain.INFRASTRUCTURE or cause.ending.ended in ("killed", "missing")
     return fault_classes.INFRASTRUCTURE if outside else fault_classes.UNKNOWN
