@@ -119,6 +119,7 @@ def plan_run(request: PlanRequest, source: Source | None = None, begin: Begin | 
     plan = plan_cells(
         expansion, name=matrix.name, file=str(request.matrix), command=request.command, run_id=source.run_id
     )
+    chosen = [*request.only, *filter(None, [request.expression])]
     plan = replace(
         plan,
         allocations=plan_allocations(expansion, cluster, matrix.launch),
@@ -128,6 +129,7 @@ def plan_run(request: PlanRequest, source: Source | None = None, begin: Begin | 
         cluster=request.cluster,
         settings=list(request.settings),
         max_attempts=matrix.launch.max_attempts,
+        provenance={**plan.provenance, **({"chosen": chosen} if chosen else {})},
     )
     return Planned(matrix=matrix, plan=plan, cluster=cluster, cluster_file=source.cluster_file)
 

@@ -4,6 +4,7 @@ differ. Pure: reports in, a comparison out.
 A regression is one of:
 
 - a cell that passed and fails, or a lane that passed and fails in a cell that failed already;
+- a cell that passed and is now rejected, or is gone although the later run chose no cells (--only, -k);
 - a time, or a ratio of times, of a cell that passes, with its whole interval beyond the bound;
 - numbers of a cell that passes in the same stack, drifted beyond the bound by which the cell is judged.
 
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from harness.core.outcomes import DECIDED, SOUND, Finding, LaneVerdict, Outcome, Severity
+from harness.core.outcomes import ACCEPTED, DECIDED, SOUND, Finding, LaneVerdict, Outcome, Severity
 from harness.core.tolerances import SLOWER_RUN, Bound
 from harness.judge.compare.cell_pairs import (
     Pair,
@@ -114,7 +115,7 @@ def compare_runs(before: Report, after: Report, *, slower: Bound = SLOWER_RUN) -
     def change_of(pair: Pair) -> CellChange:
         old, new = pair.before, pair.after
         if not (isinstance(old, ReportCell) and isinstance(new, ReportCell)):
-            return _outcome_change(pair)
+            return _outcome_change(pair, chosen=bool(after.provenance.get("chosen")))
         names = stack_of(old), stack_of(new)
         times = time_changes(old.throughput, new.throughput, why_not=why_not, on_cpu=on_cpu, bound=slower)
         same = not pair.matched and not stacks[names]
@@ -139,10 +140,9 @@ def compare_runs(before: Report, after: Report, *, slower: Bound = SLOWER_RUN) -
 
 
 def _verdict(cells: Sequence[CellChange]) -> ComparisonVerdict:
-    if any(cell.regressions for cell in cells):
-        return REGRESSION
-    both = any(cell.before in DECIDED and cell.after in DECIDED for cell in cells)
-    return NO_REGRESSION if both else UNDECIDED
+    if not any(cell.before in DECIDED and cell.after in DECIDED for cell in cells):
+        return UNDECIDED
+    return REGRESSION if any(cell.regressions for cell in cells) else NO_REGRESSION
 
 
 def _is_lost(cell: CellChange) -> bool:
@@ -217,20 +217,23 @@ def _bounds(report: Report) -> Callable[[ReportCell], LossCurve]:
     return lambda cell: cell.curve if cell.curve.loss_bound else compared.get(cell.id, cell.curve)
 
 
-def _outcome_change(pair: Pair) -> CellChange:
-    """The change of a cell that one of the runs did not train."""
+def _outcome_change(pair: Pair, *, chosen: bool) -> CellChange:
+    """The change of a cell that one of the runs did not train. `chosen`: the later run was to train only some cells."""
     old, new = pair.before, pair.after
     cell = new or old
     assert cell is not None
     before, after = outcome_of(old), outcome_of(new)
+    what = change(before, after)
+    lost = before in ACCEPTED and (after is Outcome.REJECTED or (after is None and not chosen))
     return CellChange(
         id=cell.id,
-        change=change(before, after),
+        change=what,
         before=before,
         after=after,
         stack=stack_of(cell),
         matched=pair.matched,
         findings=_new_findings((), new.findings) if isinstance(new, ReportCell) else [],
+        regressions=[what.value] if lost else [],
         reason=new.reason if new else "",
         reproduce=new.reproduce if isinstance(new, ReportCell) else "",
     )

@@ -8,7 +8,7 @@ from harness.core.outcomes import Outcome
 from harness.judge.compare.render import exit_code
 from harness.judge.compare.runs import CellChange, Comparison, compare_runs, with_commits
 from harness.judge.compare.stack_changes import Moved
-from harness.judge.report.model import Report
+from harness.judge.report.model import Report, ReportRejected
 from tests.sample_report import lanes, sample_report
 from tests.two_runs import NEW, OLD, changed, earlier_report, in_stack, later_report, with_loss
 
@@ -134,10 +134,24 @@ def test_runs_without_a_cell_that_both_judged_are_undecided(after: Outcome | Non
     assert found.notes[0] == "nothing was compared: no cell was judged in both runs"
 
 
-def test_cells_that_are_judged_no_more_are_lost_coverage_and_no_regression() -> None:
+def test_a_cell_that_passed_and_is_rejected_or_gone_is_a_regression() -> None:
+    before = sample_report()
+    passed = next(one for one in before.cells if one.outcome is Outcome.PASS and one.role == "cell")
+    without = replace(before, cells=[one for one in before.cells if one.id != passed.id])
+    rejected = ReportRejected(id=passed.id, axes=passed.axes, rule="stack.field", reason="no field", rejections=[])
+    for after, why in (
+        (without, "gone"),
+        (replace(without, rejected=[*without.rejected, rejected]), "no longer run"),
+    ):
+        found = compare_runs(before, after)
+        assert found.verdict == "regression"
+        assert [(one.id, one.regressions) for one in found.regressions] == [(passed.id, [why])]
+
+
+def test_cells_that_are_judged_no_more_are_lost_coverage_and_where_cells_were_chosen_no_regression() -> None:
     before = sample_report()
     gone, broken = (one.id for one in before.cells[:2])
-    after = replace(before, cells=before.cells[1:])
+    after = replace(before, cells=before.cells[1:], provenance={**before.provenance, "chosen": ["*sft*"]})
     after = changed(after, broken, outcome=Outcome.ERROR)
     found = compare_runs(before, after)
     assert sorted(found.lost) == sorted([gone, broken])
