@@ -87,19 +87,20 @@ class Rejection:
     source: str = ""
 
 
-# Rules that a node decides when the cell starts; all others reject it in the plan.
-NODE_RULES = (
-    "stack.data_path",
-    "stack.model",
-    "stack.field",
-    "device.shared-gpu",
-    "kernels.rope-fusion",
-    "attention.kernel-device",
-    "attention.varlen-torch",
-    "attention.te-flash",
-    "attention.te-padding",
-    "attention.te-deterministic",
-)
+# Rules that a node decides when the cell starts, and why they cannot be lifted; empty: they can. All other rules reject
+# a cell in the plan.
+NODE_RULES: Mapping[str, str] = {
+    "stack.data_path": "the stack has nothing that the data path could call",
+    "stack.model": "the stack takes no argument that asks for such a model",
+    "stack.field": "the stack's configuration has no such field",
+    "device.shared-gpu": "ranks that share a GPU have no such collective",
+    "kernels.rope-fusion": "there is no such kernel for the CPU",
+    "attention.kernel-device": "there is no such kernel for the CPU",
+    "attention.varlen-torch": "this torch has no such function",
+    "attention.te-flash": "",
+    "attention.te-padding": "",
+    "attention.te-deterministic": "",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from harness.core.cell.arguments import PREFIX
 from harness.core.cell.axes import axes
+from harness.core.outcomes import NODE_RULES
 from harness.core.packing.options import PackingOptions
 from harness.core.setting import keys_of
 from harness.plan.matrix.constraints import ConstraintError
@@ -24,6 +25,11 @@ from harness.plan.matrix.sizes import MOST_ROWS
 from harness.plan.rules.table import ADDED, RULES
 
 OPTIONS = tuple(keys_of(PackingOptions))
+_LIMITS = {  # rules of where cells run, and what to do instead of lifting them
+    "layout.world-size": "raise launch.max_ranks",
+    "cluster.nodes": "choose sizes that the nodes of the cluster can hold",
+    "stack.container": "use --cluster NAME: containers are started through Slurm",
+}
 _FIELDS = tuple(axis for axis in axes().values() if axis.field)  # axes that set a field of CellConfig
 IN_SHAPE = {axis.field: axis.name for axis in _FIELDS if axis.setting.shape}  # field -> axis
 OTHERS = {axis.field: axis.name for axis in _FIELDS if not axis.setting.shape}
@@ -142,11 +148,14 @@ def _sections(matrix: Matrix, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_lifted(found: Combinations, problems: Problems) -> None:
-    """Adds a problem for each value of the axis `lift` that is no rule's id."""
-    known = [rule.id for rule in (*RULES, *ADDED)]
+    """Adds a problem for each value of the axis `lift` that is no rule's id, or a rule that cannot be lifted."""
+    known = [rule.id for rule in (*RULES, *ADDED)] + [rule for rule, why in NODE_RULES.items() if not why]
+    fixed = {rule: why for rule, why in NODE_RULES.items() if rule not in known} | _LIMITS
     lifted = [values["lift"] for values in found.shapes]
     for name, line in {lifted[shape]: origin.line for (shape, _), origin in found.found.items()}.items():
-        if name and name not in known:
+        if name in fixed:
+            problems.add_at(line, ("matrix", "lift"), "this rule cannot be lifted", found=repr(name), hint=fixed[name])
+        elif name and name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "docs/rules.md lists the rules"
             problems.add_at(line, ("matrix", "lift"), "no such rule", found=repr(name), hint=hint)

@@ -300,6 +300,21 @@ def test_a_lifted_rule_must_exist() -> None:
     assert problem.hint == "did you mean 'loss.per-token-with-cp'?"
 
 
+@pytest.mark.parametrize(
+    ("rule", "why"), [("stack.model", "the stack takes no argument"), ("layout.world-size", "raise launch.max_ranks")]
+)
+def test_a_rule_that_cannot_be_lifted_says_why(rule: str, why: str) -> None:
+    (problem,) = problems_of(matrix={"packing": "unpacked", "lift": ["", rule]})
+    assert (problem.key, problem.message) == ("matrix.lift", "this rule cannot be lifted")
+    assert why in (problem.hint or "")
+
+
+def test_a_rule_of_nodes_that_upstream_does_not_share_can_be_lifted() -> None:
+    assert (
+        expand_axes({"packing": "sft", "lift": "attention.te-padding"}).cells[1].config.lift == "attention.te-padding"
+    )
+
+
 def test_a_control_whose_experts_drop_tokens_has_the_rows_of_its_cells_and_no_control() -> None:
     made = expand_axes({"packing": "reference", "dp": [1, 2], "model.moe": [{"capacity_factor": 1.0}]})
     (rows,) = [cell for cell in made.cells if cell.role == "control"]

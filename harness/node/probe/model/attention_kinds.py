@@ -79,10 +79,10 @@ def _unsupported_engine(config: CellConfig, capability: tuple[int, int] | None) 
         reason = f"attention {config.attention} needs transformer-engine[pytorch], which this stack does not have"
         return Missing(reason=f"{reason}; {_HOW}")
     explicit = config.path.sets_pad_between_seqs and SETS_PAD_BETWEEN_SEQS
-    if wrong := te_auto_padding(_numbers(engine), config, explicit):
+    if (wrong := te_auto_padding(_numbers(engine), config, explicit)) and config.lift != TE_PADDING[0]:
         return Rejection(rule=TE_PADDING[0], reason=wrong, source=TE_PADDING[1])
     bound = capability is not None and is_deterministic_te(os.environ, timed=config.timing.timed)
-    if bound and (wrong := te_deterministic(config, capability or (0, 0))):
+    if bound and (wrong := te_deterministic(config, capability or (0, 0))) and config.lift != TE_DETERMINISTIC[0]:
         return Rejection(rule=TE_DETERMINISTIC[0], reason=wrong, source=TE_DETERMINISTIC[1])
     return _unsupported_flash(config) if config.attention == "te-flash" else None
 
@@ -92,7 +92,7 @@ def _unsupported_flash(config: CellConfig) -> Rejection | Missing | None:
     needed = ", ".join(FLASH_PACKAGES)
     if not present:
         return Missing(reason=f"attention te-flash needs one of {needed}; this stack has none: add one to `packages`")
-    if "flash-attn-3" not in present and (found := first_padded(config)):
+    if "flash-attn-3" not in present and (found := first_padded(config)) and config.lift != "attention.te-flash":
         reason = f"{found}; {', '.join(present)} does not support padding between documents: use flash-attn-3"
         return Rejection(rule="attention.te-flash", reason=reason, source="Transformer Engine get_attention_backend")
     return None
