@@ -105,9 +105,13 @@ NODE_RULES: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Missing:
-    """Something a cell needs cannot be imported, built or found here: an ERROR, as it says nothing about the code."""
+    """Something a cell needs cannot be imported, built or found here: an ERROR, as it says nothing about the code.
+
+    `rejection`: what it is in a matrix that lets the cell be rejected, `may_reject`; None where nothing allows it.
+    """
 
     reason: str  # what is missing, and how to get it
+    rejection: Rejection | None = None
 
 
 EXIT_PASS = 0

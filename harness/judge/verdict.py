@@ -71,7 +71,7 @@ def _judge_part(evidence: CellEvidence, today: str, control: CellVerdict | None)
     result = evidence.result
     if result is None and evidence.stopped:
         return CellVerdict(Outcome.NOT_RUN, _skipped(), [], evidence.stopped, usable=False)
-    if result is not None and result.status == "rejected":
+    if result is not None and evidence.rejected:
         if problem := rejection_problem(evidence):
             return undecided(problem)
         rejection = result.rejection

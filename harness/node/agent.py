@@ -140,7 +140,7 @@ class Leader(Agent):
             self._write(attempt, cell, number, "rejected", refused.reason, refused)
             return
         if refused:
-            self._write(attempt, cell, number, "error", refused.reason)
+            self._write(attempt, cell, number, "error", refused.reason, refused.rejection)
             return
         wrong = self.node_share(config).misfit(self.work_order.ranks_per_node)
         if wrong is not None:

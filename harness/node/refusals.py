@@ -1,14 +1,14 @@
 """Why this node cannot run a cell, checked before the cell starts; complements the rules of the plan.
 
 A limit of the release, or arithmetic, rejects the cell. Software that is missing on the node, or whose import fails, is
-an ERROR: a broken image must not look like a rule.
+an ERROR: a broken image must not look like a rule, nor a name that a checkout does not have.
 """
 
 from __future__ import annotations
 
 from harness.core.cell.config import CellConfig
 from harness.core.hardware.devices import place, unplaced
-from harness.core.outcomes import STACK_UNDER_TEST, Missing, Rejection
+from harness.core.outcomes import Missing, Rejection
 from harness.node.data_paths.table import ADAPTERS
 from harness.node.device.cuda_forks import forks_protected, gpu_table
 from harness.node.probe.model import attention_kinds, gpt, kernels
@@ -30,8 +30,8 @@ def refusal(config: CellConfig, ranks_here: int) -> Rejection | Missing | None:
         unavailable = unavailable or unavailable_vision(config)
     if unavailable:
         return unavailable
-    if reason := model_parts.unsupported_parts(config):
-        return Rejection(rule="stack.model", reason=reason, source=STACK_UNDER_TEST)
+    if unsupported := model_parts.unsupported_parts(config):
+        return unsupported
     if lacking := missing_package(config):
         return Missing(reason=lacking)
     if refused := gpt.unsupported_fields(config):

@@ -48,6 +48,28 @@ def test_a_rejection_without_a_rule_is_undecided() -> None:
     assert judge(rejected("")) == CellVerdict(Outcome.ERROR, SKIPPED, [], reason, usable=False)
 
 
+@pytest.mark.parametrize("allowed", ["", "older than --sft"])
+def test_what_a_checkout_lacks_is_undecided_unless_the_matrix_allows_it(allowed: str) -> None:
+    evidence = rejected("stack.data_path")
+    assert evidence.result is not None
+    evidence.result.status, evidence.result.reason = "error", "no SFT data path in /fork"
+    evidence = replace(evidence, cell=replace(evidence.cell, may_reject=allowed))
+    verdict = judge(evidence)
+    if allowed:
+        assert verdict == CellVerdict(Outcome.REJECTED, SKIPPED, [], "stack.data_path: no SFT data path", usable=False)
+    else:
+        assert verdict.outcome is Outcome.ERROR
+        assert "no SFT data path in /fork" in verdict.reason
+
+
+def test_an_error_for_another_reason_is_not_allowed_by_the_matrix() -> None:
+    evidence = rejected("stack.data_path")
+    assert evidence.result is not None
+    evidence.result.status, evidence.result.rejection = "error", None
+    evidence = replace(evidence, cell=replace(evidence.cell, may_reject="older than --sft"))
+    assert judge(evidence).outcome is Outcome.ERROR
+
+
 def test_code_from_another_folder_is_undecided_and_names_module_and_stack() -> None:
     evidence = evidence_for(config_of("sft"))
     home = ModuleHome(prefix="megatron.core", folders=("/requested",))

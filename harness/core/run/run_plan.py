@@ -62,6 +62,14 @@ class XFail:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MayReject:
+    """Cells that a checkout may be too old for, or too new."""
+
+    pattern: str = setting(doc="Shell-style pattern over cell names, e.g. *-core017.", min_length=1)
+    reason: str = setting(doc="What the checkout lacks.", min_length=1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlannedCell:
     id: str
     axes: dict[str, Any]  # axis name -> resolved value, in matrix order, for tables
@@ -71,6 +79,7 @@ class PlannedCell:
     base: str | None = None  # id of the same cell in the base stack, which this one is timed against, interleaved
     role: CellRole = "cell"
     xfail: XFail | None = None
+    may_reject: str = ""  # why it may be REJECTED for what a checkout lacks; empty: then it is ERROR
     line: int | None = None  # of the matrix row it comes from, for annotations
     reproduce: str = ""  # command that runs it alone; empty: the matrix with --only
 

@@ -70,6 +70,14 @@ class CellEvidence:
         return at_start if step == 0 else looser(at_start, getattr(self.later, name))
 
     @property
+    def rejected(self) -> bool:
+        """Whether a node rejected the cell, also for what a checkout lacks, if the matrix allows that."""
+        if self.result is None:
+            return False
+        allowed = self.result.status == "error" and self.result.rejection is not None and bool(self.cell.may_reject)
+        return self.result.status == "rejected" or allowed
+
+    @property
     def packed(self) -> bool:
         return self.cell.config.style.packed
 

@@ -26,8 +26,7 @@ def base_problem(evidence: CellEvidence) -> str:
 
 
 def _base_problem(evidence: CellEvidence, base: CellEvidence, rounds: int) -> str:
-    rejected = base.result is not None and base.result.status == "rejected"
-    problem = rejection_problem(base) if rejected else untrusted(base) or import_problem(base.stack, base.records)
+    problem = rejection_problem(base) if base.rejected else untrusted(base) or import_problem(base.stack, base.records)
     problem = problem or incomplete(base) or other_device(evidence, base)
     if problem:
         return problem

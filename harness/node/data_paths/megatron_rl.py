@@ -29,7 +29,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.data_paths.megatron_rl import MOST_ROLLOUTS
 from harness.core.outcomes import Missing
 from harness.node.data_paths.base import Batch, RankContext, Scored
-from harness.node.data_paths.lookup import Unavailable
+from harness.node.data_paths.lookup import Unavailable, not_in_release, release
 from harness.node.data_paths.scheduler import share
 from harness.node.data_paths.scored import rows_by_slot
 from harness.node.data_paths.sft.checkout import find, set_arguments
@@ -64,6 +64,8 @@ class MegatronRlPath:
         root = find()
         if root is None:
             return Missing(reason="train_rl.py is part of no release; use a checkout of Megatron-LM")
+        if not (root / "train_rl.py").is_file():
+            return not_in_release(f"{release('megatron.core')} has no train_rl.py", "megatron.core")
         try:
             module = importlib.import_module("train_rl")
         except Exception as error:

@@ -27,18 +27,22 @@ from harness.node.data_paths.lookup import Unavailable, module_unavailable
 from harness.node.data_paths.scored import rows_by_slot
 from harness.node.probe.truth import MicroTruth, StepTruth
 
-_MODULES = ("nemo_rl.models.megatron.data", "nemo_rl.models.megatron.train", "nemo_rl.algorithms.loss")
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "nemo_rl.models.megatron.data": ("get_microbatch_iterator",),
+    "nemo_rl.models.megatron.train": ("LogprobsPostProcessor", "LossPostProcessor"),
+    "nemo_rl.algorithms.loss": ("NLLLossFn",),
+}
 
 
 class NemoRlPath:
     def __init__(self, context: RankContext) -> None:
         self.context = context
-        self.data, self.train, self.loss = (importlib.import_module(name) for name in _MODULES)
+        self.data, self.train, self.loss = (importlib.import_module(name) for name in _NEEDED)
         self.settings = _settings(context.config)
 
     @staticmethod
     def unavailable(config: CellConfig) -> Unavailable:
-        lacking = (module_unavailable(name, "nemo_rl") for name in _MODULES)
+        lacking = (module_unavailable(module, "nemo_rl", *names) for module, names in _NEEDED.items())
         return next((reason for reason in lacking if reason), None)
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[Any]:

@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import megatron.core.package_info as package_info
 import torch
 from torch import Tensor
 
@@ -27,7 +26,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.packing.documents import Document
 from harness.core.packing.workload import Workload
 from harness.node.data_paths.base import Batch, RankContext
-from harness.node.data_paths.lookup import Unavailable, import_failure, not_in_release
+from harness.node.data_paths.lookup import Unavailable, module_unavailable, not_in_release
 from harness.node.probe.truth import StepTruth
 
 MODULE = "megatron.core.datasets.data_schedule"
@@ -49,15 +48,11 @@ class SchedulerPath:
 
     @staticmethod
     def unavailable(config: CellConfig) -> Unavailable:
-        try:
-            module = importlib.import_module(MODULE)
-        except Exception as error:
-            return import_failure(MODULE, "megatron.core", error)
-        missing = [name for name in _NEEDED if not hasattr(module, name)]
-        if missing:
-            return not_in_release(f"megatron-core {package_info.__version__} has no {MODULE}.{missing[0]}")
+        if missing := module_unavailable(MODULE, "megatron.core", *_NEEDED):
+            return missing
         if config.own_trainer and schedules():
-            return not_in_release("the scheduler of branch dev reads the script's configuration; use trainer: megatron")
+            reason = "the scheduler of branch dev reads the script's configuration; use trainer: megatron"
+            return not_in_release(reason, "megatron.core")
         return None
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[Any] | None:

@@ -28,7 +28,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Missing
 from harness.core.packing.fields import FIRST_STAGE, LAST_STAGE
 from harness.node.data_paths.base import Batch, RankContext
-from harness.node.data_paths.lookup import Unavailable, module_unavailable, not_in_release, release
+from harness.node.data_paths.lookup import Unavailable, module_unavailable
 from harness.node.probe.truth import MicroTruth, StepTruth
 
 _HOMES = ("skyrl.backends.skyrl_train.distributed.megatron", "skyrl_train.distributed.megatron")
@@ -45,14 +45,10 @@ class SkyrlPath:
         if home is None:
             return Missing(reason="neither skyrl nor skyrl-train is installed; add one to `packages` of the stack")
         root = home.split(".")[0]
-        reason = module_unavailable(f"{home}.megatron_utils", root) or module_unavailable(f"{home}.model_utils", root)
-        if reason:
-            return reason
-        packing = _upstream("megatron_utils")
         packs = config.options.remove_microbatch_padding
         needed = ("preprocess_packed_seqs",) if packs else ("remove_left_padding", "recover_left_padding")
-        missing = [name for name in needed if not hasattr(packing, name)]
-        return not_in_release(f"{release(root)} has no {packing.__name__}.{missing[0]}") if missing else None
+        packing = module_unavailable(f"{home}.megatron_utils", root, *needed)
+        return packing or module_unavailable(f"{home}.model_utils", root)
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[MicroTruth]:
         return iter(truth.micro_batches)

@@ -28,18 +28,18 @@ from harness.node.data_paths.lookup import Unavailable, module_unavailable
 from harness.node.data_paths.scored import rows_by_slot
 from harness.node.probe.truth import MicroTruth, StepTruth
 
-_MODULES = (
-    "verl.models.mcore.util",
-    "verl.utils.megatron.tensor_parallel",
-    "verl.workers.utils.losses",
-    "verl.workers.engine.megatron.transformer_impl",
-)
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "verl.models.mcore.util": (),
+    "verl.utils.megatron.tensor_parallel": ("vocab_parallel_log_probs_from_logits",),
+    "verl.workers.utils.losses": ("sft_loss",),
+    "verl.workers.engine.megatron.transformer_impl": ("MegatronEngineWithLMHead",),
+}
 
 
 class VerlPath:
     def __init__(self, context: RankContext) -> None:
         self.context = context
-        self.packing, self.scoring, self.losses, engines = (importlib.import_module(name) for name in _MODULES)
+        self.packing, self.scoring, self.losses, engines = (importlib.import_module(name) for name in _NEEDED)
         self.engine = _engine(engines.MegatronEngineWithLMHead, context.config)
         suffix = "engine" if hasattr(self.packing, "preprocess_thd_engine") else "no_padding"
         self.pack = getattr(self.packing, f"preprocess_thd_{suffix}")
@@ -47,7 +47,7 @@ class VerlPath:
 
     @staticmethod
     def unavailable(config: CellConfig) -> Unavailable:
-        lacking = (module_unavailable(name, "verl") for name in _MODULES)
+        lacking = (module_unavailable(module, "verl", *names) for module, names in _NEEDED.items())
         return next((reason for reason in lacking if reason), None)
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[tuple[StepTruth, MicroTruth]]:

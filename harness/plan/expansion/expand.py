@@ -7,13 +7,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from typing import Generic, TypeVar
 
 from harness.core.cell.arguments import Arguments
 from harness.core.cell.attention import KERNELS
 from harness.core.cell.axes import always
 from harness.core.cell.config import CellConfig
 from harness.core.cell.identity import cell_id
-from harness.core.run.run_plan import Expansion, PlannedCell, RejectedCell, XFail
+from harness.core.run.run_plan import Expansion, MayReject, PlannedCell, RejectedCell, XFail
 from harness.core.stack import DEFAULT
 from harness.plan.expansion.apply_rules import apply_rules
 from harness.plan.expansion.combinations import Combinations
@@ -27,6 +28,7 @@ from harness.plan.rules.rule import Rule
 from harness.plan.rules.table import ADDED, CELL_RULES, SHAPE_RULES, world_size_rule
 
 Begin = Callable[[PlannedCell, int], None]
+Entry = TypeVar("Entry", XFail, MayReject)
 _ALWAYS = always()  # axes that every table shows
 
 
@@ -44,24 +46,25 @@ def expand(matrix: Matrix, more_rules: tuple[Rule[CellConfig], ...] = (), begin:
     problems.raise_any()
     rules = ((*SHAPE_RULES, world_size_rule(matrix.launch.max_ranks)), (*CELL_RULES, *ADDED, *more_rules))
     shown = list(dict.fromkeys([*_ALWAYS, *matrix.axes.names]))
-    if begin is not None and not (matrix.covering or matrix.base or matrix.xfail):
+    if begin is not None and not (matrix.covering or matrix.base or matrix.xfail or matrix.may_reject):
         first, _, _ = apply_rules(combinations, resolver, rules, shown, forbidden=False, first=True)
-        for cell in _plan(first, shown, _KnownFailures(())):
+        for cell in _plan(first, shown):
             if cell.control is None:
                 begin(cell, len(combinations.found))
     cells, rejected, forbidden = apply_rules(combinations, resolver, rules, shown, forbidden=bool(matrix.covering))
     if not cells:
         problems.add(*_nothing_left(rejected, combinations.excluded))
-    known = _KnownFailures(matrix.xfail)
+    known, lacking = _Entries("xfail", matrix.xfail), _Entries("may_reject", matrix.may_reject)
     allowed, selection = cells, None
     if matrix.covering and matrix.base:
         hint = "run every cell with select: full, or drop checks.throughput.slower_than"
         problems.add(KEY, "a selection would leave out cells that others are interleaved with", hint=hint)
     elif matrix.covering and cells:
         cells, selection = choose(matrix.covering, matrix.axes, allowed, forbidden, problems)
-    planned = _plan(cells, shown, known)
+    planned = _plan(cells, shown, known, lacking)
     planned = paired_cells(planned, matrix.base, problems) if matrix.base else planned
     known.check_used(allowed, rejected, problems)
+    lacking.check_used(allowed, rejected, problems)
     problems.raise_any()
     excluded = dict(combinations.excluded)
     return Expansion(cells=tuple(planned), rejected=tuple(rejected), excluded=excluded, selection=selection)
@@ -84,7 +87,12 @@ def _group_name(dtype: str, variant: str, args: Arguments, device: str, stack: s
     return "-".join(part for part in parts if part)
 
 
-def _plan(cells: list[Candidate], shown: list[str], known: _KnownFailures) -> list[PlannedCell]:
+def _plan(
+    cells: list[Candidate],
+    shown: list[str],
+    known: _Entries[XFail] | None = None,
+    lacking: _Entries[MayReject] | None = None,
+) -> list[PlannedCell]:
     """The cells, each with its control; a control that the matrix lacks is added before its group."""
     groups: dict[str, list[Candidate]] = {}
     for cell in cells:
@@ -99,6 +107,7 @@ def _plan(cells: list[Candidate], shown: list[str], known: _KnownFailures) -> li
         used = set(control_ids.values())
         for cell in [*added, *members]:
             is_added, control = cell.id not in known_ids, control_ids[cell.id]
+            allowed = lacking.of(cell.id) if lacking else None
             result.append(
                 PlannedCell(
                     id=cell.id,
@@ -107,7 +116,8 @@ def _plan(cells: list[Candidate], shown: list[str], known: _KnownFailures) -> li
                     group=group,
                     control=None if control == cell.id else control,
                     role="control" if is_added else "cell",
-                    xfail=None if is_added else known.of(cell.id),
+                    xfail=known.of(cell.id) if known and not is_added else None,
+                    may_reject=allowed.reason if allowed else "",
                     line=cell.line,
                 )
             )
@@ -116,7 +126,7 @@ def _plan(cells: list[Candidate], shown: list[str], known: _KnownFailures) -> li
 
 def with_controls(config: CellConfig) -> list[PlannedCell]:
     """Plans a cell that is in no matrix, preceded by its control, that control's control and so on."""
-    return _plan([Candidate(cell_id(config), config, None)], list(_ALWAYS), _KnownFailures(()))
+    return _plan([Candidate(cell_id(config), config, None)], list(_ALWAYS))
 
 
 def _control_ids(cells: Iterable[Candidate], controls: dict[CellConfig, Candidate]) -> dict[str, str]:
@@ -144,14 +154,17 @@ def _control_id(config: CellConfig, controls: dict[CellConfig, Candidate]) -> st
     return controls[control].id
 
 
-class _KnownFailures:
-    """The xfail entries of a matrix, and which of them matched a cell."""
+class _Entries(Generic[Entry]):
+    """The entries of `key` in a matrix, and which of them matched a cell."""
 
-    def __init__(self, entries: tuple[XFail, ...]) -> None:
-        self._entries = [(entry, re.compile(fnmatch.translate(entry.pattern))) for entry in entries]
+    def __init__(self, key: str, entries: tuple[Entry, ...]) -> None:
+        self._key = key
+        self._entries: list[tuple[Entry, re.Pattern[str]]] = [
+            (entry, re.compile(fnmatch.translate(entry.pattern))) for entry in entries
+        ]
         self._used: set[int] = set()
 
-    def of(self, cell: str) -> XFail | None:
+    def of(self, cell: str) -> Entry | None:
         """The first entry whose pattern matches the cell's name."""
         if not self._entries:
             return None
@@ -165,7 +178,7 @@ class _KnownFailures:
             if number not in self._used and not any(pattern.match(name_of(cell.id)) for cell in allowed):
                 only_rejected = any(pattern.match(name_of(cell.id)) for cell in rejected)
                 hint = "it matches rejected cells only" if only_rejected else "`harness plan` lists the cell names"
-                problems.add(("xfail", number, "pattern"), "matches no cell", found=repr(entry.pattern), hint=hint)
+                problems.add((self._key, number, "pattern"), "matches no cell", found=repr(entry.pattern), hint=hint)
 
 
 def name_of(cell: str) -> str:

@@ -120,6 +120,7 @@ def _cell_json(cell: PlannedCell) -> dict[str, Any]:
         "role": cell.role,
         "control": cell.control,
         "xfail": cell.xfail,
+        "may_reject": cell.may_reject,
         "line": cell.line,
     }
 
@@ -157,6 +158,8 @@ def _note(cell: PlannedCell) -> str:
     if cell.xfail:
         until = f" until {cell.xfail.expires}" if cell.xfail.expires else ""
         notes.append(f"known failure{until}: {cell.xfail.reason}")
+    if cell.may_reject:
+        notes.append(f"may be rejected: {cell.may_reject}")
     return "; ".join(notes)
 
 

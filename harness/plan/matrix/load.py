@@ -10,13 +10,13 @@ import dataclasses
 import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.core.cell.config import ModelConfig, TrainConfig
 from harness.core.cell.timing import TimingConfig
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.packing.options import PackingOptions
-from harness.core.run.run_plan import BaselineRequest, XFail
+from harness.core.run.run_plan import BaselineRequest, MayReject, XFail
 from harness.core.stack import DEFAULT, Stack
 from harness.core.tolerances import ToleranceOverrides
 from harness.core.upstream_tests import UpstreamTests
@@ -35,6 +35,8 @@ from harness.plan.schema.sections import ChecksSection, Launch, MatrixFile
 from harness.plan.schema.throughput import as_written as throughput_as_written
 from harness.plan.stacks.recipes import RECIPES, TreeOf, WorkingTree
 from harness.plan.stacks.section import PathOf, layers_of, parse_stacks, recipe_stack
+
+Entry = TypeVar("Entry", XFail, MayReject)
 
 CONSTRAINT_NAMES = (*AXES, "world_size", *DOTTED)
 _ELSEWHERE = dict.fromkeys((*AXES, *AXIS_ALIASES), "it is an axis: write it under 'matrix:'")
@@ -59,6 +61,7 @@ class Matrix:
     timing: TimingConfig
     base: str  # the stack that cells of the other stack are timed against, interleaved; empty for none
     xfail: tuple[XFail, ...]
+    may_reject: tuple[MayReject, ...]
     values: Mapping[str, Any]  # the file as read
     history: BaselineRequest | None = None  # earlier runs to compare times with
     peak_tflops: Mapping[str, float] = field(default_factory=dict)  # of one GPU by dtype, where given
@@ -120,12 +123,13 @@ def load(
 
 
 def _chosen(top: Mapping[str, Any], axes: Axes, problems: Problems) -> dict[str, Any]:
-    """Which combinations run, and which of them may fail."""
+    """Which combinations run, and which of them may fail or be rejected when they start."""
     constraints = _constraints(top.get("constraints", []), problems)
-    xfail = _xfail(top.get("xfail", []), problems)
-    check_tests(axes, len(constraints), len(xfail), problems)
+    xfail = _entries("xfail", XFail, top, problems)
+    may_reject = _entries("may_reject", MayReject, top, problems)
+    check_tests(axes, len(constraints), len(xfail) + len(may_reject), problems)
     covering = parse_select(top.get("select", "full"), problems)
-    return {"constraints": constraints, "xfail": xfail, "covering": covering}
+    return {"constraints": constraints, "xfail": xfail, "may_reject": may_reject, "covering": covering}
 
 
 def _sized(train: TrainConfig, model: ModelConfig, problems: Problems) -> TrainConfig:
@@ -261,12 +265,12 @@ def _constraints(section: Any, problems: Problems) -> tuple[Constraint, ...]:
     return tuple(dict.fromkeys(compiled))
 
 
-def _xfail(section: Any, problems: Problems) -> tuple[XFail, ...]:
-    path: KeyPath = ("xfail",)
+def _entries(key: str, kind: type[Entry], top: Mapping[str, Any], problems: Problems) -> tuple[Entry, ...]:
+    section = top.get(key, [])
     if not isinstance(section, list):
-        problems.add(path, "must be a list", found=shown(section))
+        problems.add((key,), "must be a list", found=shown(section))
         return ()
-    entries = [problems.validate(XFail, item, (*path, number)) for number, item in enumerate(section)]
+    entries = [problems.validate(kind, item, (key, number)) for number, item in enumerate(section)]
     return tuple(entry for entry in entries if entry)
 
 
@@ -299,6 +303,7 @@ def resolved(matrix: Matrix) -> dict[str, Any]:
     result["checks"] |= {} if matrix.fingerprints else {"fingerprints": False}
     result["checks"]["throughput"] = _resolved_throughput(matrix)
     result["xfail"] = [{k: v for k, v in dataclasses.asdict(entry).items() if v} for entry in matrix.xfail]
+    result |= {"may_reject": [dataclasses.asdict(entry) for entry in matrix.may_reject]} if matrix.may_reject else {}
     return result
 
 

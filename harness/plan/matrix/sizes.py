@@ -12,7 +12,7 @@ from harness.plan.matrix.problems import Problems
 MOST_WEIGHTS = 2**40  # of a model: 4 TiB in fp32
 MOST_DOCUMENTS = 2**16  # of all steps: planning generates each of them
 MOST_ROWS = 2**17  # combinations that satisfy the constraints: each becomes a cell or a rejected cell
-MOST_TESTS = 5_000_000  # of one combination against one row of include or exclude, constraint or xfail entry
+MOST_TESTS = 5_000_000  # of one combination against one row of include or exclude, one constraint or one entry
 
 
 def size_problems(model: ModelConfig, train: TrainConfig) -> list[tuple[str, str]]:
@@ -29,12 +29,12 @@ def size_problems(model: ModelConfig, train: TrainConfig) -> list[tuple[str, str
     return found
 
 
-def check_tests(axes: Axes, constraints: int, xfail: int, problems: Problems) -> None:
+def check_tests(axes: Axes, constraints: int, entries: int, problems: Problems) -> None:
     """Adds a problem if testing every combination against every row, constraint and entry takes too many tests."""
-    against = len(axes.include) + len(axes.exclude) + constraints + xfail
+    against = len(axes.include) + len(axes.exclude) + constraints + entries
     tests = axes.count * against
     if tests > MOST_TESTS:
         found = f"{axes.count:,} combinations x {against:,} = {tests:,}"
         allowed, hint = f"at most {MOST_TESTS:,}", "split the matrix over several files"
-        message = "too many combinations for so many rows of include, exclude, constraints and xfail"
+        message = "too many combinations for so many rows of include, exclude, constraints, xfail and may_reject"
         problems.add(("matrix",), message, found=found, allowed=allowed, hint=hint)

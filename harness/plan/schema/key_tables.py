@@ -12,7 +12,7 @@ from harness.core.cell.config import ModelConfig, TrainConfig
 from harness.core.data_paths.table import DATA_PATHS
 from harness.core.packing.documents import KEYS_OF_MODE, DocumentsConfig
 from harness.core.packing.options import PackingOptions
-from harness.core.run.run_plan import XFail
+from harness.core.run.run_plan import MayReject, XFail
 from harness.core.setting import Key, Limits, keys_of
 from harness.core.tolerances import BOUND_NAMES, DEFAULTS, RATIO_SCREEN, Override
 from harness.core.upstream_tests import UpstreamTests
@@ -49,6 +49,7 @@ def tables() -> dict[str, str]:
     found |= {"segment_slope": section_table(SlopeSection, of="`segment_slope`")}
     found |= {"history": section_table(HistorySection, of="`history`")}
     found |= {"bound": table(keys_of(Override).values(), of="a bound"), "xfail": table(keys_of(XFail).values())}
+    found |= {"may_reject": table(keys_of(MayReject).values())}
     found |= {"upstream_tests": table(keys_of(UpstreamTests).values())}
     return found | {"data_paths": _data_paths(), "recipes": _recipes()}
 

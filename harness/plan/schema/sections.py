@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from harness.core.cell.config import CANARIES, DEFAULT_CANARIES, ModelConfig, TrainConfig
 from harness.core.packing.documents import KEYS_OF_MODE, MIXES, DocumentsConfig
 from harness.core.packing.options import PackingOptions
-from harness.core.run.run_plan import XFail
+from harness.core.run.run_plan import MayReject, XFail
 from harness.core.setting import keys_of, setting
 from harness.core.stack import SAFE_NAME, safe_name
 from harness.core.upstream_tests import UpstreamTests
@@ -181,6 +181,9 @@ class MatrixFile(Section):
     checks: ChecksSection = Field(default_factory=ChecksSection, description="Bounds of the checks, and canaries.")
     xfail: list[model_of(XFail)] = Field(  # type: ignore[valid-type]
         default_factory=list, description="Known failures."
+    )
+    may_reject: list[model_of(MayReject)] = Field(  # type: ignore[valid-type]
+        default_factory=list, description="Cells that a checkout may [lack something for](#may_reject)."
     )
     stacks: dict[str, RecipeName | StackLayer | Annotated[list[RecipeName | StackLayer], Field(min_length=1)]] = Field(
         default_factory=dict,

@@ -70,13 +70,13 @@ def project_of(has: Callable[[str], bool]) -> str | None:
 
 
 def for_bisection(values: Any, subject: Subject) -> Any:
-    """The values of a matrix file without what applies only to its own stacks: xfail and slower_than.
+    """The values of a matrix file without what applies only to its own stacks: xfail, may_reject and slower_than.
 
     If the file defines no stacks, all its cells get one that holds the subject.
     """
     if not isinstance(values, Mapping):
         return values
-    changed = {key: value for key, value in values.items() if key != "xfail"}
+    changed = {key: value for key, value in values.items() if key not in ("xfail", "may_reject")}
     throughput = _at(changed, "checks", "throughput")
     if throughput and "slower_than" in throughput:
         kept = {key: value for key, value in throughput.items() if key != "slower_than"}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -24,8 +25,7 @@ def test_a_release_without_the_scheduler_cannot_serve_it() -> None:
 
 
 def test_the_scheduler_of_branch_dev_is_called_by_its_script_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = SimpleNamespace(**dict.fromkeys(scheduler._NEEDED))
-    monkeypatch.setattr(scheduler, "importlib", SimpleNamespace(import_module=lambda name: module))
+    monkeypatch.setitem(sys.modules, MODULE, SimpleNamespace(**dict.fromkeys(scheduler._NEEDED)))
     for on_dev, found in ((True, "use trainer: megatron"), (False, "None")):
         monkeypatch.setattr(scheduler, "schedules", lambda on_dev=on_dev: on_dev)
         assert found in str(SchedulerPath.unavailable(config("scheduler")))

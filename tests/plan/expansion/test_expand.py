@@ -217,6 +217,19 @@ def test_xfail_marks_the_cells_whose_name_matches() -> None:
     assert marked == {"tp1-pp2-cp1-sft": "first", "tp1-pp1-cp1-sft": "second"}
 
 
+def test_cells_and_controls_that_may_be_rejected_say_why() -> None:
+    entries = [{"pattern": "*-unpacked", "reason": "no layer"}, {"pattern": "*pp2*", "reason": "no stages"}]
+    made = expand_axes({"pp": [1, 2], "packing": "sft"}, may_reject=entries)
+    allowed = {cell_name(cell.config): cell.may_reject for cell in made.cells}
+    assert allowed == {
+        "tp1-pp1-cp1-unpacked": "no layer",
+        "tp1-pp1-cp1-sft": "",
+        "tp1-pp2-cp1-sft": "no stages",
+    }
+    (problem,) = problems_of(matrix={"packing": "sft"}, may_reject=[{"pattern": "*-core017", "reason": "r"}])
+    assert (problem.key, problem.message) == ("may_reject[0].pattern", "matches no cell")
+
+
 def test_an_xfail_that_matches_no_cell_is_a_problem() -> None:
     axes = {"pp": [1, 3], "packing": "sft"}
     (problem,) = problems_of(matrix=axes, xfail=[{"pattern": "tp8-*", "reason": "r"}])

@@ -11,6 +11,7 @@ def test_the_text_shows_cells_rejections_exclusions_and_cost() -> None:
         {"pp": [1, 2, 3, 8], "packing": ["unpacked", "sft"], "vpp": 1},
         constraints=["pp < 8"],
         xfail=[{"pattern": "*-sft", "reason": "known", "expires": "2030-01-01"}],
+        may_reject=[{"pattern": "*-sft", "reason": "too old"}],
     )
     text = plan_text(made, cores=2)
     lines = text.splitlines()
@@ -18,7 +19,7 @@ def test_the_text_shows_cells_rejections_exclusions_and_cost() -> None:
     assert lines[3].split() == ["id", "tp", "pp", "cp", "packing", "ranks"]  # vpp does not vary
     control = next(line for line in lines if "tp1-pp1-cp1-unpacked" in line)
     assert control.split()[1:] == ["1", "1", "1", "unpacked", "1", "control"]
-    assert "known failure until 2030-01-01: known" in text
+    assert "known failure until 2030-01-01: known; may be rejected: too old" in text
     assert "layout.layers-by-pp: model.layers 4 is not divisible by pp 3 x vpp 1 = 3: 4 = 1 * 3 + 1" in text
     assert "source: Megatron-LM TransformerConfig" in text
     assert "2 combinations by pp < 8" in text

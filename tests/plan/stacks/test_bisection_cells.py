@@ -93,15 +93,17 @@ def test_a_matrix_of_include_rows_alone_gets_no_further_combination() -> None:
     ]
 
 
-def test_stacks_of_the_matrix_stay_but_xfail_and_slower_than_are_dropped() -> None:
+def test_stacks_of_the_matrix_stay_but_what_describes_them_is_dropped() -> None:
     sections: dict[str, Any] = {
         "matrix": {"packing": "sft", "stack": ["a", "default"]},
         "stacks": {"a": CHECKOUT},
         "xfail": [{"pattern": "*-a", "reason": "known"}],
+        "may_reject": [{"pattern": "*-a", "reason": "old"}],
         "checks": {"throughput": {"slower_than": {"stack": "default"}, "rounds": 7}},
     }
     matrix = bisected(LM, **sections)
     assert (list(matrix.stacks), matrix.xfail, matrix.base, matrix.timing.rounds) == (["a"], (), "", 7)
+    assert matrix.may_reject == ()
 
 
 def test_cells_change_only_their_stack_and_move_with_their_controls() -> None:

@@ -89,7 +89,8 @@ def _split_by_model(config: CellConfig) -> Unavailable:
     return not_in_release(
         f"cp {cp}: vlm_step of {release('megatron.bridge')} passes the whole row to every context-parallel rank; only "
         "its vision-language models split it in their forward (slice_batch_for_context_parallel), the probe's GPT does "
-        "not; set cp to 1, or use release 0.6 or later"
+        "not; set cp to 1, or use release 0.6 or later",
+        "megatron.bridge",
     )
 
 

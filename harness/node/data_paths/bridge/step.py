@@ -22,7 +22,8 @@ from harness.node.data_paths.lookup import Unavailable, module_unavailable
 def missing(*modules: str) -> Unavailable:
     """Why these modules of megatron.bridge cannot be used; None when they can."""
     for module in modules:
-        if reason := module_unavailable(f"megatron.bridge.{module}", "megatron.bridge"):
+        names = ("forward_step",) if module.endswith("_step") else ()
+        if reason := module_unavailable(f"megatron.bridge.{module}", "megatron.bridge", *names):
             return reason
     return None
 

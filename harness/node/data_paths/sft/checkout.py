@@ -21,20 +21,18 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import megatron.core
 import torch
 from torch import Tensor
 
 from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Missing
 from harness.node.data_paths.base import Batch, RankContext
-from harness.node.data_paths.lookup import Unavailable
+from harness.node.data_paths.lookup import Unavailable, checked_out, module_unavailable, not_in_release, release
 
 
 def find() -> Path | None:
-    """The checkout that megatron.core was imported from; None when it is an installed package."""
-    root = Path(str(megatron.core.__file__)).resolve().parents[2]
-    return root if (root / "pretrain_gpt.py").is_file() else None
+    """The checkout that megatron.core was imported from, whatever it holds; None when it is an installed package."""
+    return checked_out("megatron.core")
 
 
 def script(config: CellConfig) -> str:
@@ -49,16 +47,27 @@ def _imported(config: CellConfig) -> Any:
     return importlib.import_module("pretrain_gpt")
 
 
+def no_script(config: CellConfig) -> Unavailable:
+    """Why there is no script that trains the cell's model; None when there is one."""
+    root, name = find(), f"{script(config)}.py"
+    if root is not None and (root / name).is_file():
+        return None
+    where = ", which only a checkout has" if root is None else ""
+    return not_in_release(f"{release('megatron.core')} has no {name}{where}", "megatron.core")
+
+
 def unavailable(config: CellConfig) -> Unavailable:
     """Why the checkout's script cannot be used; None when it can. Imports it."""
     root, name = find(), script(config)
+    if missing := no_script(config):
+        return missing
     try:
         module = _imported(config)
     except Exception as error:
         return Missing(reason=f"{root}/{name}.py cannot be imported: {type(error).__name__}: {error}")
     found = Path(str(module.__file__)).resolve().parent
     if found == root:
-        return None
+        return module_unavailable(name, "megatron.core", "forward_step")
     return Missing(reason=f"{name} comes from {found}, but megatron.core from {root}; check PYTHONPATH")
 
 

@@ -33,7 +33,7 @@ class Wiring(Protocol):
 class SftPath:
     def __init__(self, context: RankContext) -> None:
         self.context = context
-        checkout = sft_checkout.find() is not None
+        checkout = sft_checkout.find() is not None  # then the script is there: `unavailable` has looked
         self.wiring: Wiring = sft_checkout.Checkout(context) if checkout else sft_wheel.Wheel(context)
 
     @staticmethod

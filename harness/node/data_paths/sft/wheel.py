@@ -18,14 +18,13 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import megatron.core.package_info as package_info
 import megatron.core.utils as core
 from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from harness.core.packing.fields import BATCH
 from harness.node.data_paths.base import Batch, RankContext
-from harness.node.data_paths.lookup import Unavailable, module_unavailable, not_in_release
+from harness.node.data_paths.lookup import Unavailable, module_unavailable
 from harness.node.data_paths.sft.rows import DATASET_MODULE
 
 KEYS = (
@@ -45,22 +44,13 @@ _METADATA = ("cu_seqlens", "cu_seqlens_padded", "max_seqlen")
 
 def unavailable() -> Unavailable:
     """Why this wheel cannot run `sft`; None when it can. Imports what the path needs."""
-    for module in (DATASET_MODULE, "megatron.training.utils"):
-        if reason := module_unavailable(module, "megatron.core"):
-            return reason
-    training = importlib.import_module("megatron.training.utils")
+    root = "megatron.core"
+    if reason := module_unavailable(DATASET_MODULE, root) or module_unavailable("megatron.training.utils", root):
+        return reason
     if hasattr(core, "get_batch_on_this_tp_rank"):
-        return _missing("megatron.core.utils", core, "get_batch_on_this_cp_rank")
-    return _missing("megatron.training.utils", training, "get_batch_on_this_tp_rank") or _missing(
-        "megatron.core.utils", core, "get_thd_batch_on_this_cp_rank"
-    )
-
-
-def _missing(module: str, found: Any, name: str) -> Unavailable:
-    return (
-        None
-        if hasattr(found, name)
-        else not_in_release(f"megatron-core {package_info.__version__} has no {module}.{name}")
+        return module_unavailable("megatron.core.utils", root, "get_batch_on_this_cp_rank")
+    return module_unavailable("megatron.training.utils", root, "get_batch_on_this_tp_rank") or module_unavailable(
+        "megatron.core.utils", root, "get_thd_batch_on_this_cp_rank"
     )
 
 

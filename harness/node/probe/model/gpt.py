@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 from datetime import timedelta
 from functools import partial
@@ -25,6 +24,7 @@ from harness.core.cell.model import VANILLA
 from harness.core.outcomes import STACK_UNDER_TEST, Missing, Rejection
 from harness.core.setting import upstream_of
 from harness.node.data_paths.base import RankContext
+from harness.node.data_paths.lookup import lacking, takes
 from harness.node.device.placement import Device
 from harness.node.probe.model.attention_kinds import attention_fields
 from harness.node.probe.model.bridge.adapters import adapted
@@ -72,7 +72,6 @@ def initialize_parallel(config: CellConfig, device: Device) -> Groups:
         "create_gloo_process_groups": False,
         "expert_tensor_parallel_size": layout.expert_tp,
     }
-    known = inspect.signature(parallel_state.initialize_model_parallel).parameters
     initialize = partial(
         parallel_state.initialize_model_parallel,
         tensor_model_parallel_size=layout.tp,
@@ -80,7 +79,7 @@ def initialize_parallel(config: CellConfig, device: Device) -> Groups:
         virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
         context_parallel_size=layout.cp,
         expert_model_parallel_size=layout.ep,
-        **{name: value for name, value in wanted.items() if name in known},
+        **{name: value for name, value in wanted.items() if takes(parallel_state.initialize_model_parallel, name)},
     )
     groups = GLOBAL
     if config.groups == EXPLICIT:
@@ -165,7 +164,7 @@ def unsupported_fields(config: CellConfig) -> Rejection | Missing | None:
     named = ", ".join(f"{name} ({keys[name]})" if name in keys else name for name in absent)
     reason = f"megatron-core {package_info.__version__}: {upstream.__name__} has no field {named}"
     if all(name in keys for name in absent):
-        return Rejection(rule="stack.field", reason=reason, source=STACK_UNDER_TEST)
+        return lacking("megatron.core", Rejection(rule="stack.field", reason=reason, source=STACK_UNDER_TEST))
     return Missing(reason=f"{reason}, which the probe needs; use a supported release")
 
 

@@ -8,7 +8,6 @@ Checked against megatron.core.parallel_state, 0.14 to 0.19: its state is the pri
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +19,8 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.pipeline_parallel.schedules import forward_backward_no_pipelining
 
+from harness.node.data_paths.lookup import takes
+
 # Megatron's order is tp-cp-ep-dp-pp. Here replicas vary fastest, so that tensor-parallel groups have other members.
 OTHER_ORDER = "dp-cp-ep-tp-pp"
 _ARGUMENT = "pg_collection"
@@ -27,9 +28,9 @@ _TAKERS = (GPTModel.__init__, DistributedDataParallel.__init__, get_megatron_opt
 State = dict[str, Any]
 
 
-def takes_groups() -> bool:
-    """Whether this release takes process groups as arguments in every place that the probe passes them to."""
-    return all(_ARGUMENT in inspect.signature(taker).parameters for taker in _TAKERS)
+def without_groups() -> str:
+    """The first function to which the probe passes process groups and that does not take them; empty if all do."""
+    return next((taker.__qualname__ for taker in _TAKERS if not takes(taker, _ARGUMENT)), "")
 
 
 @dataclass(frozen=True, kw_only=True)

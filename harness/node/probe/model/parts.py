@@ -20,37 +20,30 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from harness.core.cell.axis_values import EXPLICIT
 from harness.core.cell.config import CellConfig
+from harness.core.outcomes import STACK_UNDER_TEST, Rejection
 from harness.core.setting import upstream_of
+from harness.node.data_paths.lookup import Unavailable, lacking, takes
 from harness.node.probe.model.attention_kinds import core_attention
 from harness.node.probe.model.bridge.vision import attention_class, vision_config_class, vision_fields
-from harness.node.probe.model.groups import takes_groups
+from harness.node.probe.model.groups import without_groups
 from harness.node.probe.model.hybrid import hybrid_fields, numbered_layers, unsupported_hybrid
 from harness.node.probe.model.norm import RMSNorm
 
 
-def unsupported_parts(config: CellConfig) -> str | None:
-    """Why this release cannot run the cell's model; None when it can."""
+def unsupported_parts(config: CellConfig) -> Unavailable:
+    """Why this megatron-core cannot be told to build the cell's model; None when it can.
+
+    What it accepts and computes wrongly, or crashes on, is no reason: the cell runs and fails.
+    """
     release = f"megatron-core {package_info.__version__}"
-    if config.model.padding_mask and "padding_mask" not in inspect.signature(GPTModel.forward).parameters:
-        return f"{release} has no padding mask for routers: model.moe.padding_mask needs 0.16 or later"
-    if config.groups == EXPLICIT and not takes_groups():
-        return f"{release} takes no process groups as arguments in every place: groups: explicit needs a later one"
-    if unsupported := unsupported_hybrid(config):
-        return unsupported
-    if config.model.mtp is None or not config.style.packed:
+    reason = unsupported_hybrid(config)
+    if config.model.padding_mask and not takes(GPTModel.forward, "padding_mask"):
+        reason = f"{release} has no GPTModel.forward(padding_mask): model.moe.padding_mask needs 0.16 or later"
+    if config.groups == EXPLICIT and (name := without_groups()):
+        reason = f"{release} has no {name}(pg_collection): groups: explicit needs a later release"
+    if reason is None:
         return None
-    # Imported here: releases before core_v0.12 do not have it.
-    prediction: Any = importlib.import_module("megatron.core.transformer.multi_token_prediction")
-    if "packed_seq_params" not in inspect.signature(prediction.roll_tensor).parameters:
-        return f"{release} rolls tokens for multi-token prediction across documents: packed rows need 0.16 or later"
-    layer = prediction.MultiTokenPredictionLayer
-    by_name = "packed_seq_params" in inspect.signature(layer._checkpointed_forward).parameters
-    if config.recompute.startswith("full") and not by_name:
-        return (
-            f"{release} passes packed_seq_params of prediction layers to save_for_backward, which takes only tensors "
-            "(Megatron-LM issue 3643): recompute full with packed rows needs 0.18 or later"
-        )
-    return None
+    return lacking("megatron.core", Rejection(rule="stack.model", reason=reason, source=STACK_UNDER_TEST))
 
 
 def config_class(config: CellConfig) -> Any:

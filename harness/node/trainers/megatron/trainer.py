@@ -40,9 +40,8 @@ class MegatronTrainer:
 
     @staticmethod
     def unavailable(config: CellConfig) -> Unavailable:
-        """The data path has already imported pretrain_gpt of the checkout."""
-        if checkout.find() is None:
-            return not_in_release(f"{release('megatron.core')} has no pretrain_gpt.py, which only a checkout has")
+        if missing := checkout.no_script(config):
+            return missing
         os.environ["HF_HUB_OFFLINE"] = "1"  # read when the packages are imported
         for module in _NEEDED:
             if missing := module_unavailable(module, module.partition(".")[0]):
@@ -72,11 +71,12 @@ class MegatronTrainer:
 def _without_data_set(config: CellConfig) -> Unavailable:
     """Upstream compiles its helpers into the checkout, which cells share, when it starts; so they must be there."""
     if config.path.scheduled and not schedules():
-        return not_in_release(f"{release('megatron.core')} has no --sequence-packing-scheduler")
+        return not_in_release(f"{release('megatron.core')} has no --sequence-packing-scheduler", "megatron.core")
     if config.path.chats and config.data_files == 1:
         return None
     if config.data_path == "inter_document" and not _masks_between_documents():
-        return not_in_release(f"{release('megatron.core')} has no --dataloader-inter-document-masking")
+        reason = f"{release('megatron.core')} has no --dataloader-inter-document-masking"
+        return not_in_release(reason, "megatron.core")
     try:
         importlib.import_module(HELPERS)
     except ImportError as error:

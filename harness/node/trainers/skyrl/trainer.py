@@ -47,7 +47,8 @@ class SkyrlTrainer:
         worker = vars(importlib.import_module(_WORKER)).get("MegatronPolicyWorkerBase")
         needed = ("init_model", "forward_backward", "optim_step", "get_lr")
         absent = [name for name in needed if not hasattr(worker, name)]
-        return not_in_release(f"{release('skyrl')} has no MegatronPolicyWorkerBase.{absent[0]}") if absent else None
+        reason = f"{release('skyrl')} has no MegatronPolicyWorkerBase.{absent[0]}" if absent else ""
+        return not_in_release(reason, "skyrl") if absent else None
 
     def run(self) -> None:
         config, folder = self.context.config, self.context.folder / "data"

@@ -13,13 +13,14 @@ from harness.core.cell.model import ModelConfig, MtpConfig
 from harness.core.outcomes import Missing
 from harness.node.data_paths.sft import checkout as sft_checkout
 from harness.node.data_paths.sft import data_path as sft
+from harness.node.trainers.megatron.trainer import MegatronTrainer
 from tests.node.conftest import config
 
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout in tmp_path from which megatron.core seems to come; its pretrain_gpt.py is empty."""
-    (tmp_path / "pretrain_gpt.py").write_text("")
+    """A checkout in tmp_path from which megatron.core seems to come; its pretrain_gpt.py does nothing."""
+    (tmp_path / "pretrain_gpt.py").write_text("def forward_step(): ...\n")
     monkeypatch.setattr(megatron.core, "__file__", str(tmp_path / "megatron" / "core" / "__init__.py"))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(sys.modules, "pretrain_gpt", None)  # so that the import in the test is undone, too
@@ -35,6 +36,25 @@ def test_a_checkout_serves_sft_by_its_own_script(checkout: Path) -> None:
     assert sft_checkout.find() == checkout
     assert sft.SftPath.unavailable(config("sft")) is None
     assert Path(str(sys.modules["pretrain_gpt"].__file__)).parent == checkout
+
+
+@pytest.mark.parametrize("trainer", ["harness", "megatron"])
+def test_without_its_script_a_checkout_is_served_by_nothing_else(checkout: Path, trainer: str) -> None:
+    (checkout / "pretrain_gpt.py").rename(checkout / "pretrain_language.py")
+    cell = replace(config("sft"), trainer=trainer)
+    for found in (sft.SftPath.unavailable(cell), MegatronTrainer.unavailable(cell)):
+        assert isinstance(found, Missing)
+        assert f"has no pretrain_gpt.py (rule stack.data_path), looked for in the checkout {checkout}" in found.reason
+
+
+def test_a_script_without_its_function_is_missing(checkout: Path) -> None:
+    (checkout / "pretrain_gpt.py").write_text("def forward(): ...\n")
+    found = sft.SftPath.unavailable(config("sft"))
+    assert isinstance(found, Missing)
+    assert (
+        f"has no pretrain_gpt.forward_step (rule stack.data_path), looked for in the checkout {checkout}"
+        in found.reason
+    )
 
 
 def test_a_checkout_whose_script_does_not_import_is_missing(checkout: Path) -> None:

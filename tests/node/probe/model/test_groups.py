@@ -79,4 +79,4 @@ def test_without_explicit_groups_nothing_changes() -> None:
 
 
 def test_this_release_takes_process_groups() -> None:
-    assert groups.takes_groups()
+    assert groups.without_groups() == ""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import fields, make_dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import megatron.core
 import pytest
 import torch
 
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
-from harness.core.cell.model import ModelConfig, MoeConfig, MtpConfig
+from harness.core.cell.model import ModelConfig, MoeConfig
 from harness.core.outcomes import Missing, Rejection
 from harness.node.probe.weights import named_parameters
 
@@ -79,30 +80,37 @@ def test_rows_are_separated_in_each_of_upstreams_layouts(monkeypatch: pytest.Mon
     assert [part.counts for part in seen.real] == [[1, 2, 1, 0], [1, 0, 1, 2]]
 
 
-def prediction() -> Any:
-    return importlib.import_module("megatron.core.transformer.multi_token_prediction")
+PADDING_MASK = CellConfig(layout=Layout(), data_path="reference", model=ModelConfig(moe=MoeConfig(padding_mask=True)))
+GROUPS = CellConfig(layout=Layout(tp=2, dp=2), data_path="reference", groups="explicit")
 
 
 @pytest.mark.parametrize(
-    ("model", "missing", "expected"),
+    ("cell", "name", "expected"),
     [
-        (ModelConfig(mtp=MtpConfig()), "packed_seq_params", "rolls tokens for multi-token prediction across documents"),
-        (ModelConfig(moe=MoeConfig(padding_mask=True)), "padding_mask", "has no padding mask for routers"),
+        (PADDING_MASK, "forward", "has no GPTModel.forward(padding_mask): "),
+        (GROUPS, "__init__", "has no GPTModel.__init__(pg_collection): "),
     ],
 )
-def test_a_release_without_a_feature_is_rejected_naming_the_one_that_has_it(
-    monkeypatch: pytest.MonkeyPatch, model: ModelConfig, missing: str, expected: str
+def test_what_no_argument_asks_for_is_rejected_and_in_a_checkout_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cell: CellConfig, name: str, expected: str
 ) -> None:
+    from harness.node.probe.model import groups
     from harness.node.probe.model import parts as model_parts
 
-    cell = CellConfig(layout=Layout(), data_path="reference", model=model)
+    def older(self: Any, input_ids: Any) -> None: ...
+
+    older.__qualname__ = f"GPTModel.{name}"
     assert model_parts.unsupported_parts(cell) is None
-    monkeypatch.setattr(model_parts.GPTModel, "forward", lambda self, input_ids: None)
-    monkeypatch.setattr(prediction(), "roll_tensor", lambda tensor, cp_group=None: None)
-    reason = model_parts.unsupported_parts(cell)
-    assert reason is not None
-    assert expected in reason
-    assert "0.16 or later" in reason
+    monkeypatch.setattr(model_parts.GPTModel, name, older)
+    monkeypatch.setattr(groups, "_TAKERS", (older,))
+    refused = model_parts.unsupported_parts(cell)
+    assert isinstance(refused, Rejection)
+    assert refused.rule == "stack.model"
+    assert expected in refused.reason
+    monkeypatch.setattr(megatron.core, "__file__", str(tmp_path / "megatron" / "core" / "__init__.py"))
+    missing = model_parts.unsupported_parts(cell)
+    assert isinstance(missing, Missing)
+    assert f"{refused.reason} (rule stack.model), looked for in the checkout {tmp_path}" in missing.reason
     assert model_parts.unsupported_parts(CellConfig(layout=Layout(), data_path="reference")) is None
 
 
@@ -115,8 +123,16 @@ def test_upstream_accepts_one_expert_per_token() -> None:
     assert not transformer_config(replace(cell, model=ModelConfig(moe=MoeConfig(topk=2)))).moe_router_pre_softmax
 
 
+def test_a_wrapper_that_passes_on_what_it_is_given_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness.node.probe.model import parts as model_parts
+
+    upstream = model_parts.GPTModel.forward
+    monkeypatch.setattr(model_parts.GPTModel, "forward", lambda *args, **kwargs: upstream(*args, **kwargs))
+    assert model_parts.unsupported_parts(PADDING_MASK) is None
+
+
 def test_a_field_that_the_release_does_not_have_rejects_the_cell_that_asks_for_it(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from harness.node.probe.model import gpt as model
     from harness.node.probe.model import parts as model_parts
@@ -140,21 +156,7 @@ def test_a_field_that_the_release_does_not_have_rejects_the_cell_that_asks_for_i
     missing = model.unsupported_fields(replace(plain, dtype="bf16"))
     assert isinstance(missing, Missing)  # a field that only the probe needs: an ERROR, not a rejection
     assert "has no field bf16" in missing.reason
-
-
-@pytest.mark.parametrize(
-    ("recompute", "packing", "refused"),
-    [("full", "reference", True), ("selective", "reference", False), ("full", "unpacked", False)],
-)
-def test_prediction_layers_that_cannot_be_recomputed_with_packed_rows_are_rejected(
-    monkeypatch: pytest.MonkeyPatch, recompute: str, packing: str, refused: bool
-) -> None:
-    from harness.node.probe.model import parts
-
-    def of_0_17(self: Any, forward_func: Any, *args: Any, **kwargs: Any) -> None: ...
-
-    config = CellConfig(layout=Layout(), data_path=packing, recompute=recompute, model=ModelConfig(mtp=MtpConfig()))
-    assert parts.unsupported_parts(config) is None
-    monkeypatch.setattr(prediction().MultiTokenPredictionLayer, "_checkpointed_forward", of_0_17)
-    reason = parts.unsupported_parts(config)
-    assert ("recompute full with packed rows needs 0.18 or later" in (reason or "")) == refused
+    monkeypatch.setattr(megatron.core, "__file__", str(tmp_path / "megatron" / "core" / "__init__.py"))
+    renamed = model.unsupported_fields(moe)
+    assert isinstance(renamed, Missing)
+    assert f"{refused.reason} (rule stack.field), looked for in the checkout {tmp_path}" in renamed.reason

@@ -1,0 +1,106 @@
+"""A fork whose names have changed: the wheel's code laid out as a checkout, with small edits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import megatron.core
+import pytest
+
+from tests.app.conftest import harness, only_run, write_matrix
+
+pytestmark = pytest.mark.train
+RENAMED = "moe_z_loss_coeff"
+MATRIX = """\
+name: fork
+model: {{layers: 2, hidden: 32, heads: 4, kv_heads: 2, ffn: 64, vocab: 64}}
+train: {{steps: 1}}
+checks: {{canaries: none}}
+stacks:
+  fork: [{{checkout: {fork}, package: megatron-lm}}, {{interpreter: {python}}}]
+matrix:
+  stack: fork
+  case:
+    - &case {{packing: reference, recompute: none, model.moe: null, model.mtp: null}}
+    - {{<<: *case, recompute: full, model.mtp: {{}}}}
+    - {{<<: *case, packing: sft}}
+    - {{<<: *case, packing: scheduler}}
+    - {{<<: *case, model.moe: {{z_loss_coeff: 0.1}}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def fork(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with the code of the wheel, which has neither pretrain_gpt.py nor wrap_data_iterator; one field is
+    renamed, and what recomputes prediction layers is wrapped.
+    """
+    folder = tmp_path_factory.mktemp("fork")
+    package = Path(str(megatron.core.__file__)).parents[1]
+    shutil.copytree(package, folder / "megatron", ignore=shutil.ignore_patterns("__pycache__"))
+    for file in (folder / "megatron").rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        if RENAMED in text:
+            file.write_text(text.replace(RENAMED, "moe_router_z_loss_coeff"), encoding="utf-8")
+    prediction = folder / "megatron" / "core" / "transformer" / "multi_token_prediction.py"
+    wrapped = (
+        "\n\n_upstream = MultiTokenPredictionLayer._checkpointed_forward\n"
+        "MultiTokenPredictionLayer._checkpointed_forward = lambda *args, **kwargs: _upstream(*args, **kwargs)\n"
+    )
+    prediction.write_text(prediction.read_text(encoding="utf-8") + wrapped, encoding="utf-8")
+    for command in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "fork"],
+    ):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+    return folder
+
+
+def run(folder: Path, fork: Path, more: str = "", *options: str) -> tuple[int, str, dict[str, Any]]:
+    """Exit code, output and report."""
+    matrix = write_matrix(folder, MATRIX.format(fork=fork, python=sys.executable) + more)
+    done = harness("run", matrix, *options, cwd=folder)
+    report = json.loads((only_run(folder / "reports") / "report.json").read_text())
+    return done.returncode, done.stdout, report
+
+
+def outcomes(report: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """Name -> outcome and reason, without the added controls."""
+    found = [(one["id"], one["outcome"], one["reason"]) for one in report["cells"] if one["role"] == "cell"]
+    found += [(one["id"], "REJECTED", one["reason"]) for one in report["rejected"]]
+    return {name.rpartition("-")[0]: (outcome, reason) for name, outcome, reason in found}
+
+
+def test_what_a_fork_has_renamed_is_an_error_that_names_it_and_what_it_has_wrapped_runs(
+    fork: Path, tmp_path: Path
+) -> None:
+    code, output, report = run(tmp_path, fork)
+    found = outcomes(report)
+    lost = {
+        "tp1-pp1-cp1-sft-fork": "pretrain_gpt.py",
+        "tp1-pp1-cp1-scheduler-fork": "megatron.core.datasets.data_schedule.wrap_data_iterator",
+        "tp1-pp1-cp1-reference-moe4x2-z0.1-fork": "has no field moe_z_loss_coeff (model.moe.z_loss_coeff)",
+    }
+    passed = {"tp1-pp1-cp1-reference-fork", "tp1-pp1-cp1-reference-mtp1-fork-recompute-full"}
+    assert {name for name, (outcome, _) in found.items() if outcome == "PASS"} == passed
+    assert {name for name, (outcome, _) in found.items() if outcome == "ERROR"} == lost.keys()
+    for name, absent in lost.items():
+        assert absent in found[name][1]
+        assert f"looked for in the checkout {fork}" in found[name][1]
+        assert name in output
+    assert code == 3
+
+
+def test_a_matrix_can_allow_what_a_fork_lacks(fork: Path, tmp_path: Path) -> None:
+    more = "may_reject:\n  - {pattern: '*-scheduler-fork', reason: this fork has no scheduler}\n"
+    code, _, report = run(tmp_path, fork, more, "--only", "*-scheduler-fork", "--only", "*-reference-fork")
+    assert {name: outcome for name, (outcome, _) in outcomes(report).items()} == {
+        "tp1-pp1-cp1-reference-fork": "PASS",
+        "tp1-pp1-cp1-scheduler-fork": "REJECTED",
+    }
+    assert code == 0
