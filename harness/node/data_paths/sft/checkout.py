@@ -88,7 +88,7 @@ class Checkout:
             position_ids=model.position_ids,
             labels=model.others["labels"],
             loss_mask=mask,
-            params=model.others["packed_seq_params"],
+            params=model.others.get("packed_seq_params"),  # before 0.16 forward_step passes none
         )
 
 

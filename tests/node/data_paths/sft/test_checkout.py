@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import megatron.core
 import pytest
@@ -92,3 +95,16 @@ def test_the_command_line_names_the_layout_and_is_restored() -> None:
     with sft_checkout.command_line(flags):
         assert sys.argv == ["pretrain_gpt.py", *flags]
     assert sys.argv is kept
+
+
+def test_a_forward_step_that_passes_no_packed_params_hands_over_none() -> None:
+    """As before core_v0.16, or in a fork that has lost them: the metadata lane finds it."""
+
+    def forward_step(iterator: Any, model: Any) -> Any:
+        return model("tokens", "positions", None, labels="labels"), partial(print, "mask")
+
+    path = object.__new__(sft_checkout.Checkout)
+    path.context = SimpleNamespace(config=config("sft"))  # type: ignore[assignment]
+    path.upstream = SimpleNamespace(forward_step=forward_step)
+    batch = path.batch(None, 0)
+    assert (batch.labels, batch.loss_mask, batch.params) == ("labels", "mask", None)
