@@ -1,4 +1,4 @@
-"""Forks of Megatron-LM that refuse what the harness chooses: the installed wheel's modules with an edit, and a script."""
+"""Forks of Megatron-LM that refuse what the harness chooses: the modules of the installed wheel, one of them edited."""
 
 from __future__ import annotations
 

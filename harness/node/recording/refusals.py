@@ -7,6 +7,7 @@ The harness chose the configuration, or `args` did, so a refusal says nothing ab
 | a parser, which prints and exits | a frame of argparse |
 | parse_args, validate_args and all else in Megatron-LM's arguments.py | the file |
 | a configuration, e.g. TransformerConfig.__post_init__, ConfigContainer.validate | the method and its class |
+| a configuration with other fields than those that it is given | the TypeError of its __init__ |
 | validate_cfg and the like | the function |
 """
 
@@ -23,13 +24,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from harness.core.frames import CODE, frame_text, owner_of
-from harness.node.recording.frames import checkout_roots
+from harness.core.frames import CODE, deciding, frame_text, owner_of
+from harness.node.recording.frames import checkout_roots, frames_of
 
 _FILES = ("arguments.py", "argument_utils.py", "yaml_arguments.py")
 _FUNCTIONS = re.compile(r"(parse|validate|check)_(\w+_)?(args|arguments|cfg|config)")
 _METHODS = ("__post_init__", "validate", "finalize")
 _CLASSES = re.compile(r"\w*(Config|ConfigContainer|Args|Arguments)")
+_OTHER_FIELDS = re.compile(rf"(?P<name>{_CLASSES.pattern})\.__init__\(\) (got an unexpected|missing)")
 _LONGEST = 80  # characters of a value
 
 
@@ -42,7 +44,14 @@ def words_of(error: BaseException) -> str:
 
 
 def refusal_of(error: BaseException) -> str:
-    """The arguments that upstream refused, e.g. "upstream needs --lr, which is not set"; empty for other exceptions."""
+    """The arguments that upstream refused, e.g. "upstream needs --lr, which is not set"; empty for other exceptions.
+
+    Also empty if upstream's validation called the harness, e.g. a CPU stub, which raised.
+    """
+    if isinstance(error, TypeError) and (called := _OTHER_FIELDS.match(str(error))):
+        return f"upstream's {called['name']} has other fields"
+    if deciding(frames_of(error))[0] != CODE:
+        return ""
     steps = list(traceback.walk_tb(error.__traceback__))
     first = next((number for number, (frame, _) in enumerate(steps) if _validates(frame)), None)
     if first is None:

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from harness.core.run.records import Failure, Progress
 from harness.judge.failures.blame import blame_of
+from harness.node.device import cpu_stubs
 from harness.node.recording.frames import frames_of
 from harness.node.recording.refusals import refusal_of, words_of
 
@@ -121,6 +123,11 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str, str]] = {
         "topk 1 needs another score",
         "upstream refuses topk 1, score softmax",
     ),
+    "a field that it lacks": (
+        lambda upstream: upstream.configured.ModelConfig(experts=4),
+        "ModelConfig.__init__() got an unexpected keyword argument 'experts'",
+        "upstream's ModelConfig has other fields",
+    ),
     "a field of a part": (
         lambda upstream: upstream.configured.RunConfigContainer(upstream.configured.ModelConfig()).validate(),
         "",
@@ -155,6 +162,19 @@ def test_a_refusal_names_the_arguments_and_their_values_and_is_not_the_codes_fau
     assert (words_of(error), refusal_of(error)) == (words, which)
     assert blamed(error, leg="metadata", phase="setup") == ("unknown", "configuration")
     assert blamed(error, leg="training", phase="forward")[0] == "code"
+
+
+def test_a_stub_of_the_harness_that_validation_calls_is_the_harnesss_fault(upstream: Any) -> None:
+    class Device:
+        """As an argument whose comparison with 0 calls the harness."""
+
+        def __gt__(self, other: Any) -> Any:
+            return cpu_stubs._thd_get_partitioned_indices(torch.tensor([0, 8]), 16, 2, 0)
+
+    args = upstream.arguments.parse_args(["--steps=1"])
+    args.lr = Device()
+    error = raised(lambda upstream: upstream.arguments.validate_args(args), upstream)
+    assert (refusal_of(error), blamed(error, leg="metadata", phase="setup")[0]) == ("", "harness")
 
 
 @pytest.mark.parametrize(
