@@ -27,6 +27,7 @@ class Severity(StrEnum):
 
 class LaneVerdict(StrEnum):
     PASS = "pass"
+    PARTIAL = "partial"  # nothing is wrong, but some of the numbers were compared with nothing
     FAIL = "fail"
     SKIP = "skip"  # not judged: no evidence (it never ran, or the lane does not apply)
 

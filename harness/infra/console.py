@@ -29,7 +29,12 @@ STYLES = {
     Outcome.FLAKY: "yellow",
     Outcome.NOT_RUN: "dim",
 }
-_LANES = {LaneVerdict.PASS: ("pass", "green"), LaneVerdict.FAIL: ("FAIL", "bold red"), LaneVerdict.SKIP: ("-", "dim")}
+_LANES = {
+    LaneVerdict.PASS: ("pass", "green"),
+    LaneVerdict.PARTIAL: ("part", "yellow"),
+    LaneVerdict.FAIL: ("FAIL", "bold red"),
+    LaneVerdict.SKIP: ("-", "dim"),
+}
 _COLOURS = ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE")  # that --color overrides
 _PLAIN_WIDTH = 160  # of tables in a file or a CI log
 _LEAST_WIDTH = 20  # lines are not broken to less
@@ -48,9 +53,7 @@ def print_report(
         _print_cells(console, report.cells)
     _print_durations(console, report.cells)
     _print_rejected(console, () if VIEW.quiet else report.rejected)
-    for cell in () if VIEW.quiet else report.cells:
-        for ratio in cell.throughput.ratios:
-            _print(console, f"time  {cell.id}  {ratio.what}: {ratio.text}")
+    _print_notes(console, () if VIEW.quiet else report.cells)
     for outcome in (Outcome.NOT_RUN, Outcome.XFAIL, Outcome.XPASS, Outcome.FLAKY, Outcome.ERROR, Outcome.FAIL):
         for cell in report.cells:
             if cell.outcome is outcome:
@@ -75,6 +78,16 @@ def _print_rejected(console: Console, rejected: Sequence[ReportRejected]) -> Non
             _print(console, f"  {item.id}  {rule}: {reason}")
     if rejected:
         console.print()
+
+
+def _print_notes(console: Console, cells: Sequence[ReportCell]) -> None:
+    """The times that cells compared, and what they compared with nothing."""
+    for cell in cells:
+        for ratio in cell.throughput.ratios:
+            _print(console, f"time  {cell.id}  {ratio.what}: {ratio.text}")
+    for cell in cells:
+        if cell.partial:
+            _print(console, f"part  {cell.id}  {cell.partial}")
 
 
 def _print_durations(console: Console, cells: Sequence[ReportCell]) -> None:

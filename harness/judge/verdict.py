@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from harness.core.outcomes import SOUND, Finding, KnownFailure, Lane, LaneVerdict, Outcome, Severity
+from harness.core.run.records import RankRecord
 from harness.core.run.run_plan import XFail
 from harness.judge.checks.table import ADDED, CHECKS
 from harness.judge.diagnosis.known_issues import with_known
@@ -14,7 +15,7 @@ from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.endings import TRAINED
 from harness.judge.evidence.timings import against_history
 from harness.judge.import_check import import_problem
-from harness.judge.required.audit import incomplete
+from harness.judge.required.audit import incomplete, not_compared
 from harness.judge.required.compared import base_problem, other_device
 from harness.judge.required.earlier import doubt_about
 from harness.judge.required.identity import rejection_problem, untrusted
@@ -159,7 +160,7 @@ def _unproven(evidence: CellEvidence, lanes: dict[Lane, LaneVerdict], outcome: O
 
 
 def _without_passes(lanes: dict[Lane, LaneVerdict]) -> dict[Lane, LaneVerdict]:
-    return {lane: LaneVerdict.SKIP if lanes[lane] is LaneVerdict.PASS else lanes[lane] for lane in Lane}
+    return {lane: LaneVerdict.FAIL if lanes[lane] is LaneVerdict.FAIL else LaneVerdict.SKIP for lane in Lane}
 
 
 def _skipped() -> dict[Lane, LaneVerdict]:
@@ -187,7 +188,10 @@ def _only_slow(verdict: CellVerdict) -> bool:
     if verdict.untimed:
         return True
     numbers = verdict.lanes[Lane.METADATA], verdict.lanes[Lane.NUMERICS]
-    return verdict.lanes[Lane.THROUGHPUT] is LaneVerdict.FAIL and set(numbers) == {LaneVerdict.PASS}
+    return verdict.lanes[Lane.THROUGHPUT] is LaneVerdict.FAIL and set(numbers) <= {
+        LaneVerdict.PASS,
+        LaneVerdict.PARTIAL,
+    }
 
 
 def _lanes(
@@ -195,6 +199,7 @@ def _lanes(
 ) -> dict[Lane, LaneVerdict]:
     failed = {finding.lane for finding in findings if finding.severity is Severity.ERROR}
     metadata = all(ending.progress.leg in (*TRAINED, "end") for ending in evidence.endings)
+    metadata = metadata and all(map(_compared_with_plan, evidence.records.values()))
     numerics = evidence.cause is None and has_control and bool(evidence.steps)
     timings = any(record.timings for record in evidence.records.values())
     timed = evidence.cause is None and has_base and (timings or against_history(evidence) is not None)
@@ -204,7 +209,14 @@ def _lanes(
             lanes[lane] = LaneVerdict.FAIL
         elif complete:
             lanes[lane] = LaneVerdict.PASS
+    if lanes[Lane.NUMERICS] is LaneVerdict.PASS and not_compared(evidence):
+        lanes[Lane.NUMERICS] = LaneVerdict.PARTIAL
     return lanes
+
+
+def _compared_with_plan(record: RankRecord) -> bool:
+    """Whether a rank compared a batch with the plan, or has what upstream answers in its place."""
+    return bool(record.batches or record.refusal or record.upstream_tests)
 
 
 def _outcome(evidence: CellEvidence, lanes: dict[Lane, LaneVerdict], no_control: str) -> tuple[Outcome, str]:

@@ -251,7 +251,7 @@ def _cell_change(
     lanes = [
         lane.value
         for lane, verdict in new.lanes.items()
-        if verdict is LaneVerdict.FAIL and old.lanes.get(lane) is LaneVerdict.PASS
+        if verdict is LaneVerdict.FAIL and old.lanes.get(lane) in (LaneVerdict.PASS, LaneVerdict.PARTIAL)
     ]
     what = change(old.outcome, new.outcome)
     why = [what.value] if what == ChangeKind.NEWLY_FAILING else []

@@ -154,7 +154,7 @@ class Weight:
     legs: int = 0  # metadata, training, canary and timing legs that every rank completed
     steps: int = 0  # of the training leg, on every rank
     numbers: int = 0  # computed by ranks; all were checked
-    not_compared: str = ""  # what was not compared with the control, and why
+    not_compared: str = ""  # which numbers were compared with nothing, and why
 
     @property
     def text(self) -> str:
@@ -188,6 +188,12 @@ class ReportCell:
     attempts: int = 1
     fault: str = ""  # that was injected into the cell
     line: int | None = None  # matrix line
+
+    @property
+    def partial(self) -> str:
+        """The lane of which some was compared with nothing, and what; empty if there is none."""
+        lanes = [lane for lane, verdict in self.lanes.items() if verdict is LaneVerdict.PARTIAL]
+        return f"{', '.join(lanes)} partial; {self.evidence.not_compared}" if lanes else ""
 
 
 @dataclass(frozen=True, kw_only=True)

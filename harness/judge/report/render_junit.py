@@ -76,8 +76,9 @@ def _cell(suite: Element, report: Report, cell: ReportCell) -> None:
         _skipped(case, f"not run: {cell.reason}")
     elif cell.outcome is Outcome.XFAIL:
         _skipped(case, f"expected failure: {cell.reason}")
-    elif cell.outcome is not Outcome.PASS:
-        SubElement(case, "system-out").text = visible(f"{cell.outcome.value}: {cell.reason}")
+    elif cell.outcome is not Outcome.PASS or cell.partial:
+        said = "; ".join(filter(None, [cell.reason, cell.partial]))
+        SubElement(case, "system-out").text = visible(f"{cell.outcome.value}: {said}")
 
 
 def _rejected(suite: Element, report: Report, rejected: ReportRejected) -> None:

@@ -18,10 +18,10 @@ _CODE_LENGTH = 4000
 
 
 def render_markdown(report: Report, *, most_bytes: int = MOST_BYTES) -> str:
-    """Verdict and counts, changes, failures by fault class, other outcomes, the grid, rejected cells, times, evidence,
-    canaries, noise."""
-    lines = [*_head(report), *_since(report), *_failures(report), *_others(report), *_grid(report), *_rejected(report)]
-    lines += [*_times(report), *_evidence(report), *_canaries(report), *_noise(report)]
+    """Verdict and counts, changes, failures by fault class, other outcomes, cells judged in part, the grid, rejected
+    cells, times, evidence, canaries, noise."""
+    lines = [*_head(report), *_since(report), *_failures(report), *_others(report), *_partial(report), *_grid(report)]
+    lines += [*_rejected(report), *_times(report), *_evidence(report), *_canaries(report), *_noise(report)]
     return cut(lines, most_bytes)
 
 
@@ -142,6 +142,14 @@ def _others(report: Report) -> Iterator[str]:
             yield ""
 
 
+def _partial(report: Report) -> Iterator[str]:
+    cells = [cell for cell in report.cells if cell.partial]
+    if cells:
+        yield from ("## Judged in part", "")
+        yield from (f"- {bold(cell.id)}: {cell.outcome.value}, {text(cell.partial)}" for cell in cells)
+        yield ""
+
+
 def _grid(report: Report) -> Iterator[str]:
     """Rows: the axes that vary, without packing; columns: packing."""
     members = [(item.axes, item.outcome.value) for item in report.cells]
@@ -211,7 +219,8 @@ def _evidence(report: Report) -> Iterator[str]:
         return
     yield from ("", "## Evidence", "", "| cell | verdict | rests on |", "|---|---|---|")
     for cell in cells:
-        yield f"| {text(cell.id)} | {cell.outcome.value} | {text(cell.evidence.text)} |"
+        verdict = f"{cell.outcome.value}, in part" if cell.partial else cell.outcome.value
+        yield f"| {text(cell.id)} | {verdict} | {text(cell.evidence.text)} |"
 
 
 def _canaries(report: Report) -> Iterator[str]:

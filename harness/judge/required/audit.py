@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from harness.judge.checks.numerics.grad_norm import other_rows_bound
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.report.model import Weight
 from harness.judge.required import adapters, facts, legs, model, states, timing
@@ -11,7 +12,6 @@ from harness.judge.required.expected import Expected
 
 _SUBJECTS = (adapters, facts, legs, model, states, timing)
 _MOST_NAMED = 3
-_OTHER_ROWS = "gradients and steps after the first are not compared with the control, which has different rows"
 
 
 def weight_of(evidence: CellEvidence) -> Weight:
@@ -28,8 +28,26 @@ def weight_of(evidence: CellEvidence) -> Weight:
         legs=int(fetched) + bool(steps) + len(evidence.legs) + timed,
         steps=len(steps),
         numbers=sum(found.numbers for found in evidence.scans.values()),
-        not_compared=_OTHER_ROWS if evidence.control and not evidence.same_rows else "",
+        not_compared=not_compared(evidence),
     )
+
+
+def not_compared(evidence: CellEvidence) -> str:
+    """Which numbers are compared with nothing, and why; empty if none, or if the cell is itself a control.
+
+    Every report says it of the numerics lane.
+    """
+    control = evidence.control
+    if control is None or evidence.same_rows or not evidence.steps:
+        return ""
+    whole, compared = len(control.gradients), len(evidence.compared)
+    parts = [f"gradients of {whole - compared} of {whole} parameters"] if 0 < compared < whole else []
+    parts += [] if compared else ["gradients"]
+    if not evidence.same_first_step:
+        bound = other_rows_bound(evidence)
+        parts += [f"gradient norm (only to {bound.value:.0%})" if bound else "gradient norm", "first update"]
+    parts += ["steps after the first" if len(evidence.steps) > 1 else "trained weights"]
+    return f"{', '.join(parts)}: compared with nothing, since the control has other rows"
 
 
 def incomplete(evidence: CellEvidence) -> str:

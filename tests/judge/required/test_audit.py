@@ -152,7 +152,10 @@ def test_the_metadata_leg_counts_if_every_rank_fetched_batches() -> None:
 
 
 def test_a_control_with_other_rows_is_named() -> None:
-    text = "gradients and steps after the first are not compared with the control, which has different rows"
+    text = (
+        "gradients of 7 of 9 parameters, gradient norm (only to 33%), first update, steps after the first: compared "
+        "with nothing, since the control has other rows"
+    )
     assert weight_of(with_routers()).not_compared == text
     assert weight_of(evidence_for(config_of("sft"))).not_compared == ""
     alone = with_routers()

@@ -1,4 +1,7 @@
-"""Every parameter's gradient (step 0, reduced, before clipping) equals the control's, by fingerprint."""
+"""Every parameter's gradient (step 0, reduced, before clipping) equals the control's, by fingerprint.
+
+With other rows than the control's, only those on which rows have no effect: `evidence.compared`.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ from harness.judge.stats.noise import least_norms
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
-    if evidence.control is None or not evidence.same_rows or not evidence.fingerprinted:
+    if evidence.control is None or not evidence.fingerprinted or not (evidence.same_rows or evidence.compared):
         return []
     measured, expected = evidence.gradients, evidence.control.gradients
     bound = evidence.tolerances.parameter_gradient
     least = least_norms(evidence.tolerances, (one.fingerprint for one in expected.values()))
     off: dict[str, float] = {}
-    for name, right in expected.items():  # in model order, as the control's one rank lists them
-        found = measured.get(name)
+    for name in evidence.compared:  # in model order, as the control's one rank lists them
+        found, right = measured.get(name), expected[name]
         if found is None:
             off[name] = math.inf
         elif finite(found.fingerprint):
@@ -42,7 +45,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
 
 def _finding(evidence: CellEvidence, control: CellEvidence, wrong: list[str], off: dict[str, float]) -> CheckFinding:
     measured, expected, bound = evidence.gradients, control.gradients, evidence.tolerances.parameter_gradient
-    name = wrong[0]
+    name, of = wrong[0], len(evidence.compared)
     ratio = _common_ratio(evidence, wrong, measured, expected)
     shards = shards_off(measured[name], expected[name], bound) if name in measured else None
     edges = boundaries.of_parameter(evidence.layout, evidence.cell.config.model.spread, name, shards)
@@ -52,7 +55,7 @@ def _finding(evidence: CellEvidence, control: CellEvidence, wrong: list[str], of
     named = f"; the ratio is {ratio} on all that differ" if ratio else ""
     return CheckFinding(
         fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else fault_classes.GRADIENT_REDUCTION,
-        message=f"gradient of {name}: {value}{named}; {len(wrong)} of {len(expected)} parameters differ{edges.text}",
+        message=f"gradient of {name}: {value}{named}; {len(wrong)} of {of} parameters differ{edges.text}",
         where=where | ({"ratio": ratio} if ratio else {}) | edges.keys,
         measured=off[name],
         bound=stated(bound),

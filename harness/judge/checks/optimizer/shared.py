@@ -71,7 +71,7 @@ def _copies(evidence: CellEvidence) -> Iterator[_Copy]:
 
 def _against_control(evidence: CellEvidence, kind: Kind) -> Iterator[Wrong]:
     control = evidence.control
-    if control is None or not evidence.same_rows:
+    if control is None or not (evidence.same_rows or (kind.step == 0 and evidence.same_first_step)):
         return
     measured, expected = evidence.updates, control.updates
     least = _least(evidence, kind, expected)
