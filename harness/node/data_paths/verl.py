@@ -26,6 +26,7 @@ from harness.core.cell.config import CellConfig
 from harness.node.data_paths.base import Batch, RankContext, Scored
 from harness.node.data_paths.lookup import Unavailable, module_unavailable
 from harness.node.data_paths.scored import rows_by_slot
+from harness.node.probe.model.gpt import transformer_config
 from harness.node.probe.truth import MicroTruth, StepTruth
 
 _NEEDED: dict[str, tuple[str, ...]] = {
@@ -116,9 +117,9 @@ class _Loss:
 
 
 def _engine(kind: Any, config: CellConfig) -> Any:
-    """An engine without a model: the settings that its loss reads."""
+    """An engine without a model, with the configuration of the model that the probe builds."""
     engine = kind.__new__(kind)
-    engine.tf_config = SimpleNamespace(calculate_per_token_loss=config.options.calculate_per_token_loss)
+    engine.tf_config = transformer_config(config)
     engine.engine_config = SimpleNamespace(
         dynamic_context_parallel=False, use_remove_padding=True, context_parallel_size=config.layout.cp
     )
