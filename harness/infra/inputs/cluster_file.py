@@ -5,18 +5,20 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from harness.core.errors import InputError, Problem
 from harness.infra.inputs import yaml_file
 from harness.infra.inputs.shipped import shipped
-from harness.infra.inputs.text_file import expanded, is_file
+from harness.infra.inputs.text_file import expanded, is_file, read_text
 from harness.infra.screen import environment_secrets
 from harness.plan.jobs.cluster import LOCAL, ClusterProfile, load_profile
 from harness.plan.matrix.load import Matrix
 from harness.plan.matrix.problems import refuse_secrets
 
 FOLDERS_VARIABLE = "HARNESS_CLUSTERS"
+KEYS = tuple(item.name for item in fields(ClusterProfile))
 
 
 def cluster_of(matrix: Matrix, requested: str | None = None) -> tuple[ClusterProfile, Path | None]:
@@ -73,8 +75,22 @@ def folders(beside: Path) -> list[Path]:
 
 
 def read_profile(path: Path) -> ClusterProfile:
-    """Read one profile file; InputError with every problem, each with file and line."""
-    source = yaml_file.read(path)
+    """Read one profile file; InputError with every problem, each with file and line.
+
+    A matrix may name any file of the reader, so of one that is no profile nothing is shown.
+    """
+    text = read_text(path, yaml_file.MOST_BYTES)
+    try:
+        source = yaml_file.parsed(text, str(path))
+    except InputError as error:
+        if not error.problems[0].message.startswith(yaml_file.INVALID):
+            raise
+        raise InputError(_no_profile(path, yaml_file.INVALID, error.problems[0].line)) from None
+    if source.values is not None:
+        names = [str(name).replace("-", "_") for name in source.values] if isinstance(source.values, dict) else []
+        known = sum(name in KEYS for name in names)
+        if not known or 2 * known < len(names):
+            raise InputError(_no_profile(path, "it is no mapping of keys of a profile", None))
     refuse_secrets(source.values, environment_secrets(), file=source.file, lines=source.lines)
     return load_profile(source.values, file=source.file, lines=source.lines)
 
@@ -101,6 +117,11 @@ def template_of(profile: ClusterProfile, file: Path | None) -> Path:
 
 def _listed(places: Sequence[Path]) -> str:
     return ", ".join(str(place) for place in places)
+
+
+def _no_profile(path: Path, why: str, line: int | None) -> Problem:
+    hint = f"docs/clusters.md lists its keys, such as {', '.join(KEYS[:4])}"
+    return Problem(message=f"is not a cluster profile: {why}", file=str(path), line=line, hint=hint)
 
 
 def _problem(origin: Problem, message: str, **details: str | None) -> Problem:

@@ -22,6 +22,7 @@ from harness.plan.matrix.problems import refuse_secrets, shown
 
 _LENGTH = re.compile(r"[0-9]{1,20}")
 _MOST_PROBLEMS = 20  # reported per file
+_MOST_SHOWN = 30  # characters of a number
 
 
 def read_matrix(path: Path, change: Callable[[Any], Any] = lambda values: values) -> Matrix:
@@ -57,7 +58,9 @@ def read_lengths(path: Path) -> tuple[int, ...]:
         if len(cells) != 1:
             problems.append(_problem(path, line, f"{len(cells)} columns", "one column of lengths"))
         elif not _LENGTH.fullmatch(cells[0]) or not 1 <= int(cells[0]) <= MOST_LENGTH:
-            problems.append(_problem(path, line, shown(cells[0]), f"an integer from 1 to {MOST_LENGTH}"))
+            # Only a number is shown: a matrix may name any file of the reader.
+            found = shown(cells[0]) if len(cells[0]) <= _MOST_SHOWN and _is_number(cells[0]) else "a text"
+            problems.append(_problem(path, line, found, f"an integer from 1 to {MOST_LENGTH}"))
         else:
             lengths.append(int(cells[0]))
         if len(problems) == _MOST_PROBLEMS:

@@ -23,6 +23,7 @@ from harness.core.errors import InputError, Problem
 from harness.infra.inputs.text_file import MIB, read_text
 
 KeyPath = tuple[str | int, ...]
+INVALID = "not valid YAML"
 MOST_BYTES = MIB
 MOST_NODES = 20_000  # keys, values and items
 MOST_DEPTH = 50
@@ -64,13 +65,13 @@ def parsed(text: str, file: str) -> YamlFile:
         raise InputError(_marked_problem(error, file)) from error
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        message = f"not valid YAML: it contains the character U+{error.character:04X}, which YAML does not allow"
+        message = f"{INVALID}: it contains the character U+{error.character:04X}, which YAML does not allow"
         raise InputError(Problem(message=message, file=file, line=line)) from error
     except YAMLError as error:
-        raise InputError(Problem(message=f"not valid YAML: {error}", file=file)) from error
+        raise InputError(Problem(message=f"{INVALID}: {error}", file=file)) from error
     except _ODD_ERRORS as error:  # of the reader, e.g. for a directive without a document
         line = min(reader.reader.line + 1, len(text.splitlines()))
-        raise InputError(Problem(message="not valid YAML here, or just before", file=file, line=line)) from error
+        raise InputError(Problem(message=f"{INVALID} here, or just before", file=file, line=line)) from error
     return YamlFile(file=file, values=values, lines=lines)
 
 
@@ -149,7 +150,7 @@ def _marked_problem(error: MarkedYAMLError, file: str) -> Problem:
         return Problem(message=str(error.problem), file=file, line=line, allowed=f"at most {error.context}")
     what = str(error.problem or error.context or error).strip().splitlines()[0]
     where = f" {error.context}" if error.context and error.problem else ""
-    return Problem(message=f"not valid YAML: {what}{where}", file=file, line=line)
+    return Problem(message=f"{INVALID}: {what}{where}", file=file, line=line)
 
 
 def _children(node: Node) -> list[Node]:

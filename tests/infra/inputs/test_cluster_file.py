@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.app.cli import main
 from harness.core.errors import InputError
+from harness.core.outcomes import EXIT_INPUT
 from harness.infra.inputs.cluster_file import cluster_of, folders, read_profile, template_of
-from harness.infra.inputs.matrix_file import read_matrix
+from harness.infra.inputs.matrix_file import read_lengths, read_matrix
 from harness.infra.inputs.shipped import shipped
 from harness.plan.jobs.cluster import LOCAL, ClusterProfile
 from harness.plan.matrix.load import Matrix
@@ -121,3 +123,40 @@ def test_a_template_is_a_name_or_a_path_beside_the_profile(tmp_path: Path) -> No
     assert template_of(ClusterProfile(template="own.sbatch.j2"), file) == tmp_path / "own.sbatch.j2"
     with pytest.raises(InputError, match=r"template: no such template .*allowed: default, or a path beside"):
         template_of(ClusterProfile(template="defualt"), file)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "canary-7f3a\n",
+        "- canary-7f3a\n- canary-7f3a: canary-7f3a\n",
+        "root:x:0:0:canary-7f3a:/root:/bin/bash\n",
+        "a: 1\n@canary-7f3a: [\n",
+        "canary-7f3a: *canary-7f3a\n",
+        "!canary-7f3a x: 1\n",
+        "[user]\n\tcanary-7f3a = canary-7f3a\n",
+        '{"canary-7f3a": 1, "canary-7f3a": 2}\n',
+        "kind: canary-7f3a\ncanary-7f3a: canary-7f3a\nmetadata: {}\ndata: {canary-7f3a: canary-7f3a}\n",
+        "-----BEGIN canary-7f3a-----\ncanary-7f3a\n-----END canary-7f3a-----\n",
+    ],
+)
+def test_nothing_is_shown_of_a_file_that_is_no_profile(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A matrix may name any file that the one who runs it can read."""
+    (tmp_path / "FILE").write_text(text)
+    path = tmp_path / "m.yaml"
+    path.write_text("name: a\ncluster: ./FILE\nmatrix: {packing: sft}\n")
+    for words in (["plan", str(path)], ["verify", str(path)], ["plan", str(path), "--cluster", str(tmp_path / "FILE")]):
+        assert main(words) == EXIT_INPUT
+        said = capsys.readouterr()
+        assert "FILE" in said.err
+        assert "is not a cluster profile" in said.err
+        assert "canary" not in said.out + said.err
+
+
+def test_nothing_but_numbers_is_shown_of_a_file_of_lengths(tmp_path: Path) -> None:
+    (tmp_path / "FILE").write_text("12\ncanary-7f3a\n-3\n")
+    with pytest.raises(InputError, match=r"found a text(.|\n)*found '-3'") as caught:
+        read_lengths(tmp_path / "FILE")
+    assert "canary" not in str(caught.value)

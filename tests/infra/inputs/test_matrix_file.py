@@ -32,7 +32,7 @@ def test_the_path_is_relative_to_the_matrix_file(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
-        ("length\n12\nx\n", 3, "found 'x'; allowed: an integer from 1 to 2147483647"),
+        ("length\n12\nx\n", 3, "found a text; allowed: an integer from 1 to 2147483647"),
         ("0\n", 1, "found '0'"),
         ("-3\n", 1, "found '-3'"),
         ("1.5\n", 1, "found '1.5'"),
@@ -57,8 +57,8 @@ def test_problems_of_the_lengths_have_the_line_that_names_the_file(tmp_path: Pat
         read_matrix(file)
     assert [str(problem) for problem in caught.value.problems] == [
         f"{file}:4: documents.path: data/lengths.csv line {line}: not a document length "
-        f"(found '{text}'; allowed: an integer from 1 to 2147483647)"
-        for line, text in ((2, "x"), (3, "y"))
+        f"(found a text; allowed: an integer from 1 to 2147483647)"
+        for line in (2, 3)
     ]
 
 
