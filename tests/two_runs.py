@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from harness.core.outcomes import Outcome
+from harness.core.outcomes import Outcome, verdict_of
 from harness.core.serialization import to_jsonable
 from harness.core.stack import CheckedOut, Version
 from harness.core.tolerances import Bound
@@ -22,7 +22,14 @@ def changed(report: Report, name: str, **changes: Any) -> Report:
     found = [cell for cell in report.cells if cell.id.startswith(name)]
     assert len(found) == 1, name
     cells = [replace(cell, **changes) if cell is found[0] else cell for cell in report.cells]
-    return replace(report, cells=cells)
+    return decided(replace(report, cells=cells))
+
+
+def decided(report: Report) -> Report:
+    """The report with the counts and the verdict that follow from its cells."""
+    counts = {outcome: sum(cell.outcome is outcome for cell in report.cells) for outcome in Outcome}
+    counts[Outcome.REJECTED] = len(report.rejected)
+    return replace(report, counts=counts, verdict=verdict_of(counts, report.problems))
 
 
 def cell_of(report: Report, name: str) -> ReportCell:
@@ -35,14 +42,14 @@ def earlier_report() -> Report:
     report = replace(sample_report(), run_id="smoke-20260821T101530Z-11aa")
     report = changed(report, "tp2-pp4-cp1-sft", outcome=Outcome.PASS, lanes=lanes(), findings=[], failure=None)
     broken = cell_of(report, "tp1-pp2-cp2-reference")
-    report = changed(report, "tp2-pp2-cp1-sft", outcome=Outcome.FAIL, findings=broken.findings)
+    report = changed(report, "tp2-pp2-cp1-sft", outcome=Outcome.FAIL, lanes=broken.lanes, findings=broken.findings)
     provenance = {
         **report.provenance,
         "started": "2026-08-21T10:15:30+00:00",
         "packages": {"megatron-core": "0.19.1", "torch": "2.9.0+cpu", "transformer-engine": "not installed"},
     }
     cells = [cell for cell in report.cells if not cell.id.startswith("tp1-pp2-cp1-vpp2")]
-    return slowed(replace(report, cells=cells, provenance=provenance), 1.0)
+    return decided(slowed(replace(report, cells=cells, provenance=provenance), 1.0))
 
 
 def later_report() -> Report:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from harness.core.errors import InputError
+from harness.core.outcomes import SOUND, KnownFailure, LaneVerdict, Outcome, Severity, verdict_of
 from harness.core.serialization import dumps, from_jsonable, loads
-from harness.judge.report.model import REPORT_VERSION, Report
+from harness.judge.report.model import REPORT_VERSION, Report, ReportCell
 from harness.judge.report.stack_versions import check
 
 
@@ -15,14 +17,46 @@ def render_json(report: Report) -> str:
 
 
 def read_report(text: str) -> Report:
-    """The report from the text of a report.json; InputError for another schema version or shape."""
+    """The report from the text of a report.json; InputError for another schema version or shape, or if it
+    contradicts itself."""
     value = _value(text)
     try:
         report = from_jsonable(Report, value)
         check(report.provenance)
     except (AttributeError, TypeError, ValueError) as error:
         raise InputError(f"report.json does not hold a report: {error}") from error
+    if problem := _contradiction(report):
+        raise InputError(f"report.json contradicts itself: {problem}")
     return report
+
+
+def _contradiction(report: Report) -> str:
+    """What of a report does not follow from the rest of it, though the harness derives it; empty if all does."""
+    ids = [*(cell.id for cell in report.cells), *(cell.id for cell in report.rejected)]
+    if twice := [name for name, count in Counter(ids).items() if count > 1]:
+        return f"it has cell {twice[0]} more than once"
+    found = Counter(cell.outcome for cell in report.cells) + Counter({Outcome.REJECTED: len(report.rejected)})
+    for outcome in Outcome:
+        if report.counts.get(outcome, 0) != found[outcome]:
+            return f"its counts have {report.counts.get(outcome, 0)} {outcome}, its cells {found[outcome]}"
+    for cell in report.cells:
+        if problem := _contradiction_of(cell):
+            return f"cell {cell.id} is {cell.outcome}, but {problem}"
+    verdict = verdict_of(report.counts, report.problems)
+    return "" if report.verdict == verdict else f"its verdict is {report.verdict}, but of its cells {verdict} follows"
+
+
+def _contradiction_of(cell: ReportCell) -> str:
+    failed = {lane for lane, verdict in cell.lanes.items() if verdict is LaneVerdict.FAIL}
+    wrong = {finding.lane: finding.check for finding in cell.findings if finding.severity is Severity.ERROR}
+    if cell.outcome in SOUND and failed | wrong.keys():
+        lane = sorted(failed | wrong.keys())[0]
+        return f"lane {lane} failed" if lane in failed else f"check {wrong[lane]} of lane {lane} found an error"
+    if cell.outcome in (Outcome.FAIL, Outcome.XFAIL) and not failed and cell.known is not KnownFailure.PASSES:
+        return "no lane failed"
+    for lane in sorted(failed ^ wrong.keys()):
+        return f"lane {lane} failed without a finding" if lane in failed else f"lane {lane} has errors and did not fail"
+    return ""
 
 
 def read_provenance(text: str) -> dict[str, Any]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.app.cli import main
+from harness.core.outcomes import Finding, Lane, LaneVerdict, Outcome
 from harness.judge.report.model import Report
 from harness.judge.report.render_json import render_json
 from tests.sample_report import passing_report
-from tests.two_runs import earlier_report, later_report
+from tests.two_runs import changed, decided, earlier_report, later_report
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +49,42 @@ def test_the_latest_run_against_a_kept_report(capsys: pytest.CaptureFixture[str]
     assert main(["compare", "latest", "--baseline", "kept.json"]) == 0
     assert main(["compare", "kept.json", "latest"]) == 0
     assert capsys.readouterr().out.count("NO REGRESSION: 4 unchanged; exit code 0") == 2
+
+
+PASSED, FAILED = "tp1-pp1-cp1-sft", "tp1-pp2-cp2-reference"
+ERROR = Finding(lane=Lane.NUMERICS, check="loss", message="m")
+
+
+def _with(report: Report, name: str, **changes: Any) -> Report:
+    return decided(changed(report, name, **changes))
+
+
+@pytest.mark.parametrize(
+    ("contradicts", "said"),
+    [
+        (lambda one: replace(one, cells=[*one.cells, one.cells[0]]), "has cell tp1-pp1-cp1-unpacked"),
+        (lambda one: replace(one, rejected=[*one.rejected, *one.rejected]), "more than once"),
+        (lambda one: replace(one, counts={**one.counts, Outcome.FAIL: 0}), "its counts have 0 FAIL, its cells"),
+        (lambda one: replace(one, cells=one.cells[1:]), "PASS, its cells"),
+        (lambda one: replace(one, verdict="pass"), "its verdict is pass, but of its cells fail follows"),
+        (lambda one: _with(one, PASSED, lanes={Lane.NUMERICS: LaneVerdict.FAIL}), "is PASS, but lane numerics failed"),
+        (lambda one: _with(one, PASSED, findings=[ERROR]), "is PASS, but check loss of lane numerics found an error"),
+        (lambda one: _with(one, FAILED, outcome=Outcome.PASS), "is PASS, but lane"),
+        (lambda one: _with(one, FAILED, lanes={Lane.NUMERICS: LaneVerdict.PASS}), "is FAIL, but no lane failed"),
+        (lambda one: _with(one, FAILED, findings=[]), "is FAIL, but lane numerics failed without a finding"),
+    ],
+)
+def test_a_report_that_contradicts_itself_is_refused(
+    contradicts: Callable[[Report], Report], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each is a report in which one thing was changed that follows from the others."""
+    run_directory(earlier_report(), "first")
+    run_directory(contradicts(earlier_report()), "second")
+    assert main(["compare", "first", "second"]) == 2
+    found = capsys.readouterr().err
+    assert "second/report.json: report.json contradicts itself: " in found
+    assert said in found
+    assert "harness report RUN rewrites it" in found
 
 
 def test_json_goes_to_stdout_and_nowhere_else(capsys: pytest.CaptureFixture[str]) -> None:
