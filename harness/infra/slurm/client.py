@@ -24,6 +24,7 @@ from harness.infra.slurm.job_states import (
     parse_squeue,
 )
 from harness.infra.slurm.sbatch import RunCommand, by_submitit
+from harness.plan.jobs.slurm_flags import overriding
 
 CALL_TIMEOUT_S = 20.0
 SUBMIT_TIMEOUT_S = 300.0  # of sbatch, which retries while the controller is busy
@@ -145,8 +146,8 @@ class SlurmClient:
                 "sbatch and srun are not on PATH: run on a Slurm login node, with Slurm's module loaded"
             )
         self.calls += 1
-        command = ["timeout", "--foreground", f"{SUBMIT_TIMEOUT_S:g}", "sbatch", str(job_file)]
-        done = self._sbatch(command)
+        limit = ["timeout", "--foreground", f"{SUBMIT_TIMEOUT_S:g}"]
+        done = self._sbatch([*limit, *_without_overriding(job_file), "sbatch", str(job_file)])
         if done.code != 0:
             # Ended by a signal or the time limit, or the message is not a refusal: Slurm may have the job.
             unclear = done.code < 0 or done.code > _TIMED_OUT_FROM or not done.error.strip() or _AWAY.search(done.error)
@@ -161,7 +162,7 @@ class SlurmClient:
 
     def expected_start(self, job_file: Path) -> str | None:
         """When Slurm would start a job file, local time like 2027-01-31T12:00:00; None if unknown."""
-        answer = self._ask(["sbatch", "--test-only", str(job_file)])
+        answer = self._ask([*_without_overriding(job_file), "sbatch", "--test-only", str(job_file)])
         found = _START.search(answer.stderr)
         return found[1] if found and answer.problem is None else None
 
@@ -204,6 +205,12 @@ class SlurmClient:
     def _ask(self, argv: list[str]) -> Answer:
         self.calls += 1
         return ask(argv, {**os.environ, **_WHOLE_LISTS}, CALL_TIMEOUT_S)
+
+
+def _without_overriding(job_file: Path) -> list[str]:
+    """How to run sbatch without the variables of this shell that would count more than the job file."""
+    names = overriding(os.environ, job_file.read_text(encoding="utf-8"))
+    return ["env", *(word for name in names for word in ("-u", name))] if names else []
 
 
 def _short(host: str) -> str:

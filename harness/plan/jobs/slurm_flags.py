@@ -78,11 +78,16 @@ _SHORT = {
     "a": "array", "J": "job-name", "o": "output", "e": "error", "W": "wait", "t": "time", "K": "kill-on-bad-exit",
     "p": "partition", "A": "account", "q": "qos", "C": "constraint",
 }  # fmt: skip
-# The other names of variables that srun reads in place of these flags.
-_VARIABLES = {"NPROCS": "ntasks", "DIST_PLANESIZE": "distribution", "NNODES": "nodes", "JOB_NUM_NODES": "nodes"}
+# Variables of other names, from which srun or sbatch reads these flags.
+_VARIABLES = {
+    "NPROCS": "ntasks", "DIST_PLANESIZE": "distribution", "NNODES": "nodes", "JOB_NUM_NODES": "nodes",
+    "TIMELIMIT": "time", "ARRAY_INX": "array", "MEM_PER_NODE": "mem",
+}  # fmt: skip
+# What a user may have set for all jobs; it counts where the profile names none.
+_DEFAULTS_OF_USERS = frozenset(("partition", "account", "qos", "reservation", "constraint", "mem"))
 _FLAG = re.compile(r"--[a-z][a-z0-9-]*(=.*)?")
 _SPELLED = re.compile(r"(?:--([a-z][a-z0-9-]*)|-([A-Za-z]))(?:[= ]*(.*))?")
-_ASSIGNED = re.compile(r"\b((?:SLURM|SRUN|SBATCH)_[A-Z_]+)=([^\s;]*)")
+_ASSIGNED = re.compile(r"\b((?:SLURM|SRUN)_[A-Z_]+)=([^\s;]*)")
 
 
 def problem_of_flag(command: Command, flag: str) -> tuple[str, str] | None:
@@ -100,11 +105,8 @@ def problem_of_flag(command: Command, flag: str) -> tuple[str, str] | None:
 
 def problem_of_variable(name: str, value: str) -> tuple[str, str] | None:
     """The same for a variable of a job, from which srun reads a flag."""
-    prefix, _, rest = name.partition("_")
-    if prefix not in ("SLURM", "SRUN", "SBATCH"):
-        return None
-    flag = _VARIABLES.get(rest, rest.lower().replace("_", "-"))
-    if flag not in REFUSED["srun"] or _harmless(flag, value):
+    prefix, flag = _flag_of(name)
+    if prefix not in ("SLURM", "SRUN") or flag not in REFUSED["srun"] or _harmless(flag, value):
         return None
     return f"srun reads --{flag} from {name}, which cannot be set here", REFUSED["srun"][flag]
 
@@ -113,6 +115,22 @@ def problems_of_line(line: str) -> list[tuple[str, str]]:
     """The same for the variables that a line of shell assigns."""
     found = (problem_of_variable(name, value.strip("'\"")) for name, value in _ASSIGNED.findall(line))
     return [one for one in found if one]
+
+
+def overriding(environment: Mapping[str, str], job_file: str) -> list[str]:
+    """Variables of the shell that sbatch, or srun in the job, would read before what the text of the job file says."""
+    found = []
+    for name, value in environment.items():
+        prefix, flag = _flag_of(name)
+        free = flag in _DEFAULTS_OF_USERS and f"#SBATCH --{flag}=" not in job_file
+        if problem_of_variable(name, value) or (prefix == "SBATCH" and flag in REFUSED["sbatch"] and not free):
+            found.append(name)
+    return found
+
+
+def _flag_of(variable: str) -> tuple[str, str]:
+    prefix, _, rest = variable.partition("_")
+    return prefix, _VARIABLES.get(rest, rest.lower().replace("_", "-"))
 
 
 def _named(command: Command, name: str) -> str:

@@ -168,6 +168,25 @@ def test_many_names_are_queried_in_several_calls() -> None:
     assert client.named([]) == []
 
 
+def job_file(folder: Path, text: str = "#!/bin/bash\n") -> Path:
+    file = folder / "1n1r.sbatch"
+    file.write_text(text)
+    return file
+
+
+def test_the_job_file_counts_more_than_variables_of_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dropped = ["SBATCH_PARTITION", "SBATCH_JOB_NAME", "SBATCH_GPUS_PER_TASK", "SLURM_NTASKS", "SLURM_CPU_BIND"]
+    dropped += ["SBATCH_TIMELIMIT", "SBATCH_WAIT"]
+    kept = ["SLURM_CONF", "SBATCH_ACCOUNT", "SBATCH_WCKEY"]
+    for name in (*dropped, *kept):
+        monkeypatch.setenv(name, "1")
+    slurm = Scheduler(tmp_path, monkeypatch)
+    slurm.answers("sbatch", f"env > {tmp_path}/seen\n{says('Submitted batch job 5')}")
+    assert SlurmClient().submit(job_file(tmp_path, "#!/bin/bash\n#SBATCH --partition=main\n")) == "5"
+    seen = {line.partition("=")[0] for line in (tmp_path / "seen").read_text().splitlines()}
+    assert seen & {*dropped, *kept} == set(kept)
+
+
 @pytest.mark.parametrize("answer", ["exit 124\n", "echo retrying >&2\nexit 124\n", "kill -9 $$\n", says("no number")])
 def test_an_interrupted_submission_is_unclear_and_not_refused(
     answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -175,7 +194,7 @@ def test_an_interrupted_submission_is_unclear_and_not_refused(
     slurm = Scheduler(tmp_path, monkeypatch)
     slurm.answers("sbatch", answer)
     with pytest.raises(ControllerAwayError):
-        SlurmClient().submit(tmp_path / "1n1r.sbatch")
+        SlurmClient().submit(job_file(tmp_path))
 
 
 def test_sbatch_is_ended_after_its_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,4 +202,4 @@ def test_sbatch_is_ended_after_its_time_limit(tmp_path: Path, monkeypatch: pytes
     slurm.answers("sbatch", "exec sleep 600\n")
     monkeypatch.setattr(client, "SUBMIT_TIMEOUT_S", 0.1)
     with pytest.raises(ControllerAwayError):
-        SlurmClient().submit(tmp_path / "1n1r.sbatch")
+        SlurmClient().submit(job_file(tmp_path))

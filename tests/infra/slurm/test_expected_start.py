@@ -15,6 +15,8 @@ def sbatch(folder: Path, monkeypatch: pytest.MonkeyPatch, said: str, code: int) 
     program.write_text(f"#!/bin/sh\n[ \"$*\" = '--test-only a b.sbatch' ] || exit 9\necho '{said}' >&2\nexit {code}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.chdir(folder)
+    Path("a b.sbatch").write_text("#!/bin/bash\n")
 
 
 def test_the_expected_start_is_the_one_that_slurm_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,5 +31,6 @@ def test_a_refusal_is_no_start(said: str, code: int, tmp_path: Path, monkeypatch
 
 
 def test_without_slurm_there_is_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+    sbatch(tmp_path, monkeypatch, SAYS, 0)
+    (tmp_path / "sbatch").unlink()
     assert SlurmClient().expected_start(Path("a b.sbatch")) is None

@@ -100,7 +100,13 @@ def test_a_variable_from_which_srun_reads_such_a_flag_is_refused(name: str, valu
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("SLURM_CPU_BIND", "none"), ("SLURM_MPI_TYPE", "pmix"), ("SLURM_EXPORT_ENV", "ALL"), ("NTASKS", "4")],
+    [
+        ("SLURM_CPU_BIND", "none"),
+        ("SBATCH_NTASKS", "4"),
+        ("SLURM_MPI_TYPE", "pmix"),
+        ("SLURM_EXPORT_ENV", "ALL"),
+        ("NTASKS", "4"),
+    ],
 )
 def test_other_variables_may_be_set(name: str, value: str) -> None:
     assert problem_of_variable(name, value) is None
