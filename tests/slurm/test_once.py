@@ -117,3 +117,48 @@ def test_a_requeued_job_is_judged_by_its_second_start_while_ranks_of_the_first_s
     assert f"job {job} again (restart 1)" in cluster.result(HANGS).reason
     claims = sorted(path.name for path in cluster.directory.glob(f"agents/{cluster.allocation(HANGS)}.claim-*"))
     assert len(claims) == 2
+
+
+TWO_AGENTS = """\
+#!/bin/bash
+{% for line in header + sbatch %}
+{{ line }}
+{% endfor %}
+exec {{ srun }} --ntasks={{ 2 * job.allocations[0].nodes }} --ntasks-per-node=2 --overcommit bash -c {{ payload }}
+"""
+
+
+def test_the_second_agent_of_a_node_ends_and_the_run_ends_with_its_jobs(lab: SlurmLab, tmp_path: Path) -> None:
+    cluster = Cluster(lab, tmp_path, f"{ONE}launch: {{nodes_per_cell: 2}}\n")
+    (tmp_path / "two.sbatch.j2").write_text(TWO_AGENTS)
+    profile = (shipped("matrices") / "clusters/slurm-lab.yaml").read_text()
+    (tmp_path / "two.yaml").write_text(f"{profile}template: two.sbatch.j2\n")
+    code, output = cluster.run("run", "one.yaml", "--cluster", "./two.yaml")
+    live = lab.output("squeue", "-h", "-t", "RUNNING")
+    assert code == 0, output
+    assert live == ""
+    assert {cell.outcome for cell in cluster.report().cells} == {Outcome.PASS}
+    assert set(begun(cluster).values()) == {1, 2}  # the control on one node, the other cell on two
+    two, one = sorted(cluster.jobs().items())[::-1]
+    assert f"job {one[1]} started a second agent on node 0 (n" in output
+    for node in (0, 1):
+        assert f"job {two[1]} started a second agent on node {node} (n" in output
+
+
+def test_the_shell_of_the_launcher_changes_no_job_and_sites_read_the_profiles_comment(
+    lab: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(lab, tmp_path, f"{ONE}launch: {{nodes_per_cell: 2}}\n")
+    profile = (shipped("matrices") / "clusters/slurm-lab.yaml").read_text()
+    flags = """sbatch_flags: ['--comment={"reaper": "exempt"}', --wckey=team]"""
+    (tmp_path / "site.yaml").write_text(f"{profile}{flags}\n")
+    for name, value in {"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2", "SBATCH_TIMELIMIT": "7"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SBATCH_JOB_NAME", "interactive")
+    code, output = cluster.run("run", "one.yaml", "--cluster", "./site.yaml")
+    assert code == 0, output
+    assert len(jobs_of_the_run(cluster)) == 2
+    assert list(cluster.directory.glob("agents/*.second.json")) == []
+    rows = lab.output("squeue", "-h", "-t", "all", "-o", "%F|%k|%l").splitlines()
+    mine = [row.split("|", 1)[1] for row in rows if row.split("|")[0] in cluster.jobs().values()]
+    assert len(mine) == 2 and all(row.startswith('{"reaper": "exempt"}|') and "7:00" not in row for row in mine), mine

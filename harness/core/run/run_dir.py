@@ -3,7 +3,7 @@
 reports/<run_id>/
   matrix.resolved.yaml  plan.json  cluster.json  events.jsonl  launcher.lock  cancelled.json
   submissions/<array>.sbatch  <array>.<job>.{out,err}  <allocation>.{json,log}
-  agents/<order>.<node>.{jsonl,heartbeat}  <allocation>.{claim-<n>,refused-<job>-<restart>}.json
+  agents/<order>.<node>.{jsonl,heartbeat,agent.json,second.json}  <allocation>.{claim-<n>,refused-<job>-<restart>}.json
   cells/<cell_id>/attempt-<n>/{config.json, ranks/rank-00007.json, log/rank-00007.log, result.json, interrupted, data/,
                                checkpoint/, pretrained/, resumed/{config.json, ranks/, log/, result.json, data/}}
   cells/<two digits>/<cell_id>/ instead in a run of more than 5,000 cells
@@ -262,6 +262,14 @@ class RunDir:
     def refused(self, allocation: str, start: JobStart) -> Path:
         """The file in which a refused job start writes the reason."""
         return self.root / "agents" / f"{path_component(allocation)}.refused-{start.job}-{start.restart}.json"
+
+    def agent_claim(self, order: str, node: int) -> Path:
+        """The file that the agent of another node than node 0 creates first: a second agent finds it and ends."""
+        return self.root / "agents" / f"{path_component(order)}.{node}.agent.json"
+
+    def second_agent(self, order: str, node: int) -> Path:
+        """The file in which a second agent of a node says that it ended."""
+        return self.root / "agents" / f"{path_component(order)}.{node}.second.json"
 
     def claims(self, allocation: str) -> list[Claim]:
         """The claims on an allocation, oldest first."""

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from harness.core.run.events import JobEnded, Refused
 from harness.core.run.journal import note, read_events
 from harness.core.run.log_secrets import without_secrets_in
-from harness.core.run.run_dir import RunDir
+from harness.core.run.run_dir import RunDir, text_of
 from harness.core.run.run_plan import Allocation
 from harness.core.run.work_order import newest_work_order
+from harness.core.serialization import loads
 from harness.core.text.secrets import secret_values
 from harness.infra.runs.error_result import end_as_error
 from harness.infra.slurm.follower import Ended
@@ -21,6 +22,13 @@ def unfinished(run: RunDir, allocations: Iterable[Allocation]) -> list[Allocatio
     """Allocations without a recorded end of their job."""
     done = {event.allocation for event in read_events(run.events) if isinstance(event, (JobEnded, Refused))}
     return [allocation for allocation in allocations if allocation.name not in done]
+
+
+def second_agents(run: RunDir, allocation: Allocation) -> list[str]:
+    """What second agents of a node say, of the newest start of an allocation's job."""
+    order = run.newest_order(allocation.name)
+    files = (run.second_agent(order, node) for node in range(allocation.nodes))
+    return [str(loads(text_of(file))["reason"]) for file in files if file.exists()]
 
 
 def close(run: RunDir, one: Ended) -> None:

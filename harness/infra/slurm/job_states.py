@@ -74,6 +74,11 @@ class NamedJob:
     def ended(self) -> bool:
         return self.state in TERMINAL
 
+    @property
+    def runs(self) -> bool:
+        """Whether it holds nodes with processes: Slurm only cleans up after a COMPLETING one."""
+        return not self.ended and self.state not in (*_WAITING, "COMPLETING")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pending:

@@ -13,7 +13,7 @@ from harness.infra.launcher import Cancelled, Observer
 from harness.infra.screen import relative_path
 from harness.infra.slurm.cancel import cancel_run
 from harness.infra.slurm.client import SlurmClient
-from harness.infra.slurm.closing import close, close_refused, unfinished
+from harness.infra.slurm.closing import close, close_refused, second_agents, unfinished
 from harness.infra.slurm.follower import Ended, Follower
 from harness.infra.slurm.nemo_run import by_nemo_run
 from harness.infra.slurm.retry import allocations_of, keep_from_starting, retry
@@ -56,9 +56,11 @@ class SlurmLauncher:
         follower = Follower(run, observer.event, self.client, observer.queue)
         _submit_and_follow(run, unfinished(run, allocations_of(run, plan)), submitter, follower)
         for ended in follower.ended():
+            for reason in second_agents(run, ended.allocation):
+                observer.note(reason)
             again = _close_and_retry(run, plan, ended, self.client)
             _submit_and_follow(run, again, submitter, follower)
-        submitter.end_duplicates(allocations_of(run, plan))
+        submitter.end_all(allocations_of(run, plan))
 
     def cancel(self, run: RunDir, plan: RunPlan) -> Cancelled:
         return cancel_run(run, plan.run_id, allocations_of(run, plan), self.client)

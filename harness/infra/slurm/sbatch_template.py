@@ -187,11 +187,12 @@ def srun_words(nodes: int, profile: ClusterProfile, run: RunDir) -> list[str]:
 
     --kill-on-bad-exit=1: when an agent dies, the agents of the other nodes would wait for it in every cell that
     follows, until the cell's deadline. Ended at once, the job's remaining cells can run again elsewhere.
+    --wait=0: otherwise the site's WaitTime would end the other agents after the first has ended.
     --cpu-bind=none: the ranks are forked by the one task of a node and need all its cores.
     --cpus-per-task is repeated because srun does not inherit it from sbatch (Slurm 22.05 and later).
     """
     words = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
-    words += ["--kill-on-bad-exit=1", "--cpu-bind=none", "--unbuffered"]
+    words += ["--kill-on-bad-exit=1", "--cpu-bind=none", "--unbuffered", "--wait=0"]
     if profile.cpus_per_task:
         words.append(f"--cpus-per-task={profile.cpus_per_task}")
     words += profile.srun_flags

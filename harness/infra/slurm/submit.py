@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from harness.core.errors import DiskFullError, InfrastructureError
@@ -30,6 +31,7 @@ class Patience:
     away_s: float = 300.0  # for a controller that does not answer; then the launcher ends, and resume continues
     grace_s: float = 15.0  # after its first answer: a request in flight may still become a job
     ask_s: float = 2.0  # between queries
+    end_s: float = 60.0  # for a job to end after its agents have finished
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
@@ -101,20 +103,29 @@ class Submitter:
             raise InfrastructureError(next(iter(refused.values())))
         return ids, refused
 
-    def end_duplicates(self, allocations: Sequence[Allocation]) -> None:
-        """Cancel jobs of this run that are not followed: submissions that became jobs only after they were repeated.
+    def end_all(self, allocations: Sequence[Allocation]) -> None:
+        """Wait until the jobs of this run have ended, and cancel those that do not.
 
-        Call it when the followed jobs have ended. Does nothing when the controller does not answer.
+        Call it when their agents have finished. Jobs that are not followed are cancelled at once: submissions that
+        became jobs only after they were repeated. Does nothing when the controller does not answer.
         """
         names = list({job_name(self.run_id, one.array): None for one in allocations})
         noted = submitted(self.run)
         claimed = {one.name: claims[-1].job for one in allocations if (claims := self.run.claims(one.name))}
         known = {job.partition("_")[0] for job in {**noted, **claimed}.values()}
-        try:
+        until = self.patience.clock() + self.patience.end_s
+        with suppress(ControllerAwayError):
             found = self.client.named(names)
-        except ControllerAwayError:
-            return
-        self._cancel_others([job for job in found if job.number not in known], keep=None)
+            self._cancel_others([job for job in found if job.number not in known], keep=None)
+            while left := {job.number: job for job in found if job.runs and job.number in known}:
+                if self.patience.clock() >= until:
+                    for number, job in left.items():
+                        self.client.cancel(job.name, [number])
+                        seconds = f"{self.patience.end_s:g} s"
+                        self.say(f"cancelled job {number}: it had not ended {seconds} after its agents finished")
+                    return
+                self.patience.sleep(self.patience.ask_s / 4)
+                found = self.client.named(names)
 
     def _number(self, job: Job, *, begun: bool) -> str | None:
         """Submit a job unless it exists already; returns its number, None when the run was cancelled."""

@@ -27,7 +27,8 @@ def work_order_of(
     environment: Mapping[str, str] = os.environ,
     timeout_s: float = STARTUP_S,
 ) -> str | None:
-    """Name of the work order that this agent runs; None when this start of the job must not run.
+    """Name of the work order that this agent runs; None when this start of the job must not run, or another agent of
+    this node runs it.
 
     Node 0 claims; the other nodes wait for its claim. Outside a Slurm job there is only one start.
     InfrastructureError when node 0 has not claimed within `timeout_s`.
@@ -35,14 +36,33 @@ def work_order_of(
     start = JobStart.of(environment)
     if start is None:
         return allocation
-    decide = _claim if node == 0 else _await_claim
-    return decide(run, allocation, start, timeout_s)
+    if node == 0:
+        return _claim(run, allocation, start, timeout_s)
+    order = _await_claim(run, allocation, start, timeout_s)
+    if order is None or write_new(run.agent_claim(order, node), {"pid": os.getpid(), "time": time.time()}):
+        return order
+    _say_second(run, order, start, node)
+    return None
+
+
+def _say_second(run: RunDir, order: str, start: JobStart, node: int) -> None:
+    """Say that this agent is the second of its node. Not an error: with srun --kill-on-bad-exit the first would end."""
+    reason = (
+        f"job {start.job} started a second agent on node {node} ({socket.gethostname()}), which ended at once: one "
+        "agent forks all ranks of a node; find what asks for several tasks per node: the template, a variable like "
+        "SLURM_NTASKS, or a plug-in of Slurm"
+    )
+    write_new(run.second_agent(order, node), {"time": time.time(), "reason": reason})
+    print(f"harness.node.agent: not started: {reason}", flush=True)
 
 
 def _claim(run: RunDir, allocation: str, start: JobStart, timeout_s: float) -> str | None:
     limit = time.monotonic() + timeout_s
     while True:
         claims = run.claims(allocation)
+        if claims and (claims[-1].job, claims[-1].restart) == (start.job, start.restart):
+            _say_second(run, claims[-1].order, start, node=0)
+            return None
         refusal = claims[-1].refusal(start) if claims else None
         if run.cancelled.exists():
             refusal = "the run was cancelled"

@@ -205,7 +205,7 @@ def test_a_late_job_that_is_not_followed_is_cancelled_at_the_end(bench: Bench, s
     slurm.answers("sbatch", says("Submitted batch job 5"))
     bench.submit()
     slurm.answers("squeue", says(row(5, "COMPLETING"), row(6, "COMPLETED"), row(8)))
-    bench.submitter.end_duplicates(ONE)
+    bench.submitter.end_all(ONE)
     assert slurm.calls("scancel") == [f"scancel --name={NAME} 8"]
 
 
@@ -213,12 +213,24 @@ def test_the_job_that_has_claimed_the_cells_is_the_one_that_is_followed(bench: B
     slurm.answers("sbatch", says("Submitted batch job 5"))
     bench.submit()
     write_json(bench.run.claim("1n2r-0", 1), Claim(job="8", restart=0, order="1n2r-0"))
-    slurm.answers("squeue", says(row(5), row(8, "RUNNING")))
-    bench.submitter.end_duplicates(ONE)
+    slurm.answers("squeue", says(row(5), row(8, "COMPLETING")))
+    bench.submitter.end_all(ONE)
     assert slurm.calls("scancel") == [f"scancel --name={NAME} 5"]
+
+
+def test_a_job_that_outlives_its_agents_is_waited_for_and_then_cancelled(bench: Bench, slurm: Scheduler) -> None:
+    slurm.answers("sbatch", says("Submitted batch job 5"))
+    bench.submit()
+    slurm.answers("squeue", *([says(row(5, "RUNNING"))] * 3), says(row(5, "COMPLETED")))
+    bench.submitter.end_all(ONE)
+    assert slurm.calls("scancel") == []
+    slurm.answers("squeue", says(row(5, "RUNNING")))
+    bench.submitter.end_all(ONE)
+    assert slurm.calls("scancel") == [f"scancel --name={NAME} 5"]
+    assert bench.said == ["cancelled job 5: it had not ended 60 s after its agents finished"]
 
 
 def test_duplicates_are_not_cancelled_while_slurm_does_not_answer(bench: Bench, slurm: Scheduler) -> None:
     slurm.answers("squeue", fails(AWAY))
-    bench.submitter.end_duplicates(ONE)
+    bench.submitter.end_all(ONE)
     assert slurm.calls("scancel") == []

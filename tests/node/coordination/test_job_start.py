@@ -9,8 +9,10 @@ import pytest
 from harness.core.errors import InfrastructureError
 from harness.core.run.cell_result import CellResult, RankEnding
 from harness.core.run.run_dir import RunDir, write_json, write_new
+from harness.core.run.run_plan import Allocation
 from harness.core.serialization import loads
 from harness.infra.runs.evidence_files import newest
+from harness.infra.slurm.closing import second_agents
 from harness.node.coordination import job_start
 from harness.node.coordination.job_start import work_order_of
 
@@ -132,7 +134,7 @@ def test_a_start_goes_on_with_cells_that_a_start_whose_work_order_is_gone_has_cl
 
 @pytest.mark.parametrize(
     ("job", "restart", "why"),
-    [("8", 0, "job 7 has claimed"), ("7", 0, "restart 1 of job 7"), ("7", 1, "restart 1 of job 7")],
+    [("8", 0, "job 7 has claimed"), ("7", 0, "restart 1 of job 7")],
 )
 def test_a_duplicate_and_an_earlier_start_write_only_why_they_did_not_run(
     run: RunDir, job: str, restart: int, why: str
@@ -184,3 +186,29 @@ def test_a_claim_that_cannot_be_read_cannot_be_taken(run: RunDir) -> None:
     run.claim(NAME, 1).write_text("{")
     with pytest.raises(InfrastructureError, match=r"claim-1\.json exists but cannot be read"):
         work_order_of(run, NAME, 0, start("7"), timeout_s=0.0)
+
+
+def test_a_second_agent_of_a_node_ends_and_says_so_without_disturbing_the_first(
+    run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert [work_order_of(run, NAME, node, start("7")) for node in (0, 1)] == [NAME, NAME]
+    for node in (0, 1):
+        assert work_order_of(run, NAME, node, start("7")) is None
+        assert f"job 7 started a second agent on node {node}" in capsys.readouterr().out
+    assert work_order_of(run, NAME, 2, start("7")) == NAME  # not told to end
+    one = Allocation(name=NAME, cells=CELLS, nodes=3)
+    assert [reason.split(" (")[0] for reason in second_agents(run, one)] == [
+        f"job 7 started a second agent on node {node}" for node in (0, 1)
+    ]
+
+
+def test_of_many_agents_of_a_node_one_runs(run: RunDir) -> None:
+    work_order_of(run, NAME, 0, start("7"))
+    barrier = Barrier(16)
+
+    def begin(_: int) -> str | None:
+        barrier.wait()
+        return work_order_of(run, NAME, 1, start("7"))
+
+    with ThreadPoolExecutor(16) as pool:
+        assert sorted(order or "" for order in pool.map(begin, range(16))) == [""] * 15 + [NAME]
