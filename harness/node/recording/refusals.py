@@ -105,6 +105,8 @@ def _condition(tree: ast.AST, line: int) -> ast.AST:
     ]
     around.sort(key=lambda node: getattr(node, "lineno", 0))
     tests = [node for node in around if isinstance(node, (ast.Assert, ast.If))]
+    if tests and tests[-1].lineno == tests[-1].end_lineno:  # `if` and its body on one line
+        return tests[-1]
     if around and isinstance(around[-1], (ast.Raise, ast.Assert, ast.If)) and tests:
         return tests[-1].test
     return around[-1] if around else tree

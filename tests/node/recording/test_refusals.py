@@ -23,9 +23,11 @@ def parse_args(words):
     parser.add_argument("--lr", type=float)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--window", type=int)
+    parser.add_argument("--batch", type=lambda text: None if text == "none" else int(text), default=1)
     return parser.parse_args(words)
 
 def validate_args(args):
+    if args.batch > 8: print("large")
     if args.steps > 100 and (
         args.lr is not None
     ):
@@ -107,6 +109,11 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str, str]] = {
         validated("--steps=1"),
         "'>' not supported between instances of 'NoneType' and 'int'",
         "upstream needs --lr, which is not set",
+    ),
+    "a condition and what it does on one line": (
+        validated("--steps=1", "--batch=none"),
+        "'>' not supported between instances of 'NoneType' and 'int'",
+        "upstream needs --batch, which is not set",
     ),
     "an assertion": (
         validated("--steps=1", "--lr=2"),
