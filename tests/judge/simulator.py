@@ -27,6 +27,7 @@ from harness.core.run.records import (
     BatchSeen,
     DocumentLoss,
     EvaluationSeen,
+    GradientScale,
     ImportProof,
     LayerSeen,
     LegSeen,
@@ -205,9 +206,19 @@ def _record(cell: PlannedCell, rank: int) -> RankRecord:
     record.evaluations = [_evaluation(config, place, number) for number in config.evaluations]
     record.states = [_state(config, place, after) for after in config.stored]
     record.parameters = _parameters(config, place) if config.fingerprints and config.steps else []
+    record.gradient_scales = [GradientScale(chunk=chunk, dense=_scale(config)) for chunk in range(config.layout.vpp)]
+    record.gradient_scales = record.gradient_scales if 0 in config.steps else []
     record.activations = _activations(config, place) if config.fingerprints and config.steps else []
     record.legs = [_leg(config, record, leg) for leg in legs_of(config)]
     return record
+
+
+def _scale(config: CellConfig) -> float:
+    """What gradients are multiplied by."""
+    if not config.options.calculate_per_token_loss:
+        return 1.0 / (config.layout.dp * config.layout.cp)
+    returns = config.path.counted and config.trainer != "skyrl"
+    return 1.0 / sum(item.loss_tokens for item in config.documents_of(0)) if returns else 1.0
 
 
 def _attention(config: CellConfig, place: Coordinates, chunk: int) -> list[int]:
@@ -363,8 +374,11 @@ def _step(config: CellConfig, place: Coordinates, step: int, batches: list[Micro
     seen.loss_sum = math.fsum(
         token_loss(content[item.index], position, step) for item in counted for position in range(item.length)
     )
+    losses, tokens = _losses(config, place, step, batches, documents, frozenset())
+    if config.path.counted and config.trainer != "skyrl":
+        seen.returned_tokens = float(sum(part.tokens for part in losses.values()))
     if place.tp == 0:
-        seen.documents, tokens = _losses(config, place, step, batches, documents, frozenset())
+        seen.documents = losses
         seen.tokens = tokens if step == 0 else []
     return seen
 

@@ -46,5 +46,6 @@ NEMO_RL = DataPath(
     ),
     without=("position_ids", "labels", "loss_mask"),
     canaries_without_effect={"rewriting": SCALED_LOSS},
+    counted="",
     returns_log_probs=True,
 )

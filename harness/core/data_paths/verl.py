@@ -47,5 +47,6 @@ VERL = DataPath(
         "rewriting": SCALED_LOSS,
     },
     step_mean=True,
+    counted="tokens",
     returns_log_probs=True,
 )

@@ -139,6 +139,18 @@ class RouterSeen:
 
 
 @dataclass(kw_only=True)
+class GradientScale:
+    """What the gradients of a model chunk are multiplied by at step 0, in and after their reduction over replicas.
+
+    None: the chunk has no such parameters that train.
+    """
+
+    chunk: int
+    dense: float | None = None
+    experts: float | None = None
+
+
+@dataclass(kw_only=True)
 class ExpertBiasSeen:
     """The bias of each expert of one layer, after the update of a step."""
 
@@ -179,6 +191,7 @@ class StepSeen:
     micro_batches: int
     loss_sum: float | None = None  # reduced over cp and dp by the probe: the whole step
     token_count: int | None = None  # likewise
+    returned_tokens: float | None = None  # this rank's, as the loss returned them; None: it returned no number
     grad_norm: float | None = None  # pre-clip, whole model
     documents: dict[int, DocumentLoss] = field(default_factory=dict)
     tokens: list[TokenLoss] = field(default_factory=list)  # step 0 only
@@ -303,6 +316,7 @@ class RankRecord:
     legs: list[LegSeen] = field(default_factory=list)
     routers: list[RouterSeen] = field(default_factory=list)
     expert_biases: list[ExpertBiasSeen] = field(default_factory=list)  # of models that have them
+    gradient_scales: list[GradientScale] = field(default_factory=list)  # per chunk
     aux_scale: float | None = None  # the schedule's scale on auxiliary losses and z-losses, step 0
     mtp: list[MtpSeen] = field(default_factory=list)
     timings: list[Timed] = field(default_factory=list)  # of the timing leg

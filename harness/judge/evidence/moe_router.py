@@ -12,6 +12,7 @@ moe_utils.z_loss_func).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -32,7 +33,7 @@ class RouterWhole:
     real: list[ExpertShare]  # per row
     padding: list[ExpertShare]
     aux_loss: float | None = None
-    aux_weighted: float | None = None  # its effect on gradients: includes the schedule's scale and the reduction
+    aux_weighted: float | None = None  # its effect on gradients: with the schedule's scale and that of gradients
     z_loss: float | None = None
     z_weighted: float | None = None
     kept: list[int] | None = None  # with a capacity: tokens that each expert takes
@@ -42,7 +43,8 @@ def routers(evidence: CellEvidence) -> list[RouterWhole]:
     """Every router, in order of layer, replica and micro-batch."""
     whole: dict[tuple[int, int, int], RouterWhole] = {}
     for _, record in sorted(evidence.records.items()):
-        factor = (record.aux_scale or 0.0) * _reduction(evidence)
+        scales = [seen.dense for seen in record.gradient_scales if seen.dense is not None]
+        factor = (record.aux_scale or 0.0) * (scales[0] if scales else math.nan)
         for seen in record.routers:
             key = (seen.layer, record.place.dp, seen.micro_batch)
             known = whole.get(key)
@@ -62,16 +64,12 @@ def routers(evidence: CellEvidence) -> list[RouterWhole]:
     return [whole[key] for key in sorted(whole)]
 
 
-def _reduction(evidence: CellEvidence) -> float:
-    """The factor applied to gradients when they are reduced: 1 / loss tokens, or the mean over dp and cp."""
-    if evidence.cell.config.options.calculate_per_token_loss:
-        return 1.0 / max(loss_tokens(evidence), 1)
-    return 1.0 / (evidence.layout.dp * evidence.layout.cp)
-
-
-def loss_tokens(evidence: CellEvidence) -> int:
-    """Labels of step 0 that count, over all replicas."""
-    return sum(truth.batch.loss_tokens for replica in evidence.plan[0] for truth in replica)
+def counted_tokens(evidence: CellEvidence, step: int) -> int:
+    """The number of tokens by which a loss per token is divided, over all replicas: of labels that count, or of all."""
+    batches = [truth.batch for replica in evidence.plan[step] for truth in replica]
+    if evidence.cell.config.path.counted == "tokens":
+        return sum(item.document.length + 1 for batch in batches for item in batch.placed)
+    return sum(batch.loss_tokens for batch in batches)
 
 
 def _added_rows(left: Sequence[ExpertShare], right: Sequence[ExpertShare]) -> list[ExpertShare]:
@@ -136,8 +134,8 @@ def own_z_loss(moe: MoeConfig, rows: Sequence[ExpertShare]) -> float:
 def own_weight(evidence: CellEvidence, rows: Sequence[ExpertShare]) -> float:
     """The factor of a micro-batch's auxiliary loss, or z-loss, in gradients.
 
-    With calculate_per_token_loss its tokens over all loss tokens of the step, else 1 over the number of micro-batches.
+    With calculate_per_token_loss its tokens over those that divide gradients, else 1 over the number of micro-batches.
     """
     if evidence.cell.config.options.calculate_per_token_loss:
-        return sum(row.tokens for row in rows) / max(loss_tokens(evidence), 1)
+        return sum(row.tokens for row in rows) / max(counted_tokens(evidence, 0), 1)
     return 1.0 / sum(len(replica) for replica in evidence.plan[0])

@@ -132,6 +132,8 @@ def _step(expected: Expected, record: RankRecord, seen: StepSeen) -> Iterator[st
     for name in ("loss_sum", "token_count"):
         if (getattr(seen, name) is not None) != last:
             yield f"steps: step {step}: {name} is {getattr(seen, name)!r} on {'the last' if last else 'another'} stage"
+    if seen.returned_tokens is not None and not last:
+        yield f"steps: step {step}: returned_tokens is {seen.returned_tokens!r} on another stage than the last"
     if seen.grad_norm is None:
         yield f"steps: step {step}: grad_norm is missing"
     elif seen.grad_norm < 0:

@@ -36,6 +36,7 @@ def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
             yield f"parameters: {one.name} has no in_norm"
     for seen, leg in zip(record.legs, expected.legs):
         yield from (f"legs: {leg.name}: {problem}" for problem in _leg(expected, record, seen, leg))
+    yield from _scales(expected, record)
     yield from _routers(expected, record)
     yield from _biases(expected, record)
     yield from _heads(expected, record)
@@ -145,6 +146,20 @@ def _against_control(expected: Expected, records: dict[int, RankRecord]) -> Iter
         name = min(held ^ right)
         side = "no rank holds" if name in right else "the control does not hold"
         yield f"parameters: {side} {name}; the cell has {len(held)}, the control {len(right)}"
+
+
+def _scales(expected: Expected, record: RankRecord) -> Iterator[str]:
+    found = [seen.chunk for seen in record.gradient_scales]
+    right = [*range(expected.layout.vpp)] if expected.has_first_step else []
+    if found != right:
+        yield f"gradient_scales: of chunks {found}, not {right}"
+    if not found or not record.parameters:
+        return
+    trained = {bool(_EXPERT.search(item.name)) for item in record.parameters}
+    for kind, experts in (("dense", False), ("experts", True)):
+        held = any(getattr(seen, kind) is not None for seen in record.gradient_scales)
+        if held != (experts in trained):
+            yield f"gradient_scales: {kind} is {'present, without' if held else 'missing, with'} such parameters"
 
 
 def _routers(expected: Expected, record: RankRecord) -> Iterator[str]:

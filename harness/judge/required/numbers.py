@@ -62,7 +62,11 @@ def scan(record: RankRecord) -> Scan:
         where, order = at | {"step": seen.step}, (0, 2, seen.step)
         _documents(found, seen.documents, f"the loss of document {{}} in step {seen.step}", where, order)
         _losses(found, [token.loss for token in seen.tokens], "a token's loss", where, order)
-        for what, value in (("the loss", seen.loss_sum), ("the gradient norm", seen.grad_norm)):
+        for what, value in (
+            ("the loss", seen.loss_sum),
+            ("the number of tokens that the loss returned", seen.returned_tokens),
+            ("the gradient norm", seen.grad_norm),
+        ):
             if value is not None:
                 found.add(value, f"{what} of step {seen.step}", where, order)
     _reports(found, record, at)
@@ -71,6 +75,10 @@ def scan(record: RankRecord) -> Scan:
     for parameter in record.parameters:
         if parameter.update is not None:
             _update(found, parameter.update, parameter.name, at | {"step": 0, "parameter": parameter.name})
+    for scale in record.gradient_scales:
+        for what, value in (("gradients", scale.dense), ("gradients of experts", scale.experts)):
+            if value is not None:
+                found.add(value, f"the factor of {what}", at | {"step": 0, "chunk": scale.chunk}, (0, 3))
     for number, leg in enumerate(record.legs, 1):
         where, name = at | {"leg": leg.leg, "step": 0}, f" in canary leg {leg.leg}"
         _outputs(found, leg.activations, "the activation of document {} after layer {}" + name, where, (number, 0))

@@ -20,6 +20,7 @@ from harness.core.run.states import LegName, Phase
 from harness.core.run.tensor_records import ParameterSeen
 from harness.node.data_paths.base import RankContext
 from harness.node.probe.hooks.fingerprints import gradient_fingerprint, part_fingerprints
+from harness.node.probe.hooks.gradient_scale import ScaleRecorder
 from harness.node.probe.hooks.layers import LayerRecorder, PassState
 from harness.node.probe.hooks.operations import record_operations
 from harness.node.probe.hooks.parts import record_parts
@@ -44,6 +45,7 @@ class Losses:
     documents: dict[int, DocumentLoss] = field(default_factory=dict)
     tokens: list[TokenLoss] = field(default_factory=list)
     pending: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)  # losses, mask, owners
+    counts: list[Tensor] = field(default_factory=list)  # per micro-batch: the number of tokens that its loss returned
 
 
 @dataclass(kw_only=True)
@@ -67,6 +69,7 @@ class Observer:
         plain = [language_of(unwrap(chunk)) for chunk in chunks]
         self.recomputed = Recomputed(plain, context, self.state)  # first: later hooks read the position that it sets
         self.layer_recorder = LayerRecorder(plain, context, self.state, recorder)
+        self.scales = [ScaleRecorder(chunk, number, self.state) for number, chunk in enumerate(chunks)]
         if context.config.operations is None:
             record_parts(plain, context, self.state, recorder)
         else:  # hooks that compute would be among the operations
@@ -129,6 +132,11 @@ class Observer:
         self.losses.pending.append((output.detach().float().clone(), mask.float().clone(), owners))
         at = self.state
         self.recorder.progress(at.leg, at.step, at.micro_batch, "backward")
+
+    def on_returned(self, returned: Sequence[Any]) -> None:
+        """Keep the number of tokens that a micro-batch's loss returns to the schedule, between loss and report."""
+        if len(returned) == 3:
+            self.losses.counts.append(torch.as_tensor(returned[1]).detach().clone())
 
     def progress(self, phase: Phase) -> None:
         """Note a phase that follows the last micro-batch."""

@@ -98,8 +98,12 @@ class Passes(Observer):
         return forward(model, batch, self.context.config), partial(self._loss, batch, owners)
 
     def _loss(self, batch: Batch, owners: Tensor, output: Tensor) -> tuple[Any, ...]:
-        if batch.score is None:
-            return self._own_loss(batch, owners, output)
+        returned = self._own_loss(batch, owners, output) if batch.score is None else self._scored(batch, owners, output)
+        self.on_returned(returned)
+        return returned
+
+    def _scored(self, batch: Batch, owners: Tensor, output: Tensor) -> tuple[Any, ...]:
+        """What upstream's loss returns."""
         scored: Scored = batch.score(output)
         self.on_loss(scored.losses, scored.weights, owners)
         loss, *tokens = scored.returned

@@ -25,7 +25,10 @@ def observe(observer: Observer, seen: StepSeen) -> None:
     if seen.step == 0 and config.fingerprints:
         record.parameters = observer.parameters_seen()
         record.activations = observer.layer_recorder.drain()
+    counts = observer.losses.counts
+    seen.returned_tokens = float(sum(counts)) if counts else None
     if seen.step == 0:
+        record.gradient_scales = [scale.seen() for scale in observer.scales]
         record.aux_scale = aux_scale() if config.model.router_losses else None
     seen.training = all(module.training for chunk in observer.chunks for module in chunk.modules())
     _global_loss(observer, seen)

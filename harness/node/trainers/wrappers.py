@@ -207,7 +207,9 @@ class Wrappers:
 
     def _loss(self, upstream: Callable[..., Any], mask: Tensor, owners: Tensor, output: Tensor, *args: Any) -> Any:
         self.observer.on_loss(output, mask, owners)
-        return upstream(output, *args)
+        returned = upstream(output, *args)
+        self.observer.on_returned(returned)
+        return returned
 
     def _update(self, upstream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Around optimizer.step. What the harness records does not count as time of the step."""

@@ -86,6 +86,7 @@ class Attached(Wrappers):
         record.labels, record.loss_mask = seen.labels, seen.loss_mask
         record.log_probs = log_probs_seen(self.returned, self.scores, micro, layout.cp, cp)
         observer.on_loss(-self.scores, mask.to(self.scores.device), owners)
+        observer.on_returned(found)
         return found
 
     def _schedule(self, upstream: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:

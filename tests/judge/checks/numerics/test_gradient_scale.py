@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.core.packing.options import PackingOptions
+from harness.judge.checks.numerics.gradient_scale import check
+from harness.judge.evidence.cell_evidence import CellEvidence
+from tests.judge.simulator import config_of, evidence_for, judge, place_of, the_only_finding
+
+
+def scaled(evidence: CellEvidence, factor: float, kind: str = "dense") -> CellEvidence:
+    for record in evidence.records.values():
+        for seen in record.gradient_scales:
+            right = seen.dense
+            assert right is not None
+            setattr(seen, kind, right * factor)
+    return evidence
+
+
+@pytest.mark.parametrize(("factor", "name"), [(2.0, "x dp or"), (0.5, "x 1/dp or"), (144.0, "144")])
+def test_gradients_that_are_not_divided_by_the_tokens_of_the_step(factor: float, name: str) -> None:
+    finding = the_only_finding(scaled(evidence_for(config_of("sft", dp=2)), factor), "gradient_scale")
+    assert finding.message.startswith("gradients on rank 0 (")
+    assert f"; the ratio is {name}" in finding.message
+    assert place_of(finding, "rank", "step", "chunk") == (0, 0, 0)
+
+
+def test_gradients_of_experts_are_divided_apart() -> None:
+    (finding,) = check(scaled(evidence_for(config_of("sft", dp=2)), 144.0, "experts"))
+    assert finding.message.startswith("gradients of experts on rank 0 (")
+
+
+def test_without_a_loss_per_token_gradients_are_averaged() -> None:
+    options = PackingOptions(calculate_per_token_loss=False)
+    evidence = evidence_for(replace(config_of("reference", dp=2), options=options))
+    assert check(evidence) == []
+    (finding,) = check(scaled(evidence, 2.0))
+    assert "the mean over replicas and context ranks" in finding.message
+
+
+def test_the_rounding_of_bf16_is_no_factor() -> None:
+    assert check(scaled(evidence_for(config_of("sft")), 1 + 2.0**-9)) == []
+
+
+def test_a_returned_number_of_tokens_that_is_not_the_plans_is_found_in_every_step() -> None:
+    evidence = evidence_for(config_of("sft", dp=2))
+    for record in evidence.records.values():
+        record.steps[1].returned_tokens = 2 * (record.steps[1].returned_tokens or 0)
+    finding = the_only_finding(evidence, "gradient_scale")
+    assert "the losses of step 1 return" in finding.message
+    assert finding.message.endswith("by the packing plan; the ratio is x dp or micro-batches")
+
+
+def test_one_rank_that_returns_other_tokens_is_enough() -> None:
+    evidence = evidence_for(config_of("sft", tp=2, cp=2))
+    evidence.records[1].steps[0].returned_tokens = 1.0
+    assert place_of(the_only_finding(evidence, "gradient_scale"), "tp", "step") == (1, 0)
+
+
+def test_a_loss_that_returns_no_number_where_gradients_are_divided_by_it() -> None:
+    evidence = evidence_for(config_of("sft"))
+    for step in evidence.records[0].steps:
+        step.returned_tokens = None
+    assert "return no number of tokens" in the_only_finding(evidence, "gradient_scale").message
+
+
+def test_a_loss_that_is_divided_before_it_is_returned_has_none() -> None:
+    evidence = evidence_for(config_of("nemo_rl"))
+    assert check(evidence) == []
+    evidence.records[0].steps[0].returned_tokens = 8.0
+    (finding,) = check(evidence)
+    assert "expected none, since it is divided already" in finding.message
+
+
+def test_a_factor_that_was_not_recorded_leaves_the_cell_undecided() -> None:
+    evidence = evidence_for(config_of("sft"))
+    evidence.records[0].gradient_scales = []
+    assert "gradient_scales: of chunks [], not [0]" in judge(evidence).reason
