@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -47,3 +48,22 @@ class ExpertsSplitOverOtherRanks(Fault):
             for item in named_parameters(unwrap(chunk), **shard_ranks(context)):
                 if is_expert(item.name):
                     item.parameter.main_grad.mul_(1.5 - context.place.tp)  # type: ignore[attr-defined]
+
+
+class ExpertGradientsNotDivided(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        for chunk in chunks:
+            upstream = chunk.scale_gradients
+
+            def without_experts(factor: Any, chunk: Any = chunk, upstream: Callable[..., None] = upstream) -> None:
+                held, chunk.expert_parallel_buffers = chunk.expert_parallel_buffers, []
+                upstream(factor)
+                chunk.expert_parallel_buffers = held
+
+            chunk.scale_gradients = without_experts
+
+
+class GradientsNotDivided(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        for chunk in chunks:
+            chunk.scale_gradients = lambda factor: None

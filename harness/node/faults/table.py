@@ -115,6 +115,8 @@ FAULTS: dict[str, Callable[[], Fault]] = {
     "delta-slots-in-zigzag-order": hybrid.DeltaSlotsInZigzagOrder,
     "expert-bias-of-one-replica": experts.ExpertBiasOfOneReplica,
     "capacity-of-half-the-tokens": experts.CapacityOfHalfTheTokens,
+    "expert-gradients-not-divided": experts.ExpertGradientsNotDivided,
+    "gradients-not-divided": experts.GradientsNotDivided,
     "experts-split-over-other-ranks": experts.ExpertsSplitOverOtherRanks,
     "window-one-token-longer-on-one-tp-rank": windows.WindowOneTokenLongerOnOneTpRank,
     "window-of-the-wrong-layers": windows.WindowOfTheWrongLayers,

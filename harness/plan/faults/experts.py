@@ -10,6 +10,8 @@ from harness.plan.faults.spec import FaultSpec
 _BIASED = ModelConfig(layers=2, moe=MoeConfig(score_function="sigmoid", expert_bias=True, bias_rate=0.01))
 _LIMITED = ModelConfig(layers=2, moe=MoeConfig(capacity_factor=1.0))
 
+_BALANCED = ModelConfig(layers=2, moe=MoeConfig(aux_loss="aux_loss"))
+
 EXPERTS: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="expert-bias-of-one-replica",
@@ -47,5 +49,32 @@ EXPERTS: tuple[FaultSpec, ...] = (
         lane=Lane.NUMERICS,
         checks=("replica_gradients", "parameter_gradients"),
         where={"stage": 0, "step": 0, "parameter": "decoder.layers.0.mlp.experts.0.linear_fc1.weight"},
+    ),
+    FaultSpec(
+        name="expert-gradients-not-divided",
+        fault_class="model",
+        summary="gradients of experts are not divided by the number of tokens; losses and other gradients are right",
+        modelled_on="NVIDIA/Megatron-LM DistributedDataParallel.scale_gradients: buffers of experts left out",
+        layout=Layout(dp=2, ep=2),
+        why="two ranks that share the experts of a layer, and rows that the control does not have",
+        data_path="sft",
+        model=_BALANCED,
+        lane=Lane.NUMERICS,
+        checks=("parameter_gradients", "gradient_scale"),
+        where={"stage": 0, "step": 0, "parameter": "decoder.layers.1.mlp.experts.0.linear_fc1.weight"},
+        also={"gradient_scale": {"stage": 0, "step": 0}},
+    ),
+    FaultSpec(
+        name="gradients-not-divided",
+        fault_class="model",
+        summary="no gradient is divided by the number of tokens; every loss is right",
+        modelled_on="NVIDIA/Megatron-LM finalize_model_grads: a divisor that is left out",
+        layout=Layout(dp=2),
+        why="two replicas, and rows that the control does not have",
+        data_path="sft",
+        model=_BALANCED,
+        lane=Lane.NUMERICS,
+        checks=("aux_loss", "parameter_gradients", "gradient_scale", "grad_norm"),
+        where={"stage": 0, "layer": 1, "step": 0},
     ),
 )
