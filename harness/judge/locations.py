@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any, Literal, NamedTuple
 
 from harness.core.cell.layout import Coordinates
@@ -70,6 +71,32 @@ def extent(where: dict[str, Any]) -> str:
 def numbered(one: str, items: Sequence[Any]) -> str:
     """'rank 1' or 'ranks 1, 2'."""
     return f"{noun(len(items), one)} {listed(items)}"
+
+
+def in_short(measured: Sequence[Any] | None, expected: Sequence[Any], whose: str, most: int = 8) -> str:
+    """Numbers beside those of a plan or control, e.g. '1, 3; control 2, 2'; of long lists, how they differ."""
+    if measured and max(len(measured), len(expected)) > most:
+        return difference(measured, expected)
+    return f"{listed(measured) if measured else 'not recorded'}; {whose} {listed(expected)}"
+
+
+def unequal(name: str, measured: object, expected: object, most: int = 16) -> str:
+    """E.g. 'x is [0, 3], expected [0, 4]'; of lists with more entries than `most`, how they differ."""
+    if isinstance(measured, list) and isinstance(expected, list) and max(len(measured), len(expected)) > most:
+        return f"{name}: {difference(measured, expected)}"
+    values = [f"[{listed(value, most)}]" if isinstance(value, list) else value for value in (measured, expected)]
+    return f"{name} is {values[0]}, expected {values[1]}"
+
+
+def difference(measured: Sequence[Any], expected: Sequence[Any]) -> str:
+    """How two lists differ, e.g. '50 entries, 52 expected; first difference at index 7: 448, expected 512'."""
+    pairs = list(zip_longest(measured, expected, fillvalue="no entry"))
+    wrong = [index for index, (found, right) in enumerate(pairs) if found != right]
+    sizes = f"{len(measured)} entries, {len(expected)} expected"
+    if len(measured) == len(expected):
+        sizes = f"{len(wrong)} of {len(pairs)} entries differ"
+    found, right = pairs[wrong[0]]
+    return f"{sizes}; first difference at index {wrong[0]}: {found}, expected {right}"
 
 
 def listed(items: Sequence[Any], most: int = 8) -> str:

@@ -15,7 +15,7 @@ from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.moe_router import added
-from harness.judge.locations import listed, where_of
+from harness.judge.locations import in_short, where_of
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
@@ -27,8 +27,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
         for seen in sorted(record.routers, key=lambda one: (one.layer, one.micro_batch)):
             right = own_kept(moe, seen)
             if seen.kept != right:
-                found = listed(seen.kept) if seen.kept else "not recorded"
-                what = f"tokens that experts take: {found}; their capacity gives {listed(right)}"
+                what = f"tokens that experts take: {in_short(seen.kept, right, 'their capacity gives')}"
                 return [_finding(record, seen, what, seen.kept, right)]
             if seen.misplaced:
                 what = f"experts drop {seen.misplaced} tokens that drop_policy {moe.drop_policy} ranks before others"

@@ -19,7 +19,7 @@ from harness.judge.evidence.packed_params import (
     structure,
 )
 from harness.judge.evidence.truth import Truth
-from harness.judge.locations import RankLocation, extent, fold, listed
+from harness.judge.locations import RankLocation, extent, fold, unequal
 
 GROUPS = (OFFSETS, PADDED, LONGEST)  # one finding per group: q and kv go wrong together
 
@@ -54,16 +54,12 @@ def _finding(evidence: CellEvidence, wrong: list[_WrongValue]) -> CheckFinding:
     fault_class = fault_classes.STALE if stale is not None else _fault_class(seen, missing_class(evidence, places))
     return CheckFinding(
         fault_class=fault_class,
-        message=f"{problem.field} is {_shown(problem.measured)}, expected {_shown(problem.expected)}, at {first}"
-        f"{extent(where)}{''.join('; ' + note for note in notes)}",
+        message=f"{unequal(problem.field, problem.measured, problem.expected)}, at {first}{extent(where)}"
+        f"{''.join('; ' + note for note in notes)}",
         where={**where, "field": problem.field},
         measured=problem.measured,
         bound=problem.expected,
     )
-
-
-def _shown(value: object) -> str:
-    return f"[{listed(value, 16)}]" if isinstance(value, list) else str(value)
 
 
 def _other_micro_batch(evidence: CellEvidence, place: RankLocation, problem: FieldProblem) -> int | None:

@@ -9,7 +9,7 @@ from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.packed_params import FieldProblem, form_problems
-from harness.judge.locations import RankLocation, extent, fold
+from harness.judge.locations import RankLocation, extent, fold, unequal
 
 _NAMES = {"max_seqlen_type": "type of max_seqlen"}
 
@@ -32,7 +32,7 @@ def _finding(field: str, wrong: list[tuple[RankLocation, FieldProblem]]) -> Chec
     name += f" (and of {', '.join(more)})" if more else ""
     return CheckFinding(
         fault_class=fault_classes.FORM,
-        message=f"{name} is {problem.measured}, expected {problem.expected}, at {first}{extent(where)}",
+        message=f"{unequal(name, problem.measured, problem.expected)}, at {first}{extent(where)}",
         where={**where, "field": field, **({"tensor": problem.tensor} if problem.tensor else {})},
         measured=problem.measured,
         bound=problem.expected,

@@ -6,7 +6,7 @@ from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.moe_router import RouterWhole, added, routers
-from harness.judge.locations import listed
+from harness.judge.locations import in_short
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
@@ -39,10 +39,9 @@ def _per_layer(wholes: list[RouterWhole]) -> dict[int, list[int]]:
 
 def _finding(layer: int, stage: int, measured: list[int], expected: list[int]) -> CheckFinding:
     experts = [n for n, pair in enumerate(zip(measured, expected)) if pair[0] != pair[1]]
-    found = listed(measured) if measured else "not recorded"
     return CheckFinding(
         fault_class=fault_classes.ROUTER,
-        message=f"real tokens per expert in layer {layer}: {found}; control {listed(expected)}",
+        message=f"real tokens per expert in layer {layer}: {in_short(measured, expected, 'control')}",
         where={"stage": stage, "layer": layer, "step": 0, "experts": experts},
         measured=measured,
         bound=expected,
