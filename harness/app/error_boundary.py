@@ -34,6 +34,7 @@ def uncaught(error: Exception, folder: Path | None = None) -> HarnessError:
     kept = keep_traceback(error, folder)
     if isinstance(error, OSError):
         what = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
+        what += "; raise the limit, e.g. ulimit -n 65536" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
         return InfrastructureError(f"cannot continue: {what}{kept and f' (traceback in {kept})'}")
     if isinstance(error, MemoryError):
         return InfrastructureError(f"cannot continue: out of memory{kept and f' (traceback in {kept})'}")

@@ -44,6 +44,7 @@ def test_an_error_of_the_operating_system_is_no_defect_of_the_harness(number: in
     error = uncaught(OSError(number, os.strerror(number), "plan.json"), tmp_path)
     assert isinstance(error, InfrastructureError)
     assert f"plan.json: {os.strerror(number)}" in str(error)
+    assert ("ulimit -n" in str(error)) == (number == errno.EMFILE)
 
 
 def test_errors_that_have_their_own_words_pass_through(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from harness.judge.failures.pattern_row import Domain, Pattern, Role
 _FULL = frozenset({"ENOSPC", "EDQUOT"})
 # Errors of storage and hosts, for any I/O. ENOENT and the like may be a wrong path of the code under test.
 _STORAGE = ("ESTALE", "EIO", "EROFS", "EACCES", "EPERM", "ENOLCK", "EREMOTEIO", "ENOTCONN", "ENXIO", "EUCLEAN")
-_HOST = ("EMFILE", "ENFILE", "EBUSY", "ESHUTDOWN", "EHOSTDOWN")
+_OPEN_FILES = ("EMFILE", "ENFILE")
+_HOST = ("EBUSY", "ESHUTDOWN", "EHOSTDOWN")
 _NETWORK = ("ECONNREFUSED", "EHOSTUNREACH", "ENETUNREACH", "ENETDOWN", "EADDRNOTAVAIL", "EADDRINUSE", "ETIMEDOUT")
 _ASYNCHRONOUS = (table.GPU_MEMORY_ACCESS, table.NON_FINITE)
 # Only wrong code raises these. Other exceptions during set-up come from hosts and libraries, which have no frames.
@@ -77,6 +78,8 @@ def _of_the_system(failure: Failure, owner: str) -> Pattern | None:
     """The row of an error with an errno; None for any other."""
     if failure.errno in _FULL:
         return table.DISK
+    if failure.errno in _OPEN_FILES:
+        return table.OPEN_FILES
     if failure.errno in (*_STORAGE, *_HOST):
         return table.STORAGE
     if failure.errno in _NETWORK:

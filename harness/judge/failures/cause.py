@@ -117,9 +117,11 @@ def _ended(first: Ending, endings: list[Ending]) -> str:
         blame = blame_of(first.failure, first.progress)
         refused = f"{first.failure.refused}: " if blame.pattern is table.CONFIGURATION and first.failure.refused else ""
         raised = f"{who} raised in the {first.at}: {refused}{first.failure.type}: {first.failure.message}"
+        raised += f", at {blame.frame}" if blame.frame else ""
         if blame.domain == Domain.HARNESS:
-            report = f"{blame.pattern.title}, please report it with the log of rank {first.rank}"
-            return f"{report}: {raised}, at {blame.frame}"
+            return f"{blame.pattern.title}, please report it with the log of rank {first.rank}: {raised}"
+        if blame.pattern is table.OPEN_FILES:
+            return f"{raised}; {blame.pattern.advice}"
         return raised
     if first.ended == "crashed":
         signal = signal_of(first.exit_code or 0)

@@ -123,6 +123,18 @@ STORAGE = Pattern(
     r"Transport endpoint is not connected",
     log=r"Stale file handle|Input/output error|Read-only file system",
 )
+OPEN_FILES = Pattern(
+    name="too-many-open-files",
+    title="too many open files",
+    domain=Domain.INFRASTRUCTURE,
+    role=Role.ROOT,
+    retry_advice=Retry.NEVER,
+    advice="Raise the limit of open files (ulimit -n 65536 in the shell of the launcher, or under setup of the cluster "
+    "profile), or run fewer ranks side by side (launch.parallel_ranks).",
+    # torch passes tensors between processes as open files: one that cannot be received has no message of its own.
+    exception=r"Too many open files|received 0 items of ancdata",
+    log=r"Too many open files|received 0 items of ancdata",
+)
 DISK = Pattern(
     name="disk-full",
     title="disk full",

@@ -162,6 +162,19 @@ def test_the_rank_that_ended_the_cell_comes_before_the_clocks_of_nodes() -> None
     assert judged(ended_as(lost, stale, first=0)) == ("ERROR", "storage-error", "infrastructure")
 
 
+def test_too_many_open_files_are_said_as_such_with_what_to_do_wherever_they_are_raised() -> None:
+    for error in (
+        ("OSError", "[Errno 24] Too many open files: '/data/x.bin'", "EMFILE"),
+        ("OSError", "[Errno 23] Too many open files in system", "ENFILE"),
+        ("RuntimeError", text_of("too-many-open-files.gloo.exception").partition(": ")[2].strip(), ""),
+    ):
+        evidence = ended_as(Rank("raised", error=error), Rank("completed"))
+        assert judged(evidence) == ("ERROR", "too-many-open-files", "infrastructure")
+        reason = judge(evidence).reason
+        assert f"{error[0]}: {error[1]}" in reason
+        assert "ulimit -n 65536" in reason
+
+
 def test_numbers_that_went_wrong_on_a_failing_machine_blame_nobody() -> None:
     kind, _, message = text_of("gpu-hardware.exception").partition(": ")
     broken = Rank("raised", error=(kind, message, ""), time=1.0)
