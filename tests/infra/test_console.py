@@ -19,6 +19,8 @@ from harness.infra.html.report import render_html
 from harness.infra.progress import Progress
 from harness.infra.time_left import Expected
 from harness.judge.report.model import Report
+from tests.judge.checks.numerics.test_ended import IN_CODE, _cut_off_all
+from tests.judge.simulator import config_of, evidence_for, the_only_finding
 from tests.sample_report import hostile_report, passing_report, sample_report
 
 
@@ -184,6 +186,20 @@ def test_no_word_and_no_id_is_broken_on_a_terminal(monkeypatch: pytest.MonkeyPat
     print_report(report, ["reports/x/report.html"], file)
     assert set(text.split()) - set(file.getvalue().split()) <= {"metadata", "numerics", "throughput"}
     assert (f"FAIL    {longest}\n        metadata FAIL" in text) is (width < 110)
+
+
+def test_the_frame_of_an_exception_of_upstream_is_shown_whole_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    evidence = evidence_for(config_of("sft", tp=2))
+    _cut_off_all(evidence, "raised")
+    message = the_only_finding(evidence, "ended").message
+    report = _long_report()
+    failing = report.cells[-1]
+    report = replace(report, cells=[replace(failing, findings=[replace(failing.findings[0], message=message)])])
+    stream = io.StringIO()
+    print_report(report, [], stream)
+    assert set(f"{IN_CODE};".split()) <= set(stream.getvalue().split())
+    assert max(len(line) for line in stream.getvalue().splitlines() if "reproduce: " not in line) <= 80
 
 
 def test_the_lines_of_a_failure_while_cells_run_are_broken_at_spaces(monkeypatch: pytest.MonkeyPatch) -> None:

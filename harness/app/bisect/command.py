@@ -48,7 +48,7 @@ def bisect(request: BisectRequest) -> int:
         if context.pins is not None and isinstance(source, Commits):
             found = _search_nested(request, source, context, context.pins, found)
         write_json(context.folder / "result.json", found, indent=1)
-    screen.out(render_text(found))
+    screen.out(screen.wrapped(render_text(found)))
     if request.shrink:
         report_evidence(found, context)
     release(str(context.folder))

@@ -25,5 +25,5 @@ def doctor(name: str, run_parent: Path | None, *, as_json: bool = False) -> int:
     if as_json:
         screen.json_data(dumps({"cluster": profile.name, "checks": found}, indent=2) + "\n")
     else:
-        screen.out("\n".join(map(line, found)))
+        screen.out(screen.wrapped("\n".join(map(line, found))))
     return EXIT_UNDECIDED if any(check.level == FAIL for check in found) else EXIT_PASS
