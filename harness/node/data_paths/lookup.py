@@ -82,7 +82,8 @@ def import_failure(module: str, root: str, error: Exception) -> Rejection | Miss
     if absent and absent != root and f"{module}.".startswith(f"{absent}.") and not root.startswith(f"{absent}."):
         return not_in_release(f"{release(root)} has no {module}", root)
     kind = type(error).__name__
-    hint = f"; install {absent.split('.')[0]}: {_HOW}" if absent else ""
+    top = absent.partition(".")[0] if absent else ""
+    hint = f"; install {top}: {_HOW}" if top and not is_installed(top) else ""
     return Missing(reason=f"{module} of {release(root)} cannot be imported: {kind}: {error}{hint}")
 
 

@@ -24,6 +24,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fix
         "__init__": "__version__ = '1.2.0'",
         "whole": "given = 1",
         "needs": "import no_such_package.part",
+        "moved": "import upstream.elsewhere",
         "own": "from upstream import no_such_name",
         "breaks": "raise RuntimeError('no CUDA')",
         "binary": "raise OSError('libcudart.so.13: cannot open shared object file')",
@@ -83,6 +84,7 @@ def test_a_function_that_passes_on_all_it_is_given_takes_any_name() -> None:
 
 BROKEN = [
     ("needs", "install no_such_package"),
+    ("moved", "No module named 'upstream.elsewhere'"),
     ("own", "no_such_name"),
     ("breaks", "RuntimeError: no CUDA"),
     ("binary", "libcudart.so.13"),
@@ -94,6 +96,7 @@ def test_a_module_that_cannot_be_imported_is_missing_not_rejected(project: Path,
     found = module_unavailable(f"upstream.{module}", "upstream")
     assert isinstance(found, Missing)
     assert said in found.reason
+    assert "install upstream" not in found.reason
     assert "upstream 1.2.0" in found.reason
 
 
