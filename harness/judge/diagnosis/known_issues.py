@@ -41,6 +41,7 @@ class KnownIssue:
     ranks: str = ""  # "tp > 0": none that reads the data; "middle tp 0": at least one that does, on a middle stage
     tp: Literal["", "1", "above 1"] = ""  # of the cell; empty: any
     rows: bool = False  # only with several rows in a micro-batch
+    padded: bool = False  # only in packed rows with real offsets of padded documents
     per_token: bool | None = None  # calculate_per_token_loss; None: either
     ratio: Literal["", "1/cp", "1/(cp tp)", "1/rows"] = ""  # the factor that the number is wrong by; empty: any
     fields: tuple[str, ...] = ()  # of packed params; empty: any
@@ -150,6 +151,21 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
         message_contains=".core_attention.softmax_offset on tp rank",
     ),
     KnownIssue(
+        name="Megatron-LM commit d8144e7712",
+        link=f"{_MEGATRON}/commit/d8144e7712",
+        check="mtp_loss",
+        since="0.16.0",
+        padded=True,
+    ),
+    KnownIssue(
+        name="Megatron-LM issue 3643",
+        link=f"{_MEGATRON}/issues/3643",
+        check="ended",
+        since="0.16.0",
+        fixed="0.18.0",
+        message_contains="save_for_backward can only save variables",
+    ),
+    KnownIssue(
         name="Megatron-Bridge issue 2952",
         link=f"{_BRIDGE}/issues/2952",
         package="megatron-bridge",
@@ -246,6 +262,10 @@ def _in_cell(issue: KnownIssue, evidence: CellEvidence) -> bool:
         issue.data_path in ("", config.data_path)
         and issue.tp in ("", "above 1" if config.layout.tp > 1 else "1")
         and (not issue.rows or config.micro_batch_size > 1)
+        and (
+            not issue.padded
+            or (config.style.packed and config.style.real_lengths and config.style.document_multiple > 1)
+        )
         and issue.per_token in (None, config.options.calculate_per_token_loss)
         and issue.layer in config.model.pattern
         and issue.aux_loss in ("", config.model.moe.aux_loss if config.model.moe else "")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.outcomes import Finding, Lane
+from harness.core.packing.options import PackingOptions
 from harness.core.run.records import ImportProof, SeenParams
 from harness.core.run.tensor_records import Fingerprint, ParameterSeen
 from harness.judge.checks.table import CHECKS
@@ -251,6 +252,25 @@ def test_releases_are_in_order() -> None:
     assert [item and item[:3] for item in releases] == sorted(item[:3] for item in releases if item)
     assert releases == sorted(item for item in releases if item)
     assert parse("core_r0.18") is None
+
+
+@pytest.mark.parametrize(
+    ("packing", "pad", "release", "named"),
+    [
+        ("reference", 8, "0.19.2", "d8144e7712"),
+        ("reference", None, "0.19.2", ""),
+        ("sft", 8, "0.19.2", ""),  # its offsets are padded
+        ("reference", 8, "0.15.3", ""),
+    ],
+)
+def test_tokens_that_roll_between_real_offsets_of_padded_documents_are_named(
+    packing: str, pad: int | None, release: str, named: str
+) -> None:
+    evidence = evidence_for(replace(config_of(packing), options=PackingOptions(pad_seq_to_mult=pad)))
+    ran(evidence, release)
+    (found,) = with_known(evidence, [Finding(lane=Lane.NUMERICS, check="mtp_loss", message="22 tokens of document 2")])
+    assert named in found.known
+    assert bool(named) == bool(found.known)
 
 
 def test_every_link_is_one_of_the_matrices_or_the_catalogue(root: Path) -> None:

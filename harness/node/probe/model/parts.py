@@ -41,6 +41,11 @@ def unsupported_parts(config: CellConfig) -> Unavailable:
         reason = f"{release} has no GPTModel.forward(padding_mask): model.moe.padding_mask needs 0.16 or later"
     if config.groups == EXPLICIT and (name := without_groups()):
         reason = f"{release} has no {name}(pg_collection): groups: explicit needs a later release"
+    if config.model.mtp and config.style.packed:
+        # Imported here: releases before core_v0.12 do not have it.
+        prediction: Any = importlib.import_module("megatron.core.transformer.multi_token_prediction")
+        if not takes(prediction.roll_tensor, "packed_seq_params"):  # then GPTModel refuses it
+            reason = f"{release} has no roll_tensor(packed_seq_params): model.mtp in packed rows needs 0.16 or later"
     if reason is None:
         return None
     return lacking("megatron.core", Rejection(rule="stack.model", reason=reason, source=STACK_UNDER_TEST))

@@ -157,18 +157,6 @@ def mtp_has_stage(config: Shape) -> str | None:
     return f"model.mtp.stage is {mtp.stage}, and packing {config.data_path} reads for prediction on the last stage only"
 
 
-def mtp_needs_slots(config: Shape) -> str | None:
-    """Real offsets differ from where documents start once documents are padded."""
-    style = config.style
-    if config.model.mtp is None or not style.packed or not style.real_lengths or style.document_multiple == 1:
-        return None
-    return (
-        f"documents are padded to a multiple of {style.document_multiple}, and upstream rolls tokens and labels "
-        "between the real offsets of cu_seqlens_q, which then differ from where documents start; use packing sft, "
-        "whose offsets are padded"
-    )
-
-
 def latent_ranks_by_tp(config: Shape) -> str | None:
     mla, tp = config.model.mla, config.layout.tp
     if mla is None:
@@ -250,12 +238,6 @@ RULES: tuple[Rule[Shape], ...] = (
         "mtp.stage",
         "harness: prediction layers of the probe's model; Megatron-LM mtp_on_this_rank with a pipeline layout",
         mtp_has_stage,
-        part="mtp",
-    ),
-    Rule(
-        "mtp.real-offsets",
-        "Megatron-LM roll_tensor: cu_seqlens_q (0.16 to 0.19); padded offsets from d8144e7712 on",
-        mtp_needs_slots,
         part="mtp",
     ),
     Rule(

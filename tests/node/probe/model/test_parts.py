@@ -10,10 +10,11 @@ from typing import Any
 import megatron.core
 import pytest
 import torch
+from megatron.core.transformer import multi_token_prediction
 
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
-from harness.core.cell.model import ModelConfig, MoeConfig
+from harness.core.cell.model import ModelConfig, MoeConfig, MtpConfig
 from harness.core.outcomes import Missing, Rejection
 from harness.node.probe.weights import named_parameters
 
@@ -81,6 +82,7 @@ def test_rows_are_separated_in_each_of_upstreams_layouts(monkeypatch: pytest.Mon
 
 
 PADDING_MASK = CellConfig(layout=Layout(), data_path="reference", model=ModelConfig(moe=MoeConfig(padding_mask=True)))
+PREDICTION = CellConfig(layout=Layout(), data_path="reference", model=ModelConfig(mtp=MtpConfig()))
 GROUPS = CellConfig(layout=Layout(tp=2, dp=2), data_path="reference", groups="explicit")
 
 
@@ -89,6 +91,7 @@ GROUPS = CellConfig(layout=Layout(tp=2, dp=2), data_path="reference", groups="ex
     [
         (PADDING_MASK, "forward", "has no GPTModel.forward(padding_mask): "),
         (GROUPS, "__init__", "has no GPTModel.__init__(pg_collection): "),
+        (PREDICTION, "roll_tensor", "has no roll_tensor(packed_seq_params): "),
     ],
 )
 def test_what_no_argument_asks_for_is_rejected_and_in_a_checkout_missing(
@@ -101,7 +104,8 @@ def test_what_no_argument_asks_for_is_rejected_and_in_a_checkout_missing(
 
     older.__qualname__ = f"GPTModel.{name}"
     assert model_parts.unsupported_parts(cell) is None
-    monkeypatch.setattr(model_parts.GPTModel, name, older)
+    owner = multi_token_prediction if name == "roll_tensor" else model_parts.GPTModel
+    monkeypatch.setattr(owner, name, older)
     monkeypatch.setattr(groups, "_TAKERS", (older,))
     refused = model_parts.unsupported_parts(cell)
     assert isinstance(refused, Rejection)

@@ -117,12 +117,6 @@ def reason(rule: str, config: CellConfig) -> str | None:
             cell(pp=2, train=FETCHES, model=ModelConfig(mtp=MtpConfig(stage=1))),
         ),
         (
-            "mtp.real-offsets",
-            cell(cp=2, model=PREDICTING),
-            "documents are padded to a multiple of 4",
-            cell("sft", cp=2, model=PREDICTING),
-        ),
-        (
             "mla.ranks-by-tp",
             cell(tp=4, model=LATENT),
             "model.mla.q_lora_rank 6 is not divisible by tp 4",
@@ -198,12 +192,6 @@ def test_rows_are_split_for_the_auxiliary_loss_only_if_it_has_weight() -> None:
 def test_experts_on_one_tp_rank_need_no_sequence_parallelism() -> None:
     assert reason("moe.sp-with-tp", cell(tp=1, sp=False, model=EXPERTS)) is None
     assert reason("moe.sp-with-tp", cell(tp=2, sp=False)) is None
-
-
-@pytest.mark.parametrize(("multiple", "refused"), [(1, False), (2, True), (3, True)])
-def test_predictions_need_documents_without_padding(multiple: int, refused: bool) -> None:
-    config = cell(model=PREDICTING, options=PackingOptions(pad_seq_to_mult=multiple))
-    assert (reason("mtp.real-offsets", config) is not None) == refused
 
 
 def test_if_both_low_ranks_do_not_divide_the_reason_names_q_lora_rank() -> None:
