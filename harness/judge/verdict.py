@@ -8,6 +8,7 @@ from typing import NamedTuple
 from harness.core.outcomes import SOUND, Finding, KnownFailure, Lane, LaneVerdict, Outcome, Severity
 from harness.core.run.records import RankRecord
 from harness.core.run.run_plan import XFail
+from harness.judge.built_check import built_problem
 from harness.judge.checks.table import ADDED, CHECKS
 from harness.judge.diagnosis.known_issues import with_known
 from harness.judge.diagnosis.ordering import led_by_root
@@ -78,7 +79,12 @@ def _judge_part(evidence: CellEvidence, today: str, control: CellVerdict | None)
         rejection = result.rejection
         assert rejection is not None
         return CellVerdict(Outcome.REJECTED, _skipped(), [], f"{rejection.rule}: {rejection.reason}", usable=False)
-    problem = untrusted(evidence) or import_problem(evidence.stack, evidence.records)
+    compared = evidence.control.records if evidence.control else None
+    problem = (
+        untrusted(evidence)
+        or import_problem(evidence.stack, evidence.records)
+        or built_problem(evidence.records, compared)
+    )
     if problem:
         return undecided(problem)
     no_control = evidence.tolerances.too_noisy or _control_problem(evidence, today, control)

@@ -25,6 +25,7 @@ from harness.core.packing.workload import workload
 from harness.core.run.cell_result import CellResult, RankEnding
 from harness.core.run.records import (
     BatchSeen,
+    BuiltSeen,
     DocumentLoss,
     EvaluationSeen,
     GradientScale,
@@ -204,6 +205,7 @@ def _record(cell: PlannedCell, rank: int) -> RankRecord:
     if config.trainer == "megatron" and config.layout.rank(place) == config.layout.world_size - 1:
         print_reports(config, record.reported)
     record.evaluations = [_evaluation(config, place, number) for number in config.evaluations]
+    record.built, record.built_at = _built(config), place
     record.states = [_state(config, place, after) for after in config.stored]
     record.parameters = _parameters(config, place) if config.fingerprints and config.steps else []
     record.gradient_scales = [GradientScale(chunk=chunk, dense=_scale(config)) for chunk in range(config.layout.vpp)]
@@ -240,6 +242,20 @@ def _workloads(config: CellConfig, place: Coordinates, step: int) -> list[Worklo
     legs = ("metadata", "training") if step == 0 and config.own_trainer else ("training",)
     counts = {"micro_batches": work.micro_batches, "tokens": work.tokens, "squares": work.squares}
     return [WorkloadSeen(leg=leg, step=step, **counts) for leg in legs]
+
+
+def _built(config: CellConfig) -> list[BuiltSeen]:
+    model, layout = config.model, config.layout
+    sizes = {"num_layers": model.layers, "hidden_size": model.hidden, "kv_channels": model.hidden // model.heads}
+    split = {"tensor_model_parallel_size": layout.tp, "pipeline_model_parallel_size": layout.pp}
+    optimizer = {"lr": config.train.lr, "bf16": config.dtype == "bf16"}
+    parts: dict[str, dict[str, Any]] = {
+        "model": sizes | split,
+        "constructor": {"rotary_base": model.rope_base},
+        "ddp": {},
+        "optimizer": optimizer,
+    }
+    return [BuiltSeen(of=of, values={name: str(value) for name, value in part.items()}) for of, part in parts.items()]
 
 
 def _leg(config: CellConfig, record: RankRecord, leg: Leg) -> LegSeen:

@@ -70,6 +70,17 @@ class BatchSeen:
 
 
 @dataclass(kw_only=True)
+class BuiltSeen:
+    """With what upstream built a part of a rank: a configuration, or the arguments of the model's constructor.
+
+    Of a configuration the fields that differ from megatron-core's defaults, of a constructor all plain arguments.
+    """
+
+    of: str  # "model", "constructor", "ddp" or "optimizer"
+    values: dict[str, str]  # name -> value as text, as harness/node/probe/built.py writes it
+
+
+@dataclass(kw_only=True)
 class WorkloadSeen:
     """The workload of a step, as the data path counted it with the step's iterators (core/packing/workload.py)."""
 
@@ -295,6 +306,8 @@ class RankRecord:
     modules: dict[str, str] = field(default_factory=dict)  # submodules, in the short form of import_proofs.py
     cpu_stubs: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)  # device, backend, attention, versions, host
+    built: list[BuiltSeen] = field(default_factory=list)  # with what upstream built model, DDP and optimizer
+    built_at: Coordinates | None = None  # the rank's place in upstream's process groups, once it has a model
     micro_batches: list[int] = field(default_factory=list)  # per step, as planned by the data path on this rank
     workloads: list[WorkloadSeen] = field(default_factory=list)  # of data paths that count the work of a step
     packed_params: list[SeenParams] = field(default_factory=list)  # distinct values, referred to by index

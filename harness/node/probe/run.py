@@ -30,6 +30,7 @@ from harness.node.device.placement import (
     share_cores,
 )
 from harness.node.faults import fault_named
+from harness.node.probe.built import keep_arguments, record_built
 from harness.node.probe.imports import import_proof
 from harness.node.probe.legs.canaries import CanaryLegs
 from harness.node.probe.legs.metadata import metadata_leg
@@ -146,6 +147,7 @@ def _model_legs(
     config = context.config
     recorder.progress("training", 0, 0, "setup")
     upstream = gpt.transformer_config(config)
+    keep_arguments()
     with groups.hidden():
         chunks = gpt.build_chunks(config, upstream, context.device, groups)
     recorder.lap("model")
@@ -154,6 +156,7 @@ def _model_legs(
     recorder.lap("weights")
     with groups.hidden():
         optimizer = build_optimizer(config, chunks, groups)
+    record_built(recorder.record, chunks, optimizer)
     fault.on_model(chunks, context)
     passes = Passes(chunks, path, context, fault, recorder, groups)
     legs = TrainingLeg(passes, optimizer), CanaryLegs(passes)

@@ -5,7 +5,8 @@ which functions of upstream they are put around, and reads what differs between 
 
 | wrapped | why |
 |---|---|
-| the end of its setup | the model gets the cell's weights, by global name, and the probe's hooks |
+| GPTModel.__init__, HybridModel.__init__ | the arguments with which upstream builds the model |
+| the end of its setup | configurations are recorded; the model gets the cell's weights, by global name, and the hooks |
 | train_step | a step begins and ends |
 | forward_step_func, an argument of train_step | a micro-batch begins; what the model gets is compared with the plan |
 | the loss function that forward_step_func returns | the losses of the micro-batch |
@@ -32,6 +33,7 @@ from harness.core.run.records import BatchSeen, ReportedStep, StepSeen
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.device.placement import synchronize
 from harness.node.probe.adapter_record import AdapterRecord
+from harness.node.probe.built import keep_arguments, record_built
 from harness.node.probe.hooks.batches import batch_seen
 from harness.node.probe.model.gpt import shard_ranks, unwrap
 from harness.node.probe.observer import Observer
@@ -54,6 +56,7 @@ class Wrappers:
 
     def __init__(self, context: RankContext, recorder: Recorder) -> None:
         self.context, self.recorder = context, recorder
+        keep_arguments()
         self.step = context.config.begins
         self.clock = _Clock(context)
         self.updates: Updates | None = None  # from the first update on, if fingerprints are recorded
@@ -75,6 +78,8 @@ class Wrappers:
 
     def built(self, chunks: list[Any], optimizer: Any, scheduler: Any = None) -> None:
         """To be called when upstream has built the model chunks and their optimizer, and loaded a checkpoint."""
+        record_built(self.recorder.record, chunks, optimizer)
+        self.recorder.flush()
         if not self.context.config.begins:
             self.initialize(chunks, only_trained=self.context.config.model.peft is not None)
             optimizer.reload_model_params()  # the optimizer's fp32 copies of the weights

@@ -1,0 +1,234 @@
+"""Fields of upstream's configurations that may differ between a cell and its control, and differences in the others.
+
+Whatever is not in this table makes another model or another training of it, so that nothing can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+# Why a difference is harmless -> fields of TransformerConfig, OptimizerConfig and DistributedDataParallelConfig, and
+# arguments of the models' constructors, that have it.
+HARMLESS: dict[str, tuple[str, ...]] = {
+    "the axes of the layout set it": (
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "virtual_pipeline_model_parallel_size",
+        "context_parallel_size",
+        "expert_model_parallel_size",
+        "expert_tensor_parallel_size",
+        "sequence_parallel",
+        "hierarchical_context_parallel_sizes",
+        "tensor_parallel_num_weight_shards",
+        "expert_tensor_parallel_num_weight_shards",
+        "scatter_embedding_sequence_parallel",
+    ),
+    "an axis or a packing option sets it, and the control is chosen for it": (
+        "attention_backend",
+        "calculate_per_token_loss",
+        "average_in_collective",
+        "hybrid_layer_pattern",  # cut into the stages of the layout
+        "parallel_output",
+    ),
+    "it says what backward computes again, or keeps elsewhere meanwhile": (
+        "recompute_granularity",
+        "recompute_method",
+        "recompute_num_layers",
+        "recompute_modules",
+        "distribute_saved_activations",
+        "moe_layer_recompute",
+        "num_microbatches_with_partial_activation_checkpoints",
+        "mhc_recompute_layer_num",
+        "cpu_offloading",
+        "cpu_offloading_num_layers",
+        "_cpu_offloading_context",
+        "cpu_offloading_activations",
+        "cpu_offloading_weights",
+        "cpu_offloading_double_buffering",
+        "cpu_offloading_retain_pinned_cpu_buffers",
+        "fine_grained_activation_offloading",
+        "offload_modules",
+        "min_offloaded_tensor_size",
+        "delay_offload_until_cuda_graph",
+        "delta_offload_bytes_across_pp_ranks",
+        "activation_offload_fraction",
+        "fine_grained_offloading_max_inflight_offloads",
+        "moe_paged_stash",
+        "moe_paged_stash_page_size",
+        "moe_paged_stash_buffer_size_factor_cuda",
+        "moe_paged_stash_buffer_size_factor_cpu",
+    ),
+    "it chooses kernels of the same computation": (
+        "transformer_impl",
+        "gradient_accumulation_fusion",
+        "bias_activation_fusion",
+        "bias_gelu_fusion",
+        "bias_swiglu_fusion",
+        "masked_softmax_fusion",
+        "persist_layer_norm",
+        "memory_efficient_layer_norm",
+        "bias_dropout_fusion",
+        "apply_rope_fusion",
+        "fused_single_qkv_rope",
+        "fused_residual_rmsnorm",
+        "use_fused_weighted_squared_relu",
+        "use_transformer_engine_op_fuser",
+        "use_te_activation_func",
+        "cross_entropy_loss_fusion",
+        "cross_entropy_fusion_impl",
+        "flash_attention_version",
+        "flash_decode",
+        "deterministic_mode",
+        "mla_down_proj_fusion",
+        "moe_permute_fusion",
+        "moe_router_fusion",
+        "moe_grouped_gemm",
+        "moe_use_legacy_grouped_gemm",
+        "moe_use_grouped_tensor",
+        "use_grouped_gemm_for_dense_mlp",
+        "use_grouped_gemm_for_shared_expert",
+        "use_mamba_mem_eff_path",
+        "gdp_cutedsl_kernel",
+        "gdp_num_chunk_states_to_recompute",
+        "gradient_reduce_div_fusion",
+        "enable_cuda_graph",
+        "external_cuda_graph",
+        "cuda_graph_impl",
+        "cuda_graph_scope",
+        "cuda_graph_modules",
+        "cuda_graph_use_single_mempool",
+        "cuda_graph_retain_backward_graph",
+        "cuda_graph_warmup_steps",
+        "inference_cuda_graph_scope",
+        "optimizer_cuda_graph",
+    ),
+    "it says how and when ranks exchange the same values": (
+        "pipeline_model_parallel_comm_backend",
+        "pipeline_dtype",
+        "variable_seq_lengths",
+        "overlap_p2p_comm",
+        "batch_p2p_comm",
+        "batch_p2p_sync",
+        "use_ring_exchange_p2p",
+        "deallocate_pipeline_outputs",
+        "defer_embedding_wgrad_compute",
+        "wgrad_deferral_limit",
+        "overlap_p2p_comm_warmup_flush",
+        "microbatch_group_size_per_vp_stage",
+        "async_tensor_model_parallel_allreduce",
+        "cp_comm_type",
+        "tp_comm_overlap",
+        "tp_comm_bulk_wgrad",
+        "tp_comm_bulk_dgrad",
+        "tp_comm_overlap_ag",
+        "tp_comm_overlap_rs",
+        "tp_comm_overlap_rs_dgrad",
+        "tp_comm_split_ag",
+        "tp_comm_atomic_ag",
+        "tp_comm_split_rs",
+        "tp_comm_atomic_rs",
+        "tp_comm_overlap_disable_qkv",
+        "tp_comm_overlap_disable_fc1",
+        "tp_comm_bootstrap_backend",
+        "symmetric_ar_type",
+        "moe_token_dispatcher_type",
+        "moe_enable_deepep",
+        "moe_flex_dispatcher_backend",
+        "moe_shared_expert_overlap",
+        "overlap_moe_expert_parallel_comm",
+        "delay_wgrad_compute",
+        "high_priority_a2a_comm_stream",
+        "use_distributed_optimizer",
+        "num_distributed_optimizer_instances",
+        "overlap_grad_reduce",
+        "overlap_param_gather",
+        "overlap_param_gather_with_optimizer_step",
+        "align_param_gather",
+        "bucket_size",
+        "num_buckets",
+        "pad_buckets_for_high_nccl_busbw",
+        "nccl_ub",
+        "disable_symmetric_registration",
+        "clone_scatter_output_in_embedding",
+    ),
+    "the cell's weights replace those that upstream draws": (
+        "perform_initialization",
+        "use_cpu_initialization",
+        "init_model_with_meta_device",
+        "init_method",
+        "output_layer_init_method",
+        "embedding_init_method",
+        "init_method_std",
+        "embedding_init_method_std",
+    ),
+    "a training loop sets it, and it computes nothing": (
+        "finalize_model_grads_func",
+        "grad_scale_func",
+        "no_sync_func",
+        "grad_sync_func",
+        "param_sync_func",
+        "timers",
+        "barrier_with_L1_time",
+        "config_logger_dir",
+        "check_for_nan_in_grad",
+        "check_for_large_grads",
+        "log_num_zeros_in_grad",
+        "log_max_attention_logit",
+        "moe_per_layer_logging",
+        "hetereogenous_dist_checkpoint",
+        "max_sequence_length",  # with rotary embeddings, of nothing but a check of inference
+    ),
+    "it is a detail of what is off, and the switch itself is compared": (
+        "rope_scaling_factor",
+        "data_parallel_sharding_strategy",
+        "outer_dp_sharding_strategy",
+        "megatron_fsdp_version",
+        "fp8_recipe",
+        "fp4_recipe",
+        "fp8_margin",
+        "fp8_interval",
+        "fp8_amax_history_len",
+        "fp8_amax_compute_algo",
+        "fp8_wgrad",
+        "muon_momentum",
+        "muon_split_qkv",
+        "muon_scalar_optimizer",
+        "optimizer_offload_fraction",
+        "inference_sampling_seed",
+        "inference_moe_token_dispatcher_type",
+        "initial_loss_scale",
+        "min_loss_scale",
+        "loss_scale_window",
+        "hysteresis",
+    ),
+    "attention is the harness's or Transformer Engine's, which do not read it": ("attention_softmax_in_fp32",),
+    "the learning rate is constant, and only its schedule reads it": ("min_lr",),
+    "only the names of layers in a checkpoint and in recurrent layers depend on it": ("is_hybrid_model",),
+}
+_MOST_NAMED = 4
+_HARMLESS = frozenset(chain.from_iterable(HARMLESS.values()))
+
+
+class Difference(NamedTuple):
+    field: str
+    one: str | None  # value as text; None: upstream's default
+    other: str | None
+
+
+def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[Difference]:
+    """Fields with different values that change what is computed, sorted by name."""
+    named = sorted((one.keys() | other.keys()) - _HARMLESS)
+    return [Difference(name, one.get(name), other.get(name)) for name in named if one.get(name) != other.get(name)]
+
+
+def listed(found: Sequence[Difference], other: str) -> str:
+    """The first differences as text: "kv_channels 128, control 8"; `other`: what the second value is of."""
+    named = [f"{field} {_shown(one)}, {other} {_shown(value)}" for field, one, value in found[:_MOST_NAMED]]
+    more = f"; {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    return "; ".join(named) + more
+
+
+def _shown(value: str | None) -> str:
+    return "upstream's default" if value is None else value

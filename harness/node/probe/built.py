@@ -1,0 +1,149 @@
+"""With what upstream built a rank's model, DDP and optimizer: their configurations, and the rank's place.
+
+Of a configuration those fields of megatron-core's own classes are recorded whose values are not the defaults there. A
+cell and its control have the same stack, so a field that is absent has the same value in both. Subclasses, such as the
+providers of Megatron-Bridge, have more fields, which become arguments of the model's constructor; these are recorded
+too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+from functools import cache
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+
+from harness.core.cell.layout import Coordinates
+from harness.core.run.records import BuiltSeen, RankRecord
+from harness.node.probe.model.bridge.vision import language_of
+from harness.node.probe.model.gpt import unwrap
+
+_MODELS = {
+    "megatron.core.models.gpt.gpt_model": "GPTModel",
+    "megatron.core.models.hybrid.hybrid_model": "HybridModel",
+    "megatron.core.models.mamba.mamba_model": "MambaModel",
+}
+_GIVEN = "constructor_arguments"  # attribute of a model
+# Arguments that differ between the chunks of one model.
+_OF_STAGE = ("pre_process", "post_process", "vp_stage", "pre_process_mtp", "post_process_mtp")
+_OURS = "megatron.core."
+_LONGEST = 2_000  # characters of a value
+
+
+def keep_arguments() -> None:
+    """Make models keep the arguments of their constructors, from now on, for `record_built`."""
+    for module, name in _MODELS.items():
+        try:
+            model: Any = vars(importlib.import_module(module)).get(name)
+        except ImportError:  # this release has no such model
+            continue
+        if model is not None and not hasattr(model.__init__, "keeps"):
+            model.__init__ = _keeping(model.__init__)
+
+
+def _keeping(upstream: Callable[..., None]) -> Callable[..., None]:
+    signature = inspect.signature(upstream)
+
+    @functools.wraps(upstream)
+    def build(self: Any, *args: Any, **kwargs: Any) -> None:
+        upstream(self, *args, **kwargs)
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        plain = (bool, int, float, str, torch.dtype, type(None))
+        given = {name: value for name, value in bound.arguments.items() if isinstance(value, plain)}
+        setattr(self, _GIVEN, {name: text_of(value) for name, value in given.items() if name not in _OF_STAGE})
+
+    build.keeps = True  # type: ignore[attr-defined]
+    return build
+
+
+def record_built(record: RankRecord, chunks: Sequence[Any], optimizer: Any) -> None:
+    """Record with what the model chunks and their optimizer were built. Where chunks differ, each is recorded."""
+    found: list[BuiltSeen] = []
+    for chunk in chunks:
+        model = language_of(unwrap(chunk))
+        found += _seen("model", model.config)
+        found.append(BuiltSeen(of="constructor", values=getattr(model, _GIVEN, {})))
+        found += _seen("ddp", _ddp(chunk))
+    found += _seen("optimizer", _config_of(optimizer))
+    record.built = [item for number, item in enumerate(found) if item not in found[:number]]
+    record.built_at = Coordinates(
+        tp=parallel_state.get_tensor_model_parallel_rank(),
+        cp=parallel_state.get_context_parallel_rank(),
+        dp=parallel_state.get_data_parallel_rank(),
+        pp=parallel_state.get_pipeline_model_parallel_rank(),
+    )
+
+
+def _ddp(chunk: Any) -> Any:
+    while chunk is not None and not hasattr(chunk, "ddp_config"):
+        chunk = getattr(chunk, "module", None)
+    return getattr(chunk, "ddp_config", None)
+
+
+def _config_of(optimizer: Any) -> Any:
+    """The configuration of an optimizer, or of the first one of several."""
+    several = getattr(optimizer, "chained_optimizers", None)
+    return getattr(several[0] if several else optimizer, "config", None)
+
+
+def _seen(of: str, config: Any) -> Iterator[BuiltSeen]:
+    if config is not None:
+        yield BuiltSeen(of=of, values=values_of(config))
+
+
+def values_of(config: Any) -> dict[str, str]:
+    """Field -> value as text, of those that differ from megatron-core's defaults."""
+    kind: Any = type(config)
+    values = {name: (text_of(getattr(config, name, None)), default) for name, default in _defaults(kind).items()}
+    return {name: text for name, (text, default) in values.items() if text != default}
+
+
+@cache
+def _defaults(kind: Any) -> dict[str, str | None]:
+    """Field -> default as text, None without one: as the first of megatron-core's classes that has the field says."""
+    found: dict[str, str | None] = {}
+    for parent in kind.__mro__:
+        if parent.__module__.startswith(_OURS) and dataclasses.is_dataclass(parent):
+            found |= {item.name: _default(item) for item in dataclasses.fields(parent)}
+    return dict(sorted(found.items()))
+
+
+def _default(item: dataclasses.Field[Any]) -> str | None:
+    if item.default is not dataclasses.MISSING:
+        return text_of(item.default)
+    return text_of(item.default_factory()) if item.default_factory is not dataclasses.MISSING else None
+
+
+def text_of(value: Any) -> str:
+    """JSON; functions, dtypes and classes by name, other objects by the name of their class."""
+    return _text(value)[:_LONGEST]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Enum):
+        return value.name
+    if value is None or isinstance(value, bool | int | float | str):
+        return json.dumps(value)
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {list(value.shape)}"
+    if isinstance(value, torch.dtype):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_text, value))}]"
+    if isinstance(value, set | frozenset):
+        return f"{{{', '.join(sorted(map(_text, value)))}}}"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_text(key)}: {_text(item)}' for key, item in value.items())}}}"
+    if isinstance(value, functools.partial):
+        return _text(value.func)
+    name = getattr(value, "__qualname__", None) or type(value).__qualname__
+    return str(name)

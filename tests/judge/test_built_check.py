@@ -1,0 +1,99 @@
+"""A cell whose ranks built another model than its control is ERROR, whatever its numbers say."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.core.cell.built import HARMLESS
+from harness.core.outcomes import LaneVerdict, Outcome
+from harness.core.run.records import BuiltSeen, RankRecord
+from harness.judge.evidence.cell_evidence import CellEvidence
+from tests.judge.simulator import config_of, drop_params, evidence_for, judge
+
+
+def part(record: RankRecord, of: str) -> BuiltSeen:
+    return next(item for item in record.built if item.of == of)
+
+
+def built_with(of: str, values: dict[str, str], ranks: tuple[int, ...] = (0, 1)) -> CellEvidence:
+    evidence = evidence_for(config_of("sft", tp=2))
+    for rank in ranks:
+        part(evidence.records[rank], of).values |= values
+    return evidence
+
+
+@pytest.mark.parametrize(
+    ("of", "field", "value", "reason"),
+    [
+        ("model", "kv_channels", "128", "the model is not the control's: kv_channels 128, control 8"),
+        (
+            "model",
+            "layernorm_epsilon",
+            "1e-06",
+            "the model is not the control's: layernorm_epsilon 1e-06, control upstream's default",
+        ),
+        ("constructor", "rotary_base", "5", "the model is not the control's: rotary_base 5, control 10000"),
+        (
+            "ddp",
+            "grad_reduce_in_fp32",
+            "true",
+            "the DDP configuration is not the control's: grad_reduce_in_fp32 true, control upstream's default",
+        ),
+        ("optimizer", "lr", "0.5", "the optimizer is not the control's: lr 0.5, control 0.001"),
+    ],
+)
+def test_a_field_that_is_not_the_controls_is_an_error_with_both_values(
+    of: str, field: str, value: str, reason: str
+) -> None:
+    verdict = judge(built_with(of, {field: value}))
+    assert (verdict.outcome, verdict.reason) == (Outcome.ERROR, reason)
+    assert set(verdict.lanes.values()) == {LaneVerdict.SKIP}
+
+
+def test_it_outranks_a_failed_check() -> None:
+    evidence = built_with("model", {"kv_channels": "128"})
+    for record in evidence.records.values():
+        drop_params(record)
+    assert judge(evidence).outcome is Outcome.ERROR
+
+
+def test_fields_that_may_differ_do_not_change_the_verdict() -> None:
+    """The cell has tp 2, its control has not."""
+    harmless = {name: "other" for names in HARMLESS.values() for name in names}
+    assert judge(built_with("model", harmless)).outcome is Outcome.PASS
+
+
+def test_a_field_that_differs_between_ranks_is_an_error() -> None:
+    reason = "the ranks have different models: rank 1 kv_channels 128, rank 0 8"
+    assert judge(built_with("model", {"kv_channels": "128"}, (1,))).reason == reason
+
+
+def test_a_chunk_that_differs_from_the_one_before_is_an_error() -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    other = part(evidence.records[0], "model")
+    evidence.records[0].built.append(BuiltSeen(of="model", values=other.values | {"num_layers": "2"}))
+    assert judge(evidence).reason == "the ranks have different models: rank 0 num_layers 2, another chunk of it 4"
+
+
+def test_arguments_that_one_constructor_lacks_are_not_compared() -> None:
+    """A hybrid model is compared with a GPTModel."""
+    assert judge(built_with("constructor", {"hybrid_attention_ratio": "0.5"})).outcome is Outcome.PASS
+
+
+def test_another_order_of_ranks_is_an_error_with_both_places() -> None:
+    evidence = evidence_for(config_of("sft", pp=2, dp=2))
+    places = [record.place for record in evidence.records.values()]
+    for rank, other in ((1, 2), (2, 1)):
+        evidence.records[rank].built_at = places[other]
+    assert judge(evidence).reason == (
+        "upstream orders the ranks otherwise than the layout: rank 1 is stage 1, tp 0, cp 0, dp 0, by the layout "
+        "stage 0, tp 0, cp 0, dp 1; 2 of 4 ranks differ"
+    )
+
+
+def test_a_rank_that_trained_must_say_with_what() -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    evidence.records[1].built = []
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.ERROR
+    assert verdict.reason.startswith("rank 1 trained, but did not record with what upstream built its ")
