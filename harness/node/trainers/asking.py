@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from harness.core.cell.arguments import OF_OPTIMIZER, Argument, Arguments
+from harness.core.cell.built import Difference, differences, listed
 from harness.core.cell.config import CellConfig
 from harness.core.serialization import from_jsonable
 from harness.node.device import cpu_stubs, trainer_stubs
@@ -40,6 +43,41 @@ def refused(given: str, error: BaseException) -> str:
     kind = "" if isinstance(error, SystemExit) else f"{type(error).__name__}: "
     which = refusal_of(error)
     return f"upstream refuses {given}: {kind}{words_of(error)}{f' ({which})' if which else ''}"
+
+
+# Part of a training run, such as its model -> fields and values of the configuration that upstream would build.
+Built = Mapping[str, Mapping[str, str]]
+
+
+def other_model(config: CellConfig, own: Built, build: Callable[[CellConfig], Built]) -> str:
+    """Which arguments of a cell train another model than the control has, and how; empty if none does.
+
+    `own`: what upstream would build for the cell; `build` makes the same for other cells.
+    """
+    try:
+        plain = build(replace(config, args=config.args.of_optimizer()))
+    except (Exception, SystemExit):  # upstream needs some of them; what it builds is compared when the cell has run
+        return ""
+    found = _changed(own, plain)
+    if not found:
+        return ""
+    guilty = [argument for argument in config.args.given if _matters(config, argument, own, build)]
+    flags = " ".join(word for argument in guilty or config.args.given for word in argument.flag)
+    return f"{flags} would train another model than the control: {listed(found, 'control')}"
+
+
+def _changed(own: Built, other: Built) -> list[Difference]:
+    return [found for part, values in own.items() for found in differences(values, other[part])]
+
+
+def _matters(config: CellConfig, argument: Argument, own: Built, build: Callable[[CellConfig], Built]) -> bool:
+    if argument.name in OF_OPTIMIZER:
+        return False
+    others = tuple(other for other in config.args.given if other != argument)
+    try:
+        return bool(_changed(own, build(replace(config, args=Arguments(others)))))
+    except (Exception, SystemExit):  # upstream does not accept the others alone
+        return True
 
 
 @cache

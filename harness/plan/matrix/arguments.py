@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from harness.core.cell.arguments import OF_OPTIMIZER, PASSED_ON, PREFIX
 from harness.core.stack import safe_name
-from harness.plan.matrix.owned_arguments import owner_of
+from harness.plan.matrix.owned_arguments import missing_in_models, owner_of
 from harness.plan.matrix.problems import KeyPath, Problems, shown
 
 Words = tuple[str, ...]
@@ -32,6 +32,7 @@ class Profile:
 
     layer: Layer
     left_out: tuple[str, ...] = ()  # flags of those that the matrix sets itself
+    owned: Layer = field(default_factory=dict)  # the same, with their values
 
 
 def words_of(value: Any) -> Words | None:
@@ -131,10 +132,30 @@ def parse_profiles(section: Any, problems: Problems) -> dict[str, Profile]:
         except (TypeError, ValueError) as error:
             problems.add((*path, str(name)), str(error))
             continue
-        owned = [key for key in layer if owner_of(key)]
+        owned = {key: words for key, words in layer.items() if owner_of(key)}
         kept = {key: words for key, words in layer.items() if key not in owned}
-        found[name] = Profile(kept, tuple(map(_as_passed, owned)))
+        found[name] = Profile(kept, tuple(map(_as_passed, owned)), owned)
     return found
+
+
+def check_profiles(profiles: Mapping[str, Profile], models: Iterable[Any], problems: Problems) -> None:
+    """Adds a problem for what is left out of a profile though no model has it, and for profiles without effect.
+
+    `models`: the ModelConfigs of the matrix.
+    """
+    effects: dict[tuple[tuple[str, Words | None], ...], str] = {}
+    for name, profile in profiles.items():
+        path: KeyPath = ("profiles", name)
+        for key, words in profile.owned.items():
+            if words is not None and (reason := missing_in_models(key, words, profile.owned, models)):
+                flag = " ".join((_as_passed(key), *words))
+                problems.add(path, f"{flag} cannot be left out, since it defines another model", hint=reason)
+        effect = tuple(sorted(profile.layer.items()))
+        if not effect:
+            problems.add(path, "has no effect: the matrix sets everything in it", hint="use null on the axis args")
+        elif effect in effects:
+            problems.add(path, f"has the same effect as profile {effects[effect]}", hint="one of them is enough")
+        effects.setdefault(effect, name)
 
 
 def parse_axis_value(axis: str, value: Any, path: KeyPath, problems: Problems) -> Any:

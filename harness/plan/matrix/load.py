@@ -21,7 +21,7 @@ from harness.core.stack import DEFAULT, Stack
 from harness.core.tolerances import ToleranceOverrides
 from harness.core.upstream_tests import UpstreamTests
 from harness.core.upstream_tests import as_written as tests_as_written
-from harness.plan.matrix.arguments import Layer, Profile, parse_arguments, parse_profiles
+from harness.plan.matrix.arguments import Layer, Profile, check_profiles, parse_arguments, parse_profiles
 from harness.plan.matrix.arguments import as_written as arguments_as_written
 from harness.plan.matrix.axes import AXES, AXIS_ALIASES, DOTTED, Axes, parse_axes
 from harness.plan.matrix.constraints import Constraint, ConstraintError, compile_constraint
@@ -101,6 +101,8 @@ def load(
     args, named = parse_arguments(top.get("args", {}), problems), _named(top, axes, problems, read_lengths)
     named["stacks"] = _stacks(top.get("stacks", {}), axes, problems, path_of, tree_of)
     chosen = _chosen(top, axes, problems)
+    if model:
+        check_profiles(named["profiles"], _models(model, axes), problems)
     problems.raise_any()
     assert model and train and options and launch and checks and documents  # each None has added a problem
     return Matrix(
@@ -120,6 +122,13 @@ def load(
         **named,
         lines=lines,
     )
+
+
+def _models(model: ModelConfig, axes: Axes) -> list[ModelConfig]:
+    """The matrix's model, and one for each value of an axis of it."""
+    keys = [name.removeprefix("model.") for name in axes.names if name.startswith("model.")]
+    values: list[dict[str, Any]] = [{key: value} for key in keys for value in _used(f"model.{key}", axes)]
+    return [model, *(replace(model, **value) for value in values)]
 
 
 def _chosen(top: Mapping[str, Any], axes: Axes, problems: Problems) -> dict[str, Any]:

@@ -5,6 +5,10 @@ Evidence, plan and control are computed from the matrix, so what they depend on 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
+from typing import Any
+
 from harness.core.cell.arguments import OF_OPTIMIZER, PASSED_ON
 
 _ZERO = "a comparison with a control needs it to be 0"
@@ -15,6 +19,12 @@ _DENSE = "trainer bridge trains dense models here; trainer megatron and trainer 
 _RECURRENT = "recurrent layers have the sizes of attention"
 _FILES = "a cell neither reads nor writes files outside its run directory"
 _EVALUATED = "an evaluation has the documents of one step, every train.eval_interval steps and at the end"
+_HEADS = "heads have model.hidden / model.heads elements in cell and control: set these under model:"
+_EPSILON = "norms of the harness's models have the epsilon 1e-5"
+_NORMS = "norms of the harness's models do not add 1 to their weights"
+_ROTARY = "rotary positions of the harness's models are not scaled, and rotate whole heads in every layer: leave it out"
+_STAGES = "the layers of a stage follow from pp and vpp, which split them evenly, or from `|` in model.pattern"
+_ORDER = "the harness's plan has the order of ranks tp-cp-ep-dp-pp, upstream's default: leave it out"
 _AXES = {
     "tensor_model_parallel_size": "tp",
     "pipeline_model_parallel_size": "pp",
@@ -87,6 +97,27 @@ _REASONS = {
     "swiglu": "the harness's models have SwiGLU",
     "disable_bias_linear": "the harness's models have no biases",
     "add_qkv_bias": "the harness's models have no biases",
+    "kv_channels": _HEADS,
+    "norm_epsilon": _EPSILON,
+    "layernorm_epsilon": _EPSILON,
+    "apply_layernorm_1p": _NORMS,
+    "layernorm_zero_centered_gamma": _NORMS,
+    "rotary_percent": _ROTARY,
+    "rotary_interleaved": _ROTARY,
+    "use_rope_scaling": _ROTARY,
+    "rope_scaling": _ROTARY,
+    "rope_scaling_factor": _ROTARY,
+    "rotary_seq_len_interpolation_factor": _ROTARY,
+    "seq_len_interpolation_factor": _ROTARY,
+    "no_rope_freq": _ROTARY,
+    "decoder_first_pipeline_num_layers": _STAGES,
+    "decoder_last_pipeline_num_layers": _STAGES,
+    "num_layers_in_first_pipeline_stage": _STAGES,
+    "num_layers_in_last_pipeline_stage": _STAGES,
+    "pipeline_model_parallel_layout": _STAGES,
+    "account_for_embedding_in_pipeline_split": _STAGES,
+    "account_for_loss_in_pipeline_split": _STAGES,
+    "use_tp_pp_dp_mapping": _ORDER,
     "make_vocab_size_divisible_by": "the vocabulary is not padded, so that every layout has the same one",
     "spec": "the axes attention and model.pattern decide the layers",
     "optimizer": "the harness's own loop, which computes the control, has Adam",
@@ -177,6 +208,83 @@ _HOW_TO_SAVE = (
     "checkpoint.fully_parallel_load",
     "checkpoint.fully_parallel_save",
 )
+
+
+# Names among them that define the model or its training -> the value that the harness's models have, as a profile may
+# say it; None: no profile may have the name.
+_HAVE = {
+    "swiglu": "true",
+    "gated_linear_unit": "true",
+    "disable_bias_linear": "true",
+    "add_bias_linear": "false",
+    "add_qkv_bias": "false",
+    "normalization": "RMSNorm",
+    "position_embedding_type": "rope",
+    "optimizer": "adam",
+    "norm_epsilon": "1e-5",
+    "layernorm_epsilon": "1e-5",
+    "rotary_percent": "1",
+    **{name: "false" for name, reason in _REASONS.items() if reason in (_NORMS, _ORDER)},
+    **dict.fromkeys(("rotary_interleaved", "use_rope_scaling", "rope_scaling"), "false"),
+    **dict.fromkeys(("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"), "false"),
+}
+_HAVE_NOT = [name for name, reason in _REASONS.items() if reason in (_ROTARY, _STAGES, _HEADS) and name not in _HAVE]
+_SHRUNK = ("window_size", "hybrid_layer_pattern", "hybrid_override_pattern")  # texts that are sizes
+_NOT_COMPARED = ("moe_token_dispatcher_type",)
+
+
+def missing_in_models(name: str, words: tuple[str, ...], among: Mapping[str, Any], models: Iterable[Any]) -> str:
+    """Why an owned argument of a profile must not be left out: no model of the matrix has it. Empty if one has.
+
+    Sizes may differ, since the matrix's model is a small one. `among`: all arguments of the profile; `models`: the
+    ModelConfigs of the matrix.
+    """
+    section, _, field = name.rpartition(".")
+    if section not in ("", "model", "optimizer"):
+        return ""
+    value = " ".join(words) or "true"
+    if field == "kv_channels" and _divided(among, section) == value:
+        return ""
+    if field in _HAVE_NOT or (field in _HAVE and not _same(value, _HAVE[field])):
+        return owner_of(name) or ""
+    key = _AXES.get(field, "")
+    if not key.startswith("model.") or field in _NOT_COMPARED:
+        return ""
+    wanted = value if field != "untie_embeddings_and_output_weights" else "false"
+    if any(_has(_read(model, key), wanted, field) for model in models):
+        return ""
+    return f"no model of this matrix has it: set {key} under model:, or leave it out of the profile"
+
+
+def _divided(among: Mapping[str, Any], section: str) -> str:
+    """The size of a head that the other arguments of a profile make, as text."""
+    prefix = f"{section}." if section else ""
+    sizes = [among.get(f"{prefix}{name}") for name in ("hidden_size", "num_attention_heads")]
+    hidden, heads = (int(words[0]) if words and words[0].isdecimal() else 0 for words in sizes)
+    return str(hidden // heads) if heads else ""
+
+
+def _read(model: Any, key: str) -> Any:
+    """The value of a key such as model.moe.topk; None where the model does not have the part."""
+    *parts, name = key.split(".")[1:]
+    owner = attrgetter(".".join(parts))(model) if parts else model
+    return None if owner is None else getattr(owner, name)
+
+
+def _has(have: Any, wanted: str, field: str) -> bool:
+    """Whether a model with the value `have` is one with the `wanted` one, but for its size."""
+    if isinstance(have, bool):
+        return wanted == str(have).lower()
+    if field not in _SHRUNK and isinstance(have, str):
+        return wanted == have
+    return bool(have) or _same(wanted, "0")
+
+
+def _same(one: str, other: str) -> bool:
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return one == other
 
 
 def owner_of(name: str) -> str | None:

@@ -152,6 +152,90 @@ def test_an_argument_that_the_matrix_sets_cannot_be_passed_on(name: str, hint: s
     assert (problem.message, problem.hint) == (f"--{name} cannot be passed on", hint)
 
 
+# Argument of Megatron-LM, or field of Megatron-Bridge, that makes another model -> what a user writes instead.
+OTHER_MODELS: dict[str, tuple[Any, str]] = {
+    "kv-channels": (128, "heads have model.hidden / model.heads elements"),
+    "norm-epsilon": (1e-6, "the epsilon 1e-5"),
+    "rotary-percent": (0.5, "rotary positions"),
+    "use-rope-scaling": (True, "rotary positions"),
+    "rotary-seq-len-interpolation-factor": (2, "rotary positions"),
+    "no-rope-freq": (2, "rotary positions"),
+    "decoder-first-pipeline-num-layers": (1, "the layers of a stage follow from pp and vpp"),
+    "decoder-last-pipeline-num-layers": (1, "the layers of a stage follow from pp and vpp"),
+    "pipeline-model-parallel-layout": ("Et*3|tL", "the layers of a stage follow from pp and vpp"),
+    "use-tp-pp-dp-mapping": (True, "the order of ranks"),
+    "apply-layernorm-1p": (True, "do not add 1 to their weights"),
+    "add-qkv-bias": (True, "the harness's models have no biases"),
+    "qk-layernorm": (True, "set model.qk_layernorm under model:"),
+    "normalization": ("LayerNorm", "the harness's models have RMSNorm"),
+    "optimizer": ("muon", "has Adam"),
+    "num-experts": (8, "set model.moe.experts under model:"),
+    "moe-router-score-function": ("sigmoid", "set model.moe.score_function under model:"),
+    "untie-embeddings-and-output-weights": (True, "set model.tied under model:"),
+}
+FIELDS: dict[str, tuple[Any, str]] = {
+    "model.kv_channels": (128, "heads have model.hidden / model.heads elements"),
+    "model.layernorm_epsilon": (1e-6, "the epsilon 1e-5"),
+    "model.layernorm_zero_centered_gamma": (True, "do not add 1 to their weights"),
+    "model.rotary_percent": (0.5, "rotary positions"),
+    "model.seq_len_interpolation_factor": (2, "rotary positions"),
+    "model.no_rope_freq": (2, "rotary positions"),
+    "model.num_layers_in_first_pipeline_stage": (1, "the layers of a stage follow from pp and vpp"),
+    "model.pipeline_model_parallel_layout": ("Et*3|tL", "the layers of a stage follow from pp and vpp"),
+    "model.add_qkv_bias": (True, "the harness's models have no biases"),
+    "model.qk_layernorm": (True, "set model.qk_layernorm under model:"),
+    "dist.use_tp_pp_dp_mapping": (True, "the device sets it"),
+}
+
+
+@pytest.mark.parametrize("name", [*OTHER_MODELS, *FIELDS])
+@pytest.mark.parametrize("place", ["args", "axis", "profile"])
+def test_an_argument_that_makes_another_model_is_an_input_error_wherever_it_is(name: str, place: str) -> None:
+    """A profile leaves out what the matrix sets, but not what none of its models has."""
+    value, hint = (OTHER_MODELS | FIELDS)[name]
+    sections: dict[str, dict[str, Any]] = {
+        "args": {"matrix": SFT, "args": {name: value}},
+        "axis": {"matrix": {**SFT, f"args.{name}": [value]}},
+        "profile": {"matrix": {**SFT, "args": "run"}, "profiles": {"run": {name: value, "overlap-grad-reduce": True}}},
+    }
+    if place == "profile" and name.startswith("dist."):
+        pytest.skip("a profile leaves out the whole section, since it has the device's backend")
+    if place == "profile" and name.startswith("untie"):
+        sections["profile"]["model"] = {"tied": True}
+    (problem,) = problems_of(**sections[place])
+    flag = name if "." in name else f"--{name}"
+    assert problem.message.startswith(flag)
+    assert hint in (problem.hint or "")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --kv-channels 128 --norm-epsilon 1e-05",
+        "--swiglu --disable-bias-linear --normalization RMSNorm --position-embedding-type rope --rotary-percent 1.0",
+        "--untie-embeddings-and-output-weights --group-query-attention --num-query-groups 8 --optimizer adam",
+    ],
+)
+def test_a_profile_may_say_what_the_models_have_at_other_sizes(flags: str) -> None:
+    profiles = {"run": f"{flags} --overlap-grad-reduce"}
+    assert given_to(matrix={"args": "run"}, profiles=profiles) == ["--overlap-grad-reduce"]
+
+
+def test_a_profile_may_say_what_a_model_of_an_axis_has() -> None:
+    flags = "--num-experts 64 --moe-router-topk 8 --moe-router-score-function sigmoid --moe-token-dispatcher-type flex"
+    axes = {"args": [None, "run"], "model.moe": [None, {"score_function": "sigmoid"}], "model.window": [8]}
+    profiles = {"run": f"{flags} --window-size 128,0 --overlap-grad-reduce"}
+    assert "--overlap-grad-reduce" in given_to(matrix=axes, profiles=profiles)
+
+
+def test_a_profile_with_no_effect_or_that_of_another_is_an_input_error() -> None:
+    """Else cells that run the same would have different names."""
+    profiles = {"a": "--lr 1", "b": "--overlap-grad-reduce", "c": "--overlap-grad-reduce --lr 1"}
+    empty, same = problems_of(matrix={**SFT, "args": ["a", "b", "c"]}, profiles=profiles)
+    assert (empty.key, empty.message) == ("profiles.a", "has no effect: the matrix sets everything in it")
+    assert (same.key, same.message) == ("profiles.c", "has the same effect as profile b")
+
+
 def test_the_prompt_format_is_one_that_the_conversations_are_written_for() -> None:
     assert given_to(args={"sft-tokenizer-prompt-format": "identity"}) == ["--sft-tokenizer-prompt-format=identity"]
     (problem,) = problems_of(matrix=SFT, args={"sft-tokenizer-prompt-format": "default"})

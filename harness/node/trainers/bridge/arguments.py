@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import tempfile
@@ -10,8 +11,9 @@ from pathlib import Path
 
 from harness.core.cell.config import CellConfig
 from harness.node.data_paths.lookup import Unavailable
+from harness.node.probe.built import text_of, values_of
 from harness.node.process import end_process
-from harness.node.trainers.asking import as_a_rank, ask, refused
+from harness.node.trainers.asking import Built, as_a_rank, ask, other_model, refused
 from harness.node.trainers.bridge.config import container
 from harness.node.trainers.bridge.fields import FieldError
 from harness.node.trainers.bridge.files import reserve_files
@@ -26,17 +28,25 @@ def problem_of(config: CellConfig) -> str:
     unavailable: Unavailable = BridgeTrainer.unavailable(config)
     if unavailable is not None:
         return ""  # the cell itself says so
+    try:
+        own = _built(config)
+    except FieldError as error:
+        return str(error)
+    except Exception as error:  # upstream asserts and raises
+        return refused(" ".join(word for argument in config.args.given for word in argument.flag), error)
+    return other_model(config, own, _built)
+
+
+def _built(config: CellConfig) -> Built:
+    """The validated configurations of model, DDP and optimizer, those of the model with its provider's own fields."""
     device = as_a_rank(config)
     with tempfile.TemporaryDirectory(prefix="harness-fields-") as made, redirect_stdout(sys.stderr):
         folder = Path(made) / "data"
         reserve_files(folder)
-        try:
-            container(config, folder, device).validate()
-        except FieldError as error:
-            return str(error)
-        except Exception as error:  # upstream asserts and raises
-            return refused(" ".join(word for argument in config.args.given for word in argument.flag), error)
-    return ""
+        found = container(config, folder, device)
+        found.validate()
+    model = {item.name: text_of(getattr(found.model, item.name, None)) for item in dataclasses.fields(found.model)}
+    return {"model": model, "ddp": values_of(found.ddp), "optimizer": values_of(found.optimizer)}
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ from typing import Any
 
 from harness.core.cell.config import CellConfig
 from harness.node.data_paths.sft import checkout
+from harness.node.probe.built import values_of
 from harness.node.process import end_process
-from harness.node.trainers.asking import as_a_rank, ask, refused
+from harness.node.trainers.asking import Built, as_a_rank, ask, other_model, refused
 from harness.node.trainers.megatron.flags import flags
 
 _NO_FOLDER = Path("data")  # of the files that a cell would read; nothing is read here
@@ -35,15 +36,21 @@ def problem_of(config: CellConfig) -> str:
         if flag not in known:
             near = difflib.get_close_matches(flag, known, n=1)
             return f"{flag} is not an argument of this release{f'; did you mean {near[0]}?' if near else ''}"
+    try:
+        own = _built(config)
+    except (Exception, SystemExit) as error:  # upstream asserts, raises and exits
+        return refused(" ".join(config.args.flags()), error)
+    return other_model(config, own, _built)
+
+
+def _built(config: CellConfig) -> Built:
+    """The configuration of the model as the script would build it, which also refuses some arguments."""
+    upstream: Any = importlib.import_module("megatron.training.arguments")
     words = flags(config, _NO_FOLDER, as_a_rank(config))
     with checkout.command_line(words), redirect_stdout(sys.stderr):
-        try:
-            args = upstream.parse_args()
-            upstream.validate_args(args, {})
-            upstream.core_transformer_config_from_args(args)  # refuses some combinations that validate_args lets pass
-        except (Exception, SystemExit) as error:  # upstream asserts, raises and exits
-            return refused(" ".join(config.args.flags()), error)
-    return ""
+        args = upstream.parse_args()
+        upstream.validate_args(args, {})
+        return {"model": values_of(upstream.core_transformer_config_from_args(args))}
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ GIVEN: dict[str, dict[str, tuple[str, ...] | None]] = {
     "not a number": {"init_method_std": ("wide",)},
     "refused together": {"recompute_granularity": ("full",)},
     "refused by the layout": {"overlap_param_gather": ()},
+    "another model": {"attention_output_gate": (), "clip_grad": ("0.5",), "overlap_grad_reduce": ()},
 }
 
 
@@ -76,3 +77,10 @@ def test_a_release_without_the_trainer_leaves_the_answer_to_the_cell(tmp_path: P
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "''"
+
+
+def test_an_argument_that_no_table_names_is_found_by_the_configuration_that_it_makes(problems: dict[str, str]) -> None:
+    expected = (
+        "--attention-output-gate would train another model than the control: attention_output_gate true, control "
+    )
+    assert problems["another model"] == f"{expected}upstream's default"
