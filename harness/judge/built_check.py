@@ -7,22 +7,17 @@ from collections.abc import Iterator, Mapping
 from harness.core.cell.built import Difference, differences, listed
 from harness.core.run.records import BuiltSeen, RankRecord
 from harness.core.text.counts import counted
+from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.locations import numbered
 
 _PARTS = {"model": "model", "constructor": "model", "ddp": "DDP configuration", "optimizer": "optimizer"}
 
 
-def built_problem(records: Mapping[int, RankRecord], control: Mapping[int, RankRecord] | None) -> str:
-    """Why nothing of a cell can be compared: what upstream built on its ranks; empty if there is no such reason.
-
-    `control`: records of its control, None without one.
-    """
-    return (
-        _unrecorded(records)
-        or _misplaced(records)
-        or _different_ranks(records)
-        or ("" if control is None else _different_control(records, control))
-    )
+def built_problem(evidence: CellEvidence) -> str:
+    """Why nothing of a cell can be compared: what upstream built on its ranks; empty if there is no such reason."""
+    records = evidence.records
+    problem = _unrecorded(records) or _misplaced(records) or _different_ranks(records)
+    return problem or (_different_control(evidence, evidence.control) if evidence.control else "")
 
 
 def _unrecorded(records: Mapping[int, RankRecord]) -> str:
@@ -57,12 +52,16 @@ def _different_ranks(records: Mapping[int, RankRecord]) -> str:
     return ""
 
 
-def _different_control(records: Mapping[int, RankRecord], control: Mapping[int, RankRecord]) -> str:
-    known = {item.of: item for record in control.values() for item in record.built}
+def _different_control(evidence: CellEvidence, control: CellEvidence) -> str:
+    known = {item.of: item for record in control.records.values() for item in record.built}
+    # A layer of GPTModel is two of the pattern of HybridModel.
+    same_class = evidence.cell.config.model.as_gpt == control.cell.config.model.as_gpt
+    records = evidence.records
     for of, part in _PARTS.items():
         for record in records.values():
             for item in _of(of, record):
-                if of in known and (found := _differences(item, known[of])):
+                found = _differences(item, known[of]) if of in known else []
+                if found := [one for one in found if same_class or one.field != "num_layers"]:
                     same = [other for other in sorted(records) if item in records[other].built]
                     on = "" if len(same) == len(records) else f" on {numbered('rank', same)}"
                     return f"the {part} is not the control's{on}: {listed(found, 'control')}"

@@ -79,12 +79,7 @@ def _judge_part(evidence: CellEvidence, today: str, control: CellVerdict | None)
         rejection = result.rejection
         assert rejection is not None
         return CellVerdict(Outcome.REJECTED, _skipped(), [], f"{rejection.rule}: {rejection.reason}", usable=False)
-    compared = evidence.control.records if evidence.control else None
-    problem = (
-        untrusted(evidence)
-        or import_problem(evidence.stack, evidence.records)
-        or built_problem(evidence.records, compared)
-    )
+    problem = untrusted(evidence) or import_problem(evidence.stack, evidence.records) or built_problem(evidence)
     if problem:
         return undecided(problem)
     no_control = evidence.tolerances.too_noisy or _control_problem(evidence, today, control)

@@ -63,6 +63,16 @@ def test_fields_that_may_differ_do_not_change_the_verdict() -> None:
     assert judge(built_with("model", harmless)).outcome is Outcome.PASS
 
 
+def test_numbers_are_equal_however_they_are_written() -> None:
+    assert judge(built_with("constructor", {"rotary_base": "10000.0"})).outcome is Outcome.PASS
+
+
+def test_details_of_experts_do_not_matter_without_experts() -> None:
+    detail = {"moe_router_dtype": '"fp32"'}
+    assert judge(built_with("model", detail)).outcome is Outcome.PASS
+    assert judge(built_with("model", detail | {"num_moe_experts": "4"})).outcome is Outcome.ERROR
+
+
 def test_a_field_that_differs_between_ranks_is_an_error() -> None:
     reason = "the ranks have different models: rank 1 kv_channels 128, rank 0 8"
     assert judge(built_with("model", {"kv_channels": "128"}, (1,))).reason == reason

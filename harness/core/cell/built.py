@@ -184,20 +184,7 @@ HARMLESS: dict[str, tuple[str, ...]] = {
         "rope_scaling_factor",
         "data_parallel_sharding_strategy",
         "outer_dp_sharding_strategy",
-        "megatron_fsdp_version",
-        "fp8_recipe",
-        "fp4_recipe",
-        "fp8_margin",
-        "fp8_interval",
-        "fp8_amax_history_len",
-        "fp8_amax_compute_algo",
-        "fp8_wgrad",
-        "muon_momentum",
-        "muon_split_qkv",
-        "muon_scalar_optimizer",
         "optimizer_offload_fraction",
-        "inference_sampling_seed",
-        "inference_moe_token_dispatcher_type",
         "initial_loss_scale",
         "min_loss_scale",
         "loss_scale_window",
@@ -211,6 +198,18 @@ _MOST_NAMED = 4
 _HARMLESS = frozenset(chain.from_iterable(HARMLESS.values()))
 
 
+# Prefix of fields -> the field without which, at its default, none of them is read.
+_SWITCHES = {
+    "moe_": "num_moe_experts",
+    "mtp_": "mtp_num_layers",
+    "fp8_": "fp8",
+    "fp4_": "fp4",
+    "inference_": "inference",  # no field: inference is off in training
+    "muon_": "muon",  # likewise: the field `optimizer` is compared
+    "megatron_fsdp_": "use_megatron_fsdp",
+}
+
+
 class Difference(NamedTuple):
     field: str
     one: str | None  # value as text; None: upstream's default
@@ -220,7 +219,24 @@ class Difference(NamedTuple):
 def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[Difference]:
     """Fields with different values that change what is computed, sorted by name."""
     named = sorted((one.keys() | other.keys()) - _HARMLESS)
-    return [Difference(name, one.get(name), other.get(name)) for name in named if one.get(name) != other.get(name)]
+    found = [Difference(name, one.get(name), other.get(name)) for name in named]
+    return [item for item in found if not _same(item.one, item.other) and not _off(item.field, one, other)]
+
+
+def _same(one: str | None, other: str | None) -> bool:
+    """Whether two values are equal; numbers are, whether they are written as integers or not."""
+    if one == other or one is None or other is None:
+        return one == other
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return False
+
+
+def _off(name: str, *sides: Mapping[str, str]) -> bool:
+    """Whether nothing reads a field, since what it is a detail of is off on both sides."""
+    switches = [switch for prefix, switch in _SWITCHES.items() if name.startswith(prefix) and name != switch]
+    return any(all(side.get(switch) in (None, "null") for side in sides) for switch in switches)
 
 
 def listed(found: Sequence[Difference], other: str) -> str:
