@@ -33,7 +33,10 @@ _NO_KERNEL_TAKES = "harness/node/device/cpu_stubs.py:", (" in _require_ascending
 # Wheels contain no pretrain_gpt: these functions copy the release's get_batch line by line, with its assertions.
 _FOLLOWS_UPSTREAM = "harness/node/data_paths/sft/wheel.py:"
 _FOLLOWERS = (" in _of_iterator", " in _of_batch", " in _params")
-_FORWARDS = "harness/node/device/cpu_factories.py:"  # calls of torch, with another device
+_FORWARDS = (  # calls of torch, with another device or through host memory
+    "harness/node/device/cpu_factories.py:",
+    "harness/node/device/gloo_stubs.py:",
+)
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 _ROOT = "./"  # before the name of a script in the root of a checkout
 

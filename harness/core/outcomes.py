@@ -94,7 +94,6 @@ NODE_RULES: Mapping[str, str] = {
     "stack.data_path": "the stack has nothing that the data path could call",
     "stack.model": "the stack takes no argument that asks for such a model",
     "stack.field": "the stack's configuration has no such field",
-    "device.shared-gpu": "ranks that share a GPU have no such collective",
     "kernels.rope-fusion": "there is no such kernel for the CPU",
     "attention.kernel-device": "there is no such kernel for the CPU",
     "attention.varlen-torch": "this torch has no such function",

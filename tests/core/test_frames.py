@@ -20,6 +20,7 @@ from harness.core.frames import CODE, HARNESS, KERNEL, UNOWNED, deciding, frame_
         ("harness/node/probe/hooks/prediction.py:41 in _before_output", HARNESS),
         ("harness/node/device/cpu_stubs.py:85 in _thd_get_partitioned_indices", KERNEL),
         ("harness/node/device/cpu_factories.py:46 in on_cpu", UNOWNED),
+        ("harness/node/device/gloo_stubs.py:50 in _send_by_host", UNOWNED),
         ("harness/node/probe/model/attention.py:80 in _attend", KERNEL),
         ("torch/nn/modules/module.py:1751 in _wrapped_call_impl", UNOWNED),
         ("threading.py:355 in wait", UNOWNED),

@@ -97,6 +97,16 @@ def on_gpu() -> Run:
     return replace(plan, expansion=replace(plan.expansion, cells=tuple(cells))), evidence
 
 
+def on_shared_gpu() -> Run:
+    """The same over gloo, whose stubs the ranks list."""
+    plan, evidence = on_gpu()
+    for item in evidence.values():
+        for record in item.records.values():
+            record.environment["backend"] = "gloo"
+            record.gloo_stubs = ["torch.distributed.ProcessGroup.send", "torch.distributed.ProcessGroup.recv"]
+    return plan, evidence
+
+
 def rules() -> Run:
     plan, evidence = run_of([replace(config_of("rules"), forbidden="offline-micro-batch-2")])
     case = FORBIDDEN_CASES["offline-micro-batch-2"]
@@ -199,6 +209,7 @@ def parts(*names: str) -> tuple[str, ...]:
     [
         (with_timing, ("record.timings", "record.untimed", "record.warmup_rounds", "record.gpu_states", "config.")),
         (on_gpu, ("record.environment", "record.cpu_stubs", "record.packed_params.*.forms")),
+        (on_shared_gpu, ("record.environment", "record.cpu_stubs", "record.gloo_stubs")),
         (by_upstream, ("record.reported", "record.legs", "config.")),
         pytest.param(
             resumed,

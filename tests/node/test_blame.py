@@ -129,6 +129,11 @@ KINDS = {
         "code",
         "host-out-of-memory",
     ),
+    "gloo and CUDA": (
+        RuntimeError("ProcessGroupGloo::allreduce_coalesced: unsupported device type cuda"),
+        "harness",
+        "gloo-device",
+    ),
     "no GPU": (RuntimeError("No CUDA GPUs are available"), "infrastructure", "gpu-unavailable"),
     "NCCL system error": (RuntimeError("NCCL error: unhandled system error"), "infrastructure", "network-error"),
     "NCCL internal error": (
@@ -185,6 +190,8 @@ def test_an_error_in_the_harness_is_never_blamed_on_the_code_under_test(kind: st
         assert (found, row) == ("infrastructure", "storage-error"), "a file that the harness opens"
     elif domain == "code" and kind not in ("no memory", "refused request"):
         assert (found, row) == ("harness", "harness-defect")
+    elif domain == "harness":
+        assert (found, row) == ("harness", KINDS[kind][2])
     else:
         assert found in ("infrastructure", "unknown")
 

@@ -152,6 +152,7 @@ class RanksSeen:
         self.attention: set[str] = set()
         self.placed: set[str] = set()
         self.cpu_stubs: set[str] = set()
+        self.gloo_stubs: set[str] = set()
 
     def add(self, evidence: CellEvidence) -> CellEvidence:
         """Add the facts that the ranks of a cell recorded; returns the cell."""
@@ -166,6 +167,7 @@ class RanksSeen:
             self.attention.add(record.environment.get("attention", "unknown"))
             self.placed.update({record.environment["placed"]} if "placed" in record.environment else ())
             self.cpu_stubs.update(record.cpu_stubs)
+            self.gloo_stubs.update(record.gloo_stubs)
         return evidence
 
     def _import(self, stack: str, head: Version, path: str) -> None:
@@ -187,6 +189,7 @@ class RanksSeen:
         self.attention |= other.attention
         self.placed |= other.placed
         self.cpu_stubs |= other.cpu_stubs
+        self.gloo_stubs |= other.gloo_stubs
 
     def facts(self) -> dict[str, Any]:
         """For the report's provenance."""
@@ -199,4 +202,5 @@ class RanksSeen:
             "attention": sorted(self.attention),
             "placed": sorted(self.placed),
             "cpu_stubs": sorted(self.cpu_stubs),
+            "gloo_stubs": sorted(self.gloo_stubs),
         }

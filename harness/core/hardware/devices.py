@@ -5,7 +5,7 @@
 | cpu | any | on the CPU | gloo |
 | auto | none | on the CPU | gloo |
 | auto, cuda | at least one per rank of the node | each on its own GPU | NCCL |
-| auto, cuda | fewer | several on one GPU | gloo with CUDA tensors, if it has the collectives |
+| auto, cuda | fewer | several on one GPU | gloo with CUDA tensors (node/device/gloo_stubs.py) |
 | cuda | none | nowhere: ERROR | |
 """
 
@@ -15,15 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.core.cell.attention import TE_KINDS
 from harness.core.cell.config import CellConfig
-from harness.core.outcomes import Missing, Rejection
-from harness.core.text.counts import counted
-
-# torch 2.15's ProcessGroupGloo supports CUDA tensors in broadcast, all_reduce, all_gather, all_to_all, reduce, gather
-# and scatter; reduce_scatter is built on all_reduce. send and recv pass gloo the tensor's address, which it reads as
-# host memory.
-_NO_P2P = "gloo has no send and recv of CUDA tensors"
+from harness.core.outcomes import Missing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,27 +56,10 @@ def shown_gpus(part: Sequence[int], shown: str | None) -> str:
     return ",".join(str(index) if names is None else names[index].strip() for index in part)
 
 
-def unplaced(config: CellConfig, gpus: int, local_world_size: int) -> Rejection | Missing | None:
+def unplaced(config: CellConfig, gpus: int, local_world_size: int) -> Missing | None:
     """Why a cell's ranks cannot run on the device that the cell requests; None if they can."""
     try:
-        found = place(config.device, gpus, 0, local_world_size)
+        place(config.device, gpus, 0, local_world_size)
     except ValueError as error:
         return Missing(reason=f"{error}; `device: cpu` runs the cell on the CPU")
-    if found.kind == "cpu" or found.backend == "nccl":
-        return None
-    reason = f"pp {config.layout.pp} sends activations from stage to stage" if config.layout.pp > 1 else None
-    reason = reason or ring_needs_p2p(config, found)
-    if reason is None:
-        return None
-    sharing = f"{local_world_size} ranks on {counted(gpus, 'GPU')}, so not NCCL but gloo"
-    hint = "device: cpu runs the cell on the CPU"
-    source = "torch ProcessGroupGloo: send and recv use host memory"
-    return Rejection(rule="device.shared-gpu", reason=f"{sharing}; {reason}, and {_NO_P2P}; {hint}", source=source)
-
-
-def ring_needs_p2p(config: CellConfig, where: DevicePlacement) -> str | None:
-    """Why gloo cannot run Transformer Engine's context parallelism; None if it is not used or runs over NCCL."""
-    cp = config.layout.cp
-    if cp == 1 or config.attention not in TE_KINDS or where.backend == "nccl":
-        return None
-    return f"cp {cp} with attention {config.attention} sends keys and values around a ring"
+    return None

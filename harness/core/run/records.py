@@ -305,6 +305,7 @@ class RankRecord:
     imports: list[ImportProof] = field(default_factory=list)
     modules: dict[str, str] = field(default_factory=dict)  # submodules, in the short form of import_proofs.py
     cpu_stubs: list[str] = field(default_factory=list)
+    gloo_stubs: list[str] = field(default_factory=list)  # of ranks that share a GPU
     environment: dict[str, str] = field(default_factory=dict)  # device, backend, attention, versions, host
     built: list[BuiltSeen] = field(default_factory=list)  # with what upstream built model, DDP and optimizer
     built_at: Coordinates | None = None  # the rank's place in upstream's process groups, once it has a model

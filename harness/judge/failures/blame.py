@@ -1,6 +1,7 @@
 """Decides who is to blame for an exception: first by the kind of error, then by the innermost frame with an owner.
 
-1. An error of the operating system, storage, network or a device is infrastructure wherever it is raised.
+1. An error of the operating system, storage, network or a device is infrastructure wherever it is raised; gloo's
+   refusal of a tensor on a GPU is the harness's, which chose gloo.
 2. An error that only follows from the end of another rank proves nothing about this rank.
 3. An asynchronous kernel error, NaN or Inf is the code's: it may be raised in any frame.
 4. A failed import is unknown: the environment may lack the module. So is memory that the machine lacks, or a process
@@ -44,6 +45,8 @@ def blame_of(failure: Failure, progress: Progress) -> Blame:
     """The class of an exception and who is to blame. `progress`: where the rank was when it raised."""
     owner, frame = deciding(failure.frames)
     pattern = _of_the_system(failure, owner) or pattern_of_exception(failure.type, failure.message)
+    if pattern is table.GLOO_DEVICE:
+        return Blame(pattern, pattern.domain, frame)
     if pattern.domain == Domain.INFRASTRUCTURE or pattern in _ASYNCHRONOUS:
         return Blame(pattern, pattern.domain)
     if pattern.role == Role.CASCADE:

@@ -117,6 +117,16 @@ CONFIGURATION = Pattern(
     log=r"error: unrecognized arguments:|^(AssertionError|RuntimeError|ValueError): .*\b(world_?size|num\w*|layers)\b.*"
     r"(is not|should be) divisible by",
 )
+GLOO_DEVICE = Pattern(
+    name="gloo-device",
+    title="gloo cannot take a tensor on a GPU",
+    domain=Domain.HARNESS,
+    role=Role.ROOT,
+    retry_advice=Retry.NEVER,
+    advice="Ranks share a GPU, so the harness chose gloo instead of NCCL, and has no stub for this call: run the cell "
+    "with device: cpu or a GPU per rank, and please report it.",
+    exception=r"ProcessGroupGloo::\w+: unsupported device type|(readv|writev).*: Bad address",
+)
 NCCL_TIMEOUT = Pattern(
     name="nccl-timeout",
     title="NCCL time-out",
@@ -178,6 +188,7 @@ PATTERNS: tuple[Pattern, ...] = (
     DISK,
     STORAGE,
     CONFIGURATION,
+    GLOO_DEVICE,
     NCCL_TIMEOUT,
     GLOO_TIMEOUT,
     LOST_PEER,
@@ -207,6 +218,7 @@ __all__ = [
     "DEADLINE",
     "DISK",
     "FROZEN",
+    "GLOO_DEVICE",
     "GLOO_TIMEOUT",
     "GPU_HARDWARE",
     "GPU_MEMORY",

@@ -53,6 +53,7 @@ def versions(provenance: Mapping[str, Any], stack: str) -> dict[str, str]:
         **(
             {"CPU stubs": f"{len(replaced)}, for what needs a GPU"} if (replaced := provenance.get("cpu_stubs")) else {}
         ),
+        **({"gloo stubs": f"{', '.join(stubs)}: ranks share a GPU"} if (stubs := provenance.get("gloo_stubs")) else {}),
         **({"checkouts": "; ".join(item.text() for item in facts.checkouts)} if facts and facts.checkouts else {}),
     }
 

@@ -33,7 +33,7 @@ _BACKENDS = {"cpu": ("gloo",), "cuda": ("nccl", "gloo")}
 def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
     """Problems of one completed rank."""
     yield from _environment(expected, record.environment)
-    yield from _cpu_stubs(record)
+    yield from _stubs(record)
     yield from _imports(record)
     yield from _refusal(expected.config.forbidden, record.refusal)
     if (record.upstream_tests is not None) != bool(expected.config.upstream_tests.name):
@@ -83,13 +83,19 @@ def _environment(expected: Expected, facts: Mapping[str, str]) -> Iterator[str]:
         yield f"environment: dtype is {facts['dtype']}, the cell's is {expected.config.dtype}"
 
 
-def _cpu_stubs(record: RankRecord) -> Iterator[str]:
-    """Ranks on the CPU, and only these, need stubs for CUDA calls to train."""
-    names, on_cpu = record.cpu_stubs, record.environment.get("torch_device", "").startswith("cpu")
-    if bool(names) != on_cpu:
-        yield f"cpu_stubs: {len(names)} CPU stubs on {record.environment.get('torch_device')}"
-    if not all(names) or len(set(names)) != len(names):
-        yield "cpu_stubs: a CPU stub has no name, or is listed twice"
+def _stubs(record: RankRecord) -> Iterator[str]:
+    """Only ranks on the CPU have stubs for CUDA calls, and only those on GPUs over gloo have stubs of gloo."""
+    device, backend = record.environment.get("torch_device"), record.environment.get("backend")
+    on_cpu = (device or "").startswith("cpu")
+    on_shared_gpu = (device or "").startswith("cuda") and backend == "gloo"
+    for field, kind, names, needed in (
+        ("cpu_stubs", "CPU", record.cpu_stubs, on_cpu),
+        ("gloo_stubs", "gloo", record.gloo_stubs, on_shared_gpu),
+    ):
+        if bool(names) != needed:
+            yield f"{field}: {len(names)} {kind} stubs on {device} over {backend}"
+        if not all(names) or len(set(names)) != len(names):
+            yield f"{field}: a {kind} stub has no name, or is listed twice"
 
 
 def _imports(record: RankRecord) -> Iterator[str]:
@@ -142,13 +148,14 @@ def disagreements(expected: Expected, records: Mapping[int, RankRecord]) -> Iter
 
 
 def _of_one_agent(record: RankRecord, other: RankRecord) -> Iterator[str]:
-    """Ranks of one node are forked by one agent: same CPU stubs, same variables that choose kernels and networks.
+    """Ranks of one node are forked by one agent: same stubs, same variables that choose kernels and networks.
 
     `other`: the node's first rank.
     """
     who, same = f"record of rank {record.rank}", f"rank {other.rank} of the same node"
-    if record.cpu_stubs != other.cpu_stubs:
-        yield f"{who}: cpu_stubs are not those of {same}"
+    for name in ("cpu_stubs", "gloo_stubs"):
+        if getattr(record, name) != getattr(other, name):
+            yield f"{who}: {name} are not those of {same}"
     found, right = _shared(record), _shared(other)
     if found != right:
         name = min(name for name in found.keys() | right.keys() if found.get(name) != right.get(name))

@@ -26,6 +26,7 @@ NOT_EVIDENCE: dict[str, str] = {
     "record.environment.python": _TEXT,
     "record.environment.memory_limit_bytes": "shown beside the peak; it must be a number",
     "record.cpu_stubs.*": "counted; ranks on the CPU must have some, and all ranks of a cell the same",
+    "record.gloo_stubs.*": "counted; ranks that share a GPU must have some, and all ranks of a cell the same",
     "record.modules.*": "names of files beside the top module, whose path is judged",
     "record.packed_params.*.pad_between_seqs": "chooses a kernel; all ranks of a replica must have the same",
     "record.packed_params.*.forms.*.same_as": "a copy is a warning about a slow kernel; it must have the same values",

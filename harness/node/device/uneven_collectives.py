@@ -1,7 +1,8 @@
 """all_gather and reduce_scatter of tensors with different sizes, which NCCL has and gloo lacks.
 
 Ranks of an expert get different numbers of tokens (megatron.core.tensor_parallel.mappings with split sizes). As in
-torch's NCCL backend, one broadcast or one reduction for each rank. Calls with equal sizes are gloo's own.
+torch's NCCL backend, one broadcast or one reduction for each rank. Calls with equal sizes are gloo's own, but not
+reduce_scatter of CUDA tensors, which gloo of torch 2.11 lacks.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def reduce_scatter(
     output: Tensor, input_list: Sequence[Tensor], op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
 ) -> Any:
     """As torch.distributed.reduce_scatter; with different sizes synchronous only."""
-    if _equal(input_list) or async_op:
+    if async_op or (_equal(input_list) and not output.is_cuda):
         return _reduce_scatter(output, list(input_list), op=op, group=group, async_op=async_op)
     rank = dist.get_rank(group)
     for index, part in enumerate(input_list):
@@ -64,7 +65,7 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
         own = torch.empty_like(gradients[0])
-        _reduce_scatter(own, [gradient.contiguous() for gradient in gradients], group=ctx.group)
+        reduce_scatter(own, [gradient.contiguous() for gradient in gradients], group=ctx.group)
         return None, own
 
 

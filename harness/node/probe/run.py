@@ -18,7 +18,7 @@ from harness.core.cell.layout import Coordinates
 from harness.core.hardware.environment import determinism, recorded
 from harness.node.data_paths.base import RankContext
 from harness.node.data_paths.table import ADAPTERS
-from harness.node.device import cpu_stubs, recurrent_stubs
+from harness.node.device import cpu_stubs, gloo_stubs, recurrent_stubs
 from harness.node.device.placement import (
     Device,
     barrier,
@@ -64,6 +64,8 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     else:
         cpu_stubs.refuse()
         recorder.record.environment["cpu_stubs"] = "none in this process, checked before the first collective"
+        if device.backend == "gloo":  # ranks share a GPU
+            recorder.record.gloo_stubs = gloo_stubs.install()
     limit = limit_memory(local_ranks) if device.kind == "cpu" else memory_bytes(device)
     recorder.record.environment["memory_limit_bytes"] = str(limit)
     recorder.record.imports = import_proof()

@@ -16,6 +16,7 @@ from tests.judge.simulator import config_of, evidence_for
 FORBIDDEN = "offline-micro-batch-2"
 CASE = FORBIDDEN_CASES[FORBIDDEN]
 ON_GPU = {"device": "NVIDIA H200", "torch_device": "cuda:0", "backend": "nccl"}
+GLOO_STUBS = ["torch.distributed.ProcessGroup.send"]
 
 
 def problems_of(evidence: CellEvidence, rank: int = 0) -> list[str]:
@@ -54,7 +55,7 @@ def test_every_fact_of_the_environment_must_be_there(name: str, gone: bool) -> N
 def test_a_rank_without_a_torch_device_cannot_explain_its_cpu_stubs() -> None:
     assert problems_after(lambda record: record.environment.pop("torch_device")) == [
         "environment: torch_device is missing",
-        "cpu_stubs: 2 CPU stubs on None",
+        "cpu_stubs: 2 CPU stubs on None over gloo",
     ]
 
 
@@ -70,6 +71,7 @@ def test_a_rank_on_a_gpu_may_use_nccl_or_gloo(backend: str) -> None:
     def change(record: RankRecord) -> None:
         on_gpu(record)
         record.environment["backend"] = backend
+        record.gloo_stubs = GLOO_STUBS if backend == "gloo" else []
 
     assert problems_after(change) == []
 
@@ -121,8 +123,8 @@ def test_the_dtype_must_be_the_one_of_the_cell() -> None:
 @pytest.mark.parametrize(
     ("names", "gpu", "problem"),
     [
-        ([], False, "cpu_stubs: 0 CPU stubs on cpu"),
-        (["torch.cuda.synchronize"], True, "cpu_stubs: 1 CPU stubs on cuda:0"),
+        ([], False, "cpu_stubs: 0 CPU stubs on cpu over gloo"),
+        (["torch.cuda.synchronize"], True, "cpu_stubs: 1 CPU stubs on cuda:0 over nccl"),
         (["torch.cuda.synchronize", ""], False, "cpu_stubs: a CPU stub has no name, or is listed twice"),
         (["torch.cuda.synchronize"] * 2, False, "cpu_stubs: a CPU stub has no name, or is listed twice"),
     ],
@@ -132,6 +134,27 @@ def test_cpu_stubs_are_distinct_names_on_the_cpu_only(names: list[str], gpu: boo
         if gpu:
             on_gpu(record)
         record.cpu_stubs = names
+
+    assert problems_after(change) == [problem]
+
+
+@pytest.mark.parametrize(
+    ("names", "backend", "problem"),
+    [
+        ([], "gloo", "gloo_stubs: 0 gloo stubs on cuda:0 over gloo"),
+        (GLOO_STUBS, "nccl", "gloo_stubs: 1 gloo stubs on cuda:0 over nccl"),
+        (GLOO_STUBS, None, "gloo_stubs: 1 gloo stubs on cpu over gloo"),
+        (GLOO_STUBS * 2, "gloo", "gloo_stubs: a gloo stub has no name, or is listed twice"),
+    ],
+)
+def test_ranks_that_share_a_gpu_and_no_others_have_gloo_stubs(
+    names: list[str], backend: str | None, problem: str
+) -> None:
+    def change(record: RankRecord) -> None:
+        if backend:
+            on_gpu(record)
+            record.environment["backend"] = backend
+        record.gloo_stubs = names
 
     assert problems_after(change) == [problem]
 

@@ -46,6 +46,7 @@ def test_clean_evidence_agrees(layout: dict[str, Any]) -> None:
         ),
         (lambda record: record.environment.update(dtype="bf16"), "environment: dtype is 'bf16', on rank 0 'fp32'"),
         (lambda record: record.cpu_stubs.pop(), "cpu_stubs are not those of rank 0 of the same node"),
+        (lambda record: record.gloo_stubs.append("x"), "gloo_stubs are not those of rank 0 of the same node"),
         (
             lambda record: record.environment.update(NCCL_ALGO="Tree", NVTE_X="1"),
             "environment: NCCL_ALGO is 'Tree', on rank 0 of the same node None",

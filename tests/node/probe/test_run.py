@@ -80,8 +80,9 @@ def test_gloo_connects_groups_when_it_makes_them_so_nothing_else_does(
     on_gpu: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(run, "choose_device", lambda *_: replace(GPU, backend="gloo"))
+    monkeypatch.setattr(run.gloo_stubs, "install", lambda: on_gpu.append("gloo_stubs"))
     probe(config(), tmp_path)
-    assert on_gpu == ["_join", "initialize_parallel", "_legs", "barrier"]
+    assert on_gpu == ["gloo_stubs", "_join", "initialize_parallel", "_legs", "barrier"]
 
 
 def test_a_rank_on_the_cpu_shares_cores_before_it_starts_threads(

@@ -29,7 +29,7 @@ from harness.core.cell.attention import (
     te_deterministic,
 )
 from harness.core.cell.config import CellConfig
-from harness.core.hardware.devices import DevicePlacement, ring_needs_p2p
+from harness.core.hardware.devices import DevicePlacement
 from harness.core.hardware.environment import is_deterministic_te
 from harness.core.outcomes import STACK_UNDER_TEST, Missing, Rejection
 from harness.node.data_paths.reference import SETS_PAD_BETWEEN_SEQS
@@ -119,9 +119,7 @@ def resolved(config: CellConfig, place: DevicePlacement, capability: tuple[int, 
     wanted = ("te", "varlen") if place.kind == "cuda" and config.dtype == "bf16" else ()
     for kind in wanted:
         tried = replace(config, attention=kind)
-        if limits(tried) or ring_needs_p2p(tried, place) is not None:
-            continue
-        if unsupported_attention(tried, place, capability) is None:
+        if not limits(tried) and unsupported_attention(tried, place, capability) is None:
             return tried
     return replace(config, attention="reference")
 

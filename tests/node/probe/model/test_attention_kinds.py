@@ -25,7 +25,7 @@ from harness.node.probe.model.attention_kinds import core_attention, described, 
 from harness.node.probe.model.varlen import VarlenAttention
 from harness.node.refusals import refusal
 
-CPU, GPU, SHARED = place("cpu", 0, 0, 1), place("auto", 1, 0, 1), place("auto", 1, 0, 2)
+CPU, GPU = place("cpu", 0, 0, 1), place("auto", 1, 0, 1)
 ENGINE = {"transformer-engine": "2.20.2", "transformer-engine-torch": "2.20.2"}
 PADDED = PackingOptions(pad_seq_to_mult=8)
 
@@ -66,7 +66,7 @@ def test_auto_is_the_best_attention_that_is_installed(stack: dict[str, str]) -> 
 def test_auto_skips_a_kernel_that_cannot_run(stack: dict[str, str]) -> None:
     stack.update(ENGINE)
     assert resolved(cell(cp=2), place("auto", 2, 0, 2)).attention == "te"
-    assert resolved(cell(cp=2), SHARED).attention == "reference"
+    assert resolved(cell(cp=2), place("auto", 1, 0, 2)).attention == "te"
     assert resolved(cell(model=ModelConfig(mla=MlaConfig())), GPU).attention == "reference"
     stack["transformer-engine"] = "2.16.0"
     assert resolved(cell(), GPU).attention == "te"
@@ -156,10 +156,8 @@ def test_the_device_is_checked_before_the_kernel(stack: dict[str, str], monkeypa
     on_cpu = refusal(cell("te", tp=2, device="cpu"), 2)
     assert name_of(on_cpu) == "attention.kernel-device"
     gpus[0] = 1
-    assert refusal(cell("te", tp=2), 2) is None
-    refused = refusal(cell(pp=2), 2)
-    assert name_of(refused) == "device.shared-gpu"
-    assert refusal(cell(pp=2, device="cpu"), 2) is None
+    for config in (cell("te", tp=2), cell("te", cp=2), cell(pp=2)):  # two ranks share the GPU
+        assert refusal(config, 2) is None
 
 
 def test_modules_and_descriptions_of_the_kinds_without_requirements() -> None:
