@@ -185,12 +185,16 @@ def _overlay(base: Interpreter, into: Path) -> Path:
     """Make an environment on top of an interpreter; returns its Python.
 
     If the interpreter is itself in an environment, --system-site-packages shows the packages of the Python below it
-    only, so a .pth file adds the interpreter's own package folders, after those of the new environment.
+    only, so a .pth file adds the interpreter's own package folders, after those of the new environment. Transformer
+    Engine looks for the libraries of `nvidia` in the environment's own folder alone, so they are linked there.
     """
     say(f"making {into} over {base.executable}")
     _run([base.executable, "-m", "venv", "--without-pip", "--system-site-packages", "--clear", str(into)])
     (site,) = (into / "lib").glob("python*/site-packages")
     (site / "machine.pth").write_text("".join(f"{folder}\n" for folder in _packages(base)))
+    libraries = next((path for folder in _packages(base) if (path := Path(folder) / "nvidia").is_dir()), None)
+    if libraries is not None:
+        (site / "nvidia").symlink_to(libraries)
     return into / "bin" / "python"
 
 

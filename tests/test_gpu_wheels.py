@@ -58,6 +58,17 @@ def test_an_environment_over_an_environment_sees_its_packages_and_is_taken_again
     assert wheels.ready(tmp_path / "none", tmp_path / "venv", sys.executable, None) == str(python)
 
 
+def test_transformer_engine_finds_the_libraries_of_the_machine_in_the_environment(
+    wheels: ModuleType, tmp_path: Path
+) -> None:
+    packages = tmp_path / "site-packages"
+    (packages / "nvidia" / "cudnn" / "lib").mkdir(parents=True)
+    base = wheels._ask(sys.executable)._replace(path=[str(tmp_path / "none" / "site-packages"), str(packages)])
+    python = wheels._overlay(base, tmp_path / "venv")
+    looked = "import os, sysconfig; print(os.listdir(sysconfig.get_path('purelib') + '/nvidia/cudnn'))"
+    assert subprocess.check_output([python, "-c", looked], text=True).strip() == "['lib']"
+
+
 def test_a_machine_without_torch_is_told_what_was_tried(wheels: ModuleType, bare: str, tmp_path: Path) -> None:
     with pytest.raises(wheels.WheelsError, match=r"no Python with torch .*without torch.*HARNESS_PYTHON="):
         wheels.ready(tmp_path, tmp_path / "venv", bare, None)
