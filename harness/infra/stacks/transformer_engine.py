@@ -9,6 +9,7 @@ imported; on a CPU its kernels never run.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -50,7 +51,7 @@ def is_wanted(requirement: str) -> bool:
 def wheel(requirement: str, python: Path, install: Install, say: Say) -> Path:
     """The wheel for the environment of `python`, built unless it is cached; torch must be installed there.
 
-    NotBuildableError with the end of the compiler's output when it cannot be built.
+    NotBuildableError when it cannot be built, with the errors of the compiler, or the end of what was printed.
     """
     torch = _ask(python, "import torch, sys; print(torch.__version__, '%d.%d' % sys.version_info[:2])").split()
     place = folder() / "wheels" / f"{requirement.replace('==', '-')}-torch{torch[0]}-py{torch[1]}"
@@ -72,7 +73,8 @@ def _kept(place: Path) -> Path | None:
 
 def _build(requirement: str, python: Path, place: Path, install: Install) -> None:
     runtime = _ask(python, "import importlib.metadata as m; print(m.version('nvidia-cuda-runtime'))")
-    install([*TOOLS, f"nvidia-cuda-crt=={'.'.join(runtime.split('.')[:2])}.*"])
+    release = ".".join(runtime.split(".")[:2])
+    install([*TOOLS, f"nvidia-cuda-crt=={release}.*", f"nvidia-cuda-cccl=={release}.*"])  # torch 2.11 has no cccl
     nvidia = Path(_ask(python, "import sysconfig; print(sysconfig.get_paths()['purelib'])")) / "nvidia"
     for left in place.glob("work.*"):  # left by a process that was killed
         shutil.rmtree(left)
@@ -107,8 +109,9 @@ def _run(argv: list[str], environment: dict[str, str]) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotBuildableError(f"{NAME} could not be built: {error}") from error
     if done.returncode:
-        end = "\n".join((done.stdout + done.stderr).strip().splitlines()[-20:])
-        raise NotBuildableError(f"{NAME} could not be built, exit code {done.returncode}:\n{end}")
+        lines = [line.strip() for line in (done.stdout + done.stderr).strip().splitlines()]
+        told = [line for line in lines if re.match(r"\S+:\d+(:\d+)?: (fatal )?error: ", line)][:20] or lines[-20:]
+        raise NotBuildableError(f"{NAME} could not be built, exit code {done.returncode}:\n" + "\n".join(told))
 
 
 def _ask(python: Path, code: str) -> str:
