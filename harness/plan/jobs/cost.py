@@ -43,7 +43,13 @@ def estimate(expansion: Expansion, *, cores: int = 1) -> Cost:
     stacks = len({config.stack for config in configs})
     imports = "one import" if stacks == 1 else f"{stacks} imports"
     busy = stacks * IMPORT_S / min(cores, stacks)
-    busy += sum(_cpu_seconds(config) / min(cores, world) for config, world in zip(configs, worlds))
+    for config in configs:
+        busy += _gpu_seconds(config) if config.device == "cuda" else _cpu_seconds(config, cores)
+    basis = [imports]
+    if any(config.device != "cuda" for config in configs):
+        basis.append(f"{RANK_CPU_S} s per rank and {RANK_STEP_CPU_S} s per rank and step, cores: {cores}")
+    if any(config.device == "cuda" for config in configs):
+        basis.append(f"{GPU_CELL_S:g} s per cell on GPUs and {GPU_STEP_S:g} s per step, one cell after another")
     return Cost(
         cells=len(expansion.cells),
         rejected=len(expansion.rejected),
@@ -52,7 +58,7 @@ def estimate(expansion: Expansion, *, cores: int = 1) -> Cost:
         ranks=sum(worlds),
         rank_steps=sum(len(config.steps) * world for config, world in zip(configs, worlds)),
         seconds=busy,
-        basis=f"{imports}, {RANK_CPU_S} s per rank and {RANK_STEP_CPU_S} s per rank and step, cores: {cores}",
+        basis=", ".join(basis),
     )
 
 
@@ -138,11 +144,9 @@ def cell_seconds(config: CellConfig, cluster: ClusterProfile, nodes: int) -> flo
 
 
 def _part_seconds(config: CellConfig, cluster: ClusterProfile, nodes: int) -> float:
-    world, steps = config.layout.world_size, len(config.steps)
     if cluster.gpus_per_node:
-        return GPU_CELL_S + steps * (GPU_STEP_S + step_flops(config) / (GPU_FLOPS * world))
-    cores = nodes * (cluster.cpus_per_task or cluster.ranks_per_node)
-    return _cpu_seconds(config) / min(cores, world)
+        return _gpu_seconds(config)
+    return _cpu_seconds(config, nodes * (cluster.cpus_per_task or cluster.ranks_per_node))
 
 
 def _parts(config: CellConfig) -> tuple[CellConfig, ...]:
@@ -150,10 +154,15 @@ def _parts(config: CellConfig) -> tuple[CellConfig, ...]:
     return (config, config.resumed) if config.resume else (config,)
 
 
-def _cpu_seconds(config: CellConfig) -> float:
-    """Processor time over all ranks."""
+def _gpu_seconds(config: CellConfig) -> float:
+    """Every rank has a GPU."""
+    return GPU_CELL_S + len(config.steps) * (GPU_STEP_S + step_flops(config) / (GPU_FLOPS * config.layout.world_size))
+
+
+def _cpu_seconds(config: CellConfig, cores: int) -> float:
     world, steps = config.layout.world_size, len(config.steps)
-    return world * (RANK_CPU_S + steps * RANK_STEP_CPU_S) + steps * step_flops(config) / CPU_FLOPS
+    busy = world * (RANK_CPU_S + steps * RANK_STEP_CPU_S) + steps * step_flops(config) / CPU_FLOPS
+    return busy / min(cores, world)
 
 
 def step_flops(config: CellConfig) -> float:

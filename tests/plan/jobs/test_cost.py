@@ -27,6 +27,18 @@ def test_more_cores_and_fewer_steps_cost_less_time() -> None:
     assert "cores: 4" in estimate(made, cores=4).basis
 
 
+def test_cells_on_gpus_of_this_machine_are_not_estimated_by_its_cores() -> None:
+    big = {"layers": 4, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 32768}
+    on_gpu, on_cpu = (
+        estimate(expand_axes({"packing": "sft", "device": device}, model=big), cores=2) for device in ("cuda", "cpu")
+    )
+    assert on_gpu.seconds < 60 < on_cpu.seconds
+    assert (on_gpu.basis, "GPU" in on_cpu.basis) == (
+        "one import, 15 s per cell on GPUs and 0.2 s per step, one cell after another",
+        False,
+    )
+
+
 def test_a_cell_that_resumes_starts_its_ranks_twice_but_trains_only_the_rest_again() -> None:
     whole, resumed = (
         estimate(
