@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -30,6 +31,12 @@ gpus_per_node: 8
 time: 30
 python: /opt/python
 """
+
+
+def test_the_images_of_shipped_profiles_have_megatron_or_get_it_by_a_mount(root: Path) -> None:
+    for file in (root / "matrices" / "clusters").glob("*.yaml"):
+        image = re.search(r"^  image: (\S+)", file.read_text(), re.MULTILINE)
+        assert image is None or "/nemo-" in image[1] or ":/opt/Megatron-LM" in file.read_text(), file.name
 
 
 class _Noon(datetime):
