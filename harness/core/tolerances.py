@@ -45,6 +45,7 @@ class Tolerances:
     slower_than: Bound  # this stack over the base stack
     slower_than_history: Bound  # this run over the median of earlier green runs
     noise_only: frozenset[str] = frozenset()  # parameters whose gradient in the control is rounding noise
+    chosen: frozenset[str] = frozenset()  # bounds that the matrix sets
     too_noisy: str = ""  # why nothing can be compared with the control; empty if it can
     ratio_screen: float = 0.02  # a ratio this close to a layout factor is reported as that factor
 
@@ -105,9 +106,12 @@ FACTOR_NAMES = (
 RATIO_SCREEN = "ratio_screen"
 UNSIGNED = ("parameter_gradient", "activation")  # distances of fingerprints, which have no above or below
 NOISE_FACTOR = 3.0  # a bound is this many times the measured noise; packing practice accepts up to 3
+# Of later steps: the paths of rounding differ, and one pair of trainings samples them once.
+GROWTH_FACTOR = 10.0
 # A measured bound above this cannot tell right from wrong: 0.5 accepts a halved gradient, 1 accepts zeros. The bounds
 # of bf16 models of up to 6 layers are at most 0.22 on CPU.
 MOST_MEASURED = 0.4
+ACCEPTS_NONE = 1.0  # a relative bound from which on an update that did not take place would pass
 MOST_NOISE = MOST_MEASURED / NOISE_FACTOR
 # Rounding to bf16 moves a gradient by at most about this share of the norm of all gradients together. A gradient within
 # it that differs from itself by more than MOST_NOISE is nothing but rounding, as of a bias that the softmax cancels.
@@ -161,7 +165,7 @@ def tolerances_for(
     noise_only: frozenset[str] = frozenset()
     too_noisy = ""
     for name, floor in (floors or {}).items():
-        bounds[name] = _measured(floor, getattr(_FP32, name))
+        bounds[name] = _measured(floor, getattr(_FP32, name), stated=dtype != "fp32")
         noise_only |= frozenset(floor.noise_only)
         if bounds[name].value > MOST_MEASURED and name not in overrides.numerics:
             too_noisy = too_noisy or _too_noisy(name, floor)
@@ -178,13 +182,20 @@ def tolerances_for(
             bounds[name] = Bound(value=value, unit="factor", origin=f"matrix checks.throughput.{name}")
     screen = overrides.numerics.get(RATIO_SCREEN)
     ratio_screen = screen.value if screen else base.ratio_screen
-    return Tolerances(**bounds, noise_only=noise_only, too_noisy=too_noisy, ratio_screen=ratio_screen)
+    return Tolerances(
+        **bounds,
+        noise_only=noise_only,
+        chosen=frozenset(overrides.numerics),
+        too_noisy=too_noisy,
+        ratio_screen=ratio_screen,
+    )
 
 
-def _measured(floor: NoiseFloor, least: Bound) -> Bound:
+def _measured(floor: NoiseFloor, least: Bound, *, stated: bool) -> Bound:
+    """`stated`: whether a bound that is that of fp32 says why."""
     value = NOISE_FACTOR * floor.value
     if value < least.value:
-        return replace(least, origin=f"noise floor {floor.value:.2g} is below the bound of fp32")
+        return replace(least, origin=f"noise floor {floor.value:.2g} is below the bound of fp32") if stated else least
     return Bound(value=value, origin=f"noise floor {floor.value:.2g} ({floor.by}) x {NOISE_FACTOR:g}")
 
 
@@ -193,6 +204,22 @@ def _too_noisy(name: str, floor: NoiseFloor) -> str:
     return (
         f"the noise of the control is too large to compare: the floor of {name} is {floor.value:.3g} ({at}{floor.by}), "
         f"more than {MOST_NOISE:.2g}"
+    )
+
+
+def grown(bound: Bound, floor: NoiseFloor | None, most: float = MOST_MEASURED) -> Bound | None:
+    """The bound after updates that amplify rounding, by how far apart two trainings of the control are then.
+
+    None where it would be above `most` and accept wrong numbers, or where the trainings diverge.
+    """
+    if floor is None or floor.value * GROWTH_FACTOR <= bound.value:
+        return bound
+    value = floor.value * GROWTH_FACTOR
+    if not value <= most:
+        return None
+    return Bound(
+        value=value,
+        origin=f"two trainings of the control differ by {floor.value:.2g} ({floor.by}), x {GROWTH_FACTOR:g}",
     )
 
 

@@ -30,6 +30,7 @@ from harness.core.run.records import (
     EvaluationSeen,
     GradientScale,
     ImportProof,
+    LaterSeen,
     LayerSeen,
     LegSeen,
     Progress,
@@ -40,6 +41,7 @@ from harness.core.run.records import (
     TensorForm,
     TensorSeen,
     TokenLoss,
+    TrainingSeen,
     WorkloadSeen,
 )
 from harness.core.run.run_plan import Allocation, Expansion, PlannedCell, RunPlan, XFail
@@ -273,12 +275,35 @@ def _leg(config: CellConfig, record: RankRecord, leg: Leg) -> LegSeen:
     if leg.backward:
         seen.parameters = [replace(one, update=None, in_norm=None) for one in _parameters(config, place)]
         seen.activations = _activations(config, place)
+    if leg.trains:
+        seen.training = second_training(copy.deepcopy(record))
     if leg.rewrites:
         last = config.model.layers + 1
         given = [item for item in _activations(config, place) if item.layer]
         final = [ActivationSeen(layer=last, documents=copy.deepcopy(item.documents)) for item in given[-1:]]
         seen.input_gradients = given + (final if place.pp == config.layout.pp - 1 else [])
     return seen
+
+
+def second_training(again: RankRecord) -> TrainingSeen:
+    """That ends as the first one of `again`."""
+    updates = {seen.name: seen.update for seen in again.parameters if seen.update is not None}
+    return TrainingSeen(
+        steps=[
+            LaterSeen(
+                after=step.step, loss_sum=step.loss_sum or 0.0, documents=step.documents, grad_norm=step.grad_norm
+            )
+            for step in again.steps[1:]
+        ],
+        evaluations=[
+            LaterSeen(after=one.after, loss_sum=one.loss_sum or 0.0, documents=one.documents)
+            for one in again.evaluations
+        ],
+        changes={name: update.change for name, update in updates.items()},
+        trained={name: update.trained for name, update in updates.items() if update.trained is not None},
+        merged={seen.name: seen.after for seen in again.merged if seen.after is not None},
+        expert_biases=again.expert_biases,
+    )
 
 
 def _params(record: RankRecord, truth: PackedParams | None) -> int | None:

@@ -38,7 +38,7 @@ REFUSALS = (
     "times cannot be compared with earlier runs",
 )
 LONE = "lone"  # in place of "record", for a control whose gradients no cell is compared with
-_BY_NAME = ("forms", "modules", "untimed", "same_as")  # mappings whose keys are data
+_BY_NAME = ("forms", "modules", "untimed", "same_as", "changes", "trained", "merged")  # mappings whose keys are data
 _NAN, _INFINITY = {"$float": "nan"}, {"$float": "inf"}  # as core/serialization.py writes them
 Path_ = tuple[Any, ...]
 

@@ -31,6 +31,7 @@ class Leg:
     model: bool = True  # False: batches are only fetched and compared with the plan
     backward: bool = False
     moved_weights: bool = False  # every weight is moved by one machine epsilon of its dtype, up or down
+    trains: bool = False  # step 0 is followed by the updates, steps and evaluations of the training leg
     other_padding: bool = False  # padding slots hold another token id
     rewrites: bool = False  # every layer's input, and the gradient of its output, is overwritten with a known value
 
@@ -187,12 +188,13 @@ def _few(config: CellConfig, wanted: Callable[[MicroBatch], bool]) -> tuple[Docu
 
 
 def _noise(config: CellConfig) -> list[Leg]:
+    """Bounds of fp32 in step 0 are fixed. In another order packed documents would share other rows."""
     documents = tuple(config.documents_of(0))
     order = Leg(name="noise-order", canary=NOISE, documents=documents[::-1], backward=True)
-    epsilon = Leg(name="noise-epsilon", canary=NOISE, documents=documents, backward=True, moved_weights=True)
-    return (
-        [epsilon] if config.style.packed else [order, epsilon]
-    )  # in another order packed documents would share other rows
+    epsilon = Leg(
+        name="noise-epsilon", canary=NOISE, documents=documents, backward=True, moved_weights=True, trains=True
+    )
+    return [epsilon] if config.style.packed or config.dtype == "fp32" else [order, epsilon]
 
 
 _LEGS: dict[str, Callable[[CellConfig], list[Leg]]] = {

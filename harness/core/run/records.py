@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from harness.core.cell.layout import Coordinates
 from harness.core.cell.timing import GpuState, Timed
 from harness.core.run.states import CanaryLeg, LegName, Phase, RankEnd
-from harness.core.run.tensor_records import ActivationSeen, FrozenSeen, MergedSeen, ParameterSeen, StateSeen
+from harness.core.run.tensor_records import (
+    ActivationSeen,
+    Fingerprint,
+    FrozenSeen,
+    MergedSeen,
+    ParameterSeen,
+    StateSeen,
+)
 
 SCHEMA_VERSION = 2  # of records; in 1, cpu_stubs were called stand_ins
 
@@ -244,6 +251,28 @@ class EvaluationSeen:
 
 
 @dataclass(kw_only=True)
+class LaterSeen:
+    """A step after step 0, or an evaluation, of a second training on one rank."""
+
+    after: int  # number of finished steps
+    loss_sum: float
+    documents: dict[int, DocumentLoss]
+    grad_norm: float | None = None  # None: an evaluation
+
+
+@dataclass(kw_only=True)
+class TrainingSeen:
+    """What a leg that trains records beyond step 0, on one rank; weights by the names of the training leg."""
+
+    steps: list[LaterSeen]
+    evaluations: list[LaterSeen]
+    changes: dict[str, Fingerprint]  # of every weight, by the first update
+    trained: dict[str, Fingerprint]  # likewise, by all updates
+    merged: dict[str, Fingerprint]  # weights with their adapters after the last step, if upstream merges their kind
+    expert_biases: list[ExpertBiasSeen]
+
+
+@dataclass(kw_only=True)
 class LegSeen:
     """A canary leg: one pass over varied documents of step 0 with the initial weights (core/cell/canary_legs.py).
 
@@ -259,6 +288,7 @@ class LegSeen:
     parameters: list[ParameterSeen] = field(default_factory=list)
     activations: list[ActivationSeen] = field(default_factory=list)
     input_gradients: list[ActivationSeen] = field(default_factory=list)  # rewriting; the output block is one layer more
+    training: TrainingSeen | None = None  # of the leg that trains
     time_s: float = 0.0  # of its pass, which legs without a backward share
 
 

@@ -6,6 +6,7 @@ recomputed from the cell's configuration.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from harness.core.run.records import DocumentLoss, RankRecord, StepSeen
 from harness.core.run.run_plan import BaselineRequest, PlannedCell
 from harness.core.run.tensor_records import Fingerprint, UpdateSeen
 from harness.core.stack import ReadyStack
-from harness.core.tolerances import Bound, NoiseFloor, Tolerances, looser
+from harness.core.tolerances import ACCEPTS_NONE, Bound, NoiseFloor, Tolerances, grown, looser
 from harness.judge.evidence.assemble import ParameterGradient, whole_activations, whole_gradients, whole_updates
 from harness.judge.evidence.endings import Ending, endings_of
 from harness.judge.evidence.leg_evidence import LegEvidence, legs_seen
@@ -32,6 +33,7 @@ from harness.judge.failures.cause import Cause, cause_of
 from harness.judge.failures.classification import FailureClass, JobEnding, LogTail
 from harness.judge.required.numbers import Scan, scan
 from harness.judge.stats.baseline import Baseline
+from harness.judge.stats.noise import later_floors
 
 
 @dataclass(kw_only=True)
@@ -66,10 +68,49 @@ class CellEvidence:
     def layout(self) -> Layout:
         return self.cell.config.layout
 
-    def bound(self, name: str, step: int) -> Bound:
-        """A bound of the numerics lane at a step; weights move after step 0, so later bounds are never tighter."""
+    def own_bound(self, name: str, step: int) -> Bound:
+        """A bound of the numerics lane at a step, of what is compared within this cell; later ones are no tighter."""
         at_start: Bound = getattr(self.tolerances, name)
         return at_start if step == 0 else looser(at_start, getattr(self.later, name))
+
+    def bound(self, name: str, step: int) -> Bound | None:
+        """The same against the control: after step 0 training amplifies rounding. None: to more than can be compared.
+
+        `step`: number of updates so far.
+        """
+        bound = self.own_bound(name, step)
+        if step == 0 or self.control is None or name in self.tolerances.chosen:
+            return bound
+        return grown(bound, self.control.later_noise.get(name, {}).get(step))
+
+    def weight_bound(self, what: str, name: str, bound: Bound) -> Bound | None:
+        """`bound` of what updates have made of one parameter; None: rounding decides it."""
+        if self.control is None or "parameter_gradient" in self.tolerances.chosen:
+            return bound
+        floors = self.control.later_noise.get(f"{what} of {name}", {})
+        return grown(bound, next(iter(floors.values()), None), ACCEPTS_NONE)
+
+    @cached_property
+    def diverges(self) -> float:
+        """The step from which on numbers of the control may be infinite, since rounding decided them before; or inf.
+
+        The control's are infinite at the end of either training.
+        """
+        control = self.control or self
+        if not any(found.not_finite for found in control.scans.values()):
+            return math.inf
+        lost = [
+            step
+            for name in ("step_loss", "grad_norm")
+            for step, floor in control.later_noise.get(name, {}).items()
+            if math.isfinite(floor.value) and grown(Bound(value=0.0), floor) is None
+        ]
+        return min(lost, default=math.inf)
+
+    @cached_property
+    def later_noise(self) -> dict[str, dict[int, NoiseFloor]]:
+        """How far two trainings of this cell are from each other; only controls train twice."""
+        return later_floors(self.records[0]) if set(self.records) == {0} else {}
 
     @property
     def rejected(self) -> bool:

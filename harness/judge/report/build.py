@@ -62,7 +62,7 @@ def judge_cells(
             seen(shown)
         if cell.id in needed:
             verdicts[cell.id] = verdict
-        if item.noise:
+        if item.noise and cell.config.dtype != "fp32":  # its own bounds are nearly always larger
             noise[cell.id] = dict(item.noise)
     return Judged(cells=cells, noise=noise)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from harness.core.text.counts import counted
+from harness.core.tolerances import Bound
 from harness.judge.checks.numerics.grad_norm import other_rows_bound
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.report.model import Weight
@@ -12,6 +14,8 @@ from harness.judge.required.expected import Expected
 
 _SUBJECTS = (adapters, facts, legs, model, states, timing)
 _MOST_NAMED = 3
+_AMPLIFIED = "decided by rounding, by which two trainings of the control part too"
+_SMALLEST = Bound(value=0.0)
 
 
 def weight_of(evidence: CellEvidence) -> Weight:
@@ -38,8 +42,10 @@ def not_compared(evidence: CellEvidence) -> str:
     Every report says it of the numerics lane.
     """
     control = evidence.control
-    if control is None or evidence.same_rows or not evidence.steps:
+    if control is None or not evidence.steps:
         return ""
+    if evidence.same_rows:
+        return _amplified(evidence, control)
     whole, compared = len(control.gradients), len(evidence.compared)
     parts = [f"gradients of {whole - compared} of {whole} parameters"] if 0 < compared < whole else []
     parts += [] if compared else ["gradients"]
@@ -48,6 +54,21 @@ def not_compared(evidence: CellEvidence) -> str:
         parts += [f"gradient norm (only to {bound.value:.0%})" if bound else "gradient norm", "first update"]
     parts += ["steps after the first" if len(evidence.steps) > 1 else "trained weights"]
     return f"{', '.join(parts)}: compared with nothing, since the control has other rows"
+
+
+def _amplified(evidence: CellEvidence, control: CellEvidence) -> str:
+    """Which later numbers are not compared, since training amplified rounding; empty if all are."""
+    floors, parts = control.later_noise, []
+    for names, text in ((("document_loss", "step_loss"), "losses"), (("grad_norm",), "gradient norms")):
+        for step in evidence.steps:
+            lost = next((name for name in names if evidence.bound(name, step) is None), None)
+            if lost is not None:
+                parts.append(f"{text} from step {step} on ({floors[lost][step].value:.2g})")
+                break
+    weights = sum(1 for name in evidence.updates if evidence.weight_bound("trained", name, _SMALLEST) is None)
+    if weights:
+        parts.append(f"the change of {counted(weights, 'parameter')} over all steps")
+    return f"{', '.join(parts)}: {_AMPLIFIED}" if parts else ""
 
 
 def incomplete(evidence: CellEvidence) -> str:

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from harness.core.cell.canary_legs import Leg
 from harness.core.packing.arithmetic import PAD
 from harness.core.packing.fields import OFFSETS, PADDED
-from harness.core.run.records import BatchSeen, LegSeen, Progress, RankRecord, SeenParams, StepSeen, TensorSeen
+from harness.core.run.records import (
+    BatchSeen,
+    DocumentLoss,
+    LaterSeen,
+    LegSeen,
+    Progress,
+    RankRecord,
+    SeenParams,
+    StepSeen,
+    TensorSeen,
+    TrainingSeen,
+)
 from harness.core.vision import AXES
 from harness.judge.evidence.chunks import fields_used, is_last
 from harness.judge.required import reports
@@ -194,6 +206,54 @@ def _leg(expected: Expected, record: RankRecord, seen: LegSeen, leg: Leg) -> Ite
         yield "it has losses of tokens, which only step 0 records"
     if losses:
         yield from _document_names("losses", seen.documents, (document.index for document in leg.documents))
+    if leg.trains and (first := record.steps[:1]) and _tokens(seen.documents) != _tokens(first[0].documents):
+        yield "documents: not those of step 0"
+    if (seen.training is not None) != leg.trains:
+        yield f"its later steps are {'missing' if leg.trains else 'recorded, though it does not train'}"
+    elif seen.training is not None:
+        yield from _trained_again(record, seen.training)
+
+
+def _trained_again(record: RankRecord, seen: TrainingSeen) -> Iterator[str]:
+    """A second training has what the first one has, of every step after step 0."""
+    for name, found, right in (
+        ("steps", seen.steps, [_Later(one.step, one.documents, True) for one in record.steps[1:]]),
+        ("evaluations", seen.evaluations, [_Later(one.after, one.documents, False) for one in record.evaluations]),
+    ):
+        if [_later(_Later(one.after, one.documents, one.grad_norm is not None)) for one in found] != [
+            _later(one) for one in right
+        ]:
+            yield f"{name}: their numbers, documents or tokens are not those of the training leg"
+    yield from (f"steps: step {one.after}: grad_norm is {one.grad_norm!r}" for one in seen.steps if _negative(one))
+    names = [one.name for one in record.parameters]
+    for kind, weights, wanted in (
+        ("changes", seen.changes, names),
+        ("trained", seen.trained, names),
+        ("merged", seen.merged, [one.name for one in record.merged if one.after is not None]),
+    ):
+        if list(weights) != wanted:
+            yield f"{kind}: not the weights of the training leg"
+    places = [(one.step, one.layer, len(one.values)) for one in record.expert_biases]
+    if [(one.step, one.layer, len(one.values)) for one in seen.expert_biases] != places:
+        yield "expert_biases: not those of the training leg"
+
+
+class _Later(NamedTuple):
+    after: int
+    documents: Mapping[int, DocumentLoss]
+    has_norm: bool
+
+
+def _later(one: _Later) -> tuple[int, dict[int, int], bool]:
+    return one.after, _tokens(one.documents), one.has_norm
+
+
+def _tokens(documents: Mapping[int, DocumentLoss]) -> dict[int, int]:
+    return {document: loss.tokens for document, loss in documents.items()}
+
+
+def _negative(seen: LaterSeen) -> bool:
+    return seen.grad_norm is not None and seen.grad_norm < 0
 
 
 def _leg_batches(

@@ -15,6 +15,7 @@ _SAME_NORM = (
     "updates move every weight by the learning rate, so that weights of one size have nearly the same norm; "
     "projections are compared"
 )
+_GROWTH = "measures how training amplifies rounding, so that no bound of a later step is too tight; it must be possible"
 _UNUSED = "a field that the stage does not use is a warning; its content must be right"
 
 NOT_EVIDENCE: dict[str, str] = {
@@ -44,6 +45,12 @@ NOT_EVIDENCE: dict[str, str] = {
     "record.legs.*.parameters.*.parts": "names the tp rank whose shard differs; the verdict is on the whole gradient",
     "record.parameters.*.update.change.norm_sq": _SAME_NORM,
     "record.parameters.*.update.trained.norm_sq": _SAME_NORM,
+    "record.legs.*.training.steps.*.grad_norm": _GROWTH,
+    **{
+        f"record.legs.*.training.{weights}.*.{part}": _GROWTH
+        for weights in ("changes", "trained")
+        for part in ("norm_sq", "projections.*")
+    },
     "record.peak_memory_bytes": "shown; it must not be negative",
     "record.peak_reserved_bytes": "shown; it must not be negative",
     "record.setup_s": _CLOCK,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.core.run.record_limits import PROJECTIONS
-from harness.core.run.records import DocumentLoss, RankRecord
+from harness.core.run.records import DocumentLoss, LaterSeen, RankRecord, TrainingSeen
 from harness.core.run.tensor_records import STORED, ActivationSeen, Fingerprint, ParameterSeen, UpdateSeen
 
 # A projection on a standard normal vector is normally distributed with the norm as its standard deviation: one value in
@@ -74,7 +74,8 @@ def scan(record: RankRecord) -> Scan:
     _gradients(found, record.parameters, "the gradient of {}", at | {"step": 0}, (0, 3))
     for parameter in record.parameters:
         if parameter.update is not None:
-            _update(found, parameter.update, parameter.name, at | {"step": 0, "parameter": parameter.name})
+            where = at | {"step": 0, "parameter": parameter.name}
+            _update(found, parameter.update, parameter.name, where, last=len(record.steps) - 1)
     for scale in record.gradient_scales:
         for what, value in (("gradients", scale.dense), ("gradients of experts", scale.experts)):
             if value is not None:
@@ -88,7 +89,39 @@ def scan(record: RankRecord) -> Scan:
         inputs = "the gradient of document {} at the input of layer {}" + name
         _outputs(found, leg.input_gradients, inputs, where, (number, 2))
         _gradients(found, leg.parameters, "the gradient of {}" + name, where, (number, 3))
+        if leg.training is not None:
+            _second_training(found, leg.training, name, at | {"leg": leg.leg}, number)
     return found
+
+
+def _second_training(found: Scan, seen: TrainingSeen, name: str, at: dict[str, Any], number: int) -> None:
+    """Scan the later steps of a leg that trains; `number`: of the leg."""
+    for step in seen.steps:
+        _later(found, step, f"step {step.after}{name}", at | {"step": step.after}, (number, 4, step.after))
+    for step in seen.evaluations:
+        text = f"the evaluation after step {step.after}{name}"
+        _later(found, step, text, at | {"after": step.after}, (number, 4, step.after))
+    last = len(seen.steps)
+    for what, weights, after in (
+        ("change", seen.changes, 0),
+        ("change over all steps", seen.trained, last),
+        ("merged weight", seen.merged, last),
+    ):
+        _total(found, weights.values())
+        for parameter, value in weights.items():
+            if not _good(value):
+                where = at | {"step": after, "parameter": parameter}
+                _fingerprint(found, value, f"the {what} of {parameter}{name}", where, (number, 5))
+    for bias in seen.expert_biases:
+        where = at | {"step": bias.step, "layer": bias.layer}
+        _losses(found, bias.values, f"a bias of layer {bias.layer}{name}", where, (number, 4, bias.step))
+
+
+def _later(found: Scan, seen: LaterSeen, name: str, where: dict[str, Any], order: tuple[int, ...]) -> None:
+    _documents(found, seen.documents, f"the loss of document {{}} in {name}", where, order)
+    for what, value in (("the loss", seen.loss_sum), ("the gradient norm", seen.grad_norm)):
+        if value is not None:
+            found.add(value, f"{what} of {name}", where, order)
 
 
 def _reports(found: Scan, record: RankRecord, at: dict[str, Any]) -> None:
@@ -144,7 +177,8 @@ def _gradients(
                 _fingerprint(found, part, text, where | {"parameter": seen.name}, order)
 
 
-def _update(found: Scan, update: UpdateSeen, name: str, where: dict[str, Any]) -> None:
+def _update(found: Scan, update: UpdateSeen, name: str, where: dict[str, Any], *, last: int) -> None:
+    """`last`: the last step, of the change over all of them."""
     values = (
         (update.first_moment, "first moment"),
         (update.second_moment, "second moment"),
@@ -156,7 +190,8 @@ def _update(found: Scan, update: UpdateSeen, name: str, where: dict[str, Any]) -
             continue
         found.numbers += 1 + len(value.projections)
         if not _good(value):
-            _fingerprint(found, value, f"the {what} of {name}", where, (0, 4))
+            place = where | {"step": last} if value is update.trained else where
+            _fingerprint(found, value, f"the {what} of {name}", place, (0, 4))
 
 
 def _total(found: Scan, values: Iterable[Fingerprint]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.record_limits import MOST_TOKEN_LOSSES
-from harness.core.run.records import DocumentLoss, RankRecord, StepSeen
+from harness.core.run.records import DocumentLoss, RankRecord, StepSeen, TrainingSeen
 from harness.core.run.tensor_records import Fingerprint
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.evaluations import evaluations_of
@@ -81,6 +81,8 @@ def _record(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:
         if seen.parts and not _adds_up(seen.parts, seen.gradient):
             yield f"parameters: the parts of {seen.name} do not add up to its gradient"
     for leg in record.legs:
+        if leg.training is not None:
+            yield from (f"legs: {leg.leg}: {problem}" for problem in _second_training(leg.training))
         for seen in leg.parameters:
             if seen.parts and not _adds_up(seen.parts, seen.gradient):
                 yield f"legs: {leg.leg}: the parts of {seen.name} do not add up to its gradient"
@@ -132,6 +134,13 @@ def _legs(evidence: CellEvidence) -> Iterator[str]:
                     f"record of rank {rank}: legs: {name}: loss_sum is {seen.loss_sum:.9g} over {seen.token_count} "
                     f"tokens, the documents add up to {whole:.9g} over {tokens}"
                 )
+
+
+def _second_training(seen: TrainingSeen) -> Iterator[str]:
+    for one in (*seen.steps, *seen.evaluations):
+        whole = sum(loss.loss_sum for document, loss in one.documents.items() if document != PAD)
+        if math.isfinite(whole) and not _near(one.loss_sum, whole, FP32_SUM):
+            yield f"after step {one.after}: loss_sum is {one.loss_sum:.9g}, the documents add up to {whole:.9g}"
 
 
 def _near(one: float, other: float, bound: float) -> bool:

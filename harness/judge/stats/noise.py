@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from harness.core.cell.canary_legs import NOISE_LEGS
-from harness.core.run.records import LegSeen, RankRecord
+from harness.core.run.records import DocumentLoss, LegSeen, RankRecord, TrainingSeen
 from harness.core.run.tensor_records import Fingerprint
 from harness.core.tolerances import MOST_NOISE, NOISE_FACTOR, ROUNDING_SHARE, Bound, NoiseFloor, Tolerances
 from harness.judge.stats.distance import distance, fingerprint_distance
@@ -43,6 +43,80 @@ def noise_floors(records: Mapping[int, RankRecord]) -> dict[str, NoiseFloor]:
     if noise_only and "parameter_gradient" in floors:
         floors["parameter_gradient"] = replace(floors["parameter_gradient"], noise_only=tuple(sorted(noise_only)))
     return floors
+
+
+def later_floors(record: RankRecord) -> dict[str, dict[int, NoiseFloor]]:
+    """Name of a bound -> number of finished updates -> the largest difference so far between the two trainings of a
+    control, of which one starts from moved weights; empty if it trained once.
+
+    `change` and `trained`, of every weight, are named with the parameter, and are of the last step.
+    """
+    leg = next((leg for leg in record.legs if leg.training is not None), None)
+    if leg is None or leg.training is None:
+        return {}
+    by = NOISE_LEGS[leg.leg] + _where(record)
+    found: dict[str, dict[int, NoiseFloor]] = {}
+    for name, step, value, at in sorted(_later_differences(record, leg.training), key=lambda item: item[1]):
+        known = found.setdefault(name, {})
+        before = known.get(max(known, default=step))
+        keeps = before is not None and not value > before.value and not math.isnan(value)
+        known[step] = (
+            before
+            if before is not None and (keeps or math.isnan(before.value))
+            else NoiseFloor(value=value, by=by, at=at)
+        )
+    _widen_norms(found)
+    return found
+
+
+def _widen_norms(floors: dict[str, dict[int, NoiseFloor]]) -> None:
+    """A gradient norm is one number and may be close by chance: its floor is at least that of documents, and that of
+    the next step.
+    """
+    norms = floors.get("grad_norm", {})
+    for step in sorted(norms):
+        candidates = [norms[step], floors.get("document_loss", {}).get(step), norms.get(step + 1)]
+        known = [floor for floor in candidates if floor is not None]
+        norms[step] = max(known, key=lambda floor: math.inf if math.isnan(floor.value) else floor.value)
+
+
+def _later_differences(record: RankRecord, again: TrainingSeen) -> Iterator[tuple[str, int, float, str]]:
+    """(name, step, relative difference, what differs)."""
+    for own, step in zip(record.steps[1:], again.steps):
+        for name, value, at in _loss_differences(own.documents, step.documents):
+            yield name, own.step, value, at
+        if own.grad_norm is not None and step.grad_norm is not None:
+            yield "grad_norm", own.step, distance(step.grad_norm, own.grad_norm, _RELATIVE), ""
+    for seen, other in zip(record.evaluations, again.evaluations):
+        for name, value, at in _loss_differences(seen.documents, other.documents):
+            yield name, seen.after, value, at
+    for bias, moved in zip(record.expert_biases, again.expert_biases):
+        off = max(abs(a - b) for a, b in zip(bias.values, moved.values))
+        yield "expert_bias", bias.step, off, f"layer {bias.layer}"
+    last = len(record.steps)
+    updates = {seen.name: seen.update for seen in record.parameters if seen.update is not None}
+    changes = {name: update.change for name, update in updates.items()}
+    trained = {name: update.trained for name, update in updates.items() if update.trained is not None}
+    merged = {seen.name: seen.after for seen in record.merged if seen.after is not None}
+    for what, weights, others, step_number in (
+        ("change", changes, again.changes, 1),
+        ("trained", trained, again.trained, last),
+        ("merged", merged, again.merged, last),
+    ):
+        for name in weights.keys() & others.keys():
+            yield f"{what} of {name}", step_number, fingerprint_distance(others[name], weights[name]), name
+
+
+def _loss_differences(
+    own: Mapping[int, DocumentLoss], other: Mapping[int, DocumentLoss]
+) -> Iterator[tuple[str, float, str]]:
+    losses = {
+        document: (other[document].loss_sum, loss.loss_sum) for document, loss in own.items() if document in other
+    }
+    for document, (measured, expected) in losses.items():
+        if expected:
+            yield "document_loss", distance(measured, expected, _RELATIVE), f"document {document}"
+    yield "step_loss", _sum_difference([*losses.values()]), ""
 
 
 def least_norms(bounds: Tolerances, gradients: Iterable[Fingerprint]) -> dict[str, float]:

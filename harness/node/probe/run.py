@@ -110,14 +110,16 @@ def _legs(context: RankContext, groups: Groups, recorder: Recorder, begin: float
         return
     training, canaries = _model_legs(context, path, fault, recorder, groups)
     recorder.record.setup_s = time.perf_counter() - begin
+    passes = training.passes
     training.run()
+    del training  # with its optimizer: a leg may train with another
     recorder.lap("training")
     canaries.run()
     recorder.lap("canaries")
     record_peaks(recorder.record, context.device)
     if backend := attention_kinds.chosen_backend(config.attention):
         recorder.record.environment["attention_backend"] = backend
-    TimingLeg(training.passes).run()
+    TimingLeg(passes).run()
     recorder.lap("timing")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +37,7 @@ class Recorder:
         attempt = AttemptDir(path.parent.parent)
         record.run_id, record.attempt = attempt.run_id, attempt.number
         self.written = ""  # `ended` of the record on disk
+        self._written: RankRecord | None = None  # the rank's own record, while records go into another
         self._known: dict[Any, int] = {}
         self._pending: list[tuple[LayerSeen, Any]] = []  # layers whose params are still on the GPU
         self._last: tuple[Any, Any, Any] | None = None  # the latest params, their key, their snapshot
@@ -61,12 +64,24 @@ class Recorder:
     def flush(self) -> None:
         begin = time.perf_counter(), time.process_time()
         self._read_pending()
-        write_record(self.path, self.record)
+        write_record(self.path, self._written or self.record)
         taken = time.perf_counter() - begin[0], time.process_time() - begin[1]
         lap = self.laps.setdefault("records", Lap())
         lap.time_s += taken[0]
         lap.busy_s += taken[1]
         self._lap = self._lap[0] + taken[0], self._lap[1] + taken[1]
+
+    @contextmanager
+    def apart(self) -> Iterator[RankRecord]:
+        """What is recorded goes into another record, which is not written; progress is noted as always."""
+        own = self.record
+        self.record = RankRecord(cell=own.cell, rank=own.rank, place=own.place, progress=own.progress)
+        self._written = own
+        try:
+            yield self.record
+        finally:
+            own.progress = self.record.progress
+            self.record, self._written = own, None
 
     def layer(self, seen: LayerSeen, packed_seq_params: Any, *, recomputed: bool = False) -> None:
         """Record what a layer received.

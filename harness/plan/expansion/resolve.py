@@ -254,8 +254,8 @@ def _control(config: CellConfig) -> CellConfig:
 
 
 def with_noise_legs(config: CellConfig) -> CellConfig:
-    """The control with the legs that measure the noise of its dtype; fp32 needs none, since its bounds are fixed."""
-    if config.dtype == "fp32" or NOISE in config.canaries or not config.fingerprints:
+    """The control with the legs that measure the noise of its dtype, and how training makes it grow."""
+    if NOISE in config.canaries or not config.fingerprints or not config.train.steps:
         return config
     return dataclasses.replace(config, canaries=(*config.canaries, NOISE))
 

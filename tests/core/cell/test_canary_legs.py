@@ -30,12 +30,18 @@ def legs(config: CellConfig) -> dict[str, Leg]:
 
 
 def test_noise_legs_come_last_and_the_one_that_moves_weights_after_all() -> None:
-    config = replace(cell("unpacked"), canaries=(*CANARIES, NOISE))
+    config = replace(cell("unpacked"), canaries=(*CANARIES, NOISE), dtype="bf16")
     order, epsilon = legs_of(config)[-2:]
     assert [leg.name for leg in (order, epsilon)] == list(NOISE_LEGS)
     assert order.documents == epsilon.documents[::-1] == tuple(config.documents_of(0))[::-1]
     assert [leg.moved_weights for leg in legs_of(config)].index(True) == len(legs_of(config)) - 1
     assert order.backward and epsilon.backward
+    assert [leg.name for leg in legs_of(config) if leg.trains] == [epsilon.name]
+
+
+def test_noise_of_fp32_is_that_of_a_second_training_alone() -> None:
+    found = legs_of(replace(cell("unpacked"), canaries=(NOISE,)))
+    assert [(leg.name, leg.trains) for leg in found] == [("noise-epsilon", True)]
 
 
 @pytest.mark.parametrize("data_path", DATA_PATHS)

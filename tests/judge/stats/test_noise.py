@@ -10,13 +10,15 @@ import pytest
 from harness.core.cell.canary_legs import NOISE_LEGS
 from harness.core.cell.config import NOISE
 from harness.core.outcomes import Outcome
-from harness.core.run.records import LegSeen, RankRecord
+from harness.core.run.records import LegSeen, RankRecord, TrainingSeen
 from harness.core.run.run_plan import Expansion
 from harness.core.run.tensor_records import Fingerprint
+from harness.core.tolerances import GROWTH_FACTOR, Override, ToleranceOverrides, tolerances_for
 from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.required.audit import weight_of
 from harness.judge.stats.noise import noise_floors
 from tests.judge.reports import build_report
-from tests.judge.simulator import TODAY, all_evidence, config_of, judge, refound, run_of
+from tests.judge.simulator import TODAY, all_evidence, config_of, found_of, judge, refound, run_of, second_training
 
 ORDER, EPSILON = NOISE_LEGS
 
@@ -41,6 +43,7 @@ def leg_of(record: RankRecord, name: str, *, losses: float = 0.0, gradients: flo
         documents=step.documents,
         parameters=parameters,
         activations=copy.deepcopy(record.activations),
+        training=second_training(copy.deepcopy(record)) if name == EPSILON else None,
     )
 
 
@@ -227,3 +230,122 @@ def test_the_noise_of_a_control_that_did_not_pass_bounds_nothing() -> None:
     verdict = judge(cell)
     assert verdict.outcome is Outcome.FAIL
     assert [finding.check for finding in verdict.findings] == ["replica_gradients"]
+
+
+def after_training_twice(change: Callable[[TrainingSeen], None], steps: int = 2) -> CellEvidence:
+    """A cell of fp32 whose control's second training is changed."""
+    config = config_of("sft", tp=2)
+    plan, evidence = run_of([replace(config, train=replace(config.train, steps=steps))])
+    control, cell = plan.expansion.cells
+    control = replace(control, config=replace(control.config, canaries=(NOISE,)))
+    measured = found_of(control)
+    [leg] = measured.records[0].legs
+    assert leg.training is not None
+    change(leg.training)
+    plan = replace(plan, expansion=Expansion(cells=(control, cell), rejected=()))
+    return all_evidence(plan, {control.id: measured, cell.id: refound(evidence[cell.id])})[cell.id]
+
+
+def times(factor: float, number: int = -1) -> Callable[[TrainingSeen], None]:
+    """Change losses and gradient norm of a later step, the last one if none is given, and every weight's change."""
+
+    def change(training: TrainingSeen) -> None:
+        step = training.steps[number]
+        assert step.grad_norm is not None
+        step.grad_norm *= factor
+        step.loss_sum *= factor
+        for loss in step.documents.values():
+            loss.loss_sum *= factor
+        for whole in training.trained.values():
+            whole.norm_sq *= factor**2
+            whole.projections = [value * factor for value in whole.projections]
+
+    return change
+
+
+def wrong(cell: CellEvidence, factor: float) -> list[str]:
+    """The checks that find it if the last step of every rank is wrong by a factor."""
+    last = cell.steps[-1]
+    for record in cell.records.values():
+        step = record.steps[last]
+        assert step.grad_norm is not None
+        step.grad_norm *= factor
+        step.loss_sum = step.loss_sum and step.loss_sum * factor
+        for loss in step.documents.values():
+            loss.loss_sum *= factor
+    return [finding.check for finding in judge(cell).findings]
+
+
+@pytest.mark.parametrize(
+    ("amplified", "factor", "checks"),
+    [
+        (1.0, 1.001, ["document_loss", "step_loss", "grad_norm"]),
+        (1.001, 1.001, []),
+        (1.001, 1.1, ["document_loss", "step_loss", "grad_norm"]),
+    ],
+)
+def test_later_bounds_grow_as_two_trainings_of_the_control_part(
+    amplified: float, factor: float, checks: list[str]
+) -> None:
+    assert wrong(after_training_twice(times(amplified)), factor) == checks
+
+
+def test_a_bound_that_grew_says_how_it_was_measured() -> None:
+    cell = after_training_twice(times(1.001))
+    bound = cell.bound("grad_norm", 1)
+    assert bound is not None
+    assert bound.value == pytest.approx(GROWTH_FACTOR * 1e-3)
+    assert bound.origin.startswith("two trainings of the control differ by 0.001 (weights moved by one machine epsilon")
+    at_start = cell.bound("grad_norm", 0)
+    assert at_start is not None and at_start.value == 1e-4
+
+
+def test_what_rounding_decides_is_not_compared_and_the_evidence_says_so() -> None:
+    cell = after_training_twice(times(2.0))
+    assert wrong(cell, 1.5) == []
+    said = weight_of(cell).not_compared
+    assert "losses from step 1 on" in said and "gradient norms from step 1 on" in said
+    for record in cell.records.values():  # step 0 is compared all the same
+        assert record.steps[0].grad_norm is not None
+        record.steps[0].grad_norm *= 1.5
+    assert "grad_norm" in [finding.check for finding in judge(cell).findings]
+
+
+def test_a_bound_of_the_matrix_does_not_grow() -> None:
+    cell = after_training_twice(times(1.1))
+    mine = ToleranceOverrides(numerics={"grad_norm": Override(value=1e-3)})
+    cell.tolerances = cell.later = tolerances_for("fp32", mine)
+    bound = cell.bound("grad_norm", 1)
+    assert bound is not None and bound.value == 1e-3
+    assert cell.bound("step_loss", 1) is None
+
+
+def test_a_second_training_without_a_step_is_incomplete_evidence() -> None:
+    cell = after_training_twice(lambda training: training.steps.clear())
+    assert cell.control is not None
+    assert judge(cell.control).outcome is Outcome.ERROR
+    assert "not those of the training leg" in judge(cell.control).reason
+
+
+def infinite(record: RankRecord, step: int) -> None:
+    record.steps[step].grad_norm = math.inf
+
+
+@pytest.mark.parametrize(("amplified", "outcome"), [(1.0, Outcome.FAIL), (2.0, Outcome.PASS)])
+def test_numbers_are_infinite_only_where_training_diverges(amplified: float, outcome: Outcome) -> None:
+    """Step 1 is lost to rounding, if the trainings part by so much, before step 2 is infinite in cell and control."""
+    cell = after_training_twice(times(amplified, number=0), steps=3)
+    assert cell.control is not None
+    for record in (*cell.records.values(), *cell.control.records.values()):
+        infinite(record, 2)
+    assert judge(cell.control).outcome is outcome
+    if outcome is Outcome.PASS:
+        assert judge(cell).outcome is outcome
+        infinite(cell.records[0], 0)
+        assert [finding.check for finding in judge(replace(cell)).findings] == ["finiteness"]
+
+
+def test_a_cell_alone_may_not_be_infinite_where_its_control_is_finite() -> None:
+    cell = after_training_twice(times(2.0))
+    infinite(cell.records[0], 1)
+    assert [finding.check for finding in judge(cell).findings] == ["finiteness"]

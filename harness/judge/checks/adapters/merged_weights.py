@@ -90,9 +90,10 @@ def _trained(evidence: CellEvidence, seen: MergedSeen, right: MergedSeen) -> tup
     if not evidence.same_rows or not seen.after or not right.after:
         return None
     value = 2 * math.sqrt(steps * gradient.value)
-    bound = replace(gradient, value=value, origin=_SIGNS.format(steps=steps, gradient=gradient.value))
-    off = _distance(seen.after, right.after, bound)
-    return None if off is None else (off, bound)
+    start = replace(gradient, value=value, origin=_SIGNS.format(steps=steps, gradient=gradient.value))
+    bound = evidence.weight_bound("merged", seen.name, start)
+    off = None if bound is None else _distance(seen.after, right.after, bound)
+    return None if off is None or bound is None else (off, bound)
 
 
 def _distance(found: Fingerprint, right: Fingerprint, bound: Bound) -> float | None:

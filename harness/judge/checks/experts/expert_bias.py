@@ -60,11 +60,17 @@ def _counted(router: RouterWhole, moe: MoeConfig) -> list[int]:
 
 
 def _of_control(evidence: CellEvidence) -> dict[tuple[int, int], list[float]]:
-    """(later step, layer) -> biases of the control, if it has the same rows."""
+    """(later step, layer) -> biases of the control, if it has the same rows, up to where rounding moves a token to
+    another expert: in the control's own second training."""
     if evidence.control is None or not evidence.same_rows:
         return {}
+    floors = evidence.control.later_noise.get("expert_bias", {})
     seen = (seen for record in evidence.control.records.values() for seen in record.expert_biases)
-    return {(one.step, one.layer): one.values for one in seen if one.step}
+    return {
+        (one.step, one.layer): one.values
+        for one in seen
+        if one.step and (one.step not in floors or not floors[one.step].value)
+    }
 
 
 def _differ(found: list[float], right: list[float], moe: MoeConfig) -> bool:

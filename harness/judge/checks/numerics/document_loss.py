@@ -27,7 +27,8 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
             continue
         if step and not evidence.same_rows:
             break  # different gradients have moved the weights
-        bound = _bound(evidence, step)
+        if (bound := _bound(evidence, step)) is None:
+            break  # rounding decides
         off = _off(evidence, control, step, bound)
         wrong = sorted(document for document, value in off.items() if beyond(value, bound))
         if wrong:
@@ -35,10 +36,12 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     return []
 
 
-def _bound(evidence: CellEvidence, step: int) -> Bound:
+def _bound(evidence: CellEvidence, step: int) -> Bound | None:
     """The bound at a step: after step 0, when weights have moved, the looser of the document's and the step's."""
-    at_step = evidence.bound("document_loss", step)
-    return at_step if step == 0 else looser(at_step, evidence.bound("step_loss", step))
+    at_step, of_step = evidence.bound("document_loss", step), evidence.bound("step_loss", step)
+    if step == 0 or at_step is None or of_step is None:
+        return at_step if step == 0 else None
+    return looser(at_step, of_step)
 
 
 def _losses(evidence: CellEvidence, control: CellEvidence, step: int) -> dict[int, tuple[float, float]]:

@@ -1,6 +1,7 @@
 """No number that a rank computed, in any leg, is NaN or infinite; later checks leave such values out.
 
-Checked on each rank separately: a sum over ranks, or the copy of another rank, would hide which rank computed it.
+Checked on each rank separately: a sum over ranks, or the copy of another rank, would hide which rank computed it. Not
+checked where the control's training diverges.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from harness.judge.stats.distance import exactly
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
-    bad = [(number, rank) for rank, found in evidence.scans.items() for number in found.not_finite]
+    bad = [
+        (number, rank)
+        for rank, found in evidence.scans.items()
+        for number in found.not_finite
+        if number.where.get("step", number.where.get("after", 0)) < evidence.diverges
+    ]
     if not bad:
         return []
     first, rank = min(bad, key=lambda item: (item[0].order, item[1]))

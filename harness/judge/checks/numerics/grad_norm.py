@@ -48,18 +48,22 @@ def _against(
     wrong = []
     norms = grad_norms(other)
     for step, right in ((step, norms[step]) for step in steps if step in norms):
-        seen_any, bound = False, coarse or evidence.bound("grad_norm", step)
+        bound = coarse or (
+            evidence.own_bound("grad_norm", step) if other is evidence else evidence.bound("grad_norm", step)
+        )
+        if bound is None:
+            break  # rounding decides
+        seen_any = False
         for record, seen in evidence.step_records(step):
             found = seen.grad_norm
             seen_any |= found is not None
             if found is not None and math.isfinite(found) and beyond(distance(found, right, bound), bound):
-                wrong.append((step, record.rank, record.place.pp, found, right))
+                wrong.append((step, record.rank, record.place.pp, found, right, bound))
         if step in evidence.finished_steps and not seen_any:
             return [_missing(step)]
     if not wrong:
         return []
-    step, rank, stage, found, right = wrong[0]
-    bound = coarse or evidence.bound("grad_norm", step)
+    step, rank, stage, found, right, bound = wrong[0]
     differing = sorted({item[0] for item in wrong})
     ratio = ratio_name(found / right, factors_of(evidence, step), evidence.tolerances.ratio_screen) if right else None
     measured = distance(found, right, bound)

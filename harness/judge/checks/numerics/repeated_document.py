@@ -18,7 +18,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
         return []
     for step in evidence.finished_steps:
         losses = evidence.document_losses[step]
-        bound = evidence.bound("repeated_document", step)
+        bound = evidence.own_bound("repeated_document", step)
         for copy, original in _copies(evidence, step):
             if copy not in losses or original not in losses:
                 continue  # token_count names absent documents
@@ -35,7 +35,7 @@ def _copies(evidence: CellEvidence, step: int) -> list[tuple[int, int]]:
 
 
 def _finding(evidence: CellEvidence, step: int, copy: int, original: int) -> CheckFinding:
-    bound = evidence.bound("repeated_document", step)
+    bound = evidence.own_bound("repeated_document", step)
     losses = evidence.document_losses[step]
     found, right = losses[copy].loss_sum, losses[original].loss_sum
     measured = distance(found, right, bound)

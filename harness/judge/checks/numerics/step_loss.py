@@ -16,14 +16,14 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     for step, right in step_losses(evidence.control).items() if evidence.control else ():
         if step and not evidence.same_rows:
             break  # different gradients have moved the weights
-        bound = evidence.bound("step_loss", step)
+        if (bound := evidence.bound("step_loss", step)) is None:
+            break  # rounding decides
         for rank, found in _recorded(evidence, step):
             if found is None or (math.isfinite(found) and beyond(distance(found, right, bound), bound)):
-                wrong.append((step, rank, found, right))
+                wrong.append((step, rank, found, right, bound))
     if not wrong:
         return []
-    step, rank, found, right = wrong[0]
-    bound = evidence.bound("step_loss", step)
+    step, rank, found, right, bound = wrong[0]
     steps = sorted({item[0] for item in wrong})
     ratio = None
     if found is not None and right:

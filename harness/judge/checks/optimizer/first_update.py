@@ -7,9 +7,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from harness.core.tolerances import ACCEPTS_NONE
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.checks.numerics import parameter_gradients, replica_gradients
-from harness.judge.checks.optimizer.shared import ACCEPTS_NONE, Kind, finding, wrong_updates
+from harness.judge.checks.optimizer.shared import Kind, finding, wrong_updates
 from harness.judge.evidence.cell_evidence import CellEvidence
 
 _SQUARE = "the square of a gradient is off by twice as much"

@@ -16,8 +16,6 @@ from harness.judge.locations import numbered, where_of
 from harness.judge.stats.distance import beyond, bound_text, fingerprint_distance, finite, stated
 from harness.judge.stats.noise import least_norms
 
-ACCEPTS_NONE = 1.0  # a relative bound from which on an update that did not take place would pass
-
 
 class Kind(NamedTuple):
     """A tensor of the optimizer, of every parameter."""
@@ -33,6 +31,7 @@ class Kind(NamedTuple):
 class Wrong(NamedTuple):
     name: str
     off: float
+    bound: Bound
     record: RankRecord | None = None  # the rank that differs from a copy; None: the whole differs from the control's
     copy: int = 0  # rank of that copy
 
@@ -57,9 +56,9 @@ def _among_copies(evidence: CellEvidence, kind: Kind) -> Iterator[Wrong]:
     least = _least(evidence, kind, evidence.updates)
     for one in differing:
         if _compared(evidence, kind, one.name):
-            off = _distance(one.update, one.copy, kind, least.get(one.name, 0.0))
+            off = _distance(one.update, one.copy, kind.field, kind.bound, least.get(one.name, 0.0))
             if off is not None:
-                yield Wrong(one.name, off, one.record, one.other)
+                yield Wrong(one.name, off, kind.bound, one.record, one.other)
 
 
 def _copies(evidence: CellEvidence) -> Iterator[_Copy]:
@@ -79,8 +78,11 @@ def _against_control(evidence: CellEvidence, kind: Kind) -> Iterator[Wrong]:
         found = measured.get(name)
         if found is None or not _compared(evidence, kind, name):
             continue
-        if (off := _distance(found, right, kind, least.get(name, 0.0))) is not None:
-            yield Wrong(name, off)
+        bound = evidence.weight_bound(kind.field, name, kind.bound)
+        if bound is None:
+            continue  # rounding decides
+        if (off := _distance(found, right, kind.field, bound, least.get(name, 0.0))) is not None:
+            yield Wrong(name, off, bound)
 
 
 def _compared(evidence: CellEvidence, kind: Kind, name: str) -> bool:
@@ -92,17 +94,17 @@ def _least(evidence: CellEvidence, kind: Kind, whole: dict[str, UpdateSeen]) -> 
     return least_norms(evidence.tolerances, (one for one in found if one is not None))
 
 
-def _distance(found: UpdateSeen, right: UpdateSeen, kind: Kind, least: float) -> float | None:
+def _distance(found: UpdateSeen, right: UpdateSeen, field: str, bound: Bound, least: float) -> float | None:
     """The distance if it is beyond the bound; values that are not finite are left to `finiteness`.
 
     A rank that did not finish has no change over all steps.
     """
-    mine: Fingerprint | None = getattr(found, kind.field)
-    theirs: Fingerprint | None = getattr(right, kind.field)
+    mine: Fingerprint | None = getattr(found, field)
+    theirs: Fingerprint | None = getattr(right, field)
     if mine is None or theirs is None or not (finite(mine) and finite(theirs)):
         return None
-    off = fingerprint_distance(mine, theirs, kind.bound, least_norm=least)
-    return off if beyond(off, kind.bound) else None
+    off = fingerprint_distance(mine, theirs, bound, least_norm=least)
+    return off if beyond(off, bound) else None
 
 
 def finding(kind: Kind, wrong: list[Wrong]) -> CheckFinding:
@@ -116,8 +118,8 @@ def finding(kind: Kind, wrong: list[Wrong]) -> CheckFinding:
     return CheckFinding(
         fault_class=fault_classes.OPTIMIZER,
         message=f"{kind.text} of {first.name}, whose {kind.right} is right, is off by {first.off:.3g} > "
-        f"{bound_text(kind.bound)} from {against}; differing: {numbered('parameter', names)}",
+        f"{bound_text(first.bound)} from {against}; differing: {numbered('parameter', names)}",
         where=where,
         measured=first.off,
-        bound=stated(kind.bound),
+        bound=stated(first.bound),
     )

@@ -7,10 +7,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from harness.core.tolerances import ACCEPTS_NONE
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.checks.numerics import parameter_gradients, replica_gradients
 from harness.judge.checks.optimizer import first_update
-from harness.judge.checks.optimizer.shared import ACCEPTS_NONE, Kind, finding, wrong_updates
+from harness.judge.checks.optimizer.shared import Kind, finding, wrong_updates
 from harness.judge.evidence.cell_evidence import CellEvidence
 
 # Adam's first update is the sign of the gradient. An error of relative size e in the gradient changes about a share e

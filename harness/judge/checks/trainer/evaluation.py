@@ -95,6 +95,8 @@ def _losses(evidence: CellEvidence) -> Iterator[CheckFinding]:
     of_control = {one.number: one.loss_sum for one in evaluations_of(evidence.control)}
     for one in evaluations_of(evidence):
         bound, right = evidence.bound("step_loss", one.after), of_control.get(one.number)
+        if bound is None:
+            return
         for record, seen in one.seen:
             if right is not None and _differs(seen.loss_sum, right, bound):
                 yield _finding(
@@ -113,7 +115,7 @@ def _reports(evidence: CellEvidence) -> Iterator[CheckFinding]:
         return
     for one in evaluations_of(evidence):
         right, name = _mean(one, config)
-        bound = evidence.bound("step_loss", one.after)
+        bound = evidence.own_bound("step_loss", one.after)
         for record, seen in one.seen:
             if _differs(seen.reported, right, bound):
                 yield _finding(

@@ -72,9 +72,9 @@ class _Computed:
         config, step = self.evidence.cell.config, seen.step
         loss, tokens = self.losses.get(step), self.tokens.get(step)
         if loss is not None and tokens and stage == self.evidence.last_stage:
-            yield _Metric("loss", seen.loss, loss / tokens, self.evidence.bound("step_loss", step))
+            yield _Metric("loss", seen.loss, loss / tokens, self.evidence.own_bound("step_loss", step))
         if step in self.norms:
-            yield _Metric("gradient norm", seen.grad_norm, self.norms[step], self.evidence.bound("grad_norm", step))
+            yield _Metric("gradient norm", seen.grad_norm, self.norms[step], self.evidence.own_bound("grad_norm", step))
         yield _Metric("learning rate", seen.learning_rate, config.train.lr, None)
         yield _Metric("loss scale", seen.loss_scale, 1.0, None)
         yield _Metric("number of skipped steps", seen.skipped, 0, None)

@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 from harness.core.cell.canary_legs import Leg, legs_of, shared_passes
-from harness.core.run.records import LegSeen
+from harness.core.run.records import EvaluationSeen, LaterSeen, LegSeen, StepSeen, TrainingSeen
 from harness.core.run.states import CanaryLeg
 from harness.node.device.placement import synchronize
 from harness.node.probe.hooks.expert_biases import reset_biases
 from harness.node.probe.legs.metadata import observed_batches
 from harness.node.probe.legs.rewriting import Rewriter
+from harness.node.probe.legs.training import TrainingLeg
 from harness.node.probe.model.bridge.vision import language_of
+from harness.node.probe.model.distributed_optimizer import build_optimizer
 from harness.node.probe.model.gpt import unwrap
 from harness.node.probe.observer import LegInPass, Losses
 from harness.node.probe.passes import Passes
@@ -49,7 +51,10 @@ class CanaryLegs:
         for legs in shared_passes(self.legs):
             begin = time.perf_counter()
             self.passes.recorder.flush()
-            found = self._pass(legs) if legs[0].model else [self._fetch(legs[0])]
+            if legs[0].trains:
+                found = [self._train(legs[0])]
+            else:
+                found = self._pass(legs) if legs[0].model else [self._fetch(legs[0])]
             taken = time.perf_counter() - begin
             for seen in found:
                 seen.time_s = taken
@@ -69,8 +74,6 @@ class CanaryLegs:
         """Run a pass through the model; after a backward, which only a leg alone has, also record gradients."""
         passes, first = self.passes, legs[0]
         reset_biases(passes.chunks, passes.context.config.model.layers)
-        if first.moved_weights:
-            self._move_weights()
         passes.begin_legs([self._announced(leg) for leg in legs])
         iterators = passes.iterators()
         passes.state.fingerprints = first.backward
@@ -87,6 +90,38 @@ class CanaryLegs:
             found[0].input_gradients = self.rewriter.drain()
         return found
 
+    def _train(self, leg: Leg) -> LegSeen:
+        """Train once more, with moved weights. Leaves them trained, so this must be the last leg."""
+        passes = self.passes
+        config = passes.context.config
+        reset_biases(passes.chunks, config.model.layers)
+        self._move_weights()
+        passes.fault.leg = None
+        with passes.recorder.apart() as record:
+            with passes.groups.hidden():
+                optimizer = build_optimizer(config, passes.chunks, passes.groups)
+            TrainingLeg(passes, optimizer, leg.name).run()
+        first = record.steps[0]
+        updates = {seen.name: seen.update for seen in record.parameters if seen.update is not None}
+        for seen in record.parameters:
+            seen.update, seen.in_norm = None, None
+        return LegSeen(
+            leg=leg.name,
+            loss_sum=first.loss_sum or 0.0,
+            token_count=first.token_count or 0,
+            documents=first.documents,
+            parameters=record.parameters,
+            activations=record.activations,
+            training=TrainingSeen(
+                steps=[_later(step, step.step) for step in record.steps[1:]],
+                evaluations=[_later(evaluation, evaluation.after) for evaluation in record.evaluations],
+                changes={name: update.change for name, update in updates.items()},
+                trained={name: update.trained for name, update in updates.items() if update.trained is not None},
+                merged={weight.name: weight.after for weight in record.merged if weight.after is not None},
+                expert_biases=record.expert_biases,
+            ),
+        )
+
     def _announced(self, leg: Leg) -> LegInPass:
         passes, context = self.passes, self.passes.context
         truth = StepTruth(context.config, 0, context.place.dp, leg)
@@ -94,13 +129,18 @@ class CanaryLegs:
         return LegInPass(leg=leg.name, truth=truth, step=0, micro_batches=count)
 
     def _move_weights(self) -> None:
-        """Change each weight by one machine epsilon, up or down at random. Not undone, so this must be the last leg."""
+        """Change each weight by one machine epsilon, up or down at random."""
         seed = self.passes.context.config.train.seed
         with torch.no_grad():
             for item in self.passes.all_parameters():
                 weight = item.parameter
                 sign = item.shard.take(draw("move", item.name, item.shard.full, seed)).sign().to(weight)
                 weight.mul_(1 + torch.finfo(weight.dtype).eps * sign)
+
+
+def _later(seen: StepSeen | EvaluationSeen, after: int) -> LaterSeen:
+    norm = seen.grad_norm if isinstance(seen, StepSeen) else None
+    return LaterSeen(after=after, loss_sum=seen.loss_sum or 0.0, documents=seen.documents, grad_norm=norm)
 
 
 def _seen(name: CanaryLeg, losses: Losses) -> LegSeen:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from harness.core.run.records import StepSeen
+from harness.core.run.states import LegName
 from harness.node.device.placement import synchronize
 from harness.node.probe.adapter_record import AdapterRecord
 from harness.node.probe.legs.metadata import record_workload
@@ -18,10 +19,10 @@ from harness.node.probe.updates import Updates
 
 
 class TrainingLeg:
-    """Runs the training steps."""
+    """Runs the training steps. `leg`: another one that trains, whose layers are not recorded."""
 
-    def __init__(self, passes: Passes, optimizer: Any) -> None:
-        self.passes, self.optimizer = passes, optimizer
+    def __init__(self, passes: Passes, optimizer: Any, leg: LegName = "training") -> None:
+        self.passes, self.optimizer, self.leg = passes, optimizer, leg
         self.context, self.fault, self.recorder = passes.context, passes.fault, passes.recorder
         self.updates: Updates | None = None  # from the first update on, if fingerprints are recorded
 
@@ -54,7 +55,7 @@ class TrainingLeg:
         passes = self.passes
         truth = StepTruth(self.context.config, step, self.context.place.dp)
         count = self.fault.micro_batches(len(truth.plans), self.context, step)
-        iterators = passes.begin(truth, "training", keep_tokens=step == 0)
+        iterators = passes.begin(truth, self.leg, keep_tokens=step == 0 and self.leg == "training")
         record_workload(passes.path, "training", step, self.context, self.fault, self.recorder)
         passes.state.fingerprints = step == 0 and self.context.config.fingerprints
         synchronize(self.context.device)
