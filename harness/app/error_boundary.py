@@ -53,8 +53,8 @@ def keep_traceback(error: BaseException, folder: Path | None = None, name: str =
     if folder is not None and folder.is_dir():  # a removed run directory is not created again
         try:
             return _append(folder / name, text)
-        except OSError:
-            pass  # full or read-only; the temporary folder may still work
+        except (OSError, InputError):
+            pass  # full, read-only or a link; the temporary folder may still work
     try:
         descriptor, path = tempfile.mkstemp(prefix="harness-error-", suffix=".txt")
         os.close(descriptor)
@@ -64,6 +64,8 @@ def keep_traceback(error: BaseException, folder: Path | None = None, name: str =
 
 
 def _append(path: Path, text: str) -> str:
-    with path.open("a", encoding="utf-8", errors="backslashreplace") as stream:
-        stream.write(f"{text}\n")
+    from harness.core.run.run_dir import appending  # not for --help, which loads this module
+
+    with appending(path) as stream:
+        stream.write(f"{text}\n".encode(errors="backslashreplace"))
     return str(path)

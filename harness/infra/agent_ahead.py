@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from harness.core.run.run_dir import refuse_links
 from harness.core.serialization import dumps
 
 COMMAND = (sys.executable, "-m", "harness.node.agent_ahead")
@@ -50,6 +51,7 @@ class AgentAhead:
         """Put the output of the imports before the rest of the log; only once the process has ended."""
         self._output.seek(0)
         if (earlier := self._output.read()) and log.exists():
+            refuse_links(log)
             log.write_bytes(earlier + log.read_bytes())
 
     def end(self) -> None:

@@ -15,7 +15,7 @@ from harness.core.errors import InputError, Problem
 from harness.core.run.events import Event
 from harness.core.run.journal import Journal
 from harness.core.run.log_secrets import without_secrets_in
-from harness.core.run.run_dir import RunDir, text_of, write_json
+from harness.core.run.run_dir import RunDir, appending, text_of, write_atomic, write_json
 from harness.core.run.run_plan import Allocation, PlannedCell, RunPlan
 from harness.core.run.work_order import WorkOrder, cell_attempts, write_work_order
 from harness.core.serialization import loads
@@ -109,7 +109,7 @@ def begin_first(run: RunDir, cell: PlannedCell, launch: Launch, ahead: AgentAhea
     ranks = launch.parallel_ranks or default_parallel_ranks()
     write_work_order(run, HERE, WorkOrder(cells=cell_attempts([(cell.id, 1)]), parallel_ranks=ranks, more=True))
     log = run.submission(HERE, ".log")
-    log.write_bytes(b"")
+    write_atomic(log, "")
     ahead.begin(_arguments(run, HERE), log)
 
 
@@ -241,13 +241,13 @@ class _Agent:
         self.journal = Journal(run.agent_journal(allocation.name, 0))
         if not (ahead and ahead.begun):
             list(self.journal.new_events())  # skips events of an earlier launch
-            self.log.write_bytes(b"")
+            write_atomic(self.log, "")
         begun = ahead is not None and not stack and ahead.begin(_arguments(run, allocation.name), self.log)
         self.ahead = ahead if begun else None
         self.process = self.ahead.leave() if self.ahead else self._start(stack)
 
     def _start(self, stack: ReadyStack | None) -> subprocess.Popen[bytes]:
-        with self.log.open("ab") as stream:
+        with appending(self.log) as stream:
             return subprocess.Popen(
                 agent_command(self.run, self.allocation.name, stack),
                 # `python -m` looks in the current folder first, and the caller's may hold another megatron.

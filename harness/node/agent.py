@@ -30,7 +30,7 @@ from harness.core.outcomes import Rejection
 from harness.core.run.cell_result import CellResult
 from harness.core.run.events import CellFinished, CellStarted, Event, Failed, Finished, Gathered
 from harness.core.run.journal import Journal
-from harness.core.run.run_dir import AttemptDir, RunDir, protect_new_files, write_json
+from harness.core.run.run_dir import AttemptDir, RunDir, protect_new_files, refuse_links_below, text_of, write_json
 from harness.core.run.states import CellStatus
 from harness.core.run.work_order import read_work_order
 from harness.core.serialization import from_jsonable, loads
@@ -146,6 +146,7 @@ class Leader(Agent):
         if wrong is not None:
             self._write(attempt, cell, number, "error", wrong)
             return
+        refuse_links_below(attempt.root)
         rendezvous.clear(attempt)
         ranks = config.layout.world_size
         self.note(CellStarted(cell=cell, attempt=number, ranks=ranks, threads=other_threads()))
@@ -155,7 +156,7 @@ class Leader(Agent):
         self.gpus.release(cell)
         attempt = self.run.attempt(cell, number)
         if attempt.result.exists():
-            result = from_jsonable(CellResult, loads(attempt.result.read_text(encoding="utf-8")))
+            result = from_jsonable(CellResult, loads(text_of(attempt.result)))
             self.note(CellFinished(cell=cell, attempt=number, status=result.status))
             if exit_code == 0:  # the supervisor gave up on a node that wrote no result
                 silent = (node for node in range(1, self.nodes) if not rendezvous.node_file(attempt, node).exists())

@@ -19,7 +19,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.errors import DriverError, InputError
 from harness.core.run import journal
 from harness.core.run.events import Event, Failed, Finished, Loaded, Started
-from harness.core.run.run_dir import AttemptDir, RunDir
+from harness.core.run.run_dir import AttemptDir, RunDir, text_of
 from harness.core.run.work_order import read_work_order
 from harness.core.serialization import from_jsonable, loads
 from harness.core.text.secrets import redacted, secret_values
@@ -100,7 +100,7 @@ class Agent(ABC):
 
         Not that of a cell with an injected fault: those that hang would take most of a self-test's time.
         """
-        found = from_jsonable(CellConfig, loads(self.run.attempt(cell, number).config.read_text(encoding="utf-8")))
+        found = from_jsonable(CellConfig, loads(text_of(self.run.attempt(cell, number).config)))
         busy = 1.0 if found.fault else self.contention.factor()
         return replace(found, deadline_s=found.deadline_s * busy)
 

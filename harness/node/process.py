@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from harness.core.run.log_secrets import without_secrets_in
+from harness.core.run.run_dir import descriptor_of, refuse_links
 from harness.core.text.secrets import secret_values
 
 _PR_SET_PDEATHSIG = 1
@@ -32,8 +33,7 @@ def end_process(code: int) -> NoReturn:
 
 def log_to(path: Path) -> None:
     """Append this process's stdout and stderr, including those of C++ code, to a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = descriptor_of(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
@@ -79,6 +79,7 @@ def temporary_files_in(folder: Path) -> Iterator[None]:
     torch elastic creates a folder and a file per cell and never removes them. If the supervisor is killed, they stay in
     the run directory, not in /tmp.
     """
+    refuse_links(folder)
     folder.mkdir(parents=True, exist_ok=True)
     before, tempfile.tempdir = tempfile.tempdir, str(folder)
     try:

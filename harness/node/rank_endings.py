@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from harness.core.errors import STORAGE_EXIT, DiskFullError
 from harness.core.run.cell_result import CellResult, RankEnding
 from harness.core.run.record_file import write_record
 from harness.core.run.records import RankRecord
-from harness.core.run.run_dir import AttemptDir
+from harness.core.run.run_dir import AttemptDir, temporary_beside, text_of
 from harness.core.run.states import CellStatus, ProcessEnd
 from harness.core.serialization import from_jsonable, loads
 from harness.node.coordination import rendezvous
@@ -105,7 +104,7 @@ def _first_failure(attempt: AttemptDir, records: dict[int, RankRecord], failed: 
 
 
 def _record(path: Path) -> RankRecord:
-    return from_jsonable(RankRecord, loads(path.read_text(encoding="utf-8")))
+    return from_jsonable(RankRecord, loads(text_of(path)))
 
 
 def _dumped(log: Path) -> list[str] | None:
@@ -121,8 +120,8 @@ def _still_s(record: Path, seen_at: float | None) -> float | None:
     path = progress_file(record)
     if seen_at is None or not path.exists():
         return None
-    probe = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    probe.write_text("", encoding="utf-8")
+    probe = temporary_beside(path)
+    probe.touch(exist_ok=False)
     now = probe.stat().st_mtime
     probe.unlink()
     return max(now - path.stat().st_mtime - (time.time() - seen_at), 0.0)

@@ -24,7 +24,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.errors import InfrastructureError
 from harness.core.hardware.devices import shown_gpus
 from harness.core.run.cell_result import CellResult, RankEnding
-from harness.core.run.run_dir import AttemptDir, write_json
+from harness.core.run.run_dir import AttemptDir, appending, text_of, write_json
 from harness.core.serialization import from_jsonable, loads
 from harness.node.coordination import rendezvous
 from harness.node.coordination.addresses import gloo_interface, own_addresses, reach
@@ -115,7 +115,7 @@ def _resume(part: _Part, result: CellResult | NodeResult, deadline_at: float, he
     later = replace(part, attempt=part.attempt.resumed, config=part.config.resumed)
     if all(ending.ended == "completed" for ending in result.ranks):
         if part.share.node == 0:
-            asked = loads(part.attempt.config.read_text(encoding="utf-8"))  # without this node's longer deadline
+            asked = loads(text_of(part.attempt.config))  # without this node's longer deadline
             write_json(later.attempt.config, from_jsonable(CellConfig, asked).resumed)
         later.end(later.run(deadline_at, heartbeats))
     elif part.share.nodes > 1 and part.share.node == 0:
@@ -249,8 +249,8 @@ def _log_xids(attempt: AttemptDir, failed: list[int], begun: float) -> None:
     """Append the Xid lines of the kernel log since `begun` (time.monotonic) to the logs of the ranks that failed."""
     lines = xid_lines(begun) if failed else []
     for rank in failed if lines else ():
-        with attempt.log(rank).open("a", encoding="utf-8") as log:
-            log.write("".join(f"{line}\n" for line in lines))
+        with appending(attempt.log(rank)) as log:
+            log.write("".join(f"{line}\n" for line in lines).encode())
 
 
 def _add_other_nodes(attempt: AttemptDir, endings: list[RankEnding], peers: _Peers) -> list[str]:

@@ -124,7 +124,7 @@ def finish_interrupted(context: BisectContext) -> None:
     if not _running(context).exists():
         return
     running = loads(text_of(_running(context)))
-    directory, points = RunDir(Path(running["run"])), running["points"]
+    directory, points = RunDir(context.folder / "runs" / Path(running["run"]).name), running["points"]
     plan = read_plan(directory)
     say(f"continuing {relative_path(directory.root)}")
     if context.launcher.detached:

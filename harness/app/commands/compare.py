@@ -106,13 +106,15 @@ def _counts(comparison: Comparison, folder: Path) -> Counts:
 def read(name: str, run_parent: Path) -> tuple[Report, Path]:
     """The report named by a run directory, a run id, 'latest' or a saved report.json; and its folder."""
     from harness.app.selection.find_run import find_run
+    from harness.core.run.run_dir import refuse_links
     from harness.infra.screen import relative_path
     from harness.judge.report.render_json import read_report
 
     path = Path(name)
-    if not is_file(path):
+    if not is_file(path) or is_file(path.parent / "plan.json"):
         run = find_run(name, run_parent)
-        path = run.report("report.json")
+        path = run.report(path.name if is_file(path) else "report.json")
+        refuse_links(path)
         if not path.exists():
             raise InputError(
                 Problem(

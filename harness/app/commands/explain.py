@@ -37,11 +37,14 @@ def _cells(word: str, run: str, run_parent: Path) -> list[str]:
     from fnmatch import fnmatchcase
 
     from harness.app.selection.find_run import find_run
+    from harness.core.run.run_dir import LinkError, text_of
     from harness.judge.report.render_json import read_report
 
     try:
         directory = find_run(run, run_parent)
-        report = read_report((directory.root / "report.json").read_text(encoding="utf-8"))
+        report = read_report(text_of(directory.root / "report.json"))
+    except LinkError:
+        raise
     except (InputError, OSError, ValueError):
         return []
     texts = []

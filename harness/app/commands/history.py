@@ -224,6 +224,7 @@ def _import(names: Sequence[str], parent: Path, file: Path) -> int:
     from harness.app.commands.compare import MOST_BYTES
     from harness.app.pipeline.finalize import record
     from harness.app.selection.find_run import find_run
+    from harness.core.run.run_dir import refuse_links
     from harness.infra.inputs.text_file import read_text
     from harness.judge.report.render_json import read_report
 
@@ -232,6 +233,7 @@ def _import(names: Sequence[str], parent: Path, file: Path) -> int:
         try:
             directory = find_run(name, parent)
             path = directory.report("report.json")
+            refuse_links(path)
             if not path.exists():
                 hint = f"judge it first: harness report {name}"
                 raise InputError(Problem(message="the run has no report.json", file=str(directory.root), hint=hint))

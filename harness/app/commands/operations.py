@@ -17,7 +17,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.cell.timing import NOT_TIMED
 from harness.core.errors import InfrastructureError, InputError, Problem
 from harness.core.outcomes import EXIT_PASS
-from harness.core.run.run_dir import RunDir
+from harness.core.run.run_dir import RunDir, refuse_links
 from harness.core.run.run_plan import Expansion, PlannedCell, RunPlan
 from harness.core.run.tensor_records import OperationsSeen
 from harness.core.serialization import dumps, to_jsonable
@@ -90,6 +90,7 @@ def _layer(directory: RunDir, plan: RunPlan, cell: PlannedCell, layer: int | Non
 def _run(directory: RunDir, folder: Path, plan: RunPlan, cells: tuple[PlannedCell, ...], layer: int) -> RunDir:
     """Run the cells with nothing but their training, in a new run."""
     stacks = _stacks(plan, cells[-1], str(folder))
+    refuse_links(folder)
     shutil.rmtree(folder, ignore_errors=True)
     recorded = tuple(replace(cell, config=_recording(cell.config, layer), base=None) for cell in cells)
     command = ["harness", "explain", str(directory.root), cells[-1].id, "--operations", "--layer", str(layer)]

@@ -17,7 +17,7 @@ from harness.app.pipeline.baselines import read_baselines
 from harness.core.run.cell_result import CellResult
 from harness.core.run.events import CellStarted, RunStopped
 from harness.core.run.journal import read_events
-from harness.core.run.run_dir import RunDir
+from harness.core.run.run_dir import LinkError, RunDir
 from harness.core.run.run_plan import PlannedCell, RunPlan
 from harness.core.serialization import to_jsonable
 from harness.core.stack import Version
@@ -117,6 +117,8 @@ def judge_here(
             found = read_cell(run, cell, facts.jobs)
             found = replace(found, before=facts.before.get(cell), stopped=facts.stopped.get(cell, ""))
             noise_floors(found.records)  # computed here, where bad values make only this cell an error
+        except LinkError:
+            raise
         except Exception as error:
             return CellFound(result=CellResult(cell=cell, attempt=1, status="error", reason=crashed(cell, error)))
         return found

@@ -18,7 +18,7 @@ from harness.core.errors import InputError, InterruptedRun, Problem
 from harness.core.outcomes import EXIT_INTERRUPTED
 from harness.core.run.events import RunStopped
 from harness.core.run.journal import note
-from harness.core.run.run_dir import MOST_TOGETHER, RunDir, write_json
+from harness.core.run.run_dir import MOST_TOGETHER, RunDir, refuse_links_below, write_atomic, write_json
 from harness.core.run.run_plan import PlannedCell, RunPlan
 from harness.core.text.counts import counted
 from harness.infra import screen
@@ -185,7 +185,7 @@ def _new_attempts(directory: RunDir, cells: Collection[PlannedCell]) -> dict[str
         begun = attempt.result.exists() or (attempt.root / "log").exists()
         numbers[cell.id] = last + 1 if begun else last
         if begun and not attempt.result.exists():
-            attempt.interrupted.touch()
+            write_atomic(attempt.interrupted, "")
     highest: dict[str, int] = {}
     for cell in cells:
         pair = cell.config.timing.turns or cell.id
@@ -193,9 +193,9 @@ def _new_attempts(directory: RunDir, cells: Collection[PlannedCell]) -> dict[str
     for cell in cells:
         number = highest[cell.config.timing.turns or cell.id]
         for skipped in range(numbers[cell.id], number):  # attempts are counted without gaps
-            directory.attempt(cell.id, skipped).root.mkdir(parents=True, exist_ok=True)
-            directory.attempt(cell.id, skipped).interrupted.touch()
+            write_atomic(directory.attempt(cell.id, skipped).interrupted, "")
         numbers[cell.id] = number
+        refuse_links_below(directory.attempt(cell.id, number).root)
         write_json(directory.attempt(cell.id, number).config, cell.config)
     return numbers
 

@@ -10,7 +10,7 @@ from threading import Thread
 
 from harness.app.error_boundary import uncaught
 from harness.core.errors import HarnessError, InfrastructureError
-from harness.core.run.run_dir import RunDir, write_atomic
+from harness.core.run.run_dir import RunDir, refuse_links, write_atomic
 from harness.core.serialization import dumps
 from harness.infra.html.large_report import FOLDER
 from harness.infra.html.report import render_pages
@@ -63,5 +63,6 @@ def _pages(run: RunDir, report: Report) -> str:
         write_atomic(run.root / name, text)
         written.add(run.root / name)
     for old in set((run.root / FOLDER).glob("[0-9]*.html")) - written:
+        refuse_links(old)
         old.unlink()
     return first

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import Outcome
+from harness.core.run.run_dir import text_of
 from harness.infra.inputs.matrix_file import read_matrix
 from harness.infra.runs.listing import listing
 from harness.judge.report.render_json import read_report
@@ -20,7 +21,7 @@ def failed_cells(matrix: Path, run_parent: Path) -> list[str]:
         path = run_parent / run.run_id / "report.json"
         if run.state != "finished" or run.faults or not run.run_id.startswith(f"{name}-"):
             continue
-        report = read_report(path.read_text(encoding="utf-8"))
+        report = read_report(text_of(path))
         if report.matrix != name:
             continue
         if failed := [cell.id for cell in report.cells if cell.outcome in _AGAIN]:

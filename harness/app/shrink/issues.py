@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.app.shrink.reproducers import Written
 from harness.app.shrink.shrunk import Shrunk
-from harness.core.run.run_dir import write_atomic
+from harness.core.run.run_dir import text_of, write_atomic
 from harness.infra.inputs.yaml_file import dump
 from harness.infra.stacks.checkout import remote_of
 from harness.judge.bisect.result import Bisection
@@ -42,7 +42,7 @@ def write_issue(
         remotes=remotes,
         bisection=bisection,
         confirmation=confirmation,
-        script=standalone.script.read_text(encoding="utf-8") if standalone and standalone.script else "",
+        script=text_of(standalone.script) if standalone and standalone.script else "",
     )
     path = (folder or shrunk.folder) / "issue.md"
     write_atomic(path, render_issue(issue))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.run.events import Event, from_line, to_line
-from harness.core.run.run_dir import NotRegularError, needs_room, opened
+from harness.core.run.run_dir import NotRegularError, appending, needs_room, opened
 from harness.core.serialization import dumps, loads
 
 
@@ -31,17 +31,15 @@ def append_line(path: Path, value: Any) -> None:
     A journal has one writer, so an incomplete last line was left by a writer that died and is removed.
     """
     line = (dumps(value) + "\n").encode()
-    with needs_room(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a+b", buffering=0) as stream:
-            end = _end_of_lines(stream)
-            try:
-                written = stream.write(line)
-                while written < len(line):  # a full disk may first write a part
-                    written += stream.write(line[written:])
-            except OSError:
-                stream.truncate(end)
-                raise
+    with needs_room(path), appending(path) as stream:
+        end = _end_of_lines(stream)
+        try:
+            written = stream.write(line)
+            while written < len(line):  # a full disk may first write a part
+                written += stream.write(line[written:])
+        except OSError:
+            stream.truncate(end)
+            raise
 
 
 def _end_of_lines(stream: FileIO) -> int:

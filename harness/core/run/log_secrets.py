@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-from harness.core.run.run_dir import needs_room, opened
+from harness.core.run.run_dir import needs_room, opened, temporary_beside
 from harness.core.text.secrets import ends_in_key, redacted
 
 _MOST_OF_KEY = 65536  # bytes; what only begins like a private key is redacted in pieces of this size
@@ -23,10 +22,10 @@ def without_secrets_in(log: Path, values: Collection[str]) -> None:
             return
     except FileNotFoundError:
         return
-    temporary = log.with_name(f".{log.name}.{os.getpid()}.tmp")
     with needs_room(log):
+        temporary = temporary_beside(log)
         try:
-            with opened(log) as old, temporary.open("wb") as new:
+            with opened(log) as old, temporary.open("xb") as new:
                 new.writelines(_clean(piece, values) for piece in _pieces(old))
             temporary.replace(log)
         except OSError:

@@ -26,25 +26,31 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from harness.core.errors import DiskFullError, InputError
+from harness.core.errors import DiskFullError, InputError, Problem
 from harness.core.run.job_start import Claim, JobStart
 from harness.core.serialization import dumps, from_jsonable, loads
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _RESUMED = "resumed"
 _CELLS, _SPREAD = "cells", ".spread"
+MOST_CHARACTERS = 200  # of a name that a run gives a file or a folder; suffixes come on top
 MOST_TOGETHER = 5000  # cells in one folder: far more entries slow down shared file systems
 _RUN_ID_BYTES = 1000  # of plan.json, enough for its run id
+
+_ROOTS: set[str] = set()  # absolute paths of the runs that this process has named
+_PLAIN: set[str] = set()  # folders of them that are reached without a link
 
 
 def path_component(name: str) -> str:
     """The name itself; InputError if it cannot be one path component inside the run directory."""
-    if not _SAFE.fullmatch(name) or len(name) > 200:
+    if not _SAFE.fullmatch(name) or len(name) > MOST_CHARACTERS:
         raise InputError(
-            f"{name!r} cannot name a file: use 1 to 200 letters, digits, '.', '_', '-', a letter or digit first"
+            f"{name!r} cannot name a file: use 1 to {MOST_CHARACTERS} letters, digits, '.', '_', '-', "
+            "a letter or digit first"
         )
     return name
 
@@ -71,15 +77,71 @@ class NotRegularError(OSError):
     """A pipe, a socket or a device where a regular file should be."""
 
 
-def opened(path: Path) -> BinaryIO:
-    """A regular file opened for reading; NotRegularError for a pipe or device, which could block or never end."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+class LinkError(InputError):
+    """A symbolic link within a run directory, which may come from elsewhere: it could lead to any file of the user."""
+
+
+def refuse_links(path: Path) -> None:
+    """LinkError if a path in a run, or a folder between it and the run directory, is a symbolic link.
+
+    The run directory itself may be one, or be reached through one: the user names it.
+    """
+    place = os.path.abspath(path)  # noqa: PTH100 - Path.absolute keeps ".."
+    folder = os.path.dirname(place)  # noqa: PTH120 - this is called for every file
+    if folder not in _PLAIN:
+        above = [Path(folder), *Path(folder).parents]
+        roots = [number for number, one in enumerate(above) if str(one) in _ROOTS]
+        if not roots:
+            return
+        for one in reversed(above[: roots[-1]]):  # from the outermost run, since a run may hold others
+            _refuse_link(str(one))
+        if os.path.isdir(folder):  # noqa: PTH112
+            _PLAIN.add(folder)
+    _refuse_link(place)
+
+
+def _refuse_link(place: str) -> None:
+    with suppress(OSError):
+        target = os.readlink(place)  # noqa: PTH115
+        what = f"is a symbolic link, to {target}; the harness follows no link within a run directory"
+        raise LinkError(
+            Problem(message=what, file=place, hint="put the file or folder itself there, or remove the link")
+        )
+
+
+def refuse_links_below(folder: Path) -> None:
+    """LinkError if anything in a folder of a run is a symbolic link; for what the code under test will write to."""
+    refuse_links(folder / "any")
+    for above, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            _refuse_link(os.path.join(above, name))  # noqa: PTH118
+
+
+def descriptor_of(path: Path, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a regular file of a run. With O_CREAT its folder is made.
+
+    LinkError as for `refuse_links`; NotRegularError for a pipe or device, which could block or never end.
+    """
+    refuse_links(path)
+    if flags & os.O_CREAT:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
         kind, why = (IsADirectoryError, errno.EISDIR) if stat.S_ISDIR(mode) else (NotRegularError, errno.EINVAL)
         raise kind(why, os.strerror(why) if why == errno.EISDIR else "not a regular file", str(path))
-    return os.fdopen(descriptor, "rb")
+    return descriptor
+
+
+def opened(path: Path) -> BinaryIO:
+    """A regular file of a run opened for reading; errors as for `descriptor_of`."""
+    return os.fdopen(descriptor_of(path), "rb")
+
+
+def appending(path: Path) -> FileIO:
+    """A regular file of a run opened for appending and reading, without a buffer; errors as for `descriptor_of`."""
+    return FileIO(descriptor_of(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "a+b")
 
 
 def text_of(path: Path) -> str:
@@ -88,17 +150,27 @@ def text_of(path: Path) -> str:
         return stream.read().decode("utf-8")
 
 
+def temporary_beside(path: Path) -> Path:
+    """A name beside a file of a run that nobody can know before, to be created exclusively (mode "x").
+
+    The folder is made if it is missing. LinkError as for `refuse_links`.
+    """
+    refuse_links(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+
+
 def write_atomic(path: Path, text: str) -> None:
     """Write under a temporary name and rename, so that a reader sees the old file or the new one, never a part of it.
 
     Half of a surrogate pair, from a name that is not UTF-8, is written as \\udcff, which JSON reads back.
-    DiskFullError if the disk is full; then no part of the new file is left.
+    DiskFullError if the disk is full; then no part of the new file is left. LinkError as for `refuse_links`.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with needs_room(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_beside(path)
         try:
-            temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+            with temporary.open("x", encoding="utf-8", errors="backslashreplace") as stream:
+                stream.write(text)
             temporary.replace(path)
         except OSError:
             temporary.unlink(missing_ok=True)
@@ -113,14 +185,14 @@ def write_new(path: Path, value: Any) -> bool:
     """Create a JSON file; False if it exists. Of several writers exactly one gets True.
 
     A hard link never replaces a file, on any node of a shared file system, and the file appears complete; where hard
-    links are not supported the file is created exclusively.
+    links are not supported the file is created exclusively. LinkError as for `refuse_links`.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     text = dumps(value) + "\n"
     with needs_room(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_beside(path)
         try:
-            temporary.write_text(text, encoding="utf-8")
+            with temporary.open("x", encoding="utf-8") as stream:
+                stream.write(text)
             os.link(temporary, path)
         except FileExistsError:
             return False
@@ -190,7 +262,7 @@ class AttemptDir:
     def run(self) -> RunDir:
         """The run directory that it is in."""
         above = self._whole.root.absolute().parents
-        return RunDir(above[2] if above[1].name == _CELLS else above[3])
+        return RunDir(next((above[depth + 1] for depth in (1, 2) if above[depth].name == _CELLS), self._whole.root))
 
     @property
     def run_id(self) -> str:
@@ -219,6 +291,16 @@ class AttemptDir:
 @dataclass(frozen=True)
 class RunDir:
     root: Path
+
+    def __post_init__(self) -> None:
+        """Let no file of the run be reached through a link, see `refuse_links`."""
+        if (root := os.path.abspath(self.root)) not in _ROOTS:  # noqa: PTH100
+            _ROOTS.add(root)
+            _PLAIN.clear()  # which a run that holds others decides anew
+
+    def __reduce__(self) -> tuple[type[RunDir], tuple[Path]]:
+        """Have a process that is given the run name it too."""
+        return RunDir, (self.root,)
 
     @property
     def events(self) -> Path:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.core.run.run_dir import RunDir, text_of
+from harness.core.run.run_dir import LinkError, RunDir, text_of
 from harness.core.serialization import loads
 from harness.infra.runs.lock import launcher_of
 
@@ -51,7 +51,9 @@ def listed(run: RunDir) -> tuple[ListedRun, dict[str, Any] | None]:
     """A run, and its report.json if it has finished."""
     named = _STARTED.fullmatch(run.root.name)
     base: dict[str, Any] = {"run_id": run.root.name, "started": named[1] if named else ""}
-    running = launcher_of(run) is not None
+    running = False
+    with suppress(LinkError):
+        running = launcher_of(run) is not None
     if not running and (report := _report(run)):
         counts = {str(name): int(count) for name, count in report["counts"].items() if count}
         faults = list(map(str, report.get("faults") or ()))
@@ -64,7 +66,7 @@ def listed(run: RunDir) -> tuple[ListedRun, dict[str, Any] | None]:
 
 def _report(run: RunDir) -> dict[str, Any] | None:
     """report.json; None if there is none that can be read."""
-    with suppress(OSError, ValueError, RecursionError):
+    with suppress(LinkError, OSError, ValueError, RecursionError):
         report = loads(text_of(run.root / "report.json"))
         if isinstance(report, dict) and isinstance(report.get("counts"), dict) and "verdict" in report:
             return report

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness.core.errors import InputError, Problem
-from harness.core.run.run_dir import RunDir, opened
+from harness.core.run.run_dir import RunDir, appending, opened
 from harness.infra import screen
 
 UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # Lustre without -o flock, NFS without lockd
@@ -58,13 +58,12 @@ def _without_locks(holder: str) -> str | None:
 @contextmanager
 def only_launcher(run: RunDir) -> Iterator[None]:
     """Hold the run's lock, which the kernel frees when this process ends; InputError when another process holds it."""
-    run.root.mkdir(parents=True, exist_ok=True)
-    with (run.root / "launcher.lock").open("a+") as lock:
+    with appending(run.root / "launcher.lock") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.seek(0)
-            holder = lock.read().strip() or "unknown"
+            holder = lock.readall().decode("utf-8", "replace").strip() or "unknown"
             hint = "see its progress with harness status, or end that launcher to follow the run from here"
             raise InputError(
                 Problem(message=f"another launcher follows this run: {holder}", file=str(run.root), hint=hint)
@@ -74,8 +73,7 @@ def only_launcher(run: RunDir) -> Iterator[None]:
                 raise
             screen.err(f"harness: {unlocked(run.root)}")
         lock.truncate(0)
-        lock.write(f"pid {os.getpid()} on {socket.gethostname()}")
-        lock.flush()
+        lock.write(f"pid {os.getpid()} on {socket.gethostname()}".encode())
         try:
             yield
         finally:

@@ -11,7 +11,7 @@ from pathlib import Path
 import harness
 from harness.core.errors import InputError, Problem
 from harness.core.plugins import Plugin
-from harness.core.run.run_dir import RunDir, text_of
+from harness.core.run.run_dir import RunDir, refuse_links_below, text_of
 from harness.core.serialization import from_jsonable, loads
 from harness.core.stack import ReadyStack
 
@@ -43,6 +43,7 @@ def copy_node_code(target: Path, packages: Iterable[str] = ()) -> Path:
 
     The site-packages folder of an installed harness also holds the launcher's packages, which no stack may see.
     """
+    refuse_links_below(target)
     source = Path(harness.__file__).resolve().parent
     for name in _NODE_SIDE:
         place = target / "harness" / name

@@ -14,7 +14,7 @@ from dataclasses import replace
 from harness.core.errors import InfrastructureError
 from harness.core.run.cell_result import CellResult
 from harness.core.run.job_start import Claim, JobStart, started_again, was_cut_off
-from harness.core.run.run_dir import RunDir, write_atomic, write_json, write_new
+from harness.core.run.run_dir import RunDir, text_of, write_atomic, write_json, write_new
 from harness.core.run.work_order import CellAttempt, read_work_order, write_work_order
 from harness.core.serialization import from_jsonable, loads
 from harness.node.coordination.rendezvous import POLL_S, STARTUP_S
@@ -94,12 +94,12 @@ def _write_second_order(run: RunDir, before: str, name: str, start: JobStart) ->
     for item in first.cells:
         cell, earlier = item.cell, run.attempt(item.cell, item.attempt)
         if earlier.result.exists():
-            result = from_jsonable(CellResult, loads(earlier.result.read_text(encoding="utf-8")))
+            result = from_jsonable(CellResult, loads(text_of(earlier.result)))
             if not was_cut_off(result):
                 continue
         left.append(item)
         number = run.new_attempt(cell, item.attempt)
-        write_atomic(run.attempt(cell, number).config, earlier.config.read_text(encoding="utf-8"))
+        write_atomic(run.attempt(cell, number).config, text_of(earlier.config))
         cells.append(CellAttempt(cell=cell, attempt=number))
     write_work_order(run, name, replace(first, cells=tuple(cells)))
     reason, now = started_again(start), time.time()

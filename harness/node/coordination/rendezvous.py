@@ -9,7 +9,6 @@ cells/<cell>/attempt-<n>/nodes/node-<node>.json  NodeResult: how the ranks of a 
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Sequence
@@ -18,8 +17,8 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from harness.core.run.cell_result import RankEnding
-from harness.core.run.run_dir import AttemptDir, RunDir, write_json
-from harness.core.serialization import dumps, from_jsonable, loads
+from harness.core.run.run_dir import AttemptDir, RunDir, refuse_links, text_of, write_json, write_new
+from harness.core.serialization import from_jsonable, loads
 from harness.core.text.counts import counted
 
 HEARTBEAT_S = 2.0  # between two heartbeats of an agent
@@ -146,7 +145,7 @@ def _texts(paths: Sequence[Path]) -> list[str]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return text_of(path)
     except FileNotFoundError:
         return ""
 
@@ -155,6 +154,7 @@ def clear(attempt: AttemptDir) -> None:
     """Remove the files that an interrupted run of the same attempt left."""
     for pattern in ("rendezvous.json", "abort.json", "nodes/*.json", "ranks/rank-*"):
         for path in attempt.root.glob(pattern):
+            refuse_links(path)
             path.unlink(missing_ok=True)
 
 
@@ -163,15 +163,7 @@ def write_abort(attempt: AttemptDir, abort: Abort) -> None:
     path = abort_file(attempt)
     if path.exists():
         return
-    temporary = path.with_name(f".abort.{socket.gethostname()}.{os.getpid()}.tmp")
-    temporary.write_text(dumps(abort) + "\n", encoding="utf-8")
-    try:
-        os.link(temporary, path)  # unlike a rename, a link never replaces the abort of another node
-    except FileExistsError:
-        pass
-    except OSError:  # a file system without hard links
-        temporary.replace(path)
-    temporary.unlink(missing_ok=True)
+    write_new(path, abort)
 
 
 def listen(share: NodeShare, addresses: Sequence[str]) -> socket.socket:

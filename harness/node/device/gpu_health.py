@@ -9,7 +9,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.errors import DriverError
 from harness.core.hardware.devices import shown_gpus
 from harness.core.run.cell_result import CellResult
-from harness.core.run.run_dir import AttemptDir
+from harness.core.run.run_dir import AttemptDir, text_of
 from harness.core.serialization import from_jsonable, loads
 from harness.node.coordination.rendezvous import NodeResult, NodeShare, node_file, read
 
@@ -32,7 +32,7 @@ def trouble_after(attempt: AttemptDir, config: CellConfig, share: NodeShare) -> 
 def _completed(attempt: AttemptDir, node: int) -> bool:
     """Whether, according to this node's files, every rank completed or none was started."""
     if attempt.result.exists():
-        result = from_jsonable(CellResult, loads(attempt.result.read_text(encoding="utf-8")))
+        result = from_jsonable(CellResult, loads(text_of(attempt.result)))
         return result.status in ("completed", "rejected")
     here = read(NodeResult, node_file(attempt, node))
     return here is not None and all(rank.ended == "completed" for rank in here.ranks)

@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from harness.core.run.flight_dump import Collective, waiting
-from harness.core.run.run_dir import AttemptDir, write_atomic
+from harness.core.run.run_dir import AttemptDir, text_of, write_atomic
 
 EARLY_S = 1.0  # time before the deadline; the dump takes milliseconds, and the stacks are dumped at the deadline
 # Functions of torch's C module that return the recorder's entries, newest first: JSON from torch 2.5 on, else pickle.
@@ -63,7 +63,7 @@ def dumped(c10d: Any) -> dict[str, Any] | None:
 def pending_collectives(attempt: AttemptDir, rank: int) -> list[Collective]:
     """The collectives that a rank was waiting for at the deadline; empty without a complete dump."""
     try:
-        trace = json.loads(flight_file(attempt, rank).read_text(encoding="utf-8"))
+        trace = json.loads(text_of(flight_file(attempt, rank)))
     except (OSError, ValueError):
         return []
     return waiting(trace) if isinstance(trace, dict) else []

@@ -18,7 +18,7 @@ from harness.core.cell.timing import Lap
 from harness.core.packing.fields import OFFSETS, PADDED
 from harness.core.run.record_file import write_record
 from harness.core.run.records import Failure, LayerSeen, Progress, RankRecord, SeenParams, TensorForm
-from harness.core.run.run_dir import AttemptDir, needs_room
+from harness.core.run.run_dir import AttemptDir, descriptor_of, needs_room, text_of
 from harness.core.run.states import LegName, Phase, RankEnd
 from harness.core.serialization import dumps, from_jsonable, loads
 from harness.core.text.secrets import redacted, secret_values
@@ -44,8 +44,7 @@ class Recorder:
         self.laps: dict[str, Lap] = {}  # where the time went
         self._lap = time.perf_counter(), time.process_time()
         with needs_room(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._line = os.open(progress_file(path), os.O_WRONLY | os.O_CREAT, 0o644)
+            self._line = descriptor_of(progress_file(path), os.O_WRONLY | os.O_CREAT)
 
     def progress(self, leg: LegName, step: int, micro_batch: int, phase: Phase) -> None:
         """Note where the rank is, also in a separate file: a rank that hangs or is killed cannot flush its record."""
@@ -159,7 +158,7 @@ def progress_file(record: Path) -> Path:
 def last_progress(record: Path) -> Progress | None:
     """The last progress that a rank wrote; None when it wrote none."""
     path = progress_file(record)
-    text = path.read_text(encoding="utf-8")[:_PROGRESS_BYTES] if path.exists() else ""
+    text = text_of(path)[:_PROGRESS_BYTES] if path.exists() else ""
     return from_jsonable(Progress, loads(text)) if text else None
 
 

@@ -33,11 +33,10 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path, mon
     path = tmp_path / "result.json"
     write_atomic(path, "old")
 
-    def full(self: Path, text: str, encoding: str, errors: str) -> NoReturn:
-        self.write_bytes(text.encode()[:2])
+    def full(self: Path, target: Path) -> NoReturn:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(DiskFullError):
         write_atomic(path, "new")
     assert path.read_bytes() == b"old"

@@ -192,22 +192,22 @@ def test_logs_of_odd_names_are_left_out_and_unreadable_ones_give_the_reason(tmp_
     for name in ("rank-abc.log", "rank-\u00b23.log", "rank--1.log", "rank- 7.log"):
         (folder / name).write_text("another log")
     run.attempt("one").log(1).unlink()
-    run.attempt("one").log(1).symlink_to(tmp_path / "nowhere")
+    os.mkfifo(run.attempt("one").log(1))
     run.attempt("one").log(2).unlink()
     run.attempt("one").log(2).mkdir()
     text = cell_logs_text(run, "one")
     assert "try 1 rank 0 line 99" in text
-    assert "rank-00001.log (raised) <==\ncannot be read: No such file or directory" in text
+    assert "rank-00001.log (raised) <==\ncannot be read: not a regular file" in text
     assert "rank-00002.log (raised) <==\ncannot be read: Is a directory" in text
     assert "another log" not in text
     with pytest.raises(InputError, match="cannot be read: Is a directory"):
         rank_log(run, "one", 2)
     jobs = run.root / "submissions"
     jobs.mkdir()
-    (jobs / "a.log").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(jobs / "a.log")
     os.mkfifo(jobs / "b.log")
     (jobs / "c.log").mkdir()
     (jobs / "d.log").write_text("says job\n")
     text = job_logs_text(run)
     assert "says job" in text
-    assert [text.count(reason) for reason in ("No such file", "not a regular file", "Is a directory")] == [1, 1, 1]
+    assert [text.count(reason) for reason in ("not a regular file", "Is a directory")] == [2, 1]
