@@ -14,6 +14,7 @@ from harness.core.cell.attention import KERNELS
 from harness.core.cell.axes import always
 from harness.core.cell.config import CellConfig
 from harness.core.cell.identity import cell_id
+from harness.core.run.run_dir import MOST_CHARACTERS
 from harness.core.run.run_plan import Expansion, MayReject, PlannedCell, RejectedCell, XFail
 from harness.core.stack import DEFAULT
 from harness.plan.expansion.apply_rules import apply_rules
@@ -65,9 +66,28 @@ def expand(matrix: Matrix, more_rules: tuple[Rule[CellConfig], ...] = (), begin:
     planned = paired_cells(planned, matrix.base, problems) if matrix.base else planned
     known.check_used(allowed, rejected, problems)
     lacking.check_used(allowed, rejected, problems)
+    _check_lengths(planned, problems)
     problems.raise_any()
     excluded = dict(combinations.excluded)
     return Expansion(cells=tuple(planned), rejected=tuple(rejected), excluded=excluded, selection=selection)
+
+
+def _check_lengths(cells: Iterable[PlannedCell], problems: Problems) -> None:
+    """Adds a problem for the cell with the longest id, if it is too long for the folder that it names."""
+    longest = max(cells, key=lambda cell: len(cell.id), default=None)
+    if longest is None or len(longest.id) <= MOST_CHARACTERS:
+        return
+    config = longest.config
+    chosen = {
+        "the name in args": config.args.label,
+        "the name of the stack": config.stack,
+        "the name in upstream_tests": config.upstream_tests.name,
+        "the axes of model, train and documents": config.variant,
+    }
+    part, name = max(chosen.items(), key=lambda item: len(item[1]))
+    message = f"the id of a cell has {len(longest.id)} characters, too many for the name of its folder"
+    hint = f"shorten {part}, {name!r}: a value that every cell has belongs in its section, not in an axis"
+    problems.add_at(longest.line, ("matrix",), message, found=longest.id, allowed=f"{MOST_CHARACTERS}", hint=hint)
 
 
 def _group(config: CellConfig) -> str:

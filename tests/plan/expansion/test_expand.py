@@ -208,6 +208,23 @@ def test_an_expansion_with_nothing_to_run_is_an_input_error(sections: dict[str, 
     assert any(expected in str(problem) for problem in problems_of(**sections)), problems_of(**sections)
 
 
+def test_an_id_too_long_for_a_folder_is_a_problem_that_says_what_to_shorten() -> None:
+    """Every name in it is short enough; the sum is not."""
+    stack, lengths = "s" * 64, "d" * 64
+    axes = {"packing": ["sft"], "stack": [stack], "documents": [lengths]}
+    more = {"model.hidden": [128], "model.ffn": [256], "model.vocab": [256], "train.steps": [3], "model.layers": [4]}
+    more |= {"model.heads": [8], "model.kv_heads": [4], "train.lr": [0.0123], "train.seq_length": [128]}
+    sections = {
+        "stacks": {stack: "megatron-core==0.19.2"},
+        "documents": {"mode": "adversarial", "lists": {lengths: [8, 8]}},
+    }
+    assert expand(matrix_of(matrix={**axes, "model.hidden": [128]}, **sections)).cells
+    [problem] = problems_of(matrix={**axes, **more, "dtype": ["bf16"]}, **sections)
+    assert "the id of a cell has 2" in str(problem)
+    assert "found tp1-pp1-cp1" in str(problem)
+    assert f"allowed: 200; shorten the axes of model, train and documents, '{lengths}-" in str(problem)
+
+
 def test_xfail_marks_the_cells_whose_name_matches() -> None:
     made = expand_axes(
         {"pp": [1, 2], "packing": ["reference", "sft"]},
