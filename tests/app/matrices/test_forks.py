@@ -64,7 +64,7 @@ def run(folder: Path, fork: Path, more: str = "", *options: str) -> tuple[int, s
     done = harness("run", matrix, *options, cwd=folder)
     assert done.returncode in (0, 3), done.stdout + done.stderr
     report = json.loads((only_run(folder / "reports") / "report.json").read_text())
-    return done.returncode, done.stdout, report
+    return done.returncode, done.stdout + done.stderr, report
 
 
 def outcomes(report: dict[str, Any]) -> dict[str, tuple[str, str]]:
