@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.cell.axes import Axis, axes, dotted
+from harness.core.cell.axis_values import HARNESS
 from harness.core.cell.model import MlaConfig, MoeConfig, MtpConfig
 from harness.core.errors import InputError
 from harness.core.outcomes import Outcome, Severity
@@ -106,6 +107,10 @@ LEFT_OUT = {
     "model.vision": "its sizes follow from each other, and its data from a checkout of a model",
 }
 PACKINGS_LEFT_OUT = ("rules", "upstream_tests")  # not training: forbidden combinations, and upstream's own tests
+# What runs in a stack of wheels, without a checkout; a stack that is not here runs what `default` does.
+OWN, BRIDGE = ("unpacked", "reference", "sft"), ("bridge_offline", "bridge_in_batch", "bridge_long")
+PACKINGS = {"bridge-0.6.2": (*OWN, *BRIDGE), "skyrl-0.4.0": (*OWN, *BRIDGE, "skyrl")}
+STACK_TRAINERS = {"bridge-0.6.2": (HARNESS, "bridge"), "skyrl-0.4.0": (HARNESS, "bridge", "skyrl")}
 
 
 def values_of(key: Key, name: str) -> Values:
@@ -171,6 +176,16 @@ def _default(axis: Axis) -> Any:
     return "auto" if axis.setting.auto else axis.default
 
 
+def runnable(row: Mapping[str, Any]) -> bool:
+    """Whether the stack of a row has what it needs."""
+    stack = row.get("stack", DEFAULT)
+    return (
+        row["packing"] in PACKINGS.get(stack, OWN)
+        and row.get("trainer", HARNESS) in STACK_TRAINERS.get(stack, (HARNESS,))
+        and (row.get("model.peft") is None or stack in PACKINGS)
+    )
+
+
 def planned(rows: Sequence[Mapping[str, Any]]) -> Expansion | None:
     """The cells of these rows; None if the loader or a rule refuses one."""
     try:
@@ -195,7 +210,7 @@ def cells_of(seed: int, count: int, stacks: Sequence[str]) -> Iterator[dict[str,
         for name in [*first, *others]:
             value = drawing[name](dice)
             changed = row | {name: value}
-            if value != _default(known[name]) and planned([changed]) is not None:
+            if value != _default(known[name]) and runnable(changed) and planned([changed]) is not None:
                 row = changed
         text = repr(sorted(row.items()))
         if text not in seen:

@@ -12,6 +12,7 @@ import pytest
 from harness.core.cell.axes import axes, dotted
 from harness.core.setting import keys_of
 from harness.core.stack import DEFAULT
+from harness.plan.stacks.recipes import RECIPES
 from tests.scripts import load_script
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "random_cells.py"
@@ -33,6 +34,13 @@ def test_every_axis_and_key_is_drawn_or_left_out_for_a_reason(script: ModuleType
             assert script.values_of(key, f"{part}.{name}")
 
 
+def test_a_stack_gets_only_what_it_has(script: ModuleType) -> None:
+    assert not script.runnable({"packing": "bridge_long"})
+    assert not script.runnable({"packing": "unpacked", "model.peft": {}})
+    assert script.runnable({"packing": "bridge_long", "stack": "bridge-0.6.2", "trainer": "bridge"})
+    assert {*script.PACKINGS, *script.STACK_TRAINERS} <= {*RECIPES}
+
+
 def test_a_seed_gives_the_same_valid_cells_and_another_one_others(script: ModuleType) -> None:
     first, again, other = (list(script.cells_of(seed, 3, [DEFAULT])) for seed in (1, 1, 2))
     assert first == again != other
@@ -41,8 +49,9 @@ def test_a_seed_gives_the_same_valid_cells_and_another_one_others(script: Module
 
 
 @pytest.mark.train
-def test_a_few_cells_run_and_none_fails(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), "--seed", "1", "--cells", "3", "--folder", str(tmp_path)]
+def test_a_cell_of_a_seed_runs_and_passes(tmp_path: Path) -> None:
+    words = ["--seed", "1", "--cells", "4", "--only", "3", "--folder", str(tmp_path)]
+    command = [sys.executable, str(SCRIPT), *words]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sum(line.split()[:1] in (["0"], ["1"], ["2"]) for line in done.stdout.splitlines()) == 3
+    assert any(line.split()[:2] == ["3", "PASS"] for line in done.stdout.splitlines()), done.stdout
