@@ -25,11 +25,19 @@ def record_biases(observer: Observer, step: int) -> None:
         observer.recorder.record.expert_biases.append(ExpertBiasSeen(step=step, layer=layer, values=values))
 
 
-def reset_biases(chunks: Iterable[Any], layers: int) -> None:
-    """Set them to their initial value; `layers`: of the model, without prediction layers."""
+def reset_routers(chunks: Iterable[Any], layers: int) -> None:
+    """Set what routers keep between passes to its initial value: biases, and the counts of `global_aux_loss`.
+
+    Upstream forgets the counts when it finalises gradients, which a pass without a backward does not. `layers`: of the
+    model, without prediction layers.
+    """
     with torch.no_grad():
         for _, bias in _biases(chunks, layers):
             bias.zero_()
+    for chunk in chunks:
+        for module in chunk.modules():
+            if hasattr(module, "reset_global_aux_loss_tracker"):
+                module.reset_global_aux_loss_tracker()
 
 
 def _biases(chunks: Iterable[Any], layers: int) -> Iterator[tuple[int, Tensor]]:
