@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.outcomes import Outcome
+from harness.core.outcomes import Lane, LaneVerdict, Outcome, verdict_of
 from harness.infra.inputs.matrix_file import read_matrix
 from harness.judge.report.model import Report
 from harness.judge.report.render_json import render_json
@@ -71,10 +72,12 @@ def test_every_fault_has_a_list_a_unique_id_and_cells_or_a_reason(table: Any) ->
 def _report(outcomes: dict[str, Outcome]) -> Report:
     """A report of the matrix `m` whose cells ended so, by id without hash; each has a control."""
     report = sample_report()
-    cell = report.cells[0]
-    made = ((name, outcome, role) for name, outcome in outcomes.items() for role in ("cell", "control"))
-    cells = [replace(cell, id=f"{name}-0a", outcome=outcome, role=role) for name, outcome, role in made]
-    return replace(report, matrix="m", cells=cells)
+    cell = replace(report.cells[0], lanes=dict.fromkeys(Lane, LaneVerdict.PASS), findings=[])
+    roles = {"cell": "0a", "control": "0b"}
+    made = ((f"{name}-{roles[role]}", outcome, role) for name, outcome in outcomes.items() for role in roles)
+    cells = [replace(cell, id=name, outcome=outcome, role=role) for name, outcome, role in made]
+    counts = Counter(cell.outcome for cell in cells)
+    return replace(report, matrix="m", cells=cells, rejected=[], counts=counts, verdict=verdict_of(counts, []))
 
 
 @pytest.fixture

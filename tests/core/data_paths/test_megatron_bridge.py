@@ -46,6 +46,7 @@ def test_offline_packing_gives_real_lengths_if_documents_are_padded(
         tail_segment=True,
         tail_multiple=16,
         fixed_entries=fixed,
+        last_repeats=not fixed,
         longest_as_tensor=True,
     )
 

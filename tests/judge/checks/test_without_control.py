@@ -1,8 +1,8 @@
-"""A control that did not pass is read by no check and by no requirement."""
+"""A control that did not pass is read by no check and by no requirement, but for what upstream built."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -10,6 +10,7 @@ import pytest
 
 from harness.core.cell.config import CANARIES
 from harness.core.outcomes import Lane, LaneVerdict, Outcome
+from harness.core.run.run_plan import PlannedCell
 from harness.judge.checks.table import CHECKS, Check
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.verdict import CellVerdict, judge_cell
@@ -29,7 +30,21 @@ FAILED = CellVerdict(Outcome.FAIL, dict.fromkeys(Lane, LaneVerdict.FAIL), [], ""
 
 
 class Unreadable:
-    """In place of the evidence of a control: whatever reads it fails."""
+    """In place of a record of a control: whatever reads more of it than what upstream built fails."""
+
+    built: tuple[()] = ()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AssertionError(f"{name} of a control that did not pass was read")
+
+
+class UnreadableEvidence:
+    """In place of the evidence of a control, whose cell the plan names."""
+
+    records: Mapping[int, Unreadable] = {0: Unreadable()}
+
+    def __init__(self, cell: PlannedCell) -> None:
+        self.cell = cell
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AssertionError(f"{name} of a control that did not pass was read")
@@ -44,8 +59,9 @@ def test_a_check_finds_nothing_in_a_clean_cell_without_its_control(check: Check,
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_control_that_did_not_pass_is_not_read(kind: str) -> None:
-    unreadable: Any = Unreadable()
-    evidence = replace(KINDS[kind](), control=unreadable)
+    evidence = KINDS[kind]()
+    unreadable: Any = UnreadableEvidence(evidence.cell)
+    evidence = replace(evidence, control=unreadable)
     verdict = judge_cell(evidence, today=TODAY, control=FAILED)
     assert verdict.outcome is Outcome.ERROR
     assert "did not pass (FAIL)" in verdict.reason
