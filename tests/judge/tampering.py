@@ -38,7 +38,7 @@ REFUSALS = (
     "times cannot be compared with earlier runs",
 )
 LONE = "lone"  # in place of "record", for a control whose gradients no cell is compared with
-_BY_NAME = ("forms", "modules", "untimed", "same_as", "changes", "trained", "merged")  # mappings whose keys are data
+_BY_NAME = ("forms", "modules", "untimed", "same_as")  # mappings whose keys are data
 _NAN, _INFINITY = {"$float": "nan"}, {"$float": "inf"}  # as core/serialization.py writes them
 Path_ = tuple[Any, ...]
 
@@ -169,10 +169,11 @@ class _Judge:
         return self.run.attempt(cell, self.found[cell].attempt).record(rank)
 
     def unchanged(self, changed: Path) -> bool:
-        """Whether every cell has the outcome that it had."""
+        """Whether every cell has the outcome and the lanes that it had."""
         verdicts = self.after(changed)
         return verdicts is not None and all(
-            one.outcome is self.verdicts[cell].outcome for cell, one in verdicts.items()
+            (one.outcome, one.lanes) == (self.verdicts[cell].outcome, self.verdicts[cell].lanes)
+            for cell, one in verdicts.items()
         )
 
     def after(self, changed: Path) -> dict[str, CellVerdict] | None:
@@ -263,7 +264,8 @@ def _pattern(name: str, path: Path_) -> str:
     parts = [name]
     for number, key in enumerate(path):
         data = isinstance(key, int) or key.lstrip("-").isdigit() or key.startswith(RECORDED)
-        parts.append("*" if data or (number and path[number - 1] in _BY_NAME) else key)
+        weight = number > 1 and path[number - 2] == "training"  # of a second training, by its name
+        parts.append("*" if data or weight or (number and path[number - 1] in _BY_NAME) else key)
     return ".".join(parts)
 
 

@@ -65,9 +65,10 @@ def _amplified(evidence: CellEvidence, control: CellEvidence) -> str:
             if lost is not None:
                 parts.append(f"{text} from step {step} on ({floors[lost][step].value:.2g})")
                 break
-    weights = sum(1 for name in evidence.updates if evidence.weight_bound("trained", name, _SMALLEST) is None)
-    if weights:
-        parts.append(f"the change of {counted(weights, 'parameter')} over all steps")
+    for what, text in (("change", "by the first update"), ("trained", "over all steps")):
+        weights = sum(1 for name in evidence.updates if evidence.weight_bound(what, name, _SMALLEST) is None)
+        if weights:
+            parts.append(f"the change of {counted(weights, 'parameter')} {text}")
     return f"{', '.join(parts)}: {_AMPLIFIED}" if parts else ""
 
 
