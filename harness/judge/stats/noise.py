@@ -66,6 +66,7 @@ def later_floors(record: RankRecord) -> dict[str, dict[int, NoiseFloor]]:
             else NoiseFloor(value=value, by=by, at=at)
         )
     _widen_norms(found)
+    _widen_changes(found)
     return found
 
 
@@ -77,7 +78,24 @@ def _widen_norms(floors: dict[str, dict[int, NoiseFloor]]) -> None:
     for step in sorted(norms):
         candidates = [norms[step], floors.get("document_loss", {}).get(step), norms.get(step + 1)]
         known = [floor for floor in candidates if floor is not None]
-        norms[step] = max(known, key=lambda floor: math.inf if math.isnan(floor.value) else floor.value)
+        norms[step] = max(known, key=_size)
+
+
+def _widen_changes(floors: dict[str, dict[int, NoiseFloor]]) -> None:
+    """The change of a weight over all steps may be close by chance too, where the gradients that make it are not: its
+    floor is at least that of their norm.
+    """
+    norms = floors.get("grad_norm")
+    if not norms:
+        return
+    least = norms[max(norms)]
+    for name in floors:
+        if name.startswith("trained of "):
+            floors[name] = {step: max(floor, least, key=_size) for step, floor in floors[name].items()}
+
+
+def _size(floor: NoiseFloor) -> float:
+    return math.inf if math.isnan(floor.value) else floor.value
 
 
 def _later_differences(record: RankRecord, again: TrainingSeen) -> Iterator[tuple[str, int, float, str]]:

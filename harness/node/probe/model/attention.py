@@ -60,8 +60,9 @@ class ReferenceAttention(CoreAttention):
             shares = [torch.tensor(zigzag(bounds, group.size(), rank)) for rank in range(group.size())]
             mine = shares[group.rank()].to(query.device)
             order = torch.argsort(torch.cat(shares)).to(query.device)
-            gathered = GatherContext.apply(torch.stack([key, value]), group)  # [cp, 2, s, b, kv, dim]
-            key, value = gathered.transpose(0, 1).flatten(1, 2)[:, order]
+            sizes = [key.size(-1), value.size(-1)]  # latent attention may have others for values
+            gathered = GatherContext.apply(torch.cat([key, value], -1), group)  # [cp, s, b, kv, dims]
+            key, value = gathered.flatten(0, 1)[order].split(sizes, -1)
         repeats = query.size(2) // key.size(2)
         query, key, value = (part.permute(1, 2, 0, 3) for part in (query, key, value))  # [b, heads, s, dim]
         if repeats > 1:
