@@ -150,15 +150,19 @@ def with_controls(config: CellConfig) -> list[PlannedCell]:
 
 
 def _control_ids(cells: Iterable[Candidate], controls: dict[CellConfig, Candidate]) -> dict[str, str]:
-    """Cell id -> id of its control, in one group. Cells whose rows do not matter share one per attention and model."""
-    common: dict[tuple[str, bool], str] = {}
+    """Cell id -> id of its control, in one group. Cells whose rows do not matter share one per attention and model.
+
+    A variant does not name every size of a part of the model, and cells share the objects of their sections. So a
+    control is looked up once for each of these objects, which is fast for many cells.
+    """
+    common: dict[tuple[str, int, int, int], str] = {}
     found: dict[str, str] = {}
     for cell in cells:
         attention = cell.config.attention
         if cell.config.by_rows or attention in KERNELS:
             found[cell.id] = _control_id(cell.config, controls)
         else:
-            key = (attention, cell.config.model.as_gpt)
+            key = (attention, id(cell.config.model), id(cell.config.train), id(cell.config.documents))
             common[key] = common.get(key) or _control_id(cell.config, controls)
             found[cell.id] = common[key]
     return found

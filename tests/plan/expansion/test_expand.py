@@ -119,6 +119,16 @@ def test_every_dtype_and_every_model_or_train_variant_has_its_own_group_and_cont
     assert made.cells[0].config.model == ModelConfig(layers=2)
 
 
+def test_models_of_one_name_and_other_sizes_have_their_own_controls() -> None:
+    models = {"model.mla": [{"v_head_dim": 8}, {"v_head_dim": 12}], "model.moe": [{"ffn": 32}, {"ffn": 64}]}
+    for axis, values in models.items():
+        expansion = expand_axes({"packing": ["sft"], "cp": [2], axis: values})
+        controls = {cell.id: cell.config.model for cell in expansion.cells if cell.role == "control"}
+        tested = [cell for cell in expansion.cells if cell.role == "cell"]
+        assert len(controls) == len(tested) == 2
+        assert all(controls[str(cell.control)] == cell.config.model for cell in tested)
+
+
 def test_a_row_that_leaves_out_a_train_axis_joins_the_group_of_the_section_value() -> None:
     made = expand_axes({"include": [{"packing": "sft", "train.seq_length": 64}, {"packing": "reference"}]})
     assert {cell.group for cell in made.cells} == {"fp32"}
