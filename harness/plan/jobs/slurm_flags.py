@@ -42,6 +42,8 @@ REFUSED: Mapping[Command, Mapping[str, str]] = {
     "sbatch": {
         **_BOTH,
         **dict.fromkeys(("array", "job-name", "output", "error", "open-mode", "wrap", "parsable", "wait"), _OWN),
+        "quiet": "sbatch would not print the number of the job",
+        **dict.fromkeys(("clusters", "cluster"), "jobs are followed on the cluster of the login node"),
         **dict.fromkeys(("gpus", "gpus-per-node"), "write gpus_per_node and gpu_flag"),
         "gres": "write gpus_per_node, gpu_flag: gres and gres",
         "time": "write time, or launch.time_limit_min in the matrix",
@@ -54,7 +56,7 @@ REFUSED: Mapping[Command, Mapping[str, str]] = {
     },
     "srun": {
         **_BOTH,
-        **dict.fromkeys(("nodes", "kill-on-bad-exit", "multi-prog"), _OWN),
+        **dict.fromkeys(("nodes", "kill-on-bad-exit", "multi-prog", "wait", "pty"), _OWN),
         **dict.fromkeys(("gpus", "gpus-per-node", "gres", "accel-bind"), _GPUS),
         **dict.fromkeys(("exact", "cpus-per-gpu", "threads-per-core", "extra-node-info"), _STEP_CORES),
         "exclusive": f"{_STEP_CORES}, exclusive: true for whole nodes",
@@ -70,13 +72,13 @@ _HARMLESS = {
     for name in ("cpu-bind", "mem-bind", "gpu-bind")
 }
 # Names of other flags that are also the beginning of a refused one, which Slurm therefore does not take for it.
-_WHOLE_NAMES = frozenset(("extra", "mem", "threads"))
+_WHOLE_NAMES = frozenset(("container", "extra", "mem", "threads"))
 # The letters of refused flags.
 _SHORT = {
     "n": "ntasks", "N": "nodes", "c": "cpus-per-task", "G": "gpus", "m": "distribution", "O": "overcommit",
     "B": "extra-node-info", "w": "nodelist", "F": "nodefile", "x": "exclude", "r": "relative", "Z": "no-allocate",
     "a": "array", "J": "job-name", "o": "output", "e": "error", "W": "wait", "t": "time", "K": "kill-on-bad-exit",
-    "p": "partition", "A": "account", "q": "qos", "C": "constraint",
+    "p": "partition", "A": "account", "q": "qos", "C": "constraint", "Q": "quiet", "M": "clusters",
 }  # fmt: skip
 # Variables of other names, from which srun or sbatch reads these flags.
 _VARIABLES = {

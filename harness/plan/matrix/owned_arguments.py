@@ -17,6 +17,7 @@ _CONSTANT = "it is constant in every trainer, so that steps are comparable"
 _STATE = "the harness cannot read gradients and optimizer state in this form"
 _DENSE = "trainer bridge trains dense models here; trainer megatron and trainer harness have model.moe and model.mtp"
 _RECURRENT = "recurrent layers have the sizes of attention"
+_UPDATES = "the control's optimizer has one constant learning rate for all weights, and no loss scale"
 _FILES = "a cell neither reads nor writes files outside its run directory"
 _EVALUATED = "an evaluation has the documents of one step, every train.eval_interval steps and at the end"
 _HEADS = "heads have model.hidden / model.heads elements in cell and control: set these under model:"
@@ -154,6 +155,10 @@ _REASONS = {
     "yaml_cfg": _FILES,
     "profile": "the harness measures steps itself",
     "exit_interval": "every cell runs train.steps steps",
+    "iterations_to_skip": "every cell runs train.steps steps",
+    "reset_position_ids": "upstream's packed data set refuses it",
+    "reset_attention_mask": "upstream's packed data set refuses it",
+    **dict.fromkeys(("decoupled_lr", "decoupled_min_lr", "loss_scale"), _UPDATES),
     "exit_duration_in_mins": "every cell runs train.steps steps",
 }
 _PREFIXES = {
@@ -228,7 +233,9 @@ _HAVE = {
     **dict.fromkeys(("rotary_interleaved", "use_rope_scaling", "rope_scaling"), "false"),
     **dict.fromkeys(("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"), "false"),
 }
-_HAVE_NOT = [name for name, reason in _REASONS.items() if reason in (_ROTARY, _STAGES, _HEADS) and name not in _HAVE]
+_HAVE_NOT = [
+    name for name, reason in _REASONS.items() if reason in (_ROTARY, _STAGES, _HEADS, _UPDATES) and name not in _HAVE
+]
 _SHRUNK = ("window_size", "hybrid_layer_pattern", "hybrid_override_pattern")  # texts that are sizes
 _NOT_COMPARED = ("moe_token_dispatcher_type",)
 

@@ -22,6 +22,8 @@ FORGOTTEN = "slurm_load_jobs error: Invalid job id specified"
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scheduler:
+    monkeypatch.chdir(tmp_path)
+    Path("1n1r.sbatch").write_text("#!/bin/bash\n", encoding="utf-8")
     return Scheduler(tmp_path, monkeypatch)
 
 
@@ -180,8 +182,8 @@ def test_a_job_file_is_submitted_once_and_nothing_is_printed(
     slurm.answers("sbatch", says("sbatch: a remark of a plugin", "Submitted batch job 71 on cluster lab"))
     client = SlurmClient()
     client.partitions()
-    assert client.submit(Path("/run/1n1r.sbatch")) == "71"
-    assert (client.calls, slurm.calls("sbatch")) == (2, ["sbatch /run/1n1r.sbatch"])
+    assert client.submit(Path("1n1r.sbatch")) == "71"
+    assert (client.calls, slurm.calls("sbatch")) == (2, ["sbatch 1n1r.sbatch"])
     assert capfd.readouterr() == ("", "")
 
 
@@ -190,14 +192,14 @@ def test_sbatch_gets_five_minutes_in_the_foreground(slurm: Scheduler) -> None:
     (slurm.folder / "timeout").write_text((slurm.folder / "sbatch").read_text())
     (slurm.folder / "timeout").chmod(0o755)
     with pytest.raises(ControllerAwayError, match=r"^sbatch printed no job number: ''$"):
-        SlurmClient().submit(Path("/run/1n1r.sbatch"))
-    assert slurm.calls() == ["timeout --foreground 300 sbatch /run/1n1r.sbatch"]
+        SlurmClient().submit(Path("1n1r.sbatch"))
+    assert slurm.calls() == ["timeout --foreground 300 sbatch 1n1r.sbatch"]
 
 
 def submission_error(error: type[InfrastructureError]) -> str:
     """The message with which a submission fails, with exactly this class of error."""
     with pytest.raises(InfrastructureError) as caught:
-        SlurmClient().submit(Path("/run/1n1r.sbatch"))
+        SlurmClient().submit(Path("1n1r.sbatch"))
     assert caught.type is error
     return str(caught.value)
 

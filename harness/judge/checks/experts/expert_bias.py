@@ -6,6 +6,7 @@ if it got more (arXiv 2408.15664; moe_utils.get_updated_expert_bias).
 
 from __future__ import annotations
 
+from harness.core.cell.config import CellConfig
 from harness.core.cell.model import MoeConfig
 from harness.core.run.records import ExpertBiasSeen, RankRecord
 from harness.judge.checks.finding import CheckFinding
@@ -15,6 +16,7 @@ from harness.judge.evidence.moe_router import RouterWhole, counted_rows, routers
 from harness.judge.locations import where_of
 
 _ROUNDING = 1e-5  # relative to the rate by which biases change, of float32
+_ROUNDING_BF16 = 2.0**-8  # upstream's Float16Module casts the counts of tokens, and with them the change of a bias
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
@@ -30,7 +32,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
                 return [_finding(record, seen, right.values, f"rank {other.rank} has")]
     expected = _by_rule(evidence, moe) | _of_control(evidence)
     for place, (record, seen) in sorted(first.items(), key=lambda item: item[0]):
-        if place in expected and _differ(seen.values, expected[place], moe):
+        if place in expected and _differ(seen.values, expected[place], evidence.cell.config):
             whose = "the control has" if place[0] else "their tokens give"
             return [_finding(record, seen, expected[place], whose)]
     return []
@@ -73,8 +75,10 @@ def _of_control(evidence: CellEvidence) -> dict[tuple[int, int], list[float]]:
     }
 
 
-def _differ(found: list[float], right: list[float], moe: MoeConfig) -> bool:
-    return any(not abs(a - b) <= _ROUNDING * moe.bias_rate for a, b in zip(found, right))
+def _differ(found: list[float], right: list[float], config: CellConfig) -> bool:
+    assert config.model.moe is not None
+    most = (_ROUNDING if config.dtype == "fp32" else _ROUNDING_BF16) * config.model.moe.bias_rate
+    return any(not abs(a - b) <= most for a, b in zip(found, right))
 
 
 def _finding(record: RankRecord, seen: ExpertBiasSeen, right: list[float], whose: str) -> CheckFinding:
