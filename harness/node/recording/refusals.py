@@ -6,6 +6,7 @@ The harness chose the configuration, or `args` did, so a refusal says nothing ab
 |---|---|
 | a parser, which prints and exits | a frame of argparse |
 | parse_args, validate_args and all else in Megatron-LM's arguments.py | the file |
+| the norms of latent attention, which need Transformer Engine without a low-rank query | the file |
 | a configuration, e.g. TransformerConfig.__post_init__, ConfigContainer.validate | the method and its class |
 | a configuration with other fields than those that it is given | the TypeError of its __init__ |
 | validate_cfg and the like | the function |
@@ -27,7 +28,7 @@ from typing import Any
 from harness.core.frames import CODE, deciding, frame_text, owner_of
 from harness.node.recording.frames import checkout_roots, frames_of
 
-_FILES = ("arguments.py", "argument_utils.py", "yaml_arguments.py")
+_FILES = ("arguments.py", "argument_utils.py", "yaml_arguments.py", "mla_qk_norm_config.py")
 _FUNCTIONS = re.compile(r"(parse|validate|check)_(\w+_)?(args|arguments|cfg|config)")
 _METHODS = ("__post_init__", "validate", "finalize")
 _CLASSES = re.compile(r"\w*(Config|ConfigContainer|Args|Arguments)")
