@@ -10,6 +10,7 @@ counts as a change of the process number, and one that leaves all values equal c
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -342,7 +343,8 @@ def _neighbours(whole: Any, beside: Sequence[Any], path: Path_) -> Iterator[Any]
 def known(pattern: str) -> str:
     """The key of NOT_EVIDENCE for a pattern, present or not; entries of `record` apply to `lone` too."""
     record = _of_record(pattern)
-    return record if record in NOT_EVIDENCE else pattern
+    any_field = re.sub(r"^(record\.built\.\*\.values\.).+", r"\1*", record)
+    return any_field if any_field in NOT_EVIDENCE else pattern
 
 
 def _of_record(pattern: str) -> str:

@@ -28,6 +28,7 @@ NOT_EVIDENCE: dict[str, str] = {
     "record.environment.python": _TEXT,
     "record.environment.memory_limit_bytes": "shown beside the peak; it must be a number",
     "record.built.*.values.*": "a field that may differ between a cell and its control: harness/core/cell/built.py",
+    "record.gradient_scales.*.dense": "compared up to the rounding of bf16",
     "record.cpu_stubs.*": "counted; ranks on the CPU must have some, and all ranks of a cell the same",
     "record.gloo_stubs.*": "counted; ranks that share a GPU must have some, and all ranks of a cell the same",
     "record.modules.*": "names of files beside the top module, whose path is judged",
