@@ -266,7 +266,7 @@ def test_storage_errors_on_the_files_of_a_rank_are_infrastructure(
     }
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", broken)
-        patch.setattr(Path, "write_text", broken)
+        patch.setattr(Path, "replace", broken)
         with pytest.raises(OSError) as caught:
             acts[place]()
     failure = recorded(tmp_path, lambda: _raise(caught.value))

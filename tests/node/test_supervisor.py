@@ -193,7 +193,7 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(os, "pwrite", _stale)
                 if how == "unwritable":
-                    patch.setattr(Path, "write_text", _stale)
+                    patch.setattr(Path, "replace", _stale)
                     patch.undo = lambda: None  # keep the patches until the process ends
                 recorder.progress("training", 1, 0, "backward")
         upstream.sleep(max(deadline_at + 0.3 - time.time(), 0))  # by then its stack has been dumped
