@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,18 +10,24 @@ import pytest
 
 from harness.app.selection.failed import failed_cells
 from harness.core.errors import InputError
-from harness.core.outcomes import Outcome
+from harness.core.outcomes import Outcome, verdict_of
 from harness.judge.report.render_json import render_json
 from tests.sample_report import sample_report
 
 
 def _run(parent: Path, run_id: str, outcomes: dict[str, Outcome]) -> None:
     report = sample_report()
-    cells = [replace(report.cells[0], id=name, outcome=outcome) for name, outcome in outcomes.items()]
+    like = {cell.outcome: cell for cell in report.cells}
+    passed = like[Outcome.PASS]
+    made = ((name, outcome, like.get(outcome, passed)) for name, outcome in outcomes.items())
+    cells = [replace(cell, id=name, outcome=outcome) for name, outcome, cell in made]
+    counts = Counter(outcomes.values())
+    verdict = verdict_of(counts, report.problems)
+    report = replace(report, cells=cells, rejected=[], counts=counts, verdict=verdict)
     folder = parent / run_id
     folder.mkdir(parents=True)
     (folder / "plan.json").write_text("{}")
-    (folder / "report.json").write_text(render_json(replace(report, matrix="small", run_id=run_id, cells=cells)))
+    (folder / "report.json").write_text(render_json(replace(report, matrix="small", run_id=run_id)))
 
 
 @pytest.fixture
