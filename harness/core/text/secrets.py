@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 HIDDEN = "***"
 NAMES = "PASSWORD, SECRET, TOKEN, KEY, CREDENTIAL, AUTH, COOKIE and the like"  # for messages
+# What follows an option in messages about it, where a command line has its value.
+_SENTENCE = frozenset(("and", "cannot", "has", "in", "is", "may", "must", "needs", "not", "or", "was", "would"))
 _LEAST_VALUE = 8  # characters of an environment variable's value; shorter ones occur by chance
 
 # Names are judged by their whole parts: DB_PASSWD has two, apiKey too. Only what ends no other word may have more
@@ -257,7 +259,7 @@ def _without_option(match: re.Match[str]) -> str:
     """Hides the value of `--password VALUE` and of curl's `-u USER:PASSWORD`."""
     name, space, value = match.groups()
     secret = ":" in value if name in ("-u", "--user") else is_secret_name(name)
-    return f"{name}{space}{HIDDEN}" if secret and value != HIDDEN else match[0]
+    return f"{name}{space}{HIDDEN}" if secret and value not in (HIDDEN, *_SENTENCE) else match[0]
 
 
 def _without_header(match: re.Match[str]) -> str:

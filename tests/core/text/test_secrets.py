@@ -209,3 +209,8 @@ def test_no_flag_of_upstream_is_taken_for_a_secret(said: str) -> None:
         for flag in flags
     ]
     assert [(text, redacted(text)) for text in texts if redacted(text) != text] == []
+
+
+@pytest.mark.parametrize("text", ["--wandb-api-key cannot be passed on", "argument --special-tokens-key is not known"])
+def test_a_sentence_about_a_secret_option_is_shown_whole(text: str) -> None:
+    assert redacted(text) == text
