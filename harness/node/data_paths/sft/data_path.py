@@ -17,10 +17,10 @@ from typing import Any, Protocol
 
 from harness.core.cell.config import CellConfig
 from harness.node.data_paths.base import Batch, RankContext
-from harness.node.data_paths.lookup import Unavailable
+from harness.node.data_paths.lookup import Unavailable, module_unavailable
 from harness.node.data_paths.sft import checkout as sft_checkout
 from harness.node.data_paths.sft import wheel as sft_wheel
-from harness.node.data_paths.sft.rows import rows
+from harness.node.data_paths.sft.rows import DATASET_MODULE, rows
 from harness.node.probe.truth import StepTruth
 
 
@@ -39,7 +39,8 @@ class SftPath:
     @staticmethod
     def unavailable(config: CellConfig) -> Unavailable:
         """As in Adapter. Also imports what the path needs, so that ranks forked later have it."""
-        return sft_wheel.unavailable() if sft_checkout.find() is None else sft_checkout.unavailable(config)
+        lacking = sft_wheel.unavailable() if sft_checkout.find() is None else sft_checkout.unavailable(config)
+        return lacking or module_unavailable(DATASET_MODULE, "megatron.core", "SFTDataset", "IGNORE_INDEX")
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[Any] | None:
         return rows(truth) if self.context.place.tp == 0 else None
