@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from harness.core.errors import InputError
 from harness.core.outcomes import Lane, LaneVerdict, Outcome
+from harness.core.text.counts import counted
 from harness.core.text.durations import duration
 from harness.infra.screen import VIEW, broken, guarded, log, shown
 from harness.judge.report.model import Report, ReportCell, ReportRejected, Since
@@ -81,13 +83,13 @@ def _print_rejected(console: Console, rejected: Sequence[ReportRejected]) -> Non
 
 
 def _print_notes(console: Console, cells: Sequence[ReportCell]) -> None:
-    """The times that cells compared, and what they compared with nothing."""
+    """The times that cells compared, and what cells compared with nothing."""
     for cell in cells:
         for ratio in cell.throughput.ratios:
             _print(console, f"time  {cell.id}  {ratio.what}: {ratio.text}")
-    for cell in cells:
-        if cell.partial:
-            _print(console, f"part  {cell.id}  {cell.partial}")
+    partial = Counter(cell.partial for cell in cells if cell.partial)
+    for text, count in partial.items():
+        _print(console, f"part  {counted(count, 'cell')}: {text}")
 
 
 def _print_durations(console: Console, cells: Sequence[ReportCell]) -> None:
@@ -236,8 +238,7 @@ def _verdict(console: Console, report: Report, code: int) -> RenderableType:
     from rich.text import Text
 
     word = shown(report.headline)
-    counts = ", ".join(f"{count} {outcome.value}" for outcome, count in report.counts.items() if count)
     wall = f" in {duration(report.timing['wall_s'])}" if "wall_s" in report.timing else ""
-    text = Text(fitting(console, f"{word}: {counts}{wall}; exit code {code}"))
+    text = Text(fitting(console, f"{word}: {report.counts_text}{wall}; exit code {code}"))
     text.stylize({"pass": "bold green", "fail": "bold red"}.get(report.verdict, "bold yellow"), 0, len(word))
     return text

@@ -25,8 +25,8 @@ from tests.judge.parts import with_predictions, with_routers
 from tests.judge.simulator import config_of, judge, run_of
 
 EVERYTHING = (
-    "gradients, gradient norm (only to 33%), first update, steps after the first: compared with nothing, since the "
-    "control has other rows"
+    "compared with nothing, since the control has other rows: gradients, first update, steps after the first; the "
+    "gradient norm is compared to 33%"
 )
 LAYERS = 2
 
@@ -56,13 +56,16 @@ def test_every_report_says_what_was_compared_with_nothing() -> None:
     junit = render_junit(told)
     cell = told.cells[-1]
     assert (cell.lanes[Lane.NUMERICS], cell.evidence.not_compared) == ("partial", EVERYTHING)
-    assert f"part  {cell.id}  numerics partial; {EVERYTHING}" in stream.getvalue()
+    assert f"part  1 cell: {EVERYTHING}" in stream.getvalue()
+    assert "PASS: 2 PASS (1 in part); exit code 0" in stream.getvalue()
     said = ElementTree.fromstring(junit).findall(f".//testcase[@name='{cell.id}']/system-out")
-    assert [one.text for one in said] == [f"PASS: numerics partial; {EVERYTHING}"]
+    assert [one.text for one in said] == [f"PASS: {EVERYTHING}"]
     assert "## Judged in part" in render_markdown(told)
     assert "PASS, in part" in render_markdown(told)
     assert '"numerics": "partial"' in render_json(told)
-    assert "◐" in render_html(told)
+    page = render_html(told)
+    assert "2 passed, 1 of them in part." in page
+    assert "<small>in part</small>" in page
 
 
 def test_a_cell_that_is_compared_whole_is_not_partial() -> None:

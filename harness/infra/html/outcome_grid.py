@@ -23,7 +23,7 @@ class Chip:
     control: bool = False
     symbol: str
     word: str
-    note: str  # second line: the failing lanes, or "control"
+    note: str  # second line: the failing lanes, or "control", "in part"
     href: str
     title: str
 
@@ -141,7 +141,8 @@ def _row_order(axes: dict[str, Any], name: str) -> tuple[Any, ...]:
 def _chip(cell: ReportCell) -> Chip:
     symbol, word = OUTCOME_MARKS[cell.outcome]
     failing = [lane.value for lane, verdict in cell.lanes.items() if verdict is LaneVerdict.FAIL]
-    note = ", ".join(failing) or ("control" if is_control(cell) else "")
+    notes = ["control"] * is_control(cell) + ["in part"] * bool(cell.partial)
+    note = ", ".join(failing or notes)
     title = cell.id + (f": {cell.findings[0].message}" if cell.findings else f": {cell.reason}" if cell.reason else "")
     href = f"#{anchor(cell.id)}"
     return Chip(

@@ -165,6 +165,8 @@ def _sentence(report: Report) -> str:
         Outcome.NOT_RUN: "not run",
         Outcome.REJECTED: "rejected by a rule",
     }
+    if partial := sum(bool(cell.partial) for cell in report.cells if cell.outcome is Outcome.PASS):
+        words[Outcome.PASS] = f"passed, {partial} of them in part"
     parts = [f"{report.counts[key]} {word}" for key, word in words.items() if report.counts.get(key)]
     return ", ".join(parts) + "." if parts else "The run has no cells."
 

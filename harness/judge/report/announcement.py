@@ -59,8 +59,7 @@ def _cell(cell: ReportCell) -> dict[str, Any]:
 
 
 def _text(report: Report, bad: list[ReportCell], directory: str) -> str:
-    counts = ", ".join(f"{count} {outcome.value}" for outcome, count in report.counts.items() if count)
-    lines = [f"*{report.headline}* {report.matrix}: {counts or 'no cells'}"]
+    lines = [f"*{report.headline}* {report.matrix}: {report.counts_text or 'no cells'}"]
     lines += [f"- {problem}" for problem in [*report.problems, *filter(None, [report.faults_text])]]
     for cell in bad[:_MOST_CELLS]:
         first = cell.findings[0].message if cell.findings else cell.reason

@@ -191,9 +191,8 @@ class ReportCell:
 
     @property
     def partial(self) -> str:
-        """The lane of which some was compared with nothing, and what; empty if there is none."""
-        lanes = [lane for lane, verdict in self.lanes.items() if verdict is LaneVerdict.PARTIAL]
-        return f"{', '.join(lanes)} partial; {self.evidence.not_compared}" if lanes else ""
+        """Which numbers of a partial lane were compared with nothing; empty if no lane is partial."""
+        return self.evidence.not_compared if LaneVerdict.PARTIAL in self.lanes.values() else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,6 +267,14 @@ class Report:
     def headline(self) -> str:
         """The verdict in capitals: "FAIL", or "FAIL (fault injected)"."""
         return f"{self.verdict.upper()} (fault injected)" if self.faults else self.verdict.upper()
+
+    @property
+    def counts_text(self) -> str:
+        """The number of cells of each outcome: "83 PASS (24 in part), 7 XFAIL"."""
+        partial = sum(bool(cell.partial) for cell in self.cells if cell.outcome is Outcome.PASS)
+        notes = {Outcome.PASS: f" ({partial} in part)"} if partial else {}
+        named = ((outcome, self.counts.get(outcome)) for outcome in Outcome)
+        return ", ".join(f"{count} {outcome.value}{notes.get(outcome, '')}" for outcome, count in named if count)
 
     @property
     def faults_text(self) -> str:

@@ -54,11 +54,11 @@ def code(value: object) -> str:
 
 
 def _head(report: Report) -> Iterator[str]:
-    counts = ", ".join(f"{report.counts[outcome]} {outcome.value}" for outcome in Outcome if report.counts.get(outcome))
     yield f"# {text(report.headline)}: {text(report.matrix)}"
     yield ""
     wall = report.timing.get("wall_s")
-    yield f"{counts or 'no cells'}{f' in {wall:.1f} s' if wall is not None else ''}. Run {code(report.run_id)}."
+    taken = f" in {wall:.1f} s" if wall is not None else ""
+    yield f"{report.counts_text or 'no cells'}{taken}. Run {code(report.run_id)}."
     yield ""
     for problem in [*report.problems, *filter(None, [report.faults_text])]:
         yield from (f"**{text(problem)}**", "")

@@ -14,7 +14,7 @@ from harness.judge.required.expected import Expected
 
 _SUBJECTS = (adapters, facts, legs, model, states, timing)
 _MOST_NAMED = 3
-_AMPLIFIED = "decided by rounding, by which two trainings of the control part too"
+_AMPLIFIED = "compared with nothing, since rounding decides it, as two trainings of the control show"
 _SMALLEST = Bound(value=0.0)
 
 
@@ -49,11 +49,12 @@ def not_compared(evidence: CellEvidence) -> str:
     whole, compared = len(control.gradients), len(evidence.compared)
     parts = [f"gradients of {whole - compared} of {whole} parameters"] if 0 < compared < whole else []
     parts += [] if compared else ["gradients"]
+    coarse = None if evidence.same_first_step else other_rows_bound(evidence)
     if not evidence.same_first_step:
-        bound = other_rows_bound(evidence)
-        parts += [f"gradient norm (only to {bound.value:.0%})" if bound else "gradient norm", "first update"]
+        parts += ["first update"] if coarse else ["gradient norm", "first update"]
     parts += ["steps after the first" if len(evidence.steps) > 1 else "trained weights"]
-    return f"{', '.join(parts)}: compared with nothing, since the control has other rows"
+    norm = f"; the gradient norm is compared to {coarse.value:.0%}" if coarse else ""
+    return f"compared with nothing, since the control has other rows: {', '.join(parts)}{norm}"
 
 
 def _amplified(evidence: CellEvidence, control: CellEvidence) -> str:
@@ -69,7 +70,7 @@ def _amplified(evidence: CellEvidence, control: CellEvidence) -> str:
         weights = sum(1 for name in evidence.updates if evidence.weight_bound(what, name, _SMALLEST) is None)
         if weights:
             parts.append(f"the change of {counted(weights, 'parameter')} {text}")
-    return f"{', '.join(parts)}: {_AMPLIFIED}" if parts else ""
+    return f"{_AMPLIFIED}: {', '.join(parts)}" if parts else ""
 
 
 def incomplete(evidence: CellEvidence) -> str:

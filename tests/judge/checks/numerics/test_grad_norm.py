@@ -85,8 +85,8 @@ def test_a_norm_that_no_rank_recorded() -> None:
 
 def test_the_report_says_what_is_not_compared_where_the_reference_has_other_rows() -> None:
     text = (
-        "gradients, gradient norm, first update, steps after the first: compared with nothing, since the control has "
-        "other rows"
+        "compared with nothing, since the control has other rows: gradients, gradient norm, first update, steps after "
+        "the first"
     )
     assert weight_of(of_other_rows(tp=2)).text.endswith(f"; {text}")
     assert text not in weight_of(evidence_for(config_of("sft", tp=2))).text
