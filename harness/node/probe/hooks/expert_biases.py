@@ -25,19 +25,20 @@ def record_biases(observer: Observer, step: int) -> None:
         observer.recorder.record.expert_biases.append(ExpertBiasSeen(step=step, layer=layer, values=values))
 
 
-def reset_routers(chunks: Iterable[Any], layers: int) -> None:
-    """Set what routers keep between passes to its initial value: biases, and the counts of `global_aux_loss`.
+def reset_routers(chunks: Iterable[Any]) -> None:
+    """Set what routers keep between passes to its initial value: biases of experts, and the counts of tokens from which
+    these and `global_aux_loss` follow.
 
-    Upstream forgets the counts when it finalises gradients, which a pass without a backward does not. `layers`: of the
-    model, without prediction layers.
+    Upstream forgets the counts when it finalises gradients, which a pass without a backward does not.
     """
     with torch.no_grad():
-        for _, bias in _biases(chunks, layers):
-            bias.zero_()
-    for chunk in chunks:
-        for module in chunk.modules():
-            if hasattr(module, "reset_global_aux_loss_tracker"):
-                module.reset_global_aux_loss_tracker()
+        for chunk in chunks:
+            for router in chunk.modules():
+                for kept in ("expert_bias", "local_tokens_per_expert"):
+                    if isinstance(getattr(router, kept, None), Tensor):
+                        getattr(router, kept).zero_()
+                if hasattr(router, "reset_global_aux_loss_tracker"):
+                    router.reset_global_aux_loss_tracker()
 
 
 def _biases(chunks: Iterable[Any], layers: int) -> Iterator[tuple[int, Tensor]]:

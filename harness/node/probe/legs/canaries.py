@@ -73,7 +73,7 @@ class CanaryLegs:
     def _pass(self, legs: Sequence[Leg]) -> list[LegSeen]:
         """Run a pass through the model; after a backward, which only a leg alone has, also record gradients."""
         passes, first = self.passes, legs[0]
-        reset_routers(passes.chunks, passes.context.config.model.layers)
+        reset_routers(passes.chunks)
         passes.begin_legs([self._announced(leg) for leg in legs])
         iterators = passes.iterators()
         passes.state.fingerprints = first.backward
@@ -94,7 +94,7 @@ class CanaryLegs:
         """Train once more, with moved weights. Leaves them trained, so this must be the last leg."""
         passes = self.passes
         config = passes.context.config
-        reset_routers(passes.chunks, config.model.layers)
+        reset_routers(passes.chunks)
         self._move_weights()
         passes.fault.leg = None
         with passes.recorder.apart() as record:
