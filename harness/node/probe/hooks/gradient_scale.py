@@ -1,8 +1,8 @@
 """Measures at step 0 what Megatron multiplies reduced gradients by, separately for experts, which DDP holds apart.
 
 DDP scales before it reduces, and finalize_model_grads scales afterwards with `scale_gradients` of each model chunk
-(DistributedDataParallel, megatron-core 0.12 to 0.19). The second factor is measured on the gradients, not taken from
-the argument.
+(DistributedDataParallel, megatron-core 0.12 to 0.19), as the last thing that it does to gradients. The second factor is
+measured on the gradients that the optimizer gets, not taken from the argument.
 """
 
 from __future__ import annotations
@@ -30,24 +30,26 @@ class ScaleRecorder:
             "dense": [one for name, one in named if not is_expert(name)],
             "experts": [one for name, one in named if is_expert(name)],
         }
-        self.factors = dict.fromkeys(self.groups, 1.0)
+        self.before: dict[str, float] = {}  # norms of gradients that upstream has not scaled yet
+        self.given = 1.0
         self.upstream: Callable[[Any], None] = chunk.scale_gradients
         chunk.scale_gradients = self._scale
 
     def _scale(self, factor: Any) -> None:
-        if not self.state.first_step:
-            self.upstream(factor)
-            return
-        before = {name: _norm(group) for name, group in self.groups.items()}
+        if self.state.first_step:
+            self.before = self.before or {name: _norm(group) for name, group in self.groups.items()}
+            self.given *= float(factor)
         self.upstream(factor)
-        for name, norm in before.items():
-            # Gradients that are all 0 show no factor.
-            self.factors[name] *= _norm(self.groups[name]) / norm if norm else float(factor)
 
     def seen(self) -> GradientScale:
-        """Both factors together."""
-        found = {name: self._reduced(group[0]) * self.factors[name] for name, group in self.groups.items() if group}
+        """Both factors together, as the gradients are now."""
+        found = {name: self._reduced(group[0]) * self._scaled(name) for name, group in self.groups.items() if group}
         return GradientScale(chunk=self.number, dense=found.get("dense"), experts=found.get("experts"))
+
+    def _scaled(self, name: str) -> float:
+        """The factor of a group since its reduction; that which upstream was given if its gradients are all 0."""
+        norm = self.before.get(name)
+        return _norm(self.groups[name]) / norm if norm else self.given
 
     def _reduced(self, parameter: Tensor) -> float:
         """The factor of DDP's reduction: before it, and within it if the collective averages."""

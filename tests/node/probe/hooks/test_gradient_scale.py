@@ -68,6 +68,16 @@ def test_what_upstream_does_counts_not_what_it_is_told() -> None:
     assert found.experts == 0.25
 
 
+def test_what_is_done_to_gradients_afterwards_counts_too() -> None:
+    def act(chunk: Any) -> None:
+        chunk.scale_gradients(1 / 144)
+        chunk.parameters[EXPERT].main_grad *= 3.0
+
+    found = recorded(Chunk(), act)
+    assert math.isclose(found.experts or 0, 3 * 0.25 / 144, rel_tol=1e-6)
+    assert math.isclose(found.dense or 0, 0.5 / 144, rel_tol=1e-6)
+
+
 def test_gradients_that_are_not_scaled_have_the_factor_of_their_reduction() -> None:
     assert recorded(Chunk(names=(DENSE,)), lambda chunk: None) == GradientScale(chunk=1, dense=0.5)
 
