@@ -87,8 +87,9 @@ def _scales(evidence: CellEvidence) -> list[CheckFinding]:
 
 def _asked(evidence: CellEvidence) -> tuple[float, str]:
     """The factor that the loss asks for, and why."""
-    layout = evidence.layout
-    if not evidence.cell.config.options.calculate_per_token_loss:
+    layout, config = evidence.layout, evidence.cell.config
+    # SkyRL's trainer scales the loss mask instead.
+    if config.trainer == "skyrl" or not config.options.calculate_per_token_loss:
         return 1.0 / (layout.dp * layout.cp), "the mean over replicas and context ranks"
     counted = _totals(evidence, 0)[0]
     if not counted:
