@@ -52,6 +52,10 @@ def _contradiction_of(cell: ReportCell) -> str:
     if cell.outcome in SOUND and failed | wrong.keys():
         lane = sorted(failed | wrong.keys())[0]
         return f"lane {lane} failed" if lane in failed else f"check {wrong[lane]} of lane {lane} found an error"
+    if cell.outcome in SOUND and not set(cell.lanes.values()) - {LaneVerdict.SKIP}:
+        return "no lane was judged"
+    if cell.outcome in SOUND and cell.failure is not None:
+        return "a rank of it did not complete"
     if cell.outcome in (Outcome.FAIL, Outcome.XFAIL) and not failed and cell.known is not KnownFailure.PASSES:
         return "no lane failed"
     for lane in sorted(failed ^ wrong.keys()):

@@ -70,6 +70,7 @@ def _with(report: Report, name: str, **changes: Any) -> Report:
         (lambda one: _with(one, PASSED, lanes={Lane.NUMERICS: LaneVerdict.FAIL}), "is PASS, but lane numerics failed"),
         (lambda one: _with(one, PASSED, findings=[ERROR]), "is PASS, but check loss of lane numerics found an error"),
         (lambda one: _with(one, FAILED, outcome=Outcome.PASS), "is PASS, but lane"),
+        (lambda one: _with(one, PASSED, lanes=dict.fromkeys(Lane, LaneVerdict.SKIP)), "PASS, but no lane was judged"),
         (lambda one: _with(one, FAILED, lanes={Lane.NUMERICS: LaneVerdict.PASS}), "is FAIL, but no lane failed"),
         (lambda one: _with(one, FAILED, findings=[]), "is FAIL, but lane numerics failed without a finding"),
     ],
