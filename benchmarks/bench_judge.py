@@ -158,7 +158,7 @@ def _replicas(records: list[dict[str, Any]], layout: Layout) -> Iterator[dict[st
     for rank in range(layout.world_size):
         place = layout.coordinates(rank)
         record = copy.deepcopy(records[small.rank(replace(place, dp=0))])
-        record |= {"rank": rank, "place": vars(place)}
+        record |= {"rank": rank, "place": vars(place), "built_at": vars(place)}
         _more_work(record)
         for step in record["steps"]:
             _renumber(step, [place.dp])
@@ -173,13 +173,16 @@ def _control_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The record of the control's rank, as if it had trained on the documents of every replica."""
     [record] = records
     copies, batches = range(REPLICAS), len(record["batches"])
+    [leg] = record["legs"]  # it trains a second time
+    for seen in (*record["steps"], leg, *leg["training"]["steps"]):
+        _renumber(seen, copies)
+        seen |= {name: seen[name] * REPLICAS for name in ("loss_sum", "token_count") if name in seen}
     for step in record["steps"]:
-        _renumber(step, copies)
-        step |= {"loss_sum": step["loss_sum"] * REPLICAS, "token_count": step["token_count"] * REPLICAS}
-        step |= {name: step[name] * REPLICAS for name in ("micro_batches", "real_tokens", "slots")}
+        summed = ("micro_batches", "real_tokens", "slots", "returned_tokens")
+        step |= {name: step[name] * REPLICAS for name in summed}
     _more_work(record)
     record["micro_batches"] = [number * REPLICAS for number in record["micro_batches"]]
-    for seen in record["activations"]:
+    for seen in (*record["activations"], *leg["activations"]):
         documents = seen["documents"].items()
         seen["documents"] = {str(_renumbered(int(key), replica)): one for key, one in documents for replica in copies}
     for name in ("batches", "layers"):
@@ -190,7 +193,9 @@ def _control_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _more_work(record: dict[str, Any]) -> None:
-    """Multiply the record's sums of lengths by the number of replicas."""
+    """Multiply the record's sums of lengths by the number of replicas; gradients are divided by so many more tokens."""
+    for scale in record["gradient_scales"]:
+        scale["dense"] /= REPLICAS
     record["workloads"] = [
         {name: value * REPLICAS if name.startswith(("tokens", "squares")) else value for name, value in one.items()}
         for one in record["workloads"]
@@ -198,12 +203,13 @@ def _more_work(record: dict[str, Any]) -> None:
 
 
 def _renumber(step: dict[str, Any], replicas: Iterable[int]) -> None:
-    """Repeat the losses of documents and tokens for every replica, under its document numbers."""
-    losses, tokens = step["documents"].items(), step["tokens"]
+    """Repeat the losses of documents, and of tokens if it holds any, for every replica, under its document numbers."""
+    losses = step["documents"].items()
     step["documents"] = {str(_renumbered(int(key), replica)): one for key, one in losses for replica in replicas}
-    step["tokens"] = [
-        {**one, "document": _renumbered(one["document"], replica)} for one in tokens for replica in replicas
-    ]
+    if tokens := step.get("tokens"):
+        step["tokens"] = [
+            {**one, "document": _renumbered(one["document"], replica)} for one in tokens for replica in replicas
+        ]
 
 
 if __name__ == "__main__":
