@@ -23,7 +23,7 @@ from figures import ROOT, Figure, finished, parser
 
 from harness.core.serialization import from_jsonable, loads
 from harness.judge.bisect.result import Bisection
-from tests.bisected import BROKEN, SENT, UTILS, checkout, copied, matrix_of
+from tests.bisected import BROKEN, KEPT, PARAMS, checkout, copied, matrix_of
 
 FIX = "5e4fc931ba"  # refactor(data): consolidate get_batch and enable PP for SFT THD
 PER_COMMIT_S = 15.0
@@ -74,7 +74,7 @@ def in_copy(repo: Path, commits: int) -> Search:
     project = copied(repo)
     for number in range(commits):
         if number == commits // 2:
-            project.commit("guilty", UTILS, SENT, BROKEN)
+            project.commit("guilty", PARAMS, KEPT, BROKEN)
         else:
             project.commit(f"note {number}", "README.md", "", f"Note {number}.\n")
     old, new, guilty = project.commits["base"], git(repo, "rev-parse", "HEAD").strip(), project.commits["guilty"]

@@ -15,10 +15,10 @@ from harness.judge.bisect.result import Bisection
 from tests.app.conftest import harness, write_matrix
 from tests.infra.stacks.test_checkout import git
 
-UTILS, INIT = "megatron/core/utils.py", "megatron/core/__init__.py"
-SENT = "_broadcast(batch['max_seqlen'])"
-BROKEN = SENT.replace("])", "] + 1)")
-CELL = "tp2-pp1-cp1-sft"
+PARAMS, INIT = "megatron/core/packed_seq_params.py", "megatron/core/__init__.py"
+KEPT = "        cu_seqlens = (\n"  # in PackedSeqParams.__post_init__
+BROKEN = f"        if dist.get_rank() % 2 and self.max_seqlen_q:\n            self.max_seqlen_q += 1\n{KEPT}"
+CELL = "tp2-pp1-cp1-reference"
 
 
 @dataclass
@@ -68,17 +68,17 @@ def with_a_guilty_commit(folder: Path) -> Project:
     made.commit("broken", INIT, "import ", "import import ")
     made.commit("repaired", INIT, "import import ", "import ")
     git(folder, "checkout", "--quiet", "side")
-    made.commit("guilty", UTILS, SENT, BROKEN)
+    made.commit("guilty", PARAMS, KEPT, BROKEN)
     git(folder, "checkout", "--quiet", "main")
     git(folder, "merge", "--quiet", "--no-ff", "-m", "Commit merge", "side")
     made.named("merge")
     made.commit("text", "README.md", "", "More.\n")
-    made.commit("tip", UTILS, "", "\n# The end.\n")
+    made.commit("tip", PARAMS, "", "\n# The end.\n")
     return made
 
 
 def matrix_of(
-    *layers: str, python: str | None = sys.executable, axes: str = "tp: 2", path: str = "sft", parts: str = ""
+    *layers: str, python: str | None = sys.executable, axes: str = "tp: 2", path: str = "reference", parts: str = ""
 ) -> str:
     """A matrix of one small cell in a stack of these layers, over the tests' own Python unless it is None."""
     whole = [*layers, *([f"{{python: {python}}}"] if python else [])]

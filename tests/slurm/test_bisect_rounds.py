@@ -47,7 +47,7 @@ def test_commits_of_a_round_run_side_by_side_in_separate_jobs_and_a_kill_loses_n
 ) -> None:
     monkeypatch.setenv("HARNESS_STACKS", str(tmp_path / "stacks"))
     source = project(tmp_path / "source")
-    cluster = Cluster(lab, tmp_path, matrix_of(checkout(source.folder), axes="tp: 1", path="reference"))
+    cluster = Cluster(lab, tmp_path, matrix_of(checkout(source.folder), axes="tp: 1"))
     ends = ("--good", source.commits["base"], "--bad", source.commits["tip"], "--jobs", "3")
     command = ("bisect", str(cluster.matrix), "--repo", str(source.folder), *ends, "--cluster", "slurm-lab")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.app.conftest import harness, write_matrix
-from tests.bisected import CELL, UTILS, Bisected, checkout, matrix_of
+from tests.bisected import CELL, PARAMS, Bisected, checkout, matrix_of
 from tests.infra.stacks.test_checkout import git
 
 pytestmark = [pytest.mark.train, pytest.mark.bisect]
@@ -55,7 +55,7 @@ def test_nothing_is_judged_twice(bisected: Bisected) -> None:
     again = bisected.result(bisected.bisect())
     assert again.found == bisected.result(bisected.done).found
     assert all(point.kept or point.state == "skipped" for point in again.points)
-    by_path = bisected.result(bisected.bisect("--paths", UTILS))
+    by_path = bisected.result(bisected.bisect("--paths", PARAMS))
     assert by_path.found is not None
     assert bisected.project.name(by_path.found.name) == "guilty"
     assert len(by_path.points) <= 3

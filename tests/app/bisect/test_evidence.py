@@ -21,7 +21,7 @@ from harness.judge.bisect.result import Change, End
 from harness.judge.diagnosis import fault_classes
 from harness.judge.report.model import ReportCell
 from harness.plan.shrink.search import Smallest
-from tests.bisected import BROKEN, SENT, UTILS, copied
+from tests.bisected import BROKEN, KEPT, PARAMS, copied
 from tests.infra.stacks.test_checkout import git
 from tests.judge.report.test_render_issue import bisection
 
@@ -30,7 +30,7 @@ FINDING = Finding(
 )
 CONFIG = CellConfig(
     layout=Layout(tp=2, sp=True),
-    data_path="sft",
+    data_path="reference",
     stack="found",
     model=ModelConfig(layers=1, hidden=32, heads=4, kv_heads=2, ffn=64, vocab=64),
     train=TrainConfig(steps=1, global_batch=1, seq_length=16),
@@ -46,11 +46,11 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = copied(folder)
     git(folder, "tag", "base")
     for name, old, new in (
-        ("guilty", SENT, BROKEN),
+        ("guilty", KEPT, BROKEN),
         ("tip", "", "\n# The end.\n"),
-        ("over", BROKEN, SENT.replace("])", "] + 2)")),
+        ("over", BROKEN, BROKEN.replace("+= 1", "+= 2")),
     ):
-        made.commit(name, UTILS, old, new)
+        made.commit(name, PARAMS, old, new)
         git(folder, "tag", name)
     git(folder, "checkout", "--quiet", "-b", "side", "base")
     git(folder, "commit", "--quiet", "--allow-empty", "-m", "Commit side")
@@ -102,7 +102,7 @@ def test_the_newer_end_passes_without_the_guilty_commit(
     assert said(clone, tmp_path, "guilty", "tip", monkeypatch) == "confirmed: tip with guilty reverted passes"
 
 
-@pytest.mark.parametrize(("change", "end", "why"), [("guilty", "over", UTILS), ("merge", "merge", "is a merge")])
+@pytest.mark.parametrize(("change", "end", "why"), [("guilty", "over", PARAMS), ("merge", "merge", "is a merge")])
 def test_a_commit_that_cannot_be_taken_back_is_told(
     clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, end: str, why: str
 ) -> None:

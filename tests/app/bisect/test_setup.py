@@ -8,7 +8,7 @@ import pytest
 
 from harness.judge.bisect.result import Bisection
 from tests.app.conftest import harness, write_matrix
-from tests.bisected import BROKEN, INIT, SENT, UTILS, Project, checkout, copied, matrix_of, result_of
+from tests.bisected import BROKEN, INIT, KEPT, PARAMS, Project, checkout, copied, matrix_of, result_of
 
 pytestmark = [pytest.mark.train, pytest.mark.bisect]
 # Also needs the stack's Python first on PATH, since others have no torch.
@@ -24,7 +24,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     made.commit("needs", INIT, "", "\nfrom megatron.core import built\n")
     made.commit("stuck", "build.py", BUILD, FAILS)
     made.commit("repaired", "build.py", FAILS, BUILD)
-    made.commit("guilty", UTILS, SENT, BROKEN)
+    made.commit("guilty", PARAMS, KEPT, BROKEN)
     return made
 
 
