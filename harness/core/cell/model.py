@@ -178,7 +178,7 @@ class MlaConfig:
 
     q_lora_rank: int | None = _count(
         16,
-        "Rank of the query projection; null: queries are projected directly.",
+        "Rank of the query projection; null: queries are projected directly, and nothing is normed.",
         le=2**17,
         upstream="q_lora_rank",
     )

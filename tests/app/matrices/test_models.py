@@ -48,6 +48,8 @@ def test_experts_spread_over_context_ranks_and_replicas_pass(models: dict[str, A
 
 def test_all_parts_together_pass(models: dict[str, Any]) -> None:
     assert named(models, "tp1-pp1-cp2-ep2-sft-tiedtrue-moe4x2-mtp1-mla")["outcome"] == "PASS"
+    # Its queries are not compressed.
+    assert named(models, "tp1-pp2-cp1-reference-tiedtrue-moe4x2-mtp1-mla")["outcome"] == "PASS"
 
 
 def test_what_upstream_cannot_do_is_rejected_by_rule(models: dict[str, Any]) -> None:

@@ -15,11 +15,13 @@ import megatron.core.package_info as package_info
 import megatron.core.transformer.transformer_config as upstream_config
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from harness.core.cell.axis_values import EXPLICIT
 from harness.core.cell.config import CellConfig
+from harness.core.cell.model import MlaConfig
 from harness.core.outcomes import STACK_UNDER_TEST, Rejection
 from harness.core.setting import upstream_of
 from harness.node.data_paths.lookup import Unavailable, lacking, takes
@@ -75,9 +77,16 @@ def part_fields(config: CellConfig) -> dict[str, Any]:
         fields |= upstream_of(mtp)
     if mla:
         fields |= upstream_of(mla)
-        fields |= {"rotary_base": config.model.rope_base, "qk_layernorm": True}
+        fields |= {"rotary_base": config.model.rope_base, "qk_layernorm": _latent_normed(mla)}
         fields |= {"num_query_groups": config.model.heads}
     return fields
+
+
+def _latent_normed(mla: MlaConfig) -> bool:
+    """Whether compressed queries and keys are normed. Without q_lora_rank megatron-core 0.19 needs Transformer Engine
+    for that, also on the CPU.
+    """
+    return mla.q_lora_rank is not None
 
 
 def layer_spec(config: CellConfig) -> Any:
@@ -85,7 +94,7 @@ def layer_spec(config: CellConfig) -> Any:
     model = config.model
     experts = {"num_experts": model.moe.experts, "moe_grouped_gemm": False} if model.moe else {}
     latent = {"multi_latent_attention": True} if model.mla else {}
-    normed = bool(model.mla) or model.qk_layernorm
+    normed = _latent_normed(model.mla) if model.mla else model.qk_layernorm
     known = inspect.signature(get_gpt_layer_local_spec).parameters
     norm = {"normalization": "RMSNorm"} if "normalization" in known else {}  # from core_v0.12; replaced below
     spec = get_gpt_layer_local_spec(qk_layernorm=normed, **norm, **experts, **latent)
@@ -94,7 +103,7 @@ def layer_spec(config: CellConfig) -> Any:
     if model.vision:
         spec.submodules.self_attention.module = attention_class()
     if model.mla:
-        attention.q_layernorm = attention.kv_layernorm = RMSNorm
+        attention.q_layernorm = attention.kv_layernorm = RMSNorm if normed else IdentityOp
     elif model.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     spec.submodules.input_layernorm = RMSNorm
