@@ -127,6 +127,8 @@ def parse_profiles(section: Any, problems: Problems) -> dict[str, Profile]:
         return {}
     found: dict[str, Profile] = {}
     for name, item in section.items():
+        if not item:
+            problems.add((*path, str(name)), "is empty", hint="use null on the axis args")
         try:
             layer = parse_layer(item, (*path, safe_name(name)), problems)
         except (TypeError, ValueError) as error:
@@ -151,9 +153,9 @@ def check_profiles(profiles: Mapping[str, Profile], models: Iterable[Any], probl
                 flag = " ".join((_as_passed(key), *words))
                 problems.add(path, f"{flag} cannot be left out, since it defines another model", hint=reason)
         effect = tuple(sorted(profile.layer.items()))
-        if not effect:
+        if not effect and profile.owned:
             problems.add(path, "has no effect: the matrix sets everything in it", hint="use null on the axis args")
-        elif effect in effects:
+        elif effect and effect in effects:
             problems.add(path, f"has the same effect as profile {effects[effect]}", hint="one of them is enough")
         effects.setdefault(effect, name)
 

@@ -236,6 +236,12 @@ def test_a_profile_with_no_effect_or_that_of_another_is_an_input_error() -> None
     assert (same.key, same.message) == ("profiles.c", "has the same effect as profile b")
 
 
+def test_a_profile_that_cannot_be_read_has_this_problem_alone() -> None:
+    for written, message in (("--overlap $LR", "has a shell variable or command"), ("", "is empty")):
+        (problem,) = problems_of(matrix={**SFT, "args": "a"}, profiles={"a": written})
+        assert (problem.key, problem.message[: len(message)]) == ("profiles.a", message)
+
+
 def test_the_prompt_format_is_one_that_the_conversations_are_written_for() -> None:
     assert given_to(args={"sft-tokenizer-prompt-format": "identity"}) == ["--sft-tokenizer-prompt-format=identity"]
     (problem,) = problems_of(matrix=SFT, args={"sft-tokenizer-prompt-format": "default"})
@@ -252,7 +258,7 @@ def test_names_of_profiles_are_checked() -> None:
     unknown, unused = problems_of(matrix={**SFT, "args": "nightyl"}, profiles={"nightly": "--overlap-grad-reduce"})
     assert (unknown.message, unknown.found, unknown.hint) == ("no such profile", "'nightyl'", "did you mean 'nightly'?")
     assert (unused.key, unused.message) == ("profiles.nightly", "no row of the matrix uses this profile")
-    bad, _ = problems_of(matrix=SFT, profiles={"a b": {}})
+    bad, _ = problems_of(matrix=SFT, profiles={"a b": "--overlap-grad-reduce"})
     assert bad.key == "profiles.a b"
     assert bad.message == "must be 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit"
 
