@@ -127,6 +127,11 @@ def _part_of(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return row.get(f"model.{name}") or {}
 
 
+def _wider_values(given: Mapping[str, Any]) -> bool:
+    mla = MlaConfig(**given)
+    return mla.v_head_dim > mla.qk_head_dim + mla.qk_pos_emb_head_dim
+
+
 KNOWN = (
     Known(
         what="the weight of the prediction loss comes from each context rank's own tokens",
@@ -137,6 +142,45 @@ KNOWN = (
         what="the z-loss is the mean of the ranks' means over different numbers of tokens",
         has=lambda row: row["tp"] * row["cp"] > 1 and bool(_part_of(row, "moe").get("padding_mask")),
         check="z_loss",
+    ),
+    Known(
+        what="keys of latent attention under tp: backward keeps each rank's part of the gradient of their rotary part",
+        has=lambda row: row["tp"] > 1 and row.get("model.mla") is not None,
+        check="parameter_gradients",
+    ),
+    Known(
+        what="latent attention splits compressed queries and keys over the global tensor-parallel group",
+        has=lambda row: row["tp"] > 1 and row.get("groups") == "explicit" and row.get("model.mla") is not None,
+        check="ended",
+    ),
+    Known(
+        what="latent attention crops values that are wider than keys in packed rows",
+        has=lambda row: row["packing"] != "unpacked" and _wider_values(_part_of(row, "mla")),
+        check="ended",
+        says="shapes cannot be multiplied",
+    ),
+    Known(
+        what="a router's own token count is read after an all-reduce has overwritten it",
+        has=lambda row: row["tp"] * row["cp"] > 1 and bool(_part_of(row, "moe").get("padding_mask")),
+        check="aux_loss",
+    ),
+    Known(
+        what="label smoothing takes a rank's part of the vocabulary for the vocabulary",
+        has=lambda row: row["tp"] > 1 and bool(row.get("train.label_smoothing")),
+        check="document_loss",
+        says="all layers are right",
+    ),
+    Known(
+        what="a model that gathers its logits passes them to a loss for split ones",
+        has=lambda row: row["tp"] > 1 and bool(row.get("model.gathered_logits")),
+        check="document_loss",
+        says="all layers are right",
+    ),
+    Known(
+        what="drop_policy position drops the first tokens on a CPU",
+        has=lambda row: _part_of(row, "moe").get("drop_policy") == "position",
+        check="capacity",
+        says="that drop_policy position ranks before others",
     ),
     Known(
         what="a model that gathers its logits passes them to a loss that changes split ones in place",
@@ -210,14 +254,18 @@ def _default(axis: Axis) -> Any:
     return "auto" if axis.setting.auto else axis.default
 
 
-def runnable(row: Mapping[str, Any]) -> bool:
-    """Whether the stack of a row has what it needs."""
+def drawn(
+    name: str, row: Mapping[str, Any], drawing: Mapping[str, Callable[[random.Random], Any]], dice: random.Random
+) -> Any:
+    """A value for a key of a row: of packings and trainers, one that the row's stack has."""
     stack = row.get("stack", DEFAULT)
-    return (
-        row["packing"] in PACKINGS.get(stack, OWN)
-        and row.get("trainer", HARNESS) in STACK_TRAINERS.get(stack, (HARNESS,))
-        and (row.get("model.peft") is None or stack in PACKINGS)
-    )
+    if name == "packing":
+        return dice.choice(PACKINGS.get(stack, OWN))
+    if name == "trainer":
+        return dice.choice(STACK_TRAINERS.get(stack, (HARNESS,)))
+    if name == "model.peft" and stack not in PACKINGS:
+        return None
+    return drawing[name](dice)
 
 
 def planned(rows: Sequence[Mapping[str, Any]]) -> Expansion | None:
@@ -242,9 +290,9 @@ def cells_of(seed: int, count: int, stacks: Sequence[str]) -> Iterator[dict[str,
         first = ["stack", "packing", *dice.sample(["trainer", "tp", "pp", "cp", "dp"], 5)]
         others = dice.sample([name for name in drawing if name not in first], CHANGES)
         for name in [*first, *others]:
-            value = drawing[name](dice)
+            value = drawn(name, row, drawing, dice)
             changed = row | {name: value}
-            if value != _default(known[name]) and runnable(changed) and planned([changed]) is not None:
+            if value != _default(known[name]) and planned([changed]) is not None:
                 row = changed
         text = repr(sorted(row.items()))
         if text not in seen:
