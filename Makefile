@@ -28,7 +28,7 @@ lint: setup ## ruff: rules and formatting
 
 types: setup ## mypy, strict; the node side also as Python 3.10
 	$(BIN)/mypy
-	$(BIN)/mypy --python-version 3.10 harness/core harness/node
+	$(BIN)/mypy --python-version 3.10 harness/core harness/node harness/oracle
 
 unit: setup ## the fast tests: no training, no browser, no Slurm
 	$(PYTEST) -m "not train and not browser and not slurm"

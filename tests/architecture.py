@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Layers that a rank's process imports; they must run inside foreign containers with Python 3.10.
-NODE_SIDE = ("harness/core/", "harness/node/")
+NODE_SIDE = ("harness/core/", "harness/node/", "harness/oracle/")
 NODE_PACKAGES = {
     "pynvml",
     "torch",
@@ -40,13 +40,14 @@ IMPURE_CALLS = {"open", "print", "now", "utcnow", "today", "read_text", "write_t
 @dataclass(frozen=True)
 class Tables:
     layers: dict[str, str]  # folder -> what it may import, as written
-    packages: dict[str, str]  # package outside the standard library -> the file or folder that may import it
+    packages: dict[str, list[str]]  # package outside the standard library -> files and folders that may import it
 
 
 def read_tables(text: str) -> Tables:
     """The tables of ARCHITECTURE.md whose first column is headed `layer` and `package`."""
     layers = {row[1]: row[3] for row in _rows(text, "layer")}
-    packages = {name.strip(): row[1] for row in _rows(text, "package") for name in row[0].split(",")}
+    rows = _rows(text, "package")
+    packages = {name.strip(): row[1].split(", ") for row in rows for name in row[0].split(",")}
     return Tables(layers, packages)
 
 
@@ -104,10 +105,10 @@ def _wrong_import(root: Path, tables: Tables, path: str, name: str) -> Iterator[
         if target is not None and not may_import(tables.layers, path, target):
             yield f"imports {target}, which its layer may not"
         return
-    home = tables.packages.get(top)
-    if home is not None and path != home and not path.startswith(home + "/"):
-        yield f"imports {top}, which only {home} may"
-    elif home is None and top not in sys.stdlib_module_names:
+    homes = tables.packages.get(top)
+    if homes is not None and not any(path == home or path.startswith(home + "/") for home in homes):
+        yield f"imports {top}, which only {' and '.join(homes)} may"
+    elif homes is None and top not in sys.stdlib_module_names:
         yield f"imports {top}, which the package table does not name"
     if path.startswith(NODE_SIDE) and top not in (sys.stdlib_module_names - NEWER_THAN_PYTHON_310) | NODE_PACKAGES:
         yield f"imports {top}, which a rank's environment need not have"

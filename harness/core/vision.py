@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from harness.core.setting import Limits, setting
 
-# Token ids, after those that every document reserves (node/probe/weights.py): what precedes an image, its tokens, and
+# Token ids, after those that every document reserves (oracle/drawing.py): what precedes an image, its tokens, and
 # those of a video, which no document has.
 VISION_START, IMAGE, VIDEO = 3, 4, 5
 PATCH, TEMPORAL_PATCH, CHANNELS = 2, 1, 3  # pixels of a patch's side, frames of a patch, colours

@@ -15,7 +15,7 @@ from harness.core.run.run_dir import RunDir, refuse_links_below, text_of
 from harness.core.serialization import from_jsonable, loads
 from harness.core.stack import ReadyStack
 
-_NODE_SIDE = ("core", "node", "__init__.py")
+_NODE_SIDE = ("core", "node", "oracle", "__init__.py")
 
 
 def agent_environment(stack: ReadyStack, node_code: Path) -> dict[str, str]:

@@ -19,7 +19,8 @@ from harness.node.faults.fault import Fault
 from harness.node.faults.metadata import with_offsets
 from harness.node.probe.model import attention
 from harness.node.probe.model.gpt import unwrap
-from harness.node.probe.weights import INITIAL_STD, draw, named_parameters
+from harness.node.probe.weights import named_parameters
+from harness.oracle.drawing import INITIAL_STD, draw
 
 
 def offsets_of(params: Any) -> Tensor:

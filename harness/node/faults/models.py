@@ -24,7 +24,8 @@ from harness.node.faults.metadata import changed
 from harness.node.probe.model.bridge.adapters import adapted_layers
 from harness.node.probe.model.bridge.vision import language_of
 from harness.node.probe.model.gpt import expert_rank, shard_ranks, unwrap
-from harness.node.probe.weights import INITIAL_STD, NamedParameter, draw, named_parameters
+from harness.node.probe.weights import NamedParameter, named_parameters
+from harness.oracle.drawing import INITIAL_STD, draw
 
 
 class AuxLossDividedByCp(Fault):

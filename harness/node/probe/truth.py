@@ -13,8 +13,8 @@ from harness.core.cell.canary_legs import Leg
 from harness.core.cell.config import CellConfig
 from harness.core.packing.arithmetic import PAD, MicroBatch
 from harness.core.packing.documents import Document
-from harness.core.vision import AXES, CHANNELS, IMAGE, PATCH, TEMPORAL_PATCH, VISION_START, positions
-from harness.node.probe.weights import END, OTHER_PADDING, PADDING, content_tokens, draw
+from harness.core.vision import AXES, CHANNELS, PATCH, TEMPORAL_PATCH, positions
+from harness.oracle.drawing import OTHER_PADDING, PADDING, document_tokens, draw
 
 
 @dataclass(frozen=True)
@@ -68,17 +68,9 @@ class StepTruth:
         return self.content(document)[: document.length + 1]
 
     def content(self, document: Document) -> Tensor:
-        """[original_length + 1] token ids, before truncation. A copy has the content of its original."""
-        if document.mock:
-            return torch.tensor([*range(1, document.original_length + 1), END])
-        index = document.index if document.copy_of is None else document.copy_of
+        """[original_length + 1] token ids, before truncation."""
         changed = self.leg is not None and document.index in self.leg.changed
-        ids = content_tokens(self.config, self.step, index, document.original_length + 1, changed=changed)
-        if document.delimited:
-            ids[[message.end - 1 for message in document.messages]] = END
-        for image in document.images:
-            ids[image.start - 1], ids[image.start : image.end] = VISION_START, IMAGE
-        return ids
+        return document_tokens(self.config, self.step, document, changed=changed)
 
     def pixels(self, document: Document) -> list[Tensor]:
         """The patches of each of its images, [patches, values]. A copy has the images of its original."""

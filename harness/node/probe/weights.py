@@ -1,8 +1,7 @@
-"""Weights, document contents and random vectors that do not depend on the layout: drawn in full size, then sharded."""
+"""The parameters of a rank by their global names, and the parts of full tensors that it holds."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,12 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.core.cell.config import CellConfig
-from harness.core.peft import is_adapter
-from harness.core.vision import VIDEO
 from harness.node.probe.model.bridge.vision import TOWER, language_of
 from harness.node.probe.model.hybrid import is_paired, is_recurrent, name_in_pattern
 from harness.node.probe.model.hybrid import sections as sections_of
+from harness.oracle.drawing import initial_weight
 
 _LAYER = re.compile(r"\bdecoder\.layers\.(\d+)\.")
 _RECURRENT = re.compile(r"\blayers\.\d+\.(self_attention|mixer)\.")
@@ -29,14 +26,6 @@ _PER_HEAD, _MAGNITUDE = ".softmax_offset", ".weight_magnitude"
 # the model without adapters.
 _WRAPPED = ".to_wrap."
 TIED_NAME = "embedding.word_embeddings.weight"
-# Reserved token ids, which do not occur inside documents; each document ends with END. Upstream masks labels that equal
-# padding. A canary leg replaces PADDING with OTHER_PADDING.
-PADDING, END, OTHER_PADDING = 0, 1, 2
-# Softplus of it is a recurrent layer's time step, and a state decays by exp(-e^A_log * step) per token: to 0.88 here. A
-# state that leaks into the next document shows there for tens of tokens.
-_TIME_STEP, _LONG_MEMORY = ".dt_bias", -3.0
-INITIAL_STD = 0.02  # GPT-2's initial standard deviation, Megatron's default init_method_std
-ADAPTER_STD = 0.05  # of both factors of an adapter, whose output is then about half as large as its layer's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,27 +156,6 @@ def parts_of(item: NamedParameter) -> list[Shard]:
     ]
 
 
-def draw(kind: str, name: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    """A standard normal fp32 tensor on the CPU that depends only on (kind, name, shape, seed)."""
-    digest = hashlib.sha256(f"{kind}/{name}/{tuple(shape)}/{seed}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-    return torch.randn(shape, generator=generator)
-
-
-def content_tokens(config: CellConfig, step: int, document: int, length: int, *, changed: bool = False) -> Tensor:
-    """[length] int64 token ids of a document, the same for every layout and data path; the last one is END.
-
-    `changed`: different tokens than in training.
-    """
-    kind = "changed" if changed else "content"
-    digest = hashlib.sha256(f"{kind}/{config.train.seed}/{step}/{document}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-    reserved = OTHER_PADDING if config.model.vision is None else VIDEO
-    ids = torch.randint(reserved + 1, config.model.vocab, (length,), generator=generator)
-    ids[-1] = END
-    return ids
-
-
 def initialize(chunk: Any, *, seed: int, only_trained: bool = False, **ranks: Any) -> None:
     """Overwrite every parameter, or those that train; norm weights become 1 + small noise, so that their gradients
     differ.
@@ -198,10 +166,8 @@ def initialize(chunk: Any, *, seed: int, only_trained: bool = False, **ranks: An
         for item in named_parameters(chunk, **ranks):
             if only_trained and not item.parameter.requires_grad:
                 continue
-            std = ADAPTER_STD if is_adapter(item.name) else INITIAL_STD
-            full = draw("weight", item.name, item.shard.full, seed) * std
-            if item.parameter.dim() == 1 and not (item.name.startswith(TOWER) and item.name.endswith(".bias")):
-                full += _LONG_MEMORY if item.name.endswith(_TIME_STEP) else 1.0
+            centered = not (item.name.startswith(TOWER) and item.name.endswith(".bias"))
+            full = initial_weight(item.name, item.shard.full, seed, centered=centered)
             item.parameter.copy_(item.shard.take(full))
 
 

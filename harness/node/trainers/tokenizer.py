@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.core.packing.documents import Document
 from harness.core.vision import IMAGE, VIDEO, VISION_START
-from harness.node.probe.weights import END, PADDING
+from harness.oracle.drawing import END, PADDING
 
 _SPECIAL = {PADDING: "<SPECIAL_233>", END: "</s>"}  # SFTTokenizer of Megatron-LM pads with <SPECIAL_233>
 _IMAGES = {VISION_START: "<|vision_start|>", IMAGE: "<|image_pad|>", VIDEO: "<|video_pad|>"}

@@ -197,7 +197,7 @@ def test_checkouts_come_before_the_stacks_own_path_and_the_harness_comes_last() 
 def test_the_node_code_has_what_ranks_need_and_nothing_of_the_launcher(tmp_path: Path) -> None:
     """In an interpreter without any package: every module but those that need torch is imported."""
     target = copy_node_code(tmp_path / "code")
-    assert sorted(path.name for path in (target / "harness").iterdir()) == ["__init__.py", "core", "node"]
+    assert sorted(path.name for path in (target / "harness").iterdir()) == ["__init__.py", "core", "node", "oracle"]
     core = (target / "harness" / "core").rglob("[a-z]*.py")
     names = [".".join(path.relative_to(target).with_suffix("").parts) for path in core]
     assert "harness.core.run.run_dir" in names

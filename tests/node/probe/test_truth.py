@@ -9,7 +9,7 @@ from harness.core.packing.arithmetic import PAD
 from harness.core.packing.documents import DocumentsMode, mix
 from harness.core.vision import IMAGE, VISION_START, VisionConfig
 from harness.node.probe.truth import StepTruth, first_difference
-from harness.node.probe.weights import END
+from harness.oracle.drawing import END
 from tests.node.conftest import config
 
 

@@ -5,18 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from harness.node.probe.weights import (
-    END,
-    OTHER_PADDING,
-    PADDING,
-    Shard,
-    content_tokens,
-    draw,
-    forget,
-    initialize,
-    named_parameters,
-    parts_of,
-)
+from harness.node.probe.weights import Shard, forget, initialize, named_parameters, parts_of
+from harness.oracle.drawing import END, OTHER_PADDING, PADDING, content_tokens, draw
 from tests.node.conftest import config
 
 

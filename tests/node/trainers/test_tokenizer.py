@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from harness.node.probe.weights import END, PADDING
 from harness.node.trainers.tokenizer import text
+from harness.oracle.drawing import END, PADDING
 
 
 def test_a_token_is_its_id_and_the_special_ones_have_names() -> None:

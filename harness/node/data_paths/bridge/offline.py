@@ -31,8 +31,8 @@ from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.bridge.step import BridgeStep, dataset_config, missing
 from harness.node.data_paths.lookup import Unavailable, none_of
 from harness.node.probe.truth import StepTruth
-from harness.node.probe.weights import END
 from harness.node.trainers.tokenizer import conversation, write_tokenizer
+from harness.oracle.drawing import END
 
 
 class BridgeOfflinePath:

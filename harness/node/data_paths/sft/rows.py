@@ -22,7 +22,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.packing.documents import Document
 from harness.core.packing.styles import align_up
 from harness.node.probe.truth import StepTruth
-from harness.node.probe.weights import END
+from harness.oracle.drawing import END
 
 DATASET_MODULE = "megatron.training.datasets.sft_dataset"
 

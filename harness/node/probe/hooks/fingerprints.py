@@ -15,7 +15,8 @@ from torch import Tensor
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.record_limits import PROJECTIONS
 from harness.core.run.tensor_records import Fingerprint
-from harness.node.probe.weights import NamedParameter, draw, parts_of
+from harness.node.probe.weights import NamedParameter, parts_of
+from harness.oracle.drawing import draw
 
 
 def gradient_fingerprint(item: NamedParameter, gradient: Tensor, seed: int) -> Fingerprint:

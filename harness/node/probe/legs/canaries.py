@@ -26,7 +26,7 @@ from harness.node.probe.model.gpt import unwrap
 from harness.node.probe.observer import LegInPass, Losses
 from harness.node.probe.passes import Passes
 from harness.node.probe.truth import StepTruth
-from harness.node.probe.weights import draw
+from harness.oracle.drawing import draw
 
 
 class CanaryLegs:

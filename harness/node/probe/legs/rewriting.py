@@ -21,7 +21,7 @@ from harness.node.data_paths.base import RankContext
 from harness.node.probe.hooks.fingerprints import document_fingerprints, merge
 from harness.node.probe.hooks.layers import PassState, local_owners
 from harness.node.probe.model.hybrid import final_norm, numbered_layers
-from harness.node.probe.weights import INITIAL_STD, draw
+from harness.oracle.drawing import INITIAL_STD, draw
 
 
 class Rewrite(torch.autograd.Function):

@@ -20,7 +20,7 @@ from torch import Tensor
 from harness.core.cell.config import CellConfig, TrainConfig
 from harness.core.packing.arithmetic import PlacedDocument, Row
 from harness.node.probe.truth import StepTruth
-from harness.node.probe.weights import END
+from harness.oracle.drawing import END
 
 HELPERS = "megatron.core.datasets.helpers_cpp"  # compiled; indices of samples and of blends
 

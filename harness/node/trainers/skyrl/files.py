@@ -10,8 +10,8 @@ from typing import Any
 
 from harness.core.cell.config import CellConfig
 from harness.node.probe.model.gpt import DTYPES
-from harness.node.probe.weights import END, PADDING
 from harness.node.trainers.tokenizer import write_tokenizer
+from harness.oracle.drawing import END, PADDING
 
 _NORM_EPSILON = 1e-5  # Megatron's default, which the harness's own model has
 

@@ -12,7 +12,7 @@ from harness.core.vision import IMAGE, VisionConfig
 from harness.node.data_paths.bridge.in_batch import right_padded
 from harness.node.data_paths.bridge.vision import tokens_found
 from harness.node.probe.truth import MicroTruth, StepTruth
-from harness.node.probe.weights import END
+from harness.oracle.drawing import END
 from tests.node.conftest import config
 
 

@@ -12,8 +12,8 @@ import torch
 
 from harness.core.packing.documents import mix
 from harness.node.probe.truth import StepTruth
-from harness.node.probe.weights import END, PADDING
 from harness.node.trainers.megatron.indexed import HELPERS, write
+from harness.oracle.drawing import END, PADDING
 from tests.node.conftest import config
 
 gpt_dataset: Any = pytest.importorskip("megatron.core.datasets.gpt_dataset")
