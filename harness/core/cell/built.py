@@ -220,7 +220,7 @@ def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[Differ
     """Fields with different values that change what is computed, sorted by name."""
     named = sorted((one.keys() | other.keys()) - _HARMLESS)
     found = [Difference(name, one.get(name), other.get(name)) for name in named]
-    return [item for item in found if not _same(item.one, item.other) and not _off(item.field, one, other)]
+    return [item for item in found if not _same(item.one, item.other) and not unread(item.field, one, other)]
 
 
 def _same(one: str | None, other: str | None) -> bool:
@@ -233,8 +233,8 @@ def _same(one: str | None, other: str | None) -> bool:
         return False
 
 
-def _off(name: str, *sides: Mapping[str, str]) -> bool:
-    """Whether nothing reads a field, since what it is a detail of is off on both sides."""
+def unread(name: str, *sides: Mapping[str, str]) -> bool:
+    """Whether nothing reads a field, since what it is a detail of is off on all sides."""
     switches = [switch for prefix, switch in _SWITCHES.items() if name.startswith(prefix) and name != switch]
     return any(all(side.get(switch) in (None, "null") for side in sides) for switch in switches)
 

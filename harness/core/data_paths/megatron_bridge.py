@@ -130,6 +130,7 @@ OFFLINE = DataPath(
     ),
     trainers=("bridge",),
     trained=_collated_by_step,
+    pads_with_end=True,
     tokens_on_last_stage=True,
     canaries_without_effect={
         "padding": "upstream pads with the end-of-sentence id, which it also uses to separate documents",

@@ -1,0 +1,697 @@
+"""Fields of upstream's configurations: what the oracle reads of them, which it may ignore, and which it does not model.
+
+Values are text, as ranks record them (core/run/records.py BuiltSeen): of a configuration those that differ from
+megatron-core's defaults, of a constructor all. `uncovered` names the fields for which the oracle would not compute what
+upstream does; without any, `Model.read` and `Optimizer.read` have all that matters. Defaults: megatron-core 0.19.2.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from harness.core.cell import built as core
+from harness.core.run.records import BuiltSeen
+
+ANY = ()
+
+
+class Modelled(NamedTuple):
+    """A field that the oracle reads: its default, and if it does not model all values, those that it does."""
+
+    default: str
+    values: tuple[str, ...] = ANY
+
+
+def _only(default: str, *more: str) -> Modelled:
+    return Modelled(default, (default, *more))
+
+
+_LOSSES = ('"aux_loss"', '"seq_aux_loss"', '"global_aux_loss"', '"none"')
+MODELLED: dict[str, dict[str, Modelled]] = {
+    "model": {
+        "num_layers": Modelled("0"),
+        "hidden_size": Modelled("0"),
+        "num_attention_heads": Modelled("0"),
+        "num_query_groups": Modelled("null"),
+        "kv_channels": Modelled("null"),
+        "ffn_hidden_size": Modelled("null"),
+        "normalization": _only('"LayerNorm"', '"RMSNorm"'),
+        "layernorm_epsilon": Modelled("1e-05"),
+        "layernorm_zero_centered_gamma": Modelled("false"),
+        "gated_linear_unit": Modelled("false"),
+        "activation_func": _only("gelu", "silu", "squared_relu", "relu", "quick_gelu"),
+        "bias_activation_fusion": Modelled("false"),
+        "glu_linear_offset": Modelled("0.0"),
+        "activation_func_clamp_value": Modelled("null"),
+        "add_bias_linear": Modelled("true"),
+        "add_qkv_bias": Modelled("false"),
+        "hidden_dropout": Modelled("0.1", ("0.0",)),
+        "attention_dropout": Modelled("0.1", ("0.0",)),
+        "calculate_per_token_loss": Modelled("false"),
+        "params_dtype": _only("torch.float32", "torch.bfloat16"),
+        "rotary_interleaved": Modelled("false"),
+        "qk_layernorm": Modelled("false"),
+        "window_size": Modelled("null"),
+        "window_attn_skip_freq": Modelled("null"),
+        "softmax_type": _only('"vanilla"', '"off-by-one"', '"learnable"'),
+        "softmax_scale": Modelled("null"),
+        "num_moe_experts": Modelled("null"),
+        "moe_layer_freq": Modelled("1"),
+        "moe_ffn_hidden_size": Modelled("null"),
+        "moe_router_topk": Modelled("2"),
+        "moe_router_score_function": _only('"softmax"', '"sigmoid"'),
+        "moe_router_pre_softmax": Modelled("false"),
+        "moe_router_topk_scaling_factor": Modelled("null"),
+        "moe_router_num_groups": Modelled("null"),
+        "moe_router_group_topk": Modelled("null"),
+        "moe_router_enable_expert_bias": Modelled("false"),
+        "moe_router_bias_update_rate": Modelled("0.001"),
+        "moe_router_load_balancing_type": _only(*_LOSSES),
+        "moe_aux_loss_coeff": Modelled("0.0"),
+        "moe_z_loss_coeff": Modelled("null"),
+        "moe_expert_capacity_factor": Modelled("null"),
+        "moe_token_drop_policy": _only('"probs"', '"position"'),
+        "moe_pad_expert_input_to_capacity": Modelled("false"),
+        "moe_shared_expert_intermediate_size": Modelled("null"),
+        "moe_shared_expert_gate": Modelled("false"),
+        "multi_latent_attention": Modelled("false"),
+        "q_lora_rank": Modelled("512"),
+        "kv_lora_rank": Modelled("512"),
+        "qk_head_dim": Modelled("128"),
+        "qk_pos_emb_head_dim": Modelled("64"),
+        "v_head_dim": Modelled("128"),
+        "rope_type": _only('"yarn"', '"rope"'),
+        "rotary_base": Modelled("10000"),  # of latent attention; the constructor has that of the others
+        "rotary_percent": Modelled("1.0"),  # likewise
+        "rotary_scaling_factor": Modelled("40"),
+        "original_max_position_embeddings": Modelled("4096"),
+        "beta_fast": Modelled("32"),
+        "beta_slow": Modelled("1"),
+        "mscale": Modelled("1.0"),
+        "mscale_all_dim": Modelled("0.0"),
+        "mtp_num_layers": Modelled("null"),
+        "mtp_loss_scaling_factor": Modelled("0.1"),
+    },
+    "constructor": {
+        "vocab_size": Modelled("0"),
+        "share_embeddings_and_output_weights": Modelled("false"),
+        "position_embedding_type": Modelled('"learned_absolute"', ('"rope"', '"none"')),
+        "rotary_base": Modelled("10000"),
+        "rotary_percent": Modelled("1.0"),
+        "rope_scaling": Modelled("false"),
+        "rope_scaling_factor": Modelled("8.0"),
+        "seq_len_interpolation_factor": Modelled("null"),
+        "fp16_lm_cross_entropy": _only("false"),
+        "mtp_block_spec": _only("null"),  # recorded where there is none: a spec is no plain value
+        "pg_collection": _only("null"),  # likewise
+    },
+    "ddp": {},
+    "optimizer": {
+        "optimizer": _only('"adam"'),
+        "lr": Modelled("null"),
+        "adam_beta1": Modelled("0.9"),
+        "adam_beta2": Modelled("0.999"),
+        "adam_eps": Modelled("1e-08"),
+        "weight_decay": Modelled("0.01"),
+        "decoupled_weight_decay": Modelled("true"),
+        "clip_grad": Modelled("1.0"),
+        "params_dtype": _only("torch.float32", "torch.bfloat16"),
+    },
+}
+
+# Besides those that may differ between a cell and its control (core/cell/built.py): why -> fields.
+HARMLESS: dict[str, tuple[str, ...]] = {
+    "rounding alone: a bound for the dtype covers it": (
+        "bf16",
+        "attention_softmax_in_fp32",
+        "apply_query_key_layer_scaling",  # scores are divided by the number of the layer, and then multiplied by it
+        "disable_bf16_reduced_precision_matmul",
+        "enable_autocast",
+        "autocast_dtype",
+        "fp32_residual_connection",
+        "moe_router_dtype",
+        "grad_reduce_in_fp32",
+        "reduce_scatter_with_fp32_accumulation",
+        "param_name_patterns_for_fp32_local_accumulation",
+        "main_grads_dtype",
+        "main_params_dtype",
+        "exp_avg_dtype",
+        "exp_avg_sq_dtype",
+        "use_precision_aware_optimizer",
+        "store_param_remainders",
+        "megatron_fsdp_grad_comm_dtype",
+        "megatron_fsdp_main_grads_dtype",
+        "megatron_fsdp_main_params_dtype",
+        "first_last_layers_bf16",
+        "num_layers_at_start_in_bf16",
+        "num_layers_at_end_in_bf16",
+    ),
+    "the layout: which rank holds what": (
+        "num_layers_in_first_pipeline_stage",
+        "num_layers_in_last_pipeline_stage",
+        "pipeline_model_parallel_layout",
+        "account_for_embedding_in_pipeline_split",
+        "account_for_loss_in_pipeline_split",
+        "mtp_standalone",
+        "gtp_weight_remat_size",
+        "expert_gtp_weight_remat_size",
+        "hybrid_context_parallel",
+        "max_seqlen_per_dp_cp_rank",
+        "use_layer_wise_distributed_optimizer",
+    ),
+    "kernels, and how they share buffers and cores": (
+        "batch_invariant_mode",
+        "cache_mla_latents",
+        "disable_parameter_transpose_cache",
+        "ep_overlap_early_attn_memory_release",
+        "overlap_dispatch_backward_with_experts_wgrad",
+        "mlp_chunks_for_training",
+        "moe_deepep_num_sms",
+        "moe_flex_dispatcher_num_sms",
+        "moe_hybridep_num_sms",
+        "moe_hybridep_num_sms_preprocessing",
+        "moe_hybridep_num_blocks_permute",
+        "moe_hybridep_num_blocks_unpermute",
+        "moe_hybridep_pad_uneven_dispatch_inputs",
+        "moe_ncclep_static_shape",
+        "moe_ncclep_zero_copy",
+        "moe_permute_fusion_into_hybridep",
+        "moe_single_grouped_bias",
+        "moe_single_grouped_weight",
+        "moe_shared_expert_glu_interleave_size",
+        "suggested_communication_unit_size",
+        "keep_fp8_transpose_cache",
+        "fsdp_all_gather_in_start_param_sync",
+        "fsdp_db_use_persist_buf_on_alloc_fail",
+        "fsdp_double_buffer",
+        "fsdp_manual_registration",
+        "use_custom_fsdp",
+        "use_megatron_fsdp",
+        "megatron_fsdp_cuda_graph_mode",
+        "megatron_fsdp_enable_fine_grained_param_gather",
+        "megatron_fsdp_max_pool_double_buffer",
+        "megatron_fsdp_use_decoupled_grad",
+        "optimizer_cpu_offload",
+        "overlap_cpu_optimizer_d2h_h2d",
+        "pin_cpu_grads",
+        "pin_cpu_params",
+        "use_torch_optimizer_for_cpu_offload",
+    ),
+    "the random generator, of which nothing without dropout draws": ("use_te_rng_tracker", "inference_rng_tracker"),
+    "of inference": (
+        "inference_disable_triton_nvls_kernels",
+        "inference_fuse_tp_communication",
+        "inference_grouped_gemm_backend",
+        "inference_moe_disable_fused_quant_kernels",
+        "inference_moe_token_dispatcher_type",
+        "inference_sampling_seed",
+        "mlp_chunks_for_prefill",
+        "moe_pad_experts_for_cuda_graph_inference",
+        "nccl_all_reduce_for_prefill",
+        "use_inference_optimized_layers",
+    ),
+    "the size of a mask that is not used with rotary positions": ("max_sequence_length",),
+}
+
+# What the oracle does not compute: why -> fields. At their defaults none of them matters.
+NOT_MODELLED: dict[str, tuple[str, ...]] = {
+    "low precision, and loss scales": (
+        "fp16",
+        "loss_scale",
+        "fp8",
+        "fp8_recipe",
+        "fp8_param",
+        "fp8_quantizer_factory",
+        "fp8_margin",
+        "fp8_interval",
+        "fp8_amax_history_len",
+        "fp8_amax_compute_algo",
+        "fp8_wgrad",
+        "fp8_output_proj",
+        "fp8_dot_product_attention",
+        "fp8_multi_head_attention",
+        "fp8_param_gather",
+        "fp4",
+        "fp4_recipe",
+        "fp4_param",
+        "fp4_quantizer_factory",
+        "fp4_param_gather",
+        "tp_only_amax_red",
+        "reuse_grad_buf_for_mxfp8_param_ag",
+        "activation_func_fp8_input_store",
+        "quant_recipe",
+        "use_kitchen",
+        "use_kitchen_attention",
+        "kitchen_attention_backend",
+        "moe_router_padding_for_fp8",
+        "moe_router_padding_for_quantization",
+    ),
+    "another attention": (
+        "apply_residual_connection_post_layernorm",
+        "attention_output_gate",
+        "no_rope_freq",
+        "mrope_section",
+        "qk_l2_norm",
+        "qk_clip",
+        "qk_clip_alpha",
+        "qk_clip_threshold",
+        "experimental_attention_variant",
+        "experimental_attention_variant_loss_scale_func",
+        "dsa_indexer_head_dim",
+        "dsa_indexer_k_norm_epsilon",
+        "dsa_indexer_k_norm_fp32",
+        "dsa_indexer_loss_coeff",
+        "dsa_indexer_n_heads",
+        "dsa_indexer_rope_interleaved",
+        "dsa_indexer_rotate_activation",
+        "dsa_indexer_scoring_relu",
+        "dsa_indexer_skip_topk_offset",
+        "dsa_indexer_topk",
+        "dsa_indexer_topk_freq",
+        "dsa_indexer_use_sparse_loss",
+        "dsa_kernel_backend",
+    ),
+    "recurrent layers, and layers that differ": (
+        "hybrid_layer_pattern",
+        "is_hybrid_model",
+        "linear_attention_freq",
+        "linear_conv_kernel_dim",
+        "linear_key_head_dim",
+        "linear_num_key_heads",
+        "linear_num_value_heads",
+        "linear_value_head_dim",
+        "mamba_head_dim",
+        "mamba_num_groups",
+        "mamba_num_heads",
+        "mamba_state_dim",
+        "mamba_training_ssm_states_dtype",
+        "heterogeneous_block_specs",
+        "mtp_hybrid_override_pattern",
+    ),
+    "other routers and experts": (
+        "moe_apply_probs_on_input",
+        "moe_enable_routing_replay",
+        "moe_expert_rank_capacity_factor",
+        "moe_grad_scale_func",
+        "moe_input_jitter_eps",
+        "moe_latent_size",
+        "moe_mlp_glu_interleave_size",
+        "moe_router_force_biased",
+        "moe_router_force_load_balancing",
+        "moe_router_quantile_balancing_ema",
+        "moe_router_topk_limited_devices",
+        "moe_token_dropping",
+    ),
+    "other prediction layers": ("mtp_detach_heads", "mtp_grad_scale_func", "mtp_use_repeated_layer"),
+    "scaled widths": (
+        "use_mup",
+        "mup_attn_scale_power",
+        "mup_base_head_dim",
+        "mup_base_hidden_size",
+        "mup_embedding_mult",
+        "mup_output_mult",
+        "mup_width_mult",
+    ),
+    "another optimizer": (
+        "adaptive_muon_beta2",
+        "adaptive_muon_eps",
+        "adaptive_muon_moment2_method",
+        "apply_wd_to_qk_layernorm",
+        "decoupled_lr",
+        "decoupled_min_lr",
+        "grad_norm_skip_threshold",
+        "lion_beta1",
+        "lion_beta2",
+        "muon_coefficient_type",
+        "muon_extra_scale_factor",
+        "muon_fp32_matmul_prec",
+        "muon_momentum",
+        "muon_nesterov",
+        "muon_num_ns_steps",
+        "muon_scalar_optimizer",
+        "muon_scale_mode",
+        "muon_split_qkv",
+        "muon_tp_mode",
+        "sgd_momentum",
+        "soap_precondition_frequency",
+        "soap_shampoo_beta",
+        "soap_use_kl_shampoo",
+    ),
+    "a test of upstream's": ("test_mode",),
+}
+_NOT_MODELLED = frozenset(chain.from_iterable(NOT_MODELLED.values()))
+_HARMLESS = frozenset(chain.from_iterable((*HARMLESS.values(), *core.HARMLESS.values()))) - _NOT_MODELLED
+
+
+def group_of(part: str, name: str) -> str | None:
+    """The group of a field: "modelled", "harmless" or "not modelled"; None if it is in no table."""
+    if name in MODELLED.get(part, {}):
+        return "modelled"
+    if name in _NOT_MODELLED:
+        return "not modelled"
+    return "harmless" if name in _HARMLESS else None
+
+
+def uncovered(built: Sequence[BuiltSeen]) -> list[tuple[str, str]]:
+    """(field, value) of everything in which upstream's computation may differ from the oracle's, sorted.
+
+    A field is uncovered if it is not modelled, or unknown, or modelled at other values only; a combination of fields
+    has both names.
+    """
+    found: set[tuple[str, str]] = set()
+    for seen in built:
+        known = MODELLED.get(seen.of, {})
+        for name, value in seen.values.items():
+            if name in known:
+                if known[name].values and not _among(value, known[name].values):
+                    found.add((name, value))
+            elif name not in _HARMLESS and not core.unread(name, seen.values):
+                found.add((name, value))
+    return sorted(found | set(_together(built)))
+
+
+def _among(value: str, allowed: Sequence[str]) -> bool:
+    return any(value == one or _parsed(value) == _parsed(one) for one in allowed)
+
+
+def _together(built: Sequence[BuiltSeen]) -> Iterator[tuple[str, str]]:
+    """Combinations of modelled fields that are not modelled."""
+    model = _Values(built, "model")
+    if not any(seen.of == "model" for seen in built):
+        yield "model", "not recorded"
+        return
+    for name in ("hidden_dropout", "attention_dropout"):  # at their default they are not recorded, and are not 0
+        if model[name]:
+            yield name, str(model[name])
+    if model["num_moe_experts"] and model["add_bias_linear"]:
+        yield "num_moe_experts, add_bias_linear", "biases of experts"
+    if model["multi_latent_attention"] and model["rotary_interleaved"]:
+        yield "multi_latent_attention, rotary_interleaved", "both"
+
+
+class _Values:
+    """Values of the modelled fields of one part, parsed."""
+
+    def __init__(self, built: Sequence[BuiltSeen], part: str) -> None:
+        self.known = MODELLED[part]
+        self.texts: dict[str, str] = {}
+        for seen in built:  # chunks of a rank differ in fields of the layout only
+            if seen.of == part:
+                self.texts |= seen.values
+
+    def __getitem__(self, name: str) -> Any:
+        return _parsed(self.texts.get(name, self.known[name].default))
+
+
+def _parsed(text: str) -> Any:
+    """The value of a text in JSON; the text itself where it is a name."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Yarn:
+    """Frequencies stretched by how often they turn in the context of pre-training (YaRN, arXiv 2309.00071).
+
+    Megatron-LM core_v0.19.0, YarnRotaryEmbedding.
+    """
+
+    factor: float
+    context: int
+    fast: float  # turns in the context, from which a frequency stays
+    slow: float  # turns, up to which it is divided by the factor
+    mscale: float
+    mscale_all: float
+
+    def stretched(self, plain: Tensor, rotated: int, base: float) -> Tensor:
+        """Frequencies [rotated / 2] between `plain` and `plain / factor`, by a linear ramp over their numbers."""
+
+        def number(turns: float) -> float:  # of the frequency that turns so often
+            return rotated * math.log(self.context / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+        low, high = max(math.floor(number(self.fast)), 0), min(math.ceil(number(self.slow)), rotated - 1)
+        width = high - low or 0.001
+        share = ((torch.arange(rotated // 2, dtype=plain.dtype) - low) / width).clamp(0, 1)
+        return plain / self.factor * share + plain * (1 - share)
+
+    @property
+    def amplitude(self) -> float:
+        """Factor of cosines and sines."""
+        return self.temperature(self.mscale) / self.temperature(self.mscale_all)
+
+    def temperature(self, weight: float) -> float:
+        """0.1 weight ln(factor) + 1 (section 3.4)."""
+        return 0.1 * weight * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotary:
+    """Rotary positions: attention.py."""
+
+    base: float = 10_000
+    percent: float = 1.0
+    interleaved: bool = False
+    interpolation: float = 1.0  # positions are divided by it (arXiv 2306.15595)
+    llama_factor: float | None = None  # Llama 3's scaling
+    yarn: Yarn | None = None
+    pairs_in: bool = False  # latent attention: its projections give interleaved pairs, which become halves
+
+    @property
+    def amplitude(self) -> float:
+        return self.yarn.amplitude if self.yarn else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latent:
+    """Latent attention; sizes in elements of a head unless noted."""
+
+    query_rank: int | None  # elements of the compressed query; None: it is not compressed
+    rank: int  # elements of the compressed key and value
+    still: int  # of queries and keys without positions
+    turned: int  # of queries and keys with positions
+    value: int
+    scale: float  # of scores
+    rotary: Rotary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """Experts and their router: experts.py."""
+
+    count: int
+    chosen: int
+    ffn: int
+    score: str = "softmax"
+    before: bool = False  # softmax before the choice
+    factor: float = 1.0  # of the weights of the chosen
+    groups: int | None = None  # a token chooses among the experts of `chosen_groups` of them
+    chosen_groups: int | None = None
+    biased: bool = False
+    bias_rate: float = 1e-3
+    balance: str = "none"  # the auxiliary loss
+    balance_weight: float = 0.0
+    z_weight: float = 0.0
+    capacity: float | None = None
+    drop: str = "probs"
+    filled: bool = False  # experts take as many tokens as their capacity
+    shared: int | None = None  # hidden size of the shared expert
+    shared_gate: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """All that the oracle's model depends on."""
+
+    layers: int
+    hidden: int
+    vocab: int
+    heads: int
+    groups: int
+    head: int  # elements of a head
+    ffn: int
+    tied: bool = False
+    normalization: str = "RMSNorm"
+    epsilon: float = 1e-5
+    centered_gamma: bool = False
+    gated: bool = True
+    activation: str = "silu"
+    approximate: bool = False  # gelu by tanh, as upstream's fused kernels compute it
+    glu_offset: float = 0.0
+    clamp: float | None = None
+    bias: bool = False  # of linear layers
+    qkv_bias: bool = False
+    rotary: Rotary | None = field(default_factory=Rotary)
+    qk_norm: bool = False
+    window: tuple[int, int] | None = None
+    window_skip: int | list[int] | None = None
+    softmax: str = "vanilla"
+    softmax_scale: float | None = None
+    latent: Latent | None = None
+    experts: Experts | None = None
+    expert_layers: tuple[bool, ...] = ()  # of each layer, whether it has experts; empty: all if there are experts
+    predictions: int = 0  # multi-token prediction layers
+    prediction_weight: float = 0.1
+    per_token: bool = True  # whether a loss is divided by the tokens of the step, not of its micro-batch
+    stored: torch.dtype = torch.float32  # as ranks hold the initial weights
+
+    @classmethod
+    def read(cls, built: Sequence[BuiltSeen]) -> Model:
+        """From what upstream built; anything in `uncovered(built)` is ignored."""
+        model, given = _Values(built, "model"), _Values(built, "constructor")
+        heads, layers = model["num_attention_heads"], model["num_layers"]
+        window = model["window_size"]
+        experts = _experts(model) if model["num_moe_experts"] else None
+        return cls(
+            layers=layers,
+            hidden=model["hidden_size"],
+            vocab=given["vocab_size"],
+            heads=heads,
+            groups=model["num_query_groups"] or heads,
+            head=model["kv_channels"] or model["hidden_size"] // heads,
+            ffn=model["ffn_hidden_size"] or 4 * model["hidden_size"],
+            tied=given["share_embeddings_and_output_weights"],
+            normalization=model["normalization"],
+            epsilon=model["layernorm_epsilon"],
+            centered_gamma=model["layernorm_zero_centered_gamma"],
+            gated=model["gated_linear_unit"],
+            activation=model["activation_func"],
+            approximate=model["bias_activation_fusion"],
+            glu_offset=model["glu_linear_offset"],
+            clamp=model["activation_func_clamp_value"],
+            bias=model["add_bias_linear"],
+            qkv_bias=model["add_bias_linear"] or model["add_qkv_bias"],
+            rotary=_rotary(model, given),
+            qk_norm=model["qk_layernorm"],
+            window=tuple(window) if window else None,
+            window_skip=model["window_attn_skip_freq"],
+            softmax=model["softmax_type"],
+            softmax_scale=model["softmax_scale"],
+            latent=_latent(model) if model["multi_latent_attention"] else None,
+            experts=experts,
+            expert_layers=_expert_layers(model["moe_layer_freq"], layers) if experts else (),
+            predictions=model["mtp_num_layers"] or 0,
+            prediction_weight=model["mtp_loss_scaling_factor"],
+            per_token=model["calculate_per_token_loss"],
+            stored=torch.bfloat16 if model["params_dtype"] == "torch.bfloat16" else torch.float32,
+        )
+
+    def has_experts(self, number: int) -> bool:
+        """Whether layer `number` (from 1; prediction layers come after the others) has experts.
+
+        A prediction layer is built like the last layer (Megatron-LM core_v0.19.0, get_gpt_mtp_block_spec).
+        """
+        if self.experts is None or not self.expert_layers:
+            return self.experts is not None
+        return self.expert_layers[min(number, self.layers) - 1]
+
+    def is_windowed(self, number: int) -> bool:
+        """Whether layer `number` (from 1) has the window (Megatron-LM core_v0.19.0, is_layer_window_attention)."""
+        if isinstance(self.window_skip, list):
+            return bool(self.window_skip[number - 1])
+        return self.window_skip is None or number % self.window_skip != 0
+
+
+def _rotary(model: _Values, given: _Values) -> Rotary | None:
+    if given["position_embedding_type"] != "rope":
+        return None
+    return Rotary(
+        base=given["rotary_base"],
+        percent=given["rotary_percent"],
+        interleaved=model["rotary_interleaved"],
+        interpolation=given["seq_len_interpolation_factor"] or 1.0,
+        llama_factor=given["rope_scaling_factor"] if given["rope_scaling"] else None,
+    )
+
+
+def _latent(model: _Values) -> Latent:
+    yarn = Yarn(
+        factor=model["rotary_scaling_factor"],
+        context=model["original_max_position_embeddings"],
+        fast=model["beta_fast"],
+        slow=model["beta_slow"],
+        mscale=model["mscale"],
+        mscale_all=model["mscale_all_dim"],
+    )
+    still, turned = model["qk_head_dim"], model["qk_pos_emb_head_dim"]
+    is_yarn = model["rope_type"] == "yarn"
+    return Latent(
+        query_rank=model["q_lora_rank"],
+        rank=model["kv_lora_rank"],
+        still=still,
+        turned=turned,
+        value=model["v_head_dim"],
+        scale=yarn.temperature(yarn.mscale_all) ** 2 / math.sqrt(still + turned),  # also without YaRN
+        rotary=Rotary(
+            base=model["rotary_base"],
+            percent=1.0 if is_yarn else model["rotary_percent"],
+            yarn=yarn if is_yarn else None,
+            pairs_in=True,
+        ),
+    )
+
+
+def _experts(model: _Values) -> Experts:
+    return Experts(
+        count=model["num_moe_experts"],
+        chosen=model["moe_router_topk"],
+        ffn=model["moe_ffn_hidden_size"] or model["ffn_hidden_size"],
+        score=model["moe_router_score_function"],
+        before=model["moe_router_pre_softmax"],
+        factor=model["moe_router_topk_scaling_factor"] or 1.0,
+        groups=model["moe_router_num_groups"],
+        chosen_groups=model["moe_router_group_topk"],
+        biased=model["moe_router_enable_expert_bias"],
+        bias_rate=model["moe_router_bias_update_rate"],
+        balance=model["moe_router_load_balancing_type"] if model["moe_aux_loss_coeff"] else "none",
+        balance_weight=model["moe_aux_loss_coeff"],
+        z_weight=model["moe_z_loss_coeff"] or 0.0,
+        capacity=model["moe_expert_capacity_factor"],
+        drop=model["moe_token_drop_policy"],
+        filled=model["moe_pad_expert_input_to_capacity"],
+        shared=model["moe_shared_expert_intermediate_size"],
+        shared_gate=model["moe_shared_expert_gate"],
+    )
+
+
+def _expert_layers(frequency: int | list[int], layers: int) -> tuple[bool, ...]:
+    """A number n: every n-th layer, from the first; a list: 1 for a layer with experts."""
+    if isinstance(frequency, list):
+        return tuple(map(bool, frequency))
+    return tuple(number % frequency == 0 for number in range(layers))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """Adam: optimizer.py."""
+
+    lr: float
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    decay: float = 0.01
+    decoupled: bool = True
+    clip: float = 1.0  # 0: no clipping
+
+    @classmethod
+    def read(cls, built: Sequence[BuiltSeen], lr: float) -> Optimizer:
+        """From what upstream built; `lr`: where no learning rate is recorded."""
+        given = _Values(built, "optimizer")
+        return cls(
+            lr=lr if given["lr"] is None else given["lr"],
+            beta1=given["adam_beta1"],
+            beta2=given["adam_beta2"],
+            epsilon=given["adam_eps"],
+            decay=given["weight_decay"],
+            decoupled=given["decoupled_weight_decay"],
+            clip=given["clip_grad"],
+        )

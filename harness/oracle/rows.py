@@ -1,0 +1,84 @@
+"""The input of the model: the slots of a micro-batch, as the packing plan lays its documents out.
+
+A slot is one token position of the merged stream; t is their number. Slots that hold no token of a document are
+padding, which comes after documents: their attention does not see it, but a router sees every slot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.core.cell.config import CellConfig
+from harness.core.packing.arithmetic import PAD, MicroBatch
+from harness.oracle.drawing import END, PADDING, document_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    """One micro-batch. [t] int64 unless noted."""
+
+    tokens: Tensor
+    labels: Tensor  # the token after each one
+    mask: Tensor  # float: 1 where the label counts in the loss
+    positions: Tensor  # from 0 in each segment
+    documents: Tensor  # index of the document, PAD for padding
+    segments: tuple[int, ...]  # slots of each document with its padding, and of the tails of rows
+    rows: tuple[int, ...]  # slots of each row, for the auxiliary loss per row
+    shares: tuple[Tensor, ...]  # the slots that one rank routes, since the capacity of experts is per rank
+    counted: Tensor  # bool: the slots that routers count
+
+    @property
+    def slots(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def indices(self) -> list[int]:
+        """The documents, in order of their indices."""
+        return sorted({int(document) for document in self.documents} - {PAD})
+
+    def shifted(self, values: Tensor) -> Tensor:
+        """`values` [t] one slot to the left in each segment, where 0 enters (megatron-core roll_tensor, core_v0.19)."""
+        parts = [torch.cat([part[1:], torch.zeros_like(part[:1])]) for part in torch.split(values, list(self.segments))]
+        return torch.cat(parts)
+
+
+def stream_of(config: CellConfig, step: int, plan: MicroBatch) -> Stream:
+    """The slots of one micro-batch of a step."""
+    owners = torch.tensor(plan.slot_owners(), dtype=torch.int64)
+    tokens = torch.full((plan.slots,), END if config.path.pads_with_end else PADDING)
+    labels, mask = torch.full_like(tokens, PADDING), torch.zeros(plan.slots, dtype=torch.float64)
+    for item in plan.placed:
+        length, start = item.document.length, item.start
+        ids = document_tokens(config, step, item.document)[: length + 1]
+        given = length + plan.style.last_token_slots  # some data paths feed the last token too, which has no label
+        tokens[start : start + given] = ids[:given]
+        labels[start : start + length] = ids[1:]
+        mask[start : start + length] = torch.tensor(item.document.loss_mask, dtype=mask.dtype)
+    return Stream(
+        tokens=tokens,
+        labels=labels,
+        mask=mask,
+        positions=owners[:, 1],
+        documents=owners[:, 0],
+        segments=tuple(padded for _, padded in plan.segments),
+        rows=tuple(row.length for row in plan.rows),
+        shares=_shares(config, plan),
+        counted=owners[:, 0] != PAD if config.model.padding_mask else torch.ones(plan.slots, dtype=torch.bool),
+    )
+
+
+def _shares(config: CellConfig, plan: MicroBatch) -> tuple[Tensor, ...]:
+    """Slots of each context-parallel rank, and with sequence parallelism of each tensor-parallel rank of it, in order.
+
+    A rank that holds several rows has them interleaved, slot by slot: Megatron's hidden states are [s, b, h].
+    """
+    layout = config.layout
+    parts = layout.tp if layout.sp else 1
+    found: list[Tensor] = []
+    for rank in range(layout.cp):
+        local = torch.tensor(plan.local_slots(layout.cp, rank))  # [rows, slots of a row]
+        found += local.T.chunk(parts, 0)
+    return tuple(part.flatten() for part in found)

@@ -1,0 +1,246 @@
+"""Trains a cell, and keeps what its ranks record: the entry of the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+import torch
+from torch import Tensor
+
+from harness.core.cell.config import CellConfig
+from harness.core.packing.arithmetic import PAD
+from harness.core.run.records import BuiltSeen, DocumentLoss
+from harness.oracle.experts import moved_bias, preferences
+from harness.oracle.fields import Model, Optimizer
+from harness.oracle.loss import MicroLoss, micro_loss, share_of_step, taken_by_experts
+from harness.oracle.model import Forward, forward
+from harness.oracle.optimizer import Adam, Schedule, clip_coefficient, gradient_norm
+from harness.oracle.rows import Stream, stream_of
+from harness.oracle.weights import initial_weights
+
+
+@dataclass(kw_only=True)
+class Parameter:
+    """A weight in step 0, and its change by all steps; tensors of its full shape."""
+
+    gradient: Tensor  # before clipping
+    first_moment: Tensor
+    second_moment: Tensor
+    change: Tensor
+    trained: Tensor
+
+
+@dataclass(kw_only=True)
+class RouterLosses:
+    """A router of a micro-batch of step 0."""
+
+    layer: int  # from 1; prediction layers come after the others
+    replica: int
+    micro_batch: int
+    balance: float  # with its weight
+    z: float
+    taken: list[int]  # slots that each expert takes
+    chosen: Tensor  # [t, e] bool
+
+
+@dataclass(kw_only=True)
+class Prediction:
+    """A prediction layer in a micro-batch of step 0: losses of the tokens that count, PAD for those of no document."""
+
+    depth: int  # from 1
+    replica: int
+    micro_batch: int
+    documents: dict[int, DocumentLoss]
+
+
+@dataclass(kw_only=True)
+class Step:
+    """A step of training, or an evaluation."""
+
+    documents: dict[int, DocumentLoss]
+    tokens: int  # labels that count
+    divided_by: int  # tokens that gradients are divided by; of a mean of means the number of micro-batches
+    gradient_norm: float = 0.0  # before clipping
+    clip: float = 1.0
+    learning_rate: float = 0.0
+    weight_decay: float = 0.0
+    biases: dict[int, list[float]] = field(default_factory=dict)  # by layer: of experts, after the step
+
+    @property
+    def loss_sum(self) -> float:
+        return sum(seen.loss_sum for seen in self.documents.values())
+
+
+@dataclass(kw_only=True)
+class Trained:
+    """All that the oracle computes of a cell."""
+
+    model: Model
+    steps: list[Step] = field(default_factory=list)
+    evaluations: dict[int, Step] = field(default_factory=dict)  # by number
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+    outputs: dict[int, dict[int, Tensor]] = field(default_factory=dict)  # layer (0: embedding) -> document -> [t, h]
+    routers: list[RouterLosses] = field(default_factory=list)
+    predictions: list[Prediction] = field(default_factory=list)
+
+
+def train(config: CellConfig, built: Sequence[BuiltSeen], dtype: torch.dtype = torch.float64) -> Trained:
+    """Train the model that upstream built, from the cell's initial weights, on the rows of its packing plan.
+
+    `built`: of the rank's record; what `fields.uncovered` names in it is not computed as upstream does.
+    """
+    return Oracle(config, Model.read(built), Optimizer.read(built, config.train.lr), dtype).run()
+
+
+class Oracle:
+    """Model, weights and optimizer of a cell."""
+
+    def __init__(self, config: CellConfig, model: Model, settings: Optimizer, dtype: torch.dtype) -> None:
+        self.config, self.model = config, model
+        self.weights = initial_weights(model, config.train.seed, dtype)
+        self.adam, self.schedule = Adam.of(settings, self.weights), Schedule.of(config, settings)
+        layers = range(1, model.layers + model.predictions + 1)
+        count = model.experts.count if model.experts else 0
+        self.biases = {number: torch.zeros(count, dtype=dtype) for number in layers if model.has_experts(number)}
+        self.seen = Trained(model=model)
+
+    def run(self) -> Trained:
+        before = {name: weight.detach().clone() for name, weight in self.weights.items()}
+        for step in range(self.config.train.steps):
+            self._step(step)
+            for number, after in enumerate(self.config.evaluated):
+                if after == step + 1:
+                    self.seen.evaluations[number] = self._evaluation(self.config.train.steps + number)
+        for name, weight in self.weights.items():
+            self.seen.parameters[name].trained = weight.detach() - before[name]
+        return self.seen
+
+    def _step(self, step: int) -> None:
+        seen, taken = self._backward(step)
+        gradients = {name: _gradient(weight) for name, weight in self.weights.items()}
+        seen.gradient_norm = gradient_norm(gradients)
+        seen.clip = clip_coefficient(seen.gradient_norm, self.adam.settings.clip)
+        seen.learning_rate, seen.weight_decay = self.schedule.rate(step), self.schedule.weight_decay(step)
+        clipped = {name: gradient * seen.clip for name, gradient in gradients.items()}
+        changes = self.adam.update(self.weights, clipped, seen.learning_rate, seen.weight_decay)
+        if step == 0:
+            self.seen.parameters = {
+                name: Parameter(
+                    gradient=gradients[name],
+                    first_moment=self.adam.first[name].clone(),
+                    second_moment=self.adam.second[name].clone(),
+                    change=changes[name],
+                    trained=changes[name],
+                )
+                for name in gradients
+            }
+        for weight in self.weights.values():
+            weight.grad = None
+        if self.model.experts and self.model.experts.biased:
+            for number, bias in self.biases.items():
+                self.biases[number] = moved_bias(bias, taken[number], self.model.experts.bias_rate)
+            seen.biases = {number: bias.tolist() for number, bias in self.biases.items()}
+        self.seen.steps.append(seen)
+
+    def _backward(self, step: int) -> tuple[Step, dict[int, Tensor]]:
+        """Gradients of a step; returns its losses, and by layer how many slots each expert took.
+
+        The micro-batches of all replicas with the same number run together, since a loss of routers may be over them.
+        """
+        replicas = self.config.micro_batches(step)
+        plans = [plan for replica in replicas for plan in replica]
+        labels = sum(plan.loss_tokens for plan in plans)
+        per_token = self.model.per_token or self.config.path.step_mean
+        seen = Step(documents={}, tokens=labels, divided_by=labels if per_token else len(plans))
+        taken: dict[int, Tensor] = {}
+        before: list[list[Tensor]] = []  # by router: preferences of earlier micro-batches over all replicas
+        for number, turn in enumerate(zip_longest(*replicas)):
+            streams = {replica: stream_of(self.config, step, plan) for replica, plan in enumerate(turn) if plan}
+            passes = {replica: self._forward(stream) for replica, stream in streams.items()}
+            together = [(streams[replica], passes[replica]) for replica in streams]
+            before = before or [[] for _ in together[0][1].routed]
+            total = torch.zeros((), dtype=together[0][1].logits.dtype)
+            for replica, stream in streams.items():
+                part = micro_loss(passes[replica], stream, self.model, self._smoothing, together, before)
+                total = total + share_of_step(
+                    part,
+                    stream,
+                    self.model,
+                    tokens=labels,
+                    micro_batches=len(replicas[replica]) * len(replicas),
+                )
+                seen.documents |= _by_document(part.losses, stream.mask, stream, padding=False)
+                if step == 0:
+                    self._keep(passes[replica], part, stream, replica, number)
+            total.backward()  # type: ignore[no-untyped-call]
+            for router, earlier in enumerate(before):
+                peers = [passed.routed[router] for passed in passes.values()]
+                earlier.append(torch.stack([preferences(peer).sum(0) for peer in peers]).sum(0).detach())
+                took = taken_by_experts(peers)
+                taken[peers[0].layer] = taken.get(peers[0].layer, torch.zeros_like(took)) + took
+        return seen, taken
+
+    @property
+    def _smoothing(self) -> float:
+        return self.config.train.label_smoothing
+
+    def _forward(self, stream: Stream) -> Forward:
+        return forward(self.weights, self.model, stream, self.biases)
+
+    def _evaluation(self, step: int) -> Step:
+        """Losses of documents that no step has."""
+        seen = Step(documents={}, tokens=0, divided_by=0)
+        with torch.no_grad():
+            for plan in (plan for replica in self.config.micro_batches(step) for plan in replica):
+                stream = stream_of(self.config, step, plan)
+                part = micro_loss(self._forward(stream), stream, self.model, self._smoothing, (), ())
+                seen.documents |= _by_document(part.losses, stream.mask, stream, padding=False)
+                seen.tokens += plan.loss_tokens
+        seen.divided_by = seen.tokens
+        return seen
+
+    def _keep(self, passed: Forward, part: MicroLoss, stream: Stream, replica: int, number: int) -> None:
+        """Keep of step 0: outputs of layers, losses of routers and of prediction layers."""
+        for layer, output in enumerate(passed.outputs):
+            by_document = self.seen.outputs.setdefault(layer, {})
+            for document in stream.indices:
+                by_document[document] = output[stream.documents == document].detach()
+        for routed, balance, z in zip(passed.routed, part.balance, part.z):
+            self.seen.routers.append(
+                RouterLosses(
+                    layer=routed.layer,
+                    replica=replica,
+                    micro_batch=number,
+                    balance=float(balance.detach()),
+                    z=float(z.detach()),
+                    taken=routed.taken.sum(0).tolist(),
+                    chosen=routed.chosen,
+                )
+            )
+        for depth, (losses, counted) in enumerate(zip(part.predictions, part.predicted), 1):
+            self.seen.predictions.append(
+                Prediction(
+                    depth=depth,
+                    replica=replica,
+                    micro_batch=number,
+                    documents=_by_document(losses, counted, stream, padding=True),
+                )
+            )
+
+
+def _gradient(weight: Tensor) -> Tensor:
+    """Zeros for a weight that no token reached, such as that of an expert."""
+    return torch.zeros_like(weight) if weight.grad is None else weight.grad.clone()
+
+
+def _by_document(losses: Tensor, counted: Tensor, stream: Stream, *, padding: bool) -> dict[int, DocumentLoss]:
+    """The loss of each document; `padding`: those with a counted label only, and slots of none as PAD."""
+    found = {}
+    for document in (*stream.indices, *([PAD] if padding else [])):
+        mine = stream.documents == document
+        tokens = int(counted[mine].sum())
+        if tokens or not padding:
+            found[document] = DocumentLoss(loss_sum=float(losses[mine].sum().detach()), tokens=tokens)
+    return found

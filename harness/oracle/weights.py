@@ -1,0 +1,106 @@
+"""The weights of the model by global name: their shapes, and their initial values."""
+
+from __future__ import annotations
+
+from torch import Tensor, dtype
+
+from harness.oracle.drawing import initial_weight
+from harness.oracle.fields import Experts, Latent, Model
+
+EMBEDDING, OUTPUT, FINAL_NORM = "embedding.word_embeddings", "output_layer", "decoder.final_layernorm"
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def shapes(model: Model) -> Shapes:
+    """Global name -> shape of every weight that trains."""
+    found: Shapes = {f"{EMBEDDING}.weight": (model.vocab, model.hidden), **_norm(FINAL_NORM, model.hidden, model)}
+    if not model.tied:
+        found[f"{OUTPUT}.weight"] = (model.vocab, model.hidden)
+    for number in range(1, model.layers + 1):
+        found |= _layer(layer_name(number), number, model)
+    for depth in range(1, model.predictions + 1):
+        at = prediction_name(depth)
+        found |= {f"{at}.eh_proj.weight": (model.hidden, 2 * model.hidden)}
+        for part in ("enorm", "hnorm", "final_layernorm"):
+            found |= _norm(f"{at}.{part}", model.hidden, model)
+        found |= _layer(f"{at}.mtp_model_layer", model.layers + depth, model)
+    return found
+
+
+def layer_name(number: int) -> str:
+    """The name of layer `number`, from 1."""
+    return f"decoder.layers.{number - 1}"
+
+
+def prediction_name(depth: int) -> str:
+    """The name of the prediction layer that looks `depth` tokens further, from 1."""
+    return f"mtp.layers.{depth - 1}"
+
+
+def initial_weights(model: Model, seed: int, kind: dtype) -> dict[str, Tensor]:
+    """Leaf tensors of dtype `kind`, with the values that ranks begin with: rounded as they store them."""
+    drawn = {name: initial_weight(name, shape, seed) for name, shape in shapes(model).items()}
+    return {name: weight.to(model.stored).to(kind).requires_grad_() for name, weight in drawn.items()}
+
+
+def _layer(at: str, number: int, model: Model) -> Shapes:
+    found = _norm(f"{at}.input_layernorm", model.hidden, model)
+    found |= _norm(f"{at}.pre_mlp_layernorm", model.hidden, model)
+    attention = f"{at}.self_attention"
+    found |= _grouped(attention, model) if model.latent is None else _latent(attention, model, model.latent)
+    if model.softmax == "learnable":
+        found[f"{attention}.core_attention.softmax_offset"] = (model.heads,)
+    if model.experts is not None and model.has_experts(number):
+        return found | _experts(f"{at}.mlp", model, model.experts)
+    return found | _feed_forward(f"{at}.mlp", model.ffn, model)
+
+
+def _grouped(at: str, model: Model) -> Shapes:
+    mixed = model.heads * model.head
+    found = _linear(f"{at}.linear_qkv", (mixed + 2 * model.groups * model.head, model.hidden), model.qkv_bias)
+    found |= _linear(f"{at}.linear_proj", (model.hidden, mixed), model.bias)
+    if model.qk_norm:
+        found |= _norm(f"{at}.q_layernorm", model.head, model) | _norm(f"{at}.k_layernorm", model.head, model)
+    return found
+
+
+def _latent(at: str, model: Model, kind: Latent) -> Shapes:
+    query = model.heads * (kind.still + kind.turned)
+    found: Shapes = {
+        f"{at}.linear_kv_down_proj.weight": (kind.rank + kind.turned, model.hidden),
+        f"{at}.linear_kv_up_proj.weight": (model.heads * (kind.still + kind.value), kind.rank),
+        **_linear(f"{at}.linear_proj", (model.hidden, model.heads * kind.value), model.bias),
+    }
+    if kind.query_rank is None:
+        found[f"{at}.linear_q_proj.weight"] = (query, model.hidden)
+    else:
+        found[f"{at}.linear_q_down_proj.weight"] = (kind.query_rank, model.hidden)
+        found[f"{at}.linear_q_up_proj.weight"] = (query, kind.query_rank)
+    if model.qk_norm:
+        found |= _norm(f"{at}.kv_layernorm", kind.rank, model)
+        found |= {} if kind.query_rank is None else _norm(f"{at}.q_layernorm", kind.query_rank, model)
+    return found
+
+
+def _experts(at: str, model: Model, experts: Experts) -> Shapes:
+    found: Shapes = {f"{at}.router.weight": (experts.count, model.hidden)}
+    for number in range(experts.count):
+        found |= _feed_forward(f"{at}.experts.{number}", experts.ffn, model)
+    if experts.shared:
+        found |= _feed_forward(f"{at}.shared_experts", experts.shared, model)
+        found |= {f"{at}.shared_experts.gate_weight": (1, model.hidden)} if experts.shared_gate else {}
+    return found
+
+
+def _feed_forward(at: str, ffn: int, model: Model) -> Shapes:
+    up = (2 * ffn if model.gated else ffn, model.hidden)
+    return _linear(f"{at}.linear_fc1", up, model.bias) | _linear(f"{at}.linear_fc2", (model.hidden, ffn), model.bias)
+
+
+def _linear(at: str, shape: tuple[int, int], bias: bool) -> Shapes:
+    return {f"{at}.weight": shape, **({f"{at}.bias": shape[:1]} if bias else {})}
+
+
+def _norm(at: str, size: int, model: Model) -> Shapes:
+    return {f"{at}.weight": (size,), **({f"{at}.bias": (size,)} if model.normalization == "LayerNorm" else {})}
