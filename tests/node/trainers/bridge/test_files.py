@@ -29,7 +29,7 @@ def unpacked(**train: int) -> CellConfig:
 
 @pytest.fixture(autouse=True)
 def no_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package tokenizers is not installed here."""
+    """As where the package tokenizers is missing."""
     monkeypatch.setattr(files, "write_tokenizer", lambda folder, vocab: None)
 
 
