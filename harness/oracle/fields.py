@@ -138,6 +138,7 @@ HARMLESS: dict[str, tuple[str, ...]] = {
         "autocast_dtype",
         "fp32_residual_connection",
         "moe_router_dtype",
+        "logit_dtype",
         "grad_reduce_in_fp32",
         "reduce_scatter_with_fp32_accumulation",
         "param_name_patterns_for_fp32_local_accumulation",
@@ -373,9 +374,14 @@ def uncovered(built: Sequence[BuiltSeen]) -> list[tuple[str, str]]:
             if name in known:
                 if known[name].values and not _among(value, known[name].values):
                     found.add((name, value))
-            elif name not in _HARMLESS and not core.unread(name, seen.values):
+            elif name not in _HARMLESS and not core.unread(name, seen.values) and not _not_given(seen, value):
                 found.add((name, value))
     return sorted(found | set(_together(built)))
+
+
+def _not_given(seen: BuiltSeen, value: str) -> bool:
+    """Whether a value is that of an optional argument; of constructors those at their defaults are recorded too."""
+    return seen.of == "constructor" and value == "null"
 
 
 def _among(value: str, allowed: Sequence[str]) -> bool:

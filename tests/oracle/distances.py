@@ -138,15 +138,9 @@ def _layers(ranks: Sequence[RankRecord], oracle: Trained, config: CellConfig, no
     vectors = [draw(f"position-{number}", "activation", shape, config.train.seed) for number in range(PROJECTIONS)]
     for (layer, document), seen in whole.items():
         output = oracle.outputs[layer][document].double()
-        output = output[oracle_real(config, document)]
         right = [float(output.square().sum())]
         right += [float((output * vector[: len(output)].double()).sum()) for vector in vectors]
         note("layer", _off(seen, right), f"layer {layer}, document {document}")
-
-
-def oracle_real(config: CellConfig, document: int) -> slice:
-    """Ranks record a document's labels' slots only."""
-    return slice(0, config.documents_of(0)[document].length)
 
 
 def _routers(ranks: Sequence[RankRecord], oracle: Trained, note) -> None:

@@ -44,7 +44,7 @@ def test_every_field_of_the_installed_release_is_in_a_group() -> None:
 
 def test_the_tables_name_fields_of_the_installed_release_alone() -> None:
     known = set(chain.from_iterable(defaults().values()))
-    absent = {"hybrid_layer_pattern"}  # an argument of another model
+    absent = {"hybrid_layer_pattern", "logit_dtype"}  # of another model, and of a later release
     named = chain.from_iterable((*HARMLESS.values(), *NOT_MODELLED.values(), *MODELLED.values()))
     assert sorted(set(named) - known - absent) == []
 
@@ -86,6 +86,14 @@ def test_a_value_that_is_modelled_and_a_field_that_is_harmless_are_not_named() -
         activation_func="silu", tensor_model_parallel_size="2", moe_router_dtype='"fp32"', window_size="[4, 0]"
     )
     assert uncovered(given) == []
+
+
+def test_an_optional_argument_that_a_later_release_has_is_named_if_it_is_given() -> None:
+    def given(value: str) -> list[BuiltSeen]:
+        return [*model(), BuiltSeen(of="constructor", values={"brand_new": value})]
+
+    assert uncovered(given("null")) == []
+    assert uncovered(given("3")) == [("brand_new", "3")]
 
 
 def test_dropout_at_its_default_is_named() -> None:
