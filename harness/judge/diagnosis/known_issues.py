@@ -158,6 +158,14 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
         padded=True,
     ),
     KnownIssue(
+        name="Megatron-LM commit d8144e7712",
+        link=f"{_MEGATRON}/commit/d8144e7712",
+        check="ended",
+        since="0.16.0",
+        padded=True,
+        message_contains="list index out of range, at megatron/core/transformer/multi_token_prediction.py",
+    ),
+    KnownIssue(
         name="Megatron-LM issue 3643",
         link=f"{_MEGATRON}/issues/3643",
         check="ended",
