@@ -25,7 +25,7 @@ class Stream:
     mask: Tensor  # float: 1 where the label counts in the loss
     positions: Tensor  # from 0 in each segment
     documents: Tensor  # index of the document, PAD for padding
-    segments: tuple[int, ...]  # slots of each document with its padding, and of the tails of rows
+    segments: tuple[int, ...]  # slots that attend to each other: documents with their padding, tails of rows; or rows
     rows: tuple[int, ...]  # slots of each row, for the auxiliary loss per row
     shares: tuple[Tensor, ...]  # the slots that one rank routes, since the capacity of experts is per rank
     counted: Tensor  # bool: the slots that routers count
@@ -48,7 +48,10 @@ class Stream:
 def stream_of(config: CellConfig, step: int, plan: MicroBatch) -> Stream:
     """The slots of one micro-batch of a step."""
     owners = torch.tensor(plan.slot_owners(), dtype=torch.int64)
-    tokens = torch.full((plan.slots,), END if config.path.pads_with_end else PADDING)
+    rows = tuple(row.length for row in plan.rows)
+    segments = tuple(padded for _, padded in plan.segments) if plan.style.packed else rows
+    ends = config.path.pads_with_end if config.own_trainer else config.path.trained_pads_with_end
+    tokens = torch.full((plan.slots,), END if ends else PADDING)
     labels, mask = torch.full_like(tokens, PADDING), torch.zeros(plan.slots, dtype=torch.float64)
     for item in plan.placed:
         length, start = item.document.length, item.start
@@ -61,10 +64,10 @@ def stream_of(config: CellConfig, step: int, plan: MicroBatch) -> Stream:
         tokens=tokens,
         labels=labels,
         mask=mask,
-        positions=owners[:, 1],
+        positions=torch.cat([torch.arange(size) for size in segments]),
         documents=owners[:, 0],
-        segments=tuple(padded for _, padded in plan.segments),
-        rows=tuple(row.length for row in plan.rows),
+        segments=segments,
+        rows=rows,
         shares=_shares(config, plan),
         counted=owners[:, 0] != PAD if config.model.padding_mask else torch.ones(plan.slots, dtype=torch.bool),
     )

@@ -94,12 +94,13 @@ def _added(old: Prints | None, new: Prints) -> Prints:
 
 
 def _parameters(ranks: Sequence[RankRecord]) -> dict[str, dict[str, Prints]]:
-    """Name -> kind -> fingerprint of the whole tensor: the shards of tensor-parallel ranks of one replica add up."""
+    """Name -> kind -> fingerprint of the whole tensor: the shards of one replica add up."""
     found: dict[str, dict[str, Prints]] = {}
     done: set[tuple[str, int | None]] = set()
     for rank in ranks:
         for seen in rank.parameters:
-            mine = (seen.name, rank.place.tp if seen.sharded else None)
+            shard = rank.place.tp if seen.shard is None else seen.shard
+            mine = (seen.name, shard if seen.sharded else None)
             if mine in done:
                 continue
             done.add(mine)

@@ -73,6 +73,7 @@ class DataPath:
     canaries_without_effect: Mapping[str, str] = field(default_factory=dict)  # canary -> why the path cannot vary it
     loss_on_every_context_rank: bool = False  # each returns that of whole rows, so gradients and tokens count cp times
     pads_with_end: bool = False  # padding slots hold the token that ends documents, not PADDING (oracle/drawing.py)
+    trained_pads_with_end: bool = False  # likewise, with these trainers
     counted: str = "labels"  # what the loss returns the number of: labels that count, or all tokens; empty: nothing
     counts_work: bool = False  # records the number of micro-batches and the lengths of a step
     step_mean: bool = False  # its loss is the mean over a step's tokens, also without calculate_per_token_loss

@@ -131,6 +131,7 @@ OFFLINE = DataPath(
     trainers=("bridge",),
     trained=_collated_by_step,
     pads_with_end=True,
+    trained_pads_with_end=True,
     tokens_on_last_stage=True,
     canaries_without_effect={
         "padding": "upstream pads with the end-of-sentence id, which it also uses to separate documents",
@@ -176,5 +177,6 @@ LONG = DataPath(
     ),
     trainers=("bridge",),
     trained=_as_long_as_the_longest,
+    trained_pads_with_end=True,
     tokens_on_last_stage=True,
 )
