@@ -123,3 +123,11 @@ def test_layers_with_experts_follow_a_frequency_or_a_list() -> None:
     assert layers("1") == [True] * 5
     assert layers("2") == [True, False, True, False, False]  # a prediction layer is like the last one
     assert layers("[0, 0, 1, 1]") == [False, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("skip", "windowed"), [("null", [True] * 4), ("2", [True, False] * 2), ("[0, 1, 1, 0]", [False, True, True, False])]
+)
+def test_windows_leave_out_every_so_many_layers_or_those_of_a_list(skip: str, windowed: list[bool]) -> None:
+    read = Model.read(model(num_layers="4", num_attention_heads="1", window_size="[4, 0]", window_attn_skip_freq=skip))
+    assert [read.is_windowed(number) for number in range(1, 5)] == windowed

@@ -1,0 +1,139 @@
+"""Training of a cell, without Megatron: what is kept, and what it does not depend on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from harness.core.cell.config import CellConfig
+from harness.core.cell.layout import Layout
+from harness.core.packing.documents import mix
+from harness.core.run.records import BuiltSeen
+from harness.oracle.train import Trained, train
+
+MODEL = {
+    "num_layers": "2",
+    "hidden_size": "8",
+    "num_attention_heads": "2",
+    "num_query_groups": "1",
+    "ffn_hidden_size": "12",
+    "normalization": '"RMSNorm"',
+    "gated_linear_unit": "true",
+    "activation_func": "silu",
+    "add_bias_linear": "false",
+    "hidden_dropout": "0.0",
+    "attention_dropout": "0.0",
+    "calculate_per_token_loss": "true",
+}
+EXPERTS = {
+    "num_moe_experts": "3",
+    "moe_ffn_hidden_size": "4",
+    "moe_router_score_function": '"sigmoid"',
+    "moe_router_enable_expert_bias": "true",
+    "moe_router_bias_update_rate": "0.25",
+    "moe_router_load_balancing_type": '"aux_loss"',
+    "moe_aux_loss_coeff": "0.1",
+    "moe_z_loss_coeff": "0.01",
+}
+
+
+def cell(data_path: str = "reference", dp: int = 1, **more) -> CellConfig:
+    plain = CellConfig(layout=Layout(dp=dp), data_path=data_path, documents=mix("adversarial", 32, 1))
+    settings = replace(plain.train, steps=2, global_batch=8, seq_length=32, **more)
+    return replace(plain, train=settings)
+
+
+def trained(config: CellConfig, dtype: torch.dtype = torch.float64, clip: str = "0.0", **more: str) -> Trained:
+    built = [
+        BuiltSeen(of="model", values=MODEL | more),
+        BuiltSeen(of="constructor", values={"vocab_size": "128", "position_embedding_type": '"rope"'}),
+        BuiltSeen(of="optimizer", values={"lr": "0.001", "clip_grad": clip}),
+    ]
+    return train(config, built, dtype)
+
+
+def furthest(one: Trained, other: Trained, kind: str) -> float:
+    pairs = [(getattr(one.parameters[name], kind), getattr(other.parameters[name], kind)) for name in one.parameters]
+    return max(float((a - b).norm() / (b.norm() or 1.0)) for a, b in pairs)
+
+
+@pytest.mark.parametrize(("data_path", "dp"), [("unpacked", 1), ("sft", 1), ("reference", 2)])
+def test_a_dense_model_does_not_depend_on_rows_or_replicas(data_path: str, dp: int) -> None:
+    one, other = trained(cell()), trained(cell(data_path, dp))
+    for kind in ("gradient", "first_moment", "second_moment", "change", "trained"):
+        assert furthest(other, one, kind) < 1e-9, kind
+    for a, b in zip(one.steps, other.steps):
+        assert a.gradient_norm == pytest.approx(b.gradient_norm, rel=1e-12)
+        assert (a.tokens, a.divided_by) == (b.tokens, b.divided_by)
+        for document, seen in a.documents.items():
+            assert b.documents[document].loss_sum == pytest.approx(seen.loss_sum, rel=1e-12)
+            assert b.documents[document].tokens == seen.tokens
+
+
+def test_a_mean_of_means_depends_on_rows_and_is_divided_by_micro_batches() -> None:
+    means = {"calculate_per_token_loss": "false"}
+    one, other = trained(cell(), **means), trained(cell("unpacked"), **means)
+    assert furthest(other, one, "gradient") > 1e-3
+    assert other.steps[0].divided_by == 8
+
+
+def test_moments_are_of_clipped_gradients() -> None:
+    free, clipped = trained(cell()), trained(cell(), clip="0.01")
+    step = clipped.steps[0]
+    assert step.gradient_norm == pytest.approx(free.steps[0].gradient_norm, rel=1e-12)
+    assert step.clip == pytest.approx(0.01 / step.gradient_norm, rel=1e-4) != free.steps[0].clip
+    for seen in clipped.parameters.values():
+        torch.testing.assert_close(seen.first_moment, 0.1 * step.clip * seen.gradient)
+        torch.testing.assert_close(seen.second_moment, 0.001 * (step.clip * seen.gradient).square())
+
+
+def test_float32_differs_by_rounding() -> None:
+    one, other = trained(cell()), trained(cell(), torch.float32)
+    assert 1e-9 < furthest(other, one, "gradient") < 1e-5
+
+
+def test_outputs_of_layers_are_kept_by_document_without_padding() -> None:
+    config = cell("sft")
+    seen = trained(config)
+    assert sorted(seen.outputs) == [0, 1, 2]
+    lengths = {document.index: document.length for document in config.documents_of(0)}
+    assert {document: len(output) for document, output in seen.outputs[2].items()} == lengths
+
+
+def test_evaluations_come_after_their_steps_and_change_nothing() -> None:
+    plain, seen = trained(cell()), trained(cell(eval_interval=1))
+    assert sorted(seen.evaluations) == [0, 1, 2]
+    assert seen.evaluations[1].loss_sum != seen.evaluations[0].loss_sum
+    assert furthest(seen, plain, "trained") == 0.0
+
+
+def test_biases_of_experts_move_after_each_step_and_change_the_choice() -> None:
+    seen = trained(cell(), **EXPERTS)
+    taken = {layer: torch.zeros(3, dtype=torch.float64) for layer in (1, 2)}
+    for router in seen.routers:
+        taken[router.layer] += torch.tensor(router.taken, dtype=torch.float64)
+    for layer, counts in taken.items():
+        assert seen.steps[0].biases[layer] == (0.25 * (counts.mean() - counts).sign()).tolist()
+    assert seen.steps[1].biases != seen.steps[0].biases
+    still = trained(cell(), **EXPERTS | {"moe_router_bias_update_rate": "0.0"})
+    assert still.steps[0].loss_sum == seen.steps[0].loss_sum
+    assert still.steps[1].loss_sum != seen.steps[1].loss_sum
+
+
+def test_losses_of_routers_are_in_gradients_and_not_in_losses_of_documents() -> None:
+    seen = trained(cell(), **EXPERTS)
+    none = trained(cell(), **EXPERTS | {"moe_aux_loss_coeff": "0.0", "moe_z_loss_coeff": "null"})
+    assert none.steps[0].loss_sum == seen.steps[0].loss_sum
+    assert furthest(none, seen, "gradient") > 0.1
+    assert all(router.balance > 0 and router.z > 0 for router in seen.routers)
+    assert all(router.balance == router.z == 0 for router in none.routers)
+
+
+def test_experts_that_no_slot_chooses_have_no_gradient() -> None:
+    config = replace(cell(), train=replace(cell().train, global_batch=1))
+    seen = trained(config, **EXPERTS | {"num_moe_experts": "64", "moe_router_topk": "1"})
+    idle = [one for name, one in seen.parameters.items() if ".experts." in name and not one.gradient.any()]
+    assert idle
+    assert all(torch.equal(one.first_moment, torch.zeros_like(one.gradient)) for one in idle)
