@@ -84,28 +84,38 @@ def micro_loss(
     )
 
 
-def share_of_step(part: MicroLoss, stream: Stream, model: Model, *, tokens: int, micro_batches: int) -> Tensor:
-    """The part of a micro-batch in the loss of the step, a scalar.
+@dataclass(frozen=True, kw_only=True)
+class Divisors:
+    """What the losses of a micro-batch are divided by."""
 
-    `tokens`: that the step is divided by, of all replicas; `micro_batches`: of this replica times the replicas.
+    labels: int  # that count, in all replicas
+    counted: int  # tokens whose number the loss returns, by which upstream divides gradients: labels, or all tokens
+    micro_batches: int  # of this replica, times the replicas
+    step_mean: bool = False  # the data path's loss is the mean over the labels of the step, also without `per_token`
+
+
+def share_of_step(part: MicroLoss, stream: Stream, model: Model, by: Divisors) -> Tensor:
+    """The part of a micro-batch in the loss of the step, a scalar.
 
     A prediction layer's loss is the mean over the labels that remain, by prediction_weight over the number of layers;
     it counts as many tokens as the micro-batch has (process_mtp_loss). Losses of routers are means too, and count as
     many slots as they are over (TopKRouter.attach_and_log_load_balancing_loss, apply_z_loss). A loss over all replicas
     is the sum of their shares, so each share counts the slots of all; upstream's counts its own (issue 3672).
     """
-    own = stream.mask.sum().clamp(min=1).to(part.losses.dtype)
+    zero, mask = part.losses.new_zeros(()), stream.mask.sum()
     weight = model.prediction_weight / max(model.predictions, 1)
     further = [
         weight * losses.sum() / count.sum().clamp(min=1) for losses, count in zip(part.predictions, part.predicted)
     ]
-    ahead = torch.stack(further).sum() if further else part.losses.new_zeros(())
-    balance, z = (torch.stack(found).sum() if found else part.losses.new_zeros(()) for found in (part.balance, part.z))
+    ahead, balance, z = (torch.stack(found).sum() if found else zero for found in (further, part.balance, part.z))
     if model.per_token:
         slots = sum(int(other.counted.sum()) for other in part.balanced)
-        routers = slots * balance + stream.counted.sum() * z
-        return (part.losses.sum() + stream.mask.sum() * ahead + routers) / max(tokens, 1)
-    return (part.losses.sum() / own + ahead + len(part.balanced) * balance + z) / micro_batches
+        besides = (mask * ahead + slots * balance + stream.counted.sum() * z) / max(by.counted, 1)
+    else:
+        besides = (ahead + len(part.balanced) * balance + z) / by.micro_batches
+    if model.per_token or by.step_mean:
+        return part.losses.sum() / max(by.labels, 1) + besides
+    return part.losses.sum() / mask.clamp(min=1) / by.micro_batches + besides
 
 
 def taken_by_experts(routed: Sequence[Routed]) -> Tensor:

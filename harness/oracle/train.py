@@ -14,7 +14,7 @@ from harness.core.packing.arithmetic import PAD
 from harness.core.run.records import BuiltSeen, DocumentLoss
 from harness.oracle.experts import moved_bias, preferences
 from harness.oracle.fields import Model, Optimizer
-from harness.oracle.loss import MicroLoss, micro_loss, share_of_step, taken_by_experts
+from harness.oracle.loss import Divisors, MicroLoss, micro_loss, share_of_step, taken_by_experts
 from harness.oracle.model import Forward, forward
 from harness.oracle.optimizer import Adam, Schedule, clip_coefficient, gradient_norm
 from harness.oracle.rows import Stream, stream_of
@@ -61,7 +61,7 @@ class Step:
 
     documents: dict[int, DocumentLoss]
     tokens: int  # labels that count
-    divided_by: int  # tokens that gradients are divided by; of a mean of means the number of micro-batches
+    divided_by: int  # tokens by which upstream divides gradients; without per-token loss the number of micro-batches
     gradient_norm: float = 0.0  # before clipping
     clip: float = 1.0
     learning_rate: float = 0.0
@@ -151,9 +151,11 @@ class Oracle:
         """
         replicas = self.config.micro_batches(step)
         plans = [plan for replica in replicas for plan in replica]
+        path = self.config.path
         labels = sum(plan.loss_tokens for plan in plans)
-        per_token = self.model.per_token or self.config.path.step_mean
-        seen = Step(documents={}, tokens=labels, divided_by=labels if per_token else len(plans))
+        every = sum(item.document.length + 1 for plan in plans for item in plan.placed)
+        counted = every if path.counted == "tokens" else labels
+        seen = Step(documents={}, tokens=labels, divided_by=counted if self.model.per_token else len(plans))
         taken: dict[int, Tensor] = {}
         before: list[list[Tensor]] = []  # by router: preferences of earlier micro-batches over all replicas
         for number, turn in enumerate(zip_longest(*replicas)):
@@ -164,13 +166,13 @@ class Oracle:
             total = torch.zeros((), dtype=together[0][1].logits.dtype)
             for replica, stream in streams.items():
                 part = micro_loss(passes[replica], stream, self.model, self._smoothing, together, before)
-                total = total + share_of_step(
-                    part,
-                    stream,
-                    self.model,
-                    tokens=labels,
+                by = Divisors(
+                    labels=labels,
+                    counted=counted,
                     micro_batches=len(replicas[replica]) * len(replicas),
+                    step_mean=path.step_mean,
                 )
+                total = total + share_of_step(part, stream, self.model, by)
                 seen.documents |= _by_document(part.losses, stream.mask, stream, padding=False)
                 if step == 0:
                     self._keep(passes[replica], part, stream, replica, number)

@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 
 from harness.oracle.fields import Experts, Model
-from harness.oracle.loss import MicroLoss, cross_entropy, micro_loss, share_of_step
+from harness.oracle.loss import Divisors, MicroLoss, cross_entropy, micro_loss, share_of_step
 from harness.oracle.model import forward
 from harness.oracle.rows import Stream
 from harness.oracle.weights import initial_weights
 from tests.oracle.streams import stream
 
 MODEL = Model(layers=1, hidden=4, vocab=9, heads=2, groups=1, head=2, ffn=3, predictions=2, prediction_weight=0.3)
+BY = Divisors(labels=10, counted=10, micro_batches=7)
 ROUTED = Experts(count=3, chosen=2, ffn=2, balance="aux_loss", balance_weight=0.5, z_weight=0.1)
 
 
@@ -47,22 +48,34 @@ def part(rows: Stream, *replicas: Stream) -> MicroLoss:
 def test_per_token_everything_counts_as_many_tokens_as_it_is_over() -> None:
     """Of 10 tokens: 6, prediction layers as 3 labels, routers as 4 slots."""
     rows = masked(1, 1, 1, 0)
-    own = share_of_step(part(rows), rows, MODEL, tokens=10, micro_batches=7)
+    own = share_of_step(part(rows), rows, MODEL, BY)
     assert float(own) == pytest.approx((6 + 3 * 0.15 * (4 / 2 + 5) + 4 * (0.75 + 2)) / 10)
+
+
+def test_where_the_loss_returns_all_tokens_routers_are_divided_by_these() -> None:
+    rows = masked(1, 1, 1, 0)
+    own = share_of_step(part(rows), rows, MODEL, replace(BY, counted=20))
+    assert float(own) == pytest.approx(6 / 10 + (3 * 0.15 * (4 / 2 + 5) + 4 * (0.75 + 2)) / 20)
+
+
+def test_a_mean_over_the_step_is_no_mean_of_means() -> None:
+    rows = masked(1, 1, 1, 0)
+    own = share_of_step(part(rows), rows, replace(MODEL, per_token=False), replace(BY, step_mean=True))
+    assert float(own) == pytest.approx(6 / 10 + (0.15 * (4 / 2 + 5) + 0.75 + 2) / 7)
 
 
 def test_otherwise_every_micro_batch_is_a_mean_that_counts_alike() -> None:
     rows = masked(1, 1, 1, 0)
-    own = share_of_step(part(rows), rows, replace(MODEL, per_token=False), tokens=10, micro_batches=7)
+    own = share_of_step(part(rows), rows, replace(MODEL, per_token=False), BY)
     assert float(own) == pytest.approx((6 / 3 + 0.15 * (4 / 2 + 5) + 0.75 + 2) / 7)
 
 
 def test_shares_of_a_loss_over_all_replicas_count_the_slots_of_all() -> None:
     rows, other = masked(1, 1, 1, 0), stream(9, (6,))
     everywhere = part(rows, rows, other)
-    own = share_of_step(everywhere, rows, MODEL, tokens=10, micro_batches=7)
+    own = share_of_step(everywhere, rows, MODEL, BY)
     assert float(own) == pytest.approx((6 + 3 * 0.15 * 7 + 10 * 0.75 + 4 * 2) / 10)
-    own = share_of_step(everywhere, rows, replace(MODEL, per_token=False), tokens=10, micro_batches=7)
+    own = share_of_step(everywhere, rows, replace(MODEL, per_token=False), BY)
     assert float(own) == pytest.approx((2 + 0.15 * 7 + 2 * 0.75 + 2) / 7)
 
 
@@ -70,7 +83,9 @@ def test_a_micro_batch_without_labels_that_count_has_no_loss_and_divides_by_noth
     rows = masked(0, 0, 0, 0)
     empty = replace(part(rows), losses=numbers(0, 0, 0, 0), predictions=[], predicted=[], balance=[], z=[])
     for per_token in (True, False):
-        own = share_of_step(empty, rows, replace(MODEL, per_token=per_token), tokens=0, micro_batches=1)
+        own = share_of_step(
+            empty, rows, replace(MODEL, per_token=per_token), Divisors(labels=0, counted=0, micro_batches=1)
+        )
         assert float(own) == 0.0
 
 

@@ -13,7 +13,7 @@ from harness.oracle.attention import attend, frequencies, rotate
 from harness.oracle.experts import balance_loss, moved_bias, route, z_loss
 from harness.oracle.fields import Experts, Latent, Model, Rotary, Yarn
 from harness.oracle.layers import activation, feed_forward, norm
-from harness.oracle.loss import micro_loss, share_of_step
+from harness.oracle.loss import Divisors, micro_loss, share_of_step
 from harness.oracle.model import forward
 from harness.oracle.weights import initial_weights, shapes
 from tests.oracle.streams import stream
@@ -53,7 +53,7 @@ def test_gradients_are_those_of_differences(model: Model, per_token: bool) -> No
     def loss(*given: Tensor) -> Tensor:
         seen = forward(dict(zip(names, given)), model, rows, zeros)
         part = micro_loss(seen, rows, model, 0.1, [(rows, seen)], [[] for _ in seen.routed])
-        return share_of_step(part, rows, model, tokens=7, micro_batches=2)
+        return share_of_step(part, rows, model, Divisors(labels=7, counted=9, micro_batches=2))
 
     assert torch.autograd.gradcheck(loss, values, eps=1e-6, atol=1e-7, rtol=1e-6, fast_mode=True)
 
