@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from harness.core.cell.arguments import Argument, Arguments
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
 from harness.core.packing.documents import mix
@@ -87,6 +88,19 @@ def test_moments_are_of_clipped_gradients() -> None:
     for seen in clipped.parameters.values():
         torch.testing.assert_close(seen.first_moment, 0.1 * step.clip * seen.gradient)
         torch.testing.assert_close(seen.second_moment, 0.001 * (step.clip * seen.gradient).square())
+
+
+def test_rates_and_decays_follow_the_arguments_of_the_trainer_from_the_first_step() -> None:
+    """Upstream's schedule has counted no step before the first, whose rate is that where a warm-up begins."""
+    given = {"lr_warmup_iters": "2", "lr_decay_iters": "4", "lr_decay_style": "linear", "lr_warmup_init": "0.0005"}
+    words = tuple(Argument(name=name, words=(value,)) for name, value in given.items())
+    seen = trained(replace(cell(), args=Arguments(words)))
+    assert [step.learning_rate for step in seen.steps] == pytest.approx([0.0005, 0.00075])
+    assert [step.weight_decay for step in seen.steps] == [0.01, 0.01]
+    plain = trained(cell())
+    assert [step.learning_rate for step in plain.steps] == [0.001, 0.001]
+    for name, one in seen.parameters.items():
+        torch.testing.assert_close(one.change, plain.parameters[name].change / 2)
 
 
 def test_float32_differs_by_rounding() -> None:
