@@ -78,6 +78,7 @@ def test_a_mean_of_means_depends_on_rows_and_is_divided_by_micro_batches() -> No
     one, other = trained(cell(), **means), trained(cell("unpacked"), **means)
     assert furthest(other, one, "gradient") > 1e-3
     assert other.steps[0].divided_by == 8
+    assert furthest(trained(cell("unpacked", 2), **means), other, "gradient") < 1e-9  # of replicas the mean, too
 
 
 def test_moments_are_of_clipped_gradients() -> None:
