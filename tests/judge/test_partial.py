@@ -127,12 +127,24 @@ def test_a_gradient_on_which_rows_have_no_effect_is_compared() -> None:
     assert "gradients of 7 of 9 parameters" in not_compared(with_routers("sft"))
 
 
-@pytest.mark.parametrize(("factor", "found"), [(144.0, 1), (2.0, 1), (0.5, 1), (1.2, 0)])
+@pytest.mark.parametrize(("factor", "found"), [(144.0, 1), (2.0, 1), (0.2, 0), (1.2, 0)])
 def test_a_gradient_norm_is_compared_coarsely(factor: float, found: int) -> None:
     evidence = with_routers("sft", dp=2)
     for record in evidence.records.values():
         record.steps[0].grad_norm = factor * (record.steps[0].grad_norm or 0.0)
     assert len(grad_norm.check(evidence)) == found
+
+
+def test_with_more_slots_than_the_control_no_norm_is_compared() -> None:
+    evidence = with_routers("sft")
+    evidence.records[0].steps[0].grad_norm = 144.0
+    assert grad_norm.check(evidence)
+    assert evidence.control is not None
+    less = evidence.control.cell.config.train
+    fewer = replace(
+        evidence.control.cell, config=replace(evidence.control.cell.config, train=replace(less, seq_length=8))
+    )
+    assert grad_norm.check(replace(evidence, control=replace(evidence.control, cell=fewer))) == []
 
 
 def test_a_z_loss_may_outweigh_the_loss_so_no_norm_is_compared() -> None:

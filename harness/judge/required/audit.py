@@ -53,7 +53,8 @@ def not_compared(evidence: CellEvidence) -> str:
     if not evidence.same_first_step:
         parts += ["first update"] if coarse else ["gradient norm", "first update"]
     parts += ["steps after the first" if len(evidence.steps) > 1 else "trained weights"]
-    norm = f"; the gradient norm is compared to {coarse.value:.0%}" if coarse else ""
+    how = "may be larger by" if evidence.cell.config.model.router_losses else "is compared to"
+    norm = f"; the gradient norm {how} {coarse.value:.0%}" if coarse else ""
     return f"compared with nothing, since the control has other rows: {', '.join(parts)}{norm}"
 
 

@@ -1,8 +1,9 @@
 """The gradient norm before clipping equals the control's on every rank; a recognised ratio is named.
 
 A control with other rows in its micro-batches has other gradients. Then the bound of step 0 is coarse, and finds a
-factor of the layout; there is none with a z-loss, which may outweigh the loss. And the ranks are compared with each
-other: each holds the norm over all ranks.
+factor of the layout. With an auxiliary loss the norm may only be too large: losses of routers count slots, of which the
+control has more, so they may outweigh its loss. There is no bound with a z-loss, whose effect is larger still. And the
+ranks are compared with each other: each holds the norm over all ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from harness.judge.diagnosis.ratios import factors_of, ratio_name
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.stats.distance import beyond, bound_text, distance, exactly, stated
 
-_MOST_WEIGHT = 0.1  # of an auxiliary loss or of prediction layers
+_MOST_WEIGHT = 0.1  # of prediction layers
 _OTHER_ROWS = Bound(value=1 / 3, origin="clean cells whose control has other rows differ by at most 2 %")
 
 
@@ -25,11 +26,20 @@ def other_rows_bound(evidence: CellEvidence) -> Bound | None:
     """The coarse bound of a norm whose control has other rows; None if there is none."""
     config = evidence.cell.config
     moe, mtp = config.model.moe, config.model.mtp
-    balanced = moe.aux_loss_coeff if moe is not None and moe.balanced else 0.0
-    weight = max(balanced, mtp.loss_factor if mtp is not None else 0.0)
     per_token = config.options.calculate_per_token_loss or config.path.step_mean
-    unbounded = weight > _MOST_WEIGHT or config.model.drops or (moe is not None and moe.z_loss_coeff > 0)
+    unbounded = config.model.drops or (moe is not None and moe.z_loss_coeff > 0)
+    unbounded = unbounded or (mtp is not None and mtp.loss_factor > _MOST_WEIGHT)
+    unbounded = unbounded or (config.model.router_losses and not _fewer_slots(evidence))
     return _OTHER_ROWS if per_token and config.model.by_rows and not unbounded else None
+
+
+def _fewer_slots(evidence: CellEvidence) -> bool:
+    """Whether the cell's rows have at most as many slots as its control's, in step 0."""
+    cell, control = (
+        sum(truth.batch.slots for replica in one.plan[0] for truth in replica)
+        for one in (evidence, evidence.control or evidence)
+    )
+    return cell <= control
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
@@ -57,6 +67,8 @@ def _against(
         for record, seen in evidence.step_records(step):
             found = seen.grad_norm
             seen_any |= found is not None
+            if coarse and evidence.cell.config.model.router_losses and found is not None and found <= right:
+                continue
             if found is not None and math.isfinite(found) and beyond(distance(found, right, bound), bound):
                 wrong.append((step, record.rank, record.place.pp, found, right, bound))
         if step in evidence.finished_steps and not seen_any:
