@@ -105,8 +105,22 @@ def test_what_else_depends_on_rows() -> None:
         replace(balanced(), tied=True),
     ):
         assert not apart_from_rows(replace(config, model=model), name)
-    per_batch = replace(config.options, calculate_per_token_loss=False)
-    assert not apart_from_rows(replace(config, model=balanced(), options=per_batch), name)
+
+
+def test_nothing_is_compared_where_cell_or_control_divides_by_each_micro_batch() -> None:
+    evidence = with_routers("sft")
+    assert evidence.control is not None and evidence.comparable("output_layer.weight")
+    own, its = evidence.cell, evidence.control.cell
+    per_batch = replace(own.config.options, calculate_per_token_loss=False)
+    cell = replace(own, config=replace(own.config, options=per_batch))
+    control = replace(its, config=replace(its.config, options=per_batch))
+    for changed in (
+        replace(evidence, cell=cell),
+        replace(evidence, control=replace(evidence.control, cell=control)),
+    ):
+        assert not changed.comparable("output_layer.weight")
+        changed.records[0].steps[0].grad_norm = 144.0
+        assert grad_norm.check(changed) == []
 
 
 def broken(parameter: str) -> CellEvidence:

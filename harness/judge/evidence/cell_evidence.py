@@ -131,7 +131,15 @@ class CellEvidence:
 
     def comparable(self, parameter: str) -> bool:
         """Whether the gradient of a parameter at step 0 may be compared with the control's."""
-        return self.same_rows or (self.control is not None and apart_from_rows(self.cell.config, parameter))
+        return self.same_rows or (self.by_step and apart_from_rows(self.cell.config, parameter))
+
+    @property
+    def by_step(self) -> bool:
+        """Whether cell and control both divide gradients by a number of the step, not of each micro-batch."""
+        configs = [one.cell.config for one in (self, self.control) if one is not None]
+        return len(configs) == 2 and all(
+            config.options.calculate_per_token_loss or config.path.step_mean for config in configs
+        )
 
     @cached_property
     def compared(self) -> list[str]:
@@ -362,8 +370,6 @@ def apart_from_rows(config: CellConfig, parameter: str) -> bool:
     """
     model = config.model
     if model.moe is None or model.mtp is not None or model.drops:
-        return False
-    if not (config.options.calculate_per_token_loss or config.path.step_mean):
         return False
     if not model.router_losses:
         return True

@@ -26,11 +26,10 @@ def other_rows_bound(evidence: CellEvidence) -> Bound | None:
     """The coarse bound of a norm whose control has other rows; None if there is none."""
     config = evidence.cell.config
     moe, mtp = config.model.moe, config.model.mtp
-    per_token = config.options.calculate_per_token_loss or config.path.step_mean
     unbounded = config.model.drops or (moe is not None and moe.z_loss_coeff > 0)
     unbounded = unbounded or (mtp is not None and mtp.loss_factor > _MOST_WEIGHT)
     unbounded = unbounded or (config.model.router_losses and not _fewer_slots(evidence))
-    return _OTHER_ROWS if per_token and config.model.by_rows and not unbounded else None
+    return _OTHER_ROWS if evidence.by_step and config.model.by_rows and not unbounded else None
 
 
 def _fewer_slots(evidence: CellEvidence) -> bool:
