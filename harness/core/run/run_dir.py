@@ -151,7 +151,7 @@ def text_of(path: Path) -> str:
 
 
 def temporary_beside(path: Path) -> Path:
-    """A name beside a file of a run that nobody can know before, to be created exclusively (mode "x").
+    """A name beside a file of a run that cannot be guessed, to be created exclusively (mode "x").
 
     The folder is made if it is missing. LinkError as for `refuse_links`.
     """
