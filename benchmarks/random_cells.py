@@ -152,6 +152,7 @@ KNOWN = (
         what="latent attention splits compressed queries and keys over the global tensor-parallel group",
         has=lambda row: row["tp"] > 1 and row.get("groups") == "explicit" and row.get("model.mla") is not None,
         check="ended",
+        says="in the training leg, step 0, micro-batch 0, forward",
     ),
     Known(
         what="latent attention crops values that are wider than keys in packed rows",
