@@ -27,12 +27,18 @@ matrix:
   layout: [{tp: 2, pp: 1, cp: 1}]
   packing: sft
 """
+LONG = ONE.replace("steps: 2", "steps: 100")  # a cell does not end before what a test does to its node
 RUN = ("run", "one.yaml", "--cluster", "slurm-lab")
 
 
 @pytest.fixture
 def cluster(lab: SlurmLab, tmp_path: Path) -> Cluster:
     return Cluster(lab, tmp_path, ONE)
+
+
+@pytest.fixture
+def long_cluster(lab: SlurmLab, tmp_path: Path) -> Cluster:
+    return Cluster(lab, tmp_path, LONG)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +67,7 @@ def test_without_accounting_cells_pass(plain_lab: SlurmLab, tmp_path: Path) -> N
 
 
 def test_without_accounting_a_job_that_dies_silently_is_noticed(plain_lab: SlurmLab, tmp_path: Path) -> None:
-    cluster = Cluster(plain_lab, tmp_path, ONE)
+    cluster = Cluster(plain_lab, tmp_path, LONG)
     launcher = cluster.start(*RUN)
     cluster.until_a_cell_starts(2)
     cluster.kill_agents()
@@ -92,34 +98,36 @@ def test_slurmctld_may_restart_during_a_run(cluster: Cluster) -> None:
     assert all_pass(cluster)
 
 
-def test_cells_of_a_node_set_down_by_hand_run_again_elsewhere(cluster: Cluster) -> None:
-    launcher = cluster.start(*RUN)
-    node = cluster.until_a_cell_starts(2)
-    cluster.lab.output("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+def test_cells_of_a_node_set_down_by_hand_run_again_elsewhere(long_cluster: Cluster) -> None:
+    launcher = long_cluster.start(*RUN)
+    node = long_cluster.until_a_cell_starts(2)
+    long_cluster.lab.output("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
     try:
         output, _ = launcher.communicate(timeout=HUNG_S)
     finally:
-        cluster.lab.output("scontrol", "update", f"nodename={node}", "state=resume")
+        long_cluster.lab.output("scontrol", "update", f"nodename={node}", "state=resume")
     assert launcher.returncode == 0, output
-    again = [event for event in read_lines(cluster.directory / "events.jsonl") if event["event"] == "retry"]
+    again = [event for event in read_lines(long_cluster.directory / "events.jsonl") if event["event"] == "retry"]
     assert "1n2r" in {event["allocation"]["array"].partition("-")[0] for event in again}
     assert all(f"NODE_FAIL on {node}" in event["why"] for event in again)  # the control may have been there too
-    outcomes = {cell.layout.world_size: cell.outcome for cell in cluster.report().cells}
+    outcomes = {cell.layout.world_size: cell.outcome for cell in long_cluster.report().cells}
     assert outcomes[2] is Outcome.FLAKY
 
 
-def test_a_preempted_job_continues_after_its_requeue(cluster: Cluster) -> None:
+def test_a_preempted_job_continues_after_its_requeue(long_cluster: Cluster) -> None:
     profile = (CLUSTERS / "slurm-lab.yaml").read_text().replace("partition: main", "partition: low\nrequeue: true")
-    (cluster.folder / "low.yaml").write_text(profile)
-    launcher = cluster.start("run", "one.yaml", "--cluster", "./low.yaml")
-    cluster.until_a_cell_starts(2)
-    cluster.lab.output("sbatch", "--partition=high", "--nodes=4", "--exclusive", "--wrap=true")
+    (long_cluster.folder / "low.yaml").write_text(profile)
+    launcher = long_cluster.start("run", "one.yaml", "--cluster", "./low.yaml")
+    long_cluster.until_a_cell_starts(2)
+    long_cluster.lab.output("sbatch", "--partition=high", "--nodes=4", "--exclusive", "--wrap=true")
     output, _ = launcher.communicate(timeout=HUNG_S)
     assert launcher.returncode == 0, output
-    report = cluster.report()
+    report = long_cluster.report()
     assert {cell.outcome for cell in report.cells} <= {Outcome.PASS, Outcome.FLAKY}
     assert report.counts[Outcome.FLAKY] >= 1, "what the first start did not finish ran as a second attempt"
-    states = cluster.lab.output("sacct", "-D", "-n", "-X", "-P", "-o", "State", "-j", ",".join(cluster.jobs().values()))
+    states = long_cluster.lab.output(
+        "sacct", "-D", "-n", "-X", "-P", "-o", "State", "-j", ",".join(long_cluster.jobs().values())
+    )
     assert "PREEMPTED" in states.split()
 
 
