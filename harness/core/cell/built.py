@@ -32,6 +32,11 @@ HARMLESS: dict[str, tuple[str, ...]] = {
         "hybrid_layer_pattern",  # cut into the stages of the layout
         "parallel_output",
     ),
+    "it says how a data path makes rows, which ranks compare with the packing plan": (
+        "sequence_packing_scheduler",
+        "max_seqlen_per_dp_cp_rank",
+        "create_attention_mask_in_dataloader",
+    ),
     "it says what backward computes again, or keeps elsewhere meanwhile": (
         "recompute_granularity",
         "recompute_method",
@@ -82,6 +87,7 @@ HARMLESS: dict[str, tuple[str, ...]] = {
         "flash_decode",
         "deterministic_mode",
         "mla_down_proj_fusion",
+        "apply_dsa_kernel_fusion",
         "moe_permute_fusion",
         "moe_router_fusion",
         "moe_grouped_gemm",
@@ -182,6 +188,7 @@ HARMLESS: dict[str, tuple[str, ...]] = {
     ),
     "it is a detail of what is off, and the switch itself is compared": (
         "rope_scaling_factor",
+        "actual_vocab_size",  # of layers that route by token ids, moe_n_hash_layers
         "data_parallel_sharding_strategy",
         "outer_dp_sharding_strategy",
         "optimizer_offload_fraction",
