@@ -164,8 +164,13 @@ class MtpConfig:
     """Multi-token prediction: layers after the last one that predict tokens further ahead."""
 
     layers: int = _count(1, "Tokens predicted beyond the next one.", le=64, upstream="mtp_num_layers")
-    loss_factor: float = _factor(0.1, "Weight of their mean loss.", upstream="mtp_loss_scaling_factor")
-
+    loss_factor: float = setting(
+        0.1,
+        doc="Weight of their mean loss; with 0 they would have no gradients to compare.",
+        gt=0,
+        le=1e6,
+        upstream="mtp_loss_scaling_factor",
+    )
     stage: int | None = _count(None, "Pipeline stage that reads batches for them; null: the last.", ge=0, le=4_096)
 
     def __str__(self) -> str:
