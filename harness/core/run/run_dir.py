@@ -45,9 +45,14 @@ _ROOTS: set[str] = set()  # absolute paths of the runs that this process has nam
 _PLAIN: set[str] = set()  # folders of them that are reached without a link
 
 
+def has_safe_characters(name: str) -> bool:
+    """Whether a name has only characters that the name of a file or a folder of a run may have."""
+    return _SAFE.fullmatch(name) is not None
+
+
 def path_component(name: str) -> str:
     """The name itself; InputError if it cannot be one path component inside the run directory."""
-    if not _SAFE.fullmatch(name) or len(name) > MOST_CHARACTERS:
+    if not has_safe_characters(name) or len(name) > MOST_CHARACTERS:
         raise InputError(
             f"{name!r} cannot name a file: use 1 to {MOST_CHARACTERS} letters, digits, '.', '_', '-', "
             "a letter or digit first"

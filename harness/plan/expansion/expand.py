@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Generic, TypeVar
 
@@ -14,7 +14,7 @@ from harness.core.cell.attention import KERNELS
 from harness.core.cell.axes import always
 from harness.core.cell.config import CellConfig
 from harness.core.cell.identity import cell_id
-from harness.core.run.run_dir import MOST_CHARACTERS
+from harness.core.run.run_dir import MOST_CHARACTERS, has_safe_characters
 from harness.core.run.run_plan import Expansion, MayReject, PlannedCell, RejectedCell, XFail
 from harness.core.stack import DEFAULT
 from harness.plan.expansion.apply_rules import apply_rules
@@ -66,14 +66,20 @@ def expand(matrix: Matrix, more_rules: tuple[Rule[CellConfig], ...] = (), begin:
     planned = paired_cells(planned, matrix.base, problems) if matrix.base else planned
     known.check_used(allowed, rejected, problems)
     lacking.check_used(allowed, rejected, problems)
-    _check_lengths(planned, problems)
+    _check_ids(planned, problems)
     problems.raise_any()
     excluded = dict(combinations.excluded)
     return Expansion(cells=tuple(planned), rejected=tuple(rejected), excluded=excluded, selection=selection)
 
 
-def _check_lengths(cells: Iterable[PlannedCell], problems: Problems) -> None:
-    """Adds a problem for the cell with the longest id, if it is too long for the folder that it names."""
+def _check_ids(cells: Sequence[PlannedCell], problems: Problems) -> None:
+    """Adds a problem for the first id that cannot name a folder, and for the longest if it is too long for one."""
+    unsafe = next((cell for cell in cells if not has_safe_characters(cell.id)), None)
+    if unsafe is not None:
+        allowed = "letters, digits, '.', '_', '-', a letter or digit first"
+        hint = "a value of an axis has other characters in its name: choose another value"
+        message = "the id of a cell cannot name its folder"
+        problems.add_at(unsafe.line, ("matrix",), message, found=unsafe.id, allowed=allowed, hint=hint)
     longest = max(cells, key=lambda cell: len(cell.id), default=None)
     if longest is None or len(longest.id) <= MOST_CHARACTERS:
         return

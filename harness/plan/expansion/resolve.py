@@ -147,7 +147,7 @@ class Resolver:
 def _named(key: str, value: Any) -> str:
     """A part of a variant: `layers8`, `moe4x2`, `nomoe`."""
     if key in PARTS:
-        return f"no{key}" if value is None else str(value)
+        return f"no{key}" if value is None else re.sub(r"[^A-Za-z0-9._-]", "", str(value))
     if key == "as_gpt":
         return "gpt" if value else "hybrid"
     return pattern_name(value) if key == "pattern" else f"{key}{_text(value)}"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from harness.core.cell.identity import cell_name
 from harness.core.cell.model import MlaConfig, MoeConfig, MtpConfig
+from harness.core.data_paths.table import DATA_PATHS
+from harness.core.run.run_dir import path_component
 from harness.plan.schema.json_schema import json_schema
 from tests.plan.helpers import expand_axes, matrix_of, names, problems_of
 
@@ -44,6 +47,7 @@ def test_long_names_of_megatron_are_accepted_inside_the_parts() -> None:
         ({"moe": {"experts": 2, "num_experts": 2}}, "given twice"),
         ({"moe": 4}, "model.moe: must be a mapping"),
         ({"mtp": {"layers": 0}}, "model.mtp.layers: must be at least 1"),
+        ({"mtp": {"loss_factor": 0}}, "model.mtp.loss_factor: must be above 0"),
         ({"mla": {"qk_pos_emb_head_dim": 3}}, "rotary positions need an even size, and 3 is odd"),
         ({"pattern": "*-"}, "model.layers: pattern '*-' has 2 layers, and layers is 4"),
         ({"pattern": "*-*X"}, "model.pattern: 'X' is no layer; use *, G, M, -, E, and | between stages"),
@@ -85,6 +89,21 @@ def test_axes_of_parts_take_mappings_and_null_and_name_the_cells() -> None:
         "tp1-pp1-cp1-reference-moe4x2-aux_loss-mtp1",
     ]
     assert [cell.axes["model.moe"] for cell in made.cells if cell.role == "cell"][::2] == ["none", "moe4x2-aux_loss"]
+
+
+def test_every_legal_number_of_experts_makes_an_id_that_names_a_file() -> None:
+    number = [{"z_loss_coeff": 1e6, "capacity_factor": 1e6}, {"z_loss_coeff": 1e-6, "capacity_factor": 0.01}]
+    made = expand_axes({**AXES, "model.moe": number})
+    assert all(path_component(cell.id) for cell in made.cells)
+    assert names(made) == ["tp1-pp1-cp1-reference-moe4x2-z1e06-cap1e06", "tp1-pp1-cp1-reference-moe4x2-z1e-06-cap0.01"]
+
+
+def test_an_id_that_names_no_file_is_a_problem_of_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the data path of a plug-in with such a name would make it."""
+    monkeypatch.setitem(DATA_PATHS, "a/b", replace(DATA_PATHS["reference"], name="a/b"))
+    (problem,) = problems_of(matrix={"packing": "a/b"})
+    assert problem.message == "the id of a cell cannot name its folder"
+    assert "a/b" in problem.found
 
 
 def test_the_name_of_a_cell_shows_a_part_that_an_axis_removes() -> None:
