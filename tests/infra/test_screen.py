@@ -58,7 +58,7 @@ def test_outside_ci_lines_are_not_escaped(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_secrets_of_the_environment_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOME_TOKEN", SECRET)
+    monkeypatch.setenv("API_TOKEN", SECRET)
     assert screen.shown(f"KeyError: {SECRET}") == "KeyError: ***"
 
 

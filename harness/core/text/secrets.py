@@ -4,6 +4,10 @@ A secret is known by its name (a variable DB_PASSWORD, a header Authorization, a
 shape (a GitHub token, a JSON web token, a private key), by its place (user and password of a URL, the path of a chat
 webhook), or by its value, when the caller knows it from the environment. No matched value spans a quote, a backslash or
 a space, so redacted JSON, YAML, HTML or XML stays well-formed.
+
+Names are of two kinds. DB_PASSWORD and hf_token mean nothing but a secret: any value of theirs is hidden, except plain
+words where a sentence may go on ("--hf-token requires a value"). input_key, max_token and third_pass may mean anything:
+only values that look drawn at random are hidden, since no ordinary word does.
 """
 
 from __future__ import annotations
@@ -17,8 +21,6 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 HIDDEN = "***"
 NAMES = "PASSWORD, SECRET, TOKEN, KEY, CREDENTIAL, AUTH, COOKIE and the like"  # for messages
-# What follows an option in messages about it, where a command line has its value.
-_SENTENCE = frozenset(("and", "cannot", "has", "in", "is", "may", "must", "needs", "not", "or", "was", "would"))
 _LEAST_VALUE = 8  # characters of an environment variable's value; shorter ones occur by chance
 
 # Names are judged by their whole parts: DB_PASSWD has two, apiKey too. Only what ends no other word may have more
@@ -28,9 +30,9 @@ _ENDINGS = (
     *("ACCESSKEY", "SECRETKEY", "PRIVATEKEY", "ACCESSTOKEN", "APITOKEN", "AUTHTOKEN", "REFRESHTOKEN"),
 )
 _ANYWHERE = frozenset(("AUTHORIZATION", "COOKIE", "COOKIES", "WEBHOOK"))
-# These words are secret as the last part, the noun that the other parts are about: HF_TOKEN, but token-dispatcher-type.
+# The last part, the noun that the other parts are about; such a name may mean a secret: token-dispatcher-type cannot.
 _NOUNS = frozenset(("PASS", "PWD", "TOKEN", "KEY", "AUTH", "SIGNATURE"))
-# Beside a noun these make it secret at any place: AWS_ACCESS_KEY_ID, GITHUB_TOKEN_CI, TOKEN_GITHUB.
+# Beside a noun these make it certain, at any place: AWS_ACCESS_KEY_ID, GITHUB_TOKEN_CI, TOKEN_GITHUB.
 _OF_ACCESS = frozenset(
     (
         *("ACCESS", "API", "AUTH", "BEARER", "BOT", "DEPLOY", "ENCRYPTION", "OAUTH", "PRIVATE", "REFRESH", "SECRET"),
@@ -38,33 +40,18 @@ _OF_ACCESS = frozenset(
         *("HUB", "HUGGINGFACE", "NGC", "NPM", "OPENAI", "PYPI", "SLACK", "WANDB"),
     )
 )
-# Before a noun these make it a token of a vocabulary, a pass over data, or the key of a mapping or an attention head.
-_OF_DATA = frozenset(
-    (
-        *(
-            "BACKWARD",
-            "BOS",
-            "BREAK",
-            "CACHE",
-            "CLASS",
-            "CLS",
-            "CONFIG",
-            "END",
-            "EOD",
-            "EOS",
-            "FIRST",
-            "FORWARD",
-            "GHOST",
-        ),
-        *("HEAD", "IMAGE", "LABEL", "LAST", "LENGTH", "MASK", "MIDDLE", "NEXT", "PAD", "PADDING", "PARENT", "PER"),
-        *("PREFIX", "PROMPT", "QUERY", "REVERSE", "SEP", "SORT", "SPECIAL", "START", "STOP", "SUFFIX", "UNK", "VALID"),
-        "VIDEO",
-    )
-)
-_UNAMBIGUOUS = re.compile(
-    r"(?i:passw|passphrase|secret|credential|cookie|^(?:token|auth|authorization|apikey)$)|[_.-]|[a-z][A-Z]"
-)
+# Certain as the whole name of an option, a URL's parameter or a variable: --token, AUTH; but "token=the" is a text's.
+_WHOLE = frozenset(("TOKEN", "AUTH"))
 _PARAMETERS = frozenset(("SIG", "CODE", "JWT"))  # secret in URL queries, in addition to the names above
+
+# Words, also joined ones (created_at, don't), and numbers that are too short for a secret.
+_PLAIN_WORDS = re.compile(r"[A-Z]?[a-z]{0,15}(?:[_.'-][A-Z]?[a-z]{0,15})*|\d{1,5}")
+_SMALL = re.compile(r"\d{1,4}")
+_DRAWN = 8  # characters; a part of a value that has as many and is no ordinary word looks drawn at random
+_ORDINARY = re.compile(
+    r"[a-z]{0,20}(?:[A-Z]{1,15}[a-z]{2,20})*[A-Z]{0,15}\d*|0x[0-9a-f]+"
+)  # GPTModel, fusedNorm2, 0000100
+_LOOK_BACK = 500  # characters before an option `-u` that may name its program
 
 _BREAK = r"\s\"'<>\\"  # characters that end a value in any of the formats
 _USERINFO = re.compile(rf"://(?P<user>[^{_BREAK}/]*)@|://(?P<odd>[^{_BREAK}/:@]*:(?!\d+/)[^{_BREAK}]{{1,200}})@")
@@ -82,7 +69,7 @@ _HEADER = re.compile(
     r"(?i)(?<![\w-])((?:proxy-)?authorization|(?:set-)?cookie|\w[\w-]{0,39}-(?:key|token|secret|auth|password))"
     r"( ?: ?)(?!\*\*\*)((?:(?:bearer|basic|token|negotiate|digest) +)?[^\s\"'<>\\]+)"
 )
-_BEARER = re.compile(r"(?i)\b(bearer +)[A-Za-z0-9._~+/=-]{8,}")
+_BEARER = re.compile(r"(?i)\b(bearer +)([A-Za-z0-9._~+/=-]{8,})")
 _KEY_BEGINS, _KEY_ENDS = re.compile(r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----"), "PRIVATE KEY-----"
 _PRIVATE_KEY = re.compile(r"-----BEGIN ([A-Z ]{0,30}PRIVATE KEY)-----[^\"'<>]*?(?:-----END \1-----|(?=[\"'<>])|\Z)")
 _SHAPES = re.compile(
@@ -113,20 +100,47 @@ _SHAPE_SIGNS = (
 
 @cache
 def is_secret_name(name: str) -> bool:
-    """Whether a variable, option or key of this name holds a secret: DB_PASSWD, HF_TOKEN, apiKey, X-Auth."""
-    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
-    parts = [part.rstrip("0123456789") for part in re.split(r"[^A-Z0-9]+", spaced.upper())]
-    parts = [part for part in parts if part]
-    if not parts or parts in (["PWD"], ["OLD", "PWD"]):
-        return False
+    """Whether a variable, option or key of this name holds a secret, whatever its value: DB_PASSWD, apiKey."""
+    parts = _parts(name)
     if any(part.endswith(_ENDINGS) or part in _ANYWHERE for part in parts):
         return True
     for before, part, after in zip(["", *parts], parts, [*parts[1:], ""]):
         if part in _NOUNS and {before, after} & _OF_ACCESS:
             return True
-    if parts[-1] == "API":
+    if parts[-1:] == ["API"]:
         return parts[0] in _OF_ACCESS
-    return parts[-1] in _NOUNS and _OF_DATA.isdisjoint(parts[-2:-1])
+    if len(parts) == 1 and parts[0] in _WHOLE:
+        return name.isupper() or name.startswith("--")
+    if name[:2] in ("X-", "x-") and parts[-1:] and parts[-1] in _NOUNS:  # headers of HTTP
+        return True
+    # MYSQL_PWD and SMTP_PASS are chosen by people and need not look drawn; a third_pass is one over data.
+    return len(parts) > 1 and (parts[-1] == "PWD" != parts[0] != "OLD" or (parts[-1] == "PASS" and name.isupper()))
+
+
+@cache
+def _may_be_secret(name: str) -> bool:
+    return _parts(name)[-1:] != ["PWD"] and not _NOUNS.isdisjoint(_parts(name)[-1:])
+
+
+def _parts(name: str) -> list[str]:
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    parts = [part.rstrip("0123456789") for part in re.split(r"[^A-Z0-9]+", spaced.upper())]
+    return [part for part in parts if part]
+
+
+def _is_secret(name: str, value: str, *, spoken: bool = False) -> bool:
+    """Whether the value of this name is to be hidden. `spoken`: a sentence about the name may go on with it."""
+    if value in ("", HIDDEN) or value.startswith(("$", "`")):
+        return False
+    value = value.rstrip(".,;:!?)]}")
+    if is_secret_name(name):
+        return not (_PLAIN_WORDS if spoken else _SMALL).fullmatch(value)
+    return _may_be_secret(name) and _looks_drawn(value)
+
+
+def _looks_drawn(value: str) -> bool:
+    """Whether letters and digits are mixed as no word, number or identifier mixes them."""
+    return any(len(part) >= _DRAWN and not _ORDINARY.fullmatch(part) for part in re.split(r"[^A-Za-z0-9]+", value))
 
 
 def redacted(text: str, values: Iterable[str] = ()) -> str:
@@ -143,12 +157,12 @@ def redacted(text: str, values: Iterable[str] = ()) -> str:
         text = _ASSIGNED.sub(_without_assigned, _PARAMETER.sub(_without_parameter, text))
     if ":" in text:
         text = _HEADER.sub(_without_header, _QUOTED.sub(_without_quoted, text))
-    if " -" in text:
+    if "--" in text or "-u " in text:
         text = _OPTION.sub(_without_option, text)
     if "PRIVATE KEY" in text:
         text = _PRIVATE_KEY.sub(HIDDEN, text)
     if "earer" in text or "EARER" in text:
-        text = _BEARER.sub(rf"\1{HIDDEN}", text)
+        text = _BEARER.sub(_without_bearer, text)
     return _SHAPES.sub(HIDDEN, text) if any(sign in text for sign in _SHAPE_SIGNS) else text
 
 
@@ -165,7 +179,7 @@ def ends_in_key(text: str) -> bool:
 
 def secret_values(environment: Mapping[str, str]) -> tuple[str, ...]:
     """The values of variables with secret names, longest first, since one may contain another."""
-    found = {value for name, value in environment.items() if is_secret_name(name) and _is_value(value)}
+    found = {value for name, value in environment.items() if _is_secret(name, value) and _is_value(value)}
     return tuple(sorted(found, key=lambda value: (-len(value), value)))
 
 
@@ -216,13 +230,8 @@ def _walked(value: Any, known: tuple[str, ...]) -> Any:
 
 
 def _named(key: Any, item: Any, known: tuple[str, ...]) -> Any:
-    hidden = isinstance(item, str) and item and isinstance(key, str) and _is_unambiguous(key) and is_secret_name(key)
-    return HIDDEN if hidden and not item.startswith("$") else _walked(item, known)
-
-
-def _is_unambiguous(name: str) -> bool:
-    """Whether a secret name cannot mean something else: `token=5` is a position in a document, tiktoken a package."""
-    return name.isupper() or _UNAMBIGUOUS.search(name) is not None
+    hidden = isinstance(item, str) and isinstance(key, str) and _is_secret(key, item)
+    return HIDDEN if hidden else _walked(item, known)
 
 
 def _is_value(value: str) -> bool:
@@ -240,37 +249,43 @@ def _without_user(match: re.Match[str]) -> str:
 
 def _without_parameter(match: re.Match[str]) -> str:
     sign, name, value = match.groups()
-    secret = is_secret_name(name) or name.upper() in _PARAMETERS
-    return f"{sign}{name}={HIDDEN}" if secret and not value.startswith("$") else match[0]
+    place = name.upper() in _PARAMETERS or _may_be_secret(name)
+    secret = _is_secret(f"--{name}", value) or (place and value[0] != "$" and not _PLAIN_WORDS.fullmatch(value))
+    return f"{sign}{name}={HIDDEN}" if secret else match[0]
 
 
 def _without_assigned(match: re.Match[str]) -> str:
     """Hides the value of NAME=value and --name=value."""
     dashes, name, value = match.groups()
-    reference = value.strip("\"'").startswith(("$", "`"))
-    certain = dashes or (_is_unambiguous(name) and not value.rstrip(":.)").isdigit())
-    if not certain or reference or not is_secret_name(name):
+    if not _is_secret(f"{dashes}{name}", value.strip("\"'")):
         return match[0]
     quote = value[0] if value[0] in "\"'" else ""
     return f"{dashes}{name}={quote}{HIDDEN}{quote}"
 
 
 def _without_option(match: re.Match[str]) -> str:
-    """Hides the value of `--password VALUE` and of curl's `-u USER:PASSWORD`."""
+    """Hides the value of `--password VALUE` and of curl's `-u USER:PASSWORD`, which is another option elsewhere."""
     name, space, value = match.groups()
-    secret = ":" in value if name in ("-u", "--user") else is_secret_name(name)
-    return f"{name}{space}{HIDDEN}" if secret and value not in (HIDDEN, *_SENTENCE) else match[0]
+    if name in ("-u", "--user"):
+        line = match.string[max(match.start() - _LOOK_BACK, 0) : match.start()].rpartition("\n")[2]
+        password = value.partition(":")[2]
+        secret = bool(password) and ("curl" in line or _looks_drawn(password))
+    else:
+        secret = _is_secret(name, value, spoken=True)
+    return f"{name}{space}{HIDDEN}" if secret else match[0]
 
 
 def _without_header(match: re.Match[str]) -> str:
     """Hides the value of `X-Api-Key: value`."""
-    name, colon, _ = match.groups()
-    return f"{name}{colon}{HIDDEN}" if is_secret_name(name) else match[0]
+    name, colon, value = match.groups()
+    return f"{name}{colon}{HIDDEN}" if _is_secret(name, value.split()[-1], spoken=True) else match[0]
+
+
+def _without_bearer(match: re.Match[str]) -> str:
+    return match[0] if _PLAIN_WORDS.fullmatch(match[2].rstrip(".")) else f"{match[1]}{HIDDEN}"
 
 
 def _without_quoted(match: re.Match[str]) -> str:
     """Hides the value of `"password": "value"`, as JSON and Python write it."""
     quote, name, colon, other, value = match.groups()
-    if not _is_unambiguous(name) or value.startswith("$") or not is_secret_name(name):
-        return match[0]
-    return f"{quote}{name}{quote}{colon}{other}{HIDDEN}{other}"
+    return f"{quote}{name}{quote}{colon}{other}{HIDDEN}{other}" if _is_secret(name, value) else match[0]

@@ -195,7 +195,7 @@ def _check_secrets(values: Any, problems: Problems) -> None:
     for name, value in env.items() if isinstance(env, Mapping) else ():
         if isinstance(name, str) and is_secret_name(name):
             problems.add(("env", name), f"names a secret ({NAMES}), which must not be in a job file", hint=SECRET_HINT)
-        elif isinstance(value, str) and holds_secret(value):
+        elif isinstance(value, str) and (holds_secret(value) or holds_secret(f"{name}={value}")):
             problems.add(("env", name), "holds a secret, which must not be in a job file", hint=SECRET_HINT)
     for key in ("setup", "sbatch_flags", "srun_flags", "sbatch-flags", "srun-flags"):
         entries = values.get(key)

@@ -185,7 +185,7 @@ def _check_secrets(layer: StackLayer, at: KeyPath, problems: Problems) -> None:
             problems.add(
                 (*at, "env", name), f"names a secret ({NAMES}); others can read run directories", hint=_INHERITED
             )
-        elif holds_secret(value):
+        elif holds_secret(value) or holds_secret(f"{name}={value}"):
             problems.add((*at, "env", name), "holds a secret; others can read run directories", hint=_INHERITED)
         elif not value.isprintable():
             problems.add((*at, "env", name), "must be one line of text, without control characters")

@@ -45,6 +45,7 @@ HELD = [
     f"--export=ALL,WANDB_API_KEY={VALUE}",
     f"--token={VALUE}",
     f"tool --password {VALUE} run",
+    f"--password {VALUE}",
     f"curl -u me:{VALUE} https://example.org",
     f"curl -H 'Authorization: Bearer {VALUE}'",
     f"Authorization: Basic {VALUE}",
@@ -115,17 +116,19 @@ def test_serialised_texts_stay_well_formed(text: str) -> None:
 def test_names_are_read_by_their_parts() -> None:
     secret = ["DB_PASS", "PGPASSWD", "MYCREDENTIAL", "AUTH", "HF_TOKEN", "apiKey", "X-Auth", "PASSWORD2", "MYSQL_PWD"]
     secret += ["AWS_SECRET_ACCESS_KEY", "OPENAI_API", "SESSION_COOKIE", "github_token", "NETRC_CREDENTIALS"]
-    secret += ["--wandb-api-key", "AWS_ACCESS_KEY_ID", "TOKEN_GITHUB", "HF_TOKEN_CI", "KEY", "SLACK_WEBHOOK_URL"]
+    secret += ["--wandb-api-key", "AWS_ACCESS_KEY_ID", "TOKEN_GITHUB", "HF_TOKEN_CI", "--token", "SLACK_WEBHOOK_URL"]
     assert [name for name in secret if not is_secret_name(name)] == []
     plain = ["PWD", "OLDPWD", "PATH", "AUTHOR", "TOKENIZERS_PARALLELISM", "MAX_TOKENS", "BYPASS", "RAPID", "KEYS", ""]
     plain += ["wckey", "--wckey", "tiktoken-pattern", "moe_token_dispatcher_type", "use-gigatoken", "turkey", "monkey"]
     plain += ["fim-eod-token", "rl-skip-bos-token", "forward_pass", "num_key_heads"]
+    plain += ["input_key", "max_token", "third_pass", "by_pass", "func_signature", "token"]
     plain += ["num_sms_dispatch_api", "seq_length_key", "key_hidden_size", "auth_enabled"]
     assert [name for name in plain if is_secret_name(name)] == []
 
 
 def test_values_of_the_environment_are_secret_wherever_they_occur() -> None:
-    environment = {"HF_TOKEN": "word-of-mine", "A_KEY": "short", "PATH": "/usr/bin:/bin", "B_KEY": "word-of-mine-too"}
+    environment = {"HF_TOKEN": "word-of-mine", "A_KEY": "short", "PATH": "/usr/bin:/bin", "DB_PASS": "word-of-mine-too"}
+    environment |= {"INPUT_KEY": "question-and-answer"}
     known = secret_values(environment)
     assert known == ("word-of-mine-too", "word-of-mine")
     assert redacted("KeyError: word-of-mine-too or word-of-mine", known) == "KeyError: *** or ***"
@@ -170,9 +173,16 @@ def test_long_hostile_texts_are_searched_in_one_pass() -> None:
         "-----BEGIN PRIVATE KEY-----",
         "x-",
         "eyJ",
+        "--key aA",
+        "-u a:b ",
+        "curl -u a:b ",
+        "x_key=aAaA.aA",
     ):
         text = piece * (300_000 // len(piece)) + " :=/ -PRIVATE KEY bearer ://"
         assert redacted(text)
+        assert redacted(
+            f"--x-key {text[:299_000].replace(' ', 'a')}%1 --password {text[:299_000].replace(' ', '.')}%1 "
+        )
 
 
 @cache
@@ -201,7 +211,7 @@ def _flags_of_upstream() -> tuple[str, ...]:
     ],
 )
 def test_no_flag_of_upstream_is_taken_for_a_secret(said: str) -> None:
-    """A new flag with an ordinary word that looks like a secret's fails here: `_OF_DATA` is then short of a word."""
+    """A flag's name may look like a secret's (`--eod-token`); the ordinary word that is its value does not."""
     flags = _flags_of_upstream()
     assert len(flags) > 500
     texts = [
@@ -211,6 +221,62 @@ def test_no_flag_of_upstream_is_taken_for_a_secret(said: str) -> None:
     assert [(text, redacted(text)) for text in texts if redacted(text) != text] == []
 
 
-@pytest.mark.parametrize("text", ["--wandb-api-key cannot be passed on", "argument --special-tokens-key is not known"])
-def test_a_sentence_about_a_secret_option_is_shown_whole(text: str) -> None:
+# Names of which only the value says whether they hold a secret, and what such names hold in datasets, models and logs.
+DOUBTFUL = ["input_key", "reward_fn_key", "state_dict_key", "max_token", "new-token", "func_signature", "third_pass"]
+DOUBTFUL += ["by_pass", "unexpected_key", "group-key", "attention-key", "first_auth", "KEY", "token", "ANSWER_KEY"]
+ORDINARY = ["question", "data_source", "layers.csv", "decoder.layers.0.weight", "4096", "off", "mp_rank_00"]
+ORDINARY += [
+    "iter_0000100",
+    "GPTModel",
+    "fusedAttention2",
+    "float8_e4m3fn",
+    "0x7f3a12b4c8d0",
+    "lambda",
+    "a/b.json",
+    "head",
+]
+CERTAIN = ["hf_token", "wandb-api-key", "password", "DB_PASSWORD", "client_secret", "SMTP_PASS", "apiKey"]
+DRAWN = ["a1B2c3D4e5", "0f3d9c1e7b5a4d2f8e6c", "123e4567-e89b-12d3-a456-426614174000", "dXNlcjpwYXNzd29yZA=="]
+ASSIGNED = ["{name}={value}", "{name}='{value}'", '{{"{name}": "{value}"}}', "--{name}={value}", "f(x, {name}={value})"]
+
+
+@pytest.mark.parametrize("name", DOUBTFUL)
+@pytest.mark.parametrize("said", [*ASSIGNED, "--{name} {value}", "{name}: {value}", "KeyError: '{name}': '{value}'"])
+def test_a_name_of_many_meanings_hides_no_ordinary_word(name: str, said: str) -> None:
+    if name == "token" and said.startswith("--"):
+        return  # an option of this name alone has one meaning
+    for value in ORDINARY:
+        text = said.format(name=name, value=value)
+        assert redacted(text) == text
+        assert without_secrets({name: value}) == {name: value}
+        assert secret_values({name: value}) == ()
+
+
+@pytest.mark.parametrize("name", DOUBTFUL)
+@pytest.mark.parametrize("said", ASSIGNED)
+def test_a_name_of_many_meanings_hides_what_looks_drawn(name: str, said: str) -> None:
+    for value in DRAWN:
+        assert value not in redacted(said.format(name=name, value=value))
+
+
+@pytest.mark.parametrize("name", CERTAIN)
+@pytest.mark.parametrize("said", ASSIGNED)
+def test_a_name_of_one_meaning_hides_any_value(name: str, said: str) -> None:
+    for value in ("swordfish", "hunter2", "correct-horse-battery", *DRAWN):
+        assert value not in redacted(said.format(name=name, value=value))
+
+
+@pytest.mark.parametrize("name", ["--hf-token", "--wandb-api-key", "--password", "--token", "X-Api-Key:", "bearer"])
+@pytest.mark.parametrize(
+    "after", ["cannot be passed on", "requires a value", "wants 1 argument", "authentication failed.", "already given;"]
+)
+def test_a_sentence_about_a_secret_is_shown_whole(name: str, after: str) -> None:
+    for text in (f"{name} {after}", f"error: argument {name} {after}", f"unknown {name}\n{after}"):
+        assert redacted(text) == text
+    assert HIDDEN in redacted(f"{name} {VALUE} {after}")
+
+
+@pytest.mark.parametrize("text", ["python -u train.py:3", "torchrun -u host:port", "docker run --user 1000:1000 image"])
+def test_a_user_and_password_are_an_option_of_curl(text: str) -> None:
     assert redacted(text) == text
+    assert redacted("curl --user me:swordfish host") == "curl --user *** host"
