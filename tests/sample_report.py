@@ -10,7 +10,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.cell.identity import cell_id
 from harness.core.cell.layout import Layout
 from harness.core.cell.timing import GpuState
-from harness.core.outcomes import Finding, Lane, LaneVerdict, Outcome, Rejection, Severity
+from harness.core.outcomes import Finding, KnownFailure, Lane, LaneVerdict, Outcome, Rejection, Severity
 from harness.core.packing.documents import adversarial_mix
 from harness.core.tolerances import Bound, NoiseFloor
 from harness.judge.report.model import (
@@ -22,6 +22,7 @@ from harness.judge.report.model import (
     ReportCell,
     ReportRejected,
     Throughput,
+    Weight,
 )
 
 STEPS = 4
@@ -181,6 +182,7 @@ def _cell(spec: _Spec, steps: int = STEPS, **changes: Any) -> ReportCell:
             "isolation": "ran" if spec.path != "unpacked" else "no micro-batch holds two documents",
             "padding": "ran",
         },
+        evidence=Weight(records=spec.layout.world_size, legs=6, steps=steps, numbers=1415 * spec.layout.world_size),
         line=12,
     )
     return replace(base, **changes)
@@ -291,7 +293,8 @@ def _known_failure() -> ReportCell:
         bound=64,
     )
     reason = "fixed upstream in 0.18.2 (https://github.com/NVIDIA/Megatron-LM/issues/4092)"
-    return replace(cell, outcome=Outcome.XFAIL, lanes=lanes("fail"), findings=[finding], ranks=differs, reason=reason)
+    known = {"outcome": Outcome.XFAIL, "known": KnownFailure.EXPECTED, "reason": reason}
+    return replace(cell, lanes=lanes("fail"), findings=[finding], ranks=differs, **known)
 
 
 def _undecided() -> ReportCell:
@@ -305,6 +308,7 @@ def _undecided() -> ReportCell:
         curve=LossCurve(),
         throughput=Throughput(),
         attempts=2,
+        evidence=Weight(),
         reason="node n17 was lost (NODE_FAIL) in both attempts; no rank left a record",
     )
 
@@ -409,7 +413,8 @@ def big_report(cells: int = 100, steps: int = 50, *, failing: int | None = 7) ->
     failure = _metadata_failure()
     built = []
     for index, spec in enumerate(specs[:cells]):
-        cell = _cell(spec, steps, role="control" if index in (0, 14) else "cell")
+        control = None if index in (0, 14) else cell_id(specs[0].config)
+        cell = _cell(spec, steps, role="cell" if control else "control", control=control)
         if failing is not None and index % failing == failing - 1:
             ranks = [replace(view, state="missing", cu_seqlens=None) if view.place.pp else view for view in cell.ranks]
             changes = {"findings": failure.findings, "failure": failure.failure, "lanes": failure.lanes}

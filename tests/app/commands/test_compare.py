@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from harness.app.cli import main
-from harness.core.outcomes import Finding, Lane, LaneVerdict, Outcome
-from harness.judge.report.model import Report
+from harness.core.outcomes import Finding, KnownFailure, Lane, LaneVerdict, Outcome
+from harness.judge.report.model import RankView, Report, Weight
 from harness.judge.report.render_json import render_json
-from tests.sample_report import passing_report
-from tests.two_runs import changed, decided, earlier_report, later_report
+from tests.sample_report import lanes, passing_report
+from tests.two_runs import cell_of, changed, decided, earlier_report, later_report
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +55,14 @@ PASSED, FAILED = "tp1-pp1-cp1-sft", "tp1-pp2-cp2-reference"
 ERROR = Finding(lane=Lane.NUMERICS, check="loss", message="m")
 
 
+def _weight(**changes: Any) -> Weight:
+    return replace(cell_of(earlier_report(), PASSED).evidence, **changes)
+
+
+def _rank(report: Report, **changes: Any) -> RankView:
+    return replace(cell_of(report, PASSED).ranks[0], **changes)
+
+
 def _with(report: Report, name: str, **changes: Any) -> Report:
     return decided(changed(report, name, **changes))
 
@@ -67,11 +75,34 @@ def _with(report: Report, name: str, **changes: Any) -> Report:
         (lambda one: replace(one, counts={**one.counts, Outcome.FAIL: 0}), "its counts have 0 FAIL, its cells"),
         (lambda one: replace(one, cells=one.cells[1:]), "PASS, its cells"),
         (lambda one: replace(one, verdict="pass"), "its verdict is pass, but of its cells fail follows"),
-        (lambda one: _with(one, PASSED, lanes={Lane.NUMERICS: LaneVerdict.FAIL}), "is PASS, but lane numerics failed"),
+        (lambda one: _with(one, PASSED, lanes=lanes(numerics="fail")), "is PASS, but lane numerics failed"),
         (lambda one: _with(one, PASSED, findings=[ERROR]), "is PASS, but check loss of lane numerics found an error"),
         (lambda one: _with(one, FAILED, outcome=Outcome.PASS), "is PASS, but lane"),
-        (lambda one: _with(one, PASSED, lanes=dict.fromkeys(Lane, LaneVerdict.SKIP)), "PASS, but no lane was judged"),
-        (lambda one: _with(one, FAILED, lanes={Lane.NUMERICS: LaneVerdict.PASS}), "is FAIL, but no lane failed"),
+        (lambda one: _with(one, PASSED, lanes=dict.fromkeys(Lane, LaneVerdict.SKIP)), "lane metadata was not judged"),
+        (lambda one: _with(one, PASSED, lanes=lanes(numerics="skip")), "lane numerics is skip, with 4 steps"),
+        (lambda one: _with(one, PASSED, lanes=lanes(numerics="partial")), "is partial, and not compared: nothing"),
+        (lambda one: _with(one, PASSED, evidence=_weight(not_compared="steps")), "is pass, and not compared: steps"),
+        (lambda one: _with(one, PASSED, evidence=_weight(records=0)), "it has 1 ranks and 0 records, its layout 1"),
+        (lambda one: _with(one, PASSED, evidence=_weight(legs=0)), "no leg of it was completed"),
+        (lambda one: _with(one, PASSED, evidence=_weight(numbers=0)), "is pass, with 4 steps and 0 numbers"),
+        (lambda one: _with(one, PASSED, evidence=_weight(steps=0)), "is pass, with 0 steps"),
+        (lambda one: _with(one, PASSED, ranks=[]), "it has 0 ranks and 1 records, its layout 1"),
+        (lambda one: _with(one, PASSED, ranks=[_rank(one, state="missing")]), "its packed params are missing"),
+        (lambda one: _with(one, PASSED, ranks=[_rank(one, ended="crashed")]), "rank 0 crashed"),
+        (lambda one: _with(one, PASSED, axes={"tp": 4}), "its layout has tp 1, its axes 4"),
+        (lambda one: _with(one, PASSED, control="tp1-gone"), "its control, cell tp1-gone, is not in the report"),
+        (lambda one: _with(one, PASSED, id="tp1-pp1-cp1-sft-deadbeef"), "its command runs cell tp1-pp1-cp1-sft-"),
+        (lambda one: _with(one, PASSED, attempts=0), "it had 0 attempts"),
+        (lambda one: _with(one, PASSED, outcome=Outcome.FLAKY), "is FLAKY, but it had 1 attempts"),
+        (lambda one: _with(one, PASSED, outcome=Outcome.XPASS), "is XPASS, but of a known failure it is none"),
+        (lambda one: _with(one, PASSED, known=KnownFailure.PASSES), "is PASS, but of a known failure it is passes"),
+        (lambda one: _with(one, PASSED, fault="seam"), "its faults are [], those of its cells ['seam']"),
+        (
+            lambda one: replace(one, faults=["seam"], rejected=[], counts={**one.counts, Outcome.REJECTED: 0}),
+            "['seam']",
+        ),
+        (lambda one: _with(one, FAILED, lanes=lanes()), "is FAIL, but no lane failed"),
+        (lambda one: _with(one, FAILED, lanes={Lane.NUMERICS: LaneVerdict.FAIL}), "it has no lane metadata"),
         (lambda one: _with(one, FAILED, findings=[]), "is FAIL, but lane numerics failed without a finding"),
     ],
 )

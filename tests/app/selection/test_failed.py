@@ -10,7 +10,7 @@ import pytest
 
 from harness.app.selection.failed import failed_cells
 from harness.core.errors import InputError
-from harness.core.outcomes import Outcome, verdict_of
+from harness.core.outcomes import KnownFailure, Outcome, verdict_of
 from harness.judge.report.render_json import render_json
 from tests.sample_report import sample_report
 
@@ -20,7 +20,11 @@ def _run(parent: Path, run_id: str, outcomes: dict[str, Outcome]) -> None:
     like = {cell.outcome: cell for cell in report.cells}
     passed = like[Outcome.PASS]
     made = ((name, outcome, like.get(outcome, passed)) for name, outcome in outcomes.items())
-    cells = [replace(cell, id=name, outcome=outcome) for name, outcome, cell in made]
+    known = {Outcome.XFAIL: KnownFailure.EXPECTED, Outcome.XPASS: KnownFailure.PASSES}
+    cells = [
+        replace(cell, id=name, outcome=outcome, control=None, reproduce="", known=known.get(outcome, KnownFailure.NONE))
+        for name, outcome, cell in made
+    ]
     counts = Counter(outcomes.values())
     verdict = verdict_of(counts, report.problems)
     report = replace(report, cells=cells, rejected=[], counts=counts, verdict=verdict)
