@@ -91,6 +91,8 @@ def read_profile(path: Path) -> ClusterProfile:
         known = sum(name in KEYS for name in names)
         if not known or 2 * known < len(names):
             raise InputError(_no_profile(path, "it is no mapping of keys of a profile", None))
+        if source.values.get("kind") not in ("local", "slurm"):  # files of other programs have kinds and names, too
+            raise InputError(_no_profile(path, "kind must be local or slurm", source.lines.get(("kind",))))
     refuse_secrets(source.values, environment_secrets(), file=source.file, lines=source.lines)
     return load_profile(source.values, file=source.file, lines=source.lines)
 

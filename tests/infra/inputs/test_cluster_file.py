@@ -137,6 +137,8 @@ def test_a_template_is_a_name_or_a_path_beside_the_profile(tmp_path: Path) -> No
         "[user]\n\tcanary-7f3a = canary-7f3a\n",
         '{"canary-7f3a": 1, "canary-7f3a": 2}\n',
         "kind: canary-7f3a\ncanary-7f3a: canary-7f3a\nmetadata: {}\ndata: {canary-7f3a: canary-7f3a}\n",
+        "name: ci\nkind: pipeline\nsetup: canary-7f3a\ntime: canary-7f3a\nconstraint: {x: canary-7f3a}\n",
+        "name: ci\nsetup: canary-7f3a\ntime: canary-7f3a\n",
         "-----BEGIN canary-7f3a-----\ncanary-7f3a\n-----END canary-7f3a-----\n",
     ],
 )
