@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.plan.jobs.slurm_flags import Command, problem_of_flag, problem_of_variable, problems_of_line
+from harness.plan.jobs.slurm_flags import Command, overriding, problem_of_flag, problem_of_variable, problems_of_line
 
 AGENTS = "it can start a second agent on a node"
 CORES = "it binds the agent of a node"
@@ -26,6 +26,10 @@ GPUS = "it hides GPUs from the agent of a node"
         (["--gpus-per-task=1", "--gpus-per-t=1", "--gpus-per-socket=1", "--gpu-bind=closest"], GPUS),
         (["--tres-bind=gres/gpu:single:1", "--tres-per-task=gres/gpu:1"], GPUS),
         (["--cpus-per-task=2", "-c2"], "write cpus_per_task"),
+        (["--extra-node-info=1:1:1", "--extra-n=1", "-B 1:1"], CORES),
+        (["--gres-flags=enforce-binding", "--gres-f=enforce-binding"], "to the cores beside some GPUs"),
+        (["--export=NONE", "--export=NIL", "--export=PATH", "--export"], "the environment that the job file sets"),
+        (["--help", "-h", "--usage", "--version", "-V"], "it starts nothing"),
     ],
 )  # fmt: skip
 def test_what_starts_a_second_agent_or_takes_cores_or_gpus_from_the_first_is_refused_in_every_spelling(
@@ -48,7 +52,13 @@ def test_what_starts_a_second_agent_or_takes_cores_or_gpus_from_the_first_is_ref
         ("--exclusive", FEWER),
         ("--cpus-per-gpu=1", FEWER),
         ("--threads-per-core=1", FEWER),
-        ("-B1", FEWER),
+        ("--core-spec=2", FEWER),
+        ("-S2", FEWER),
+        ("--thread-spec=1", FEWER),
+        ("--time=1", "as long as the job"),
+        ("-t1", "as long as the job"),
+        ("--hold", "as long as the job"),
+        ("--output=x", "the harness sets it"),
         ("--nodelist=n1", "the agents run on all nodes of the job"),
         ("--multi-prog", "the harness sets it"),
     ],
@@ -76,7 +86,10 @@ def test_flags_of_sbatch_that_leave_the_agents_alone_may_be_set(flag: str) -> No
     assert problem_of_flag("sbatch", flag) is None
 
 
-@pytest.mark.parametrize("flag", ["-l", "--switches 1", "--Label", "label", "-w n1", ""])
+@pytest.mark.parametrize(
+    "flag",
+    ["-l", "--switches 1", "--Label", "label", "-w n1", ""] + ["--mpi=none --ntasks=16", "--mpi=none -n16"],
+)
 def test_another_flag_that_is_not_one_word_is_refused(flag: str) -> None:
     assert problem_of_flag("sbatch", flag) == ("must be one flag with its value", "write --name or --name=value")
 
@@ -90,6 +103,10 @@ def test_another_flag_that_is_not_one_word_is_refused(flag: str) -> None:
         ("SLURM_CPU_BIND", "cores", "--cpu-bind"),
         ("SRUN_CPUS_PER_TASK", "1", "--cpus-per-task"),
         ("SLURM_HINT", "nomultithread", "--hint"),
+        ("SLURM_STEP_GRES", "gpu:1", "--gres"),
+        ("SLURM_CORE_SPEC", "2", "--core-spec"),
+        ("SLURM_THREAD_SPEC", "1", "--thread-spec"),
+        ("SLURM_EXPORT_ENV", "NONE", "--export"),
     ],
 )
 def test_a_variable_from_which_srun_reads_such_a_flag_is_refused(name: str, value: str, flag: str) -> None:
@@ -111,3 +128,11 @@ def test_a_variable_from_which_srun_reads_such_a_flag_is_refused(name: str, valu
 def test_other_variables_may_be_set(name: str, value: str) -> None:
     assert problem_of_variable(name, value) is None
     assert problems_of_line(f"export {name}={value}; unset SLURM_NTASKS") == []
+
+
+@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"])
+def test_a_variable_that_hides_gpus_is_refused_in_a_profile(name: str) -> None:
+    problem = problem_of_variable(name, "0")
+    assert problem and problem[0] == f"{name} cannot be set here" and GPUS in problem[1]
+    assert problems_of_line(f"export {name}=0") == [problem]
+    assert overriding({name: "0"}, "") == []  # Slurm sets it in the job
