@@ -63,6 +63,9 @@ PLACES = """() => [...document.querySelectorAll(".grid td")].map((place) => {
   const bottom = place.getBoundingClientRect().bottom;
   return [...place.querySelectorAll(".square")].map((node) => bottom - node.getBoundingClientRect().bottom);
 })"""
+# Boxes of tables, and the navigation, that are narrower than what they hold.
+CUT_OFF = """(names) => names.flatMap((name) => [...document.querySelectorAll(name)])
+  .filter((node) => node.scrollWidth > node.clientWidth + 1).map((node) => node.getAttribute("aria-label") || "nav")"""
 OPEN_ALL = "() => document.querySelectorAll('details').forEach((node) => { node.open = true; })"
 
 
@@ -274,6 +277,23 @@ def test_tables_are_sorted_by_value(browser: Browser, files: dict[str, Path]) ->
 def test_without_scripts_there_is_no_filter(browser: Browser, files: dict[str, Path]) -> None:
     view = open_view(browser, files["sample"], java_script_enabled=False)
     assert view.page.locator("button, input, select").count() == 0
+    view.page.context.close()
+
+
+@pytest.mark.parametrize("scheme, width", VIEWS)
+def test_a_cell_that_is_compared_in_part_pushes_no_column_out_of_sight(
+    browser: Browser, tmp_path: Path, scheme: str, width: int
+) -> None:
+    report = sample_report()
+    why = "compared with nothing, since the control has other rows: gradients, gradient norm, first update, later steps"
+    weight = replace(report.cells[1].evidence, not_compared=f"{why}; the gradient norm is compared to 25%")
+    cells = [replace(cell, evidence=weight) for cell in report.cells]
+    (tmp_path / "report.html").write_text(render_html(replace(report, cells=cells)), encoding="utf-8")
+    view = open_view(browser, tmp_path / "report.html", scheme, width)
+    boxes = ["#cells .scroll", "#provenance .scroll", "#rejected .scroll", "nav .wrap"]
+    boxes += ["#throughput .scroll"] if width < 640 else []  # ten columns, which a wide window scrolls
+    assert view.page.evaluate(CUT_OFF, boxes) == []
+    assert view.page.evaluate(LOW_CONTRAST)["low"] == []
     view.page.context.close()
 
 
