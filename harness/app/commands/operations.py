@@ -1,4 +1,4 @@
-"""`harness explain RUN CELL --operations`: runs a cell and its control again, and compares the operations of one layer.
+"""`harness explain RUN CELL --operations`: trains a cell and its control again, and compares a layer's operations.
 
 The run is RUN/operations/CELL/layer-N, on this machine, in the stack that the cell had, at its commits.
 """
@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.app.pipeline import judge_run, launch, plan_run
+from harness.app.pipeline.local_run import refuse_changed_code
 from harness.app.selection.cells import matching, select
 from harness.app.selection.find_run import find_run
 from harness.core.cell.config import CellConfig
@@ -45,7 +46,9 @@ def explain_operations(name: str, pattern: str, run_parent: Path, *, layer: int 
     cell, control = _cell_and_control(plan, pattern)
     number = _layer(directory, plan, cell, layer)
     folder = directory.root / "operations" / cell.id / f"layer-{number}"
-    say(f"running {cell.id} and its control, to record the operations of layer {number}")
+    ready = {name: stack for name, stack in plan.stacks.items() if name == cell.config.stack}
+    refuse_changed_code(directory, ready, "restore it: operations of other code do not explain this run")
+    say(f"training {cell.id} and its control again, to observe the forward passes of layer {number}")
     run = _run(directory, folder, plan, (control, cell), number)
     compared = _compared(run, plan, cell, control)
     if as_json:

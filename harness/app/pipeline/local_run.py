@@ -20,6 +20,7 @@ from harness.core.run.events import RunStopped
 from harness.core.run.journal import note
 from harness.core.run.run_dir import MOST_TOGETHER, RunDir, refuse_links_below, write_atomic, write_json
 from harness.core.run.run_plan import PlannedCell, RunPlan
+from harness.core.stack import ReadyStack
 from harness.core.text.counts import counted
 from harness.infra import screen
 from harness.infra.agent_ahead import AgentAhead, agent_ahead
@@ -79,17 +80,16 @@ def resume(directory: RunDir, plan: RunPlan, options: FinalizeOptions, *, errors
         wanted = _without_result(directory, plan) | (_errors(directory, plan) if errors else set())
         again = with_partners(plan.expansion.cells, wanted)
         if again:
-            _same_code(directory, plan)
+            refuse_changed_code(directory, plan.stacks, _MOVED)
         attempts = _new_attempts(directory, [cell for cell in plan.expansion.cells if cell.id in again])
         screen.out(f"running {len(again)} of {len(plan.expansion.cells)} cells")
         enough = bool(attempts) and _launch(directory, plan, _of(plan, attempts), attempts, options)
     return _judge(directory, plan, options, enough=enough)
 
 
-def _same_code(directory: RunDir, plan: RunPlan) -> None:
+def refuse_changed_code(directory: RunDir, stacks: Mapping[str, ReadyStack], hint: str) -> None:
     """InputError when a stack's code has changed since the run's first cells."""
-    moved = [Problem(message=change, file=str(directory.root), hint=_MOVED) for change in moved_since(plan.stacks)]
-    if moved:
+    if moved := [Problem(message=change, file=str(directory.root), hint=hint) for change in moved_since(stacks)]:
         raise InputError(moved)
 
 

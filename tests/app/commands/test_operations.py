@@ -14,10 +14,13 @@ from harness.app.commands.selftest import plan_faults
 from harness.app.pipeline import plan_run
 from harness.core.cell.identity import cell_id
 from harness.core.errors import InputError
-from harness.core.run.run_dir import RunDir
+from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import Expansion
+from harness.core.stack import Checkout, ReadyStack, Stack
+from harness.infra.runs.evidence_files import read_plan
 from harness.plan.faults import FAULTS, FaultSpec
 from tests.app.runs import simulated_run
+from tests.infra.stacks.test_checkout import repository
 
 
 def _planned(folder: Path, fault: str) -> tuple[RunDir, FaultSpec]:
@@ -66,3 +69,14 @@ def test_without_a_finding_that_names_a_layer_the_user_must_name_one(tmp_path: P
     run = simulated_run(tmp_path)
     with pytest.raises(InputError, match=r"no finding of .* names a layer.*--layer"):
         explain_operations(str(run.root), "*-sft", tmp_path, layer=None, as_json=False)
+
+
+def test_a_working_tree_that_has_changed_since_the_run_is_refused(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path / "runs")
+    source = repository(tmp_path / "source")
+    checkout = Checkout(package="megatron-lm", repository=str(source), ref="")
+    ready = ReadyStack(requested=Stack(name="default", checkouts=(checkout,)), commits={"megatron-lm": "0" * 40})
+    write_json(run.plan, replace(read_plan(run), stacks={"default": ready}))
+    with pytest.raises(InputError, match=r"megatron-lm in .* changed from 0{40} to .*do not explain this run"):
+        explain_operations(str(run.root), "*-sft", tmp_path, layer=1, as_json=False)
+    assert not (run.root / "operations").exists()
