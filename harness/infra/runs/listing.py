@@ -24,6 +24,7 @@ class ListedRun:
     verdict: str = ""  # of a finished run
     faults: list[str] = field(default_factory=list)  # that were injected into a finished run
     counts: dict[str, int] = field(default_factory=dict)  # outcome -> cells of a finished run, those above 0
+    partial: int = 0  # of the cells that passed, those of which some numbers were compared with nothing
     cells: int = 0  # folders of cells of a run that has not finished
     ended: int = 0  # of these, with a result
 
@@ -32,7 +33,8 @@ class ListedRun:
         """E.g. "PASS: 42 PASS, 1 REJECTED", or "3 of 7 cells have ended"."""
         if self.state == "finished":
             note = " (fault injected)" if self.faults else ""
-            counts = ", ".join(f"{count} {name}" for name, count in self.counts.items())
+            notes = {"PASS": f" ({self.partial} in part)"} if self.partial else {}
+            counts = ", ".join(f"{count} {name}{notes.get(name, '')}" for name, count in self.counts.items())
             return f"{self.verdict.upper()}{note}: {counts}"
         return f"{self.ended} of {self.cells} cells have ended"
 
@@ -57,11 +59,19 @@ def listed(run: RunDir) -> tuple[ListedRun, dict[str, Any] | None]:
     if not running and (report := _report(run)):
         counts = {str(name): int(count) for name, count in report["counts"].items() if count}
         faults = list(map(str, report.get("faults") or ()))
-        found = ListedRun(state="finished", verdict=str(report["verdict"]), counts=counts, faults=faults, **base)
-        return found, report
+        partial = sum(map(_in_part, report.get("cells") or ()))
+        verdict = str(report["verdict"])
+        return ListedRun(
+            state="finished", verdict=verdict, counts=counts, partial=partial, faults=faults, **base
+        ), report
     ended = Counter(any(cell.glob("attempt-*/result.json")) for cell in run.cells())
     state = "running" if running else "interrupted"
     return ListedRun(state=state, cells=ended.total(), ended=ended[True], **base), None
+
+
+def _in_part(cell: Any) -> bool:
+    lanes = cell.get("lanes") if isinstance(cell, dict) and cell.get("outcome") == "PASS" else None
+    return isinstance(lanes, dict) and "partial" in lanes.values()
 
 
 def _report(run: RunDir) -> dict[str, Any] | None:
