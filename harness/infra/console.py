@@ -14,7 +14,7 @@ from harness.core.outcomes import Lane, LaneVerdict, Outcome
 from harness.core.text.counts import counted
 from harness.core.text.durations import duration
 from harness.infra.screen import VIEW, broken, guarded, log, shown
-from harness.judge.report.model import Report, ReportCell, ReportRejected, Since
+from harness.judge.report.model import ChangeKind, Report, ReportCell, ReportRejected, Since
 from harness.judge.report.summaries import place_text
 
 if TYPE_CHECKING:
@@ -102,6 +102,8 @@ def _print_durations(console: Console, cells: Sequence[ReportCell]) -> None:
 def _print_since(console: Console, since: Since) -> None:
     _print(console, since.text, "bold")
     for cell in since.cells:
+        if cell.change is ChangeKind.FIXED and not VIEW.verbose:
+            continue  # counted above; the report has them
         _print(console, f"  {cell.change}  {cell.id}: {cell.text}")
 
 

@@ -18,7 +18,7 @@ from harness.infra.console import print_problems, print_report
 from harness.infra.html.report import render_html
 from harness.infra.progress import Progress
 from harness.infra.time_left import Expected
-from harness.judge.report.model import Report
+from harness.judge.report.model import CellSince, ChangeKind, Report, Since
 from tests.judge.checks.numerics.test_ended import IN_CODE, _cut_off_all
 from tests.judge.simulator import config_of, evidence_for, the_only_finding
 from tests.sample_report import hostile_report, passing_report, sample_report
@@ -104,6 +104,19 @@ def test_counts_line_up_with_the_total() -> None:
     progress.start(120)
     progress.cell_finished("a", "rejected", 0.0)
     assert stream.getvalue() == "[  1/120] rejected a 0.0 s\n"
+
+
+def test_between_a_failure_and_the_verdict_no_fixed_cells_are_listed() -> None:
+    report, stream = sample_report(), io.StringIO()
+    change = {"since": "s", "since_run": "r", "good": "", "good_run": ""}
+    cells = [
+        CellSince(id=cell.id, change=kind, **change)
+        for cell, kind in zip(report.cells, (ChangeKind.FIXED, ChangeKind.STILL_FAILING))
+    ]
+    print_report(replace(report, since=Since(run_id="r", started="s", cells=cells)), [], stream)
+    said = stream.getvalue()
+    assert "1 fixed, 1 still failing" in said and f"still failing  {report.cells[1].id}" in said
+    assert f"fixed  {report.cells[0].id}" not in said
 
 
 @pytest.mark.parametrize(("name", "value"), [("FORCE_COLOR", "1"), ("TTY_COMPATIBLE", "1")])

@@ -95,7 +95,9 @@ def _cell(report: Report, cell: ReportCell, now: Point, past: Past | None, previ
     if fails and past.green:
         return _cell_since(cell, ChangeKind.NEWLY_FAILING, now, past.last, moved(past.last, now))
     if fails:
-        return _cell_since(cell, ChangeKind.STILL_FAILING, past.first, past.before, moved(past.before, past.first))
+        since_last = [f"since the last run: {text}" for text in moved(past.last, now)]
+        between = [*moved(past.before, past.first), *since_last]
+        return _cell_since(cell, ChangeKind.STILL_FAILING, past.first, past.before, between)
     if not past.green and cell.outcome in ACCEPTED:
         return _cell_since(cell, ChangeKind.FIXED, past.first, past.before, moved(past.last, now))
     return None

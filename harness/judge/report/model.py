@@ -215,7 +215,7 @@ class CellSince:
     since_run: str
     good: str  # start of the last run before that failure; empty: none is known
     good_run: str
-    between: list[str] = field(default_factory=list)  # what changed in its stack when it broke or was fixed
+    between: list[str] = field(default_factory=list)  # what changed in its stack when it broke, was fixed, or last
 
     @property
     def text(self) -> str:

@@ -56,7 +56,7 @@ def test_the_report_tells_what_changed_since_yesterday(tmp_path: Path, history: 
     assert {cell.id.rpartition("-")[0]: (cell.change, cell.between) for cell in since.cells} == {
         "tp2-pp4-cp1-sft": ("newly failing", ["megatron-core 0.19.1 -> 0.19.2"]),
         "tp2-pp2-cp1-sft": ("fixed", ["megatron-core 0.19.1 -> 0.19.2"]),
-        "tp1-pp2-cp2-reference": ("still failing", []),
+        "tp1-pp2-cp2-reference": ("still failing", ["since the last run: megatron-core 0.19.1 -> 0.19.2"]),
     }
 
 

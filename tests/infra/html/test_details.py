@@ -11,6 +11,7 @@ from harness.core.outcomes import Finding, Lane
 from harness.core.serialization import to_jsonable
 from harness.core.stack import StackFacts, Version
 from harness.infra.html.details import code_of, details, known_issue, quoted, ratio_words, words
+from harness.infra.html.report import render_html
 from harness.infra.html.run_files import RunFiles
 from harness.judge.diagnosis.known_issues import KNOWN_ISSUES
 from tests.browser.test_compare_in_browser import with_since
@@ -92,6 +93,11 @@ def test_a_cell_names_the_code_of_its_stack() -> None:
     report = replace(report, provenance={**report.provenance, "stacks": {"older": to_jsonable(older)}})
     cell = replace(cell, axes={**cell.axes, "stack": "older"})
     assert code_of(report, cell) == [("stack", "older"), ("megatron-core", "0.17.1")]
+
+
+def test_the_page_begins_with_its_failures() -> None:
+    page = render_html(with_since())
+    assert page.index('id="failures"') < page.index('id="since"') < page.index('id="grid"')
 
 
 def test_a_cell_says_since_when_it_fails() -> None:
