@@ -114,7 +114,7 @@ class Problems:
         try:
             checked: Any = model.model_validate(values)
         except ValidationError as error:
-            self.add_validation(error, path, model.model_fields, aliases)
+            self.add_validation(error, path, model.model_fields, aliases, parts=parts_of(kind))
             return None
         if any(part is None for part in parts.values()):
             return None
@@ -128,13 +128,14 @@ class Problems:
         aliases: Iterable[str] = (),
         *,
         at_value: bool = False,
+        parts: Mapping[str, Any] | None = None,
     ) -> None:
         """Problems from pydantic's errors. `at_value`: `path` is the place itself, not the section above it."""
         for item in error.errors(include_url=False):
             where = path if at_value else (*path, *(part for part in item["loc"] if part != "[key]"))
             context = item.get("ctx", {})
             if item["type"] == "extra_forbidden":
-                self.add_unknown(where, known, aliases)
+                self.add_unknown(where, known, aliases, parts=parts)
                 continue
             template = _MESSAGES.get(item["type"])
             message = template.format(**context) if template else item["msg"].removeprefix("Value error, ")
@@ -147,14 +148,25 @@ class Problems:
             )
 
     def add_unknown(
-        self, path: KeyPath, known: Iterable[str], aliases: Iterable[str] = (), hint: str | None = None
+        self,
+        path: KeyPath,
+        known: Iterable[str],
+        aliases: Iterable[str] = (),
+        hint: str | None = None,
+        parts: Mapping[str, Any] | None = None,
     ) -> None:
-        """Adds an unknown key, with a hint: where it belongs, or the nearest name."""
+        """Adds an unknown key, with a hint: where it belongs, or the nearest name. `parts`: sections in this one."""
         names = list(known)
         name = str(path[-1]).replace("-", "_")
-        near = difflib.get_close_matches(name, [*names, *aliases], n=1)
+        choices = [*names, *aliases]
+        near = [name.lower()] if name.lower() in choices else difflib.get_close_matches(name, choices, n=1)
+        near = [f"{part}.{name}" for part, kind in (parts or {}).items() if name in _names_of(kind)] or near
         guess = self.elsewhere.get(name) or (f"did you mean {near[0]!r}?" if near else None)
         self.add(path, "unknown key", allowed=", ".join(names), hint=hint or guess)
+
+
+def _names_of(kind: Any) -> set[str]:
+    return {*model_of(kind).model_fields, *aliases_of(kind)}
 
 
 def _nearest(value: Any, allowed: str) -> str | None:

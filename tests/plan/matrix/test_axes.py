@@ -94,6 +94,7 @@ def test_model_and_train_keys_can_be_axes() -> None:
     [
         ({"tpp": [1]}, "matrix.tpp: unknown key"),
         ({"tpp": [1]}, "did you mean 'tp'?"),
+        ({"TP": [1]}, "did you mean 'tp'?"),
         ({"tp": []}, "matrix.tp: an empty list leaves nothing to run"),
         ({"tp": [1, "two"]}, "matrix.tp[1]: must be an integer (found 'two')"),
         ({"tp": True}, "matrix.tp: must be an integer (found true)"),

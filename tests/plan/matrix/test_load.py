@@ -67,6 +67,7 @@ def test_an_unquoted_and_a_quoted_expiry_date_are_the_same() -> None:
         ({"model": {"layers": 4, "num_layers": 4}}, "model.num_layers: given twice"),
         ({"model": {"hiden": 4}}, "did you mean 'hidden'?"),
         ({"model": {"num_layer": 4}}, "did you mean 'num_layers'?"),
+        ({"model": {"num_experts": 4}}, "did you mean 'moe.num_experts'?"),
         ({"model": None}, "model: must be a mapping (found nothing; e.g. model: {layers: ...})"),
         ({"model": {"heads": 6, "kv_heads": 2}}, "hidden 64 is not divisible by heads 6"),
         ({"model": {"kv_heads": 3}}, "heads 8 is not divisible by kv_heads 3"),
