@@ -19,6 +19,7 @@ _DENSE = "trainer bridge trains dense models here; trainer megatron and trainer 
 _RECURRENT = "recurrent layers have the sizes of attention"
 _UPDATES = "the control's optimizer has one constant learning rate for all weights, and no loss scale"
 _FILES = "a cell neither reads nor writes files outside its run directory"
+_TRAINED = "the harness compares the gradients of all weights"
 _EVALUATED = "an evaluation has the documents of one step, every train.eval_interval steps and at the end"
 _HEADS = "heads have model.hidden / model.heads elements in cell and control: set these under model:"
 _EPSILON = "norms of the harness's models have the epsilon 1e-5"
@@ -133,6 +134,7 @@ _REASONS = {
     "multiple_validation_sets": _EVALUATED,
     "skip_train": _EVALUATED,
     "start_eval_at_iter": _EVALUATED,
+    "freeze_all_layers": _TRAINED,
     "rampup_batch_size": "every step has the same number of documents",
     "distributed_backend": "the device sets it",
     "num_workers": "ranks are forked processes, which load their data themselves",
@@ -145,6 +147,7 @@ _REASONS = {
     "per_split_data_args_path": _DATA,
     "data_cache_path": _DATA,
     "mock_data": _DATA,
+    "dataloader_type": "the packing plan has the order of documents, that of --dataloader-type single",
     "vocab_file": _DATA,
     "merge_file": _DATA,
     "save": _FILES,
@@ -184,7 +187,7 @@ _SECTIONS = {
     "rng": "set train.seed under train:",
     "dist": "the device sets it",
     "mixed_precision": "set it by the axis dtype",
-    "peft": "the harness compares the gradients of all weights",
+    "peft": _TRAINED,
     "profiling": "the harness measures steps itself",
 }
 _FIELDS = {
@@ -234,7 +237,9 @@ _HAVE = {
     **dict.fromkeys(("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"), "false"),
 }
 _HAVE_NOT = [
-    name for name, reason in _REASONS.items() if reason in (_ROTARY, _STAGES, _HEADS, _UPDATES) and name not in _HAVE
+    name
+    for name, reason in _REASONS.items()
+    if reason in (_ROTARY, _STAGES, _HEADS, _UPDATES, _TRAINED) and name not in _HAVE
 ]
 _SHRUNK = ("window_size", "hybrid_layer_pattern", "hybrid_override_pattern")  # texts that are sizes
 _NOT_COMPARED = ("moe_token_dispatcher_type",)

@@ -143,6 +143,7 @@ def test_a_profile_leaves_out_what_the_matrix_sets() -> None:
         ("micro-batch-size", "set it by the axis micro_batch_size"),
         ("tokenizer-model", "the harness writes the documents and the tokenizer that upstream reads"),
         ("hidden-dropout", "a comparison with a control needs it to be 0"),
+        ("dataloader-type", "the packing plan has the order of documents, that of --dataloader-type single"),
     ],
 )
 @pytest.mark.parametrize("axis", [True, False])
@@ -169,6 +170,7 @@ OTHER_MODELS: dict[str, tuple[Any, str]] = {
     "qk-layernorm": (True, "set model.qk_layernorm under model:"),
     "normalization": ("LayerNorm", "the harness's models have RMSNorm"),
     "optimizer": ("muon", "has Adam"),
+    "freeze-all-layers": (True, "the harness compares the gradients of all weights"),
     "num-experts": (8, "set model.moe.experts under model:"),
     "moe-router-score-function": ("sigmoid", "set model.moe.score_function under model:"),
     "untie-embeddings-and-output-weights": (True, "set model.tied under model:"),

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import difflib
 import importlib
+import inspect
 import sys
+from collections.abc import Iterable
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from harness.core.cell.config import CellConfig
 from harness.node.data_paths.sft import checkout
-from harness.node.probe.built import values_of
+from harness.node.probe.built import text_of, values_of
 from harness.node.process import end_process
 from harness.node.trainers.asking import Built, as_a_rank, ask, other_model, refused
 from harness.node.trainers.megatron.flags import flags
@@ -44,13 +47,32 @@ def problem_of(config: CellConfig) -> str:
 
 
 def _built(config: CellConfig) -> Built:
-    """The configuration of the model as the script would build it, which also refuses some arguments."""
+    """The configuration of the model as the script would build it, which also refuses some arguments.
+
+    DDP, the optimizer and the model's constructor get the arguments that have the names of their fields.
+    """
     upstream: Any = importlib.import_module("megatron.training.arguments")
+    distributed: Any = importlib.import_module("megatron.core.distributed")
+    optimizer: Any = importlib.import_module("megatron.core.optimizer")
+    gpt: Any = importlib.import_module("megatron.core.models.gpt.gpt_model")
     words = flags(config, _NO_FOLDER, as_a_rank(config))
     with checkout.command_line(words), redirect_stdout(sys.stderr):
         args = upstream.parse_args()
         upstream.validate_args(args, {})
-        return {"model": values_of(upstream.core_transformer_config_from_args(args))}
+        model = values_of(upstream.core_transformer_config_from_args(args))
+
+    def given(names: Iterable[str]) -> dict[str, str]:
+        return {name: text_of(getattr(args, name)) for name in names if hasattr(args, name)}
+
+    def fields(kind: Any) -> dict[str, str]:
+        return given(item.name for item in dataclasses.fields(kind))
+
+    return {
+        "model": model,
+        "constructor": given(inspect.signature(gpt.GPTModel).parameters),
+        "ddp": fields(distributed.DistributedDataParallelConfig) | given(["accumulate_allreduce_grads_in_fp32"]),
+        "optimizer": fields(optimizer.OptimizerConfig),
+    }
 
 
 if __name__ == "__main__":

@@ -24,6 +24,10 @@ GIVEN: dict[str, dict[str, tuple[str, ...] | None]] = {
     "not a number": {"init_method_std": ("wide",)},
     "refused together": {"recompute_granularity": ("full",)},
     "refused by the layout": {"overlap_param_gather": ()},
+    "another optimizer": {"apply_wd_to_qk_layernorm": (), "overlap_grad_reduce": ()},
+    "another reduction": {"grad_reduce_in_bf16": ()},
+    "another loss": {"cross_entropy_loss_fusion": ()},
+    "another constructor": {"rotary_percent": ("0.5",)},
     "another model": {"attention_output_gate": (), "clip_grad": ("0.5",), "overlap_grad_reduce": ()},
 }
 
@@ -33,6 +37,7 @@ def problems(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     file = tmp_path_factory.mktemp("cells") / "cells.json"
     one = ModelConfig(moe=MoeConfig(topk=1))
     cells = {name: cell(layer) for name, layer in GIVEN.items()}
+    cells["another reduction"] = replace(cells["another reduction"], dtype="bf16")  # in fp32 the argument does nothing
     file.write_text(dumps(cells | {"one expert per token": replace(cells["accepted"], model=one)}))
     command = [sys.executable, "-W", "ignore", "-m", "harness.node.trainers.megatron.arguments", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -84,3 +89,16 @@ def test_an_argument_that_no_table_names_is_found_by_the_configuration_that_it_m
         "--attention-output-gate would train another model than the control: attention_output_gate true, control "
     )
     assert problems["another model"] == f"{expected}upstream's default"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("another optimizer", "--apply-wd-to-qk-layernorm would train another model than the control: apply_wd_to_"),
+        ("another reduction", "--grad-reduce-in-bf16 would train another model than the control: accumulate_allreduce"),
+        ("another loss", "--cross-entropy-loss-fusion would train another model than the control: cross_entropy_loss_"),
+        ("another constructor", "--rotary-percent=0.5 would train another model than the control: rotary_percent 0.5"),
+    ],
+)
+def test_optimizer_ddp_and_constructor_are_compared_too(name: str, expected: str, problems: dict[str, str]) -> None:
+    assert problems.get(name, "").startswith(expected)
