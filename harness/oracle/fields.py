@@ -99,6 +99,7 @@ MODELLED: dict[str, dict[str, Modelled]] = {
         "mscale_all_dim": Modelled("0.0"),
         "mtp_num_layers": Modelled("null"),
         "mtp_loss_scaling_factor": Modelled("0.1"),
+        "cross_entropy_loss_fusion": _only("false"),  # it rounds gradients of logits to bf16 in every dtype
     },
     "constructor": {
         "vocab_size": Modelled("0"),
@@ -110,6 +111,7 @@ MODELLED: dict[str, dict[str, Modelled]] = {
         "rope_scaling_factor": Modelled("8.0"),
         "seq_len_interpolation_factor": Modelled("null"),
         "fp16_lm_cross_entropy": _only("false"),
+        "scatter_embedding_sequence_parallel": _only("true"),
         "mtp_block_spec": _only("null"),  # recorded where there is none: a spec is no plain value
         "pg_collection": _only("null"),  # likewise
     },

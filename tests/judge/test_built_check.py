@@ -32,6 +32,18 @@ def built_with(of: str, values: dict[str, str], ranks: tuple[int, ...] = (0, 1))
             "1e-06",
             "the model is not the control's: layernorm_epsilon 1e-06, control upstream's default",
         ),
+        (
+            "constructor",
+            "scatter_embedding_sequence_parallel",
+            "false",
+            "the model is not the control's: scatter_embedding_sequence_parallel false, control upstream's default",
+        ),
+        (
+            "model",
+            "cross_entropy_loss_fusion",
+            "true",
+            "the model is not the control's: cross_entropy_loss_fusion true, control upstream's default",
+        ),
         ("constructor", "rotary_base", "5", "the model is not the control's: rotary_base 5, control 10000"),
         (
             "ddp",

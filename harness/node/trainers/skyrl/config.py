@@ -55,7 +55,7 @@ def _model(config: CellConfig) -> dict[str, Any]:
     if config.attention not in TE_KINDS:
         provider: Any = importlib.import_module("megatron.bridge.models.gpt_provider")
         found["transformer_layer_spec"] = provider.local_layer_spec
-    return {"apply_rope_fusion": False, **_NO_RECOMPUTE, **found}
+    return {"apply_rope_fusion": False, "cross_entropy_loss_fusion": False, **_NO_RECOMPUTE, **found}
 
 
 def _optimizer(config: CellConfig) -> dict[str, Any]:
