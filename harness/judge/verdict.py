@@ -85,8 +85,10 @@ def _judge_part(evidence: CellEvidence, today: str, control: CellVerdict | None)
     no_control = evidence.tolerances.too_noisy or _control_problem(evidence, today, control)
     if no_control:
         # No check may read a control that did not pass, nor a bound that it measured.
-        bounds = evidence.tolerances if evidence.tolerances.too_noisy else evidence.later
+        bounds = evidence.tolerances if evidence.tolerances.too_noisy or evidence.by_oracle else evidence.later
         evidence = replace(evidence, control=None, tolerances=bounds)
+    if evidence.by_oracle and not evidence.tolerances.too_noisy:
+        no_control = ""
     no_base = base_problem(evidence)
     if no_base:
         evidence = replace(evidence, base=None)

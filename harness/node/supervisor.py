@@ -24,6 +24,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.errors import InfrastructureError
 from harness.core.hardware.devices import shown_gpus
 from harness.core.run.cell_result import CellResult, RankEnding
+from harness.core.run.record_file import RecordReader
 from harness.core.run.run_dir import AttemptDir, appending, text_of, write_json
 from harness.core.serialization import from_jsonable, loads
 from harness.node.coordination import rendezvous
@@ -34,6 +35,7 @@ from harness.node.process import die_with, end_session, log_to, remove_secrets, 
 from harness.node.rank import rank_main
 from harness.node.rank_endings import cell_result, rank_endings
 from harness.node.recording.kernel_log import xid_lines
+from harness.oracle.record import record_of
 
 END_GRACE_S = 5.0  # between SIGTERM and SIGKILL for ranks that end because another node failed
 COLLECT_GRACE_S = 10.0  # after the deadline, for the other nodes' results
@@ -98,8 +100,10 @@ def supervise(
     result = part.run(deadline_at, heartbeats)
     if isinstance(result, NodeResult):
         part.end(result)
-    if config.resume:
-        _resume(part, result, deadline_at, heartbeats)
+    resumed = _resume(part, result, deadline_at, heartbeats) if config.resume else None
+    for ran in (part, resumed):
+        if ran is not None and share.node == 0:
+            ran.write_oracle()
     remove_secrets([log])
     log_to(log)  # remove_secrets may have replaced the file
     if isinstance(result, CellResult):
@@ -107,10 +111,12 @@ def supervise(
         part.end(result)
 
 
-def _resume(part: _Part, result: CellResult | NodeResult, deadline_at: float, heartbeats: HeartbeatMonitor) -> None:
+def _resume(
+    part: _Part, result: CellResult | NodeResult, deadline_at: float, heartbeats: HeartbeatMonitor
+) -> _Part | None:
     """Run the part of the cell that continues from the checkpoint, if the first one completed on this node.
 
-    Node 0, which knows of all nodes, stops the others if it did not complete everywhere.
+    Node 0, which knows of all nodes, stops the others if it did not complete everywhere. Returns the part if it ran.
     """
     later = replace(part, attempt=part.attempt.resumed, config=part.config.resumed)
     if all(ending.ended == "completed" for ending in result.ranks):
@@ -118,9 +124,11 @@ def _resume(part: _Part, result: CellResult | NodeResult, deadline_at: float, he
             asked = loads(text_of(part.attempt.config))  # without this node's longer deadline
             write_json(later.attempt.config, from_jsonable(CellConfig, asked).resumed)
         later.end(later.run(deadline_at, heartbeats))
-    elif part.share.nodes > 1 and part.share.node == 0:
+        return later
+    if part.share.nodes > 1 and part.share.node == 0:
         stopped = Abort(node=0, reason="the part that saves the checkpoint did not complete")
         rendezvous.write_abort(later.attempt, stopped)
+    return None
 
 
 @dataclass(frozen=True)
@@ -158,6 +166,15 @@ class _Part:
         troubles = _add_other_nodes(attempt, endings, peers) if peers else []
         given = self.config.deadline_s
         return cell_result(self.cell, self.number, attempt, endings, troubles, started, deadline_s=given)
+
+    def write_oracle(self) -> None:
+        """Write what the oracle computes of the part, for the model that upstream built on rank 0, if that trained."""
+        try:
+            seen = RecordReader().read(text_of(self.attempt.record(0)))
+        except (OSError, ValueError, TypeError):  # the judge names what is wrong with the record
+            return
+        if seen.built and seen.steps:
+            write_json(self.attempt.oracle, record_of(self.cell, self.config, seen.built))
 
     def end(self, result: CellResult | NodeResult) -> None:
         """Write how the ranks ended, as the last file of the part."""

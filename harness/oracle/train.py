@@ -11,7 +11,8 @@ from torch import Tensor
 
 from harness.core.cell.config import CellConfig
 from harness.core.packing.arithmetic import PAD
-from harness.core.run.records import BuiltSeen, DocumentLoss
+from harness.core.run.record_limits import MOST_TOKEN_LOSSES
+from harness.core.run.records import BuiltSeen, DocumentLoss, TokenLoss
 from harness.oracle.experts import moved_bias, preferences
 from harness.oracle.fields import Model, Optimizer
 from harness.oracle.loss import Divisors, MicroLoss, micro_loss, share_of_step, taken_by_experts
@@ -43,6 +44,8 @@ class RouterLosses:
     z: float
     taken: list[int]  # slots that each expert takes
     chosen: Tensor  # [t, e] bool
+    logits: Tensor  # [t, e]
+    real: Tensor  # [t] bool: slots of documents
 
 
 @dataclass(kw_only=True)
@@ -62,6 +65,7 @@ class Step:
     documents: dict[int, DocumentLoss]
     tokens: int  # labels that count
     divided_by: int  # tokens by which upstream divides gradients; without per-token loss the number of micro-batches
+    micro_batches: int = 0  # of all replicas
     gradient_norm: float = 0.0  # before clipping
     clip: float = 1.0
     learning_rate: float = 0.0
@@ -84,6 +88,7 @@ class Trained:
     outputs: dict[int, dict[int, Tensor]] = field(default_factory=dict)  # layer (0: embedding) -> document -> [t, h]
     routers: list[RouterLosses] = field(default_factory=list)
     predictions: list[Prediction] = field(default_factory=list)
+    tokens: list[TokenLoss] = field(default_factory=list)  # of step 0
 
 
 def train(config: CellConfig, built: Sequence[BuiltSeen], dtype: torch.dtype = torch.float64) -> Trained:
@@ -155,7 +160,8 @@ class Oracle:
         labels = sum(plan.loss_tokens for plan in plans)
         every = sum(item.document.length + 1 for plan in plans for item in plan.placed)
         counted = every if path.counted == "tokens" else labels
-        seen = Step(documents={}, tokens=labels, divided_by=counted if self.model.per_token else len(plans))
+        by_step = counted if self.model.per_token else len(plans)
+        seen = Step(documents={}, tokens=labels, divided_by=by_step, micro_batches=len(plans))
         taken: dict[int, Tensor] = {}
         before: list[list[Tensor]] = []  # by router: preferences of earlier micro-batches over all replicas
         for number, turn in enumerate(zip_longest(*replicas)):
@@ -193,9 +199,10 @@ class Oracle:
 
     def _evaluation(self, step: int) -> Step:
         """Losses of documents that no step has."""
-        seen = Step(documents={}, tokens=0, divided_by=0)
+        plans = [plan for replica in self.config.micro_batches(step) for plan in replica]
+        seen = Step(documents={}, tokens=0, divided_by=0, micro_batches=len(plans))
         with torch.no_grad():
-            for plan in (plan for replica in self.config.micro_batches(step) for plan in replica):
+            for plan in plans:
                 stream = stream_of(self.config, step, plan)
                 part = micro_loss(self._forward(stream), stream, self.model, self._smoothing, (), ())
                 seen.documents |= _by_document(part.losses, stream.mask, stream, padding=False)
@@ -204,7 +211,9 @@ class Oracle:
         return seen
 
     def _keep(self, passed: Forward, part: MicroLoss, stream: Stream, replica: int, number: int) -> None:
-        """Keep of step 0: outputs of layers, losses of routers and of prediction layers."""
+        """Keep of step 0: outputs of layers, losses of tokens, of routers and of prediction layers."""
+        if len(self.seen.tokens) < MOST_TOKEN_LOSSES:
+            self.seen.tokens += _by_token(part.losses, stream)
         for layer, output in enumerate(passed.outputs):
             by_document = self.seen.outputs.setdefault(layer, {})
             for document in stream.indices:
@@ -219,6 +228,8 @@ class Oracle:
                     z=float(z.detach()),
                     taken=routed.taken.sum(0).tolist(),
                     chosen=routed.chosen,
+                    logits=routed.logits.detach(),
+                    real=stream.documents != PAD,
                 )
             )
         for depth, (losses, counted) in enumerate(zip(part.predictions, part.predicted), 1):
@@ -235,6 +246,13 @@ class Oracle:
 def _gradient(weight: Tensor) -> Tensor:
     """Zeros for a weight that no token reached, such as that of an expert."""
     return torch.zeros_like(weight) if weight.grad is None else weight.grad.clone()
+
+
+def _by_token(losses: Tensor, stream: Stream) -> list[TokenLoss]:
+    """The loss of each token that counts, by its position in its document."""
+    counted = ((stream.mask > 0) & (stream.documents != PAD)).nonzero().flatten()
+    places = zip(stream.documents[counted].tolist(), stream.positions[counted].tolist(), losses[counted].tolist())
+    return [TokenLoss(document=document, position=position, loss=loss) for document, position, loss in places]
 
 
 def _by_document(losses: Tensor, counted: Tensor, stream: Stream, *, padding: bool) -> dict[int, DocumentLoss]:

@@ -33,6 +33,7 @@ from harness.core.run.records import (
     LaterSeen,
     LayerSeen,
     LegSeen,
+    OracleRecord,
     Progress,
     RankRecord,
     ReportedStep,
@@ -55,6 +56,7 @@ from harness.core.run.tensor_records import (
 )
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.in_turn import CellFound, evidence_in_turn
+from harness.judge.required.oracle import FIELDS as ORACLE_FIELDS
 from harness.judge.verdict import CellVerdict, judge_cell
 
 MODEL = ModelConfig(layers=4)
@@ -137,13 +139,70 @@ def run_of(configs: list[CellConfig], xfail: XFail | None = None) -> tuple[RunPl
 def found_of(cell: PlannedCell) -> CellFound:
     """What a run directory holds of a cell that completed."""
     resumed = found_of(replace(cell, config=cell.config.resumed)) if cell.config.resume else None
-    return CellFound(records=records_of(cell), result=result_of(cell), config=cell.config, resumed=resumed)
+    records = records_of(cell)
+    return CellFound(
+        records=records, result=result_of(cell), oracle=oracle_of(cell, records), config=cell.config, resumed=resumed
+    )
 
 
 def refound(evidence: CellEvidence) -> CellFound:
     """What a run directory holds of a cell that was changed in memory."""
     resumed = refound(evidence.resumed) if evidence.resumed else None
-    return CellFound(records=evidence.records, result=evidence.result, config=evidence.config, resumed=resumed)
+    return CellFound(
+        records=evidence.records,
+        result=evidence.result,
+        oracle=evidence.oracle,
+        config=evidence.config,
+        resumed=resumed,
+    )
+
+
+def oracle_of(cell: PlannedCell, records: Mapping[int, RankRecord]) -> OracleRecord | None:
+    """That of a cell which the oracle does not model, so that it is compared with its control."""
+    if not records[0].steps:
+        return None
+    return OracleRecord(cell=cell.id, built=records[0].built, not_modelled="dtype simulated")
+
+
+def computed(evidence: CellEvidence) -> OracleRecord:
+    """That of a cell which the oracle models: the numbers of one rank, twice."""
+    config = replace(evidence.cell.config, layout=Layout(), canaries=(), saved_in=None, resume="")
+    alone = _record(replace(evidence.cell, config=config), 0)
+    record = RankRecord(cell=alone.cell, rank=0, place=alone.place, ended="completed")
+    for name in ORACLE_FIELDS:
+        setattr(record, name, copy.deepcopy(getattr(alone, name)))
+    for seen in record.parameters:
+        seen.in_norm, seen.sharded = None, False
+    record.steps = [
+        StepSeen(
+            step=seen.step,
+            micro_batches=sum(len(replica) for replica in evidence.cell.config.micro_batches(seen.step)),
+            loss_sum=seen.loss_sum,
+            token_count=seen.token_count,
+            grad_norm=seen.grad_norm,
+            documents=seen.documents,
+            tokens=seen.tokens,
+        )
+        for seen in record.steps
+    ]
+    first = record.steps[0]
+    again = LegSeen(
+        leg="noise-dtype",
+        loss_sum=first.loss_sum or 0.0,
+        token_count=first.token_count or 0,
+        documents=first.documents,
+        parameters=[replace(seen, parts=[], update=None) for seen in record.parameters],
+        activations=record.activations,
+        training=second_training(copy.deepcopy(record)),
+    )
+    record.legs = [again]
+    return OracleRecord(cell=alone.cell, built=evidence.records[0].built, record=record)
+
+
+def with_oracle(evidence: Mapping[str, CellEvidence]) -> None:
+    """Have every cell compared with the oracle."""
+    for item in evidence.values():
+        item.oracle = computed(item)
 
 
 def all_evidence(plan: RunPlan, found: Mapping[str, CellFound]) -> dict[str, CellEvidence]:

@@ -372,5 +372,7 @@ def write_run(root: Path, plan: RunPlan, evidence: Mapping[str, CellEvidence]) -
 def _write_attempt(attempt: AttemptDir, item: CellEvidence) -> None:
     write_json(attempt.config, item.config)
     write_json(attempt.result, item.result)
+    if item.oracle is not None:
+        write_json(attempt.oracle, item.oracle)
     for rank, record in item.records.items():
         write_json(attempt.record(rank), record)

@@ -19,7 +19,7 @@ from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import BaselineRequest, RunPlan
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.stats.baseline import Baseline, Sample
-from tests.judge.simulator import TRAIN, config_of, judge, run_of
+from tests.judge.simulator import TRAIN, config_of, judge, run_of, with_oracle
 from tests.judge.tampering import decisive, tamper, undone, unlisted, write_run
 from tests.judge.timed import timed
 
@@ -57,6 +57,13 @@ def nightly(seconds: float) -> tuple[Run, Baselines]:
     ]
     before = {cell: Baseline(runs=20, samples={"processor x 8": samples}) for cell in evidence}
     return (replace(plan, history=BaselineRequest(runs=20)), evidence), before
+
+
+def computed() -> Run:
+    """A cell and its control that are compared with the oracle."""
+    plan, evidence = run_of([config_of("reference", tp=2, pp=2)])
+    with_oracle(evidence)
+    return plan, evidence
 
 
 def with_timing() -> Run:
@@ -165,6 +172,7 @@ def retried(folder: Path, change: Callable[[CellEvidence], object]) -> tuple[Run
     second = run.attempt(cell.cell.id, 2)
     write_json(second.config, cell.config)
     write_json(second.result, replace(result_of(cell), attempt=2))
+    write_json(second.oracle, cell.oracle)
     for rank in cell.records:
         write_json(second.record(rank), replace(cell.records[rank], attempt=2))
         write_json(run.attempt(cell.cell.id).record(rank), first.records[rank])
@@ -207,6 +215,7 @@ def parts(*names: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("make", "names"),
     [
+        (computed, ("oracle.", "record.parameters", "record.steps", "record.activations")),
         (with_timing, ("record.timings", "record.untimed", "record.warmup_rounds", "record.gpu_states", "config.")),
         (on_gpu, ("record.environment", "record.cpu_stubs", "record.packed_params.*.forms")),
         (on_shared_gpu, ("record.environment", "record.cpu_stubs", "record.gloo_stubs")),

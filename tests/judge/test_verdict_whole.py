@@ -210,8 +210,8 @@ def with_noise_of_the_control(**changes: str) -> CellEvidence:
 
 
 def test_a_cell_whose_control_is_too_noisy_is_not_judged_by_tighter_bounds() -> None:
-    verdict = judge(with_noise_of_the_control(too_noisy="the noise of the control is too large"))
-    reason = "the noise of the control is too large"
+    verdict = judge(with_noise_of_the_control(too_noisy="the noise of the reference is too large"))
+    reason = "the noise of the reference is too large"
     assert verdict == CellVerdict(Outcome.ERROR, lanes("pass", "skip"), [], reason)
 
 

@@ -15,7 +15,11 @@ from harness.core.packing.arithmetic import MicroBatch, row_multiple
 from harness.core.packing.documents import Document
 from harness.core.run.states import CanaryLeg
 
-NOISE_LEGS = {"noise-order": "documents in reverse order", "noise-epsilon": "weights moved by one machine epsilon"}
+NOISE_LEGS = {
+    "noise-order": "documents in reverse order",
+    "noise-epsilon": "weights moved by one machine epsilon",
+    "noise-dtype": "the oracle in the cell's dtype",  # of the oracle's record; no rank runs it
+}
 LEG_NAMES: tuple[CanaryLeg, ...] = get_args(CanaryLeg)
 _OF_OTHERS = ("isolation", "repetition", "order", "padding")  # what must not depend on the other slots of a row
 

@@ -371,3 +371,18 @@ class RankRecord:
     peak_reserved_bytes: int | None = None  # on a GPU: memory that torch's allocator reserved for them
     setup_s: float = 0.0
     schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(kw_only=True)
+class OracleRecord:
+    """What the oracle computed of the ranks of a cell, as one rank would record it; or why it computed nothing.
+
+    The leg `noise-dtype` of the record is the same training in the cell's dtype.
+    """
+
+    cell: str
+    built: list[BuiltSeen]  # from which it knows the model and the optimizer
+    record: RankRecord | None = None
+    not_modelled: str = ""  # what of the cell the oracle does not model
+    failed: str = ""  # the traceback of an exception in the oracle
+    schema_version: int = SCHEMA_VERSION

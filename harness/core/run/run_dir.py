@@ -4,8 +4,9 @@ reports/<run_id>/
   matrix.resolved.yaml  plan.json  cluster.json  events.jsonl  launcher.lock  cancelled.json
   submissions/<array>.sbatch  <array>.<job>.{out,err}  <allocation>.{json,log}
   agents/<order>.<node>.{jsonl,heartbeat,agent.json,second.json}  <allocation>.{claim-<n>,refused-<job>-<restart>}.json
-  cells/<cell_id>/attempt-<n>/{config.json, ranks/rank-00007.json, log/rank-00007.log, result.json, interrupted, data/,
-                               checkpoint/, pretrained/, resumed/{config.json, ranks/, log/, result.json, data/}}
+  cells/<cell_id>/attempt-<n>/{config.json, ranks/rank-00007.json, log/rank-00007.log, oracle.json, result.json,
+                               interrupted, data/, checkpoint/, pretrained/,
+                               resumed/{config.json, ranks/, log/, oracle.json, result.json, data/}}
   cells/<two digits>/<cell_id>/ instead in a run of more than 5,000 cells
   interleaving/<pair>/attempt-<n>/<turn>
   node-code/harness/
@@ -288,6 +289,11 @@ class AttemptDir:
     def operations(self, rank: int) -> Path:
         """The operations of one layer on a rank, in a run of `harness explain --operations`."""
         return self.root / "operations" / record_name(rank)
+
+    @property
+    def oracle(self) -> Path:
+        """What the oracle computed of the cell; exists once the ranks of the attempt have ended."""
+        return self.root / "oracle.json"
 
     def log(self, rank: int) -> Path:
         return self.root / "log" / f"rank-{rank:05d}.log"

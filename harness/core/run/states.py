@@ -20,6 +20,7 @@ CanaryLeg = Literal[
     "rewriting",
     "noise-order",
     "noise-epsilon",
+    "noise-dtype",
 ]
 # start, end: before and after all legs. An evaluation takes place before the training step of its number.
 LegName = Literal["start", "metadata", "training", "evaluation", CanaryLeg, "timing", "end"]

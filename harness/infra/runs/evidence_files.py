@@ -12,7 +12,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.errors import InfrastructureError, InputError, Problem
 from harness.core.run.cell_result import CellResult
 from harness.core.run.record_file import RecordReader
-from harness.core.run.records import RankRecord
+from harness.core.run.records import OracleRecord, RankRecord
 from harness.core.run.run_dir import AttemptDir, RunDir, opened, record_name, text_of
 from harness.core.run.run_plan import PLAN_VERSION, RunPlan, seal_of
 from harness.core.run.tensor_records import OperationsSeen
@@ -99,6 +99,7 @@ def _attempt_of(attempt: AttemptDir, number: int, damaged: list[str]) -> CellFou
         resumed=resumed,
         records=records,
         result=result,
+        oracle=_read(attempt.oracle, OracleRecord, damaged),
         logs=_log_tails(attempt, records, result),
         attempt=number,
         config=_read(attempt.config, CellConfig, damaged),
@@ -190,7 +191,7 @@ def read_operations(attempt: AttemptDir) -> dict[int, OperationsSeen]:
     return {one.rank: one for one in found}
 
 
-T = TypeVar("T", RankRecord, CellResult, CellConfig, OperationsSeen)
+T = TypeVar("T", RankRecord, OracleRecord, CellResult, CellConfig, OperationsSeen)
 
 
 def _read(path: Path, kind: type[T], damaged: list[str]) -> T | None:

@@ -19,7 +19,7 @@ from harness.core.cell.model import GLOBAL_AUX
 from harness.core.layer_pattern import EXPERTS
 from harness.core.packing.arithmetic import MicroBatch
 from harness.core.run.cell_result import CellResult
-from harness.core.run.records import DocumentLoss, RankRecord, StepSeen
+from harness.core.run.records import DocumentLoss, OracleRecord, RankRecord, StepSeen
 from harness.core.run.run_plan import BaselineRequest, PlannedCell
 from harness.core.run.tensor_records import Fingerprint, UpdateSeen
 from harness.core.stack import ReadyStack
@@ -42,6 +42,7 @@ class CellEvidence:
     records: dict[int, RankRecord]
     result: CellResult | None
     control: CellEvidence | None
+    oracle: OracleRecord | None = None
     tolerances: Tolerances  # of step 0
     later: Tolerances  # of later steps, without the noise floors, which are of step 0
     noise: Mapping[str, NoiseFloor] = field(default_factory=dict)  # measured by this cell; only controls do
@@ -68,48 +69,68 @@ class CellEvidence:
     def layout(self) -> Layout:
         return self.cell.config.layout
 
+    @cached_property
+    def reference(self) -> CellEvidence | None:
+        """What the numbers of the cell are compared with: the oracle's; where it computes none, the control's."""
+        if self.oracle is None or self.oracle.record is None:
+            return self.control
+        config = replace(self.cell.config, layout=Layout(), saved_in=None, resume="")
+        return replace(
+            self, cell=replace(self.cell, config=config), records={0: self.oracle.record}, control=None, oracle=None
+        )
+
+    @property
+    def by_oracle(self) -> bool:
+        """Whether the numbers of the cell are compared with those of the oracle."""
+        return self.oracle is not None and self.oracle.record is not None
+
+    @property
+    def origin(self) -> str:
+        """What messages call the reference."""
+        return "oracle" if self.by_oracle else "control"
+
     def own_bound(self, name: str, step: int) -> Bound:
         """A bound of the numerics lane at a step, of what is compared within this cell; later ones are no tighter."""
         at_start: Bound = getattr(self.tolerances, name)
         return at_start if step == 0 else looser(at_start, getattr(self.later, name))
 
     def bound(self, name: str, step: int) -> Bound | None:
-        """The same against the control: after step 0 training amplifies rounding. None: to more than can be compared.
+        """The same against the reference: after step 0 training amplifies rounding. None: to more than can be compared.
 
         `step`: number of updates so far.
         """
         bound = self.own_bound(name, step)
-        if step == 0 or self.control is None or name in self.tolerances.chosen:
+        if step == 0 or self.reference is None or name in self.tolerances.chosen:
             return bound
-        return grown(bound, self.control.later_noise.get(name, {}).get(step))
+        return grown(bound, self.reference.later_noise.get(name, {}).get(step))
 
     def weight_bound(self, what: str, name: str, bound: Bound) -> Bound | None:
         """`bound` of what updates have made of one parameter; None: rounding decides it."""
-        if self.control is None or "parameter_gradient" in self.tolerances.chosen:
+        if self.reference is None or "parameter_gradient" in self.tolerances.chosen:
             return bound
-        floors = self.control.later_noise.get(f"{what} of {name}", {})
+        floors = self.reference.later_noise.get(f"{what} of {name}", {})
         return grown(bound, next(iter(floors.values()), None), ACCEPTS_NONE)
 
     @cached_property
     def diverges(self) -> float:
-        """The step from which on numbers of the control may be infinite, since rounding decided them before; or inf.
+        """The step from which on numbers may be infinite, since rounding decided them before; or inf.
 
-        The control's are infinite at the end of either training.
+        Those of the reference are then infinite at the end of either training.
         """
-        control = self.control or self
-        if not any(found.not_finite for found in control.scans.values()):
+        reference = self.reference or self
+        if not any(found.not_finite for found in reference.scans.values()):
             return math.inf
         lost = [
             step
             for name in ("step_loss", "grad_norm")
-            for step, floor in control.later_noise.get(name, {}).items()
+            for step, floor in reference.later_noise.get(name, {}).items()
             if math.isfinite(floor.value) and grown(Bound(value=0.0), floor) is None
         ]
         return min(lost, default=math.inf)
 
     @cached_property
     def later_noise(self) -> dict[str, dict[int, NoiseFloor]]:
-        """How far two trainings of this cell are from each other; only controls train twice."""
+        """How far two trainings of this cell are from each other; only controls and the oracle train twice."""
         return later_floors(self.records[0]) if set(self.records) == {0} else {}
 
     @property
@@ -126,11 +147,13 @@ class CellEvidence:
 
     @property
     def same_rows(self) -> bool:
-        """Whether gradients, and the weights they update, may be compared with the control."""
+        """Whether gradients, and the weights they update, may be compared with the reference."""
+        if self.by_oracle:
+            return True
         return self.control is not None and same_rows(self.cell.config, self.control.cell.config)
 
     def comparable(self, parameter: str) -> bool:
-        """Whether the gradient of a parameter at step 0 may be compared with the control's."""
+        """Whether the gradient of a parameter at step 0 may be compared with the reference's."""
         return self.same_rows or (self.by_step and apart_from_rows(self.cell.config, parameter))
 
     @property
@@ -143,14 +166,14 @@ class CellEvidence:
 
     @cached_property
     def compared(self) -> list[str]:
-        """The control's parameters whose gradients may be compared, in its order."""
-        return [name for name in (self.control.gradients if self.control else ()) if self.comparable(name)]
+        """The reference's parameters whose gradients may be compared, in its order."""
+        return [name for name in (self.reference.gradients if self.reference else ()) if self.comparable(name)]
 
     @property
     def same_first_step(self) -> bool:
-        """Whether all gradients of step 0 may be compared with the control, so their norm and first update too."""
-        control = self.control
-        return self.same_rows or (control is not None and 0 < len(control.gradients) == len(self.compared))
+        """Whether all gradients of step 0 may be compared with the reference, so their norm and first update too."""
+        reference = self.reference
+        return self.same_rows or (reference is not None and 0 < len(reference.gradients) == len(self.compared))
 
     @cached_property
     def steps(self) -> range:

@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.core.cell.config import CellConfig
 from harness.core.run.cell_result import CellResult
-from harness.core.run.records import RankRecord
+from harness.core.run.records import OracleRecord, RankRecord
 from harness.core.run.run_plan import PlannedCell, RunPlan
 from harness.core.tolerances import tolerances_for
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -24,6 +24,7 @@ class CellFound:
 
     records: dict[int, RankRecord] = field(default_factory=dict)
     result: CellResult | None = None
+    oracle: OracleRecord | None = None
     retried: bool = False
     earlier: Sequence[CellFound] = ()  # of the newest attempt
     resumed: CellFound | None = None
@@ -68,11 +69,13 @@ def _evidence(
 ) -> CellEvidence:
     found = find(cell.id)
     own = noise_floors(found.records)
+    oracle = found.oracle.record if found.oracle is not None else None
+    floors = noise_floors({0: oracle}) if oracle is not None else control.noise if control else own
     newest = CellEvidence(
         cell=cell,
         control=control,
-        tolerances=tolerances_for(cell.config.dtype, plan.tolerances, control.noise if control else own),
-        later=tolerances_for(cell.config.dtype, plan.tolerances),
+        tolerances=tolerances_for(cell.config.dtype, plan.tolerances, floors, by_oracle=oracle is not None),
+        later=tolerances_for(cell.config.dtype, plan.tolerances, by_oracle=oracle is not None),
         noise=own,
         stack=plan.stacks.get(cell.config.stack),
         peak_tflops=plan.peak_tflops,

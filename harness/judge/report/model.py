@@ -154,6 +154,7 @@ class Weight:
     legs: int = 0  # metadata, training, canary and timing legs that every rank completed
     steps: int = 0  # of the training leg, on every rank
     numbers: int = 0  # computed by ranks; all were checked
+    reference: str = ""  # what numbers were compared with; empty: nothing
     not_compared: str = ""  # which numbers were compared with nothing, and why
 
     @property
@@ -161,7 +162,8 @@ class Weight:
         """E.g. "8 rank records, 3 legs, 2 steps, 41,216 numbers"."""
         named = ((self.records, "rank record"), (self.legs, "leg"), (self.steps, "step"), (self.numbers, "number"))
         counts = ", ".join(f"{count:,} {noun(count, name)}" for count, name in named)
-        return f"{counts}; {self.not_compared}" if self.not_compared else counts
+        compared = f"compared with {self.reference}" if self.reference else ""
+        return "; ".join(filter(None, (counts, compared, self.not_compared)))
 
 
 @dataclass(frozen=True, kw_only=True)

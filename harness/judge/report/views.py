@@ -65,16 +65,16 @@ def _state(evidence: CellEvidence, observation: Observation) -> MetadataState:
 
 
 def loss_curve(evidence: CellEvidence, *, judged: bool) -> LossCurve:
-    """Curves of a cell and its control. `judged`: the numerics lane compared the two, so bounds are included."""
+    """Curves of a cell and its reference. `judged`: the numerics lane compared the two, so bounds are included."""
     own = mean_losses(evidence), list(grad_norms(evidence).values())
-    control = evidence.control
-    if control is None:
+    reference = evidence.reference
+    if reference is None:
         return LossCurve(loss=own[0], grad_norm=own[1])
     return LossCurve(
         loss=own[0],
         grad_norm=own[1],
-        control_loss=mean_losses(control),
-        control_grad_norm=list(grad_norms(control).values()),
+        control_loss=mean_losses(reference),
+        control_grad_norm=list(grad_norms(reference).values()),
         loss_bound=evidence.own_bound("step_loss", 1) if judged else None,
         grad_norm_bound=evidence.own_bound("grad_norm", 1) if judged else None,
     )

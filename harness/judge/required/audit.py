@@ -9,12 +9,12 @@ from harness.core.tolerances import Bound
 from harness.judge.checks.numerics.grad_norm import other_rows_bound
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.report.model import Weight
-from harness.judge.required import adapters, facts, legs, model, states, timing
+from harness.judge.required import adapters, facts, legs, model, oracle, states, timing
 from harness.judge.required.expected import Expected
 
 _SUBJECTS = (adapters, facts, legs, model, states, timing)
 _MOST_NAMED = 3
-_AMPLIFIED = "compared with nothing, since rounding decides it, as two trainings of the control show"
+_AMPLIFIED = "compared with nothing, since rounding decides it, as two trainings of the {} show"
 _SMALLEST = Bound(value=0.0)
 
 
@@ -32,21 +32,30 @@ def weight_of(evidence: CellEvidence) -> Weight:
         legs=int(fetched) + bool(steps) + len(evidence.legs) + timed,
         steps=len(steps),
         numbers=sum(found.numbers for found in evidence.scans.values()),
+        reference=_reference(evidence),
         not_compared=not_compared(evidence),
     )
 
 
+def _reference(evidence: CellEvidence) -> str:
+    """What the numbers of a cell are compared with, and if it is not the oracle, why."""
+    if evidence.by_oracle:
+        return "the oracle"
+    why = f", since the oracle does not model {evidence.oracle.not_modelled}" if evidence.oracle else ""
+    return f"the control{why}" if evidence.control else ""
+
+
 def not_compared(evidence: CellEvidence) -> str:
-    """Which numbers are compared with nothing, and why; empty if none, or if the cell is itself a control.
+    """Which numbers are compared with nothing, and why; empty if none, or if there is no reference.
 
     Every report says it of the numerics lane.
     """
-    control = evidence.control
-    if control is None or not evidence.steps:
+    reference = evidence.reference
+    if reference is None or not evidence.steps:
         return ""
     if evidence.same_rows:
-        return _amplified(evidence, control)
-    whole, compared = len(control.gradients), len(evidence.compared)
+        return _amplified(evidence, reference)
+    whole, compared = len(reference.gradients), len(evidence.compared)
     parts = [f"gradients of {whole - compared} of {whole} parameters"] if 0 < compared < whole else []
     parts += [] if compared else ["gradients"]
     coarse = None if evidence.same_first_step else other_rows_bound(evidence)
@@ -58,9 +67,9 @@ def not_compared(evidence: CellEvidence) -> str:
     return f"compared with nothing, since the control has other rows: {', '.join(parts)}{norm}"
 
 
-def _amplified(evidence: CellEvidence, control: CellEvidence) -> str:
+def _amplified(evidence: CellEvidence, reference: CellEvidence) -> str:
     """Which later numbers are not compared, since training amplified rounding; empty if all are."""
-    floors, parts = control.later_noise, []
+    floors, parts = reference.later_noise, []
     for names, text in ((("document_loss", "step_loss"), "losses"), (("grad_norm",), "gradient norms")):
         for step in evidence.steps:
             lost = next((name for name in names if evidence.bound(name, step) is None), None)
@@ -71,7 +80,7 @@ def _amplified(evidence: CellEvidence, control: CellEvidence) -> str:
         weights = sum(1 for name in evidence.updates if evidence.weight_bound(what, name, _SMALLEST) is None)
         if weights:
             parts.append(f"the change of {counted(weights, 'parameter')} {text}")
-    return f"{_AMPLIFIED}: {', '.join(parts)}" if parts else ""
+    return f"{_AMPLIFIED.format(evidence.origin)}: {', '.join(parts)}" if parts else ""
 
 
 def incomplete(evidence: CellEvidence) -> str:
@@ -101,6 +110,7 @@ def _problems(evidence: CellEvidence) -> Iterator[str]:
                 partial = True
                 yield f"record of rank {rank}: {problem}"
         yield from (f"record of rank {rank}: {bad.what} {bad.why}" for bad in evidence.scans[rank].impossible)
+    yield from (f"oracle.json: {problem}" for problem in oracle.problems(evidence))
     if not partial:
         yield from facts.disagreements(expected, evidence.records)
         yield from model.disagreements(expected, evidence.records)

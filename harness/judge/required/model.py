@@ -119,7 +119,7 @@ def whole_model_problems(expected: Expected, at: Coordinates, names: Sequence[st
 
 
 def disagreements(expected: Expected, records: dict[int, RankRecord]) -> Iterator[str]:
-    """Every rank of a stage holds the same parameters, and all ranks together those of the control."""
+    """Every rank of a stage holds the same parameters, and all ranks together those of the reference."""
     first: dict[int, tuple[int, list[tuple[str, bool]]]] = {}
     for rank in sorted(records):
         record = records[rank]
@@ -128,15 +128,15 @@ def disagreements(expected: Expected, records: dict[int, RankRecord]) -> Iterato
         if names != right:
             odd = sorted({*names} ^ {*right}) or names
             yield f"record of rank {rank}: parameters: {odd[0][0]} differs from rank {other} of its stage"
-    yield from _against_control(expected, records)
+    yield from _against_reference(expected, records)
 
 
-def _against_control(expected: Expected, records: dict[int, RankRecord]) -> Iterator[str]:
-    control = expected.evidence.control
-    if control is None or not (expected.config.fingerprints and control.cell.config.fingerprints):
+def _against_reference(expected: Expected, records: dict[int, RankRecord]) -> Iterator[str]:
+    reference = expected.evidence.reference
+    if reference is None or not (expected.config.fingerprints and reference.cell.config.fingerprints):
         return
     held = {item.name for record in records.values() for item in record.parameters}
-    right = {item.name for record in control.records.values() for item in record.parameters}
+    right = {item.name for record in reference.records.values() for item in record.parameters}
     if expected.model.tied:  # later stages hold a copy of the embedding under the output layer's name
         held = {name for name in held if not name.startswith("output_layer.")}
         right = {name for name in right if not name.startswith("output_layer.")}
@@ -144,8 +144,9 @@ def _against_control(expected: Expected, records: dict[int, RankRecord]) -> Iter
         held, right = ({name for name in names if is_adapter(name)} for names in (held, right))
     if held != right:
         name = min(held ^ right)
-        side = "no rank holds" if name in right else "the control does not hold"
-        yield f"parameters: {side} {name}; the cell has {len(held)}, the control {len(right)}"
+        origin = expected.evidence.origin
+        side = "no rank holds" if name in right else f"the {origin} does not hold"
+        yield f"parameters: {side} {name}; the cell has {len(held)}, the {origin} {len(right)}"
 
 
 def _scales(expected: Expected, record: RankRecord) -> Iterator[str]:

@@ -67,6 +67,14 @@ NOT_EVIDENCE: dict[str, str] = {
         )
         for part in parts
     },
+    **{
+        f"oracle.record.legs.*.{tensors}.{part}": _GROWTH
+        for tensors in ("parameters.*.gradient", "activations.*.documents.*")
+        for part in ("norm_sq", "projections.*")
+    },
+    "oracle.not_modelled": "text that is shown; without numbers of the oracle it must be there",
+    "oracle.record.steps.*.tokens.*.position": "names the first token that differs; the losses must add up",
+    "oracle.record.parameters.*.parts": "names the tp rank whose shard differs; they must add up to the gradient",
     "result.started": _CLOCK,
     "result.finished": _CLOCK,
     "result.deadline_s": "it must be the cell's deadline or a longer one; only a hang is judged by it",

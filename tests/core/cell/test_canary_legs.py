@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.core.cell.canary_legs import LEG_NAMES, NOISE_LEGS, Leg, legs_of, shared_passes, why_not
+from harness.core.cell.canary_legs import LEG_NAMES, Leg, legs_of, shared_passes, why_not
 from harness.core.cell.config import CANARIES, DEFAULT_CANARIES, NOISE, CellConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.data_paths.table import DATA_PATHS
@@ -32,7 +32,7 @@ def legs(config: CellConfig) -> dict[str, Leg]:
 def test_noise_legs_come_last_and_the_one_that_moves_weights_after_all() -> None:
     config = replace(cell("unpacked"), canaries=(*CANARIES, NOISE), dtype="bf16")
     order, epsilon = legs_of(config)[-2:]
-    assert [leg.name for leg in (order, epsilon)] == list(NOISE_LEGS)
+    assert [leg.name for leg in (order, epsilon)] == ["noise-order", "noise-epsilon"]
     assert order.documents == epsilon.documents[::-1] == tuple(config.documents_of(0))[::-1]
     assert [leg.moved_weights for leg in legs_of(config)].index(True) == len(legs_of(config)) - 1
     assert order.backward and epsilon.backward

@@ -20,7 +20,7 @@ from harness.judge.stats.noise import noise_floors
 from tests.judge.reports import build_report
 from tests.judge.simulator import TODAY, all_evidence, config_of, found_of, judge, refound, run_of, second_training
 
-ORDER, EPSILON = NOISE_LEGS
+ORDER, EPSILON, _ = NOISE_LEGS
 
 
 def leg_of(record: RankRecord, name: str, *, losses: float = 0.0, gradients: float = 0.0) -> LegSeen:
@@ -182,7 +182,7 @@ def test_noise_as_large_as_the_numbers_makes_a_comparison_impossible(factor: flo
         verdict = judge(evidence)
         assert verdict.outcome is Outcome.ERROR
         assert verdict.reason == (
-            "the noise of the control is too large to compare: the floor of parameter_gradient is 2 "
+            "the noise of the reference is too large to compare: the floor of parameter_gradient is 2 "
             f"({SMALL}; weights moved by one machine epsilon; harness reference attention on cpu), more than 0.13"
         )
 
@@ -295,7 +295,9 @@ def test_a_bound_that_grew_says_how_it_was_measured() -> None:
     bound = cell.bound("grad_norm", 1)
     assert bound is not None
     assert bound.value == pytest.approx(GROWTH_FACTOR * 1e-3)
-    assert bound.origin.startswith("two trainings of the control differ by 0.001 (weights moved by one machine epsilon")
+    assert bound.origin.startswith(
+        "two trainings of the reference differ by 0.001 (weights moved by one machine epsilon"
+    )
     at_start = cell.bound("grad_norm", 0)
     assert at_start is not None and at_start.value == 1e-4
 

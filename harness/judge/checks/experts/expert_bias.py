@@ -1,4 +1,4 @@
-"""The bias of every expert after every step: the same on all ranks, as its rule gives it, and that of the control.
+"""The bias of every expert after every step: the same on all ranks, as its rule gives it, and that of the reference.
 
 The rule: a bias grows by its rate if its expert got fewer tokens in the step than the mean of all experts, and shrinks
 if it got more (arXiv 2408.15664; moe_utils.get_updated_expert_bias).
@@ -30,10 +30,10 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
             other, right = first.setdefault((seen.step, seen.layer), (record, seen))
             if seen.values != right.values:
                 return [_finding(record, seen, right.values, f"rank {other.rank} has")]
-    expected = _by_rule(evidence, moe) | _of_control(evidence)
+    expected = _by_rule(evidence, moe) | _of_reference(evidence)
     for place, (record, seen) in sorted(first.items(), key=lambda item: item[0]):
         if place in expected and _differ(seen.values, expected[place], evidence.cell.config):
-            whose = "the control has" if place[0] else "their tokens give"
+            whose = f"the {evidence.origin} has" if place[0] else "their tokens give"
             return [_finding(record, seen, expected[place], whose)]
     return []
 
@@ -61,13 +61,13 @@ def _counted(router: RouterWhole, moe: MoeConfig) -> list[int]:
     return [sum(counts) for counts in zip(*(row.counts for row in rows))]
 
 
-def _of_control(evidence: CellEvidence) -> dict[tuple[int, int], list[float]]:
-    """(later step, layer) -> biases of the control, if it has the same rows, up to where rounding moves a token to
-    another expert: in the control's own second training."""
-    if evidence.control is None or not evidence.same_rows:
+def _of_reference(evidence: CellEvidence) -> dict[tuple[int, int], list[float]]:
+    """(later step, layer) -> biases of the reference, if it has the same rows, up to where rounding moves a token to
+    another expert: in its own second training."""
+    if evidence.reference is None or not evidence.same_rows:
         return {}
-    floors = evidence.control.later_noise.get("expert_bias", {})
-    seen = (seen for record in evidence.control.records.values() for seen in record.expert_biases)
+    floors = evidence.reference.later_noise.get("expert_bias", {})
+    seen = (seen for record in evidence.reference.records.values() for seen in record.expert_biases)
     return {
         (one.step, one.layer): one.values
         for one in seen

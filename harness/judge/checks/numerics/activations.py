@@ -1,4 +1,4 @@
-"""Every layer's output for every document (step 0) equals the control's; names the first that differs."""
+"""Every layer's output for every document (step 0) equals the reference's; names the first that differs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from harness.judge.stats.distance import bound_text, stated
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
-    if evidence.control is None or not evidence.fingerprinted:
+    if evidence.reference is None or not evidence.fingerprinted:
         return []
-    found = first_layer_off(evidence, evidence.control)
-    return [] if found is None else [_finding(evidence, evidence.control, found)]
+    found = first_layer_off(evidence, evidence.reference)
+    return [] if found is None else [_finding(evidence, evidence.reference, found)]
 
 
 def _finding(evidence: CellEvidence, control: CellEvidence, found: LayerOff) -> CheckFinding:

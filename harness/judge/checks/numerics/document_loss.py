@@ -1,4 +1,4 @@
-"""The loss of every document equals the control's; at step 0 the first token that differs is named."""
+"""The loss of every document equals the reference's; at step 0 the first token that differs is named."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NONE = DocumentLoss(loss_sum=0.0, tokens=0)
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
-    control = evidence.control
+    control = evidence.reference
     if control is None:
         return []
     for step in evidence.finished_steps:
@@ -81,9 +81,9 @@ def _finding(
     named = f"; the ratio is {ratio} on all" if ratio else ""
     return CheckFinding(
         fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else documents_pattern(evidence, wrong, step),
-        message=f"loss sum of document {document}{place} in step {step}: {found:.9g}, control {right:.9g}, off by "
-        f"{off[document]:.3g} > {bound_text(bound)}{at}{named}; {len(wrong)} of {len(off)} documents differ"
-        f"{edges.text}",
+        message=f"loss sum of document {document}{place} in step {step}: {found:.9g}, "
+        f"{evidence.origin} {right:.9g}, off by {off[document]:.3g} > {bound_text(bound)}{at}{named}; {len(wrong)} of "
+        f"{len(off)} documents differ{edges.text}",
         where=where | ({"ratio": ratio} if ratio else {}) | edges.keys,
         measured=off[document],
         bound=stated(bound),

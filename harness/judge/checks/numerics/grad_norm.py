@@ -1,4 +1,4 @@
-"""The gradient norm before clipping equals the control's on every rank; a recognised ratio is named.
+"""The gradient norm before clipping equals the reference's on every rank; a recognised ratio is named.
 
 A control with other rows in its micro-batches has other gradients. Then the bound of step 0 is coarse, and finds a
 factor of the layout. With an auxiliary loss the norm may only be too large: losses of routers count slots, of which the
@@ -42,12 +42,16 @@ def _fewer_slots(evidence: CellEvidence) -> bool:
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
-    if evidence.control is None:
+    if evidence.reference is None:
         return []
     if evidence.same_rows:
-        return _against(evidence, evidence.control, "control", evidence.steps)
+        return _against(evidence, evidence.reference, evidence.origin, evidence.steps)
     coarse = evidence.bound("grad_norm", 0) if evidence.same_first_step else other_rows_bound(evidence)
-    found = _against(evidence, evidence.control, "control", range(1), coarse) if coarse and 0 in evidence.steps else []
+    found = (
+        _against(evidence, evidence.reference, evidence.origin, range(1), coarse)
+        if coarse and 0 in evidence.steps
+        else []
+    )
     return found or _against(evidence, evidence, "the first rank's", evidence.steps)
 
 

@@ -1,4 +1,4 @@
-"""Multi-token prediction at step 0: the right tokens count per document and depth, and their loss equals the control's.
+"""Multi-token prediction at step 0: the right tokens count per document and depth, with the reference's loss.
 
 At depth d the labels of a document count that did but for its first d: for its last d slots, the predicted token is
 beyond it.
@@ -29,8 +29,8 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
         }
         if wrong:
             return [_tokens_finding(evidence, depth, found, wrong)]
-        if evidence.control is not None:
-            findings = _against_control(evidence, evidence.control, depth, found)
+        if evidence.reference is not None:
+            findings = _against(evidence, evidence.reference, depth, found)
             if findings:
                 return findings
     return []
@@ -70,10 +70,10 @@ def _tokens_finding(
     )
 
 
-def _against_control(
-    evidence: CellEvidence, control: CellEvidence, depth: int, found: dict[int, DocumentLoss]
+def _against(
+    evidence: CellEvidence, reference: CellEvidence, depth: int, found: dict[int, DocumentLoss]
 ) -> list[CheckFinding]:
-    bound, right = evidence.tolerances.document_loss, mtp_losses(control, depth)
+    bound, right = evidence.tolerances.document_loss, mtp_losses(reference, depth)
     off = {
         document: distance(part.loss_sum, right.get(document, _NONE).loss_sum, bound)
         for document, part in found.items()
@@ -83,9 +83,9 @@ def _against_control(
         return []
     document = wrong[0]
     message = (
-        f"loss sum of document {document} at prediction depth {depth}: {found[document].loss_sum:.9g}, control "
-        f"{right.get(document, _NONE).loss_sum:.9g}, off by {off[document]:.3g} > {bound_text(bound)}; "
-        f"{len(wrong)} of {len(off)} documents differ"
+        f"loss sum of document {document} at prediction depth {depth}: {found[document].loss_sum:.9g}, "
+        f"{evidence.origin} {right.get(document, _NONE).loss_sum:.9g}, off by {off[document]:.3g} > "
+        f"{bound_text(bound)}; {len(wrong)} of {len(off)} documents differ"
     )
     return [
         CheckFinding(

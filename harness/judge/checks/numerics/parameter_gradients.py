@@ -1,4 +1,4 @@
-"""Every parameter's gradient (step 0, reduced, before clipping) equals the control's, by fingerprint.
+"""Every parameter's gradient (step 0, reduced, before clipping) equals the reference's, by fingerprint.
 
 With other rows than the control's, only those on which rows have no effect: `evidence.compared`.
 """
@@ -19,13 +19,13 @@ from harness.judge.stats.noise import least_norms
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
-    if evidence.control is None or not evidence.fingerprinted or not (evidence.same_rows or evidence.compared):
+    if evidence.reference is None or not evidence.fingerprinted or not (evidence.same_rows or evidence.compared):
         return []
-    measured, expected = evidence.gradients, evidence.control.gradients
+    measured, expected = evidence.gradients, evidence.reference.gradients
     bound = evidence.tolerances.parameter_gradient
     least = least_norms(evidence.tolerances, (one.fingerprint for one in expected.values()))
     off: dict[str, float] = {}
-    for name in evidence.compared:  # in model order, as the control's one rank lists them
+    for name in evidence.compared:  # in model order, as its one rank lists them
         found, right = measured.get(name), expected[name]
         if found is None:
             off[name] = math.inf
@@ -39,8 +39,8 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     if not wrong and not extra and expected:
         return []
     if not wrong:
-        return [_unmatched(extra)]
-    return [_finding(evidence, evidence.control, wrong, off)]
+        return [_unmatched(evidence, extra)]
+    return [_finding(evidence, evidence.reference, wrong, off)]
 
 
 def _finding(evidence: CellEvidence, control: CellEvidence, wrong: list[str], off: dict[str, float]) -> CheckFinding:
@@ -62,14 +62,18 @@ def _finding(evidence: CellEvidence, control: CellEvidence, wrong: list[str], of
     )
 
 
-def _unmatched(extra: list[str]) -> CheckFinding:
-    message = f"gradient of {extra[0]}, which the control does not have" if extra else "no gradients to compare with"
+def _unmatched(evidence: CellEvidence, extra: list[str]) -> CheckFinding:
+    message = (
+        f"gradient of {extra[0]}, which the {evidence.origin} does not have"
+        if extra
+        else "no gradients to compare with"
+    )
     return CheckFinding(
         fault_class=fault_classes.UNKNOWN,
         message=message,
         where={"parameter": extra[0], "step": 0} if extra else {"step": 0},
         measured=len(extra),
-        bound=exactly("the parameters of the control", "the same model"),
+        bound=exactly(f"the parameters of the {evidence.origin}", "the same model"),
     )
 
 

@@ -1,4 +1,4 @@
-"""The number of real tokens of every expert of every layer (step 0) equals the control's, exactly."""
+"""The number of real tokens of every expert of every layer (step 0) equals the reference's, exactly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.judge.locations import in_short
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
-    control = evidence.control
+    control = evidence.reference
     if control is None or not evidence.first_step_whole or evidence.cell.config.model.moe is None:
         return []
     found, right = _per_layer(routers(evidence)), _per_layer(routers(control))
@@ -21,7 +21,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
         measured = found.get(layer, [])
         if measured != expected:
             stage = evidence.layout.stage_of_layer(layers, layer) if layer <= layers else evidence.last_stage
-            return [_finding(layer, stage, measured, expected)]
+            return [_finding(layer, stage, measured, expected, evidence.origin)]
     return []
 
 
@@ -37,11 +37,11 @@ def _per_layer(wholes: list[RouterWhole]) -> dict[int, list[int]]:
     return layers
 
 
-def _finding(layer: int, stage: int, measured: list[int], expected: list[int]) -> CheckFinding:
+def _finding(layer: int, stage: int, measured: list[int], expected: list[int], origin: str) -> CheckFinding:
     experts = [n for n, pair in enumerate(zip(measured, expected)) if pair[0] != pair[1]]
     return CheckFinding(
         fault_class=fault_classes.ROUTER,
-        message=f"real tokens per expert in layer {layer}: {in_short(measured, expected, 'control')}",
+        message=f"real tokens per expert in layer {layer}: {in_short(measured, expected, origin)}",
         where={"stage": stage, "layer": layer, "step": 0, "experts": experts},
         measured=measured,
         bound=expected,

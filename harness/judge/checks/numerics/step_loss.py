@@ -1,4 +1,4 @@
-"""The loss of every step (sum over its unmasked labels, all ranks) equals the control's."""
+"""The loss of every step (sum over its unmasked labels, all ranks) equals the reference's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.judge.stats.distance import beyond, bound_text, distance, stated
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
     wrong = []
-    for step, right in step_losses(evidence.control).items() if evidence.control else ():
+    for step, right in step_losses(evidence.reference).items() if evidence.reference else ():
         if step and not evidence.same_rows:
             break  # different gradients have moved the weights
         if (bound := evidence.bound("step_loss", step)) is None:
@@ -33,7 +33,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     return [
         CheckFinding(
             fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else fault_classes.UNKNOWN,
-            message=f"loss sum of step {step} on rank {rank}: {_text(found)}, control {right:.9g}, off by "
+            message=f"loss sum of step {step} on rank {rank}: {_text(found)}, {evidence.origin} {right:.9g}, off by "
             f"{measured:.3g} > {bound_text(bound)}{named}; {len(steps)} of {len(evidence.steps)} steps differ",
             where={"stage": evidence.last_stage, "rank": rank, "step": step} | ({"ratio": ratio} if ratio else {}),
             measured=measured,

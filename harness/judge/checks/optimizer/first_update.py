@@ -24,7 +24,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
         if wrong := wrong_updates(evidence, kind):
             if parameter_gradients.check(evidence) or replica_gradients.check(evidence):
                 return []  # a consequence of wrong gradients
-            return [finding(kind, wrong)]
+            return [finding(evidence, kind, wrong)]
     return []
 
 

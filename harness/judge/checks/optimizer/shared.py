@@ -1,4 +1,4 @@
-"""Comparison of what the optimizer made of every parameter, with the control and among copies."""
+"""Comparison of what the optimizer made of every parameter, with the reference and among copies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Wrong(NamedTuple):
     name: str
     off: float
     bound: Bound
-    record: RankRecord | None = None  # the rank that differs from a copy; None: the whole differs from the control's
+    record: RankRecord | None = None  # the rank that differs from a copy; None: the whole differs from the reference's
     copy: int = 0  # rank of that copy
 
 
@@ -45,8 +45,8 @@ class _Copy(NamedTuple):
 
 
 def wrong_updates(evidence: CellEvidence, kind: Kind) -> list[Wrong]:
-    """Copies that differ from the first one, then whole tensors that differ from the control's."""
-    return [*_among_copies(evidence, kind), *_against_control(evidence, kind)]
+    """Copies that differ from the first one, then whole tensors that differ from the reference's."""
+    return [*_among_copies(evidence, kind), *_against_reference(evidence, kind)]
 
 
 def _among_copies(evidence: CellEvidence, kind: Kind) -> Iterator[Wrong]:
@@ -68,11 +68,11 @@ def _copies(evidence: CellEvidence) -> Iterator[_Copy]:
             yield _Copy(seen.name, seen.update, copy.update, record, other)
 
 
-def _against_control(evidence: CellEvidence, kind: Kind) -> Iterator[Wrong]:
-    control = evidence.control
-    if control is None or not (evidence.same_rows or (kind.step == 0 and evidence.same_first_step)):
+def _against_reference(evidence: CellEvidence, kind: Kind) -> Iterator[Wrong]:
+    reference = evidence.reference
+    if reference is None or not (evidence.same_rows or (kind.step == 0 and evidence.same_first_step)):
         return
-    measured, expected = evidence.updates, control.updates
+    measured, expected = evidence.updates, reference.updates
     least = _least(evidence, kind, expected)
     for name, right in expected.items():
         found = measured.get(name)
@@ -107,11 +107,11 @@ def _distance(found: UpdateSeen, right: UpdateSeen, field: str, bound: Bound, le
     return off if beyond(off, bound) else None
 
 
-def finding(kind: Kind, wrong: list[Wrong]) -> CheckFinding:
+def finding(evidence: CellEvidence, kind: Kind, wrong: list[Wrong]) -> CheckFinding:
     first = wrong[0]
     names = list(dict.fromkeys(item.name for item in wrong))
     where = {"parameter": first.name, "step": kind.step, "parameters": names[:16]}
-    against = "the control"
+    against = f"the {evidence.origin}"
     if first.record is not None:
         where |= where_of(first.record.place, rank=first.record.rank)
         against = f"its copy on rank {first.copy}; here rank {first.record.rank} ({first.record.place})"

@@ -30,4 +30,4 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     earlier = (parameter_gradients, replica_gradients, first_update)
     if not wrong or any(check.check(evidence) for check in earlier):
         return []
-    return [finding(kind, wrong)]
+    return [finding(evidence, kind, wrong)]

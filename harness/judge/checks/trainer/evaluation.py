@@ -1,4 +1,4 @@
-"""Evaluations between steps take place, have the tokens of their plan and the control's losses, and report them;
+"""Evaluations between steps take place, have the tokens of their plan and the reference's losses, and report them;
 modules are in evaluation mode in them, and in training mode in every step.
 """
 
@@ -89,19 +89,19 @@ def _tokens(evidence: CellEvidence) -> Iterator[CheckFinding]:
 
 
 def _losses(evidence: CellEvidence) -> Iterator[CheckFinding]:
-    """With the control's weights at that step, the loss is the control's too."""
-    if evidence.control is None or not evidence.same_rows:
+    """With the reference's weights at that step, the loss is the reference's too."""
+    if evidence.reference is None or not evidence.same_rows:
         return
-    of_control = {one.number: one.loss_sum for one in evaluations_of(evidence.control)}
+    expected = {one.number: one.loss_sum for one in evaluations_of(evidence.reference)}
     for one in evaluations_of(evidence):
-        bound, right = evidence.bound("step_loss", one.after), of_control.get(one.number)
+        bound, right = evidence.bound("step_loss", one.after), expected.get(one.number)
         if bound is None:
             return
         for record, seen in one.seen:
             if right is not None and _differs(seen.loss_sum, right, bound):
                 yield _finding(
                     f"loss sum of the evaluation after step {one.after} on rank {record.rank}: "
-                    f"{_text(seen.loss_sum, right, bound, 'control')}",
+                    f"{_text(seen.loss_sum, right, bound, evidence.origin)}",
                     _where(record, after=one.after),
                     measured=seen.loss_sum,
                     bound=stated(bound),

@@ -1,0 +1,260 @@
+"""The record of the oracle: what it computes of a cell, as one rank would record it.
+
+It computes it twice: in float64, which is what the ranks are compared with, and in the cell's dtype. The distance
+between the two is what rounding does to each number, from which bounds follow.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from harness.core.cell.config import CellConfig
+from harness.core.cell.layout import Coordinates
+from harness.core.packing.arithmetic import MicroBatch
+from harness.core.run.record_limits import PROJECTIONS
+from harness.core.run.records import (
+    BuiltSeen,
+    EvaluationSeen,
+    ExpertBiasSeen,
+    ExpertShare,
+    LaterSeen,
+    LegSeen,
+    MtpSeen,
+    OracleRecord,
+    RankRecord,
+    RouterSeen,
+    StepSeen,
+    TrainingSeen,
+)
+from harness.core.run.tensor_records import ActivationSeen, Fingerprint, ParameterSeen, UpdateSeen
+from harness.oracle.drawing import draw
+from harness.oracle.fields import uncovered
+from harness.oracle.train import RouterLosses, Step, Trained, train
+
+_ONE_RANK = Coordinates(tp=0, cp=0, dp=0, pp=0)
+_DTYPES = {"fp32": torch.float32}
+# On one core float64 matrices are multiplied at 5 to 20 GFLOP/s: half a minute to two.
+_MOST_FLOPS = 5e11
+_MOST_BYTES = 4 * 2**30
+
+
+def record_of(cell: str, config: CellConfig, built: Sequence[BuiltSeen]) -> OracleRecord:
+    """What the oracle computes of a cell whose ranks built a model with `built`."""
+    found = OracleRecord(cell=cell, built=list(built))
+    try:
+        found.not_modelled = not_modelled(config, built)
+        found.record = None if found.not_modelled else _record(cell, config, built)
+    except Exception:  # whatever it is: the judge shows it as the reason why the cell is not judged
+        found.failed = traceback.format_exc()
+    return found
+
+
+def _record(cell: str, config: CellConfig, built: Sequence[BuiltSeen]) -> RankRecord:
+    found = _as_rank(cell, config, train(config, built))
+    found.legs = [_second_training(_as_rank(cell, config, train(config, built, _DTYPES[config.dtype])))]
+    return found
+
+
+def not_modelled(config: CellConfig, built: Sequence[BuiltSeen]) -> str:
+    """What of a cell the oracle does not model, or what is too large for it; empty if it can compute all."""
+    model = config.model
+    wanted = (
+        ("dtype", config.dtype not in _DTYPES and config.dtype),
+        ("model.pattern", model.pattern),
+        ("model.vision", model.vision is not None and "images"),
+        ("model.peft", model.peft is not None and "adapters"),
+        ("resume", config.saved_in is not None and config.by_rows and "rows of two layouts"),
+    )
+    fields = [(name, str(value)) for name, value in wanted if value] or uncovered(built)
+    if fields:
+        return ", ".join(f"{name} {value}" for name, value in fields)
+    return _too_large(config)
+
+
+def _too_large(config: CellConfig) -> str:
+    """Estimated: 6 operations per weight and token (arXiv 2001.08361), those of attention, the scores kept of it."""
+    model, plans = config.model, [plan for replica in config.micro_batches(0) for plan in replica]
+    tokens, squares = sum(plan.slots for plan in plans), max(map(_squares, plans))
+    feed_forward = 3 * model.hidden * model.ffn * (model.moe.topk if model.moe else 1)
+    weights = model.layers * (4 * model.hidden**2 + feed_forward) + 2 * model.vocab * model.hidden
+    flops = 2 * config.train.steps * (6 * weights * tokens + 12 * model.layers * model.hidden * squares)
+    size = 8 * (3 * model.layers * model.heads * squares + 5 * weights)
+    if flops <= _MOST_FLOPS and size <= _MOST_BYTES:
+        return ""
+    return (
+        f"size: about {flops:.1g} operations and {size / 2**30:.2g} GiB of memory, more than {_MOST_FLOPS:.0e} or "
+        f"{_MOST_BYTES >> 30}"
+    )
+
+
+def _squares(plan: MicroBatch) -> int:
+    """Attention scores of one head: the squares of what attends to each other."""
+    sizes = [padded for _, padded in plan.segments] if plan.style.packed else [row.length for row in plan.rows]
+    return sum(size * size for size in sizes)
+
+
+def _as_rank(cell: str, config: CellConfig, trained: Trained) -> RankRecord:
+    evaluations = [trained.evaluations[number] for number in sorted(trained.evaluations)]
+    return RankRecord(
+        cell=cell,
+        rank=0,
+        place=_ONE_RANK,
+        ended="completed",
+        steps=[_step(number, step, trained) for number, step in enumerate(trained.steps)],
+        evaluations=[
+            EvaluationSeen(
+                after=after,
+                micro_batches=seen.micro_batches,
+                loss_sum=seen.loss_sum,
+                token_count=seen.tokens,
+                documents=seen.documents,
+            )
+            for after, seen in zip(config.evaluated, evaluations, strict=True)
+        ],
+        parameters=_parameters(trained, config.train.seed),
+        activations=_activations(config, trained),
+        routers=[_router(seen) for seen in trained.routers],
+        expert_biases=[
+            ExpertBiasSeen(step=number, layer=layer, values=values)
+            for number, step in enumerate(trained.steps)
+            for layer, values in step.biases.items()
+        ],
+        mtp=[
+            MtpSeen(depth=seen.depth, micro_batch=seen.micro_batch, documents=seen.documents)
+            for seen in trained.predictions
+        ],
+    )
+
+
+def _step(number: int, step: Step, trained: Trained) -> StepSeen:
+    return StepSeen(
+        step=number,
+        micro_batches=step.micro_batches,
+        loss_sum=step.loss_sum,
+        token_count=step.tokens,
+        grad_norm=step.gradient_norm,
+        documents=step.documents,
+        tokens=[] if number else trained.tokens,
+    )
+
+
+def _parameters(trained: Trained, seed: int) -> list[ParameterSeen]:
+    found = []
+    for name, seen in trained.parameters.items():
+        gradient, first, second, change, all_changes = (
+            fingerprint(name, tensor, seed)
+            for tensor in (seen.gradient, seen.first_moment, seen.second_moment, seen.change, seen.trained)
+        )
+        update = UpdateSeen(first_moment=first, second_moment=second, change=change, trained=all_changes)
+        parts = _parts(name, seen.gradient, seed)
+        found.append(ParameterSeen(name=name, sharded=False, gradient=gradient, parts=parts, update=update))
+    return found
+
+
+def fingerprint(name: str, tensor: Tensor, seed: int) -> Fingerprint:
+    """Sum of squares and projections of a whole tensor, as ranks record them (node/probe/hooks/fingerprints.py)."""
+    return _printed(tensor, _vectors(name, tuple(tensor.shape), seed))
+
+
+def _printed(tensor: Tensor, vectors: Sequence[Tensor]) -> Fingerprint:
+    whole = tensor.double()
+    projections = [float((whole * vector).sum()) for vector in vectors]
+    return Fingerprint(norm_sq=float(whole.square().sum()), projections=projections)
+
+
+@cache
+def _vectors(name: str, shape: tuple[int, ...], seed: int) -> tuple[Tensor, ...]:
+    return tuple(draw(f"projection-{number}", name, shape, seed).double() for number in range(PROJECTIONS))
+
+
+# The dimension in which tensor parallelism splits a weight; norms, routers and other biases are whole on every rank.
+_BY_ROWS = re.compile(
+    r"(word_embeddings|output_layer|eh_proj)\.weight$|linear_(qkv|fc1|q_proj|q_up_proj|kv_up_proj)\.|softmax_offset$"
+)
+_BY_COLUMNS = re.compile(r"linear_(proj|fc2)\.weight$")
+_PART_COUNTS = (8, 4, 2)  # enough to compose the shards of tp 2, 4 and 8
+
+
+def _parts(name: str, tensor: Tensor, seed: int) -> list[Fingerprint]:
+    """Fingerprints of the parts into which tensor parallelism would split a tensor, for the most ranks that it can.
+
+    Gate and up projection of a feed-forward block are stacked, and each is split.
+    """
+    dim = 0 if _BY_ROWS.search(name) else 1 if _BY_COLUMNS.search(name) else None
+    pieces = 2 if "linear_fc1." in name else 1
+    count = next((n for n in _PART_COUNTS if dim is not None and tensor.shape[dim] % (pieces * n) == 0), 0)
+    if dim is None or not count:
+        return []
+
+    def part(whole: Tensor, number: int) -> Tensor:
+        return torch.cat([piece.chunk(count, dim)[number] for piece in whole.chunk(pieces, dim)], dim)
+
+    vectors = _vectors(name, tuple(tensor.shape), seed)
+    return [_printed(part(tensor, n), [part(vector, n) for vector in vectors]) for n in range(count)]
+
+
+def _activations(config: CellConfig, trained: Trained) -> list[ActivationSeen]:
+    shape, seed = (config.train.seq_length, config.model.hidden), config.train.seed
+    vectors = [draw(f"position-{number}", "activation", shape, seed).double() for number in range(PROJECTIONS)]
+    return [
+        ActivationSeen(
+            layer=layer,
+            documents={
+                document: _printed(output, [vector[: len(output)] for vector in vectors])
+                for document, output in documents.items()
+            },
+        )
+        for layer, documents in trained.outputs.items()
+    ]
+
+
+def _router(seen: RouterLosses) -> RouterSeen:
+    shares = [
+        ExpertShare(
+            tokens=int(mine.sum()),
+            counts=seen.chosen[mine].sum(0).tolist(),
+            scores=seen.logits[mine].softmax(-1).sum(0).tolist(),
+        )
+        for mine in (seen.real, ~seen.real)
+    ]
+    return RouterSeen(
+        layer=seen.layer,
+        micro_batch=seen.micro_batch,
+        real=shares[:1],
+        padding=shares[1:],
+        aux_loss=seen.balance,
+        z_loss=seen.z,
+    )
+
+
+def _second_training(seen: RankRecord) -> LegSeen:
+    first, later = seen.steps[0], seen.steps[1:]
+    updates = {one.name: one.update for one in seen.parameters if one.update is not None}
+    return LegSeen(
+        leg="noise-dtype",
+        loss_sum=first.loss_sum or 0.0,
+        token_count=first.token_count or 0,
+        documents=first.documents,
+        parameters=[replace(one, parts=[], update=None) for one in seen.parameters],
+        activations=seen.activations,
+        training=TrainingSeen(
+            steps=[_later(step, step.step) for step in later],
+            evaluations=[_later(evaluation, evaluation.after) for evaluation in seen.evaluations],
+            changes={name: update.change for name, update in updates.items()},
+            trained={name: update.trained for name, update in updates.items() if update.trained is not None},
+            merged={},
+            expert_biases=seen.expert_biases,
+        ),
+    )
+
+
+def _later(seen: StepSeen | EvaluationSeen, after: int) -> LaterSeen:
+    norm = seen.grad_norm if isinstance(seen, StepSeen) else None
+    return LaterSeen(after=after, loss_sum=seen.loss_sum or 0.0, documents=seen.documents, grad_norm=norm)
