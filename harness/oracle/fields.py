@@ -588,7 +588,8 @@ class Model:
             experts=experts,
             expert_layers=_expert_layers(model["moe_layer_freq"], layers) if experts else (),
             predictions=model["mtp_num_layers"] or 0,
-            prediction_weight=model["mtp_loss_scaling_factor"],
+            prediction_weight=model["mtp_loss_scaling_factor"]
+            or 0.0,  # null in releases before 0.14 without such layers
             per_token=model["calculate_per_token_loss"],
             stored=torch.bfloat16 if model["params_dtype"] == "torch.bfloat16" else torch.float32,
         )

@@ -122,7 +122,7 @@ def build(fields: dict[str, Any], arguments: dict[str, Any]) -> Any:
 def compared(fields: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
     model = build(fields, arguments)
     built = [
-        BuiltSeen(of="model", values=values_of(model.config)),
+        BuiltSeen(of="model", values=values_of("model", model.config)),
         BuiltSeen(of="constructor", values=model.constructor_arguments),
     ]
     ours = Model.read(built)

@@ -1,7 +1,8 @@
 """With what upstream built a rank's model, DDP and optimizer: their configurations, and the rank's place.
 
-Of a configuration those fields of megatron-core's own classes are recorded whose values are not the defaults there. A
-cell and its control have the same stack, so a field that is absent has the same value in both. Subclasses, such as the
+Of a configuration those fields of megatron-core's own classes are recorded whose values are not the defaults there, or
+not those of the release whose defaults the oracle knows. A cell and its control have the same stack, so a field that is
+absent has the same value in both. Subclasses, such as the
 providers of Megatron-Bridge, have more fields, which become arguments of the model's constructor; these are recorded
 too.
 """
@@ -25,6 +26,7 @@ from harness.core.cell.layout import Coordinates
 from harness.core.run.records import BuiltSeen, RankRecord
 from harness.node.probe.model.bridge.vision import language_of
 from harness.node.probe.model.gpt import unwrap
+from harness.oracle.fields import MODELLED
 
 _MODELS = {
     "megatron.core.models.gpt.gpt_model": "GPTModel",
@@ -97,14 +99,20 @@ def _config_of(optimizer: Any) -> Any:
 
 def _seen(of: str, config: Any) -> Iterator[BuiltSeen]:
     if config is not None:
-        yield BuiltSeen(of=of, values=values_of(config))
+        yield BuiltSeen(of=of, values=values_of(of, config))
 
 
-def values_of(config: Any) -> dict[str, str]:
-    """Field -> value as text, of those that differ from megatron-core's defaults."""
+def values_of(of: str, config: Any) -> dict[str, str]:
+    """Field -> value as text, of those that differ from this release's default, or from the one that the oracle knows.
+
+    `of`: as in BuiltSeen.
+    """
     kind: Any = type(config)
+    known = {name: field.default for name, field in MODELLED[of].items()}
     values = {name: (text_of(getattr(config, name, None)), default) for name, default in _defaults(kind).items()}
-    return {name: text for name, (text, default) in values.items() if text != default}
+    return {
+        name: text for name, (text, default) in values.items() if text != default or text != known.get(name, default)
+    }
 
 
 @cache

@@ -46,7 +46,7 @@ def _built(config: CellConfig) -> Built:
         found = container(config, folder, device)
         found.validate()
     model = {item.name: text_of(getattr(found.model, item.name, None)) for item in dataclasses.fields(found.model)}
-    return {"model": model, "ddp": values_of(found.ddp), "optimizer": values_of(found.optimizer)}
+    return {"model": model, "ddp": values_of("ddp", found.ddp), "optimizer": values_of("optimizer", found.optimizer)}
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def _built(config: CellConfig) -> Built:
     with checkout.command_line(words), redirect_stdout(sys.stderr):
         args = upstream.parse_args()
         upstream.validate_args(args, {})
-        model = values_of(upstream.core_transformer_config_from_args(args))
+        model = values_of("model", upstream.core_transformer_config_from_args(args))
 
     def given(names: Iterable[str]) -> dict[str, str]:
         return {name: text_of(getattr(args, name)) for name in names if hasattr(args, name)}
