@@ -161,7 +161,7 @@ def oracle_of(cell: PlannedCell, records: Mapping[int, RankRecord]) -> OracleRec
     """That of a cell which the oracle does not model, so that it is compared with its control."""
     if not records[0].steps:
         return None
-    return OracleRecord(cell=cell.id, built=records[0].built, not_modelled="dtype simulated")
+    return OracleRecord(cell=cell.id, built=records[0].built, not_modelled="simulated ranks")
 
 
 def computed(evidence: CellEvidence) -> OracleRecord:

@@ -162,7 +162,7 @@ class Weight:
         """E.g. "8 rank records, 3 legs, 2 steps, 41,216 numbers"."""
         named = ((self.records, "rank record"), (self.legs, "leg"), (self.steps, "step"), (self.numbers, "number"))
         counts = ", ".join(f"{count:,} {noun(count, name)}" for count, name in named)
-        compared = f"compared with {self.reference}" if self.reference else ""
+        compared = f"compared with {self.reference}" if self.reference.startswith("the control") else ""
         return "; ".join(filter(None, (counts, compared, self.not_compared)))
 
 

@@ -39,6 +39,8 @@ def weight_of(evidence: CellEvidence) -> Weight:
 
 def _reference(evidence: CellEvidence) -> str:
     """What the numbers of a cell are compared with, and if it is not the oracle, why."""
+    if not evidence.records:
+        return ""
     if evidence.by_oracle:
         return "the oracle"
     why = f", since the oracle does not model {evidence.oracle.not_modelled}" if evidence.oracle else ""

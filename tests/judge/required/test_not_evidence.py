@@ -10,10 +10,10 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 
 from harness.core.run.cell_result import CellResult
-from harness.core.run.records import RankRecord
+from harness.core.run.records import OracleRecord, RankRecord
 from harness.judge.required.not_evidence import NOT_EVIDENCE
 
-FILES = {"record": RankRecord, "lone": RankRecord, "result": CellResult}
+FILES = {"record": RankRecord, "lone": RankRecord, "result": CellResult, "oracle": OracleRecord}
 
 
 def below(kind: Any, name: str) -> Any:
