@@ -1,0 +1,114 @@
+"""Edits of Megatron that one rank makes too: no control can show them, the oracle does, on every cell."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.app.conftest import harness, only_run, write_matrix
+from tests.bisected import copied
+from tests.infra.stacks.test_checkout import git
+
+pytestmark = pytest.mark.train
+
+
+class Edit(NamedTuple):
+    """One wrong line in megatron.core, and the check that finds it first."""
+
+    file: str
+    right: str
+    wrong: str
+    check: str
+
+
+EDITS = {
+    "gradients": Edit(
+        "distributed/finalize_model_grads.py",
+        "scaling = 1.0 / safe_num_tokens",
+        "scaling = 1.0 / safe_num_tokens.sqrt()",
+        "parameter_gradients",
+    ),
+    "backward": Edit(
+        "tensor_parallel/cross_entropy.py",
+        "        grad_2d[arange_1d, masked_target_1d] -= softmax_update\n",
+        "        grad_2d[arange_1d, masked_target_1d] -= 0.999 * softmax_update\n",
+        "parameter_gradients",
+    ),
+    "clipping": Edit(
+        "optimizer/clip_grads.py", "clip_coeff = max_norm /", "clip_coeff = 1.001 * max_norm /", "first_update"
+    ),
+    "decay": Edit(
+        "optimizer/__init__.py", "ParamGroupOverride(wd_mult=0.0)", "ParamGroupOverride(wd_mult=1.0)", "first_update"
+    ),
+    "angles": Edit(
+        "models/common/embeddings/rotary_pos_embedding.py",
+        "freqs = torch.outer(seq, self.inv_freq)  #",
+        "freqs = torch.outer(seq, self.inv_freq).bfloat16().float()  #",
+        "parameter_gradients",
+    ),
+}
+# Gradients of experts that are split over ranks.
+EXPERTS = Edit(
+    "distributed/distributed_data_parallel.py",
+    "expert_gradient_scaling_factor = 1.0\n",
+    "expert_gradient_scaling_factor = 1.001\n",
+    "parameter_gradients",
+)
+MATRIX = """\
+name: edited
+model: {layers: 2, hidden: 32, heads: 4, kv_heads: 2, ffn: 64, vocab: 64}
+train: {steps: 2, global_batch: 4, seq_length: 64}
+checks: {canaries: []}
+args: {clip_grad: 0.5, weight_decay: 0.1}
+matrix:
+  layout: [{tp: 1, dp: 1, ep: 1}, {tp: 2, dp: 1, ep: 1}, {tp: 1, dp: 2, ep: 2}]
+  packing: reference
+  model.moe: {experts: 2, topk: 1, ffn: 24, aux_loss: aux_loss}
+"""
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """Stack -> its cells, the control first."""
+    folder = tmp_path_factory.mktemp("edited")
+    (folder / "tree").mkdir()
+    tree = copied(folder / "tree")
+    for name, edit in (EDITS | {"experts": EXPERTS}).items():
+        git(tree.folder, "checkout", "--quiet", "-b", name, "main")
+        tree.commit(name, f"megatron/core/{edit.file}", edit.right, edit.wrong)
+    names = ["main", *EDITS, "experts"]
+    stacks = "".join(
+        f"  {name}: [{{checkout: {tree.folder}, ref: {name}, package: megatron-lm}}, {{python: {sys.executable}}}]\n"
+        for name in names
+    )
+    write_matrix(folder, f"{MATRIX}  stack: [{', '.join(names)}]\nstacks:\n{stacks}")
+    done = harness("run", str(folder / "small.yaml"), cwd=folder, env={"HARNESS_STACKS": str(folder / "kept")})
+    assert done.returncode == 1, done.stdout + done.stderr
+    cells = json.loads((only_run(folder / "reports") / "report.json").read_text())["cells"]
+    return {name: [cell for cell in cells if cell["axes"]["stack"] == name] for name in names}
+
+
+def test_the_code_as_it_is_passes_whole(reports: dict[str, list[dict[str, Any]]]) -> None:
+    assert len(reports["main"]) >= 2
+    for cell in reports["main"]:
+        assert (cell["outcome"], cell["lanes"]["numerics"]) == ("PASS", "pass"), cell["findings"]
+        assert (cell["evidence"]["reference"], cell["evidence"]["not_compared"]) == ("the oracle", "")
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edit_fails_on_one_rank_and_on_two(reports: dict[str, list[dict[str, Any]]], name: str) -> None:
+    assert len(reports[name]) == len(reports["main"])
+    for cell in reports[name]:
+        assert (cell["outcome"], cell["lanes"]["metadata"], cell["lanes"]["numerics"]) == ("FAIL", "pass", "fail")
+        assert EDITS[name].check in {finding["check"] for finding in cell["findings"]}, cell["findings"]
+
+
+def test_a_wrong_factor_of_experts_fails_where_ranks_share_them(reports: dict[str, list[dict[str, Any]]]) -> None:
+    outcomes = {cell["layout"]["ep"]: cell["outcome"] for cell in reports["experts"]}
+    assert outcomes == {1: "PASS", 2: "FAIL"}
+    (cell,) = (cell for cell in reports["experts"] if cell["layout"]["ep"] == 2)
+    (first,) = (finding for finding in cell["findings"] if finding["check"] == EXPERTS.check)
+    assert ".experts." in first["message"]
