@@ -13,7 +13,7 @@ import pickle
 import signal
 import socket
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from harness.core.errors import InfrastructureError
 from harness.core.hardware.devices import shown_gpus
 from harness.core.run.cell_result import CellResult, RankEnding
 from harness.core.run.record_file import RecordReader
+from harness.core.run.records import BuiltSeen, OracleRecord
 from harness.core.run.run_dir import AttemptDir, appending, text_of, write_json
 from harness.core.serialization import from_jsonable, loads
 from harness.node.coordination import rendezvous
@@ -35,7 +36,7 @@ from harness.node.process import die_with, end_session, log_to, remove_secrets, 
 from harness.node.rank import rank_main
 from harness.node.rank_endings import cell_result, rank_endings
 from harness.node.recording.kernel_log import xid_lines
-from harness.oracle.record import record_of
+from harness.oracle.record import key_of, not_modelled, record_of
 
 END_GRACE_S = 5.0  # between SIGTERM and SIGKILL for ranks that end because another node failed
 COLLECT_GRACE_S = 10.0  # after the deadline, for the other nodes' results
@@ -174,7 +175,22 @@ class _Part:
         except (OSError, ValueError, TypeError):  # the judge names what is wrong with the record
             return
         if seen.built and seen.steps:
-            write_json(self.attempt.oracle, record_of(self.cell, self.config, seen.built))
+            write_json(self.attempt.oracle, self._oracle(seen.built))
+
+    def _oracle(self, built: list[BuiltSeen]) -> OracleRecord:
+        """What the oracle computes; what it has computed in this run for a cell with the same model and rows."""
+        if why := not_modelled(self.config, built):
+            return OracleRecord(cell=self.cell, built=built, not_modelled=why)
+        shared = self.attempt.run.oracle(key_of(self.config, built))
+        with suppress(FileNotFoundError):
+            known = from_jsonable(OracleRecord, loads(text_of(shared)))
+            assert known.record is not None
+            known.record.cell = self.cell
+            return replace(known, cell=self.cell, built=built)
+        found = record_of(self.cell, self.config, built)
+        if found.record is not None:
+            write_json(shared, found)
+        return found
 
     def end(self, result: CellResult | NodeResult) -> None:
         """Write how the ranks ended, as the last file of the part."""

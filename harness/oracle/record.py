@@ -6,6 +6,7 @@ between the two is what rounding does to each number, from which bounds follow.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import traceback
 from collections.abc import Sequence
@@ -35,7 +36,9 @@ from harness.core.run.records import (
 )
 from harness.core.run.tensor_records import ActivationSeen, Fingerprint, ParameterSeen, UpdateSeen
 from harness.oracle.drawing import draw
-from harness.oracle.fields import uncovered
+from harness.oracle.fields import Model, Optimizer, uncovered
+from harness.oracle.optimizer import Schedule
+from harness.oracle.rows import stream_of
 from harness.oracle.train import RouterLosses, Step, Trained, train
 
 _ONE_RANK = Coordinates(tp=0, cp=0, dp=0, pp=0)
@@ -60,6 +63,31 @@ def _record(cell: str, config: CellConfig, built: Sequence[BuiltSeen]) -> RankRe
     found = _as_rank(cell, config, train(config, built))
     found.legs = [_second_training(_as_rank(cell, config, train(config, built, _DTYPES[config.dtype])))]
     return found
+
+
+def key_of(config: CellConfig, built: Sequence[BuiltSeen]) -> str:
+    """The same for cells of which the oracle computes the same: a digest of all that it reads."""
+    model, settings = Model.read(built), Optimizer.read(built, config.train.lr)
+    facts = (model, settings, Schedule.of(config, settings), config.train, config.evaluated, config.dtype)
+    digest = hashlib.sha256(repr((*facts, config.path.counted, config.path.step_mean)).encode())
+    limited = model.experts is not None and model.experts.capacity is not None
+    for step in range(config.train.steps + len(config.evaluated)):
+        for number, replica in enumerate(config.micro_batches(step)):
+            for plan in replica:
+                stream = stream_of(config, step, plan)
+                tensors = [
+                    stream.tokens,
+                    stream.labels,
+                    stream.mask,
+                    stream.positions,
+                    stream.documents,
+                    stream.counted,
+                ]
+                for tensor in (*tensors, *(stream.shares if limited else ())):
+                    digest.update(tensor.numpy().tobytes())
+                lengths = [(item.document.index, item.document.length) for item in plan.placed]
+                digest.update(repr((step, number, stream.segments, stream.rows, lengths)).encode())
+    return digest.hexdigest()[:32]
 
 
 def not_modelled(config: CellConfig, built: Sequence[BuiltSeen]) -> str:

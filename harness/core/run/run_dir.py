@@ -9,6 +9,7 @@ reports/<run_id>/
                                resumed/{config.json, ranks/, log/, oracle.json, result.json, data/}}
   cells/<two digits>/<cell_id>/ instead in a run of more than 5,000 cells
   interleaving/<pair>/attempt-<n>/<turn>
+  oracles/<key>.json
   node-code/harness/
   operations/<cell_id>/layer-<n>/ (a run, whose attempts have operations/rank-00007.json)
   shrink/<cell_id>/{round-01/ (a run), answers.jsonl, shrink.json, smallest.yaml, issue.md}
@@ -397,6 +398,10 @@ class RunDir:
     def interleaving(self, pair: str) -> Path:
         """Folder through which two interleaved cells take turns; a subfolder per attempt."""
         return self.root / "interleaving" / path_component(pair)
+
+    def oracle(self, key: str) -> Path:
+        """What the oracle computed for all cells of this key; they have copies."""
+        return self.root / "oracles" / f"{path_component(key)}.json"
 
     def spread(self, cells: int) -> None:
         """Before the first cell is written: lay out the folders for this number of cells."""
