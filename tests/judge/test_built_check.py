@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.core.cell.built import HARMLESS
+from harness.core.cell.built import HARMLESS, Difference, differences
 from harness.core.outcomes import LaneVerdict, Outcome
 from harness.core.run.records import BuiltSeen, RankRecord
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -31,12 +31,6 @@ def built_with(of: str, values: dict[str, str], ranks: tuple[int, ...] = (0, 1))
             "layernorm_epsilon",
             "1e-06",
             "the model is not the control's: layernorm_epsilon 1e-06, control upstream's default",
-        ),
-        (
-            "constructor",
-            "scatter_embedding_sequence_parallel",
-            "false",
-            "the model is not the control's: scatter_embedding_sequence_parallel false, control upstream's default",
         ),
         (
             "model",
@@ -119,3 +113,8 @@ def test_a_rank_that_trained_must_say_with_what() -> None:
     verdict = judge(evidence)
     assert verdict.outcome is Outcome.ERROR
     assert verdict.reason.startswith("rank 1 trained, but did not record with what upstream built its ")
+
+
+def test_embeddings_that_are_not_scattered_are_of_another_model() -> None:
+    name = "scatter_embedding_sequence_parallel"
+    assert differences({name: "false"}, {name: "true"}) == [Difference(name, "false", "true")]
