@@ -59,7 +59,8 @@ def listed(run: RunDir) -> tuple[ListedRun, dict[str, Any] | None]:
     if not running and (report := _report(run)):
         counts = {str(name): int(count) for name, count in report["counts"].items() if count}
         faults = list(map(str, report.get("faults") or ()))
-        partial = sum(map(_in_part, report.get("cells") or ()))
+        cells = report.get("cells")
+        partial = sum(map(_in_part, cells if isinstance(cells, list) else ()))
         verdict = str(report["verdict"])
         return ListedRun(
             state="finished", verdict=verdict, counts=counts, partial=partial, faults=faults, **base
