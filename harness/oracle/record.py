@@ -69,7 +69,7 @@ def key_of(config: CellConfig, built: Sequence[BuiltSeen]) -> str:
     """The same for cells of which the oracle computes the same: a digest of all that it reads."""
     model, settings = Model.read(built), Optimizer.read(built, config.train.lr)
     facts = (model, settings, Schedule.of(config, settings), config.train, config.evaluated, config.dtype)
-    digest = hashlib.sha256(repr((*facts, config.path.counted, config.path.step_mean)).encode())
+    digest = hashlib.sha256(repr((*facts, config.path.counted, config.step_mean)).encode())
     limited = model.experts is not None and model.experts.capacity is not None
     for step in range(config.train.steps + len(config.evaluated)):
         for number, replica in enumerate(config.micro_batches(step)):

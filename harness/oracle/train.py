@@ -176,7 +176,7 @@ class Oracle:
                     labels=labels,
                     counted=counted,
                     micro_batches=len(replicas[replica]) * len(replicas),
-                    step_mean=path.step_mean,
+                    step_mean=self.config.step_mean,
                 )
                 total = total + share_of_step(part, stream, self.model, by)
                 seen.documents |= _by_document(part.losses, stream.mask, stream, padding=False)

@@ -13,18 +13,19 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def shapes(model: Model) -> Shapes:
-    """Global name -> shape of every weight that trains."""
-    found: Shapes = {f"{EMBEDDING}.weight": (model.vocab, model.hidden), **_norm(FINAL_NORM, model.hidden, model)}
-    if not model.tied:
-        found[f"{OUTPUT}.weight"] = (model.vocab, model.hidden)
+    """Global name -> shape of every weight that trains, in the order of the model."""
+    found: Shapes = {f"{EMBEDDING}.weight": (model.vocab, model.hidden)}
     for number in range(1, model.layers + 1):
         found |= _layer(layer_name(number), number, model)
+    found |= _norm(FINAL_NORM, model.hidden, model)
     for depth in range(1, model.predictions + 1):
         at = prediction_name(depth)
         found |= {f"{at}.eh_proj.weight": (model.hidden, 2 * model.hidden)}
         for part in ("enorm", "hnorm", "final_layernorm"):
             found |= _norm(f"{at}.{part}", model.hidden, model)
         found |= _layer(f"{at}.mtp_model_layer", model.layers + depth, model)
+    if not model.tied:
+        found[f"{OUTPUT}.weight"] = (model.vocab, model.hidden)
     return found
 
 

@@ -211,6 +211,14 @@ class CellConfig(_Cache):
         return self.model.by_rows or not (self.options.calculate_per_token_loss or self.path.step_mean)
 
     @property
+    def step_mean(self) -> bool:
+        """Whether the loss is the mean over a step's tokens whatever `calculate_per_token_loss` says.
+
+        The collator of SkyRL's trainer divides the loss mask by the number of tokens (docs/trainers.md).
+        """
+        return self.path.step_mean or self.trainer == "skyrl"
+
+    @property
     def own_trainer(self) -> bool:
         """Whether the harness trains, not upstream's own script."""
         return self.trainer == HARNESS

@@ -43,8 +43,9 @@ class CellEvidence:
     result: CellResult | None
     control: CellEvidence | None
     oracle: OracleRecord | None = None
-    tolerances: Tolerances  # of step 0
+    tolerances: Tolerances  # of step 0, against the reference
     later: Tolerances  # of later steps, without the noise floors, which are of step 0
+    within: Tolerances | None = None  # of what is compared within the cell, or with a control; None: the same
     noise: Mapping[str, NoiseFloor] = field(default_factory=dict)  # measured by this cell; only controls do
     base: CellEvidence | None = None  # the same cell in the base stack, interleaved with this one
     retried: bool = False  # there is an earlier attempt that its launcher did not interrupt
@@ -89,9 +90,17 @@ class CellEvidence:
         """What messages call the reference."""
         return "oracle" if self.by_oracle else "control"
 
+    @property
+    def own(self) -> Tolerances:
+        """Of what is compared within the cell, or with its control."""
+        return self.within or self.tolerances
+
     def own_bound(self, name: str, step: int) -> Bound:
         """A bound of the numerics lane at a step, of what is compared within this cell; later ones are no tighter."""
-        at_start: Bound = getattr(self.tolerances, name)
+        return self._at(step, self.own, name)
+
+    def _at(self, step: int, tolerances: Tolerances, name: str) -> Bound:
+        at_start: Bound = getattr(tolerances, name)
         return at_start if step == 0 else looser(at_start, getattr(self.later, name))
 
     def bound(self, name: str, step: int) -> Bound | None:
@@ -99,7 +108,7 @@ class CellEvidence:
 
         `step`: number of updates so far.
         """
-        bound = self.own_bound(name, step)
+        bound = self._at(step, self.tolerances, name)
         if step == 0 or self.reference is None or name in self.tolerances.chosen:
             return bound
         return grown(bound, self.reference.later_noise.get(name, {}).get(step))
@@ -148,8 +157,10 @@ class CellEvidence:
     @property
     def same_rows(self) -> bool:
         """Whether gradients, and the weights they update, may be compared with the reference."""
-        if self.by_oracle:
-            return True
+        return self.by_oracle or self.same_rows_as_control
+
+    @property
+    def same_rows_as_control(self) -> bool:
         return self.control is not None and same_rows(self.cell.config, self.control.cell.config)
 
     def comparable(self, parameter: str) -> bool:

@@ -70,12 +70,15 @@ def _evidence(
     found = find(cell.id)
     own = noise_floors(found.records)
     oracle = found.oracle.record if found.oracle is not None else None
-    floors = noise_floors({0: oracle}) if oracle is not None else control.noise if control else own
+    within = tolerances_for(cell.config.dtype, plan.tolerances, control.noise if control else own)
+    by_oracle = oracle is not None
+    floors = noise_floors({0: oracle}) if oracle is not None else {}
     newest = CellEvidence(
         cell=cell,
         control=control,
-        tolerances=tolerances_for(cell.config.dtype, plan.tolerances, floors, by_oracle=oracle is not None),
-        later=tolerances_for(cell.config.dtype, plan.tolerances, by_oracle=oracle is not None),
+        tolerances=tolerances_for(cell.config.dtype, plan.tolerances, floors, by_oracle=True) if by_oracle else within,
+        later=tolerances_for(cell.config.dtype, plan.tolerances, by_oracle=by_oracle),
+        within=within if by_oracle else None,
         noise=own,
         stack=plan.stacks.get(cell.config.stack),
         peak_tflops=plan.peak_tflops,

@@ -39,7 +39,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
 
 
 def _activations(evidence: CellEvidence, leg: LegEvidence) -> Iterator[_Difference]:
-    bound = exact_on_cpu(evidence, evidence.tolerances.activation, same_tokens=True)
+    bound = exact_on_cpu(evidence, evidence.own.activation, same_tokens=True)
     found = []
     for rank, record in evidence.records.items():
         again = {item.layer: item.documents for item in leg.seen[rank].activations}
@@ -55,15 +55,15 @@ def _activations(evidence: CellEvidence, leg: LegEvidence) -> Iterator[_Differen
 
 
 def _losses(evidence: CellEvidence, leg: LegEvidence) -> Iterator[_Difference]:
-    bound = exact_on_cpu(evidence, evidence.tolerances.document_loss, same_tokens=True)
+    bound = exact_on_cpu(evidence, evidence.own.document_loss, same_tokens=True)
     for document, off in changed_losses(evidence, leg, bound).items():
         where = leg.positions[document].where("determinism", evidence.last_stage) | {"document": document}
         yield f"the loss of document {document}", where, off, bound
 
 
 def _gradients(evidence: CellEvidence, leg: LegEvidence) -> Iterator[_Difference]:
-    bound = exact_on_cpu(evidence, evidence.tolerances.parameter_gradient, same_tokens=True)
-    least = least_norms(evidence.tolerances, (one.fingerprint for one in evidence.gradients.values()))
+    bound = exact_on_cpu(evidence, evidence.own.parameter_gradient, same_tokens=True)
+    least = least_norms(evidence.own, (one.fingerprint for one in evidence.gradients.values()))
     for rank, record in evidence.records.items():
         again = {item.name: item.gradient for item in leg.seen[rank].parameters}
         for seen in record.parameters:

@@ -27,7 +27,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
 
 
 def _leaked(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
-    bound = exact_on_cpu(evidence, evidence.tolerances.document_loss)
+    bound = exact_on_cpu(evidence, evidence.own.document_loss)
     victims = changed_losses(evidence, leg, bound, skip=leg.leg.changed)
     if not victims:
         return []

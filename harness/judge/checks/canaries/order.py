@@ -10,7 +10,7 @@ from harness.judge.stats.distance import bound_text, stated
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
-    leg, bound = evidence.legs.get("order"), evidence.tolerances.document_loss
+    leg, bound = evidence.legs.get("order"), evidence.own.document_loss
     wrong = changed_losses(evidence, leg, bound) if leg else {}
     if leg is None or not wrong:
         return []

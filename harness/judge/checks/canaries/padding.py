@@ -16,7 +16,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
 
 
 def _changed(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
-    bound = exact_on_cpu(evidence, evidence.tolerances.document_loss)
+    bound = exact_on_cpu(evidence, evidence.own.document_loss)
     wrong = changed_losses(evidence, leg, bound)
     if not wrong:
         return []

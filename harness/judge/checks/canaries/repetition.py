@@ -15,7 +15,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     leg = evidence.legs.get("repetition")
     if leg is None:
         return []
-    bound = evidence.tolerances.repeated_document
+    bound = evidence.own.repeated_document
     original = next(iter(leg.positions))  # first in its pack: nothing can leak into it
     right = leg.losses.get(original)
     if right is None or not math.isfinite(right.loss_sum):
@@ -32,7 +32,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
 def _finding(
     evidence: CellEvidence, leg: LegEvidence, original: int, wrong: list[int], off: dict[int, float]
 ) -> CheckFinding:
-    bound, copy = evidence.tolerances.repeated_document, wrong[0]
+    bound, copy = evidence.own.repeated_document, wrong[0]
     position = leg.positions[copy]
     return CheckFinding(
         fault_class=fault_classes.LEAK if position.number else fault_classes.UNKNOWN,

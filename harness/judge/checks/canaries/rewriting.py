@@ -52,7 +52,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
 
 def _inherited(evidence: CellEvidence, modules: list[_Module]) -> list[str]:
     """Layers whose output differed in the training leg but is right when their input is."""
-    control, bound = evidence.control, evidence.tolerances.activation
+    control, bound = evidence.control, evidence.own.activation
     if control is None or not evidence.first_step_whole:
         return []
     return [
@@ -64,14 +64,14 @@ def _inherited(evidence: CellEvidence, modules: list[_Module]) -> list[str]:
 
 
 def _module(evidence: CellEvidence, leg: LegEvidence, right: LegEvidence, number: int) -> _Module:
-    tolerances, layers = evidence.tolerances, evidence.cell.config.model.layers
+    tolerances, layers = evidence.own, evidence.cell.config.model.layers
     module = _Module(number=number)
     if number <= layers:
         outputs = leg.activations.get(number, {}), right.activations.get(number, {})
         module.forward = dict(_documents_off(*outputs, tolerances.activation))
     else:
         module.forward = dict(_losses_off(leg, right, tolerances.document_loss))
-    if not evidence.same_rows:
+    if not evidence.same_rows_as_control:
         return module
     least = least_norms(tolerances, (one.fingerprint for one in right.gradients.values()))
     for name, expected in right.gradients.items():
@@ -120,9 +120,9 @@ def _shared_ratio(evidence: CellEvidence, leg: LegEvidence, right: LegEvidence) 
     """The layout factor by which all gradients are off, if any; then no module is at fault."""
     names = [name for name in right.gradients if name in leg.gradients]
     pairs = [(leg.gradients[name].fingerprint, right.gradients[name].fingerprint) for name in names]
-    screen = max(evidence.tolerances.ratio_screen, evidence.tolerances.parameter_gradient.value)
+    screen = max(evidence.own.ratio_screen, evidence.own.parameter_gradient.value)
     scale = scale_of(pairs, screen)
-    return None if scale is None else ratio_name(scale, factors_of(evidence, 0), evidence.tolerances.ratio_screen)
+    return None if scale is None else ratio_name(scale, factors_of(evidence, 0), evidence.own.ratio_screen)
 
 
 def _name(evidence: CellEvidence, number: int) -> str:
@@ -147,7 +147,7 @@ def _finding(evidence: CellEvidence, direction: str, modules: list[_Module], inh
     rest = f"{listed(inherited)} only inherited the error" if inherited else "all other differences are inherited"
     given = "right inputs" if direction == "forward" else "right inputs and right gradients of their outputs"
     subject = f"document {what}" if direction == "forward" else f"the gradient of {what}"
-    bounds = evidence.tolerances
+    bounds = evidence.own
     bound = bounds.parameter_gradient
     if direction == "forward":
         bound = bounds.activation if first.number <= layers else bounds.document_loss
@@ -168,7 +168,7 @@ def _finding(evidence: CellEvidence, direction: str, modules: list[_Module], inh
 
 def _reduction(evidence: CellEvidence, modules: list[_Module], ratio: str | None) -> CheckFinding:
     """The finding if all gradients are wrong though every forward is right: what the modules share is wrong."""
-    bound = evidence.tolerances.parameter_gradient
+    bound = evidence.own.parameter_gradient
     value = next(iter(modules[0].backward.values()))
     return CheckFinding(
         fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else fault_classes.GRADIENT_REDUCTION,

@@ -13,8 +13,8 @@ from harness.judge.stats.noise import least_norms
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
-    bound = evidence.tolerances.parameter_gradient
-    least = least_norms(evidence.tolerances, (one.fingerprint for one in evidence.gradients.values()))
+    bound = evidence.own.parameter_gradient
+    least = least_norms(evidence.own, (one.fingerprint for one in evidence.gradients.values()))
     wrong: list[tuple[str, RankRecord, int, float]] = []
     for record, seen, other, copy in copies(evidence.records):
         if seen.gradient != copy.gradient and finite(copy.gradient) and finite(seen.gradient):
