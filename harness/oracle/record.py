@@ -42,6 +42,7 @@ from harness.oracle.rows import stream_of
 from harness.oracle.train import RouterLosses, Step, Trained, train
 
 _ONE_RANK = Coordinates(tp=0, cp=0, dp=0, pp=0)
+_TRAINERS = ("harness", "megatron", "bridge", "skyrl")  # plug-ins may divide the loss otherwise
 _DTYPES = {"fp32": torch.float32}
 # On one core float64 matrices are multiplied at 5 to 20 GFLOP/s: half a minute to two.
 _MOST_FLOPS = 5e11
@@ -95,6 +96,8 @@ def not_modelled(config: CellConfig, built: Sequence[BuiltSeen]) -> str:
     model = config.model
     wanted = (
         ("dtype", config.dtype not in _DTYPES and config.dtype),
+        ("trainer", config.trainer not in _TRAINERS and config.trainer),
+        ("model.builder", model.builder),
         ("model.pattern", model.pattern),
         ("model.vision", model.vision is not None and "images"),
         ("model.peft", model.peft is not None and "adapters"),

@@ -39,7 +39,7 @@ def weight_of(evidence: CellEvidence) -> Weight:
 
 def _reference(evidence: CellEvidence) -> str:
     """What the numbers of a cell are compared with, and if it is not the oracle, why."""
-    if not evidence.records:
+    if not any(record.steps for record in evidence.records.values()):
         return ""
     if evidence.by_oracle:
         return "the oracle"
