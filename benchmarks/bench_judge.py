@@ -26,7 +26,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.cell.identity import cell_id
 from harness.core.cell.layout import Layout
 from harness.core.run.record_file import record_text
-from harness.core.run.records import RankRecord
+from harness.core.run.records import OracleRecord, RankRecord
 from harness.core.run.run_dir import RunDir, write_atomic, write_json
 from harness.core.run.run_plan import Expansion, PlannedCell, sealed_text
 from harness.core.serialization import dumps, from_jsonable
@@ -136,6 +136,8 @@ def _write(
 ) -> int:
     attempt, written = run.attempt(cell), 0
     attempt.record(0).parent.mkdir(parents=True)
+    built = from_jsonable(RankRecord, records[0]).built
+    write_json(attempt.oracle, OracleRecord(cell=cell, built=built, not_modelled="copies of ranks"))
     for record in records:
         record = {**record, "cell": cell}
         if broken:

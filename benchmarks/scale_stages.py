@@ -145,7 +145,7 @@ class SimulatedAgent:
         self.noting += processor() - begin
 
     def _record(self, cell: PlannedCell) -> None:
-        from tests.judge.simulator import records_of, result_of
+        from tests.judge.simulator import oracle_of, records_of, result_of
 
         layout = str((cell.config.layout, cell.config.data_path))
         if layout not in self.made:
@@ -156,6 +156,7 @@ class SimulatedAgent:
         for record in ranks:
             write_record(attempt.record(record.rank), record)
         write_json(attempt.result, result_of(cell))
+        write_json(attempt.oracle, oracle_of(cell, {0: ranks[0]}))
         self.recording += processor() - begin
 
 
