@@ -23,6 +23,7 @@ def simulated_run(parent: Path, name: str = "smoke-20260101T000000-abcd") -> Run
         for rank, record in item.records.items():
             write_json(attempt.record(rank), replace(record, run_id=name))
         write_json(attempt.result, item.result)
+        write_json(attempt.oracle, item.oracle)
         append_event(run.events, CellStarted(time=1.0, cell=cell, attempt=1, ranks=1))
     append_event(run.events, Launched(time=9.0, timing={"launch_s": 9.0, "import_s": 1.0}))
     return run
