@@ -25,6 +25,8 @@ def test_a_run_read_from_disk_is_judged_as_from_memory_however_many_processes(tm
             write_json(run.attempt(name).record(rank), record)
         if item.result is not None:
             write_json(run.attempt(name).result, item.result)
+        if item.oracle is not None:
+            write_json(run.attempt(name).oracle, item.oracle)
     judged, seen = judge_all(run, plan, today=TODAY, processes=processes)
     assert report_of(plan, judged, timing={}) == build_report(plan, evidence.values(), today=TODAY, timing={})
     assert seen.facts()["devices"] == ["cpu"]
