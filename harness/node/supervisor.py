@@ -13,7 +13,8 @@ import pickle
 import signal
 import socket
 import time
-from contextlib import nullcontext, suppress
+import traceback
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.errors import InfrastructureError
 from harness.core.hardware.devices import shown_gpus
 from harness.core.run.cell_result import CellResult, RankEnding
-from harness.core.run.record_file import RecordReader
+from harness.core.run.record_file import RecordReader, write_record
 from harness.core.run.records import BuiltSeen, OracleRecord
 from harness.core.run.run_dir import AttemptDir, appending, text_of, write_json
 from harness.core.serialization import from_jsonable, loads
@@ -179,17 +180,18 @@ class _Part:
 
     def _oracle(self, built: list[BuiltSeen]) -> OracleRecord:
         """What the oracle computes; what it has computed in this run for a cell with the same model and rows."""
-        if why := not_modelled(self.config, built):
-            return OracleRecord(cell=self.cell, built=built, not_modelled=why)
-        shared = self.attempt.run.oracle(key_of(self.config, built))
-        with suppress(FileNotFoundError):
-            known = from_jsonable(OracleRecord, loads(text_of(shared)))
-            assert known.record is not None
-            known.record.cell = self.cell
-            return replace(known, cell=self.cell, built=built)
-        found = record_of(self.cell, self.config, built)
-        if found.record is not None:
-            write_json(shared, found)
+        found = OracleRecord(cell=self.cell, built=built)
+        try:
+            found.not_modelled = not_modelled(self.config, built)
+            if not found.not_modelled:
+                shared = self.attempt.run.oracle(key_of(self.config, built))
+                if not shared.exists():
+                    write_record(shared, record_of(self.cell, self.config, built))
+                found.record = replace(RecordReader().read(text_of(shared)), cell=self.cell)
+        except InfrastructureError:  # such as a full disk
+            raise
+        except Exception:  # whatever it is: the judge shows it as the reason why the cell is not judged
+            found.record, found.failed = None, traceback.format_exc()
         return found
 
     def end(self, result: CellResult | NodeResult) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -28,7 +27,6 @@ from harness.core.run.records import (
     LaterSeen,
     LegSeen,
     MtpSeen,
-    OracleRecord,
     RankRecord,
     RouterSeen,
     StepSeen,
@@ -49,18 +47,8 @@ _MOST_FLOPS = 5e11
 _MOST_BYTES = 4 * 2**30
 
 
-def record_of(cell: str, config: CellConfig, built: Sequence[BuiltSeen]) -> OracleRecord:
-    """What the oracle computes of a cell whose ranks built a model with `built`."""
-    found = OracleRecord(cell=cell, built=list(built))
-    try:
-        found.not_modelled = not_modelled(config, built)
-        found.record = None if found.not_modelled else _record(cell, config, built)
-    except Exception:  # whatever it is: the judge shows it as the reason why the cell is not judged
-        found.failed = traceback.format_exc()
-    return found
-
-
-def _record(cell: str, config: CellConfig, built: Sequence[BuiltSeen]) -> RankRecord:
+def record_of(cell: str, config: CellConfig, built: Sequence[BuiltSeen]) -> RankRecord:
+    """What the oracle computes of a cell whose ranks built a model with `built`, if nothing is `not_modelled`."""
     found = _as_rank(cell, config, train(config, built))
     found.legs = [_second_training(_as_rank(cell, config, train(config, built, _DTYPES[config.dtype])))]
     return found
@@ -232,7 +220,7 @@ def _parts(name: str, tensor: Tensor, seed: int) -> list[Fingerprint]:
 
 
 def _activations(config: CellConfig, trained: Trained) -> list[ActivationSeen]:
-    shape, seed = (config.train.seq_length, config.model.hidden), config.train.seed
+    shape, seed = (config.train.seq_length, trained.model.hidden), config.train.seed
     vectors = [draw(f"position-{number}", "activation", shape, seed).double() for number in range(PROJECTIONS)]
     return [
         ActivationSeen(

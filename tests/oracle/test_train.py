@@ -40,6 +40,13 @@ EXPERTS = {
 }
 
 
+BUILT = [
+    BuiltSeen(of="model", values=MODEL),
+    BuiltSeen(of="constructor", values={"vocab_size": "128", "position_embedding_type": '"rope"'}),
+    BuiltSeen(of="optimizer", values={"lr": "0.001", "clip_grad": "0.0"}),
+]
+
+
 def cell(data_path: str = "reference", dp: int = 1, **more) -> CellConfig:
     plain = CellConfig(layout=Layout(dp=dp), data_path=data_path, documents=mix("adversarial", 32, 1))
     settings = replace(plain.train, steps=2, global_batch=8, seq_length=32, **more)

@@ -59,7 +59,8 @@ def _cells(word: str, run: str, run_parent: Path) -> list[str]:
         lines = [screen.wrapped(line) for line in said]  # not the commands below, which are to be copied
         if cell.outcome in (Outcome.PASS, Outcome.FLAKY):
             lines.append(f"  rests on {cell.evidence.text}")
-        lines += [f"  compared with  {cell.control}"] if cell.control else []
+        lines += [f"  compared with  {cell.evidence.reference}"] if cell.evidence.reference else []
+        lines += [f"  control        {cell.control}"] if cell.control else []
         lines += [
             f"  configuration  {relative_path(attempt.config)}",
             f"  logs           harness logs {relative_path(directory.root)} {cell.id}",

@@ -1,4 +1,4 @@
-"""The curves of the HTML report: for each parity group the losses and the distances from the control."""
+"""The curves of the HTML report: for each parity group the losses and the distances from the reference."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def _losses(prefix: str, cells: list[ReportCell], numbers: Mapping[str, str], po
     controls = [cell.curve.loss for cell in cells if is_control(cell)]
     control = next((loss for loss in [*controls, *(cell.curve.control_loss for cell in cells)] if loss), [])
     lines = [_series(cell, cell.curve.loss, numbers) for cell in cells if not is_control(cell) and cell.curve.loss]
-    alt = f"Mean loss per token by step: the control and {len(lines)} cells"
+    alt = f"Mean loss per token by step: the reference and {len(lines)} cells"
     lines += [Series(values=control, kind="control")] if control else []
     return Plot(title="Loss", note="mean per token", svg=value_plot(f"{prefix}-loss", lines, alt=alt, points=points))
 
 
 def _distances(prefix: str, cells: list[ReportCell], numbers: Mapping[str, str], points: int) -> Iterator[Plot]:
     for name, title, pair, bounds in (
-        ("loss-distance", "Loss: distance from the control", _loss_pair, [cell.curve.loss_bound for cell in cells]),
+        ("loss-distance", "Loss: distance from the reference", _loss_pair, [cell.curve.loss_bound for cell in cells]),
         ("norm-distance", "Gradient norm: distance", _norm_pair, [cell.curve.grad_norm_bound for cell in cells]),
     ):
         pairs = [(cell, *pair(cell.curve)) for cell in cells]

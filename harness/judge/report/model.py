@@ -113,7 +113,7 @@ class Throughput:
 
 @dataclass(frozen=True, kw_only=True)
 class LossCurve:
-    """Mean loss per token and pre-clip gradient norm per step, of the cell and its control.
+    """Mean loss per token and pre-clip gradient norm per step, of the cell and what it is compared with.
 
     The bounds are those by which the numerics lane judged (relative differences); None if it did not judge.
     """

@@ -1,0 +1,103 @@
+"""The record of the oracle: what it does not model, which cells share it, what the supervisor writes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from harness.core.cell.config import CellConfig
+from harness.core.cell.layout import Layout
+from harness.core.run.record_file import write_record
+from harness.core.run.records import OracleRecord, RankRecord, StepSeen
+from harness.core.run.run_dir import AttemptDir, RunDir, text_of
+from harness.core.serialization import from_jsonable, loads
+from harness.node import supervisor
+from harness.node.coordination.rendezvous import NodeShare
+from harness.oracle.record import key_of, not_modelled, record_of
+from tests.oracle.test_train import BUILT, cell
+
+
+def in_layout(config: CellConfig, **sizes: int) -> CellConfig:
+    return replace(config, layout=Layout(**sizes))
+
+
+def test_cells_share_a_key_if_stages_and_ranks_do_not_change_their_rows() -> None:
+    config = cell("unpacked")
+    assert key_of(config, BUILT) == key_of(in_layout(config, pp=2), BUILT) == key_of(in_layout(config, tp=2), BUILT)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        cell("reference"),
+        cell("unpacked", dp=2),
+        cell("unpacked", lr=1e-2),
+        cell("unpacked", seed=7),
+        cell("unpacked", label_smoothing=0.1),
+        replace(cell("unpacked"), micro_batch_size=2),
+    ],
+)
+def test_other_rows_or_arguments_have_another_key(other: CellConfig) -> None:
+    assert key_of(other, BUILT) != key_of(cell("unpacked"), BUILT)
+
+
+def test_another_model_has_another_key() -> None:
+    deeper = [replace(one, values={**one.values, "num_layers": "3"}) if one.of == "model" else one for one in BUILT]
+    assert key_of(cell(), deeper) != key_of(cell(), BUILT)
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"dtype": "bf16"}, "dtype bf16"),
+        ({"trainer": "example"}, "trainer example"),
+        ({"train": replace(cell().train, steps=10**9)}, "size: about "),
+    ],
+)
+def test_what_is_not_modelled_is_said(changed: dict[str, Any], why: str) -> None:
+    assert not_modelled(cell(), BUILT) == ""
+    assert not_modelled(replace(cell(), **changed), BUILT).startswith(why)
+
+
+def test_a_field_that_is_not_modelled_is_named_with_its_value() -> None:
+    odd = [replace(one, values={**one.values, "qk_l2_norm": "true"}) if one.of == "model" else one for one in BUILT]
+    assert not_modelled(cell(), odd) == "qk_l2_norm true"
+
+
+def written(run: Path, name: str, config: CellConfig) -> OracleRecord:
+    """What the supervisor writes of a cell whose one rank has trained."""
+    attempt = RunDir(run).attempt(name)
+    seen = RankRecord(cell=name, rank=0, place=Layout().coordinates(0), built=BUILT)
+    seen.steps = [StepSeen(step=0, micro_batches=1)]
+    write_record(attempt.record(0), seen)
+    share = NodeShare(node=0, nodes=1, world_size=1)
+    supervisor._Part(AttemptDir(attempt.root), name, 1, config, share).write_oracle()
+    return from_jsonable(OracleRecord, loads(text_of(attempt.oracle)), whole=True)
+
+
+def test_two_cells_with_the_same_rows_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[str] = []
+
+    def counted(name: str, *arguments: Any) -> RankRecord:
+        computed.append(name)
+        return record_of(name, *arguments)
+
+    monkeypatch.setattr(supervisor, "record_of", counted)
+    plain = cell("unpacked")
+    first, second = written(tmp_path, "a", plain), written(tmp_path, "b", in_layout(plain, pp=2))
+    assert computed == ["a"]
+    assert first.record is not None and second.record is not None
+    assert (second.cell, second.record) == ("b", replace(first.record, cell="b"))
+
+
+def test_an_exception_in_the_oracle_is_written_for_the_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> NoReturn:
+        raise KeyError("decoder")
+
+    monkeypatch.setattr(supervisor, "record_of", broken)
+    found = written(tmp_path, "a", cell())
+    assert (found.record, found.not_modelled) == (None, "")
+    assert found.failed.rstrip().endswith("KeyError: 'decoder'")
