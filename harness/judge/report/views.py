@@ -75,8 +75,8 @@ def loss_curve(evidence: CellEvidence, *, judged: bool) -> LossCurve:
         grad_norm=own[1],
         control_loss=mean_losses(reference),
         control_grad_norm=list(grad_norms(reference).values()),
-        loss_bound=evidence.own_bound("step_loss", 1) if judged else None,
-        grad_norm_bound=evidence.own_bound("grad_norm", 1) if judged else None,
+        loss_bound=evidence.bound("step_loss", 1) if judged else None,
+        grad_norm_bound=evidence.bound("grad_norm", 1) if judged else None,
     )
 
 

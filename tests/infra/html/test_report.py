@@ -233,7 +233,7 @@ def test_a_reference_that_the_matrix_itself_asks_for_is_marked_as_control_and_dr
     cells = [replace(cell, role="cell") for cell in report.cells]
     html = render_html(replace(report, cells=cells))
     assert outcome_grids(replace(report, cells=cells))[0].rows[0][1][-1][0].note == "control"
-    assert "the control and 3 cells" in html
+    assert "the reference and 3 cells" in html
 
 
 def test_of_many_cells_with_one_fault_only_two_are_expanded() -> None:
