@@ -49,7 +49,7 @@ class Adam:
     def update(
         self, weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor], lr: float, decay: float
     ) -> dict[str, Tensor]:
-        """Change the weights in place by clipped gradients; returns the changes.
+        """Change the weights in place by clipped gradients; returns how much the stored weights changed.
 
         m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; the n-th update is -lr (m / (1 - b1^n)) / (sqrt(v / (1 - b2^n))
         + eps) - lr decay w. Without decoupling decay w is added to g instead.
@@ -68,7 +68,9 @@ class Adam:
             changes[name] = -lr * mean / spread - (lr * rate * old if given.decoupled else 0.0)
         with torch.no_grad():
             for name, weight in weights.items():
+                old = weight.clone()
                 weight += changes[name]
+                changes[name] = weight - old  # a small change of a large weight is rounded
         return changes
 
 
