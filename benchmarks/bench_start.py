@@ -94,7 +94,8 @@ def main() -> int:
     options.add_argument("--cells", type=int, default=20_000, help="of the large matrix")
     arguments = options.parse_args()
     bare: list[float] = []
-    with tempfile.TemporaryDirectory(prefix="bench-start-") as name:
+    # Agents of a killed launcher end a moment later, and may write meanwhile.
+    with tempfile.TemporaryDirectory(prefix="bench-start-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         matrices = {"smoke": SMOKE, f"{arguments.cells:,} cells": large(folder, arguments.cells)}
         if arguments.smallest:

@@ -75,7 +75,10 @@ def _report(outcomes: dict[str, Outcome]) -> Report:
     cell = replace(report.cells[0], lanes=dict.fromkeys(Lane, LaneVerdict.PASS), findings=[])
     roles = {"cell": "0a", "control": "0b"}
     made = ((f"{name}-{roles[role]}", outcome, role) for name, outcome in outcomes.items() for role in roles)
-    cells = [replace(cell, id=name, outcome=outcome, role=role) for name, outcome, role in made]
+    cells = [
+        replace(cell, id=name, outcome=outcome, role=role, reproduce=f"harness run m.yaml --only {name}")
+        for name, outcome, role in made
+    ]
     counts = Counter(cell.outcome for cell in cells)
     return replace(report, matrix="m", cells=cells, rejected=[], counts=counts, verdict=verdict_of(counts, []))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from harness.core.cell.config import CANARIES, NOISE, CellConfig
+from harness.core.cell.modelled import not_modelled_in
 from harness.core.packing.arithmetic import MicroBatch, row_multiple
 from harness.core.packing.documents import Document
 from harness.core.run.states import CanaryLeg
@@ -192,7 +193,12 @@ def _few(config: CellConfig, wanted: Callable[[MicroBatch], bool]) -> tuple[Docu
 
 
 def _noise(config: CellConfig) -> list[Leg]:
-    """Bounds of fp32 in step 0 are fixed. In another order packed documents would share other rows."""
+    """Bounds of fp32 in step 0 are fixed. In another order packed documents would share other rows.
+
+    With a control that the oracle models no cell is compared.
+    """
+    if not not_modelled_in(config):
+        return []
     documents = tuple(config.documents_of(0))
     order = Leg(name="noise-order", canary=NOISE, documents=documents[::-1], backward=True)
     epsilon = Leg(
@@ -212,6 +218,7 @@ _LEGS: dict[str, Callable[[CellConfig], list[Leg]]] = {
     NOISE: _noise,
 }
 _NOTHING_TO_VARY = {
+    NOISE: "the oracle has its own",
     "isolation": "no micro-batch holds two documents",
     "repetition": "documents do not share rows",
     "order": "documents do not share rows",

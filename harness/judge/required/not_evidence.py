@@ -16,7 +16,7 @@ _SAME_NORM = (
     "projections are compared"
 )
 _GROWTH = "measures how training amplifies rounding, so that no bound of a later step is too tight; it must be possible"
-_CONTROL = "of a control: by what its two trainings differ its cells may differ too; by more, and they are not compared"
+_CONTROL = "of a reference: by what its trainings differ its cells may differ too; by more, and they are not compared"
 _UNUSED = "a field that the stage does not use is a warning; its content must be right"
 
 NOT_EVIDENCE: dict[str, str] = {
@@ -72,6 +72,8 @@ NOT_EVIDENCE: dict[str, str] = {
         for tensors in ("parameters.*.gradient", "activations.*.documents.*")
         for part in ("norm_sq", "projections.*")
     },
+    "oracle.record.parameters.*.update.trained.projections.*": _CONTROL,
+    "oracle.record.legs.*.training.trained.*.projections.*": _GROWTH,
     "oracle.not_modelled": "text that is shown; without numbers of the oracle it must be there",
     "oracle.record.steps.*.tokens.*.position": "names the first token that differs; the losses must add up",
     "oracle.record.parameters.*.parts": "names the tp rank whose shard differs; they must add up to the gradient",

@@ -39,8 +39,19 @@ def test_noise_legs_come_last_and_the_one_that_moves_weights_after_all() -> None
     assert [leg.name for leg in legs_of(config) if leg.trains] == [epsilon.name]
 
 
+def not_modelled(config: CellConfig) -> CellConfig:
+    """A cell that the oracle does not model."""
+    return replace(config, model=replace(config.model, builder="other"))
+
+
+def test_a_control_that_the_oracle_models_trains_once() -> None:
+    config = replace(cell("unpacked"), canaries=(NOISE,))
+    assert legs_of(config) == []
+    assert why_not(config, NOISE) == "the oracle has its own"
+
+
 def test_noise_of_fp32_is_that_of_a_second_training_alone() -> None:
-    found = legs_of(replace(cell("unpacked"), canaries=(NOISE,)))
+    found = legs_of(not_modelled(replace(cell("unpacked"), canaries=(NOISE,))))
     assert [(leg.name, leg.trains) for leg in found] == [("noise-epsilon", True)]
 
 
@@ -57,7 +68,7 @@ def test_every_leg_can_be_packed_and_every_canary_runs_or_says_why_not(data_path
 
 
 def test_successive_legs_that_only_run_forward_share_a_pass() -> None:
-    config = replace(cell("sft", SHORT), canaries=(*CANARIES, NOISE))
+    config = not_modelled(replace(cell("sft", SHORT), canaries=(*CANARIES, NOISE)))
     shared = [[leg.name for leg in one] for one in shared_passes(legs_of(config))]
     forwards = ["isolation", "isolation-middle", "repetition", "order", "padding"]
     assert shared == [["truncation"], ["determinism"], forwards, ["rewriting"], ["noise-epsilon"]]
