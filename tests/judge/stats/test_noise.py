@@ -233,9 +233,10 @@ def test_the_noise_of_a_control_that_did_not_pass_bounds_nothing() -> None:
 
 
 def after_training_twice(change: Callable[[TrainingSeen], None], steps: int = 2) -> CellEvidence:
-    """A cell of fp32 whose control's second training is changed."""
+    """A cell of fp32 that the oracle does not model, whose control's second training is changed."""
     config = config_of("sft", tp=2)
-    plan, evidence = run_of([replace(config, train=replace(config.train, steps=steps))])
+    model, train = replace(config.model, builder="other"), replace(config.train, steps=steps)
+    plan, evidence = run_of([replace(config, model=model, train=train)])
     control, cell = plan.expansion.cells
     control = replace(control, config=replace(control.config, canaries=(NOISE,)))
     measured = found_of(control)
