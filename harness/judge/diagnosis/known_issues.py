@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from harness.core.cell.config import CellConfig
 from harness.core.layer_pattern import GATED_DELTA, MAMBA
 from harness.core.outcomes import Finding, Severity
 from harness.core.packing.fields import LONGEST, OFFSETS
@@ -40,6 +41,8 @@ class KnownIssue:
     stage: Literal["", "middle", "last"] = ""  # the stage of every rank in the finding; empty: any
     ranks: str = ""  # "tp > 0": none that reads the data; "middle tp 0": at least one that does, on a middle stage
     tp: Literal["", "1", "above 1"] = ""  # of the cell; empty: any
+    cp: bool = False  # only with cp above 1
+    feature: Literal["", "label_smoothing", "mla", "mtp"] = ""  # that the cell has; empty: any
     rows: bool = False  # only with several rows in a micro-batch
     padded: bool = False  # only in packed rows with real offsets of padded documents
     per_token: bool | None = None  # calculate_per_token_loss; None: either
@@ -149,6 +152,30 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
         since="0.15.0",
         tp="above 1",
         message_contains=".core_attention.softmax_offset on tp rank",
+    ),
+    KnownIssue(
+        name="Megatron-LM issue 7452, finding 1",
+        link=f"{_MEGATRON}/issues/7452",
+        check="document_loss",
+        since="0.15.0",
+        tp="above 1",
+        feature="label_smoothing",
+    ),
+    KnownIssue(
+        name="Megatron-LM issue 7452, finding 3",
+        link=f"{_MEGATRON}/issues/7452",
+        check="parameter_gradients",
+        since="0.17.0",
+        cp=True,
+        feature="mtp",
+    ),
+    KnownIssue(
+        name="Megatron-LM's multi_latent_attention.py, keys' rotary part over tp",
+        link=f"{_MEGATRON}/blob/core_v0.19.0/megatron/core/transformer/multi_latent_attention.py",
+        check="parameter_gradients",
+        since="0.16.0",
+        tp="above 1",
+        feature="mla",
     ),
     KnownIssue(
         name="Megatron-LM commit d8144e7712",
@@ -269,6 +296,8 @@ def _in_cell(issue: KnownIssue, evidence: CellEvidence) -> bool:
     return (
         issue.data_path in ("", config.data_path)
         and issue.tp in ("", "above 1" if config.layout.tp > 1 else "1")
+        and (not issue.cp or config.layout.cp > 1)
+        and _has_feature(issue, config)
         and (not issue.rows or config.micro_batch_size > 1)
         and (
             not issue.padded
@@ -278,6 +307,16 @@ def _in_cell(issue: KnownIssue, evidence: CellEvidence) -> bool:
         and issue.layer in config.model.pattern
         and issue.aux_loss in ("", config.model.moe.aux_loss if config.model.moe else "")
     )
+
+
+def _has_feature(issue: KnownIssue, config: CellConfig) -> bool:
+    features = {
+        "": True,
+        "label_smoothing": config.train.label_smoothing > 0,
+        "mla": config.model.mla is not None,
+        "mtp": config.model.mtp is not None,
+    }
+    return features[issue.feature]
 
 
 def _at_places(issue: KnownIssue, evidence: CellEvidence, finding: Finding) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.cell.model import MlaConfig, MtpConfig
 from harness.core.outcomes import Finding, Lane
 from harness.core.packing.options import PackingOptions
 from harness.core.run.records import ImportProof, SeenParams
@@ -294,3 +295,23 @@ def test_a_cell_with_an_injected_fault_names_no_issue() -> None:
     unnamed = [replace(finding, known="") for finding in findings]
     assert [finding.known for finding in with_known(faulty, unnamed)] == [""] * len(findings)
     assert [finding.known for finding in with_known(evidence, unnamed)] != [""] * len(findings)
+
+
+# Issue -> the layout and the parts of the cell that fail together, and the check.
+FEATURES = {
+    "issue 7452, finding 1": ({"tp": 2}, {"train": {"label_smoothing": 0.1}}, "document_loss"),
+    "issue 7452, finding 3": ({"cp": 2}, {"model": {"mtp": MtpConfig()}}, "parameter_gradients"),
+    "multi_latent_attention.py": ({"tp": 2}, {"model": {"mla": MlaConfig()}}, "parameter_gradients"),
+}
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_two_features_that_fail_together_upstream_name_their_issue(name: str) -> None:
+    layout, changed, check = FEATURES[name]
+    plain = config_of("sft", **layout)
+    both = replace(plain, **{part: replace(getattr(plain, part), **values) for part, values in changed.items()})
+    for config, expected in ((both, True), (plain, False), (replace(both, layout=config_of(pp=2).layout), False)):
+        evidence = evidence_for(config)
+        ran(evidence, "0.19.2")
+        (found,) = with_known(evidence, [Finding(lane=Lane.NUMERICS, check=check, message="it differs")])
+        assert (name in found.known) is expected
