@@ -47,6 +47,7 @@ class Batch:
     padding_mask: Tensor | None = None  # bool, True for slots without a token; for routers with an auxiliary loss
     whole: Any = None  # dict: arguments of a model with vision, whose forward splits rows over cp
     arguments: Any = None  # dict: more arguments of the model's forward
+    loss: Any = None  # None, or upstream's loss_func: of (loss_mask, losses [rows, local slots]), (sum, tokens, report)
     score: Any = None  # None, or upstream's loss: from logits [rows, local slots, vocabulary / tp] to Scored
 
 

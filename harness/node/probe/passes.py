@@ -112,11 +112,13 @@ class Passes(Observer):
         return loss, *([count] if tokens else []), {"lm loss": loss.detach().double()}
 
     def _own_loss(self, batch: Batch, owners: Tensor, output: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """(sum, token count, report) as pretrain_gpt.loss_func per token; output [rows, local slots]: losses."""
+        """(sum, token count, report) of pretrain_gpt.loss_func, or as it; output [rows, local slots]: losses."""
         assert batch.loss_mask is not None
         losses, mask = output.float(), batch.loss_mask.float()
-        loss = (losses * mask).sum()
-        tokens = mask.sum().to(torch.int)
+        if batch.loss is None:
+            loss, tokens = (losses * mask).sum(), mask.sum().to(torch.int)
+        else:
+            loss, tokens, _ = batch.loss(batch.loss_mask, output)
         self.on_loss(losses, mask, owners)
         loss, tokens = self.fault.on_loss(loss, tokens, self.context)
         report = torch.stack([loss.detach().double(), tokens.double()])

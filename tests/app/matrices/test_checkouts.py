@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.app.conftest import harness, only_run, write_matrix
+from tests.infra.stacks.test_checkout import git
 from tests.megatron_clone import CLONE, needs_clone
 
 pytestmark = [pytest.mark.train, needs_clone]
@@ -24,10 +25,10 @@ stacks:
 """
 
 
-def run(folder: Path, ref: str, packing: str, *layouts: str) -> list[dict[str, Any]]:
+def run(folder: Path, ref: str, packing: str, *layouts: str, clone: str | Path = CLONE) -> list[dict[str, Any]]:
     """Run a matrix; returns the cells of its report without controls."""
     rows = "\n    ".join(f"- {{{layout}}}" for layout in layouts)
-    text = HEAD.format(packing=packing, layouts=rows, clone=CLONE, ref=ref)
+    text = HEAD.format(packing=packing, layouts=rows, clone=clone, ref=ref)
     done = harness("run", write_matrix(folder, text), cwd=folder)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     report = json.loads((only_run(folder / "reports") / "report.json").read_text())
@@ -52,6 +53,30 @@ def test_sft_of_later_checkouts_passes_and_rows_of_a_micro_batch_are_merged_from
     stages, rows = run(tmp_path, ref, "sft", *SFT)
     assert stages["outcome"] == "PASS", stages["findings"]
     assert rows["outcome"] == merged, rows["findings"]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "check"),
+    [
+        (
+            "        loss = torch.sum(losses * loss_mask)\n",
+            "        loss = 2 * torch.sum(losses * loss_mask)\n",
+            "grad_norm",
+        ),
+        ("num_tokens = loss_mask.sum()", "num_tokens = (2 * loss_mask).sum()", "gradient_scale"),
+    ],
+)
+def test_the_loss_is_that_of_the_script(right: str, wrong: str, check: str, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    git(tmp_path, "clone", "--quiet", "--shared", CLONE, str(tree))
+    git(tree, "checkout", "--quiet", "-b", "edited", "d98e8a64dd")
+    script = tree / "pretrain_gpt.py"
+    assert right in script.read_text()
+    script.write_text(script.read_text().replace(right, wrong, 1))
+    git(tree, "commit", "--quiet", "-am", "Edit the loss")
+    (cell,) = run(tmp_path, "edited", "sft", SFT[0], clone=tree)
+    assert (cell["outcome"], cell["lanes"]["metadata"]) == ("FAIL", "pass")
+    assert findings(cell, check)
 
 
 def test_sft_of_core_0_17_gives_tp_ranks_of_middle_and_last_stages_no_metadata(tmp_path: Path) -> None:

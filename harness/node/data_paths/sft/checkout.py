@@ -18,6 +18,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,7 @@ class Checkout:
             position_ids=model.position_ids,
             labels=model.others["labels"],
             loss_mask=mask,
+            loss=partial(loss.func, **loss.keywords),
             params=model.others.get("packed_seq_params"),  # before 0.16 forward_step passes none
         )
 
