@@ -175,8 +175,7 @@ def _control_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The record of the control's rank, as if it had trained on the documents of every replica."""
     [record] = records
     copies, batches = range(REPLICAS), len(record["batches"])
-    [leg] = record["legs"]  # it trains a second time
-    for seen in (*record["steps"], leg, *leg["training"]["steps"]):
+    for seen in record["steps"]:
         _renumber(seen, copies)
         seen |= {name: seen[name] * REPLICAS for name in ("loss_sum", "token_count") if name in seen}
     for step in record["steps"]:
@@ -184,7 +183,7 @@ def _control_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         step |= {name: step[name] * REPLICAS for name in summed}
     _more_work(record)
     record["micro_batches"] = [number * REPLICAS for number in record["micro_batches"]]
-    for seen in (*record["activations"], *leg["activations"]):
+    for seen in record["activations"]:
         documents = seen["documents"].items()
         seen["documents"] = {str(_renumbered(int(key), replica)): one for key, one in documents for replica in copies}
     for name in ("batches", "layers"):
