@@ -170,12 +170,15 @@ class _Part:
         return cell_result(self.cell, self.number, attempt, endings, troubles, started, deadline_s=given)
 
     def write_oracle(self) -> None:
-        """Write what the oracle computes of the part, for the model that upstream built on rank 0, if that trained."""
+        """Write what the oracle computes of the part, for the model that upstream built on rank 0.
+
+        A cell that did not complete is not judged by it, and does not wait for it.
+        """
         try:
             seen = RecordReader().read(text_of(self.attempt.record(0)))
         except (OSError, ValueError, TypeError):  # the judge names what is wrong with the record
             return
-        if seen.built and seen.steps:
+        if seen.ended == "completed" and seen.steps:
             write_json(self.attempt.oracle, self._oracle(seen.built))
 
     def _oracle(self, built: list[BuiltSeen]) -> OracleRecord:

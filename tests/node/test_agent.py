@@ -55,6 +55,13 @@ def test_a_raising_rank_leaves_its_traceback_and_is_named_first(ran: dict[str, R
     assert len(first.batches) == len(cell.config.micro_batches(0)[0])  # the metadata leg is complete
 
 
+def test_only_a_cell_that_completed_waits_for_the_oracle(ran: dict[str, Ran]) -> None:
+    assert ran["raises"].records[0].steps
+    assert {name for name in ran if (ran[name].root / "oracle.json").exists()} == {
+        name for name in ran if all(record.ended == "completed" for record in ran[name].records.values())
+    }
+
+
 def test_a_hanging_rank_ends_at_the_deadline_and_the_collective_is_named(ran: dict[str, Ran]) -> None:
     cell = ran["hangs"]
     assert cell.result.status == "failed"
