@@ -23,6 +23,7 @@ from harness.judge.report.model import Report, ReportCell, ReportRejected
 from harness.plan.faults.spec import MODEL
 from harness.plan.shrink.search import Answer, Kind
 from tests.app.conftest import harness, only_run, write_matrix
+from tests.app.runs import simulated_run
 
 TIGHT = """\
 name: tight
@@ -91,7 +92,8 @@ def test_the_smallest_matrix_fails_in_the_same_lane_and_check(tight: tuple[Path,
     done = harness("run", matrix, "--run-dir", "again", cwd=folder)
     assert done.returncode == 1, done.stdout + done.stderr
     report = json.loads((only_run(folder / "again") / "report.json").read_text())
-    (failed,) = [cell for cell in report["cells"] if cell["outcome"] == "FAIL"]
+    (failed,) = [cell for cell in report["cells"] if "reference" in cell["id"]]
+    assert failed["outcome"] == "FAIL"
     assert "document_loss" in {finding["check"] for finding in failed["findings"]}
     assert json.loads((matrix.parent / "shrink.json").read_text())["smallest"]["config"]["train"]["steps"] == 1
 
@@ -119,7 +121,6 @@ def test_the_issue_holds_no_path_of_the_machine(tight: tuple[Path, str]) -> None
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["tp1-*"], "no cell failed"),
         (["tp9-*"], "no such cell"),
         (["tp2-*", "--check", "isolation"], "none of that check"),
     ],
@@ -130,6 +131,11 @@ def test_only_a_failed_cell_can_be_shrunk(
     run = str(only_run(tight[0] / "reports"))
     assert main(["shrink", run, *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_cell_that_passed_cannot_be_shrunk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["shrink", str(simulated_run(tmp_path).root), "tp2-*"]) == 2
+    assert "tp2-*: no cell failed (found tp2-pp1-cp1-sft PASS;" in capsys.readouterr().err
 
 
 WANTED = Finding(lane=Lane.METADATA, check="params_present", message="none", fault_class="A", where={"stage": 3})
