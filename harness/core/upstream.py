@@ -33,8 +33,8 @@ def distribution_of(module: str) -> str:
 OLDEST_CORE = (0, 13)
 
 
-def why_unsupported(core: Path) -> str:
-    """Why the harness does not run the megatron.core in a folder, with its version; empty if it does.
+def why_unsupported(core: Path, what: str = "the harness", first: tuple[int, int] = OLDEST_CORE) -> str:
+    """Why the megatron.core in a folder is too old for `what`, which supports `first` and later; empty if it is not.
 
     The version is read, not imported: the modules of an old release may not even be imported.
     """
@@ -42,7 +42,7 @@ def why_unsupported(core: Path) -> str:
     text = info.read_text(encoding="utf-8", errors="replace") if info.is_file() else ""
     numbers = [re.search(rf"^{part} *= *(\d+)", text, re.M) for part in ("MAJOR", "MINOR", "PATCH")]
     version = [int(found[1]) for found in numbers if found]
-    if len(version) < 3 or tuple(version[:2]) >= OLDEST_CORE:
+    if len(version) < 3 or tuple(version[:2]) >= first:
         return ""
-    oldest = ".".join(map(str, OLDEST_CORE))
-    return f"{core} is megatron-core {'.'.join(map(str, version))}, and the harness supports {oldest} and later"
+    oldest = ".".join(map(str, first))
+    return f"{core} is megatron-core {'.'.join(map(str, version))}, and {what} supports {oldest} and later"

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Missing
+from harness.core.upstream import why_unsupported
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.lookup import Unavailable, checked_out, module_unavailable, not_in_release, release
 
@@ -51,6 +52,11 @@ def _imported(config: CellConfig) -> Any:
 def no_script(config: CellConfig) -> Unavailable:
     """Why there is no script that trains the cell's model; None when there is one."""
     root, name = find(), f"{script(config)}.py"
+    # Before 0.17 the whole script reads other arguments; before 0.16 forward_step gives the model no packed rows.
+    whole = config.trainer == "megatron"
+    first = ("trainer: megatron", (0, 17)) if whole else ("packing: sft", (0, 16))
+    if root is not None and (too_old := why_unsupported(root / "megatron" / "core", *first)):
+        return not_in_release(too_old, "megatron.core")
     if root is not None and (root / name).is_file():
         return None
     where = ", which only a checkout has" if root is None else ""

@@ -50,6 +50,28 @@ def test_without_its_script_a_checkout_is_served_by_nothing_else(checkout: Path,
         assert f"has no pretrain_gpt.py (rule stack.data_path), looked for in the checkout {checkout}" in found.reason
 
 
+@pytest.mark.parametrize(
+    ("minor", "trainer", "what"),
+    [
+        (15, "harness", "packing: sft supports 0.16 and later"),
+        (16, "megatron", "trainer: megatron supports 0.17 and later"),
+    ],
+)
+def test_a_checkout_that_is_too_old_is_named_with_its_version(
+    checkout: Path, minor: int, trainer: str, what: str
+) -> None:
+    info = checkout / "megatron" / "core" / "package_info.py"
+    info.parent.mkdir(parents=True)
+    cell = replace(config("sft"), trainer=trainer)
+    for number, missing in ((minor, True), (minor + 1, False)):
+        info.write_text(f"MAJOR = 0\nMINOR = {number}\nPATCH = 1\n")
+        found = sft_checkout.no_script(cell)
+        assert isinstance(found, Missing) == missing
+        if found:
+            assert f"is megatron-core 0.{minor}.1, and {what}" in found.reason
+            assert "may_reject" in found.reason
+
+
 def test_a_script_without_its_function_is_missing(checkout: Path) -> None:
     (checkout / "pretrain_gpt.py").write_text("def forward(): ...\n")
     found = sft.SftPath.unavailable(config("sft"))
