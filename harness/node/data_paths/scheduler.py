@@ -26,11 +26,13 @@ from harness.core.cell.config import CellConfig
 from harness.core.packing.documents import Document
 from harness.core.packing.workload import Workload
 from harness.node.data_paths.base import Batch, RankContext
-from harness.node.data_paths.lookup import Unavailable, module_unavailable, not_in_release
+from harness.node.data_paths.lookup import Unavailable, module_unavailable, not_in_release, release, takes
 from harness.node.probe.truth import StepTruth
 
 MODULE = "megatron.core.datasets.data_schedule"
-_NEEDED = ("wrap_data_iterator", "get_batch_on_this_rank_for_sequence_packing")
+_PREDICTS = "mtp_on_this_rank"
+_BATCH = "get_batch_on_this_rank_for_sequence_packing"
+_NEEDED = ("wrap_data_iterator", _BATCH)
 
 
 def schedules() -> bool:
@@ -50,7 +52,11 @@ class SchedulerPath:
     def unavailable(config: CellConfig) -> Unavailable:
         if missing := module_unavailable(MODULE, "megatron.core", *_NEEDED):
             return missing
-        if config.own_trainer and schedules():
+        if not config.own_trainer:
+            return None
+        if not takes(getattr(importlib.import_module(MODULE), _BATCH), _PREDICTS):
+            return not_in_release(f"{release('megatron.core')} has no {_BATCH}({_PREDICTS})", "megatron.core")
+        if schedules():
             reason = "the scheduler of branch dev reads the script's configuration; use trainer: megatron"
             return not_in_release(reason, "megatron.core")
         return None
@@ -94,7 +100,7 @@ class SchedulerPath:
     def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
         vpp = self.context.config.layout.vpp
         stage: dict[str, Any] = {"vpp_size": vpp, "vp_stage": chunk} if vpp > 1 else {}
-        stage["mtp_on_this_rank"] = self.context.predicts(chunk)
+        stage[_PREDICTS] = self.context.predicts(chunk)
         found = self.upstream.get_batch_on_this_rank_for_sequence_packing(iterator, **stage)
         tokens, labels, loss_mask, _, position_ids, params, _ = found
         return Batch(tokens=tokens, labels=labels, loss_mask=loss_mask, position_ids=position_ids, params=params)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,17 +21,27 @@ from tests.node.conftest import config
 from tests.node.data_paths.test_table import fact
 
 
+def _accepts_all(*_: Any, **__: Any) -> None: ...
+
+
 def test_a_release_without_the_scheduler_cannot_serve_it() -> None:
     assert f"has no {MODULE}.wrap_data_iterator" in fact(SchedulerPath.unavailable(config("scheduler")))
 
 
 def test_the_scheduler_of_branch_dev_is_called_by_its_script_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, MODULE, SimpleNamespace(**dict.fromkeys(scheduler._NEEDED)))
+    monkeypatch.setitem(sys.modules, MODULE, SimpleNamespace(**dict.fromkeys(scheduler._NEEDED, _accepts_all)))
     for on_dev, found in ((True, "use trainer: megatron"), (False, "None")):
         monkeypatch.setattr(scheduler, "schedules", lambda on_dev=on_dev: on_dev)
         assert found in str(SchedulerPath.unavailable(config("scheduler")))
     monkeypatch.setattr(scheduler, "schedules", lambda: True)
     assert SchedulerPath.unavailable(replace(config("scheduler"), trainer="megatron")) is None
+
+
+def test_a_renamed_argument_of_the_scheduler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    renamed = dict.fromkeys(scheduler._NEEDED, lambda iterator, predicts_here: None)
+    monkeypatch.setitem(sys.modules, MODULE, SimpleNamespace(**renamed))
+    expected = "has no get_batch_on_this_rank_for_sequence_packing(mtp_on_this_rank)"
+    assert expected in fact(SchedulerPath.unavailable(config("scheduler")))
 
 
 @given(count=st.integers(0, 30), dp=st.integers(1, 5))

@@ -15,6 +15,7 @@ import megatron.core.package_info as package_info
 import megatron.core.transformer.transformer_config as upstream_config
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -24,12 +25,16 @@ from harness.core.cell.config import CellConfig
 from harness.core.cell.model import MlaConfig
 from harness.core.outcomes import STACK_UNDER_TEST, Rejection
 from harness.core.setting import upstream_of
-from harness.node.data_paths.lookup import Unavailable, lacking, takes
+from harness.node.data_paths.lookup import Unavailable, lacking, module_unavailable, takes
 from harness.node.probe.model.attention_kinds import core_attention
 from harness.node.probe.model.bridge.vision import attention_class, vision_config_class, vision_fields
 from harness.node.probe.model.groups import without_groups
+from harness.node.probe.model.hybrid import MODULE as HYBRID_MODULE
 from harness.node.probe.model.hybrid import hybrid_fields, numbered_layers, unsupported_hybrid
 from harness.node.probe.model.norm import RMSNorm
+
+# Of packed rows, what the harness's own attention reads.
+_NEEDED_OF_PARAMS = ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded")
 
 
 def unsupported_parts(config: CellConfig) -> Unavailable:
@@ -48,9 +53,16 @@ def unsupported_parts(config: CellConfig) -> Unavailable:
         prediction: Any = importlib.import_module("megatron.core.transformer.multi_token_prediction")
         if not takes(prediction.roll_tensor, "packed_seq_params"):  # then GPTModel refuses it
             reason = f"{release} has no roll_tensor(packed_seq_params): model.mtp in packed rows needs 0.16 or later"
-    if reason is None:
-        return None
-    return lacking("megatron.core", Rejection(rule="stack.model", reason=reason, source=STACK_UNDER_TEST))
+    packed = _NEEDED_OF_PARAMS if config.style.packed else ()
+    if absent := next((name for name in packed if not takes(PackedSeqParams, name)), None):
+        reason = f"{release} has no PackedSeqParams.{absent}"
+    if reason:
+        return lacking("megatron.core", Rejection(rule="stack.model", reason=reason, source=STACK_UNDER_TEST))
+    if config.model.hybrid and (missing := module_unavailable(HYBRID_MODULE, "megatron.core", "HybridModel")):
+        return missing
+    if config.groups == EXPLICIT:
+        return module_unavailable("megatron.core.process_groups_config", "megatron.core", "ProcessGroupCollection")
+    return None
 
 
 def config_class(config: CellConfig) -> Any:

@@ -10,12 +10,15 @@ from typing import Any
 import megatron.core
 import pytest
 import torch
+from megatron.core import process_groups_config
+from megatron.core.models.hybrid import hybrid_model
 from megatron.core.transformer import multi_token_prediction
 
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import ModelConfig, MoeConfig, MtpConfig
 from harness.core.outcomes import Missing, Rejection
+from harness.node.probe.model import parts
 from harness.node.probe.weights import named_parameters
 
 
@@ -98,24 +101,68 @@ def test_what_no_argument_asks_for_is_rejected_and_in_a_checkout_missing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cell: CellConfig, name: str, expected: str
 ) -> None:
     from harness.node.probe.model import groups
-    from harness.node.probe.model import parts as model_parts
 
     def older(self: Any, input_ids: Any) -> None: ...
 
     older.__qualname__ = f"GPTModel.{name}"
-    assert model_parts.unsupported_parts(cell) is None
-    owner = multi_token_prediction if name == "roll_tensor" else model_parts.GPTModel
+    assert parts.unsupported_parts(cell) is None
+    owner = multi_token_prediction if name == "roll_tensor" else parts.GPTModel
     monkeypatch.setattr(owner, name, older)
     monkeypatch.setattr(groups, "_TAKERS", (older,))
-    refused = model_parts.unsupported_parts(cell)
+    refused = parts.unsupported_parts(cell)
     assert isinstance(refused, Rejection)
     assert refused.rule == "stack.model"
     assert expected in refused.reason
     monkeypatch.setattr(megatron.core, "__file__", str(tmp_path / "megatron" / "core" / "__init__.py"))
-    missing = model_parts.unsupported_parts(cell)
+    missing = parts.unsupported_parts(cell)
     assert isinstance(missing, Missing)
     assert f"{refused.reason} (rule stack.model), looked for in the checkout {tmp_path}" in missing.reason
-    assert model_parts.unsupported_parts(CellConfig(layout=Layout(), data_path="reference")) is None
+    assert parts.unsupported_parts(CellConfig(layout=Layout(), data_path="reference")) is None
+
+
+PACKED = CellConfig(layout=Layout(), data_path="reference")
+HYBRID = CellConfig(layout=Layout(), data_path="reference", model=ModelConfig(pattern="*-*-"))
+
+
+@pytest.mark.parametrize(
+    ("cell", "module", "name", "without", "expected"),
+    [
+        (
+            PACKED,
+            parts,
+            "PackedSeqParams",
+            make_dataclass("Renamed", ["cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_pad"]),
+            "PackedSeqParams.cu_seqlens_q_padded",
+        ),
+        (HYBRID, hybrid_model, "HybridModel", None, "megatron.core.models.hybrid.hybrid_model.HybridModel"),
+        (
+            GROUPS,
+            process_groups_config,
+            "ProcessGroupCollection",
+            None,
+            "megatron.core.process_groups_config.ProcessGroupCollection",
+        ),
+    ],
+)
+def test_a_renamed_name_of_a_checkout_is_missing_before_the_cell_runs(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    cell: CellConfig,
+    module: Any,
+    name: str,
+    without: Any,
+    expected: str,
+) -> None:
+    assert parts.unsupported_parts(cell) is None
+    if without is None:
+        monkeypatch.delattr(module, name)
+    else:
+        monkeypatch.setattr(module, name, without)
+    monkeypatch.setattr(megatron.core, "__file__", str(tmp_path / "megatron" / "core" / "__init__.py"))
+    missing = parts.unsupported_parts(cell)
+    assert isinstance(missing, Missing)
+    assert f"has no {expected} (rule stack." in missing.reason
+    assert f"looked for in the checkout {tmp_path}" in missing.reason
 
 
 def test_upstream_accepts_one_expert_per_token() -> None:
@@ -128,18 +175,15 @@ def test_upstream_accepts_one_expert_per_token() -> None:
 
 
 def test_a_wrapper_that_passes_on_what_it_is_given_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from harness.node.probe.model import parts as model_parts
-
-    upstream = model_parts.GPTModel.forward
-    monkeypatch.setattr(model_parts.GPTModel, "forward", lambda *args, **kwargs: upstream(*args, **kwargs))
-    assert model_parts.unsupported_parts(PADDING_MASK) is None
+    upstream = parts.GPTModel.forward
+    monkeypatch.setattr(parts.GPTModel, "forward", lambda *args, **kwargs: upstream(*args, **kwargs))
+    assert parts.unsupported_parts(PADDING_MASK) is None
 
 
 def test_a_field_that_the_release_does_not_have_rejects_the_cell_that_asks_for_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from harness.node.probe.model import gpt as model
-    from harness.node.probe.model import parts as model_parts
 
     plain = CellConfig(layout=Layout(), data_path="reference")
     moe = replace(plain, model=ModelConfig(moe=MoeConfig()))
@@ -147,11 +191,11 @@ def test_a_field_that_the_release_does_not_have_rejects_the_cell_that_asks_for_i
 
     kept = [
         item
-        for item in fields(model_parts.TransformerConfig)
+        for item in fields(parts.TransformerConfig)
         if item.name not in {"moe_router_topk", "bf16", "embedding_init_method"}
     ]
     older: Any = make_dataclass("Older", [item.name for item in kept])
-    monkeypatch.setattr(model_parts, "TransformerConfig", older)
+    monkeypatch.setattr(parts, "TransformerConfig", older)
     assert model.unsupported_fields(plain) is None  # bf16 is off; embeddings take init_method
     refused = model.unsupported_fields(moe)
     assert isinstance(refused, Rejection)
