@@ -185,14 +185,14 @@ def _list(item: Any, limits: Limits) -> str:
 
 def _number(noun: str, limits: Limits) -> str:
     if limits.gt is not None:
-        return f"{noun} > {limits.gt:g}" + (f", at most {limits.le:.0f}" if limits.le is not None else "")
+        return f"{noun} > {limits.gt:g}" + (f", at most {_limit(limits.le)}" if limits.le is not None else "")
     if limits.ge is None or limits.le is None:
         return noun
-    return f"{noun} {'from ' if noun == 'number' else ''}{limits.ge:.0f} to {_whole(limits.le)}"
+    return f"{noun} {'from ' if noun == 'number' else ''}{_limit(limits.ge)} to {_limit(limits.le)}"
 
 
-def _whole(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.0f}"
+def _limit(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.15g}"
 
 
 def _default(key: Key) -> str:
