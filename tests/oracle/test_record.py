@@ -70,7 +70,7 @@ def test_a_field_that_is_not_modelled_is_named_with_its_value() -> None:
 def written(run: Path, name: str, config: CellConfig) -> OracleRecord:
     """What the supervisor writes of a cell whose one rank has trained."""
     attempt = RunDir(run).attempt(name)
-    seen = RankRecord(cell=name, rank=0, place=Layout().coordinates(0), built=BUILT)
+    seen = RankRecord(cell=name, rank=0, place=Layout().coordinates(0), ended="completed", built=BUILT)
     seen.steps = [StepSeen(step=0, micro_batches=1)]
     write_record(attempt.record(0), seen)
     share = NodeShare(node=0, nodes=1, world_size=1)

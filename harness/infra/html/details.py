@@ -28,7 +28,10 @@ _SQUARES = 3200  # rank squares on the page, about 350 bytes each
 _CELL_SQUARES = 160  # rank squares per failing cell
 _NOT_THE_CODE = ("python", "device", "attention", "packing-harness", "CPU stubs", "gloo stubs")  # not shown
 _MOST_DOCUMENTS = 12  # lengths written out
-_UPSTREAM = re.compile(r"\s*\((https://github\.com/[\w.-]+/[\w.-]+/(?:(?:issues|pull)/\d+|commit/[0-9a-f]{7,40}))\)")
+_UPSTREAM = re.compile(
+    r"\s*\((https://github\.com/[\w.-]+/[\w.-]+/"
+    r"(?:(?:issues|pull)/\d+|commit/[0-9a-f]{7,40}|blob/[\w.-]+/[\w./-]+))\)"
+)
 _PAGES = {"checks.md": "check", "failures.md": "class"}  # pages whose entries a report quotes, and their anchors
 
 
