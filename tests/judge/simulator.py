@@ -18,6 +18,7 @@ from harness.core.cell.flops import train_flops
 from harness.core.cell.identity import cell_name
 from harness.core.cell.layout import Coordinates, Layout
 from harness.core.cell.reports import entry_point
+from harness.core.layer_pattern import RECURRENT
 from harness.core.outcomes import Finding, Lane, LaneVerdict, Outcome, Severity
 from harness.core.packing.arithmetic import PAD, MicroBatch, PackedParams
 from harness.core.packing.documents import Document, adversarial_mix
@@ -247,8 +248,16 @@ def _record(cell: PlannedCell, rank: int) -> RankRecord:
         if step == 0 or not config.own_trainer:
             fetched = _batches(config, place, batches, indices)
             record.batches += [replace(batch, step=step) for batch in fetched]
+        recurrent = config.model.numbers_of(RECURRENT) if config.model.hybrid else []
         layers = [
-            LayerSeen(step=step, chunk=chunk, micro_batch=number, layer=layer, params=index)
+            LayerSeen(
+                step=step,
+                chunk=chunk,
+                micro_batch=number,
+                layer=layer,
+                params=index,
+                mask=None if layer in recurrent else "causal",
+            )
             for number, index in enumerate(indices)
             for chunk in range(config.layout.vpp)
             for layer in _attention(config, place, chunk)

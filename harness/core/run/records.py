@@ -128,6 +128,8 @@ class LayerSeen:
     micro_batch: int
     layer: int  # global, from 1
     params: int | None  # index into RankRecord.packed_params
+    mask: str | None = None  # name of the AttnMaskType that attention applies; None: none, as in recurrent layers
+    biased: bool = False  # whether something is added to the scores
 
 
 @dataclass(kw_only=True)

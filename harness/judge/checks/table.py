@@ -11,6 +11,7 @@ from harness.judge.checks.canaries import determinism, isolation, order, padding
 from harness.judge.checks.experts import capacity, expert_bias, z_loss
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.checks.metadata import (
+    attention_mask,
     completeness,
     micro_batch_count,
     params_agree_plan,
@@ -81,6 +82,7 @@ CHECKS: tuple[Check, ...] = (
     Check("params_agree_ranks", Lane.METADATA, params_agree_ranks.check),
     Check("params_identity", Lane.METADATA, params_identity.check),
     Check("params_recomputed", Lane.METADATA, params_recomputed.check),
+    Check("attention_mask", Lane.METADATA, attention_mask.check),
     Check("tokens_placed", Lane.METADATA, tokens_placed.check),
     Check("micro_batch_count", Lane.METADATA, micro_batch_count.check),
     Check("workload", Lane.METADATA, workload.check),

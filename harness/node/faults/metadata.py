@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
 
 from harness.core.packing.arithmetic import MicroBatch, PackedParams
@@ -80,6 +81,14 @@ class MetadataLostInsideTheModel(Fault):
         if context.place.pp == 1:
             for chunk in chunks:
                 unwrap(chunk).register_forward_pre_hook(drop, with_kwargs=True)
+
+
+class AttentionWithoutMask(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        if context.place.pp == 1:
+            for chunk in chunks:
+                for layer in unwrap(chunk).decoder.layers:
+                    layer.self_attention.attn_mask_type = AttnMaskType.no_mask
 
 
 class RecomputedForwardWithLaterMetadata(Fault):

@@ -35,6 +35,7 @@ FAULTS: dict[str, Callable[[], Fault]] = {
     "middle-stage-tp-ranks-with-garbage": metadata.MiddleStageTpRanksWithGarbage,
     "last-stage-tp-ranks-without-metadata": metadata.LastStageTpRanksWithoutMetadata,
     "later-chunks-without-metadata": metadata.LaterChunksWithoutMetadata,
+    "attention-without-mask": metadata.AttentionWithoutMask,
     "metadata-lost-inside-the-model": metadata.MetadataLostInsideTheModel,
     "recomputed-forward-with-later-metadata": metadata.RecomputedForwardWithLaterMetadata,
     "max-seqlen-is-a-tensor": metadata.MaxSeqlenIsATensor,

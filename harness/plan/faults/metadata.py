@@ -70,6 +70,17 @@ METADATA: tuple[FaultSpec, ...] = (
         where={"stage": 1, "legs": ["training"], "layers": [4, 5, 6]},
     ),
     FaultSpec(
+        name="attention-without-mask",
+        fault_class="metadata",
+        summary="attention of stage 1 gets no mask, so that a kernel lets tokens attend to those after them",
+        modelled_on="an edit of NVIDIA/Megatron-LM Attention.forward: attn_mask_type of packed rows",
+        layout=Layout(pp=2),
+        why="two stages, so that the place can be named",
+        lane=Lane.METADATA,
+        checks=("attention_mask",),
+        where={"stage": 1, "layer": 4, "layers": [4, 5, 6]},
+    ),
+    FaultSpec(
         name="recomputed-forward-with-later-metadata",
         fault_class="metadata",
         summary="recomputation in the backward gets the packed params of the micro-batch that the forward has reached",

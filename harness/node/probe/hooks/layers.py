@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +13,14 @@ from harness.core.run.states import LegName
 from harness.core.run.tensor_records import ActivationSeen
 from harness.node.data_paths.base import RankContext
 from harness.node.probe.hooks.fingerprints import document_fingerprints, merge
+from harness.node.probe.model.core_attention import CoreAttention
 from harness.node.probe.model.hybrid import numbered_layers
 from harness.node.probe.model.parts import mtp_layers
 from harness.node.probe.model.recompute import recomputing
 from harness.node.recording.recorder import Recorder
+
+# Arguments of core attention in order, which upstream's modules and the probe's share.
+_OF_ATTENTION = tuple(inspect.signature(CoreAttention.forward).parameters)[1:]
 
 
 @dataclass
@@ -92,7 +97,17 @@ class LayerRecorder:
             at = self.state
             if at.leg != "training":
                 return
-            seen = LayerSeen(step=at.step, chunk=at.chunk, micro_batch=at.micro_batch, layer=layer, params=None)
+            given = dict(zip(_OF_ATTENTION, args)) | kwargs
+            mask = given.get("attn_mask_type") or getattr(module, "attn_mask_type", None)
+            seen = LayerSeen(
+                step=at.step,
+                chunk=at.chunk,
+                micro_batch=at.micro_batch,
+                layer=layer,
+                params=None,
+                mask=getattr(mask, "name", None),
+                biased=given.get("attention_bias") is not None,
+            )
             self.recorder.layer(seen, kwargs.get("packed_seq_params"), recomputed=recomputing())
 
         return hook

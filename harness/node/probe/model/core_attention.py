@@ -54,6 +54,7 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]
         super().__init__(config=config)
         self.layer_number = layer_number
         self.softmax_scale = softmax_scale
+        self.attn_mask_type = more.get("attn_mask_type")  # for calls that pass none
         groups = {name: value for name, value in more.items() if name == "pg_collection"}
         self.groups = groups.get("pg_collection")
         self.softmax_offset = sink_of_upstream(config, layer_number, groups)
