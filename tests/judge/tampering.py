@@ -22,8 +22,10 @@ from harness.app.pipeline.baselines import baseline_problem, read_baselines
 from harness.core.errors import InputError
 from harness.core.hardware.environment import RECORDED
 from harness.core.outcomes import Outcome
+from harness.core.run.records import OracleRecord
 from harness.core.run.run_dir import AttemptDir, RunDir, write_atomic, write_json
 from harness.core.run.run_plan import RunPlan, sealed_text
+from harness.infra.runs import evidence_files
 from harness.infra.runs.evidence_files import newest, read_cell, read_plan, read_records, run_problems
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.in_turn import CellFound, evidence_in_turn
@@ -159,9 +161,11 @@ class _Judge:
         return cell in self.found and file.parent == self.run.attempt(cell, self.found[cell].attempt).record(0).parent
 
     def _read_changed(self, cell: str, file: Path) -> CellFound:
+        before, damaged = self.found[cell], list[str]()
+        if file == self.run.attempt(cell, before.attempt).oracle:
+            return replace(before, oracle=evidence_files._read(file, OracleRecord, damaged), damaged=damaged)
         if not self._is_record(file):
             return self._read(cell)
-        before, damaged = self.found[cell], list[str]()
         changed = read_records(self.aside.attempt(cell, before.attempt), damaged)
         kept = {rank: one for rank, one in before.records.items() if self._record(cell, rank) != file}
         return replace(before, records=dict(sorted({**kept, **changed}.items())), damaged=damaged)
