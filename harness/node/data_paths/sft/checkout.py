@@ -18,7 +18,6 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +49,9 @@ def _imported(config: CellConfig) -> Any:
 
 
 def no_script(config: CellConfig) -> Unavailable:
-    """Why there is no script that trains the cell's model; None when there is one."""
+    """Why no script can train the cell's model: the checkout is too old, or does not have it; None if one can."""
     root, name = find(), f"{script(config)}.py"
-    # Before 0.17 the whole script reads other arguments; before 0.16 forward_step gives the model no packed rows.
+    # Before 0.17 the script's tokenizer refuses the harness's arguments; before 0.16 forward_step packs no rows.
     whole = config.trainer == "megatron"
     first = ("trainer: megatron", (0, 17)) if whole else ("packing: sft", (0, 16))
     if root is not None and (too_old := why_unsupported(root / "megatron" / "core", *first)):
@@ -89,13 +88,13 @@ class Checkout:
     def batch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
         model = _Called(chunk if self.context.config.layout.vpp > 1 else None)
         _, loss = self.upstream.forward_step(iterator, model)
-        mask = loss.args[0]  # partial(loss_func, loss_mask, model=model)
+        mask, *rest = loss.args  # partial(loss_func, loss_mask, model=model)
         return Batch(
             tokens=model.tokens,
             position_ids=model.position_ids,
             labels=model.others["labels"],
             loss_mask=mask,
-            loss=partial(loss.func, **loss.keywords),
+            loss=lambda mask, losses: loss.func(mask, *rest, losses, **loss.keywords),
             params=model.others.get("packed_seq_params"),  # before 0.16 forward_step passes none
         )
 
