@@ -48,8 +48,8 @@ def loaded(package):
 
 def refused(package):
     late = staticmethod(lambda config: importlib.import_module(package) and None)
-    refusals.ADAPTERS["late"] = type("Late", (), {"unavailable": late})
-    return str(refusals.refusal(CellConfig(layout=Layout(), data_path="late"), 1))
+    refusals.ADAPTERS["sft"] = type("Late", (), {"unavailable": late})
+    return str(refusals.refusal(CellConfig(layout=Layout(), data_path="sft"), 1))
 
 def case(function, package, gpus):
     cuda_forks.gpu_table = refusals.gpu_table = lambda: (h200,) * gpus
@@ -121,7 +121,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("raises", "importing the stack", "raises_without_gpu.py:2"),
         ("counts", "importing the stack", "only_counts.py:2"),
         ("at load", "importing the stack under test", "only_counts.py:2"),
-        ("data path", "importing data path late", "starts_cuda.py:3"),
+        ("data path", "importing data path sft", "starts_cuda.py:3"),
     ],
 )
 def test_a_package_that_calls_into_the_driver_is_named_before_any_rank_is_forked(
