@@ -21,7 +21,6 @@ from harness.node.data_paths.table import ADAPTERS
 from harness.node.device import cpu_stubs, gloo_stubs, recurrent_stubs
 from harness.node.device.placement import (
     Device,
-    barrier,
     capability,
     choose_device,
     limit_memory,
@@ -71,7 +70,7 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     recorder.record.imports = import_proof()
     recorder.flush()
     recorder.lap("device")
-    _join(config, device, listener)
+    store = _join(config, device, listener)
     recorder.lap("rendezvous")
     context = RankContext(config=config, place=place, device=device, folder=recorder.path.parent.parent)
     with peaks_recorded(recorder.record, device):
@@ -88,7 +87,7 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
                 recorder.lap("connections")
             _legs(context, groups, recorder, begin)
     recorder.lap("end")
-    barrier(device)  # rank 0 serves the store and must not exit while others need it
+    leave_together(store, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     recorder.lap("waiting")
     recorder.progress("end", config.train.steps, 0, "done")
 
@@ -123,8 +122,8 @@ def _legs(context: RankContext, groups: Groups, recorder: Recorder, begin: float
     recorder.lap("timing")
 
 
-def _join(config: CellConfig, device: Device, listener: int | None) -> None:
-    """Initialise torch.distributed over the store at MASTER_ADDR and MASTER_PORT, served by rank 0 on `listener`."""
+def _join(config: CellConfig, device: Device, listener: int | None) -> Any:
+    """Initialise torch.distributed; return its store at MASTER_ADDR and MASTER_PORT, served by rank 0 on `listener`."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     timeout = gpt.timeout_of(config)
     serves = rank == 0 and listener is not None
@@ -142,6 +141,21 @@ def _join(config: CellConfig, device: Device, listener: int | None) -> None:
     # With device_id, NCCL connects the world group now and need not guess this rank's GPU.
     bound: dict[str, Any] = {"device_id": device.torch_device} if device.backend == "nccl" else {}
     dist.init_process_group(device.backend, store=store, rank=rank, world_size=world_size, timeout=timeout, **bound)
+    return store
+
+
+def leave_together(store: Any, rank: int, world_size: int) -> None:
+    """Wait until every rank is done; rank 0, which serves the store, then waits until every other has read that.
+
+    A barrier of gloo is not enough: a rank that leaves it early closes its sockets, and with messages in them that it
+    has not read, the kernel resets the connections that slower ranks still read from.
+    """
+    ranks = range(world_size)
+    store.set(f"harness/done/{rank}", "")
+    store.wait([f"harness/done/{other}" for other in ranks])
+    store.set(f"harness/left/{rank}", "")
+    if rank == 0:
+        store.wait([f"harness/left/{other}" for other in ranks])
 
 
 def _model_legs(

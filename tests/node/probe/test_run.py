@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (run.gpt, "initialize_parallel"),
         (run.gpt, "first_collectives"),
         (run, "_legs"),
-        (run, "barrier"),
+        (run, "leave_together"),
     ):
         monkeypatch.setattr(owner, name, lambda *_, name=name: done.append(name))
     return done
@@ -73,7 +74,7 @@ def test_groups_are_connected_before_the_legs_and_only_timed_cells_may_use_any_k
     cell: CellConfig, kernels: str, on_gpu: list[str], tmp_path: Path
 ) -> None:
     probe(cell, tmp_path)
-    assert on_gpu == [kernels, "_join", "initialize_parallel", "first_collectives", "_legs", "barrier"]
+    assert on_gpu == [kernels, "_join", "initialize_parallel", "first_collectives", "_legs", "leave_together"]
 
 
 def test_gloo_connects_groups_when_it_makes_them_so_nothing_else_does(
@@ -82,7 +83,7 @@ def test_gloo_connects_groups_when_it_makes_them_so_nothing_else_does(
     monkeypatch.setattr(run, "choose_device", lambda *_: replace(GPU, backend="gloo"))
     monkeypatch.setattr(run.gloo_stubs, "install", lambda: on_gpu.append("gloo_stubs"))
     probe(config(), tmp_path)
-    assert on_gpu == ["gloo_stubs", "_join", "initialize_parallel", "_legs", "barrier"]
+    assert on_gpu == ["gloo_stubs", "_join", "initialize_parallel", "_legs", "leave_together"]
 
 
 def test_a_rank_on_the_cpu_shares_cores_before_it_starts_threads(
@@ -93,7 +94,22 @@ def test_a_rank_on_the_cpu_shares_cores_before_it_starts_threads(
     monkeypatch.setattr(run.recurrent_stubs, "install", lambda pattern: [])
     monkeypatch.setattr(run, "limit_memory", lambda ranks: 1)
     probe(config(), tmp_path)
-    assert on_gpu == ["share_cores", "_join", "initialize_parallel", "_legs", "barrier"]
+    assert on_gpu == ["share_cores", "_join", "initialize_parallel", "_legs", "leave_together"]
+
+
+@pytest.mark.parametrize(("rank", "missing"), [(1, "done/2"), (0, "done/2"), (0, "left/2")])
+def test_a_rank_leaves_after_all_are_done_and_the_server_of_the_store_after_all_others(rank: int, missing: str) -> None:
+    store = dist.HashStore()
+    others = [f"harness/{state}/{other}" for state in ("done", "left") for other in range(3) if other != rank]
+    for key in others:
+        if not key.endswith(missing):
+            store.set(key, "")
+    leaving = threading.Thread(target=run.leave_together, args=(store, rank, 3))
+    leaving.start()
+    leaving.join(0.1)
+    assert leaving.is_alive()
+    store.set(f"harness/{missing}", "")
+    leaving.join()
 
 
 @pytest.mark.parametrize(
