@@ -115,6 +115,7 @@ FACTOR_NAMES = (
 RATIO_SCREEN = "ratio_screen"
 UNSIGNED = ("parameter_gradient", "activation")  # distances of fingerprints, which have no above or below
 NOISE_FACTOR = 3.0  # a bound is this many times the measured noise; packing practice accepts up to 3
+SMALLEST_FACTOR = 2.0  # where the other would accept a weight that does not change
 # Of later steps: the paths of rounding differ, and one pair of trainings samples them once.
 GROWTH_FACTOR = 10.0
 # A measured bound above this cannot tell right from wrong: 0.5 accepts a halved gradient, 1 accepts zeros. The bounds
@@ -220,19 +221,20 @@ def _too_noisy(name: str, floor: NoiseFloor) -> str:
     )
 
 
-def grown(bound: Bound, floor: NoiseFloor | None, most: float = MOST_MEASURED) -> Bound | None:
+def grown(
+    bound: Bound, floor: NoiseFloor | None, most: float = MOST_MEASURED, factor: float = GROWTH_FACTOR
+) -> Bound | None:
     """The bound after updates that amplify rounding, by how far apart two trainings of the reference are then.
 
     None where it would be above `most` and accept wrong numbers, or where the trainings diverge.
     """
-    if floor is None or floor.value * GROWTH_FACTOR <= bound.value:
+    if floor is None or floor.value * factor <= bound.value:
         return bound
-    value = floor.value * GROWTH_FACTOR
+    value = floor.value * factor
     if not value <= most:
         return None
     return Bound(
-        value=value,
-        origin=f"two trainings of the reference differ by {floor.value:.2g} ({floor.by}), x {GROWTH_FACTOR:g}",
+        value=value, origin=f"two trainings of the reference differ by {floor.value:.2g} ({floor.by}), x {factor:g}"
     )
 
 

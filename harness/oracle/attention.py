@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.oracle.fields import Latent, Model, Rotary
-from harness.oracle.layers import linear, norm
+from harness.oracle.layers import linear, norm, widened
 from harness.oracle.rows import Stream
 
 LLAMA_LOW, LLAMA_HIGH, LLAMA_CONTEXT = 1.0, 4.0, 8192  # fixed in Megatron: RotaryEmbedding._apply_scaling
@@ -41,9 +41,9 @@ def rotate(x: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
     A pair of elements (a, b) turns by the angle f * position: (a cos - b sin, b cos + a sin). Pairs are elements
     (i, i + rotated / 2), or if interleaved (2i, 2i + 1) (Megatron-LM core_v0.19.0, rope_utils._rotate_half).
     """
-    turns = frequencies(rotary, x.shape[-1], x.dtype)
-    angles = positions.to(x.dtype)[:, None, None] * turns
-    cos, sin = (part(angles) * rotary.amplitude for part in (torch.cos, torch.sin))
+    turns = frequencies(rotary, x.shape[-1], widened(x).dtype)
+    angles = positions.to(turns.dtype)[:, None, None] * turns
+    cos, sin = ((part(angles) * rotary.amplitude).to(x.dtype) for part in (torch.cos, torch.sin))
     turned, rest = x[..., : 2 * len(turns)], x[..., 2 * len(turns) :]
     if rotary.pairs_in:  # latent attention: interleaved pairs come in, halves go out
         turned = torch.cat([turned[..., 0::2], turned[..., 1::2]], dim=-1)
@@ -84,7 +84,7 @@ def attend(
         scores = scores.masked_fill(hidden, -torch.inf)
         if sink is not None:
             scores = torch.cat([scores, sink[:, None, None].expand(-1, len(q), 1)], dim=-1)
-        weights = scores.softmax(-1)[..., : len(q)]
+        weights = widened(scores).softmax(-1)[..., : len(q)].to(v.dtype)
         mixed.append(torch.einsum("nqk,kne->qne", weights, v))
     return torch.cat(mixed).flatten(1)
 

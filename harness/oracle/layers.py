@@ -14,6 +14,11 @@ from torch import Tensor
 from harness.oracle.fields import Model
 
 
+def widened(x: Tensor) -> Tensor:
+    """X in float32 at least, in which upstream computes norms, angles, softmax and losses of a bf16 model too."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def linear(x: Tensor, weights: Mapping[str, Tensor], at: str) -> Tensor:
     """X W^T + b: x [..., in], W [out, in]; there is a bias where there is a weight of its name."""
     product = x @ weights[f"{at}.weight"].T
@@ -26,11 +31,14 @@ def norm(x: Tensor, weights: Mapping[str, Tensor], at: str, model: Model) -> Ten
     RMSNorm (arXiv 1910.07467): x / sqrt(mean x^2 + eps) * gamma. LayerNorm (arXiv 1607.06450): the same of x - mean x,
     + beta. With zero-centred gamma the weight is gamma - 1 (Transformer Engine, `zero_centered_gamma`).
     """
-    gamma = weights[f"{at}.weight"] + (1.0 if model.centered_gamma else 0.0)
-    if model.normalization == "RMSNorm":
-        return x * (x.square().mean(-1, keepdim=True) + model.epsilon).rsqrt() * gamma
-    x = x - x.mean(-1, keepdim=True)
-    return x * (x.square().mean(-1, keepdim=True) + model.epsilon).rsqrt() * gamma + weights[f"{at}.bias"]
+    gamma = widened(weights[f"{at}.weight"]) + (1.0 if model.centered_gamma else 0.0)
+    wide = widened(x)
+    if model.normalization == "LayerNorm":
+        wide = wide - wide.mean(-1, keepdim=True)
+    normed = wide * (wide.square().mean(-1, keepdim=True) + model.epsilon).rsqrt() * gamma
+    if model.normalization == "LayerNorm":
+        normed = normed + weights[f"{at}.bias"]
+    return normed.to(x.dtype)
 
 
 def activation(x: Tensor, model: Model) -> Tensor:

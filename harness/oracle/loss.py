@@ -15,6 +15,7 @@ from torch import Tensor
 
 from harness.oracle.experts import Routed, balance_loss, z_loss
 from harness.oracle.fields import Model
+from harness.oracle.layers import widened
 from harness.oracle.model import Forward
 from harness.oracle.rows import Stream
 
@@ -25,6 +26,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Ten
     With smoothing s a label has probability 1 - s, and each other token s / (v - 1) (arXiv 1512.00567, section 7;
     Megatron-LM core_v0.19.0, vocab_parallel_cross_entropy).
     """
+    logits = widened(logits)
     negative = logits.logsumexp(-1, keepdim=True) - logits
     wanted = negative.gather(-1, labels[:, None])[:, 0]
     if not smoothing:
@@ -57,8 +59,9 @@ def micro_loss(
 
     Without `together` there are no losses of routers, as in an evaluation.
     """
-    mask = stream.mask.to(seen.logits.dtype)
-    losses = cross_entropy(seen.logits, stream.labels, smoothing) * mask
+    losses = cross_entropy(seen.logits, stream.labels, smoothing)
+    mask = stream.mask.to(losses.dtype)
+    losses = losses * mask
     predictions, predicted, labels = [], [], stream.labels
     for logits in seen.predictions:
         labels, mask = stream.shifted(labels), stream.shifted(mask)

@@ -40,7 +40,7 @@ from harness.oracle.rows import stream_of
 from harness.oracle.train import RouterLosses, Step, Trained, train
 
 _ONE_RANK = Coordinates(tp=0, cp=0, dp=0, pp=0)
-_DTYPES = {"fp32": torch.float32}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def record_of(cell: str, config: CellConfig, built: Sequence[BuiltSeen]) -> RankRecord:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -94,7 +94,8 @@ class Trained:
 def train(config: CellConfig, built: Sequence[BuiltSeen], dtype: torch.dtype = torch.float64) -> Trained:
     """Train the model that upstream built, from the cell's initial weights, on the rows of its packing plan.
 
-    `built`: of the rank's record; what `fields.uncovered` names in it is not computed as upstream does.
+    `built`: of the rank's record; what `fields.uncovered` names in it is not computed as upstream does. `dtype`: of
+    the model; the optimizer and sums of gradients are in float32 at least.
     """
     return Oracle(config, Model.read(built), Optimizer.read(built, config.train.lr), dtype).run()
 
@@ -104,32 +105,45 @@ class Oracle:
 
     def __init__(self, config: CellConfig, model: Model, settings: Optimizer, dtype: torch.dtype) -> None:
         self.config, self.model = config, model
-        self.weights = initial_weights(model, config.train.seed, dtype)
-        self.adam, self.schedule = Adam.of(settings, self.weights), Schedule.of(config, settings)
+        wide = torch.promote_types(dtype, torch.float32)
+        drawn = initial_weights(model, config.train.seed, wide)
+        self.trained = {name: weight.detach() for name, weight in drawn.items()}  # by the optimizer, its own copy
+        self.weights = {name: self._stored(weight, dtype) for name, weight in self.trained.items()}
+        self.adam, self.schedule = Adam.of(settings, self.trained), Schedule.of(config, settings)
         layers = range(1, model.layers + model.predictions + 1)
         count = model.experts.count if model.experts else 0
         self.biases = {number: torch.zeros(count, dtype=dtype) for number in layers if model.has_experts(number)}
         self.seen = Trained(model=model)
 
+    def _stored(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        """What the model computes with: a copy of the optimizer's weight, rounded if ranks store it in bf16.
+
+        Megatron-LM core_v0.19.0, Float16OptimizerWithFloat16Params.
+        """
+        rounded = weight.to(self.model.stored) if self.model.stored == torch.bfloat16 else weight
+        return rounded.to(dtype, copy=True).requires_grad_()
+
     def run(self) -> Trained:
-        before = {name: weight.detach().clone() for name, weight in self.weights.items()}
+        before = {name: weight.clone() for name, weight in self.trained.items()}
         for step in range(self.config.train.steps):
             self._step(step)
             for number, after in enumerate(self.config.evaluated):
                 if after == step + 1:
                     self.seen.evaluations[number] = self._evaluation(self.config.train.steps + number)
-        for name, weight in self.weights.items():
-            self.seen.parameters[name].trained = weight.detach() - before[name]
+        for name, weight in self.trained.items():
+            self.seen.parameters[name].trained = weight - before[name]
         return self.seen
 
     def _step(self, step: int) -> None:
-        seen, taken = self._backward(step)
-        gradients = {name: _gradient(weight) for name, weight in self.weights.items()}
+        gradients = {name: torch.zeros_like(weight) for name, weight in self.trained.items()}
+        seen, taken = self._backward(step, gradients)
         seen.gradient_norm = gradient_norm(gradients)
         seen.clip = clip_coefficient(seen.gradient_norm, self.adam.settings.clip)
         seen.learning_rate, seen.weight_decay = self.schedule.rate(step), self.schedule.weight_decay(step)
         clipped = {name: gradient * seen.clip for name, gradient in gradients.items()}
-        changes = self.adam.update(self.weights, clipped, seen.learning_rate, seen.weight_decay)
+        changes = self.adam.update(self.trained, clipped, seen.learning_rate, seen.weight_decay)
+        for name, weight in self.weights.items():
+            self.weights[name] = self._stored(self.trained[name], weight.dtype)
         if step == 0:
             self.seen.parameters = {
                 name: Parameter(
@@ -141,16 +155,14 @@ class Oracle:
                 )
                 for name in gradients
             }
-        for weight in self.weights.values():
-            weight.grad = None
         if self.model.experts and self.model.experts.biased:
             for number, bias in self.biases.items():
                 self.biases[number] = moved_bias(bias, taken[number], self.model.experts.bias_rate)
             seen.biases = {number: bias.tolist() for number, bias in self.biases.items()}
         self.seen.steps.append(seen)
 
-    def _backward(self, step: int) -> tuple[Step, dict[int, Tensor]]:
-        """Gradients of a step; returns its losses, and by layer how many slots each expert took.
+    def _backward(self, step: int, gradients: Mapping[str, Tensor]) -> tuple[Step, dict[int, Tensor]]:
+        """Add to the gradients those of a step; returns its losses, and by layer how many slots each expert took.
 
         The micro-batches of all replicas with the same number run together, since a loss of routers may be over them.
         """
@@ -169,7 +181,7 @@ class Oracle:
             passes = {replica: self._forward(stream) for replica, stream in streams.items()}
             together = [(streams[replica], passes[replica]) for replica in streams]
             before = before or [[] for _ in together[0][1].routed]
-            total = torch.zeros((), dtype=together[0][1].logits.dtype)
+            total = torch.zeros((), dtype=torch.promote_types(together[0][1].logits.dtype, torch.float32))
             for replica, stream in streams.items():
                 part = micro_loss(passes[replica], stream, self.model, self._smoothing, together, before)
                 by = Divisors(
@@ -183,6 +195,10 @@ class Oracle:
                 if step == 0:
                     self._keep(passes[replica], part, stream, replica, number)
             total.backward()  # type: ignore[no-untyped-call]
+            for name, weight in self.weights.items():
+                if weight.grad is not None:  # else no token reached it, such as a weight of an expert
+                    gradients[name] += weight.grad
+                    weight.grad = None
             for router, earlier in enumerate(before):
                 peers = [passed.routed[router] for passed in passes.values()]
                 earlier.append(torch.stack([preferences(peer).sum(0) for peer in peers]).sum(0).detach())
@@ -241,11 +257,6 @@ class Oracle:
                     documents=_by_document(losses, counted, stream, padding=True),
                 )
             )
-
-
-def _gradient(weight: Tensor) -> Tensor:
-    """Zeros for a weight that no token reached, such as that of an expert."""
-    return torch.zeros_like(weight) if weight.grad is None else weight.grad.clone()
 
 
 def _by_token(losses: Tensor, stream: Stream) -> list[TokenLoss]:

@@ -10,6 +10,7 @@ import pytest
 
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
+from harness.core.cell.model import MoeConfig
 from harness.core.run.record_file import write_record
 from harness.core.run.records import OracleRecord, RankRecord, StepSeen
 from harness.core.run.run_dir import AttemptDir, RunDir, text_of
@@ -52,7 +53,7 @@ def test_another_model_has_another_key() -> None:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"dtype": "bf16"}, "dtype bf16"),
+        ({"dtype": "bf16", "model": replace(cell().model, moe=MoeConfig())}, "dtype bf16 with experts"),
         ({"trainer": "example"}, "trainer example"),
         ({"train": replace(cell().train, steps=10**9)}, "size: about "),
     ],

@@ -12,7 +12,8 @@ from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
 from harness.core.packing.documents import mix
 from harness.core.run.records import BuiltSeen
-from harness.oracle.train import Trained, train
+from harness.oracle.fields import Model, Optimizer
+from harness.oracle.train import Oracle, Trained, train
 
 MODEL = {
     "num_layers": "2",
@@ -114,6 +115,27 @@ def test_rates_and_decays_follow_the_arguments_of_the_trainer_from_the_first_ste
 def test_float32_differs_by_rounding() -> None:
     one, other = trained(cell()), trained(cell(), torch.float32)
     assert 1e-9 < furthest(other, one, "gradient") < 1e-5
+
+
+BF16 = {"params_dtype": "torch.bfloat16"}
+
+
+def test_bf16_differs_by_its_rounding_from_the_same_rounded_weights() -> None:
+    exact = trained(cell(), **BF16)
+    assert 1e-3 < furthest(trained(cell(), torch.bfloat16, **BF16), exact, "gradient") < 3e-2
+    assert furthest(trained(cell()), exact, "gradient") > 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_bf16_model_gets_rounded_copies_of_weights_that_train_in_full(dtype: torch.dtype) -> None:
+    """Updates are less than bf16 can add to a weight near 1."""
+    model = Model.read([BuiltSeen(of="model", values=MODEL | BF16), *BUILT[1:]])
+    oracle = Oracle(cell(), model, Optimizer(lr=1e-3), dtype)
+    name = "decoder.final_layernorm.weight"
+    seen = oracle.run().parameters[name]
+    assert seen.change.abs().max() == pytest.approx(1e-3, rel=0.05)
+    for given, whole in zip(oracle.weights[name].detach(), oracle.trained[name]):
+        assert float(given) == float(whole.bfloat16()) != float(whole)
 
 
 def test_outputs_of_layers_are_kept_by_document_without_padding() -> None:

@@ -20,6 +20,7 @@ matrix:
   packing: [reference, sft]
   model.moe: [null, &moe {experts: 4, topk: 2, ffn: 24, aux_loss: aux_loss, z_loss_coeff: 0.001}]
   calculate_per_token_loss: true
+  dtype: fp32
   model.mla: null
   model.mtp: null
   model.tied: false
@@ -28,11 +29,12 @@ matrix:
   model.softmax: vanilla
   include:
     - &plain {tp: 1, packing: sft, model.moe: null, model.mla: null, model.mtp: null, model.tied: true, model.window: 5,
-        model.qk_layernorm: true, model.softmax: learnable, calculate_per_token_loss: true}
+        model.qk_layernorm: true, model.softmax: learnable, calculate_per_token_loss: true, dtype: fp32}
     - {<<: *plain, packing: reference, calculate_per_token_loss: false, model.moe: *moe}
     - {<<: *plain, model.mla: {rope: yarn}, model.qk_layernorm: false, model.window: null, model.softmax: vanilla}
     - {<<: *plain, model.mtp: {layers: 2}, model.window: null, model.softmax: vanilla,
         model.moe: {topk: 1, score_function: sigmoid, expert_bias: true, bias_rate: 0.01, aux_loss: seq_aux_loss}}
+    - {<<: *plain, dtype: bf16, tp: 2, model.softmax: vanilla}
 """
 
 

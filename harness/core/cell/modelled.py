@@ -18,7 +18,7 @@ def not_modelled_in(config: CellConfig) -> str:
     """What of a cell the oracle does not model, or that it is too large; empty if it may compute all."""
     model = config.model
     wanted = (
-        ("dtype", config.dtype != "fp32" and config.dtype),
+        ("dtype", config.dtype != "fp32" and model.moe is not None and f"{config.dtype} with experts"),
         ("trainer", config.trainer not in _TRAINERS and config.trainer),
         ("model.builder", model.builder),
         ("model.pattern", model.pattern),

@@ -23,7 +23,16 @@ from harness.core.run.records import DocumentLoss, OracleRecord, RankRecord, Ste
 from harness.core.run.run_plan import BaselineRequest, PlannedCell
 from harness.core.run.tensor_records import Fingerprint, UpdateSeen
 from harness.core.stack import ReadyStack
-from harness.core.tolerances import ACCEPTS_NONE, Bound, NoiseFloor, Tolerances, grown, looser
+from harness.core.tolerances import (
+    ACCEPTS_NONE,
+    NOISE_FACTOR,
+    SMALLEST_FACTOR,
+    Bound,
+    NoiseFloor,
+    Tolerances,
+    grown,
+    looser,
+)
 from harness.judge.evidence.assemble import ParameterGradient, whole_activations, whole_gradients, whole_updates
 from harness.judge.evidence.endings import Ending, endings_of
 from harness.judge.evidence.leg_evidence import LegEvidence, legs_seen
@@ -117,8 +126,13 @@ class CellEvidence:
         """`bound` of what updates have made of one parameter; None: rounding decides it."""
         if self.reference is None or "parameter_gradient" in self.tolerances.chosen:
             return bound
-        floors = self.reference.later_noise.get(f"{what} of {name}", {})
-        return grown(bound, next(iter(floors.values()), None), ACCEPTS_NONE)
+        floor = next(iter(self.reference.later_noise.get(f"{what} of {name}", {}).values()), None)
+        if floor is None or self.cell.config.dtype == "fp32" or not self.by_oracle:
+            return grown(bound, floor, ACCEPTS_NONE)
+        # In bf16 every update is about the signs of rounded gradients: a norm has few, so two may be a third of it.
+        factors = (NOISE_FACTOR, SMALLEST_FACTOR)
+        factor = next((one for one in factors if one * floor.value < ACCEPTS_NONE), NOISE_FACTOR)
+        return grown(bound, floor, ACCEPTS_NONE, factor)
 
     @cached_property
     def diverges(self) -> float:

@@ -70,16 +70,17 @@ def _evidence(
     found = find(cell.id)
     own = noise_floors(found.records)
     oracle = found.oracle.record if found.oracle is not None else None
-    within = tolerances_for(cell.config.dtype, plan.tolerances, control.noise if control else own)
     by_oracle = oracle is not None
     floors = noise_floors({0: oracle}) if oracle is not None else {}
+    noise = own or floors
+    within = tolerances_for(cell.config.dtype, plan.tolerances, (control.noise if control else noise) or floors)
     newest = CellEvidence(
         cell=cell,
         control=control,
         tolerances=tolerances_for(cell.config.dtype, plan.tolerances, floors, by_oracle=True) if by_oracle else within,
         later=tolerances_for(cell.config.dtype, plan.tolerances, by_oracle=by_oracle),
         within=within if by_oracle else None,
-        noise=own,
+        noise={} if control else noise,
         stack=plan.stacks.get(cell.config.stack),
         peak_tflops=plan.peak_tflops,
         history=plan.history,

@@ -48,10 +48,14 @@ def leg_of(record: RankRecord, name: str, *, losses: float = 0.0, gradients: flo
 
 
 def bf16_run(change: Callable[[RankRecord], None] = lambda _: None, **noise: float) -> dict[str, CellEvidence]:
-    """A bf16 run of a control, which measured that much noise, and one cell. `change`: of every record."""
+    """A bf16 run of a control, which measured that much noise, and one cell. `change`: of every record.
+
+    The oracle does not model their model.
+    """
     plan, evidence = run_of([config_of("sft", tp=2)])
+    model = replace(plan.expansion.cells[0].config.model, builder="other")
     cells = tuple(
-        replace(cell, config=replace(cell.config, dtype="bf16", canaries=() if cell.control else (NOISE,)))
+        replace(cell, config=replace(cell.config, model=model, dtype="bf16", canaries=() if cell.control else (NOISE,)))
         for cell in plan.expansion.cells
     )
     control = evidence[cells[0].id].records[0]
@@ -97,7 +101,7 @@ def test_differences_that_cancel_in_a_sum_still_count() -> None:
     documents[second].loss_sum -= 0.5
     floor = noise_floors(control.records)["step_loss"].value
     total = math.fsum(loss.loss_sum for loss in record.steps[0].documents.values())
-    assert floor == pytest.approx(math.sqrt(0.5) / total)
+    assert floor == pytest.approx(1.0 / total)
 
 
 def test_within_three_floors_a_cell_passes_and_beyond_it_fails() -> None:

@@ -21,8 +21,9 @@ _ORIGIN = "2 sqrt({steps} x {gradient:g}), the bound of gradients: Adam's update
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
     gradient, steps = evidence.tolerances.parameter_gradient, evidence.cell.config.train.steps
-    origin = _ORIGIN.format(steps=steps, gradient=gradient.value)
-    bound = replace(gradient, value=2 * math.sqrt(steps * gradient.value), origin=origin)
+    several = steps if evidence.cell.config.dtype == "fp32" else max(steps, first_update.FEW_SIGNS)
+    origin = _ORIGIN.format(steps=several, gradient=gradient.value)
+    bound = replace(gradient, value=2 * math.sqrt(several * gradient.value), origin=origin)
     if not evidence.fingerprinted or bound.unit == "absolute" or bound.value >= ACCEPTS_NONE:
         return []
     kind = Kind("trained", f"change over {steps} steps", bound, right="first update", step=steps - 1)
