@@ -87,7 +87,9 @@ def plan_faults(specs: Iterable[FaultSpec]) -> RunPlan:
         twin, faulty = (_planned(spec, config, control.id) for config in (spec.twin, spec.faulty))
         base = twin.id if spec.timing.turns else None
         for cell in (control, twin, replace(faulty, base=base)):
-            cells.setdefault(cell.id, cell)
+            shared = cells.get(cell.id, cell)
+            canaries = dict.fromkeys((*shared.config.canaries, *cell.config.canaries))
+            cells[cell.id] = replace(shared, config=replace(shared.config, canaries=tuple(canaries)))
     expansion = Expansion(cells=tuple(cells.values()), rejected=())
     plan = plan_run.plan_cells(expansion, name="selftest", file="selftest", command=["harness", "selftest"])
     return replace(plan, allocations=tuple(part for whole in plan.allocations for part in _allocations(whole, cells)))

@@ -66,6 +66,11 @@ class FaultSpec:
     upstream_tests: UpstreamTests = NO_TESTS
     axes: dict[str, Any] = field(default_factory=dict)  # values of axes that have no field here
 
+    @property
+    def _canaries(self) -> tuple[str, ...]:
+        """Those that must find the fault; of faults that only canaries show, all."""
+        return CANARIES if self.fault_class == "canary" else tuple(name for name in CANARIES if name in self.checks)
+
     def _config(self, *, deadline_s: float, fault: str | None) -> CellConfig:
         timing = replace(self.timing, first=bool(self.timing.turns) and fault is None)
         train = replace(TRAIN, global_batch=self.global_batch, eval_interval=self.eval_interval)
@@ -79,7 +84,7 @@ class FaultSpec:
             train=train,
             documents=self.documents,
             options=self.options,
-            canaries=CANARIES,
+            canaries=self._canaries,
             timing=timing,
             deadline_s=deadline_s,
             fault=fault,

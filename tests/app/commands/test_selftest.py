@@ -104,6 +104,7 @@ def test_the_plan_holds_each_fault_beside_its_twin_and_reference_once() -> None:
         assert (twin.control or twin.id) == cell_id(spec.control)  # a twin may itself be the control
         assert faulty.group == twin.group
         assert cells[cell_id(spec.control)].role == "control"
+        assert set(twin.config.canaries) >= set(spec.faulty.canaries)
         plain = replace(twin.config, canaries=spec.twin.canaries)  # as a control it also measures noise
         assert (faulty.config, plain) == (spec.faulty, spec.twin)  # ids of other configurations differ
 
