@@ -156,6 +156,16 @@ class Weight:
     numbers: int = 0  # computed by ranks; all were checked
     reference: str = ""  # what numbers were compared with; empty: nothing
     not_compared: str = ""  # which numbers were compared with nothing, and why
+    smallest_seen: dict[str, float] = field(default_factory=dict)  # quantity -> bound of its relative error at step 0
+
+    @property
+    def smallest_text(self) -> str:
+        """E.g. "relative errors above 5e-06 in document_loss, step_loss; 1e-05 in parameter_gradient"."""
+        by_bound: dict[float, list[str]] = {}
+        for name, bound in self.smallest_seen.items():
+            by_bound.setdefault(bound, []).append(name)
+        parts = [f"{bound:.2g} in {', '.join(names)}" for bound, names in sorted(by_bound.items())]
+        return f"relative errors above {'; '.join(parts)}" if parts else ""
 
     @property
     def text(self) -> str:

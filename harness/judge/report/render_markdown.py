@@ -217,10 +217,10 @@ def _evidence(report: Report) -> Iterator[str]:
     cells = [cell for cell in report.cells if cell.evidence.records]
     if not cells:
         return
-    yield from ("", "## Evidence", "", "| cell | verdict | rests on |", "|---|---|---|")
+    yield from ("", "## Evidence", "", "| cell | verdict | rests on | would have failed |", "|---|---|---|---|")
     for cell in cells:
         verdict = f"{cell.outcome.value}, in part" if cell.partial else cell.outcome.value
-        yield f"| {text(cell.id)} | {verdict} | {text(cell.evidence.text)} |"
+        yield f"| {text(cell.id)} | {verdict} | {text(cell.evidence.text)} | {text(cell.evidence.smallest_text)} |"
 
 
 def _canaries(report: Report) -> Iterator[str]:

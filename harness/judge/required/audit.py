@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from harness.core.text.counts import counted
 from harness.core.tolerances import Bound
 from harness.judge.checks.numerics.grad_norm import other_rows_bound
+from harness.judge.checks.optimizer import first_update
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.report.model import Weight
 from harness.judge.required import adapters, facts, legs, model, oracle, states, timing
@@ -34,7 +35,22 @@ def weight_of(evidence: CellEvidence) -> Weight:
         numbers=sum(found.numbers for found in evidence.scans.values()),
         reference=_reference(evidence),
         not_compared=not_compared(evidence),
+        smallest_seen=dict(_smallest_seen(evidence)),
     )
+
+
+def _smallest_seen(evidence: CellEvidence) -> Iterator[tuple[str, float]]:
+    """(quantity, bound of its relative error at step 0) of what is compared with the reference."""
+    if evidence.reference is None or not evidence.first_step_whole or 0 not in evidence.steps:
+        return
+    bounds, whole = evidence.tolerances, evidence.same_first_step
+    names = ["document_loss", "step_loss", *(["grad_norm"] if whole else [])]
+    names += ["activation"] if evidence.fingerprinted else []
+    names += ["parameter_gradient"] if evidence.fingerprinted and whole else []
+    found = [(name, getattr(bounds, name)) for name in names]
+    if evidence.fingerprinted and whole:
+        found += [(kind.field, kind.bound) for kind in first_update.kinds(evidence)]
+    yield from ((name, bound.value) for name, bound in found if bound.unit == "relative")
 
 
 def _reference(evidence: CellEvidence) -> str:

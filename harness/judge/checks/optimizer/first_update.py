@@ -22,7 +22,7 @@ _SIGNS = "Adam's first update is the sign of the gradient; an error of relative 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
     if not evidence.fingerprinted:
         return []
-    for kind in _kinds(evidence):
+    for kind in kinds(evidence):
         if wrong := wrong_updates(evidence, kind):
             if parameter_gradients.check(evidence) or replica_gradients.check(evidence):
                 return []  # a consequence of wrong gradients
@@ -30,7 +30,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     return []
 
 
-def _kinds(evidence: CellEvidence) -> list[Kind]:
+def kinds(evidence: CellEvidence) -> list[Kind]:
     """What is compared: the bounds follow from that of gradients, and must be able to tell an update from none."""
     bound = evidence.tolerances.parameter_gradient
     double = replace(bound, value=4 * bound.value, origin=f"{bound.origin}; {_SQUARE}")
