@@ -345,11 +345,6 @@ def _leg(config: CellConfig, record: RankRecord, leg: Leg) -> LegSeen:
         seen.activations = _activations(config, place)
     if leg.trains:
         seen.training = second_training(copy.deepcopy(record))
-    if leg.rewrites:
-        last = config.model.layers + 1
-        given = [item for item in _activations(config, place) if item.layer]
-        final = [ActivationSeen(layer=last, documents=copy.deepcopy(item.documents)) for item in given[-1:]]
-        seen.input_gradients = given + (final if place.pp == config.layout.pp - 1 else [])
     return seen
 
 

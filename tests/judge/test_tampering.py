@@ -23,7 +23,7 @@ from tests.judge.simulator import TRAIN, config_of, judge, run_of, with_oracle
 from tests.judge.tampering import decisive, tamper, undone, unlisted, write_run
 from tests.judge.timed import timed
 
-CANARIES = ("isolation", "order", "determinism", "padding", "rewriting", "repetition", "truncation")
+CANARIES = ("isolation", "order", "determinism", "padding", "repetition", "truncation")
 EACH = int(os.environ.get("HARNESS_TAMPER_EACH", "1"))
 WHOLE = "HARNESS_TAMPER_EACH" in os.environ
 IN_CODE = "megatron/core/transformer/attention.py:33 in forward"

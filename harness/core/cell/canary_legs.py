@@ -38,7 +38,6 @@ class Leg:
     moved_weights: bool = False  # every weight is moved by one machine epsilon of its dtype, up or down
     trains: bool = False  # step 0 is followed by the updates, steps and evaluations of the training leg
     other_padding: bool = False  # padding slots hold another token id
-    rewrites: bool = False  # every layer's input, and the gradient of its output, is overwritten with a known value
 
     def micro_batches(self, config: CellConfig) -> list[list[MicroBatch]]:
         """Its micro-batches, indexed [dp][i]."""
@@ -77,8 +76,6 @@ def why_not(config: CellConfig, canary: str) -> str:
         return "upstream's trainer does nothing but train; the same cell with trainer harness runs canary legs"
     if config.model.drops and canary in _OF_OTHERS:
         return "experts have a capacity, so which tokens they drop depends on all tokens of a row"
-    if canary == "rewriting" and (reason := _not_rewritten(config)):
-        return reason
     if fixed := config.path.canaries_without_effect.get(canary):
         return fixed
     try:
@@ -94,13 +91,6 @@ def why_not(config: CellConfig, canary: str) -> str:
         except ValueError as error:
             return f"leg {leg.name}: {error}"
     return "" if legs else _NOTHING_TO_VARY[canary]
-
-
-def _not_rewritten(config: CellConfig) -> str:
-    if config.model.mtp is not None:
-        return "multi-token prediction continues from the hidden states that the output layer gets"
-    frozen = config.model.peft is not None
-    return "the embedding is frozen, so the input of the first layer has no gradient" if frozen else ""
 
 
 def _isolation(config: CellConfig) -> list[Leg]:
@@ -149,11 +139,6 @@ def _order(config: CellConfig) -> list[Leg]:
 def _determinism(config: CellConfig) -> list[Leg]:
     documents = tuple(config.documents_of(0))
     return [Leg(name="determinism", canary="determinism", documents=documents, backward=True)]
-
-
-def _rewriting(config: CellConfig) -> list[Leg]:
-    documents = tuple(config.documents_of(0))
-    return [Leg(name="rewriting", canary="rewriting", documents=documents, backward=True, rewrites=True)]
 
 
 def _padding(config: CellConfig) -> list[Leg]:
@@ -214,7 +199,6 @@ _LEGS: dict[str, Callable[[CellConfig], list[Leg]]] = {
     "determinism": _determinism,
     "padding": _padding,
     "truncation": _truncation,
-    "rewriting": _rewriting,
     NOISE: _noise,
 }
 _NOTHING_TO_VARY = {

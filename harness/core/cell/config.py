@@ -38,7 +38,7 @@ from harness.core.upstream_tests import NO_TESTS, UpstreamTests
 __all__ = ["CellConfig", "ModelConfig", "TrainConfig"]
 
 # Their legs: core/cell/canary_legs.py.
-CANARIES = ("isolation", "repetition", "order", "determinism", "padding", "truncation", "rewriting")
+CANARIES = ("isolation", "repetition", "order", "determinism", "padding", "truncation")
 NOISE = "noise"  # for controls only: measures how far rounding alone moves the numbers of a dtype
 DEFAULT_CANARIES = ("isolation", "repetition", "order", "padding", "truncation")  # those without a backward pass
 

@@ -101,7 +101,6 @@ def _layout_text(layout: Layout) -> str:
 
 ZIGZAG = Alignment(_zigzag, _zigzag_text)  # each document splits into 2 * cp equal chunks
 LAYOUT = Alignment(lambda layout: layout.alignment, _layout_text)  # likewise, and with sp equally over the tp ranks
-SCALED_LOSS = "upstream scales its loss before Megatron divides gradients"  # without effect: canary rewriting
 NONE = Alignment(lambda layout: 1, lambda layout: "1")
 
 

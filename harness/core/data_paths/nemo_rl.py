@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.core.cell.layout import Layout
-from harness.core.data_paths.descriptor import SCALED_LOSS, ZIGZAG, Alignment, DataPath, Limit, padding_is_fixed
+from harness.core.data_paths.descriptor import ZIGZAG, Alignment, DataPath, Limit, padding_is_fixed
 from harness.core.packing.options import PackingOptions
 from harness.core.packing.styles import PackingStyle
 
@@ -45,7 +45,6 @@ NEMO_RL = DataPath(
         ),
     ),
     without=("position_ids", "labels", "loss_mask"),
-    canaries_without_effect={"rewriting": SCALED_LOSS},
     counted="",
     returns_log_probs=True,
 )

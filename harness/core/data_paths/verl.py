@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.core.cell.layout import Layout
-from harness.core.data_paths.descriptor import SCALED_LOSS, ZIGZAG, Alignment, DataPath, Limit, padding_is_fixed
+from harness.core.data_paths.descriptor import ZIGZAG, Alignment, DataPath, Limit, padding_is_fixed
 from harness.core.packing.options import PackingOptions
 from harness.core.packing.styles import PackingStyle
 
@@ -42,10 +42,7 @@ VERL = DataPath(
         ),
     ),
     without=("position_ids", "labels", "loss_mask"),
-    canaries_without_effect={
-        "padding": "upstream gets documents without padding, and pads with zeros",
-        "rewriting": SCALED_LOSS,
-    },
+    canaries_without_effect={"padding": "upstream gets documents without padding, and pads with zeros"},
     step_mean=True,
     counted="tokens",
     returns_log_probs=True,

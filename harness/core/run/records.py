@@ -289,7 +289,6 @@ class LegSeen:
     batches: list[BatchSeen] = field(default_factory=list)  # of a leg without the model
     parameters: list[ParameterSeen] = field(default_factory=list)
     activations: list[ActivationSeen] = field(default_factory=list)
-    input_gradients: list[ActivationSeen] = field(default_factory=list)  # rewriting; the output block is one layer more
     training: TrainingSeen | None = None  # of the leg that trains
     time_s: float = 0.0  # of its pass, which legs without a backward share
 

@@ -17,7 +17,6 @@ CanaryLeg = Literal[
     "repetition",
     "order",
     "padding",
-    "rewriting",
     "noise-order",
     "noise-epsilon",
     "noise-dtype",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from harness.core.outcomes import Finding, Lane
 from harness.judge.checks.adapters import frozen_weights, merged_weights
-from harness.judge.checks.canaries import determinism, isolation, order, padding, repetition, rewriting, truncation
+from harness.judge.checks.canaries import determinism, isolation, order, padding, repetition, truncation
 from harness.judge.checks.experts import capacity, expert_bias, z_loss
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.checks.metadata import (
@@ -115,7 +115,6 @@ CHECKS: tuple[Check, ...] = (
     Check("reported", Lane.NUMERICS, reported.check),
     Check("printed", Lane.NUMERICS, printed.check),
     Check("evaluation", Lane.NUMERICS, evaluation.check),
-    Check("rewriting", Lane.NUMERICS, rewriting.check),
     Check("determinism", Lane.NUMERICS, determinism.check),
     Check("isolation", Lane.NUMERICS, isolation.check),
     Check("repetition", Lane.NUMERICS, repetition.check),

@@ -26,14 +26,14 @@ def first_layer_off(evidence: CellEvidence, control: CellEvidence) -> LayerOff |
     """
     bound = evidence.tolerances.activation
     for layer in range(evidence.cell.config.model.layers + 1):
-        off = activations_off(evidence, control, layer)
+        off = _activations_off(evidence, control, layer)
         wrong = sorted(document for document, value in off.items() if beyond(value, bound))
         if wrong:
             return LayerOff(layer, wrong, off)
     return None
 
 
-def activations_off(evidence: CellEvidence, control: CellEvidence, layer: int) -> dict[int, float]:
+def _activations_off(evidence: CellEvidence, control: CellEvidence, layer: int) -> dict[int, float]:
     """Document -> distance of its activations after a layer in step 0; infinite where a fingerprint is missing."""
     measured, expected = evidence.activations.get(layer, {}), control.activations.get(layer, {})
     off = {}

@@ -171,11 +171,7 @@ class CellEvidence:
     @property
     def same_rows(self) -> bool:
         """Whether gradients, and the weights they update, may be compared with the reference."""
-        return self.by_oracle or self.same_rows_as_control
-
-    @property
-    def same_rows_as_control(self) -> bool:
-        return self.control is not None and same_rows(self.cell.config, self.control.cell.config)
+        return self.by_oracle or (self.control is not None and same_rows(self.cell.config, self.control.cell.config))
 
     def comparable(self, parameter: str) -> bool:
         """Whether the gradient of a parameter at step 0 may be compared with the reference's."""

@@ -80,12 +80,6 @@ class LegEvidence:
         """Layer (0: embedding) -> document -> fingerprint of its output."""
         return whole_activations(((at, seen.activations) for at, seen in self._in_order()), sp=self.config.layout.sp)
 
-    @cached_property
-    def input_gradients(self) -> dict[int, dict[int, Fingerprint]]:
-        """Layer (the number after the last: the output block) -> document -> fingerprint of its input's gradient."""
-        ranks = ((at, seen.input_gradients) for at, seen in self._in_order())
-        return whole_activations(ranks, sp=self.config.layout.sp)
-
     def _in_order(self) -> list[tuple[Coordinates, LegSeen]]:
         return [(self.config.layout.coordinates(rank), self.seen[rank]) for rank in sorted(self.seen)]
 

@@ -85,11 +85,6 @@ class Expected:
         """Layers with a fingerprint of the output; 0 is the embedding."""
         return ([0] if stage == 0 else []) + self.layers(stage)
 
-    def inputs(self, stage: int) -> list[int]:
-        """Layers with a fingerprint of the input's gradient; the number after the last layer is the output block."""
-        last = stage == self.layout.pp - 1
-        return self.layers(stage) + ([self.model.layers + 1] if last else [])
-
     def routed(self, stage: int) -> list[int]:
         """Layers with a router."""
         if self.model.moe is None:

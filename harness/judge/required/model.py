@@ -22,8 +22,8 @@ def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
     """Problems of one completed rank."""
     at, fingerprints = record.place, expected.config.fingerprints and bool(expected.evidence.steps)
     outputs = expected.outputs(at.pp) if fingerprints and expected.records_outputs(at) else []
-    yield from _layers("activations", record.activations, outputs)
-    yield from _same_documents("activations", record.activations, record.activations)
+    yield from _layers(record.activations, outputs)
+    yield from _same_documents(record.activations, record.activations)
     yield from _parameters(expected, at, "parameters", record.parameters, fingerprints)
     # A trainer that never calls its optimizer has no gradients that a norm counts.
     updated = expected.config.own_trainer or any(one.update and one.update.change.norm_sq for one in record.parameters)
@@ -45,13 +45,8 @@ def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
 def _leg(expected: Expected, record: RankRecord, seen: LegSeen, leg: Leg) -> Iterator[str]:
     at = record.place
     records = leg.backward and expected.records_outputs(at)
-    yield from _layers("activations", seen.activations, expected.outputs(at.pp) if records else [])
-    yield from _layers(
-        "input_gradients", seen.input_gradients, expected.inputs(at.pp) if records and leg.rewrites else []
-    )
-    right = record.activations or seen.activations or seen.input_gradients
-    yield from _same_documents("activations", seen.activations, right)
-    yield from _same_documents("input_gradients", seen.input_gradients, right)
+    yield from _layers(seen.activations, expected.outputs(at.pp) if records else [])
+    yield from _same_documents(seen.activations, record.activations or seen.activations)
     yield from _parameters(expected, at, "parameters", seen.parameters, leg.backward)
     yield from (f"parameters: {one.name} has an update in a leg" for one in seen.parameters if one.update)
     yield from (f"parameters: {one.name} has in_norm in a leg" for one in seen.parameters if one.in_norm is not None)
@@ -59,18 +54,18 @@ def _leg(expected: Expected, record: RankRecord, seen: LegSeen, leg: Leg) -> Ite
         yield "parameters: not those of step 0"
 
 
-def _layers(name: str, seen: Sequence[ActivationSeen], right: Sequence[int]) -> Iterator[str]:
+def _layers(seen: Sequence[ActivationSeen], right: Sequence[int]) -> Iterator[str]:
     found = [item.layer for item in seen]
     if found != list(right):
-        yield f"{name}: recorded for layers {found}, expected for {list(right)}"
+        yield f"activations: recorded for layers {found}, expected for {list(right)}"
 
 
-def _same_documents(name: str, seen: Sequence[ActivationSeen], right: Sequence[ActivationSeen]) -> Iterator[str]:
+def _same_documents(seen: Sequence[ActivationSeen], right: Sequence[ActivationSeen]) -> Iterator[str]:
     """Every layer of a rank sees the same documents, and a leg with a backward those of step 0."""
     for item in seen:
         if item.documents.keys() != right[0].documents.keys():
             found, held = sorted(item.documents), sorted(right[0].documents)
-            yield f"{name}: layer {item.layer} has documents {found}, layer {right[0].layer} of the rank {held}"
+            yield f"activations: layer {item.layer} has documents {found}, layer {right[0].layer} of the rank {held}"
 
 
 def _names(parameters: Sequence[ParameterSeen]) -> list[tuple[str, bool]]:

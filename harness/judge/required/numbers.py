@@ -86,8 +86,6 @@ def scan(record: RankRecord) -> Scan:
         _documents(found, leg.documents, "the loss of document {}" + name, where, (number, 1))
         _losses(found, [token.loss for token in leg.tokens], "a token's loss" + name, where, (number, 1))
         found.add(leg.loss_sum, f"the loss{name}", where, (number, 1))
-        inputs = "the gradient of document {} at the input of layer {}" + name
-        _outputs(found, leg.input_gradients, inputs, where, (number, 2))
         _gradients(found, leg.parameters, "the gradient of {}" + name, where, (number, 3))
         if leg.training is not None:
             _second_training(found, leg.training, name, at | {"leg": leg.leg}, number)

@@ -142,7 +142,6 @@ def _second_training(record: RankRecord) -> Iterator[str]:
             [(seen.layer, seen.documents.keys()) for seen in leg.activations],
             [(seen.layer, seen.documents.keys()) for seen in record.activations],
         ),
-        (len(leg.input_gradients), 0),
         (leg.token_count, first.token_count),
         (leg.time_s, 0.0),
         (training.merged, {}),

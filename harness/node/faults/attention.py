@@ -49,23 +49,23 @@ def _misreading(forward: Callable[..., Tensor], change: Callable[[Tensor], Tenso
     return wrong
 
 
-def one_document(offsets: Tensor) -> Tensor:
+def _one_document(offsets: Tensor) -> Tensor:
     return offsets[[0, -1]]
 
 
 class AttentionIgnoresDocuments(Fault):
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
-        misread(chunks, one_document)
+        misread(chunks, _one_document)
 
 
 class AttentionIgnoresDocumentsInOneLayer(Fault):
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
-        misread(chunks, one_document, {5})
+        misread(chunks, _one_document, {5})
 
 
 class AttentionIgnoresDocumentsInBf16(Fault):
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
-        misread(chunks, one_document, {2})
+        misread(chunks, _one_document, {2})
 
 
 class KernelBoundaryOffByOneOnOneTpRank(Fault):

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from harness.core.packing.arithmetic import PAD
 from harness.node.data_paths.base import Batch, RankContext
-from harness.node.faults.attention import misread, offsets_of, one_document
+from harness.node.faults.attention import misread, offsets_of
 from harness.node.faults.content import TruncationKeepsTheTail
 from harness.node.faults.fault import Fault
 from harness.node.faults.truths import local
-from harness.node.probe.model import attention
 from harness.node.probe.model.gpt import unwrap
 
 MOST = 6  # documents of one pack that the fixed-size buffer holds
@@ -35,37 +34,6 @@ def _changed(forward: Callable[..., Tensor], change: Callable[[Tensor, Tensor], 
         return change(out, offsets_of(packed_seq_params))
 
     return wrong
-
-
-class TwoModulesAtOnce(Fault):
-    def on_model(self, chunks: list[Any], context: RankContext) -> None:
-        misread(chunks, one_document, {2})
-        for chunk in chunks:
-            for layer in unwrap(chunk).decoder.layers:
-                if layer.layer_number == 5:
-                    layer.self_attention.core_attention.forward = _unreduced(
-                        layer.self_attention.core_attention.forward
-                    )
-
-
-def _unreduced(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """An attention module's forward, with a wrong backward of its exchange of keys and values."""
-
-    def wrong(*args: Any, **kwargs: Any) -> Tensor:
-        kept = attention.GatherContext
-        attention.GatherContext = _Unreduced  # type: ignore[misc]
-        try:
-            return forward(*args, **kwargs)
-        finally:
-            attention.GatherContext = kept  # type: ignore[misc]
-
-    return wrong
-
-
-class _Unreduced(attention.GatherContext):
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0][ctx.group.rank()], None
 
 
 class StateLeaksFaintly(Fault):

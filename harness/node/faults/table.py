@@ -133,7 +133,6 @@ FAULTS: dict[str, Callable[[], Fault]] = {
     "rotary-applied-document-by-document": slow.RotaryAppliedDocumentByDocument,
     "attention-over-ghost-documents": slow.AttentionOverGhostDocuments,
     "attention-by-a-slower-kernel": slow.AttentionByASlowerKernel,
-    "two-modules-at-once": canaries.TwoModulesAtOnce,
     "state-leaks-faintly": canaries.StateLeaksFaintly,
     "segment-table-too-short": canaries.SegmentTableTooShort,
     "kernel-grid-of-the-first-document": canaries.KernelGridOfTheFirstDocument,

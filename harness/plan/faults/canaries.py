@@ -16,18 +16,6 @@ _SORTED = DocumentsConfig(mode="file", max_seq_len=64, lengths=(40, 12, 9, 30, 2
 
 CANARY: tuple[FaultSpec, ...] = (
     FaultSpec(
-        name="two-modules-at-once",
-        fault_class="canary",
-        summary="layer 2 leaks between documents in its forward, layer 5 does not reduce over cp in its backward",
-        modelled_on="C1 and D16 at once; NVIDIA/Megatron-LM issue 7452 class: the first error hides the second",
-        layout=Layout(tp=2, pp=2, cp=2, sp=True),
-        why="both faults on layouts where an error can travel over tp, pp and cp",
-        lane=Lane.NUMERICS,
-        checks=("activations", "rewriting"),
-        where={"stage": 0, "layer": 2},
-        also={"rewriting": {"direction": "backward", "modules": ["layer 5"], "stages": [1]}},
-    ),
-    FaultSpec(
         name="state-leaks-faintly",
         fault_class="canary",
         summary="a millionth of each document's last state leaks into the first token of the next: below every bound",

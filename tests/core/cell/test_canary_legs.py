@@ -71,7 +71,7 @@ def test_successive_legs_that_only_run_forward_share_a_pass() -> None:
     config = not_modelled(replace(cell("sft", SHORT), canaries=(*CANARIES, NOISE)))
     shared = [[leg.name for leg in one] for one in shared_passes(legs_of(config))]
     forwards = ["isolation", "isolation-middle", "repetition", "order", "padding"]
-    assert shared == [["truncation"], ["determinism"], forwards, ["rewriting"], ["noise-epsilon"]]
+    assert shared == [["truncation"], ["determinism"], forwards, ["noise-epsilon"]]
     assert shared_passes([]) == []
 
 

@@ -15,7 +15,7 @@ from tests.judge.parts import with_predictions, with_routers
 from tests.judge.simulator import config_of, evidence_for
 from tests.judge.timed import timed
 
-CANARIES = ("isolation", "determinism", "padding", "rewriting", "repetition", "order")
+CANARIES = ("isolation", "determinism", "padding", "repetition", "order")
 BOTH = {("packed", 0): 0.1, ("unpacked", 0): 0.1}
 
 
@@ -116,7 +116,7 @@ def test_a_cell_whose_ranks_did_not_all_complete_is_not_audited(ended: str) -> N
 
 
 def test_the_weight_of_clean_evidence_counts_ranks_legs_steps_and_numbers() -> None:
-    evidence = evidence_for(config_of("reference", tp=2, canaries=("determinism", "rewriting")))
+    evidence = evidence_for(config_of("reference", tp=2, canaries=("determinism", "padding")))
     numbers = sum(scan.numbers for scan in evidence.scans.values())
     assert numbers > 1000
     weight = weight_of(evidence)

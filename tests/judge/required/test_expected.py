@@ -34,15 +34,9 @@ def test_outputs_begin_with_the_embedding_on_the_first_stage() -> None:
     assert [expected.outputs(stage) for stage in (0, 1)] == [[0, 1, 3], [2, 4]]
 
 
-def test_input_gradients_end_with_the_output_block_on_the_last_stage() -> None:
-    expected = expected_of(pp=2, vpp=2)
-    assert [expected.inputs(stage) for stage in (0, 1)] == [[1, 3], [2, 4, 5]]
-    assert expected_of().inputs(0) == [1, 2, 3, 4, 5]
-
-
 def test_prediction_layers_have_no_fingerprints() -> None:
     expected = expected_of(model=ModelConfig(layers=2, mtp=MtpConfig(layers=2)))
-    assert (expected.layers(0), expected.outputs(0), expected.inputs(0)) == ([1, 2], [0, 1, 2], [1, 2, 3])
+    assert (expected.layers(0), expected.outputs(0)) == ([1, 2], [0, 1, 2])
 
 
 def test_only_the_last_stage_is_last() -> None:

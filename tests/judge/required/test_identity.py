@@ -208,12 +208,12 @@ def test_the_steps_of_a_rank_that_did_not_complete_are_the_first_ones() -> None:
         (
             "completed",
             [0],
-            "its ending is completed, but it contains canary legs ['determinism'] of ['determinism', 'rewriting']",
+            "its ending is completed, but it contains canary legs ['determinism'] of ['determinism', 'padding']",
         ),
         (
             "raised",
             [1],
-            "its ending is raised, but it contains canary legs ['rewriting'] of ['determinism', 'rewriting']",
+            "its ending is raised, but it contains canary legs ['padding'] of ['determinism', 'padding']",
         ),
         ("raised", [0], ""),
     ],
@@ -223,7 +223,7 @@ def test_canary_legs_are_recorded_in_order(ended: str, kept: list[int], problem:
         record.ended, record.failure = ended, FAILURE if ended == "raised" else None
         record.legs = [record.legs[number] for number in kept]
 
-    found = after(change, canaries=("determinism", "rewriting"))
+    found = after(change, canaries=("determinism", "padding"))
     assert found == (f"record of rank 1: {problem}" if problem else "")
 
 

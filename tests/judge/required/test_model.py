@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ from harness.judge.required.expected import Expected
 from tests.judge.parts import with_predictions, with_routers
 from tests.judge.simulator import config_of, evidence_for
 
-CANARIES = ("determinism", "order", "rewriting")
+CANARIES = ("determinism", "order")
 
 
 def problems_of(evidence: CellEvidence, rank: int = 0) -> list[str]:
@@ -179,18 +178,7 @@ OTHERS = "has documents [0, 1, 2, 3, 4, 6, 7], layer 0 of the rank [0, 1, 2, 3, 
             lambda leg, record: leg.activations.append(record.activations[0]),
             "activations: recorded for layers [0], expected for []",
         ),
-        (
-            "rewriting",
-            lambda leg, _: leg.input_gradients.pop(),
-            "input_gradients: recorded for layers [1, 2, 3, 4], expected for [1, 2, 3, 4, 5]",
-        ),
-        (
-            "determinism",
-            lambda leg, record: leg.input_gradients.append(record.activations[1]),
-            "input_gradients: recorded for layers [1], expected for []",
-        ),
         ("determinism", lambda leg, _: leg.activations[2].documents.pop(5), f"activations: layer 2 {OTHERS}"),
-        ("rewriting", lambda leg, _: leg.input_gradients[4].documents.pop(5), f"input_gradients: layer 5 {OTHERS}"),
         (
             "order",
             lambda leg, record: leg.parameters.extend(without_updates(record)),
@@ -227,16 +215,6 @@ def test_without_fingerprints_the_layers_of_a_leg_are_compared_with_each_other()
     evidence = without_fingerprints(config_of("sft", canaries=("determinism",)))
     evidence.records[0].legs[0].activations[2].documents.pop(5)
     assert problems_of(evidence) == [f"legs: determinism: activations: layer 2 {OTHERS}"]
-
-
-def test_input_gradients_without_any_activations_are_named() -> None:
-    evidence = evidence_for(config_of("sft", tp=2, sp=False, canaries=("rewriting",)))
-    evidence.records[1].legs[0].input_gradients = copy.deepcopy(evidence.records[0].legs[0].input_gradients)
-    evidence.records[1].legs[0].input_gradients[1].documents.pop(5)
-    assert problems_of(evidence, 1) == [
-        "legs: rewriting: input_gradients: recorded for layers [1, 2, 3, 4, 5], expected for []",
-        f"legs: rewriting: input_gradients: layer 2 {OTHERS.replace('layer 0', 'layer 1')}",
-    ]
 
 
 def test_ranks_of_a_stage_hold_the_same_parameters() -> None:

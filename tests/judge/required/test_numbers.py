@@ -54,7 +54,7 @@ def record() -> RankRecord:
     first.tokens = [TokenLoss(document=5, position=0, loss=1.0)]
     leg = LegSeen(leg="order", loss_sum=1.0, documents=losses(), parameters=gradients(1))
     leg.tokens = [TokenLoss(document=5, position=0, loss=1.0)]
-    leg.activations, leg.input_gradients = outputs(2), outputs(3)
+    leg.activations = outputs(2)
     router = RouterSeen(layer=2, micro_batch=1, real=[share()], padding=[share()], aux_loss=0.1, aux_weighted=0.2)
     return RankRecord(
         cell="cell",
@@ -73,7 +73,7 @@ def record() -> RankRecord:
 @pytest.mark.parametrize(
     "records",
     [
-        lambda: evidence_for(config_of("reference", tp=2, canaries=("determinism", "rewriting"))).records,
+        lambda: evidence_for(config_of("reference", tp=2, canaries=("determinism",))).records,
         lambda: with_routers().records,
         lambda: with_predictions().records,
         lambda: {0: record()},
@@ -101,9 +101,8 @@ def test_clean_records_have_no_bad_number(records: Callable[[], dict[int, RankRe
         (lambda record: setattr(record.steps[1], "grad_norm", None), 1),
         (lambda record: record.parameters.clear(), 6),
         (lambda record: record.parameters[0].parts.clear(), 3),
-        (lambda record: record.legs.clear(), 15),
+        (lambda record: record.legs.clear(), 12),
         (lambda record: record.legs[0].activations.clear(), 3),
-        (lambda record: record.legs[0].input_gradients.clear(), 3),
         (lambda record: record.legs[0].documents.clear(), 1),
         (lambda record: record.legs[0].tokens.clear(), 1),
         (lambda record: record.legs[0].parameters.clear(), 6),
@@ -112,7 +111,7 @@ def test_clean_records_have_no_bad_number(records: Callable[[], dict[int, RankRe
 def test_every_number_is_counted(drop: Callable[[RankRecord], object], numbers: int) -> None:
     whole = record()
     drop(whole)
-    assert scan(whole).numbers == 38 - numbers
+    assert scan(whole).numbers == 35 - numbers
 
 
 def set_of(*path: Any) -> Callable[[RankRecord, float], None]:
@@ -211,12 +210,6 @@ LEG = "in canary leg order"
         (("legs", 0, "tokens", 0, "loss"), f"a token's loss {LEG}", IN_LEG, (1, 1)),
         (("legs", 0, "loss_sum"), f"the loss {LEG}", IN_LEG, (1, 1)),
         (
-            ("legs", 0, "input_gradients", 0, "documents", 5, "norm_sq"),
-            f"the gradient of document 5 at the input of layer 3 {LEG}",
-            IN_LEG | {"layer": 3, "document": 5},
-            (1, 2, 3),
-        ),
-        (
             ("legs", 0, "parameters", 0, "gradient", "projections", 1),
             f"the gradient of w {LEG}",
             IN_LEG | {"parameter": "w"},
@@ -231,7 +224,7 @@ def test_a_number_that_is_not_finite_is_found_with_its_place(
     set_of(*path)(whole, value)
     found = scan(whole)
     assert found.bad == found.not_finite == [BadNumber(what=what, value=value, where=where, order=order)]
-    assert (found.impossible, found.numbers) == ([], 38)
+    assert (found.impossible, found.numbers) == ([], 35)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +258,7 @@ def test_a_fingerprint_that_no_tensor_has_is_impossible(
     found = scan(whole)
     bad = BadNumber(what=what, value=norm_sq, where=where, order=order, why=why)
     assert found.bad == found.impossible == [bad]
-    assert (found.not_finite, found.numbers) == ([], 38 + len(projections) - 2)
+    assert (found.not_finite, found.numbers) == ([], 35 + len(projections) - 2)
 
 
 @pytest.mark.parametrize(("norm_sq", "projections"), [(0.0, [0.0, 0.0]), (4.0, [20.0, -20.0]), (1e200, [1e100, 0.0])])

@@ -16,7 +16,7 @@ from harness.judge.required.sums import contradiction
 from tests.judge.parts import with_predictions, with_routers
 from tests.judge.simulator import at, config_of, evidence_for
 
-CANARIES = ("isolation", "determinism", "padding", "rewriting")
+CANARIES = ("isolation", "determinism", "padding")
 
 
 def after(change: Callable[[StepSeen], object], **layout: Any) -> str:

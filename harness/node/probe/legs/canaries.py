@@ -18,11 +18,8 @@ from harness.core.run.states import CanaryLeg
 from harness.node.device.placement import synchronize
 from harness.node.probe.hooks.expert_biases import reset_routers
 from harness.node.probe.legs.metadata import observed_batches
-from harness.node.probe.legs.rewriting import Rewriter
 from harness.node.probe.legs.training import TrainingLeg
-from harness.node.probe.model.bridge.vision import language_of
 from harness.node.probe.model.distributed_optimizer import build_optimizer
-from harness.node.probe.model.gpt import unwrap
 from harness.node.probe.observer import LegInPass, Losses
 from harness.node.probe.passes import Passes
 from harness.node.probe.truth import StepTruth
@@ -35,9 +32,6 @@ class CanaryLegs:
     def __init__(self, passes: Passes) -> None:
         self.passes = passes
         self.legs = legs_of(passes.context.config)
-        rewrites = any(leg.rewrites for leg in self.legs)
-        chunks = [language_of(unwrap(chunk)) for chunk in passes.chunks] if rewrites else []
-        self.rewriter = Rewriter(chunks, passes.context, passes.state)
         self.initial = [_copy(item.parameter) for item in passes.named_parameters()] if self.legs else []
 
     def run(self) -> None:
@@ -77,17 +71,14 @@ class CanaryLegs:
         passes.begin_legs([self._announced(leg) for leg in legs])
         iterators = passes.iterators()
         passes.state.fingerprints = first.backward
-        self.rewriter.lengths = {item.index: item.length for item in first.documents} if first.rewrites else None
         # Autograd stays on even without a backward: results are bitwise equal only with the kernels used in training.
         count = sum(leg.micro_batches for leg in passes.legs)
         passes.run(iterators, micro_batches=count, forward_only=not first.backward)
-        self.rewriter.lengths = None
         synchronize(passes.context.device)
         passes.read_losses()
         found = [_seen(leg.name, announced.losses) for leg, announced in zip(legs, passes.legs, strict=True)]
         if first.backward:
             found[0].parameters, found[0].activations = passes.parameters_seen(), passes.layer_recorder.drain()
-            found[0].input_gradients = self.rewriter.drain()
         return found
 
     def _train(self, leg: Leg) -> LegSeen:

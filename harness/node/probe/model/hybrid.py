@@ -196,12 +196,6 @@ def is_recurrent(module: Any) -> bool:
     return hasattr(module, "gated_delta_rule") or hasattr(module, "d_state")
 
 
-def final_norm(chunk: Any) -> Any:
-    """The norm after the last layer, on the last stage; None elsewhere."""
-    decoder = chunk.decoder
-    return getattr(decoder, "final_layernorm", None) or getattr(decoder, "final_norm", None)
-
-
 def pair(chunk: Any) -> Any:
     """Marks a GPTModel as one whose layers are two of a pattern; returns it."""
     chunk.layers_are_two = True
