@@ -1,4 +1,4 @@
-"""Every field of every file of a real run of 8 ranks is changed, one at a time, and of one with experts those it adds.
+"""Every field of every file of a real run with stages is changed, one at a time, and of one with experts those it adds.
 
 With HARNESS_TAMPER_EACH=N all fields of both runs are changed, in N places. Simulated runs: tests/judge.
 """
@@ -21,14 +21,14 @@ train: {steps: 2, global_batch: 4, seq_length: 32}
 documents: {mode: file, lengths: [20, 9, 13, 7]}
 """
 RUNS = {
-    "eight": "matrix: {tp: 2, pp: 2, cp: 2, packing: sft}\nchecks: {canaries: all}\nmodel: {layers: 2}\n",
-    "four": "matrix: {tp: 2, cp: 2, packing: reference}\nmodel: {layers: 2, moe: {experts: 4, aux_loss: aux_loss}}\n",
+    "stages": "matrix: {tp: 2, pp: 2, packing: sft}\nchecks: {canaries: all}\nmodel: {layers: 2}\n",
+    "experts": "matrix: {tp: 2, cp: 2, packing: reference}\nmodel: {layers: 2, moe: {experts: 4, aux_loss: aux_loss}}\n",
 }
 # What is changed of the second run: fields of which it has more than the first, and gradients of a lone control.
 MORE = parts(
     "plan", "config", "record.routers", "record.workloads", "record.packed_params", "record.parameters", "record.steps"
 )
-ONLY = {"eight": ("",), "four": MORE}
+ONLY = {"stages": ("",), "experts": MORE}
 OF_OTHER_CELLS = {
     "record.refusal.type",
     "record.environment.device",
