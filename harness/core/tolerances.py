@@ -80,6 +80,16 @@ _ORACLE = replace(
     parameter_gradient=Bound(value=1e-5, origin=_FIFTH),
     activation=Bound(value=5e-6, origin=_FIFTH),
 )
+# With few documents, one run of the oracle in bf16 may be close to that in float64 by chance.
+_THIRD = "bf16 rounds by 2^-8; clean cells of 1 to 8 documents differ from the oracle by a third of it at most"
+_ORACLE_BF16 = replace(
+    _ORACLE,
+    document_loss=Bound(value=1e-3, origin=_THIRD),
+    step_loss=Bound(value=5e-4, origin=_THIRD),
+    grad_norm=Bound(value=5e-3, origin=_THIRD),
+    parameter_gradient=Bound(value=4e-2, origin=_THIRD),
+    activation=Bound(value=2.5e-2, origin=_THIRD),
+)
 _BF16_EPS = "bf16 rounds by 2^-8 = 3.9e-3; Megatron-LM and SkyRL parity practice"
 _BF16 = Tolerances(
     document_loss=Bound(value=2e-2, origin=_BF16_EPS),
@@ -172,9 +182,10 @@ def tolerances_for(
     """The bounds for a compute dtype ("fp32" or "bf16"), of distances from the control or `by_oracle`.
 
     Values of the matrix take precedence over the measured noise of the reference, and that over the defaults. A bound
-    from noise is never tighter than that of fp32.
+    from noise is never tighter than that of fp32, and by the oracle than that of its dtype.
     """
-    base, least = (_ORACLE, _ORACLE) if by_oracle else (DEFAULTS[dtype], _FP32)
+    oracle = _ORACLE if dtype == "fp32" else _ORACLE_BF16
+    base, least = (oracle, oracle) if by_oracle else (DEFAULTS[dtype], _FP32)
     bounds = {name: getattr(base, name) for name in (*BOUND_NAMES, *FACTOR_NAMES)}
     noise_only: frozenset[str] = frozenset()
     too_noisy = ""
@@ -209,7 +220,7 @@ def _measured(floor: NoiseFloor, least: Bound, *, stated: bool) -> Bound:
     """`stated`: whether a bound that is that of fp32 says why."""
     value = NOISE_FACTOR * floor.value
     if value < least.value:
-        return replace(least, origin=f"noise floor {floor.value:.2g} is below the bound of fp32") if stated else least
+        return replace(least, origin=f"noise floor {floor.value:.2g} is below it; {least.origin}") if stated else least
     return Bound(value=value, origin=f"noise floor {floor.value:.2g} ({floor.by}) x {NOISE_FACTOR:g}")
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.core.text.counts import counted
-from harness.core.tolerances import Bound
+from harness.core.tolerances import ACCEPTS_NONE, Bound
 from harness.judge.checks.numerics.grad_norm import other_rows_bound
-from harness.judge.checks.optimizer import first_update
+from harness.judge.checks.optimizer import first_update, trained_weights
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.report.model import Weight
 from harness.judge.required import adapters, facts, legs, model, oracle, states, timing
@@ -98,6 +98,12 @@ def _amplified(evidence: CellEvidence, reference: CellEvidence) -> str:
         weights = sum(1 for name in evidence.updates if evidence.weight_bound(what, name, _SMALLEST) is None)
         if weights:
             parts.append(f"the change of {counted(weights, 'parameter')} {text}")
+    if first_update.kinds(evidence)[0].bound.unit == "relative" and evidence.fingerprinted:
+        compared = {kind.field for kind in first_update.kinds(evidence)}
+        parts += [
+            f"the {name.replace('_', ' ')} of step 0" for name in ("second_moment", "change") if name not in compared
+        ]
+        parts += ["the change over all steps"] if trained_weights.bound_of(evidence).value >= ACCEPTS_NONE else []
     return f"{_AMPLIFIED.format(evidence.origin)}: {', '.join(parts)}" if parts else ""
 
 

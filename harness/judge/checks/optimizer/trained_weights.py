@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from harness.core.tolerances import ACCEPTS_NONE
+from harness.core.tolerances import ACCEPTS_NONE, Bound
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.checks.numerics import parameter_gradients, replica_gradients
 from harness.judge.checks.optimizer import first_update
@@ -16,14 +16,19 @@ from harness.judge.evidence.cell_evidence import CellEvidence
 
 # Adam's first update is the sign of the gradient. An error of relative size e in the gradient changes about a share e
 # of the signs, so the update is off by 2 sqrt(e). Errors of n updates, relative to their sum, grow by sqrt(n) at most.
-_ORIGIN = "2 sqrt({steps} x {gradient:g}), the bound of gradients: Adam's updates are about their signs"
+_ORIGIN = "2 sqrt({steps:g} x {gradient:g}), the bound of gradients: Adam's updates are about their signs"
+
+
+def bound_of(evidence: CellEvidence) -> Bound:
+    """Of the change over all steps; in bf16 signs that rounding changes in one update are right in most others."""
+    gradient, steps = evidence.tolerances.parameter_gradient, evidence.cell.config.train.steps
+    several = steps if evidence.cell.config.dtype == "fp32" else max(1.0, first_update.FEW_SIGNS / steps)
+    origin = _ORIGIN.format(steps=several, gradient=gradient.value)
+    return replace(gradient, value=2 * math.sqrt(several * gradient.value), origin=origin)
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
-    gradient, steps = evidence.tolerances.parameter_gradient, evidence.cell.config.train.steps
-    several = steps if evidence.cell.config.dtype == "fp32" else max(steps, first_update.FEW_SIGNS)
-    origin = _ORIGIN.format(steps=several, gradient=gradient.value)
-    bound = replace(gradient, value=2 * math.sqrt(several * gradient.value), origin=origin)
+    bound, steps = bound_of(evidence), evidence.cell.config.train.steps
     if not evidence.fingerprinted or bound.unit == "absolute" or bound.value >= ACCEPTS_NONE:
         return []
     kind = Kind("trained", f"change over {steps} steps", bound, right="first update", step=steps - 1)

@@ -7,6 +7,7 @@ import pytest
 
 from harness.core.outcomes import Outcome
 from harness.core.run.tensor_records import Fingerprint
+from harness.core.tolerances import ToleranceOverrides, tolerances_for
 from harness.judge.checks.optimizer import trained_weights
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -113,3 +114,13 @@ def test_a_change_that_is_not_finite_fails() -> None:
     update.trained = Fingerprint(norm_sq=math.nan, projections=[0.0, 0.0])
     finding = the_only_finding(evidence, "finiteness")
     assert f"the change over all steps of {name_of(evidence, 2)}" in finding.message
+
+
+@pytest.mark.parametrize("steps", [3, 8, 100])
+def test_in_bf16_weights_that_stop_after_the_first_update_are_beyond_the_bound(steps: int) -> None:
+    evidence = cell()
+    config = evidence.cell.config
+    config = replace(config, dtype="bf16", train=replace(config.train, steps=steps))
+    bounds = tolerances_for("bf16", ToleranceOverrides(), by_oracle=True)
+    stopped = replace(evidence, cell=replace(evidence.cell, config=config), tolerances=bounds)
+    assert trained_weights.bound_of(stopped).value < 1 - 1 / steps
