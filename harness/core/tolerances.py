@@ -81,14 +81,14 @@ _ORACLE = replace(
     activation=Bound(value=5e-6, origin=_FIFTH),
 )
 # With few documents, one run of the oracle in bf16 may be close to that in float64 by chance.
-_THIRD = "bf16 rounds by 2^-8; clean cells of 1 to 8 documents differ from the oracle by a third of it at most"
+_HALF = "bf16 rounds by 2^-8; clean cells of 1 to 8 documents differ from the oracle by a half of it at most"
 _ORACLE_BF16 = replace(
     _ORACLE,
-    document_loss=Bound(value=1e-3, origin=_THIRD),
-    step_loss=Bound(value=5e-4, origin=_THIRD),
-    grad_norm=Bound(value=5e-3, origin=_THIRD),
-    parameter_gradient=Bound(value=4e-2, origin=_THIRD),
-    activation=Bound(value=2.5e-2, origin=_THIRD),
+    document_loss=Bound(value=1e-3, origin=_HALF),
+    step_loss=Bound(value=5e-4, origin=_HALF),
+    grad_norm=Bound(value=5e-3, origin=_HALF),
+    parameter_gradient=Bound(value=4e-2, origin=_HALF),
+    activation=Bound(value=2.5e-2, origin=_HALF),
 )
 _BF16_EPS = "bf16 rounds by 2^-8 = 3.9e-3; Megatron-LM and SkyRL parity practice"
 _BF16 = Tolerances(
@@ -125,7 +125,7 @@ FACTOR_NAMES = (
 RATIO_SCREEN = "ratio_screen"
 UNSIGNED = ("parameter_gradient", "activation")  # distances of fingerprints, which have no above or below
 NOISE_FACTOR = 3.0  # a bound is this many times the measured noise; packing practice accepts up to 3
-SMALLEST_FACTOR = 2.0  # where the other would accept a weight that does not change
+SMALLEST_FACTOR = 2.0  # where three times the noise would accept a weight that does not change
 # Of later steps: the paths of rounding differ, and one pair of trainings samples them once.
 GROWTH_FACTOR = 10.0
 # A measured bound above this cannot tell right from wrong: 0.5 accepts a halved gradient, 1 accepts zeros. The bounds

@@ -10,6 +10,7 @@ import pytest
 
 from harness.core.cell.model import ModelConfig, MoeConfig, MtpConfig
 from harness.core.outcomes import Lane, LaneVerdict, Outcome
+from harness.core.tolerances import Bound
 from harness.infra.console import print_report
 from harness.infra.html.report import render_html
 from harness.judge.checks.numerics import grad_norm, parameter_gradients
@@ -47,6 +48,18 @@ def test_the_lane_is_partial_and_the_outcome_stays() -> None:
     verdict = judge(with_predictions("sft", tp=2))
     assert (verdict.outcome, verdict.lanes[Lane.NUMERICS]) == (Outcome.PASS, LaneVerdict.PARTIAL)
     assert verdict.lanes[Lane.METADATA] is LaneVerdict.PASS
+
+
+def test_updates_that_a_large_bound_of_gradients_would_accept_are_named() -> None:
+    _, evidence = run_of([config_of("sft", tp=2)])
+    cell = list(evidence.values())[1]
+    assert not_compared(cell) == ""
+    cell.tolerances = replace(cell.tolerances, parameter_gradient=Bound(value=0.3))
+    assert not_compared(cell) == (
+        "compared with nothing, since gradients may differ by 0.3 and any update would pass: second moments, the first "
+        "update, the change over all steps"
+    )
+    assert judge(cell).lanes[Lane.NUMERICS] is LaneVerdict.PARTIAL
 
 
 def test_every_report_says_what_was_compared_with_nothing() -> None:

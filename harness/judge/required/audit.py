@@ -72,7 +72,7 @@ def not_compared(evidence: CellEvidence) -> str:
     if reference is None or not evidence.steps:
         return ""
     if evidence.same_rows:
-        return _amplified(evidence, reference)
+        return "; ".join(filter(None, (_amplified(evidence, reference), _insensitive(evidence))))
     whole, compared = len(reference.gradients), len(evidence.compared)
     parts = [f"gradients of {whole - compared} of {whole} parameters"] if 0 < compared < whole else []
     parts += [] if compared else ["gradients"]
@@ -98,13 +98,20 @@ def _amplified(evidence: CellEvidence, reference: CellEvidence) -> str:
         weights = sum(1 for name in evidence.updates if evidence.weight_bound(what, name, _SMALLEST) is None)
         if weights:
             parts.append(f"the change of {counted(weights, 'parameter')} {text}")
-    if first_update.kinds(evidence)[0].bound.unit == "relative" and evidence.fingerprinted:
-        compared = {kind.field for kind in first_update.kinds(evidence)}
-        parts += [
-            f"the {name.replace('_', ' ')} of step 0" for name in ("second_moment", "change") if name not in compared
-        ]
-        parts += ["the change over all steps"] if trained_weights.bound_of(evidence).value >= ACCEPTS_NONE else []
     return f"{_AMPLIFIED.format(evidence.origin)}: {', '.join(parts)}" if parts else ""
+
+
+def _insensitive(evidence: CellEvidence) -> str:
+    """Which updates are not compared, since the bound of gradients is so large that theirs would accept none."""
+    gradient = evidence.tolerances.parameter_gradient
+    if not evidence.fingerprinted or gradient.unit == "absolute":
+        return ""
+    updates = {"second_moment": "second moments", "change": "the first update"}
+    compared = {kind.field for kind in first_update.kinds(evidence)}
+    parts = [text for name, text in updates.items() if name not in compared]
+    parts += ["the change over all steps"] if trained_weights.bound_of(evidence).value >= ACCEPTS_NONE else []
+    why = f"compared with nothing, since gradients may differ by {gradient.value:.2g} and any update would pass"
+    return f"{why}: {', '.join(parts)}" if parts else ""
 
 
 def incomplete(evidence: CellEvidence) -> str:
