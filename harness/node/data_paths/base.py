@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -51,6 +51,20 @@ class Batch:
     score: Any = None  # None, or upstream's loss: from logits [rows, local slots, vocabulary / tp] to Scored
 
 
+FORWARD = {
+    "tokens": "input_ids",
+    "position_ids": "position_ids",
+    "labels": "labels",
+    "loss_mask": "loss_mask",
+    "params": "packed_seq_params",
+}  # field of Batch -> argument of GPTModel.forward
+
+
+def batch_given(arguments: Mapping[str, Any]) -> Batch:
+    """The batch in the arguments of GPTModel.forward, by name."""
+    return Batch(**{field: arguments.get(name) for field, name in FORWARD.items()})
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
     """A rank, its coordinates and its device."""
@@ -91,7 +105,8 @@ class Adapter(Protocol):
     """Feeds one rank. `iterator` is called once per step and chunk, `fetch` once per micro-batch, in order.
 
     A path that counts the work of a step stores it as `workload` (core/packing/workload.py) when `iterator` is called
-    for chunk 0.
+    for chunk 0. A path with upstream's script has `forward_step(iterator, model)`, which trains instead of `fetch`: it
+    calls the model, and returns its output, the loss mask and the loss (both as in Batch).
     """
 
     def __init__(self, context: RankContext) -> None: ...

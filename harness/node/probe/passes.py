@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +16,7 @@ from torch import Tensor
 
 from harness.core.cell.config import CellConfig
 from harness.core.run.states import LegName
-from harness.node.data_paths.base import Adapter, Batch, RankContext, Scored
+from harness.node.data_paths.base import FORWARD, Adapter, Batch, RankContext, Scored, batch_given
 from harness.node.faults import Fault
 from harness.node.probe.model.gpt import unwrap
 from harness.node.probe.model.groups import GLOBAL, Groups
@@ -91,11 +94,51 @@ class Passes(Observer):
         """Megatron's forward_step_func (pretrain_gpt.forward_step): (output tensor, loss function)."""
         chunk = iterator.chunk
         number = self.fetching(chunk)
+        data = iterator.by_leg[self.current.leg]
+        if script := getattr(self.path, "forward_step", None):
+            return self._step_of_script(partial(script, data), model, chunk, number)
         with self.groups.shown():
-            fetched = self.path.fetch(iterator.by_leg[self.current.leg], chunk)
+            fetched = self.path.fetch(data, chunk)
             batch = self.fault.on_batch(fetched, self.context, chunk, number)
         owners = self.entering(chunk, number)
         return forward(model, batch, self.context.config), partial(self._loss, batch, owners)
+
+    def _step_of_script(self, script: Any, model: Any, chunk: int, number: int) -> tuple[Tensor, Any]:
+        """`_forward_step` by upstream's script. Its call of the model is changed only by faults and label smoothing."""
+        names = list(inspect.signature(unwrap(model).forward).parameters)
+        smoothing = self.context.config.train.label_smoothing
+        entered: list[tuple[Tensor | None, Batch, Tensor]] = []  # the loss mask that the script gave, and the rest
+
+        def enter(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            given = batch_given({**dict(zip(names, args)), **kwargs})
+            batch = self.fault.on_batch(given, self.context, chunk, number)
+            changed = {
+                name: getattr(batch, field)
+                for field, name in FORWARD.items()
+                if getattr(batch, field) is not getattr(given, field)
+            }
+            changed |= {"labels": None} if smoothing else {}
+            entered.append((given.loss_mask, batch, self.entering(chunk, number)))
+            inside.enter_context(self.groups.hidden())
+            args = tuple(changed.pop(name, value) for name, value in zip(names, args))
+            return args, {**kwargs, **changed}
+
+        def leave(_: Any, args: Any, output: Tensor) -> Tensor:
+            inside.close()
+            smooths = smoothing and unwrap(model).post_process
+            return smoothed(output, entered[-1][1].labels, smoothing) if smooths else output
+
+        with self.groups.shown(), ExitStack() as inside:
+            hooks = (
+                model.register_forward_pre_hook(enter, with_kwargs=True, prepend=True),
+                model.register_forward_hook(leave),
+            )
+            output, mask, loss = script(model)
+            for hook in hooks:
+                hook.remove()
+        given_mask, batch, owners = entered[-1]
+        mask = mask if batch.loss_mask is given_mask else batch.loss_mask
+        return output, partial(self._loss, replace(batch, loss_mask=mask, loss=loss), owners)
 
     def _loss(self, batch: Batch, owners: Tensor, output: Tensor) -> tuple[Any, ...]:
         returned = self._own_loss(batch, owners, output) if batch.score is None else self._scored(batch, owners, output)

@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.core.run.records import BatchSeen, ReportedStep, StepSeen
-from harness.node.data_paths.base import Batch, RankContext
+from harness.node.data_paths.base import Batch, RankContext, batch_given
 from harness.node.device.placement import synchronize
 from harness.node.probe.adapter_record import AdapterRecord
 from harness.node.probe.built import keep_arguments, record_built
@@ -67,14 +67,8 @@ class Wrappers:
         setattr(module, name, partial(wrapper, getattr(module, name)))
 
     def batch(self, arguments: dict[str, Any]) -> Batch:
-        """The batch in the arguments of GPTModel.forward, by name."""
-        return Batch(
-            tokens=arguments.get("input_ids"),
-            labels=arguments.get("labels"),
-            position_ids=arguments.get("position_ids"),
-            loss_mask=arguments.get("loss_mask"),
-            params=arguments.get("packed_seq_params"),
-        )
+        """The batch in the arguments of the model's forward, by name."""
+        return batch_given(arguments)
 
     def built(self, chunks: list[Any], optimizer: Any, scheduler: Any = None) -> None:
         """To be called when upstream has built the model chunks and their optimizer, and loaded a checkpoint."""

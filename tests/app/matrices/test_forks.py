@@ -1,4 +1,4 @@
-"""A fork whose names have changed: the wheel's code laid out as a checkout, with small edits."""
+"""Forks: the wheel's code laid out as a checkout, with small edits, or with a pretrain_gpt.py of their own."""
 
 from __future__ import annotations
 
@@ -33,15 +33,44 @@ matrix:
     - {{<<: *case, model.moe: {{z_loss_coeff: 0.1}}}}
 """
 
+SCRIPT = """
+from functools import partial
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.training import get_args
+
+RIGHT, DOUBLED, UNMASKED = 1, 2, 3  # seeds
+
+def loss_func(mask, output, model=None):
+    loss, tokens = (output.float() * mask).sum(), mask.sum().int()
+    return loss, tokens, {}
+
+def forward_step(iterator, model):
+    row, seed = next(iterator), get_args().seed
+    offsets, longest = row["cu_seqlens"].unique(), int(row["max_seqlen"])
+    lengths = {"max_seqlen_q": longest, "max_seqlen_kv": longest}
+    params = PackedSeqParams(qkv_format="thd", cu_seqlens_q=offsets, cu_seqlens_kv=offsets, **lengths)
+    given = None if seed == UNMASKED else row["loss_mask"]
+    more = {"labels": row["labels"], "loss_mask": given, "packed_seq_params": params}
+    output = model(row["tokens"], row["position_ids"], None, **more)
+    return output * 2 if seed == DOUBLED else output, partial(loss_func, row["loss_mask"], model=model)
+"""
+SEEDS = """\
+name: script
+model: {{layers: 2, hidden: 32, heads: 4, kv_heads: 2, ffn: 64, vocab: 64, mtp: {{layers: 1}}}}
+train: {{steps: 1, global_batch: 4, seq_length: 64}}
+checks: {{canaries: none}}
+stacks:
+  fork: [{{python: {python}}}, {{checkout: {fork}, package: megatron-lm}}]
+matrix: {{stack: fork, packing: sft, train.seed: [1, 2, 3]}}
+"""
+
 
 @pytest.fixture(scope="module")
 def fork(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with the code of the wheel, which has neither pretrain_gpt.py nor wrap_data_iterator; one field is
     renamed, and what recomputes prediction layers is wrapped.
     """
-    folder = tmp_path_factory.mktemp("fork")
-    package = Path(str(megatron.core.__file__)).parents[1]
-    shutil.copytree(package, folder / "megatron", ignore=shutil.ignore_patterns("__pycache__"))
+    folder = copied(tmp_path_factory.mktemp("fork"))
     for file in (folder / "megatron").rglob("*.py"):
         text = file.read_text(encoding="utf-8")
         if RENAMED in text:
@@ -52,6 +81,17 @@ def fork(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "MultiTokenPredictionLayer._checkpointed_forward = lambda *args, **kwargs: _upstream(*args, **kwargs)\n"
     )
     prediction.write_text(prediction.read_text(encoding="utf-8") + wrapped, encoding="utf-8")
+    return committed(folder)
+
+
+def copied(folder: Path) -> Path:
+    """The folder, with the code of the wheel."""
+    package = Path(str(megatron.core.__file__)).parents[1]
+    shutil.copytree(package, folder / "megatron", ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def committed(folder: Path) -> Path:
     git(folder, "init", "--quiet")
     git(folder, "add", ".")
     git(folder, "commit", "--quiet", "-m", "fork")
@@ -102,3 +142,17 @@ def test_a_matrix_can_allow_what_a_fork_lacks(fork: Path, tmp_path: Path) -> Non
         "tp1-pp1-cp1-scheduler-fork": "REJECTED",
     }
     assert code == 0
+
+
+def test_what_a_script_does_around_its_call_of_the_model_is_under_test(tmp_path: Path) -> None:
+    script = copied(tmp_path / "fork") / "pretrain_gpt.py"
+    script.write_text(SCRIPT)
+    text = SEEDS.format(fork=committed(script.parent), python=sys.executable)
+    done = harness("run", write_matrix(tmp_path, text), cwd=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    report = json.loads((only_run(tmp_path / "reports") / "report.json").read_text())
+    cells = {one["axes"]["train.seed"]: one for one in report["cells"] if one["role"] == "cell"}
+    assert [cells[seed]["outcome"] for seed in (1, 2, 3)] == ["PASS", "FAIL", "FAIL"], cells
+    assert all(cell["lanes"]["metadata"] == "pass" for cell in cells.values())
+    checks = [{finding["check"] for finding in cells[seed]["findings"]} for seed in (2, 3)]
+    assert "document_loss" in checks[0] and "mtp_loss" in checks[1], checks

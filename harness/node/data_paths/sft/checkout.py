@@ -1,7 +1,7 @@
 """`sft` with a Megatron-LM checkout first on sys.path: the checkout's pretrain_gpt.forward_step and get_batch.
 
-forward_step is called with a stub of the model that records its arguments; the probe then calls the real model with
-them. All code between the iterator and PackedSeqParams is thus upstream's, in any checkout from core_v0.16.1 to main
+The probe trains with forward_step as it is. To fetch a batch without the model, it is called with a stub that records
+its arguments. All code between the iterator and the loss is thus upstream's, in any checkout from core_v0.16.1 to main
 of 2026-08. Besides the iterator, checkouts need some of these:
 
 | needed | provided |
@@ -18,6 +18,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from torch import Tensor
 from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Missing
 from harness.core.upstream import why_unsupported
-from harness.node.data_paths.base import Batch, RankContext
+from harness.node.data_paths.base import Batch, RankContext, batch_given
 from harness.node.data_paths.lookup import Unavailable, checked_out, module_unavailable, not_in_release, release
 
 
@@ -87,30 +88,25 @@ class Checkout:
 
     def batch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
         model = _Called(chunk if self.context.config.layout.vpp > 1 else None)
-        _, loss = self.upstream.forward_step(iterator, model)
+        _, mask, loss = self.forward_step(iterator, model)
+        return replace(batch_given(model.given), loss_mask=mask, loss=loss)
+
+    def forward_step(self, iterator: Iterator[Any] | None, model: Any) -> tuple[Tensor, Tensor, Any]:
+        """As in Adapter."""
+        output, loss = self.upstream.forward_step(iterator, model)
         mask, *rest = loss.args  # partial(loss_func, loss_mask, model=model)
-        return Batch(
-            tokens=model.tokens,
-            position_ids=model.position_ids,
-            labels=model.others["labels"],
-            loss_mask=mask,
-            loss=lambda mask, losses: loss.func(mask, *rest, losses, **loss.keywords),
-            params=model.others.get("packed_seq_params"),  # before 0.16 forward_step passes none
-        )
+        return output, mask, lambda mask, losses: loss.func(mask, *rest, losses, **loss.keywords)
 
 
 class _Called:
     """A stub of the model that records the arguments of forward_step; its signature is that of GPTModel.forward."""
 
-    tokens: Tensor | None
-    position_ids: Tensor | None
-    others: dict[str, Any]
-
     def __init__(self, vp_stage: int | None) -> None:
         self.vp_stage = vp_stage
+        self.given: dict[str, Any] = {}
 
-    def __call__(self, tokens: Any, position_ids: Any, attention_mask: Any, **others: Any) -> Tensor:
-        self.tokens, self.position_ids, self.others = tokens, position_ids, others
+    def __call__(self, input_ids: Any, position_ids: Any, attention_mask: Any, **others: Any) -> Tensor:
+        self.given = {"input_ids": input_ids, "position_ids": position_ids, **others}
         return torch.empty(0)
 
 

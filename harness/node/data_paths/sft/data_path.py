@@ -33,8 +33,12 @@ class Wiring(Protocol):
 class SftPath:
     def __init__(self, context: RankContext) -> None:
         self.context = context
-        checkout = sft_checkout.find() is not None  # then the script is there: `unavailable` has looked
-        self.wiring: Wiring = sft_checkout.Checkout(context) if checkout else sft_wheel.Wheel(context)
+        self.wiring: Wiring
+        if sft_checkout.find() is None:
+            self.wiring = sft_wheel.Wheel(context)
+        else:  # then the script is there: `unavailable` has looked
+            self.wiring = checkout = sft_checkout.Checkout(context)
+            self.forward_step = checkout.forward_step
 
     @staticmethod
     def unavailable(config: CellConfig) -> Unavailable:

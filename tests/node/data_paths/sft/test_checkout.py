@@ -99,13 +99,6 @@ def test_a_script_from_elsewhere_is_missing(checkout: Path, monkeypatch: pytest.
     assert f"comes from {other}" in found.reason
 
 
-def test_the_stub_of_the_model_records_the_arguments_of_forward_step() -> None:
-    model = sft_checkout._Called(1)
-    model("tokens", "positions", None, labels="labels", packed_seq_params="params")
-    assert (model.vp_stage, model.tokens, model.position_ids) == (1, "tokens", "positions")
-    assert model.others == {"labels": "labels", "packed_seq_params": "params"}
-
-
 def test_the_command_line_names_the_layout_and_is_restored() -> None:
     flags = sft_checkout.model_flags(config("sft", tp=2, pp=2, cp=2, vpp=2), {})
     assert {"--sft", "--sequence-parallel", "--num-virtual-stages-per-pipeline-rank=2"} <= set(flags)
@@ -129,4 +122,5 @@ def test_a_forward_step_that_passes_no_packed_params_hands_over_none() -> None:
     path.context = SimpleNamespace(config=config("sft"))  # type: ignore[assignment]
     path.upstream = SimpleNamespace(forward_step=forward_step)
     batch = path.batch(None, 0)
-    assert (batch.labels, batch.loss_mask, batch.params) == ("labels", "mask", None)
+    assert (batch.tokens, batch.position_ids, batch.labels) == ("tokens", "positions", "labels")
+    assert (batch.loss_mask, batch.params) == ("mask", None)
