@@ -1,15 +1,20 @@
-"""Checks that a cell trained the model of its control. Before all checks: numbers of another model prove nothing."""
+"""Checks that a cell trained the model that its matrix asks for, and with a model of a plug-in, that of its control.
+
+Before all checks: numbers of another model prove nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 
+from harness.core.cell.asked import asked
 from harness.core.cell.built import Difference, differences, listed
 from harness.core.run.records import BuiltSeen, RankRecord
 from harness.core.text.counts import counted
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.locations import numbered
 
+_OFF = ("null", "false", "0", "0.0", '"vanilla"')
 _PARTS = {"model": "model", "constructor": "model", "ddp": "DDP configuration", "optimizer": "optimizer"}
 
 
@@ -17,7 +22,9 @@ def built_problem(evidence: CellEvidence) -> str:
     """Why nothing of a cell can be compared: what upstream built on its ranks; empty if there is no such reason."""
     records = evidence.records
     problem = _unrecorded(records) or _misplaced(records) or _different_ranks(records)
-    return problem or (_different_control(evidence, evidence.control) if evidence.control else "")
+    if evidence.cell.config.model.builder:
+        return problem or (_not_the_controls(evidence, evidence.control) if evidence.control else "")
+    return problem or _not_asked(evidence)
 
 
 def _unrecorded(records: Mapping[int, RankRecord]) -> str:
@@ -52,27 +59,32 @@ def _different_ranks(records: Mapping[int, RankRecord]) -> str:
     return ""
 
 
-def _different_control(evidence: CellEvidence, control: CellEvidence) -> str:
-    known = {item.of: item for record in control.records.values() for item in record.built}
-    # A layer of GPTModel is two of the pattern of HybridModel.
-    same_class = evidence.cell.config.model.as_gpt == control.cell.config.model.as_gpt
+def _not_asked(evidence: CellEvidence) -> str:
+    """Parts that upstream built with other values than the cell asks for, or than upstream's defaults."""
+    wanted = asked(evidence.cell.config)
+
+    def found(item: BuiltSeen) -> list[Difference]:
+        # A release that lacks a field cannot have it on.
+        named = differences(item.values, wanted[item.of])
+        return [one for one in named if one.one is not None or one.other not in _OFF]
+
+    return _first(evidence, found, "matrix's", "asked")
+
+
+def _not_the_controls(evidence: CellEvidence, control: CellEvidence) -> str:
+    known = {item.of: item.values for record in control.records.values() for item in record.built}
+    return _first(
+        evidence, lambda item: differences(item.values, known.get(item.of, item.values)), "control's", "control"
+    )
+
+
+def _first(evidence: CellEvidence, found: Callable[[BuiltSeen], list[Difference]], whose: str, other: str) -> str:
+    """The first part that is not as it should be, with the ranks that have it unless all do."""
     records = evidence.records
     for of, part in _PARTS.items():
-        for record in records.values():
-            for item in _of(of, record):
-                found = _differences(item, known[of]) if of in known else []
-                if found := [one for one in found if same_class or one.field != "num_layers"]:
-                    same = [other for other in sorted(records) if item in records[other].built]
-                    on = "" if len(same) == len(records) else f" on {numbered('rank', same)}"
-                    return f"the {part} is not the control's{on}: {listed(found, 'control')}"
+        for item in (item for record in records.values() for item in record.built if item.of == of):
+            if named := found(item):
+                same = [rank for rank, record in sorted(records.items()) if item in record.built]
+                on = "" if len(same) == len(records) else f" on {numbered('rank', same)}"
+                return f"the {part} is not the {whose}{on}: {listed(named, other)}"
     return ""
-
-
-def _of(of: str, record: RankRecord) -> Iterator[BuiltSeen]:
-    return (item for item in record.built if item.of == of)
-
-
-def _differences(one: BuiltSeen, other: BuiltSeen) -> list[Difference]:
-    found = differences(one.values, other.values)
-    # Of a constructor all arguments are recorded, so one that only one side has is one that the other class lacks.
-    return [item for item in found if one.of != "constructor" or None not in item]

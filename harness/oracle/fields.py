@@ -137,7 +137,6 @@ HARMLESS: dict[str, tuple[str, ...]] = {
         "apply_query_key_layer_scaling",  # scores are divided by the number of the layer, and then multiplied by it
         "disable_bf16_reduced_precision_matmul",
         "enable_autocast",
-        "autocast_dtype",
         "fp32_residual_connection",
         "moe_router_dtype",
         "logit_dtype",

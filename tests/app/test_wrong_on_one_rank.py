@@ -57,6 +57,13 @@ EXPERTS = Edit(
     "expert_gradient_scaling_factor = 1.001\n",
     "parameter_gradients",
 )
+# What upstream makes of the configuration that it is given.
+EPSILON = Edit(
+    "transformer/transformer_config.py",
+    "        super().__post_init__()\n",
+    "        super().__post_init__()\n        self.layernorm_epsilon = 0.01\n",
+    "",
+)
 MATRIX = """\
 name: edited
 model: {layers: 2, hidden: 32, heads: 4, kv_heads: 2, ffn: 64, vocab: 64}
@@ -76,10 +83,10 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
     folder = tmp_path_factory.mktemp("edited")
     (folder / "tree").mkdir()
     tree = copied(folder / "tree")
-    for name, edit in (EDITS | {"experts": EXPERTS}).items():
+    for name, edit in (EDITS | {"experts": EXPERTS, "epsilon": EPSILON}).items():
         git(tree.folder, "checkout", "--quiet", "-b", name, "main")
         tree.commit(name, f"megatron/core/{edit.file}", edit.right, edit.wrong)
-    names = ["main", *EDITS, "experts"]
+    names = ["main", *EDITS, "experts", "epsilon"]
     stacks = "".join(
         f"  {name}: [{{checkout: {tree.folder}, ref: {name}, package: megatron-lm}}, {{python: {sys.executable}}}]\n"
         for name in names
@@ -112,3 +119,12 @@ def test_a_wrong_factor_of_experts_fails_where_ranks_share_them(reports: dict[st
     (cell,) = (cell for cell in reports["experts"] if cell["layout"]["ep"] == 2)
     (first,) = (finding for finding in cell["findings"] if finding["check"] == EXPERTS.check)
     assert ".experts." in first["message"]
+
+
+def test_a_model_that_upstream_builds_otherwise_than_asked_gives_no_verdict(
+    reports: dict[str, list[dict[str, Any]]],
+) -> None:
+    assert len(reports["epsilon"]) == len(reports["main"])
+    for cell in reports["epsilon"]:
+        assert cell["outcome"] == "ERROR"
+        assert cell["reason"] == "the model is not the matrix's: layernorm_epsilon 0.01, asked upstream's default"

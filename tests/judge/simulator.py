@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from harness.core.cell.asked import asked
 from harness.core.cell.canary_legs import Leg, legs_of
 from harness.core.cell.config import CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.flops import train_flops
@@ -315,17 +316,7 @@ def _workloads(config: CellConfig, place: Coordinates, step: int) -> list[Worklo
 
 
 def _built(config: CellConfig) -> list[BuiltSeen]:
-    model, layout = config.model, config.layout
-    sizes = {"num_layers": model.layers, "hidden_size": model.hidden, "kv_channels": model.hidden // model.heads}
-    split = {"tensor_model_parallel_size": layout.tp, "pipeline_model_parallel_size": layout.pp}
-    optimizer = {"lr": config.train.lr, "bf16": config.dtype == "bf16"}
-    parts: dict[str, dict[str, Any]] = {
-        "model": sizes | split,
-        "constructor": {"rotary_base": model.rope_base},
-        "ddp": {},
-        "optimizer": optimizer,
-    }
-    return [BuiltSeen(of=of, values={name: str(value) for name, value in part.items()}) for of, part in parts.items()]
+    return [BuiltSeen(of=of, values=values) for of, values in asked(config).items()]
 
 
 def _leg(config: CellConfig, record: RankRecord, leg: Leg) -> LegSeen:

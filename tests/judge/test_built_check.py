@@ -1,4 +1,4 @@
-"""A cell whose ranks built another model than its control is ERROR, whatever its numbers say."""
+"""A cell whose ranks built another model than its matrix asks for is ERROR, whatever its numbers say."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ def built_with(of: str, values: dict[str, str], ranks: tuple[int, ...] = (0, 1))
 @pytest.mark.parametrize(
     ("of", "field", "value", "reason"),
     [
-        ("model", "kv_channels", "128", "the model is not the control's: kv_channels 128, control 8"),
+        ("model", "kv_channels", "128", "the model is not the matrix's: kv_channels 128, asked 8"),
         (
             "model",
             "layernorm_epsilon",
             "1e-06",
-            "the model is not the control's: layernorm_epsilon 1e-06, control upstream's default",
+            "the model is not the matrix's: layernorm_epsilon 1e-06, asked upstream's default",
         ),
         (
             "model",
             "cross_entropy_loss_fusion",
             "true",
-            "the model is not the control's: cross_entropy_loss_fusion true, control upstream's default",
+            "the model is not the matrix's: cross_entropy_loss_fusion true, asked upstream's default",
         ),
-        ("constructor", "rotary_base", "5", "the model is not the control's: rotary_base 5, control 10000"),
+        ("constructor", "rotary_base", "5", "the model is not the matrix's: rotary_base 5, asked 10000"),
         (
             "ddp",
             "grad_reduce_in_fp32",
-            "true",
-            "the DDP configuration is not the control's: grad_reduce_in_fp32 true, control upstream's default",
+            "false",
+            "the DDP configuration is not the matrix's: grad_reduce_in_fp32 false, asked true",
         ),
-        ("optimizer", "lr", "0.5", "the optimizer is not the control's: lr 0.5, control 0.001"),
+        ("optimizer", "lr", "0.5", "the optimizer is not the matrix's: lr 0.5, asked 0.001"),
     ],
 )
-def test_a_field_that_is_not_the_controls_is_an_error_with_both_values(
+def test_a_field_that_is_not_the_matrixs_is_an_error_with_both_values(
     of: str, field: str, value: str, reason: str
 ) -> None:
     verdict = judge(built_with(of, {field: value}))
@@ -91,9 +91,21 @@ def test_a_chunk_that_differs_from_the_one_before_is_an_error() -> None:
     assert judge(evidence).reason == "the ranks have different models: rank 0 num_layers 2, another chunk of it 4"
 
 
-def test_arguments_that_one_constructor_lacks_are_not_compared() -> None:
-    """A hybrid model is compared with a GPTModel."""
-    assert judge(built_with("constructor", {"hybrid_attention_ratio": "0.5"})).outcome is Outcome.PASS
+@pytest.mark.parametrize("of", ["model", "constructor", "ddp", "optimizer"])
+def test_what_nobody_asked_for_is_an_error(of: str) -> None:
+    assert judge(built_with(of, {"brand_new": "3"})).reason.endswith("brand_new 3, asked upstream's default")
+
+
+def test_a_field_that_the_release_lacks_is_off() -> None:
+    evidence = built_with("model", {})
+    for record in evidence.records.values():
+        del part(record, "model").values["softmax_type"]
+    assert judge(evidence).outcome is Outcome.PASS
+    for record in evidence.records.values():
+        del part(record, "model").values["normalization"]
+    assert (
+        judge(evidence).reason == "the model is not the matrix's: normalization upstream's default, asked \"RMSNorm\""
+    )
 
 
 def test_another_order_of_ranks_is_an_error_with_both_places() -> None:

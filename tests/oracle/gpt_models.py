@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from harness.core.run.records import BuiltSeen
 from harness.node.device import cpu_stubs
-from harness.node.probe.built import keep_arguments, values_of
+from harness.node.probe.built import arguments_of, keep_arguments, values_of
 from harness.node.probe.model.attention import ReferenceAttention
 from harness.node.probe.weights import initialize, named_parameters
 from harness.oracle.fields import Model, uncovered
@@ -123,7 +123,7 @@ def compared(fields: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any
     model = build(fields, arguments)
     built = [
         BuiltSeen(of="model", values=values_of("model", model.config)),
-        BuiltSeen(of="constructor", values=model.constructor_arguments),
+        BuiltSeen(of="constructor", values=arguments_of(model)),
     ]
     ours = Model.read(built)
     initialize(model, seed=5, tp_rank=0, tp_size=1)

@@ -186,6 +186,7 @@ HARMLESS: dict[str, tuple[str, ...]] = {
     ),
     "it is a detail of what is off, and the switch itself is compared": (
         "rope_scaling_factor",
+        "autocast_dtype",  # of enable_autocast
         "actual_vocab_size",  # of layers that route by token ids, moe_n_hash_layers
         "data_parallel_sharding_strategy",
         "outer_dp_sharding_strategy",

@@ -195,6 +195,13 @@ class MlaConfig:
     v_head_dim: int = _count(8, "Head size of values.", le=2**14, upstream="v_head_dim")
     rope: str = setting("rope", doc="Kind of rotary positions.", choices=MLA_ROPES, upstream="rope_type")
 
+    @property
+    def normed(self) -> bool:
+        """Whether compressed queries, keys and values are normed. Without q_lora_rank megatron-core 0.19 needs
+        Transformer Engine for that, also on the CPU.
+        """
+        return self.q_lora_rank is not None
+
     def __str__(self) -> str:
         return "mla" if self.rope == "rope" else f"mla-{self.rope}"
 

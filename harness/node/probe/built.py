@@ -1,10 +1,9 @@
 """With what upstream built a rank's model, DDP and optimizer: their configurations, and the rank's place.
 
-Of a configuration those fields of megatron-core's own classes are recorded whose values are not the defaults there, or
-not those of the release whose defaults the oracle knows. A cell and its control have the same stack, so a field that is
-absent has the same value in both. Subclasses, such as the
+Of a configuration those fields of megatron-core's own classes are recorded that the cell asks for, and those whose
+values are not the defaults there, or not those of the release whose defaults the oracle knows. Subclasses, such as the
 providers of Megatron-Bridge, have more fields, which become arguments of the model's constructor; these are recorded
-too.
+likewise.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import functools
 import importlib
 import inspect
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from typing import Any
@@ -22,6 +21,8 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 
+from harness.core.cell.asked import asked
+from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Coordinates
 from harness.core.run.records import BuiltSeen, RankRecord
 from harness.node.probe.model.bridge.vision import language_of
@@ -60,22 +61,22 @@ def _keeping(upstream: Callable[..., None]) -> Callable[..., None]:
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
         plain = (bool, int, float, str, torch.dtype, type(None))
-        given = {name: value for name, value in bound.arguments.items() if isinstance(value, plain)}
-        setattr(self, _GIVEN, {name: text_of(value) for name, value in given.items() if name not in _OF_STAGE})
+        given = {name: text_of(value) for name, value in bound.arguments.items() if isinstance(value, plain)}
+        setattr(self, _GIVEN, {name: text for name, text in given.items() if name not in _OF_STAGE})
 
     build.keeps = True  # type: ignore[attr-defined]
     return build
 
 
-def record_built(record: RankRecord, chunks: Sequence[Any], optimizer: Any) -> None:
+def record_built(record: RankRecord, config: CellConfig, chunks: Sequence[Any], optimizer: Any) -> None:
     """Record with what the model chunks and their optimizer were built. Where chunks differ, each is recorded."""
     found: list[BuiltSeen] = []
     for chunk in chunks:
         model = language_of(unwrap(chunk))
-        found += _seen("model", model.config)
-        found.append(BuiltSeen(of="constructor", values=getattr(model, _GIVEN, {})))
-        found += _seen("ddp", _ddp(chunk))
-    found += _seen("optimizer", _config_of(optimizer))
+        found += _seen("model", model.config, config)
+        found.append(BuiltSeen(of="constructor", values=arguments_of(model, asked(config)["constructor"])))
+        found += _seen("ddp", _ddp(chunk), config)
+    found += _seen("optimizer", _config_of(optimizer), config)
     record.built = [item for number, item in enumerate(found) if item not in found[:number]]
     record.built_at = Coordinates(
         tp=parallel_state.get_tensor_model_parallel_rank(),
@@ -97,21 +98,36 @@ def _config_of(optimizer: Any) -> Any:
     return getattr(several[0] if several else optimizer, "config", None)
 
 
-def _seen(of: str, config: Any) -> Iterator[BuiltSeen]:
-    if config is not None:
-        yield BuiltSeen(of=of, values=values_of(of, config))
+def _seen(of: str, upstream: Any, config: CellConfig) -> Iterator[BuiltSeen]:
+    if upstream is not None:
+        yield BuiltSeen(of=of, values=values_of(of, upstream, asked(config)[of]))
 
 
-def values_of(of: str, config: Any) -> dict[str, str]:
+def values_of(of: str, upstream: Any, always: Collection[str] = ()) -> dict[str, str]:
     """Field -> value as text, of those that differ from this release's default, or from the one that the oracle knows.
 
-    `of`: as in BuiltSeen.
+    `of`: as in BuiltSeen; `always`: fields that are recorded at their defaults too.
     """
-    kind: Any = type(config)
+    kind: Any = type(upstream)
+    defaults = _defaults(kind)
+    return _recorded(of, {name: text_of(getattr(upstream, name, None)) for name in defaults}, defaults, always)
+
+
+def arguments_of(model: Any, always: Collection[str] = ()) -> dict[str, str]:
+    """The same of the arguments of a model's constructor; none of a model that `keep_arguments` does not know."""
+    parameters = inspect.signature(type(model)).parameters.values()
+    defaults = {one.name: None if one.default is one.empty else text_of(one.default) for one in parameters}
+    return _recorded("constructor", getattr(model, _GIVEN, {}), defaults, always)
+
+
+def _recorded(
+    of: str, values: Mapping[str, str], defaults: Mapping[str, str | None], always: Collection[str]
+) -> dict[str, str]:
     known = {name: field.default for name, field in MODELLED[of].items()}
-    values = {name: (text_of(getattr(config, name, None)), default) for name, default in _defaults(kind).items()}
     return {
-        name: text for name, (text, default) in values.items() if text != default or text != known.get(name, default)
+        name: text
+        for name, text in values.items()
+        if name in always or text != defaults.get(name) or text != known.get(name, text)
     }
 
 

@@ -174,7 +174,7 @@ def _model_legs(
     recorder.lap("weights")
     with groups.hidden():
         optimizer = build_optimizer(config, chunks, groups)
-    record_built(recorder.record, chunks, optimizer)
+    record_built(recorder.record, config, chunks, optimizer)
     fault.on_model(chunks, context)
     passes = Passes(chunks, path, context, fault, recorder, groups)
     legs = TrainingLeg(passes, optimizer), CanaryLegs(passes)

@@ -72,7 +72,7 @@ class Wrappers:
 
     def built(self, chunks: list[Any], optimizer: Any, scheduler: Any = None) -> None:
         """To be called when upstream has built the model chunks and their optimizer, and loaded a checkpoint."""
-        record_built(self.recorder.record, chunks, optimizer)
+        record_built(self.recorder.record, self.context.config, chunks, optimizer)
         self.recorder.flush()
         if not self.context.config.begins:
             self.initialize(chunks, only_trained=self.context.config.model.peft is not None)

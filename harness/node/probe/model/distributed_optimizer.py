@@ -17,6 +17,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from torch import Tensor
 
+from harness.core.cell.asked import optimizer_fields
 from harness.core.cell.config import CellConfig
 from harness.node.probe.model.groups import GLOBAL, Groups
 
@@ -71,10 +72,9 @@ def build_optimizer(config: CellConfig, chunks: list[DistributedDataParallel], g
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer="adam",
-            lr=config.train.lr,
             bf16=chunks[0].config.bf16,
             params_dtype=chunks[0].config.params_dtype,
-            **{"clip_grad": 0.0, **config.args.numbers()},
+            **optimizer_fields(config),
             use_distributed_optimizer=config.distributed_optimizer != "off",
             **dict.fromkeys(field, config.distributed_optimizer == "overlap"),
         ),

@@ -17,24 +17,24 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from harness.core.cell.asked import ACTIVATION, constructor_arguments, model_fields
 from harness.core.cell.axes import upstream_names
 from harness.core.cell.axis_values import EXPLICIT
 from harness.core.cell.config import CellConfig
 from harness.core.cell.model import VANILLA
 from harness.core.outcomes import STACK_UNDER_TEST, Missing, Rejection
-from harness.core.setting import upstream_of
 from harness.node.data_paths.base import RankContext
 from harness.node.data_paths.lookup import lacking, takes
 from harness.node.device.placement import Device
 from harness.node.probe.model.attention_kinds import attention_fields
 from harness.node.probe.model.bridge.adapters import adapted
-from harness.node.probe.model.bridge.vision import build_vision_model
+from harness.node.probe.model.bridge.vision import build_vision_model, vision_fields
 from harness.node.probe.model.builders import MODELS
 from harness.node.probe.model.distributed_optimizer import connect_schedule, ddp_config
 from harness.node.probe.model.groups import GLOBAL, Groups, explicit_groups
 from harness.node.probe.model.hybrid import build_hybrid, pair, stack_spec
 from harness.node.probe.model.norm import RMSNorm
-from harness.node.probe.model.parts import config_class, layer_spec, mtp_arguments, part_fields
+from harness.node.probe.model.parts import config_class, layer_spec, mtp_arguments
 from harness.node.probe.model.recompute import recompute_fields
 
 _OFF = (None, False, VANILLA)
@@ -52,8 +52,6 @@ _FIXED: dict[str, Any] = {
     # `initialize` sets every weight. perform_initialization=False would also skip upstream's initialisation, but older
     # releases then do not set the tensor-parallel attributes of weights.
     **dict.fromkeys(("init_method", "output_layer_init_method", "embedding_init_method"), _undrawn),
-    "hidden_dropout": 0.0,
-    "attention_dropout": 0.0,
     "gradient_accumulation_fusion": False,
     "bias_dropout_fusion": False,
     "bias_activation_fusion": False,
@@ -119,32 +117,29 @@ def first_collectives(device: Device) -> list[str]:
 def upstream_fields(config: CellConfig) -> dict[str, Any]:
     """All fields of upstream's configuration that the cell sets; fields of model parts come last and win."""
     layout, dtype = config.layout, DTYPES[config.dtype]
+    dispatcher = config.model.moe.dispatcher if config.model.moe else "alltoall"
     return {
-        **upstream_of(layout),
-        **upstream_of(config.model),
-        **upstream_of(config.options),
+        **model_fields(config),
         "virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
         "expert_tensor_parallel_size": layout.expert_tp if config.model.moe else None,
-        "window_size": None if config.model.window is None else (config.model.window, 0),
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "bf16": config.dtype == "bf16",
         **_FIXED,
-        # Row lengths differ between micro-batches, so stages must exchange shapes.
-        "variable_seq_lengths": True,
+        # Row lengths differ between micro-batches, so stages must exchange shapes. The dispatcher allgather refuses
+        # that; rules ensure that its rows all have the same length.
+        "variable_seq_lengths": dispatcher != "allgather",
         # Upstream refuses its default dispatcher with variable lengths, even for a dense model.
-        "moe_token_dispatcher_type": "alltoall",
+        "moe_token_dispatcher_type": dispatcher,
+        "moe_grouped_gemm": False,
         # Megatron's default for interleaving (arguments.py). With pp 2, each stage is both the previous and the next of
         # the other; backends that match messages by order would mix up batched ones.
         "overlap_p2p_comm": layout.vpp > 1,
         "batch_p2p_comm": layout.vpp == 1,
-        "add_bias_linear": False,
-        "normalization": "RMSNorm",
-        "gated_linear_unit": True,
-        "activation_func": torch.nn.functional.silu,
+        "activation_func": getattr(torch.nn.functional, ACTIVATION),
         **attention_fields(config.attention),
         **recompute_fields(config.recompute),
-        **part_fields(config),
+        **vision_fields(config),
     }
 
 
@@ -184,13 +179,10 @@ def build_chunks(
         stage = index if config.layout.vpp > 1 else None
         virtual = {"ignore_virtual": False, "vp_stage": stage} if stage is not None else {}
         arguments: dict[str, Any] = {
-            "vocab_size": config.model.vocab,
+            **constructor_arguments(config.model),
             "max_sequence_length": config.train.seq_length,
             "pre_process": parallel_state.is_pipeline_first_stage(**virtual),
             "post_process": parallel_state.is_pipeline_last_stage(**virtual),
-            "position_embedding_type": "rope",
-            "rotary_base": config.model.rope_base,
-            "share_embeddings_and_output_weights": config.model.tied,
             "parallel_output": not config.model.gathered_logits,
             **({"vp_stage": stage} if stage is not None else {}),
             **groups.arguments,

@@ -17,8 +17,7 @@ from typing import Any
 import megatron.core.package_info as package_info
 
 from harness.core.cell.config import CellConfig
-from harness.core.cell.model import ModelConfig
-from harness.core.layer_pattern import CONVOLUTION, EXPANSION, GATED_DELTA, MAMBA, RECURRENT, STATE_SIZE, layers_of
+from harness.core.layer_pattern import GATED_DELTA, MAMBA, layers_of
 from harness.node.probe.model.norm import RMSNorm
 
 MODULE = "megatron.core.models.hybrid.hybrid_model"
@@ -57,26 +56,6 @@ def missing_kernels(config: CellConfig) -> str | None:
         if absent
         else None
     )
-
-
-def hybrid_fields(model: ModelConfig) -> dict[str, Any]:
-    """Fields of upstream's configuration. Recurrent layers have the heads of attention: values all, keys kv_heads."""
-    if model.as_gpt:
-        return {"num_layers": model.layers // 2}
-    if not set(RECURRENT) & set(model.pattern):
-        return {}
-    size = model.hidden // model.heads
-    return {
-        "linear_conv_kernel_dim": CONVOLUTION,
-        "linear_key_head_dim": size,
-        "linear_value_head_dim": size,
-        "linear_num_key_heads": model.kv_heads,
-        "linear_num_value_heads": model.heads,
-        "mamba_state_dim": STATE_SIZE,
-        "mamba_head_dim": EXPANSION * size,
-        "mamba_num_heads": model.heads,
-        "mamba_num_groups": model.kv_heads,
-    }
 
 
 def pattern_of(config: CellConfig) -> str:

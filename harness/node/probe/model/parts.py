@@ -22,15 +22,13 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from harness.core.cell.axis_values import EXPLICIT
 from harness.core.cell.config import CellConfig
-from harness.core.cell.model import MlaConfig
 from harness.core.outcomes import STACK_UNDER_TEST, Rejection
-from harness.core.setting import upstream_of
 from harness.node.data_paths.lookup import Unavailable, lacking, module_unavailable, takes
 from harness.node.probe.model.attention_kinds import core_attention
-from harness.node.probe.model.bridge.vision import attention_class, vision_config_class, vision_fields
+from harness.node.probe.model.bridge.vision import attention_class, vision_config_class
 from harness.node.probe.model.groups import without_groups
 from harness.node.probe.model.hybrid import MODULE as HYBRID_MODULE
-from harness.node.probe.model.hybrid import hybrid_fields, numbered_layers, unsupported_hybrid
+from harness.node.probe.model.hybrid import numbered_layers, unsupported_hybrid
 from harness.node.probe.model.norm import RMSNorm
 
 # Of packed rows, what the harness's own attention reads.
@@ -71,42 +69,12 @@ def config_class(config: CellConfig) -> Any:
     return upstream_config.MLATransformerConfig if config.model.mla else TransformerConfig
 
 
-def part_fields(config: CellConfig) -> dict[str, Any]:
-    """Fields of upstream's configuration for the parts that the model has."""
-    moe, mtp, mla = config.model.moe, config.model.mtp, config.model.mla
-    fields: dict[str, Any] = hybrid_fields(config.model) | vision_fields(config)
-    if moe:
-        fields |= upstream_of(moe)
-        fields |= {
-            "moe_aux_loss_coeff": moe.aux_loss_coeff if moe.balanced else 0.0,
-            "moe_z_loss_coeff": moe.z_loss_coeff or None,  # upstream divides by it in its log
-            "moe_grouped_gemm": False,
-            "moe_router_pre_softmax": moe.pre_softmax,
-            # allgather refuses variable lengths; rules ensure that its rows all have the same length.
-            "variable_seq_lengths": moe.dispatcher != "allgather",
-        }
-    if mtp:
-        fields |= upstream_of(mtp)
-    if mla:
-        fields |= upstream_of(mla)
-        fields |= {"rotary_base": config.model.rope_base, "qk_layernorm": _latent_normed(mla)}
-        fields |= {"num_query_groups": config.model.heads}
-    return fields
-
-
-def _latent_normed(mla: MlaConfig) -> bool:
-    """Whether compressed queries and keys are normed. Without q_lora_rank megatron-core 0.19 needs Transformer Engine
-    for that, also on the CPU.
-    """
-    return mla.q_lora_rank is not None
-
-
 def layer_spec(config: CellConfig) -> Any:
     """The spec of one transformer layer."""
     model = config.model
     experts = {"num_experts": model.moe.experts, "moe_grouped_gemm": False} if model.moe else {}
     latent = {"multi_latent_attention": True} if model.mla else {}
-    normed = _latent_normed(model.mla) if model.mla else model.qk_layernorm
+    normed = model.mla.normed if model.mla else model.qk_layernorm
     known = inspect.signature(get_gpt_layer_local_spec).parameters
     norm = {"normalization": "RMSNorm"} if "normalization" in known else {}  # from core_v0.12; replaced below
     spec = get_gpt_layer_local_spec(qk_layernorm=normed, **norm, **experts, **latent)

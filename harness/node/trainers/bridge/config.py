@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from harness.core.cell.asked import constructor_arguments, optimizer_fields
 from harness.core.cell.axis_values import TE_KINDS
 from harness.core.cell.config import CellConfig
 from harness.core.cell.reports import log_interval
@@ -77,11 +78,8 @@ def _model(config: CellConfig) -> Any:
     return GPTModelProvider(
         **fields,
         seq_length=config.train.seq_length,
-        vocab_size=config.model.vocab,
+        **constructor_arguments(config.model),
         make_vocab_size_divisible_by=1,  # upstream's FLOPs count a padded vocabulary, though the model has none
-        position_embedding_type="rope",
-        rotary_base=config.model.rope_base,
-        share_embeddings_and_output_weights=config.model.tied,
         cross_entropy_loss_fusion=False,
     )
 
@@ -98,12 +96,10 @@ def _optimizer(config: CellConfig) -> dict[str, Any]:
     fields = upstream_fields(config)
     return {
         "optimizer": "adam",
-        "lr": config.train.lr,
         "min_lr": config.train.lr,
-        "clip_grad": 0.0,
         "bf16": fields["bf16"],
         "params_dtype": fields["params_dtype"],
         "use_distributed_optimizer": config.distributed_optimizer != "off",
         "overlap_param_gather": config.distributed_optimizer == "overlap",
-        **config.args.numbers(),
+        **optimizer_fields(config),
     }

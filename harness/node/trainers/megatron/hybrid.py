@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from harness.core.cell.asked import recurrent_fields
 from harness.core.cell.axis_values import TE_KINDS
 from harness.core.cell.config import CellConfig
 from harness.node.probe.model.gpt import hybrid_spec
-from harness.node.probe.model.hybrid import hybrid_fields, pattern_of, use_own_norm
+from harness.node.probe.model.hybrid import pattern_of, use_own_norm
 
 _MODULE, _NAME = "megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec"
 SPEC = ["--spec", _MODULE, _NAME]
@@ -20,7 +21,7 @@ SPEC = ["--spec", _MODULE, _NAME]
 
 def hybrid_values(config: CellConfig) -> dict[str, Any]:
     """Values of flags: the pattern, from which upstream takes virtual stages, and the sizes of recurrent layers."""
-    sizes = {name.replace("_", "-"): value for name, value in hybrid_fields(config.model).items()}
+    sizes = {name.replace("_", "-"): value for name, value in recurrent_fields(config.model).items()}
     return {"hybrid-layer-pattern": pattern_of(config), **sizes}
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from harness.core.cell.asked import recurrent_fields
 from harness.core.cell.model import ModelConfig
 from harness.node.probe.model.hybrid import (
-    hybrid_fields,
     name_in_pattern,
     numbered_layers,
     pair,
@@ -66,7 +66,7 @@ def test_params_are_recorded_where_a_layer_gets_them() -> None:
 
 
 def test_shards_of_a_projection_hold_their_share_of_every_section() -> None:
-    upstream = SimpleNamespace(**hybrid_fields(ModelConfig(hidden=64, heads=8, kv_heads=4, layers=2, pattern="G-")))
+    upstream = SimpleNamespace(**recurrent_fields(ModelConfig(hidden=64, heads=8, kv_heads=4, layers=2, pattern="G-")))
     sizes = sections(SimpleNamespace(gated_delta_rule=None, config=upstream), "in_proj.weight")
     assert sizes == (32, 32, 64, 64, 8, 8)  # query, key, value, gate, beta, alpha
     full = torch.arange(float(sum(sizes)))[:, None]
@@ -81,7 +81,7 @@ def test_shards_of_a_projection_hold_their_share_of_every_section() -> None:
 
 
 def test_mambas_sections_are_those_of_its_projection_and_convolution() -> None:
-    upstream = SimpleNamespace(**hybrid_fields(ModelConfig(layers=2, pattern="M-")))
+    upstream = SimpleNamespace(**recurrent_fields(ModelConfig(layers=2, pattern="M-")))
     mixer = SimpleNamespace(d_state=16, config=upstream)
     assert sections(mixer, "in_proj.weight") == (128, 128, 64, 64, 8)  # gate, value, B, C, dt
     assert sections(mixer, "conv1d_bias") == (128, 64, 64)
