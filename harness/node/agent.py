@@ -26,7 +26,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.errors import DiskFullError, InfrastructureError, InputError
 from harness.core.hardware.environment import AGENT
 from harness.core.hardware.gpu_slices import GpuSlices
-from harness.core.outcomes import Rejection
+from harness.core.outcomes import Missing, Rejection
 from harness.core.run.cell_result import CellResult
 from harness.core.run.events import CellFinished, CellStarted, Event, Failed, Finished, Gathered
 from harness.core.run.journal import Journal
@@ -40,6 +40,7 @@ from harness.node.coordination.job_start import work_order_of
 from harness.node.coordination.rendezvous import NodeResult
 from harness.node.node_agent import ANNOUNCING, Agent
 from harness.node.process import die_with, end_process, other_threads
+from harness.node.recording.absent import lacking_name
 
 LOOK_AHEAD = 64  # waiting cells that may start before one that does not fit; the configuration of each is read
 CLOCK_TOLERANCE_S = 5.0  # a larger offset to the leader's time stamp means that the clocks disagree
@@ -130,12 +131,10 @@ class Leader(Agent):
         return self.gpus.take(cell, config.device, config.layout.world_size)
 
     def _start(self, cell: str, number: int, config: CellConfig, attempt: AttemptDir) -> None:
-        from harness.node.refusals import refusal
-
         if attempt.result.exists():  # the job was requeued after the attempt had ended
             self.ended(cell, number, config, None)
             return
-        refused = refusal(config, self.node_share(config).size)
+        refused = self.lacking or self._refusal(config)
         if isinstance(refused, Rejection):
             self._write(attempt, cell, number, "rejected", refused.reason, refused)
             return
@@ -151,6 +150,17 @@ class Leader(Agent):
         ranks = config.layout.world_size
         self.note(CellStarted(cell=cell, attempt=number, ranks=ranks, threads=other_threads()))
         self.fork(cell, number, config, time.time() + config.deadline_s)
+
+    def _refusal(self, config: CellConfig) -> Rejection | Missing | None:
+        """Why the cell cannot run here; None when it can."""
+        try:
+            from harness.node.refusals import refusal
+
+            return refusal(config, self.node_share(config).size)
+        except Exception as error:
+            if lacking := lacking_name(error):
+                return lacking
+            raise
 
     def ended(self, cell: str, number: int, config: CellConfig, exit_code: int | None) -> None:
         self.gpus.release(cell)

@@ -17,6 +17,7 @@ from multiprocessing.process import BaseProcess
 
 from harness.core.cell.config import CellConfig
 from harness.core.errors import DriverError, InputError
+from harness.core.outcomes import Missing
 from harness.core.run import journal
 from harness.core.run.events import Event, Failed, Finished, Loaded, Started
 from harness.core.run.run_dir import AttemptDir, RunDir, text_of
@@ -29,6 +30,7 @@ from harness.node.coordination.heartbeat import HeartbeatWriter
 from harness.node.coordination.rendezvous import Abort, HeartbeatMonitor, NodeShare
 from harness.node.device.gpu_health import trouble_after
 from harness.node.load import load_plugins, loaded
+from harness.node.recording.absent import lacking_name
 
 KILL_GRACE_S = 20.0  # after a cell's deadline, before its whole process group is killed
 ANNOUNCING = frozenset({signal.SIGUSR1, signal.SIGUSR2})  # signals that announce the end of a job
@@ -41,6 +43,7 @@ class Agent(ABC):
     """What leader and followers share: one supervisor per cell, a journal, a heartbeat."""
 
     trouble = ""  # why no further cell may start on this node; the leader then ends the job
+    lacking: Missing | None = None  # what the stack does not have, so that no cell can run
     failed_nodes: tuple[str, ...] = ()  # hosts that the event Failed names
 
     def __init__(self, run: RunDir, allocation: str, node: int = 0, nodes: int = 1) -> None:
@@ -68,6 +71,10 @@ class Agent(ABC):
                 import_s = loaded()
             except DriverError as error:
                 self.report(str(error))
+            except (ImportError, AttributeError) as error:
+                self.lacking = lacking_name(error)
+                if self.lacking is None:
+                    raise
             begin = time.perf_counter()
             load_plugins(self.run)
             gc.freeze()  # else the first collection in every rank would write to, and so copy, all pages of the parent

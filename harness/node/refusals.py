@@ -9,6 +9,7 @@ from __future__ import annotations
 from harness.core.cell.config import CellConfig
 from harness.core.hardware.devices import place, unplaced
 from harness.core.outcomes import Missing, Rejection
+from harness.node.data_paths.packed_fields import unavailable_fields
 from harness.node.data_paths.table import ADAPTERS
 from harness.node.device.cuda_forks import forks_protected, gpu_table
 from harness.node.probe.model import attention_kinds, gpt, kernels
@@ -26,6 +27,7 @@ def refusal(config: CellConfig, ranks_here: int) -> Rejection | Missing | None:
         unavailable = adapter.unavailable(config) if adapter else None
         if not unavailable and config.trainer in TRAINERS:
             unavailable = TRAINERS[config.trainer].unavailable(config)
+        unavailable = unavailable or unavailable_fields(config)
         unavailable = unavailable or unavailable_adapters(config.model.peft)
         unavailable = unavailable or unavailable_vision(config)
     if unavailable:

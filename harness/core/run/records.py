@@ -311,6 +311,7 @@ class Failure:
     frames: list[str] = field(default_factory=list)  # innermost last, as core/frames.py renders them
     errno: str = ""  # name of the first system error in the exception's chain, e.g. "ESTALE"
     refused: str = ""  # arguments that upstream's parser or validation refused: node/recording/refusals.py
+    absent: str = ""  # name of upstream that the harness looked up: node/recording/absent.py
 
 
 @dataclass(kw_only=True)

@@ -4,7 +4,8 @@
    refusal of a tensor on a GPU is the harness's, which chose gloo.
 2. An error that only follows from the end of another rank proves nothing about this rank.
 3. An asynchronous kernel error, NaN or Inf is the code's: it may be raised in any frame.
-4. A failed import is unknown: the environment may lack the module. So is memory that the machine lacks, or a process
+4. A name that the harness looks up and the stack lacks is unknown: it may have been renamed. So is a failed import: the
+   environment may lack the module. So is memory that the machine lacks, or a process
    that something killed: others share the machine. So is a configuration that upstream's parser or validation refuses
    during set-up, since the harness or `args` chose it.
 5. Otherwise the innermost frame of the code under test or the harness decides. torch and the standard library own
@@ -52,6 +53,8 @@ def blame_of(failure: Failure, progress: Progress) -> Blame:
     if pattern.role == Role.CASCADE:
         row = table.UNREACHABLE if progress.leg == "start" else pattern
         return Blame(row, row.domain)
+    if failure.absent:
+        return Blame(table.ABSENT_NAME, Domain.UNKNOWN, frame)
     if failure.type in _IMPORTS:  # a gap in the environment proves nothing about what the code computes
         return Blame(table.IMPORT, Domain.UNKNOWN, frame)
     if pattern in _OF_THE_MACHINE and _ALLOCATOR not in failure.message:

@@ -115,8 +115,9 @@ def _ended(first: Ending, endings: list[Ending]) -> str:
         if first.failure is None:
             return f"{who} raised in the {first.at}: an exception"
         blame = blame_of(first.failure, first.progress)
-        refused = f"{first.failure.refused}: " if blame.pattern is table.CONFIGURATION and first.failure.refused else ""
-        raised = f"{who} raised in the {first.at}: {refused}{first.failure.type}: {first.failure.message}"
+        says = {table.CONFIGURATION: first.failure.refused, table.ABSENT_NAME: first.failure.absent}.get(blame.pattern)
+        words = [*([says] if says else []), first.failure.type, first.failure.message]
+        raised = f"{who} raised in the {first.at}: {': '.join(words)}"
         raised += f", at {blame.frame}" if blame.frame else ""
         if blame.domain == Domain.HARNESS:
             return f"{blame.pattern.title}, please report it with the log of rank {first.rank}: {raised}"

@@ -37,6 +37,14 @@ UNREACHABLE = Pattern(
     retry_advice=Retry.OTHER_NODES,
     advice="Check whether rank 0 started, and whether the other nodes can reach its node's address and port.",
 )
+ABSENT_NAME = Pattern(
+    name="absent-name",
+    title="name that the stack lacks",
+    domain=Domain.UNKNOWN,
+    role=Role.ROOT,
+    retry_advice=Retry.NEVER,
+    advice="Use a commit or release that has the name. If upstream has renamed it for good, the harness must follow.",
+)
 SETUP = Pattern(
     name="setup-error",
     title="ranks could not be set up",

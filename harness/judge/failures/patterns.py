@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from harness.judge.failures.ending_patterns import (
+    ABSENT_NAME,
     DEADLINE,
     FROZEN,
     HANG,
@@ -200,6 +201,7 @@ CLASSES: tuple[Pattern, ...] = (
     FROZEN,
     STALLED,
     UNREACHABLE,
+    ABSENT_NAME,
     SETUP,
     HARNESS_DEFECT,
     REPLACEMENT,
@@ -210,6 +212,7 @@ CLASSES: tuple[Pattern, ...] = (
 )
 
 __all__ = [
+    "ABSENT_NAME",
     "BOOT",
     "CANCELLED",
     "CLASSES",

@@ -1,4 +1,4 @@
-"""Import proof: the files from which the code under test was actually imported."""
+"""Imports the modules under test that ranks use, and records from which files they came."""
 
 from __future__ import annotations
 

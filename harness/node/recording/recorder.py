@@ -22,6 +22,7 @@ from harness.core.run.run_dir import AttemptDir, descriptor_of, needs_room, text
 from harness.core.run.states import LegName, Phase, RankEnd
 from harness.core.serialization import dumps, from_jsonable, loads
 from harness.core.text.secrets import redacted, secret_values
+from harness.node.recording.absent import absent_name
 from harness.node.recording.frames import errno_of, frames_of
 from harness.node.recording.refusals import refusal_of, words_of
 
@@ -140,6 +141,7 @@ class Recorder:
             frames=frames_of(error),
             errno=errno_of(error),
             refused=redacted(refusal_of(error), secrets)[:1000],
+            absent=redacted(absent_name(error), secrets)[:1000],
         )
         self.end("raised")
         return raised

@@ -63,6 +63,20 @@ stacks:
   fork: [{{python: {python}}}, {{checkout: {fork}, package: megatron-lm}}]
 matrix: {{stack: fork, packing: sft, train.seed: [1, 2, 3]}}
 """
+RENAMES = {  # stack -> old and new name, in all files
+    "module": ("packed_seq_params import", "packed_params import"),
+    "field": ("max_seqlen_q", "longest_q"),
+}
+NAMES = """\
+name: names
+model: {{layers: 2, hidden: 32, heads: 4, kv_heads: 2, ffn: 64, vocab: 64}}
+train: {{steps: 1, global_batch: 4, seq_length: 64}}
+checks: {{canaries: none}}
+stacks:
+  module: [{{python: {python}}}, {{checkout: {folder}/module, package: megatron-lm}}]
+  field: [{{python: {python}}}, {{checkout: {folder}/field, package: megatron-lm}}]
+matrix: {{stack: [module, field], packing: reference}}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -156,3 +170,26 @@ def test_what_a_script_does_around_its_call_of_the_model_is_under_test(tmp_path:
     assert all(cell["lanes"]["metadata"] == "pass" for cell in cells.values())
     checks = [{finding["check"] for finding in cells[seed]["findings"]} for seed in (2, 3)]
     assert "document_loss" in checks[0] and "mtp_loss" in checks[1], checks
+
+
+def test_cells_that_need_a_renamed_module_or_field_are_errors_that_name_it(tmp_path: Path) -> None:
+    for name, (old, new) in RENAMES.items():
+        for file in copied(tmp_path / name).rglob("*.py"):
+            file.write_text(file.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+        if name == "module":
+            core = tmp_path / name / "megatron" / "core"
+            (core / "packed_seq_params.py").rename(core / "packed_params.py")
+        committed(tmp_path / name)
+    done = harness("run", write_matrix(tmp_path, NAMES.format(folder=tmp_path, python=sys.executable)), cwd=tmp_path)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    report = json.loads((only_run(tmp_path / "reports") / "report.json").read_text())
+    found = {(one["axes"]["stack"], one["role"]): (one["outcome"], one["reason"]) for one in report["cells"]}
+    where = "looked for in the checkout"
+    for role in ("control", "cell"):
+        outcome, reason = found["module", role]
+        assert outcome == "ERROR" and f"has no megatron.core.packed_seq_params, {where} {tmp_path}/module" in reason
+        assert "harness/node/probe/imports.py needs it (Imports the modules under test" in reason
+    assert found["field", "control"][0] == "PASS"
+    outcome, reason = found["field", "cell"]
+    assert outcome == "ERROR" and f"PackedSeqParams.max_seqlen_q (rule stack.data_path), {where}" in reason

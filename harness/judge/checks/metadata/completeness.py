@@ -14,7 +14,7 @@ from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.endings import TRAINED
 from harness.judge.failures.cause import Cause
 from harness.judge.failures.pattern_row import Domain
-from harness.judge.failures.patterns import CONFIGURATION
+from harness.judge.failures.patterns import ABSENT_NAME, CONFIGURATION
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
@@ -43,5 +43,7 @@ def _fault_class(cause: Cause) -> str:
         return fault_classes.HARNESS
     if cause.failure_class.name == CONFIGURATION.name:
         return fault_classes.CONFIGURATION
+    if cause.failure_class.name == ABSENT_NAME.name:
+        return fault_classes.ABSENT_NAME
     outside = cause.domain == Domain.INFRASTRUCTURE or cause.ending.ended in ("killed", "missing")
     return fault_classes.INFRASTRUCTURE if outside else fault_classes.UNKNOWN

@@ -1,0 +1,89 @@
+"""Names of upstream that the harness looks up and the stack does not have, as after a rename in a checkout.
+
+| looked up by | recognised by |
+|---|---|
+| an import | the module and the name of the ImportError |
+| an attribute of a module, a class or an object | the object of the AttributeError |
+| a keyword argument | the function that the TypeError names |
+
+Only the harness's own look-ups count, which say nothing about what the code computes. One of upstream's is its own
+error. A project that is not installed at all is a gap in the environment.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from types import ModuleType
+
+from harness.core.frames import CODE_PACKAGES, HARNESS, KERNEL, deciding
+from harness.core.outcomes import STACK_UNDER_TEST, Missing, Rejection
+from harness.core.upstream import DISTRIBUTIONS
+from harness.node.data_paths.lookup import checked_out, is_installed, release
+from harness.node.recording.frames import frames_of
+
+_NAME = re.compile(r"cannot import name '(?P<name>\w+)' from '[\w.]+' \((?!most likely)")
+_ARGUMENT = re.compile(r"(?P<function>[A-Za-z_][\w.]*)\(\) got an unexpected keyword argument '(?P<name>\w+)'")
+
+
+def absent_name(error: BaseException) -> str:
+    """What is absent, in which stack, and what in the harness needs it; empty for any other error."""
+    owner, frame = deciding(frames_of(error))
+    module, name = _looked_up(error)
+    top = module.partition(".")[0]
+    if owner not in (HARNESS, KERNEL) or top not in CODE_PACKAGES or not is_installed(top):
+        return ""
+    file = frame.partition(":")[0]
+    root = next((root for root in DISTRIBUTIONS.values() if f"{module}.".startswith(f"{root}.")), "megatron.core")
+    folder = checked_out(root)
+    where = f", looked for in the checkout {folder}" if folder else ""
+    return f"{release(root)} has no {name}{where}; {file} needs it ({_purpose(error, file)})"
+
+
+def lacking_name(error: BaseException) -> Missing | None:
+    """The verdict on cells that need an absent name; None for any other error."""
+    reason = absent_name(error)
+    if not reason:
+        return None
+    how = "if that code is too old or too new for the cell, list it under `may_reject` of the matrix"
+    rejection = Rejection(rule="stack.data_path", reason=reason, source=STACK_UNDER_TEST)
+    return Missing(reason=f"{reason}; {how}", rejection=rejection)
+
+
+def _looked_up(error: BaseException) -> tuple[str, str]:
+    """The module that was asked, and what it has not, e.g. "megatron.core.utils.get_batch"; "" for other errors."""
+    text = str(error)
+    if isinstance(error, ModuleNotFoundError):
+        return error.name or "", error.name or ""
+    if isinstance(error, ImportError):
+        found = _NAME.match(text)
+        return (error.name or "", f"{error.name}.{found['name']}") if found else ("", "")
+    if isinstance(error, AttributeError):
+        asked = error.obj
+        if isinstance(asked, ModuleType):
+            return asked.__name__, f"{asked.__name__}.{error.name}"
+        kind = asked if isinstance(asked, type) else type(asked)
+        return kind.__module__, f"{kind.__module__}.{kind.__qualname__}.{error.name}"
+    if isinstance(error, TypeError) and (found := _ARGUMENT.match(text)):
+        module = _module_of(found["function"])
+        return module, f"argument {found['name']} of {module}.{found['function'].removesuffix('.__init__')}"
+    return "", ""
+
+
+def _module_of(function: str) -> str:
+    """The module under test that defines a function or method, by its qualified name; empty for none."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] not in CODE_PACKAGES:
+            continue
+        first = vars(module).get(function.partition(".")[0])
+        if first is not None and getattr(first, "__module__", "") == name:
+            return name
+    return ""
+
+
+def _purpose(error: BaseException, file: str) -> str:
+    """The first sentence of the docstring of the harness's file that looked the name up, innermost."""
+    own = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename.endswith(file)]
+    doc = str(own[-1].f_globals.get("__doc__") or "") if own else ""
+    return re.split(r"\.(?:\s|$)", doc.strip(), maxsplit=1)[0].replace("\n", " ")

@@ -1,0 +1,212 @@
+"""Every name of upstream that the harness looks up, as its source shows, renamed in turn."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib.util
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import megatron.core
+import megatron.core.packed_seq_params as upstream
+import pytest
+
+import harness.node
+from harness.core.frames import CODE_PACKAGES
+from harness.core.outcomes import Missing, Rejection
+from harness.core.run.records import Failure, Progress
+from harness.judge.failures.blame import blame_of
+from harness.node.data_paths import packed_fields
+from harness.node.recording.absent import absent_name, lacking_name
+from harness.node.recording.frames import frames_of
+from harness.node.trainers import wrappers
+from tests.node.conftest import config
+
+FOLDER = Path(str(harness.node.__file__)).parent
+OWN = ("faults",)  # count as code under test
+WRAPPED = {  # folder -> a module that its trainer wraps
+    "trainers/megatron": "megatron.training.training",
+    "trainers/bridge": "megatron.bridge.training.train",
+    "trainers/skyrl": "skyrl.backends.skyrl_train",
+}
+
+
+class LookUp(NamedTuple):
+    file: str  # below harness/node
+    module: str
+    name: str  # empty: the module is imported
+
+
+def test_all_kinds_of_look_ups_are_found() -> None:
+    assert {
+        LookUp("probe/imports.py", "megatron.core.packed_seq_params", ""),
+        LookUp("data_paths/reference.py", "megatron.core.packed_seq_params", "PackedSeqParams"),
+        LookUp("data_paths/sft/wheel.py", "megatron.core.utils", "get_batch_on_this_tp_rank"),
+        LookUp("data_paths/sft/checkout.py", "megatron.training.arguments", "parse_args"),
+        LookUp("probe/model/gpt.py", "megatron.core.parallel_state", "initialize_model_parallel"),
+        LookUp("trainers/megatron/attach.py", "megatron.training.training", "train_step"),
+        LookUp("trainers/bridge/attach.py", "megatron.bridge.training.train", "training_log"),
+        LookUp("trainers/bridge/files.py", "megatron.bridge.data.builders.gpt_sft", "GPTSFTDatasetBuilder"),
+    } <= set(LOOK_UPS)
+
+
+def look_ups() -> Iterator[LookUp]:
+    from harness.node.probe.imports import WARM_MODULES
+
+    yield from (LookUp("probe/imports.py", name, "") for name in WARM_MODULES if under_test(name))
+    for file in sorted(FOLDER.rglob("*.py")):
+        path = str(file.relative_to(FOLDER))
+        if not path.startswith(OWN):
+            for module, name in looked_up(ast.parse(file.read_text()), WRAPPED.get(path.rpartition("/")[0], "")):
+                yield LookUp(path, module, name)
+
+
+def looked_up(tree: ast.AST, wrapped: str) -> Iterator[tuple[str, str]]:
+    """(module, name) of imports, of attributes of imported modules, and of what a trainer's module wraps."""
+    everywhere = dict(aliases(node for node in getattr(tree, "body", [])))
+    for scope in [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))]:
+        known = everywhere if scope is tree else {**everywhere, **dict(aliases(ast.walk(scope)))}
+        parameters = {one.arg for one in scope.args.args} if isinstance(scope, ast.FunctionDef) else set()
+        for node in ast.walk(scope):
+            if isinstance(node, ast.ImportFrom) and under_test(node.module or ""):
+                yield from ((str(node.module), one.name) for one in node.names)
+            if isinstance(node, ast.Import):
+                yield from ((one.name, "") for one in node.names if under_test(one.name))
+            if module := imported(node):
+                yield module, ""
+            if isinstance(node, ast.Attribute) and not node.attr.startswith("__"):
+                owner = ast.unparse(node.value)
+                yield from [(known[owner], node.attr)] if owner in known and owner not in parameters else []
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.wrap":
+                yield wrapped, ast.literal_eval(node.args[1])
+
+
+def aliases(nodes: Any) -> Iterator[tuple[str, str]]:
+    """(name in the harness, module of upstream)."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from ((one.asname, one.name) for one in node.names if one.asname and under_test(one.name))
+        if isinstance(node, ast.ImportFrom) and node.module == "megatron.core":
+            below = [(one.name, f"megatron.core.{one.name}") for one in node.names]
+            yield from ((name, module) for name, module in below if importlib.util.find_spec(module))
+        if isinstance(node, ast.Assign | ast.AnnAssign) and (module := imported(node.value)):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            yield ast.unparse(target), module
+
+
+def imported(node: ast.AST | None) -> str:
+    """The module of importlib.import_module("module")."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        module = getattr(node.args[0], "value", "")
+        return module if isinstance(module, str) and under_test(module) else ""
+    return ""
+
+
+def under_test(module: str) -> bool:
+    top, _, below = module.partition(".")
+    return bool(below) and top in CODE_PACKAGES  # a project that is not there at all is a gap in the environment
+
+
+LOOK_UPS = sorted(set(look_ups()))
+
+
+@pytest.mark.parametrize("one", LOOK_UPS, ids=lambda one: f"{one.file}:{one.module}:{one.name}")
+def test_a_name_that_the_harness_looks_up_is_named_when_it_is_absent(
+    one: LookUp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = one.module.split(".")
+    for count in range(1, len(parts) + 1):
+        made: Any = ModuleType(".".join(parts[:count]))
+        made.__path__ = []
+        monkeypatch.setitem(sys.modules, made.__name__, made)
+    monkeypatch.delitem(sys.modules, f"{one.module}.{one.name}" if one.name else one.module, raising=False)
+    for statement in (f"from {one.module} import {one.name}", f"import {one.module} as m; m.{one.name}"):
+        error = raised(one.file, statement if one.name else f"import {one.module}")
+        said = absent_name(error)
+        assert f" has no {'.'.join(filter(None, (one.module, one.name)))}; harness/node/{one.file} needs it (" in said
+        verdict = lacking_name(error)
+        assert verdict is not None and verdict.rejection is not None and "may_reject" in verdict.reason
+        failure = Failure(
+            type=type(error).__name__,
+            message=str(error),
+            traceback="",
+            time=0.0,
+            frames=frames_of(error),
+            absent=said,
+        )
+        assert blame_of(failure, Progress(leg="training"))[:2] == blame_of(failure, Progress())[:2]
+        assert blame_of(failure, Progress()).pattern.name == "absent-name"
+
+
+def raised(file: str, statement: str, **names: Any) -> Exception:
+    """What a statement raises as if it were in a file of the harness."""
+    with pytest.raises(Exception) as caught:
+        exec(compile(statement, str(FOLDER / file), "exec"), {"__doc__": "Why it is needed. More.", **names})
+    return caught.value
+
+
+def test_a_trainer_s_function_is_named_by_what_wraps_it() -> None:
+    trainer = ModuleType("megatron.training.training")
+    with pytest.raises(AttributeError) as caught:
+        wrappers.Wrappers.wrap(object.__new__(wrappers.Wrappers), trainer, "train_step", print)
+    purpose = "Wrappers around functions of an upstream trainer, from which a rank's record is written"
+    assert f"training.train_step; harness/node/trainers/wrappers.py needs it ({purpose})" in absent_name(caught.value)
+
+
+def test_attributes_of_objects_and_arguments_are_names_too() -> None:
+    params = upstream.PackedSeqParams()
+    told = absent_name(raised("data_paths/scored.py", "params.longest", params=params))
+    assert "has no megatron.core.packed_seq_params.PackedSeqParams.longest; harness/node/data_paths/scored.py" in told
+    told = absent_name(raised("data_paths/scored.py", "make(longest=1)", make=upstream.PackedSeqParams))
+    assert "has no argument longest of megatron.core.packed_seq_params.PackedSeqParams; " in told
+    assert "(Why it is needed)" in told
+
+
+@pytest.mark.parametrize(
+    ("file", "statement"),
+    [
+        ("data_paths/scored.py", "import no_such_package"),  # a gap in the environment
+        ("data_paths/scored.py", "import nemo_rl.algorithms"),  # not installed
+        ("data_paths/scored.py", "None.name"),
+        ("data_paths/scored.py", "params.name"),  # an object of the harness
+        ("data_paths/scored.py", "{}['name']"),
+        ("../../site-packages/megatron/core/utils.py", "import megatron.core.renamed"),  # upstream's own
+    ],
+)
+def test_other_errors_are_no_absent_names(file: str, statement: str) -> None:
+    error = raised(file, statement, params=config())
+    assert absent_name(error) == "" and lacking_name(error) is None
+
+
+FIELDS = [*packed_fields._READ, *packed_fields._SET]
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("checkout", [True, False])
+def test_a_field_of_packed_seq_params_that_is_absent_is_named(
+    field: str, checkout: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    others = [name for name in FIELDS if name != field]
+    monkeypatch.setattr(upstream, "PackedSeqParams", dataclasses.make_dataclass("PackedSeqParams", others))
+    monkeypatch.setattr("megatron.core.package_info.MINOR", 20)
+    if checkout:
+        monkeypatch.setattr(megatron.core, "__file__", str(tmp_path / "megatron" / "core" / "__init__.py"))
+    found = packed_fields.unavailable_fields(config())
+    assert isinstance(found, Missing if checkout else Rejection)
+    assert f"has no megatron.core.packed_seq_params.PackedSeqParams.{field}" in found.reason
+    assert packed_fields.unavailable_fields(config("unpacked")) is None
+    assert (packed_fields.unavailable_fields(config("sft")) is None) == (field in packed_fields._SET)
+
+
+def test_a_field_may_be_absent_from_commits_before_the_release_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream, "PackedSeqParams", dataclasses.make_dataclass("PackedSeqParams", packed_fields._READ))
+    wanted = partial(packed_fields.unavailable_fields, config())
+    monkeypatch.setattr("megatron.core.package_info.MINOR", 17)
+    assert wanted() is None
+    monkeypatch.setattr("megatron.core.package_info.MINOR", 18)
+    assert "total_tokens" in str(wanted()) and "pad_between_seqs" not in str(wanted())
