@@ -41,7 +41,8 @@ def earlier_report() -> Report:
     """The sample report a day earlier: the cell without metadata passed, another failed, one did not exist."""
     report = replace(sample_report(), run_id="smoke-20260821T101530Z-11aa")
     whole = [replace(view, state="ok", ended="completed") for view in cell_of(report, "tp2-pp4-cp1-sft").ranks]
-    fixed = {"lanes": lanes(), "findings": [], "failure": None, "ranks": whole}
+    curve = cell_of(report, "tp2-pp1-cp1-sft").curve
+    fixed = {"lanes": lanes(), "findings": [], "failure": None, "ranks": whole, "curve": curve}
     report = changed(report, "tp2-pp4-cp1-sft", outcome=Outcome.PASS, **fixed)
     broken = cell_of(report, "tp1-pp2-cp2-reference")
     report = changed(report, "tp2-pp2-cp1-sft", outcome=Outcome.FAIL, lanes=broken.lanes, findings=broken.findings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Annotated, Any
@@ -118,6 +119,21 @@ class Selection:
         return f"covering {self.strength}: {cells} {self.covered} of {self.possible} {tuples}{note}"
 
 
+def circular(controls: Mapping[str, str | None]) -> str | None:
+    """The first of `controls`, cell -> control, that is its own control, directly or through others."""
+    sound: set[str | None] = {None}
+    for cell in controls:
+        chain: dict[str, None] = {}
+        above: str | None = cell
+        while above is not None and above not in sound and above in controls:
+            if above in chain:
+                return above
+            chain[above] = None
+            above = controls[above]
+        sound.update(chain)
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Expansion:
     cells: tuple[PlannedCell, ...]
@@ -128,18 +144,7 @@ class Expansion:
     @property
     def circular(self) -> str | None:
         """The id of a cell that is its own control, directly or through others; None in a sound plan."""
-        control = {cell.id: cell.control for cell in self.cells}
-        sound: set[str | None] = {None}
-        for cell in self.cells:
-            chain: dict[str, None] = {}
-            above: str | None = cell.id
-            while above is not None and above not in sound and above in control:
-                if above in chain:
-                    return above
-                chain[above] = None
-                above = control[above]
-            sound.update(chain)
-        return None
+        return circular({cell.id: cell.control for cell in self.cells})
 
     @property
     def controls_first(self) -> list[PlannedCell]:

@@ -16,6 +16,8 @@ from harness.core.tolerances import Bound, NoiseFloor
 from harness.judge.failures.pattern_row import Domain, Retry, Role
 
 _MOST_FAULTS = 3  # that are named
+NOT_JUDGED = "not judged"  # in the origin of the bound of a ratio that is only shown
+EARLIER_RUNS = "over earlier runs"  # the ratio whose verdict its interval alone does not decide
 REPORT_VERSION = 2  # schema_version of report.json; in 1, provenance had its stacks as prose
 
 

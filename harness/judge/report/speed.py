@@ -23,12 +23,14 @@ from harness.judge.evidence.timings import (
     times_of,
 )
 from harness.judge.failures.out_of_memory import memory_limit
-from harness.judge.report.model import LoadRate, Throughput, TimedRatio
+from harness.judge.report.model import EARLIER_RUNS, NOT_JUDGED, LoadRate, Throughput, TimedRatio
 from harness.judge.stats.paired import PairedRatio, paired_ratio
 
 FULL_ROWS = "packed per real token over full rows per slot"
-FULL_BOUND = Bound(value=1 / 0.9, unit="factor", origin="nine tenths of the tokens per second of full rows; not judged")
-FUSION_BOUND = Bound(value=1.1, unit="factor", origin="shown, not judged")
+FULL_BOUND = Bound(
+    value=1 / 0.9, unit="factor", origin=f"nine tenths of the tokens per second of full rows; {NOT_JUDGED}"
+)
+FUSION_BOUND = Bound(value=1.1, unit="factor", origin=f"shown, {NOT_JUDGED}")
 
 
 def throughput(evidence: CellEvidence) -> Throughput:
@@ -197,7 +199,7 @@ def _over_history(evidence: CellEvidence) -> list[TimedRatio]:
     verdict = "slower" if compared.slower(bound.value) else "no difference"
     return [
         TimedRatio(
-            what="over earlier runs",
+            what=EARLIER_RUNS,
             median=compared.ratio,
             low=compared.low,
             high=compared.high,

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from harness.app.cli import main
+from harness.core.cell.layout import Coordinates, Layout
 from harness.core.outcomes import Finding, KnownFailure, Lane, LaneVerdict, Outcome
-from harness.judge.report.model import RankView, Report, Weight
+from harness.judge.report.model import RankView, Report, ReportRejected, Weight
 from harness.judge.report.render_json import render_json
 from tests.sample_report import lanes, passing_report
 from tests.two_runs import cell_of, changed, decided, earlier_report, later_report
@@ -52,6 +53,10 @@ def test_the_latest_run_against_a_kept_report(capsys: pytest.CaptureFixture[str]
 
 
 PASSED, FAILED = "tp1-pp1-cp1-sft", "tp1-pp2-cp2-reference"
+TWO, UNDECIDED = "tp2-pp1-cp1-sft", "tp2-pp2-cp2-sft"
+BF16 = "tp1-pp1-cp1-sft-bf16-0badcafe"
+NOISY: dict[str, Any] = {"canaries": {"isolation": "ran", "noise": "ran"}, "reproduce": ""}
+RANK_0 = Coordinates(tp=0, cp=0, dp=0, pp=0)
 ERROR = Finding(lane=Lane.NUMERICS, check="loss", message="m")
 
 
@@ -61,6 +66,47 @@ def _weight(**changes: Any) -> Weight:
 
 def _rank(report: Report, **changes: Any) -> RankView:
     return replace(cell_of(report, PASSED).ranks[0], **changes)
+
+
+def _ranks(report: Report, **changes: Any) -> list[RankView]:
+    first, second = cell_of(report, TWO).ranks
+    return [first, replace(second, **changes)]
+
+
+def _all(report: Report, **changes: Any) -> Report:
+    return replace(report, cells=[replace(cell, **changes) for cell in report.cells])
+
+
+def _curve(report: Report, **changes: Callable[[list[float]], list[float]]) -> Report:
+    curve = cell_of(report, PASSED).curve
+    changed_lists: dict[str, Any] = {name: change(getattr(curve, name)) for name, change in changes.items()}
+    return _with(report, PASSED, curve=replace(curve, **changed_lists))
+
+
+def _by_control(report: Report, **changes: Any) -> Report:
+    return _with(report, PASSED, evidence=_weight(reference="the control"), **changes)
+
+
+def _undecided_control(report: Report) -> Report:
+    name = report.cells[0].id
+    return _with(report, name, outcome=Outcome.ERROR, lanes=dict.fromkeys(Lane, LaneVerdict.SKIP), reason="lost a node")
+
+
+def _canaries(report: Report, **states: str) -> Report:
+    return _with(report, TWO, canaries={**cell_of(report, TWO).canaries, **states})
+
+
+def _rejected(report: Report, **changes: Any) -> list[ReportRejected]:
+    return [replace(report.rejected[0], **changes), *report.rejected[1:]]
+
+
+def _speed(report: Report, **changes: Any) -> Report:
+    return _with(report, PASSED, throughput=replace(cell_of(report, PASSED).throughput, **changes))
+
+
+def _ratio(report: Report, **changes: Any) -> Report:
+    (ratio,) = cell_of(report, PASSED).throughput.ratios
+    return _speed(report, ratios=[replace(ratio, **changes)])
 
 
 def _with(report: Report, name: str, **changes: Any) -> Report:
@@ -100,6 +146,44 @@ def _with(report: Report, name: str, **changes: Any) -> Report:
         (
             lambda one: replace(one, faults=["seam"], rejected=[], counts={**one.counts, Outcome.REJECTED: 0}),
             "['seam']",
+        ),
+        (lambda one: _with(one, PASSED, control=cell_of(one, PASSED).id), "is its own control"),
+        (lambda one: _with(one, PASSED, group="bf16"), "its group is bf16, that of its control documents-3f2a-fp32"),
+        (lambda one: _with(one, PASSED, role="control"), "its role is control, and it is from line 12 of the matrix"),
+        (lambda one: _all(one, role="control", line=None), "it has no problems, but no cell under test passed"),
+        (lambda one: _curve(one, control_loss=lambda all: [3 * value for value in all]), "its loss of step 0 is 4.8"),
+        (lambda one: _curve(one, control_loss=lambda all: [*all[:-1], 9.0]), "its loss of step 3 is 4.28"),
+        (lambda one: _curve(one, grad_norm=lambda all: [1e9, *all[1:]]), "its gradient norm of step 0 is 1e+09"),
+        (lambda one: _curve(one, loss=lambda all: all[:1]), "has 1 values of the loss, and it trained 4 steps"),
+        (
+            lambda one: _curve(one, control_loss=lambda _: []),
+            "0 values of its reference's loss, compared with the orac",
+        ),
+        (lambda one: _with(one, PASSED, evidence=_weight(steps=5)), "has 4 values of the loss, and it trained 5 steps"),
+        (lambda one: _with(one, PASSED, evidence=_weight(reference="")), "reference's loss, compared with nothing"),
+        (lambda one: _by_control(one, control=None), "compared with the control, and its control has no evidence"),
+        (lambda one: _by_control(_undecided_control(one)), "compared with the control, which is ERROR"),
+        (lambda one: _by_control(later_report()), "is PASS, but its control has another curve"),
+        (lambda one: _canaries(one, padding="did not end"), "is PASS, but canary padding did not end"),
+        (lambda one: _canaries(one, padding="missed"), "it completed 5 legs, and 1 of its 2 canaries ran"),
+        (lambda one: _with(one, TWO, ranks=_ranks(one, place=RANK_0)), "rank 1 is at stage 0, tp 0, cp 0, dp 0, by it"),
+        (lambda one: _with(one, TWO, ranks=cell_of(one, TWO).ranks[:1]), "it has ranks 0, its layout 2"),
+        (lambda one: _with(one, TWO, layout=Layout(tp=2, dp=2, sp=True), axes={}), "its layout is tp2-pp1-cp1-dp2"),
+        (lambda one: _with(one, PASSED, axes={"dtype": "bf16"}), "its dtype is bf16, which its id does not have"),
+        (lambda one: _with(one, PASSED, id=BF16, reproduce=""), "its dtype is fp32, by its id it is bf16"),
+        (
+            lambda one: _with(one, PASSED, id=BF16, axes={"dtype": "bf16"}, **NOISY),
+            "noise of its dtype is not in the re",
+        ),
+        (lambda one: _with(one, PASSED, reason="lost a node"), "is PASS, but it has a reason: lost a node"),
+        (lambda one: _with(one, UNDECIDED, reason=""), "is ERROR, but no reason is given"),
+        (lambda one: replace(one, rejected=_rejected(one, rule="", rejections=[])), "but no rule and reason are given"),
+        (lambda one: replace(one, rejected=_rejected(one, reason="other")), "is not the first that rejects it"),
+        (lambda one: _ratio(one, verdict="faster"), "0.96 to 1.05 in 7 rounds), bound 4: faster, but no difference fo"),
+        (lambda one: _ratio(one, median=9.0, low=8.0, high=9.9, verdict="slower"), "documents over 4 is 9 times"),
+        (
+            lambda one: _speed(one, step_times_s=[1.0, 2.0, 3.0]),
+            "its median step took 0.031 s, its steps [1.0, 2.0, 3.0]",
         ),
         (lambda one: _with(one, FAILED, lanes=lanes()), "is FAIL, but no lane failed"),
         (lambda one: _with(one, FAILED, lanes={Lane.NUMERICS: LaneVerdict.FAIL}), "it has no lane metadata"),

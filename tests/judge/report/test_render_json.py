@@ -55,7 +55,7 @@ def test_nan_and_infinity_survive(broken_report: Report) -> None:
         lane=Lane.NUMERICS, check="finiteness", message="m", measured=math.nan, bound=math.inf, where={"x": -math.inf}
     )
     finding = replace(finding, severity=Severity.WARNING)
-    cell = replace(broken_report.cells[0], findings=[finding])
+    cell = replace(broken_report.cells[0], role="cell", findings=[finding])
     text = render_json(decided(replace(broken_report, cells=[cell])))
     json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     [back] = read_report(text).cells[0].findings
