@@ -232,8 +232,9 @@ class Follower(Agent):
         same_clock = abs(now - begun) < CLOCK_TOLERANCE_S
         ranks = self.node_share(config).size
         self.note(CellStarted(cell=cell, attempt=number, ranks=ranks, threads=other_threads()))
-        if self.trouble:  # which the leader had not read yet
-            self._give_up(cell, number, config, f"node {self.node}: {self.trouble}")
+        trouble = self.lacking.reason if self.lacking else self.trouble  # which the leader had not read yet
+        if trouble:
+            self._give_up(cell, number, config, f"node {self.node}: {trouble}")
             return
         self.fork(cell, number, config, (begun if same_clock else now) + config.deadline_s)
 

@@ -116,7 +116,7 @@ def _ended(first: Ending, endings: list[Ending]) -> str:
             return f"{who} raised in the {first.at}: an exception"
         blame = blame_of(first.failure, first.progress)
         says = {table.CONFIGURATION: first.failure.refused, table.ABSENT_NAME: first.failure.absent}.get(blame.pattern)
-        words = [*([says] if says else []), first.failure.type, first.failure.message]
+        words = [*([says] if says and says != first.failure.message else []), first.failure.type, first.failure.message]
         raised = f"{who} raised in the {first.at}: {': '.join(words)}"
         raised += f", at {blame.frame}" if blame.frame else ""
         if blame.domain == Domain.HARNESS:

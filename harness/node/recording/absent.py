@@ -5,6 +5,7 @@
 | an import | the module and the name of the ImportError |
 | an attribute of a module, a class or an object | the object of the AttributeError |
 | a keyword argument | the function that the TypeError names |
+| UnknownNameError | the other way round: upstream asks the harness for a name that it does not know |
 
 Only the harness's own look-ups count, which say nothing about what the code computes. One of upstream's is its own
 error. A project that is not installed at all is a gap in the environment.
@@ -27,8 +28,14 @@ _NAME = re.compile(r"cannot import name '(?P<name>\w+)' from '[\w.]+' \((?!most 
 _ARGUMENT = re.compile(r"(?P<function>[A-Za-z_][\w.]*)\(\) got an unexpected keyword argument '(?P<name>\w+)'")
 
 
+class UnknownNameError(Exception):
+    """Upstream asks the harness for a name that it does not know; the text says which, and why."""
+
+
 def absent_name(error: BaseException) -> str:
     """What is absent, in which stack, and what in the harness needs it; empty for any other error."""
+    if isinstance(error, UnknownNameError):
+        return str(error)
     owner, frame = deciding(frames_of(error))
     module, name = _looked_up(error)
     top = module.partition(".")[0]

@@ -17,6 +17,7 @@ import torch
 from harness.core.cell.config import CellConfig
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.lookup import Unavailable, module_unavailable
+from harness.node.data_paths.stub import ModelStub
 
 
 def missing(*modules: str) -> Unavailable:
@@ -74,7 +75,8 @@ class BridgeStep:
         """The next micro-batch as upstream passes it to the model, with the loss mask of upstream's loss function."""
         vp_stage = chunk if self.context.config.layout.vpp > 1 else None
         model = CalledModel(self.sizes, vp_stage, embeds=self.context.is_first(chunk))
-        _, loss = self.forward_step(self.state, iterator, model)
+        with model.called_by(f"{self.forward_step.__module__}.forward_step"):
+            _, loss = self.forward_step(self.state, iterator, model)
         mask = loss.args[0]
         return Batch(
             tokens=model.given["input_ids"],
@@ -85,7 +87,7 @@ class BridgeStep:
         )
 
 
-class CalledModel:
+class CalledModel(ModelStub):
     """A stub of the model that records its arguments. Process groups are Megatron's own."""
 
     def __init__(self, config: Any, vp_stage: int | None, *, embeds: bool = True) -> None:

@@ -33,7 +33,8 @@ class VisionStep(BridgeStep):
     def whole(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
         """The next micro-batch as the language model gets it, and as the step passes it to the model."""
         called = _CalledVision(self.model, self.sizes, embeds=self.context.is_first(chunk))
-        _, loss = self.forward_step(self.state, iterator, called)
+        with called.called_by(f"{self.forward_step.__module__}.forward_step"):
+            _, loss = self.forward_step(self.state, iterator, called)
         mask, given = loss.args[0], self.model.language_model.given
         embedded = given["decoder_input"]
         return Batch(

@@ -30,6 +30,7 @@ from harness.core.outcomes import Missing
 from harness.core.upstream import why_unsupported
 from harness.node.data_paths.base import Batch, RankContext, batch_given
 from harness.node.data_paths.lookup import Unavailable, checked_out, module_unavailable, not_in_release, release
+from harness.node.data_paths.stub import ModelStub
 
 
 def find() -> Path | None:
@@ -88,7 +89,8 @@ class Checkout:
 
     def batch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
         model = _Called(chunk if self.context.config.layout.vpp > 1 else None)
-        _, mask, loss = self.forward_step(iterator, model)
+        with model.called_by(f"{script(self.context.config)}.forward_step"):
+            _, mask, loss = self.forward_step(iterator, model)
         return replace(batch_given(model.given), loss_mask=mask, loss=loss)
 
     def forward_step(self, iterator: Iterator[Any] | None, model: Any) -> tuple[Tensor, Tensor, Any]:
@@ -98,7 +100,7 @@ class Checkout:
         return output, mask, lambda mask, losses: loss.func(mask, *rest, losses, **loss.keywords)
 
 
-class _Called:
+class _Called(ModelStub):
     """A stub of the model that records the arguments of forward_step; its signature is that of GPTModel.forward."""
 
     def __init__(self, vp_stage: int | None) -> None:

@@ -11,11 +11,13 @@ from typing import Any
 
 import megatron.core
 import pytest
+from megatron.core.utils import get_attr_wrapped_model
 
 from harness.core.cell.model import ModelConfig, MtpConfig
 from harness.core.outcomes import Missing
 from harness.node.data_paths.sft import checkout as sft_checkout
 from harness.node.data_paths.sft import data_path as sft
+from harness.node.recording.absent import UnknownNameError, absent_name
 from harness.node.trainers.megatron.trainer import MegatronTrainer
 from tests.node.conftest import config
 
@@ -110,6 +112,20 @@ def test_the_command_line_names_the_layout_and_is_restored() -> None:
     with sft_checkout.command_line(flags):
         assert sys.argv == ["pretrain_gpt.py", *flags]
     assert sys.argv is kept
+
+
+def test_a_name_that_the_script_reads_of_the_model_and_the_stub_lacks_is_no_failure_of_upstream() -> None:
+    """As in a fork that has renamed vp_stage."""
+    path = object.__new__(sft_checkout.Checkout)
+    path.context = SimpleNamespace(config=config("sft"))  # type: ignore[assignment]
+    path.upstream = SimpleNamespace(forward_step=lambda _, model: get_attr_wrapped_model(model, "virtual_stage"))
+    with pytest.raises(UnknownNameError) as caught:
+        path.batch(None, 0)
+    said = "pretrain_gpt.forward_step reads virtual_stage of the model, and the harness's stub of it"
+    assert absent_name(caught.value).startswith(said) and "has only vp_stage" in str(caught.value)
+    path.upstream = SimpleNamespace(forward_step=lambda _, model: getattr(model, "module", None) or {}["labels"])
+    with pytest.raises(KeyError):
+        path.batch(None, 0)
 
 
 def test_a_forward_step_that_passes_no_packed_params_hands_over_none() -> None:
