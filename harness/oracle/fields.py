@@ -1,4 +1,6 @@
-"""Fields of upstream's configurations: what the oracle reads of them, which it may ignore, and which it does not model.
+"""Fields of upstream's configurations: what the oracle reads of them, and which it does not model.
+
+It may ignore those that core/cell/built.py lists.
 
 Values are text, as ranks record them (core/run/records.py BuiltSeen): of a configuration those that differ from
 megatron-core's defaults, of a constructor all. `uncovered` names the fields for which the oracle would not compute what
@@ -57,6 +59,7 @@ MODELLED: dict[str, dict[str, Modelled]] = {
         "attention_dropout": Modelled("0.1", ("0.0",)),
         "calculate_per_token_loss": Modelled("false"),
         "params_dtype": _only("torch.float32", "torch.bfloat16"),
+        "bf16": _only("false", "true"),
         "rotary_interleaved": Modelled("false"),
         "qk_layernorm": Modelled("false"),
         "window_size": Modelled("null"),
@@ -115,7 +118,7 @@ MODELLED: dict[str, dict[str, Modelled]] = {
         "mtp_block_spec": _only("null"),  # recorded where there is none: a spec is no plain value
         "pg_collection": _only("null"),  # likewise
     },
-    "ddp": {},
+    "ddp": {"grad_reduce_in_fp32": _only("false", "true")},
     "optimizer": {
         "optimizer": _only('"adam"'),
         "lr": Modelled("null"),
@@ -126,29 +129,24 @@ MODELLED: dict[str, dict[str, Modelled]] = {
         "decoupled_weight_decay": Modelled("true"),
         "clip_grad": Modelled("1.0"),
         "params_dtype": _only("torch.float32", "torch.bfloat16"),
+        "bf16": _only("false", "true"),
     },
 }
 
-# Besides those that may differ between a cell and its control (core/cell/built.py): why -> fields.
-HARMLESS: dict[str, tuple[str, ...]] = {
-    "rounding alone: a bound for the dtype covers it": (
-        "bf16",
-        "attention_softmax_in_fp32",
-        "apply_query_key_layer_scaling",  # scores are divided by the number of the layer, and then multiplied by it
+# What the oracle does not compute: why -> fields. At their defaults none of them matters.
+NOT_MODELLED: dict[str, tuple[str, ...]] = {
+    "other rounding than that of the cell's dtype, by which bounds were measured": (
         "disable_bf16_reduced_precision_matmul",
         "enable_autocast",
         "fp32_residual_connection",
         "moe_router_dtype",
         "logit_dtype",
-        "grad_reduce_in_fp32",
         "reduce_scatter_with_fp32_accumulation",
         "param_name_patterns_for_fp32_local_accumulation",
         "main_grads_dtype",
         "main_params_dtype",
         "exp_avg_dtype",
         "exp_avg_sq_dtype",
-        "use_precision_aware_optimizer",
-        "store_param_remainders",
         "megatron_fsdp_grad_comm_dtype",
         "megatron_fsdp_main_grads_dtype",
         "megatron_fsdp_main_params_dtype",
@@ -156,7 +154,7 @@ HARMLESS: dict[str, tuple[str, ...]] = {
         "num_layers_at_start_in_bf16",
         "num_layers_at_end_in_bf16",
     ),
-    "the layout: which rank holds what": (
+    "other places of weights and layers than the plan's": (
         "num_layers_in_first_pipeline_stage",
         "num_layers_in_last_pipeline_stage",
         "pipeline_model_parallel_layout",
@@ -166,65 +164,20 @@ HARMLESS: dict[str, tuple[str, ...]] = {
         "gtp_weight_remat_size",
         "expert_gtp_weight_remat_size",
         "hybrid_context_parallel",
-        "max_seqlen_per_dp_cp_rank",
         "use_layer_wise_distributed_optimizer",
     ),
-    "kernels, and how they share buffers and cores": (
-        "batch_invariant_mode",
-        "cache_mla_latents",
-        "disable_parameter_transpose_cache",
-        "ep_overlap_early_attn_memory_release",
-        "overlap_dispatch_backward_with_experts_wgrad",
-        "mlp_chunks_for_training",
-        "moe_deepep_num_sms",
-        "moe_flex_dispatcher_num_sms",
-        "moe_hybridep_num_sms",
-        "moe_hybridep_num_sms_preprocessing",
-        "moe_hybridep_num_blocks_permute",
-        "moe_hybridep_num_blocks_unpermute",
-        "moe_hybridep_pad_uneven_dispatch_inputs",
-        "moe_ncclep_static_shape",
-        "moe_ncclep_zero_copy",
-        "moe_permute_fusion_into_hybridep",
+    "weights and optimizer state in a form that ranks do not read": (
         "moe_single_grouped_bias",
         "moe_single_grouped_weight",
         "moe_shared_expert_glu_interleave_size",
-        "suggested_communication_unit_size",
-        "keep_fp8_transpose_cache",
-        "fsdp_all_gather_in_start_param_sync",
-        "fsdp_db_use_persist_buf_on_alloc_fail",
-        "fsdp_double_buffer",
-        "fsdp_manual_registration",
         "use_custom_fsdp",
         "use_megatron_fsdp",
-        "megatron_fsdp_cuda_graph_mode",
-        "megatron_fsdp_enable_fine_grained_param_gather",
-        "megatron_fsdp_max_pool_double_buffer",
         "megatron_fsdp_use_decoupled_grad",
         "optimizer_cpu_offload",
-        "overlap_cpu_optimizer_d2h_h2d",
-        "pin_cpu_grads",
-        "pin_cpu_params",
-        "use_torch_optimizer_for_cpu_offload",
+        "use_precision_aware_optimizer",
+        "store_param_remainders",
     ),
-    "the random generator, of which nothing without dropout draws": ("use_te_rng_tracker", "inference_rng_tracker"),
-    "of inference": (
-        "inference_disable_triton_nvls_kernels",
-        "inference_fuse_tp_communication",
-        "inference_grouped_gemm_backend",
-        "inference_moe_disable_fused_quant_kernels",
-        "inference_moe_token_dispatcher_type",
-        "inference_sampling_seed",
-        "mlp_chunks_for_prefill",
-        "moe_pad_experts_for_cuda_graph_inference",
-        "nccl_all_reduce_for_prefill",
-        "use_inference_optimized_layers",
-    ),
-    "the size of a mask that is not used with rotary positions": ("max_sequence_length",),
-}
-
-# What the oracle does not compute: why -> fields. At their defaults none of them matters.
-NOT_MODELLED: dict[str, tuple[str, ...]] = {
+    "layers of inference": ("use_inference_optimized_layers",),
     "low precision, and loss scales": (
         "fp16",
         "loss_scale",
@@ -350,7 +303,7 @@ NOT_MODELLED: dict[str, tuple[str, ...]] = {
     "a test of upstream's": ("test_mode",),
 }
 _NOT_MODELLED = frozenset(chain.from_iterable(NOT_MODELLED.values()))
-_HARMLESS = frozenset(chain.from_iterable((*HARMLESS.values(), *core.HARMLESS.values()))) - _NOT_MODELLED
+_HARMLESS = frozenset(chain.from_iterable(core.HARMLESS.values())) - _NOT_MODELLED
 
 
 def group_of(part: str, name: str) -> str | None:

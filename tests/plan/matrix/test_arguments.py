@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.core.cell.built import HARMLESS
 from harness.plan.matrix.arguments import MOST_ARGUMENTS, as_written, read_flags, words_of
 from harness.plan.matrix.load import resolved
+from harness.plan.matrix.owned_arguments import owner_of
 from tests.plan.helpers import expand_axes, matrix_of, names, problems_of
 
 SFT = {"packing": "sft", "trainer": "megatron"}
@@ -353,3 +356,9 @@ def test_how_a_checkpoint_is_saved_can_be_passed_on() -> None:
 @pytest.mark.parametrize("name", ["model..x", "model.", ".x", "Model.x", "model.2x"])
 def test_a_name_that_is_no_field_is_refused(name: str) -> None:
     assert problems_of(matrix=BRIDGE, args={name: 1})[0].message == "is not the name of an argument"
+
+
+def test_no_argument_of_a_harmless_field_is_forbidden_but_those_that_a_matrix_sets() -> None:
+    forbidden = {name: owner_of(name) or "set" for name in chain.from_iterable(HARMLESS.values())}
+    of_others = {name for name, why in forbidden.items() if not why.startswith("set")}
+    assert of_others == {"rope_scaling_factor"}  # of a scaling that no cell has

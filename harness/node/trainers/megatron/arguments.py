@@ -10,6 +10,7 @@ import inspect
 import sys
 from collections.abc import Iterable
 from contextlib import redirect_stdout
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,7 @@ def problem_of(config: CellConfig) -> str:
         upstream: Any = importlib.import_module("megatron.training.arguments")
     except ImportError:
         return ""  # this release has no such trainer, which the cell itself says
-    parser = upstream.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
-    known = [option for option in parser._option_string_actions if option.startswith("--")]
+    known = _flags(upstream)
     for argument in config.args.given:
         flag = f"--{argument.name.replace('_', '-')}"
         if flag not in known:
@@ -46,10 +46,18 @@ def problem_of(config: CellConfig) -> str:
     return other_model(config, own, _built)
 
 
+@cache
+def _flags(upstream: Any) -> list[str]:
+    parser = upstream.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+    return [option for option in parser._option_string_actions if option.startswith("--")]
+
+
+@cache  # many cells are compared with the same one
 def _built(config: CellConfig) -> Built:
     """The configuration of the model as the script would build it, which also refuses some arguments.
 
-    DDP, the optimizer and the model's constructor get the arguments that have the names of their fields.
+    DDP, the optimizer and the model's constructor get the arguments that have the names of their fields, or of DDP's
+    with a prefix.
     """
     upstream: Any = importlib.import_module("megatron.training.arguments")
     distributed: Any = importlib.import_module("megatron.core.distributed")
@@ -61,16 +69,18 @@ def _built(config: CellConfig) -> Built:
         upstream.validate_args(args, {})
         model = values_of("model", upstream.core_transformer_config_from_args(args))
 
-    def given(names: Iterable[str]) -> dict[str, str]:
-        return {name: text_of(getattr(args, name)) for name in names if hasattr(args, name)}
+    def given(names: Iterable[str], prefix: str = "") -> dict[str, str]:
+        return {name: text_of(getattr(args, prefix + name)) for name in names if hasattr(args, prefix + name)}
 
-    def fields(kind: Any) -> dict[str, str]:
-        return given(item.name for item in dataclasses.fields(kind))
+    def fields(kind: Any, prefix: str = "") -> dict[str, str]:
+        return given((item.name for item in dataclasses.fields(kind)), prefix)
 
     return {
         "model": model,
         "constructor": given(inspect.signature(gpt.GPTModel).parameters),
-        "ddp": fields(distributed.DistributedDataParallelConfig) | given(["accumulate_allreduce_grads_in_fp32"]),
+        "ddp": fields(distributed.DistributedDataParallelConfig)
+        | fields(distributed.DistributedDataParallelConfig, "ddp_")
+        | given(["accumulate_allreduce_grads_in_fp32"]),
         "optimizer": fields(optimizer.OptimizerConfig),
     }
 

@@ -6,15 +6,19 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from harness.core.cell.arguments import Arguments, merged
+from harness.core.cell.built import HARMLESS, unread
 from harness.core.cell.config import CellConfig
 from harness.core.cell.model import ModelConfig, MoeConfig
 from harness.core.serialization import dumps
+from harness.plan.matrix.owned_arguments import owner_of
 from tests.node.conftest import config
+from tests.oracle.test_fields import defaults
 
 GIVEN: dict[str, dict[str, tuple[str, ...] | None]] = {
     "accepted": {"clip_grad": ("0.5",), "recompute_granularity": ("selective",)},
@@ -34,11 +38,16 @@ GIVEN: dict[str, dict[str, tuple[str, ...] | None]] = {
 
 @pytest.fixture(scope="module")
 def problems(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    file = tmp_path_factory.mktemp("cells") / "cells.json"
     one = ModelConfig(moe=MoeConfig(topk=1))
     cells = {name: cell(layer) for name, layer in GIVEN.items()}
     cells["another reduction"] = replace(cells["another reduction"], dtype="bf16")  # in fp32 the argument does nothing
-    file.write_text(dumps(cells | {"one expert per token": replace(cells["accepted"], model=one)}))
+    cells["one expert per token"] = replace(cells["accepted"], model=one)
+    return answers(cells, tmp_path_factory.mktemp("cells") / "cells.json")
+
+
+def answers(cells: dict[str, CellConfig], file: Path) -> dict[str, str]:
+    """What is wrong with each cell, of those with which something is."""
+    file.write_text(dumps(cells))
     command = [sys.executable, "-W", "ignore", "-m", "harness.node.trainers.megatron.arguments", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
@@ -102,3 +111,23 @@ def test_an_argument_that_no_table_names_is_found_by_the_configuration_that_it_m
 )
 def test_optimizer_ddp_and_constructor_are_compared_too(name: str, expected: str, problems: dict[str, str]) -> None:
     assert problems.get(name, "").startswith(expected)
+
+
+def switches() -> dict[str, str]:
+    """Argument -> the field that it sets to another value than its default, of all switches that a release may have."""
+    known = [item for values in defaults().values() for item in values.items()]
+    found = {f"{start}{name}": name for name, default in known if default == "false" for start in ("", "ddp_")}
+    found |= {f"{start}{name}": name for name, default in known if default == "true" for start in ("no_", "disable_")}
+    return {argument: name for argument, name in found.items() if owner_of(argument) is None and not unread(name, {})}
+
+
+def test_exactly_the_switches_of_harmless_fields_can_be_passed_on(tmp_path: Path) -> None:
+    """What may differ from the control, and what the oracle does not model, have one table."""
+    may_differ = set(chain.from_iterable(HARMLESS.values()))
+    cells = {argument: replace(cell({argument: ()}), dtype="bf16") for argument in switches()}
+    found = answers(cells, tmp_path / "cells.json")
+    own = {argument: name for argument, name in switches().items() if "upstream refuses" not in found.get(argument, "")}
+    own = {argument: name for argument, name in own.items() if "is not an argument" not in found.get(argument, "")}
+    assert {"apply_query_key_layer_scaling", "fp32_residual_connection"} <= own.keys()
+    wrong = {argument for argument, name in own.items() if (argument in found) is (name in may_differ)}
+    assert wrong == set(), {argument: found.get(argument, "accepted") for argument in wrong}
