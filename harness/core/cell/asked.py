@@ -20,10 +20,12 @@ ACTIVATION = "silu"  # of torch.nn.functional
 
 def asked(config: CellConfig) -> dict[str, dict[str, str]]:
     """Part (BuiltSeen.of) -> field -> value as text, in the form of `BuiltSeen.values`."""
+    # Qwen3-VL scatters embeddings itself, after it has put the images in.
+    scattered = {"scatter_embedding_sequence_parallel": False} if config.model.vision else {}
     precision = {"params_dtype": _DTYPES[config.dtype], "bf16": json.dumps(config.dtype == "bf16")}
     return {
         "model": _texts(model_fields(config)) | precision | {"activation_func": ACTIVATION},
-        "constructor": _texts(constructor_arguments(config.model)),
+        "constructor": _texts(constructor_arguments(config.model) | scattered),
         "ddp": _texts({"grad_reduce_in_fp32": True}),
         "optimizer": _texts({"optimizer": "adam", **optimizer_fields(config)}) | precision,
     }
@@ -102,10 +104,15 @@ def constructor_arguments(model: ModelConfig) -> dict[str, Any]:
     """Arguments of the model's constructor that say what is computed."""
     return {
         "vocab_size": model.vocab,
-        "position_embedding_type": "rope",
+        "position_embedding_type": "mrope" if model.vision else "rope",
         "rotary_base": model.rope_base,
         "share_embeddings_and_output_weights": model.tied,
     }
+
+
+def weight_decay(config: CellConfig) -> float:
+    """Of parameters with several dimensions; biases and norms do not decay. Without `args` upstream's default."""
+    return config.args.numbers().get("weight_decay", 0.01)
 
 
 def optimizer_fields(config: CellConfig) -> dict[str, Any]:
