@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from harness.core.cell.asked import asked
+from harness.core.cell.asked import asked, weight_decay
 from harness.core.cell.canary_legs import Leg, legs_of
 from harness.core.cell.config import CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.flops import train_flops
@@ -51,6 +51,7 @@ from harness.core.run.run_plan import Allocation, Expansion, PlannedCell, RunPla
 from harness.core.run.tensor_records import (
     ActivationSeen,
     Fingerprint,
+    OptimizerSeen,
     ParameterSeen,
     StateSeen,
     StoredParameter,
@@ -175,6 +176,8 @@ def computed(evidence: CellEvidence) -> OracleRecord:
         setattr(record, name, copy.deepcopy(getattr(alone, name)))
     for seen in record.parameters:
         seen.in_norm, seen.sharded = None, False
+        assert seen.update is not None
+        seen.update.stale = None
     record.steps = [
         StepSeen(
             step=seen.step,
@@ -279,6 +282,11 @@ def _record(cell: PlannedCell, rank: int) -> RankRecord:
     record.built, record.built_at = _built(config), place
     record.states = [_state(config, place, after) for after in config.stored]
     record.parameters = _parameters(config, place) if config.fingerprints and config.steps else []
+    if record.parameters:
+        fp32 = ["torch.float32"]
+        record.optimizer = OptimizerSeen(
+            gradients=fp32, weights=fp32, moments=fp32, matrix_decays=[weight_decay(config)], vector_decays=[0.0]
+        )
     record.gradient_scales = [GradientScale(chunk=chunk, dense=_scale(config)) for chunk in range(config.layout.vpp)]
     record.gradient_scales = record.gradient_scales if 0 in config.steps else []
     record.activations = _activations(config, place) if config.fingerprints and config.steps else []
@@ -631,6 +639,7 @@ def _gradient(layout: Layout, place: Coordinates, name: str, key: int, splits: b
         second_moment=scaled(share / 20),
         change=scaled(share),
         trained=scaled(share),
+        stale=0,
     )
     in_norm = sharded or place.tp == 0
     return ParameterSeen(

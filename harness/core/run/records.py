@@ -15,6 +15,7 @@ from harness.core.run.tensor_records import (
     Fingerprint,
     FrozenSeen,
     MergedSeen,
+    OptimizerSeen,
     ParameterSeen,
     StateSeen,
 )
@@ -356,6 +357,7 @@ class RankRecord:
     evaluations: list[EvaluationSeen] = field(default_factory=list)
     states: list[StateSeen] = field(default_factory=list)  # of cells that continue from a checkpoint
     parameters: list[ParameterSeen] = field(default_factory=list)
+    optimizer: OptimizerSeen | None = None  # from the first update on, if fingerprints are recorded
     frozen: list[FrozenSeen] = field(default_factory=list)  # of models with adapters
     merged: list[MergedSeen] = field(default_factory=list)  # likewise, if upstream merges their kind
     activations: list[ActivationSeen] = field(default_factory=list)

@@ -28,6 +28,19 @@ class UpdateSeen:
     second_moment: Fingerprint  # Adam's exp_avg_sq
     change: Fingerprint  # of the optimizer's own copy of the weight
     trained: Fingerprint | None = None  # change of that weight over all steps; None until the last one
+    # Elements of the model's weight that are not the optimizer's, rounded, after all steps; None until the last one.
+    stale: int | None = None
+
+
+@dataclass(kw_only=True)
+class OptimizerSeen:
+    """In what precision a rank's optimizer works, and by what weights decay, after the first update; sorted."""
+
+    gradients: list[str]  # dtypes in which gradients are accumulated and reduced
+    weights: list[str]  # dtypes of its copies of the weights
+    moments: list[str]
+    matrix_decays: list[float]  # weight decay of parameters with several dimensions
+    vector_decays: list[float]  # of biases and norms
 
 
 @dataclass(kw_only=True)

@@ -41,7 +41,7 @@ from harness.judge.checks.numerics import (
     step_loss,
     token_count,
 )
-from harness.judge.checks.optimizer import first_update, norm_members, trained_weights
+from harness.judge.checks.optimizer import first_update, norm_members, optimizer_state, trained_weights
 from harness.judge.checks.throughput import packed_slower, segment_slope, slower_than, slower_than_history
 from harness.judge.checks.trainer import evaluation, printed, reported, resumed
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -111,6 +111,7 @@ CHECKS: tuple[Check, ...] = (
     Check("norm_members", Lane.NUMERICS, norm_members.check),
     Check("grad_norm", Lane.NUMERICS, grad_norm.check),
     Check("trained_weights", Lane.NUMERICS, trained_weights.check),
+    Check("optimizer_state", Lane.NUMERICS, optimizer_state.check),
     Check("merged_weights", Lane.NUMERICS, merged_weights.check),
     Check("reported", Lane.NUMERICS, reported.check),
     Check("printed", Lane.NUMERICS, printed.check),

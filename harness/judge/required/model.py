@@ -30,16 +30,28 @@ def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
     for one in record.parameters:
         if one.update is None:
             yield f"parameters: {one.name} has no update"
-        elif one.update.trained is None:
+        elif one.update.trained is None or one.update.stale is None:
             yield f"parameters: {one.name} has no change over all steps"
         if one.in_norm is None and updated:
             yield f"parameters: {one.name} has no in_norm"
+    yield from _optimizer(expected, record, fingerprints, updated)
     for seen, leg in zip(record.legs, expected.legs):
         yield from (f"legs: {leg.name}: {problem}" for problem in _leg(expected, record, seen, leg))
     yield from _scales(expected, record)
     yield from _routers(expected, record)
     yield from _biases(expected, record)
     yield from _heads(expected, record)
+
+
+def _optimizer(expected: Expected, record: RankRecord, wanted: bool, updated: bool) -> Iterator[str]:
+    seen = record.optimizer
+    if (seen is not None) != wanted:
+        yield f"optimizer is {'missing' if wanted else 'recorded, though none was expected'}"
+    if seen is not None:
+        missing = [name for name in ("gradients", "weights", "matrix_decays") if not getattr(seen, name)]
+        missing += ["moments"] if updated and not seen.moments else []
+        missing += ["vector_decays"] if expected.model.peft is None and not seen.vector_decays else []
+        yield from (f"optimizer: {name} is empty" for name in missing)
 
 
 def _leg(expected: Expected, record: RankRecord, seen: LegSeen, leg: Leg) -> Iterator[str]:

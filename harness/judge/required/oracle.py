@@ -113,6 +113,8 @@ def _parameter(seen: ParameterSeen) -> Iterator[str]:
     if update is None or update.trained is None:
         yield "it has no update"
         return
+    if update.stale is not None:
+        yield "it has weights that no model got"
     prints = (seen.gradient, *seen.parts, update.first_moment, update.second_moment, update.change, update.trained)
     if any(len(one.projections) != PROJECTIONS for one in prints):
         yield f"a fingerprint has not {PROJECTIONS} projections"

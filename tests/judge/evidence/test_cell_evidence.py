@@ -56,6 +56,7 @@ def test_gradients_and_activations_are_required_only_with_fingerprints(fingerpri
         item.cell = replace(item.cell, config=item.config)
         for record in item.records.values() if item is evidence or not fingerprints else ():
             record.parameters, record.activations = [], []
+            record.optimizer = record.optimizer if fingerprints else None
     assert evidence.fingerprinted == fingerprints
     verdict = judge(evidence)
     assert verdict.outcome is (Outcome.ERROR if fingerprints else Outcome.PASS)

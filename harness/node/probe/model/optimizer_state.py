@@ -59,6 +59,17 @@ def _whole(optimizer: Any) -> dict[Tensor, Held]:
     return {parameter: Held(weight, inner.state.get(weight, {})) for parameter, weight in own.items()}
 
 
+def decay_of(optimizer: Any, weight: Tensor) -> float:
+    """The weight decay of the group that holds an optimizer's copy of a weight."""
+    groups = (
+        group
+        for one in getattr(optimizer, "chained_optimizers", [optimizer])
+        for group in one.optimizer.param_groups
+        if any(weight is other for other in group["params"])
+    )
+    return float(next(groups)["weight_decay"])
+
+
 def updates_of(optimizer: Any) -> int:
     """The number of updates that Adam has counted: FusedAdam for each group of parameters, torch's for each parameter.
 
