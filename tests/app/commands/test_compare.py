@@ -203,6 +203,13 @@ def test_a_report_that_contradicts_itself_is_refused(
     assert "harness report RUN rewrites it" in found
 
 
+def test_reports_of_earlier_versions_do_not_say_with_what_numbers_were_compared() -> None:
+    older = earlier_report()
+    cells = [replace(cell, evidence=replace(cell.evidence, reference="")) for cell in older.cells]
+    folders = [run_directory(replace(older, cells=cells), "first"), run_directory(earlier_report(), "second")]
+    assert main(["compare", *map(str, folders)]) == 0
+
+
 def test_json_goes_to_stdout_and_nowhere_else(capsys: pytest.CaptureFixture[str]) -> None:
     folders = [run_directory(earlier_report(), "first"), run_directory(later_report(), "second")]
     assert main(["compare", "--json", *map(str, folders)]) == 1
