@@ -95,7 +95,7 @@ def grouped(x: Tensor, weights: Mapping[str, Tensor], at: str, model: Model, str
     The rows of linear_qkv are, for each group in turn, its queries, its key and its value (arXiv 2305.13245).
     """
     share = model.heads // model.groups
-    fused = linear(x, weights, f"{at}.linear_qkv").view(len(x), model.groups, share + 2, model.head)
+    fused = linear(x, weights, f"{at}.linear_qkv", model).view(len(x), model.groups, share + 2, model.head)
     query = fused[:, :, :share].reshape(len(x), model.heads, model.head)
     key, value = fused[:, :, share], fused[:, :, share + 1]
     if model.qk_norm:
@@ -111,7 +111,7 @@ def grouped(x: Tensor, weights: Mapping[str, Tensor], at: str, model: Model, str
         window=model.window if model.is_windowed(number) else None,
         sink=_sink(x, weights, at, model),
     )
-    return linear(mixed, weights, f"{at}.linear_proj")
+    return linear(mixed, weights, f"{at}.linear_proj", model)
 
 
 def latent(
@@ -121,17 +121,17 @@ def latent(
 
     Keys and values come up from one compressed vector; a part of each key, the same for all heads, has the positions.
     """
-    down = linear(x, weights, f"{at}.linear_kv_down_proj")
+    down = linear(x, weights, f"{at}.linear_kv_down_proj", model)
     compressed, turning = torch.split(down, [kind.rank, kind.turned], dim=-1)
     if kind.query_rank is None:
-        query = linear(x, weights, f"{at}.linear_q_proj")
+        query = linear(x, weights, f"{at}.linear_q_proj", model)
     else:
-        low = linear(x, weights, f"{at}.linear_q_down_proj")
+        low = linear(x, weights, f"{at}.linear_q_down_proj", model)
         low = norm(low, weights, f"{at}.q_layernorm", model) if model.qk_norm else low
-        query = linear(low, weights, f"{at}.linear_q_up_proj")
+        query = linear(low, weights, f"{at}.linear_q_up_proj", model)
     compressed = norm(compressed, weights, f"{at}.kv_layernorm", model) if model.qk_norm else compressed
     still, turned = torch.split(query.view(len(x), model.heads, -1), [kind.still, kind.turned], dim=-1)
-    up = linear(compressed, weights, f"{at}.linear_kv_up_proj").view(len(x), model.heads, -1)
+    up = linear(compressed, weights, f"{at}.linear_kv_up_proj", model).view(len(x), model.heads, -1)
     key, value = torch.split(up, [kind.still, kind.value], dim=-1)
     turned, turning = (rotate(part, stream.positions, kind.rotary) for part in (turned, turning[:, None]))
     mixed = attend(
@@ -143,7 +143,7 @@ def latent(
         window=model.window if model.is_windowed(number) else None,
         sink=_sink(x, weights, at, model),
     )
-    return linear(mixed, weights, f"{at}.linear_proj")
+    return linear(mixed, weights, f"{at}.linear_proj", model)
 
 
 def _sink(x: Tensor, weights: Mapping[str, Tensor], at: str, model: Model) -> Tensor | None:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from harness.core.cell import built as core
+from harness.core.peft import PeftConfig
 from harness.core.run.records import BuiltSeen
 
 ANY = ()
@@ -503,10 +504,11 @@ class Model:
     prediction_weight: float = 0.1
     per_token: bool = True  # whether a loss is divided by the tokens of the step, not of its micro-batch
     stored: torch.dtype = torch.float32  # as ranks hold the initial weights
+    adapters: PeftConfig | None = None  # beside linear layers; nothing else trains then
 
     @classmethod
-    def read(cls, built: Sequence[BuiltSeen]) -> Model:
-        """From what upstream built; anything in `uncovered(built)` is ignored."""
+    def read(cls, built: Sequence[BuiltSeen], adapters: PeftConfig | None = None) -> Model:
+        """From what upstream built, beside which it puts adapters; anything in `uncovered(built)` is ignored."""
         model, given = _Values(built, "model"), _Values(built, "constructor")
         heads, layers = model["num_attention_heads"], model["num_layers"]
         window = model["window_size"]
@@ -544,6 +546,7 @@ class Model:
             or 0.0,  # null in releases before 0.14 without such layers
             per_token=model["calculate_per_token_loss"],
             stored=torch.bfloat16 if model["params_dtype"] == "torch.bfloat16" else torch.float32,
+            adapters=adapters,
         )
 
     def has_experts(self, number: int) -> bool:

@@ -19,10 +19,20 @@ def widened(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def linear(x: Tensor, weights: Mapping[str, Tensor], at: str) -> Tensor:
-    """X W^T + b: x [..., in], W [out, in]; there is a bias where there is a weight of its name."""
+def linear(x: Tensor, weights: Mapping[str, Tensor], at: str, model: Model) -> Tensor:
+    """X W^T + b: x [..., in], W [out, in]; there is a bias where there is a weight of its name.
+
+    Beside it LoRA adds alpha / r x A^T B^T, A [r, in], B [out, r] (arXiv 2106.09685, section 4.1).
+    """
     product = x @ weights[f"{at}.weight"].T
-    return product + weights[f"{at}.bias"] if f"{at}.bias" in weights else product
+    if f"{at}.bias" in weights:
+        product = product + weights[f"{at}.bias"]
+    if model.adapters and model.adapters.adapts(f"{at}.weight"):
+        low = x @ weights[f"{at}.adapter.linear_in.weight"].T
+        product = product + low @ weights[f"{at}.adapter.linear_out.weight"].T * (
+            model.adapters.alpha / model.adapters.rank
+        )
+    return product
 
 
 def norm(x: Tensor, weights: Mapping[str, Tensor], at: str, model: Model) -> Tensor:
@@ -66,10 +76,10 @@ def feed_forward(x: Tensor, weights: Mapping[str, Tensor], at: str, model: Model
     With gates (arXiv 2002.05202) the first half of linear_fc1's output is the gate: activation(gate) * (rest + offset),
     both clamped where the model says so (Megatron-LM core_v0.19.0, MLP.forward).
     """
-    up = linear(x, weights, f"{at}.linear_fc1")
+    up = linear(x, weights, f"{at}.linear_fc1", model)
     if not model.gated:
-        return linear(activation(up, model), weights, f"{at}.linear_fc2")
+        return linear(activation(up, model), weights, f"{at}.linear_fc2", model)
     gate, rest = up.chunk(2, dim=-1)
     if model.clamp is not None:
         gate, rest = gate.clamp(max=model.clamp), rest.clamp(-model.clamp, model.clamp)
-    return linear(activation(gate, model) * (rest + model.glu_offset), weights, f"{at}.linear_fc2")
+    return linear(activation(gate, model) * (rest + model.glu_offset), weights, f"{at}.linear_fc2", model)

@@ -52,7 +52,7 @@ def record_of(cell: str, config: CellConfig, built: Sequence[BuiltSeen]) -> Rank
 
 def key_of(config: CellConfig, built: Sequence[BuiltSeen]) -> str:
     """The same for cells of which the oracle computes the same: a digest of all that it reads."""
-    model, settings = Model.read(built), Optimizer.read(built, config.train.lr)
+    model, settings = Model.read(built, config.model.peft), Optimizer.read(built, config.train.lr)
     facts = (model, settings, Schedule.of(config, settings), config.train, config.evaluated, config.dtype)
     digest = hashlib.sha256(repr((*facts, config.path.counted, config.step_mean)).encode())
     limited = model.experts is not None and model.experts.capacity is not None
@@ -168,7 +168,7 @@ def _parts(name: str, tensor: Tensor, seed: int) -> list[Fingerprint]:
     Gate and up projection of a feed-forward block are stacked, and each is split.
     """
     dim = 0 if _BY_ROWS.search(name) else 1 if _BY_COLUMNS.search(name) else None
-    pieces = 2 if "linear_fc1." in name else 1
+    pieces = 2 if "linear_fc1." in name and "linear_in." not in name else 1
     count = next((n for n in _PART_COUNTS if dim is not None and tensor.shape[dim] % (pieces * n) == 0), 0)
     if dim is None or not count:
         return []

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from harness.core.cell.config import CellConfig
 from harness.core.packing.arithmetic import PAD
+from harness.core.peft import is_adapter
 from harness.core.run.record_limits import MOST_TOKEN_LOSSES
 from harness.core.run.records import BuiltSeen, DocumentLoss, TokenLoss
 from harness.oracle.experts import moved_bias, preferences
@@ -97,7 +98,7 @@ def train(config: CellConfig, built: Sequence[BuiltSeen], dtype: torch.dtype = t
     `built`: of the rank's record; what `fields.uncovered` names in it is not computed as upstream does. `dtype`: of
     the model; the optimizer and sums of gradients are in float32 at least.
     """
-    return Oracle(config, Model.read(built), Optimizer.read(built, config.train.lr), dtype).run()
+    return Oracle(config, Model.read(built, config.model.peft), Optimizer.read(built, config.train.lr), dtype).run()
 
 
 class Oracle:
@@ -107,8 +108,10 @@ class Oracle:
         self.config, self.model = config, model
         wide = torch.promote_types(dtype, torch.float32)
         drawn = initial_weights(model, config.train.seed, wide)
-        self.trained = {name: weight.detach() for name, weight in drawn.items()}  # by the optimizer, its own copy
-        self.weights = {name: self._stored(weight, dtype) for name, weight in self.trained.items()}
+        self.weights = {name: self._stored(weight.detach(), dtype) for name, weight in drawn.items()}
+        self.trained = {  # by the optimizer, its own copy
+            name: weight.detach() for name, weight in drawn.items() if model.adapters is None or is_adapter(name)
+        }
         self.adam, self.schedule = Adam.of(settings, self.trained), Schedule.of(config, settings)
         layers = range(1, model.layers + model.predictions + 1)
         count = model.experts.count if model.experts else 0
@@ -142,8 +145,8 @@ class Oracle:
         seen.learning_rate, seen.weight_decay = self.schedule.rate(step), self.schedule.weight_decay(step)
         clipped = {name: gradient * seen.clip for name, gradient in gradients.items()}
         changes = self.adam.update(self.trained, clipped, seen.learning_rate, seen.weight_decay)
-        for name, weight in self.weights.items():
-            self.weights[name] = self._stored(self.trained[name], weight.dtype)
+        for name, weight in self.trained.items():
+            self.weights[name] = self._stored(weight, self.weights[name].dtype)
         if step == 0:
             self.seen.parameters = {
                 name: Parameter(
@@ -196,9 +199,9 @@ class Oracle:
                     self._keep(passes[replica], part, stream, replica, number)
             total.backward()  # type: ignore[no-untyped-call]
             for name, weight in self.weights.items():
-                if weight.grad is not None:  # else no token reached it, such as a weight of an expert
+                if weight.grad is not None and name in gradients:  # else it is frozen, or an expert without tokens
                     gradients[name] += weight.grad
-                    weight.grad = None
+                weight.grad = None
             for router, earlier in enumerate(before):
                 peers = [passed.routed[router] for passed in passes.values()]
                 earlier.append(torch.stack([preferences(peer).sum(0) for peer in peers]).sum(0).detach())

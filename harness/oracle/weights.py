@@ -13,7 +13,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def shapes(model: Model) -> Shapes:
-    """Global name -> shape of every weight that trains, in the order of the model."""
+    """Global name -> shape of every weight, in the order of the model; with adapters only these train."""
     found: Shapes = {f"{EMBEDDING}.weight": (model.vocab, model.hidden)}
     for number in range(1, model.layers + 1):
         found |= _layer(layer_name(number), number, model)
@@ -26,6 +26,11 @@ def shapes(model: Model) -> Shapes:
         found |= _layer(f"{at}.mtp_model_layer", model.layers + depth, model)
     if not model.tied:
         found[f"{OUTPUT}.weight"] = (model.vocab, model.hidden)
+    if model.adapters:
+        for name in [name for name in found if model.adapters.adapts(name)]:
+            (out, size), at = found[name], f"{name.removesuffix('.weight')}.adapter"
+            found[f"{at}.linear_in.weight"] = (model.adapters.rank, size)
+            found[f"{at}.linear_out.weight"] = (out, model.adapters.rank)
     return found
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from harness.core.peft import PeftConfig
 from harness.oracle.attention import attend, frequencies, rotate
 from harness.oracle.experts import balance_loss, moved_bias, route, z_loss
 from harness.oracle.fields import Experts, Latent, Model, Rotary, Yarn
@@ -39,6 +40,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
         replace(TINY, experts=replace(ROUTED, balance="global_aux_loss", before=True, factor=2.0)),
         replace(TINY, latent=LATENT, qk_norm=True),
         replace(TINY, predictions=2, prediction_weight=0.3),
+        replace(TINY, adapters=PeftConfig(rank=2, alpha=6)),
     ],
 )
 @pytest.mark.parametrize("per_token", [True, False])
@@ -56,6 +58,22 @@ def test_gradients_are_those_of_differences(model: Model, per_token: bool) -> No
         return share_of_step(part, rows, model, Divisors(labels=7, counted=9, micro_batches=2))
 
     assert torch.autograd.gradcheck(loss, values, eps=1e-6, atol=1e-7, rtol=1e-6, fast_mode=True)
+
+
+def test_adapters_are_products_added_to_the_weights_of_their_layers() -> None:
+    model, rows = replace(TINY, adapters=PeftConfig(rank=2, alpha=6)), stream(TINY.vocab, (3, 2))
+    weights = {name: 20 * weight.detach() for name, weight in initial_weights(model, 3, torch.float64).items()}
+    merged = {
+        name: weight + 3 * weights[f"{layer}.linear_out.weight"] @ weights[f"{layer}.linear_in.weight"]
+        if f"{(layer := name.removesuffix('weight') + 'adapter')}.linear_in.weight" in weights
+        else weight
+        for name, weight in weights.items()
+    }
+    adapted = sorted(name for name in weights if not merged[name].equal(weights[name]))
+    assert [name.split(".")[-2] for name in adapted] == ["linear_fc1", "linear_fc2", "linear_proj", "linear_qkv"]
+    seen, right = forward(weights, model, rows, {}).logits, forward(merged, TINY, rows, {}).logits
+    torch.testing.assert_close(seen, right)
+    assert not torch.allclose(seen, forward(weights, TINY, rows, {}).logits)
 
 
 def test_norms_are_those_of_torch() -> None:

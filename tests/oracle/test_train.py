@@ -11,6 +11,7 @@ from harness.core.cell.arguments import Argument, Arguments
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
 from harness.core.packing.documents import mix
+from harness.core.peft import PeftConfig, is_adapter
 from harness.core.run.records import BuiltSeen
 from harness.oracle.fields import Model, Optimizer
 from harness.oracle.train import Oracle, Trained, train
@@ -181,3 +182,16 @@ def test_experts_that_no_slot_chooses_have_no_gradient() -> None:
     idle = [one for name, one in seen.parameters.items() if ".experts." in name and not one.gradient.any()]
     assert idle
     assert all(torch.equal(one.first_moment, torch.zeros_like(one.gradient)) for one in idle)
+
+
+def test_with_adapters_nothing_else_trains() -> None:
+    config = cell()
+    config = replace(config, model=replace(config.model, peft=PeftConfig()))
+    oracle = Oracle(config, Model.read(BUILT, config.model.peft), Optimizer.read(BUILT, 1e-3), torch.float64)
+    before = {name: weight.detach().clone() for name, weight in oracle.weights.items()}
+    seen = oracle.run()
+    moved = {name for name, weight in oracle.weights.items() if not torch.equal(weight, before[name])}
+    assert moved == {name for name in before if is_adapter(name)} == seen.parameters.keys()
+    assert len(moved) == 2 * 4 * 2  # factors, linear maps and layers
+    everything = trained(cell())
+    assert 0 < seen.steps[0].gradient_norm < everything.steps[0].gradient_norm

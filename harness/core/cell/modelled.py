@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from harness.core.cell.config import CellConfig
 from harness.core.packing.arithmetic import MicroBatch
+from harness.core.peft import LORA
 
 _TRAINERS = ("harness", "megatron", "bridge", "skyrl")  # plug-ins may divide the loss otherwise
 # On one core float64 matrices are multiplied at 5 to 20 GFLOP/s: half a minute to two.
@@ -23,7 +24,7 @@ def not_modelled_in(config: CellConfig) -> str:
         ("model.builder", model.builder),
         ("model.pattern", model.pattern),
         ("model.vision", model.vision is not None and "images"),
-        ("model.peft", model.peft is not None and "adapters"),
+        ("model.peft", model.peft is not None and model.peft.method != LORA and model.peft.method),
         ("resume", config.saved_in is not None and config.by_rows and "rows of two layouts"),
     )
     return ", ".join(f"{name} {value}" for name, value in wanted if value) or _too_large(config)
