@@ -64,11 +64,11 @@ class Updates:
         decays: dict[bool, set[float]] = {True: set(), False: set()}
         for parameter, mine in held_by(self.optimizer).items():
             # With shards, a rank may hold nothing of a parameter.
-            decay = torch.tensor(-1.0 if mine.weight is None else decay_of(self.optimizer, mine.weight))
+            own = -1.0 if mine.weight is None else decay_of(self.optimizer, mine.weight)
+            decay = torch.tensor(own, dtype=torch.float64, device=parameter.device)
             if mine.group is not None:
-                decay = decay.to(parameter.device)
                 dist.all_reduce(decay, op=dist.ReduceOp.MAX, group=mine.group)
-            decays[parameter.dim() > 1].add(round(float(decay), 9))
+            decays[parameter.dim() > 1].add(float(decay))
             gradient = getattr(parameter, "main_grad", parameter.grad)
             gradients |= {str(gradient.dtype)} if gradient is not None else set()
             weights |= {str(mine.weight.dtype)} if mine.weight is not None else set()
