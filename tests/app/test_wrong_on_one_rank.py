@@ -127,4 +127,4 @@ def test_a_model_that_upstream_builds_otherwise_than_asked_gives_no_verdict(
     assert len(reports["epsilon"]) == len(reports["main"])
     for cell in reports["epsilon"]:
         assert cell["outcome"] == "ERROR"
-        assert cell["reason"] == "the model is not the matrix's: layernorm_epsilon 0.01, asked upstream's default"
+        assert cell["reason"] == "the model is not the matrix's: layernorm_epsilon 0.01, asked 1e-05"

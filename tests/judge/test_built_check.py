@@ -30,7 +30,7 @@ def built_with(of: str, values: dict[str, str], ranks: tuple[int, ...] = (0, 1))
             "model",
             "layernorm_epsilon",
             "1e-06",
-            "the model is not the matrix's: layernorm_epsilon 1e-06, asked upstream's default",
+            "the model is not the matrix's: layernorm_epsilon 1e-06, asked 1e-05",
         ),
         (
             "model",

@@ -48,6 +48,7 @@ def model_fields(config: CellConfig) -> dict[str, Any]:
         "attention_dropout": 0.0,
         "add_bias_linear": False,
         "normalization": "RMSNorm",
+        "layernorm_epsilon": 1e-5,
         "gated_linear_unit": True,
     }
     if model.as_gpt:
