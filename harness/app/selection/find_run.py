@@ -12,24 +12,25 @@ from harness.infra.inputs.text_file import is_file, is_folder
 from harness.infra.runs.lock import launcher_of
 
 
-def _changed(folder: Path) -> float:
-    """Modification time of a run directory; 0 when it has just been removed."""
-    with suppress(OSError):
-        return folder.stat().st_mtime
+def _started(folder: Path) -> float:
+    """When a run began: commands that read a run write into its folder. 0 when it has just been removed."""
+    for first in ("plan.json", "cells"):
+        with suppress(OSError):
+            return (folder / first).stat().st_mtime
     return 0.0
 
 
 def _with(file: str, run_parent: Path) -> list[Path]:
     """The folders that have a file of this name, the newest last."""
     found = run_parent.glob(f"*/{file}") if is_folder(run_parent) else ()
-    return sorted((path.parent for path in found), key=_changed)
+    return sorted((path.parent for path in found), key=_started)
 
 
 def find_run(name: str, run_parent: Path) -> RunDir:
     """The run directory that a word names. InputError when there is none, it has no plan, or several begin with it."""
     known = _with("plan.json", run_parent)
     unplanned = [folder for folder in _with("cells", run_parent) if folder not in known]
-    if name == "latest" and (runs := sorted([*known, *unplanned], key=_changed)):
+    if name == "latest" and (runs := sorted([*known, *unplanned], key=_started)):
         if runs[-1] in unplanned:
             raise InputError(_no_plan(runs[-1]))
         return RunDir(runs[-1].resolve())

@@ -50,13 +50,20 @@ def test_other_words_name_no_run(name: str, runs: Path) -> None:
         find_run(name, runs)
 
 
+def test_the_latest_run_is_the_one_that_began_last(runs: Path) -> None:
+    for number, name in enumerate(("nightly-20261125T020000Z-0002", "smoke-20261125T010000Z-0001")):
+        os.utime(runs / name / "plan.json", (4e9 + number,) * 2)
+    os.utime(runs / "nightly-20261125T020000Z-0002", (5e9, 5e9))  # `compare` wrote into it
+    assert find_run("latest", runs).root.name == "smoke-20261125T010000Z-0001"
+
+
 @pytest.mark.parametrize("name", ["latest", "large", "{runs}/large-20261125T030000Z-0003"])
 def test_a_run_whose_launcher_ended_before_its_plan_was_written_is_named_as_such(name: str, runs: Path) -> None:
     (runs / "large-20261125T030000Z-0003" / "cells").mkdir(parents=True)
     run = RunDir(runs / "large-20261125T030000Z-0003")
     with only_launcher(run):
         pass
-    os.utime(run.root, (4e9, 4e9))  # the newest
+    os.utime(run.root / "cells", (4e9, 4e9))  # the newest
     with pytest.raises(InputError, match=r"large-.*-0003: the launcher ended before it had named all cells"):
         find_run(name.format(runs=runs), runs)
     with only_launcher(run), pytest.raises(InputError, match=r"the launcher still names the run's cells: pid \d+ on"):
