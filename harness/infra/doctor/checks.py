@@ -104,7 +104,8 @@ def _interpreter(one: InterpreterFacts | None) -> Iterator[Check]:
         if found:
             yield Check(OK, package, found)
         else:
-            yield Check(FAIL, package, f"not installed for {one.path}", "install the extra `node` there")
+            how = "cells without a stack need it: name a stack, or install the extra `node` there"
+            yield Check(WARN, package, f"not installed for {one.path}", how)
 
 
 def _gpus(answer: Answer | None) -> Check:
