@@ -17,6 +17,7 @@ _SQUARE = "the square of a gradient is off by twice as much"
 # In bf16 about one sign of a norm's 64 weights changes, and by chance it may be a few: of 24 clean cells with latent
 # attention on two ranks, a sixth of the signs of one weight.
 _FEW_SIGNS = 5
+_MOST_SIGNS = 0.95  # an update that is left out is off by 1
 _SIGNS = "Adam's first update is the sign of the gradient; an error of relative size e changes about a share e of signs"
 
 
@@ -35,8 +36,7 @@ def kinds(evidence: CellEvidence) -> list[Kind]:
     """What is compared: the bounds follow from that of gradients, and must be able to tell an update from none."""
     bound = evidence.tolerances.parameter_gradient
     double = replace(bound, value=4 * bound.value, origin=f"{bound.origin}; {_SQUARE}")
-    share = bound.value * (1 if evidence.cell.config.dtype == "fp32" else _FEW_SIGNS)
-    signs = replace(bound, value=2 * math.sqrt(share), origin=f"{bound.origin}; {_SIGNS}")
+    signs = replace(bound, value=sign_changes(evidence), origin=f"{bound.origin}; {_SIGNS}")
     first = Kind("first_moment", "first moment", bound, noise=True)
     if bound.unit == "absolute":  # a first moment is smaller than its gradient; the others have another scale
         return [first]
@@ -45,3 +45,12 @@ def kinds(evidence: CellEvidence) -> list[Kind]:
         Kind("change", "change by the first update", signs),
     )
     return [first, *(kind for kind in others if kind.bound.value < ACCEPTS_NONE)]
+
+
+def sign_changes(evidence: CellEvidence) -> float:
+    """How far the signs of gradients, that is an update, may be off if gradients are within their bound."""
+    share = evidence.tolerances.parameter_gradient.value
+    off = 2 * math.sqrt(share)
+    if evidence.cell.config.dtype == "fp32" or off >= ACCEPTS_NONE:
+        return off
+    return min(2 * math.sqrt(_FEW_SIGNS * share), _MOST_SIGNS)

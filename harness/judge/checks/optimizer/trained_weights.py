@@ -16,16 +16,17 @@ from harness.judge.evidence.cell_evidence import CellEvidence
 
 # Adam's first update is the sign of the gradient. An error of relative size e in the gradient changes about a share e
 # of the signs, so the update is off by 2 sqrt(e). Errors of n updates, relative to their sum, grow by sqrt(n) at most.
-_FEW_SIGNS = {1: 5.0, 2: 1.5}  # updates -> as of the first one, of the signs of all together in bf16
+_FEW_SIGNS = 3  # of one update in bf16
 _ORIGIN = "2 sqrt({steps:g} x {gradient:g}), the bound of gradients: Adam's updates are about their signs"
 
 
 def bound_of(evidence: CellEvidence) -> Bound:
     """Of the change over all steps; in bf16 signs that rounding changes in one update are right in most others."""
     gradient, steps = evidence.tolerances.parameter_gradient, evidence.cell.config.train.steps
-    several = steps if evidence.cell.config.dtype == "fp32" else _FEW_SIGNS.get(steps, 1.0)
+    several = steps if evidence.cell.config.dtype == "fp32" else max(1.0, _FEW_SIGNS / steps)
     origin = _ORIGIN.format(steps=several, gradient=gradient.value)
-    return replace(gradient, value=2 * math.sqrt(several * gradient.value), origin=origin)
+    value = first_update.sign_changes(evidence) if steps == 1 else 2 * math.sqrt(several * gradient.value)
+    return replace(gradient, value=value, origin=origin)
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
