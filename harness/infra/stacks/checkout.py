@@ -102,6 +102,8 @@ def commit_of(checkout: Checkout, *, fetch: bool) -> str:
     """The full hash of the commit; InputError when the repository has no such ref, or does not exist."""
     repository = repository_of(checkout, fetch=fetch)
     commit = _commit(repository, checkout.ref or "HEAD") if repository.exists() else None
+    if commit is None and (other := why_other(checkout)):
+        raise InputError(f"{other}; start the command inside a checkout of it, or name one in the matrix")
     if commit is None:
         raise InputError(f"{checkout.repository} has no commit, tag or branch {checkout.ref or 'HEAD'!r}")
     return commit

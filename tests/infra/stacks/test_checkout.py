@@ -120,6 +120,12 @@ def test_without_fetching_a_ref_of_an_unmirrored_url_is_unknown(source: Path) ->
         commit_of(checkout_of(f"file://{source}", "main"), fetch=False)
 
 
+@pytest.mark.usefixtures("kept")
+def test_a_folder_that_is_no_checkout_is_named_with_what_it_lacks(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"is no working tree of megatron-lm: it has no megatron/core; start the comm"):
+        commit_of(checkout_of(tmp_path, ""), fetch=False)
+
+
 @pytest.mark.parametrize("ref", ["no-such-branch", "0123456789", "--all"])
 @pytest.mark.usefixtures("kept")
 def test_a_ref_that_is_not_there_is_named(source: Path, ref: str) -> None:
