@@ -209,7 +209,7 @@ NORMALISATION: tuple[FaultSpec, ...] = (
         why="two replicas that share the optimizer",
         axes={"distributed_optimizer": "on"},
         lane=Lane.NUMERICS,
-        checks=("document_loss", "step_loss", "grad_norm"),
+        checks=("document_loss", "step_loss", "grad_norm", "optimizer_state"),
         where={"step": 1},
     ),
     FaultSpec(
