@@ -64,8 +64,8 @@ def _not_asked(evidence: CellEvidence) -> str:
     wanted = asked(evidence.cell.config)
 
     def found(item: BuiltSeen) -> list[Difference]:
-        # A release that lacks a field cannot have it on.
-        named = differences(item.values, wanted[item.of])
+        # A release that lacks a field cannot have it on, and a plug-in's trainer may not keep a model's arguments.
+        named = differences(item.values, wanted[item.of] if item.of != "constructor" or item.values else {})
         return [one for one in named if one.one is not None or one.other not in _OFF]
 
     return _first(evidence, found, "matrix's", "asked")

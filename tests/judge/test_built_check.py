@@ -108,6 +108,13 @@ def test_a_field_that_the_release_lacks_is_off() -> None:
     )
 
 
+def test_a_model_whose_arguments_nothing_keeps_is_judged_by_its_configuration() -> None:
+    evidence = built_with("model", {})
+    for record in evidence.records.values():
+        part(record, "constructor").values.clear()
+    assert judge(evidence).outcome is Outcome.PASS
+
+
 def test_another_order_of_ranks_is_an_error_with_both_places() -> None:
     evidence = evidence_for(config_of("sft", pp=2, dp=2))
     places = [record.place for record in evidence.records.values()]

@@ -104,10 +104,10 @@ CHECKS: tuple[Check, ...] = (
     Check("expert_bias", Lane.NUMERICS, expert_bias.check),
     Check("step_loss", Lane.NUMERICS, step_loss.check),
     Check("frozen_weights", Lane.NUMERICS, frozen_weights.check),
-    # Exact, and the cause of what follows: before gradients and updates, whose bounds other errors exceed too.
-    Check("gradient_scale", Lane.NUMERICS, gradient_scale.check),
     Check("replica_gradients", Lane.NUMERICS, replica_gradients.check),
     Check("parameter_gradients", Lane.NUMERICS, parameter_gradients.check),
+    Check("gradient_scale", Lane.NUMERICS, gradient_scale.check),
+    # Exact, and the cause of what follows: before updates, whose bounds it exceeds too.
     Check("optimizer_state", Lane.NUMERICS, optimizer_state.check),
     Check("first_update", Lane.NUMERICS, first_update.check),
     Check("norm_members", Lane.NUMERICS, norm_members.check),

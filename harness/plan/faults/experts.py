@@ -60,15 +60,9 @@ EXPERTS: tuple[FaultSpec, ...] = (
         data_path="sft",
         model=_BALANCED,
         lane=Lane.NUMERICS,
-        checks=("gradient_scale", "parameter_gradients"),
-        where={"stage": 0, "step": 0},
-        also={
-            "parameter_gradients": {
-                "stage": 0,
-                "step": 0,
-                "parameter": "decoder.layers.0.mlp.experts.0.linear_fc1.weight",
-            }
-        },
+        checks=("parameter_gradients", "gradient_scale"),
+        where={"stage": 0, "step": 0, "parameter": "decoder.layers.0.mlp.experts.0.linear_fc1.weight"},
+        also={"gradient_scale": {"stage": 0, "step": 0}},
     ),
     FaultSpec(
         name="gradients-not-divided",
