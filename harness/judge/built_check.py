@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from harness.core.cell.asked import asked
+from harness.core.cell.axis_values import BUILT_IN_TRAINERS
 from harness.core.cell.built import Difference, differences, listed
 from harness.core.run.records import BuiltSeen, RankRecord
 from harness.core.text.counts import counted
@@ -64,8 +65,10 @@ def _not_asked(evidence: CellEvidence) -> str:
     wanted = asked(evidence.cell.config)
 
     def found(item: BuiltSeen) -> list[Difference]:
-        # A release that lacks a field cannot have it on, and a plug-in's trainer may not keep a model's arguments.
-        named = differences(item.values, wanted[item.of] if item.of != "constructor" or item.values else {})
+        if item.of == "constructor" and not item.values and evidence.cell.config.trainer not in BUILT_IN_TRAINERS:
+            return []  # a plug-in may build its model before the harness keeps the arguments of models
+        named = differences(item.values, wanted[item.of])
+        # A release that lacks a field cannot have it on.
         return [one for one in named if one.one is not None or one.other not in _OFF]
 
     return _first(evidence, found, "matrix's", "asked")

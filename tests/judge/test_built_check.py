@@ -108,11 +108,13 @@ def test_a_field_that_the_release_lacks_is_off() -> None:
     )
 
 
-def test_a_model_whose_arguments_nothing_keeps_is_judged_by_its_configuration() -> None:
+def test_the_arguments_of_a_model_must_be_recorded() -> None:
     evidence = built_with("model", {})
     for record in evidence.records.values():
         part(record, "constructor").values.clear()
-    assert judge(evidence).outcome is Outcome.PASS
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.ERROR
+    assert "vocab_size upstream's default, asked 128" in verdict.reason
 
 
 def test_another_order_of_ranks_is_an_error_with_both_places() -> None:

@@ -5,11 +5,11 @@ Ranks ask it before they compute, and whoever plans a control: one with which no
 
 from __future__ import annotations
 
+from harness.core.cell.axis_values import BUILT_IN_TRAINERS
 from harness.core.cell.config import CellConfig
 from harness.core.packing.arithmetic import MicroBatch
 from harness.core.peft import LORA
 
-_TRAINERS = ("harness", "megatron", "bridge", "skyrl")  # plug-ins may divide the loss otherwise
 # On one core float64 matrices are multiplied at 5 to 20 GFLOP/s: half a minute to two.
 _MOST_FLOPS = 5e11
 _MOST_BYTES = 4 * 2**30
@@ -20,7 +20,7 @@ def not_modelled_in(config: CellConfig) -> str:
     model = config.model
     wanted = (
         ("dtype", config.dtype != "fp32" and model.moe is not None and f"{config.dtype} with experts"),
-        ("trainer", config.trainer not in _TRAINERS and config.trainer),
+        ("trainer", config.trainer not in BUILT_IN_TRAINERS and config.trainer),  # it may divide the loss otherwise
         ("model.builder", model.builder),
         ("model.pattern", model.pattern),
         ("model.vision", model.vision is not None and "images"),

@@ -1,7 +1,7 @@
 """Base class of stubs of the model, with which upstream's step is called to fetch a batch.
 
-A stub has what upstream reads of a model. A checkout may read more, or the same by another name: what upstream then
-raises is no failure of its own, since its model may have that name.
+A stub has what upstream reads of a model. A checkout may read more, or the same under another name. The error that it
+then raises does not show that it is wrong: its own model may have that name.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def first_collectives(device: Device) -> list[str]:
 
 
 def upstream_fields(config: CellConfig) -> dict[str, Any]:
-    """All fields of upstream's configuration that the cell sets; fields of model parts come last and win."""
+    """All fields of upstream's configuration that the cell sets: what it asks for, and how it is computed."""
     layout, dtype = config.layout, DTYPES[config.dtype]
     dispatcher = config.model.moe.dispatcher if config.model.moe else "alltoall"
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from harness.core.cell.asked import constructor_arguments, optimizer_fields
+from harness.core.cell.asked import constructor_arguments, optimizer_fields, weight_decay
 from harness.core.cell.axis_values import TE_KINDS
 from harness.core.cell.config import CellConfig
 from harness.core.cell.reports import log_interval
@@ -25,7 +25,6 @@ _OF_PROBE = (
     "embedding_init_method",
     "variable_seq_lengths",  # train_step passes the length of the step's rows to the schedule
 )
-_WEIGHT_DECAY = 0.01  # Megatron's default
 
 
 def container(config: CellConfig, folder: Path, device: Device) -> Any:
@@ -38,7 +37,7 @@ def container(config: CellConfig, folder: Path, device: Device) -> Any:
 def _container(config: CellConfig, folder: Path, device: Device) -> Any:
     from megatron.bridge.training import config as upstream
 
-    decay = config.args.numbers().get("weight_decay", _WEIGHT_DECAY)
+    decay = weight_decay(config)
     return upstream.ConfigContainer(
         model=_model(config),
         dataset=data_config(folder, config),
