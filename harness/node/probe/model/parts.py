@@ -15,7 +15,6 @@ import megatron.core.package_info as package_info
 import megatron.core.transformer.transformer_config as upstream_config
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -30,9 +29,6 @@ from harness.node.probe.model.groups import without_groups
 from harness.node.probe.model.hybrid import MODULE as HYBRID_MODULE
 from harness.node.probe.model.hybrid import numbered_layers, unsupported_hybrid
 from harness.node.probe.model.norm import RMSNorm
-
-# Of packed rows, what the harness's own attention reads.
-_NEEDED_OF_PARAMS = ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded")
 
 
 def unsupported_parts(config: CellConfig) -> Unavailable:
@@ -51,9 +47,6 @@ def unsupported_parts(config: CellConfig) -> Unavailable:
         prediction: Any = importlib.import_module("megatron.core.transformer.multi_token_prediction")
         if not takes(prediction.roll_tensor, "packed_seq_params"):  # then GPTModel refuses it
             reason = f"{release} has no roll_tensor(packed_seq_params): model.mtp in packed rows needs 0.16 or later"
-    packed = _NEEDED_OF_PARAMS if config.style.packed else ()
-    if absent := next((name for name in packed if not takes(PackedSeqParams, name)), None):
-        reason = f"{release} has no PackedSeqParams.{absent}"
     if reason:
         return lacking("megatron.core", Rejection(rule="stack.model", reason=reason, source=STACK_UNDER_TEST))
     if config.model.hybrid and (missing := module_unavailable(HYBRID_MODULE, "megatron.core", "HybridModel")):

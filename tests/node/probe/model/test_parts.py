@@ -120,20 +120,12 @@ def test_what_no_argument_asks_for_is_rejected_and_in_a_checkout_missing(
     assert parts.unsupported_parts(CellConfig(layout=Layout(), data_path="reference")) is None
 
 
-PACKED = CellConfig(layout=Layout(), data_path="reference")
 HYBRID = CellConfig(layout=Layout(), data_path="reference", model=ModelConfig(pattern="*-*-"))
 
 
 @pytest.mark.parametrize(
     ("cell", "module", "name", "without", "expected"),
     [
-        (
-            PACKED,
-            parts,
-            "PackedSeqParams",
-            make_dataclass("Renamed", ["cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_pad"]),
-            "PackedSeqParams.cu_seqlens_q_padded",
-        ),
         (HYBRID, hybrid_model, "HybridModel", None, "megatron.core.models.hybrid.hybrid_model.HybridModel"),
         (
             GROUPS,
