@@ -62,6 +62,6 @@ def test_a_cell_with_another_model_than_its_control_is_an_error_with_both_values
         ("rotary", 2): Outcome.ERROR,
     }, done.stdout
     other = "the model is not the control's"
-    assert found["epsilon", 2].reason == f"{other}: layernorm_epsilon 0.001, control upstream's default"
+    assert found["epsilon", 2].reason == f"{other}: layernorm_epsilon 0.001, control 1e-05"
     assert found["rotary", 2].reason == f"{other}: rotary_percent 0.5, control upstream's default"
     assert done.returncode == 3, done.stdout
