@@ -111,8 +111,10 @@ def commit_of(checkout: Checkout, *, fetch: bool) -> str:
 
 def why_other(checkout: Checkout) -> str:
     """Why a working tree cannot be one of the project; empty for one that can, and for a commit."""
+    if checkout.ref:
+        return ""
     signs = PROJECTS[checkout.package].signs
-    if checkout.ref or any((Path(checkout.repository) / sign).exists() for sign in signs):
+    if any((Path(checkout.repository) / sign).exists() for sign in signs):
         return ""
     return f"{checkout.repository} is no working tree of {checkout.package}: it has no {signs[0]}"
 
