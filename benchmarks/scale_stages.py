@@ -9,10 +9,11 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
+from harness.core.cell.asked import asked
 from harness.core.run.events import CellFinished, CellStarted, Event, Finished, Loaded, Started
 from harness.core.run.journal import note
 from harness.core.run.record_file import write_record
-from harness.core.run.records import RankRecord
+from harness.core.run.records import BuiltSeen, RankRecord
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import PlannedCell, RunPlan
 
@@ -160,9 +161,10 @@ class SimulatedAgent:
         self.recording += processor() - begin
 
 
-def _as(record: RankRecord, of: RunPlan, cell: PlannedCell, *, wrong: bool) -> RankRecord:
-    """The record under the name of another cell; `wrong`: with twice the gradient norm."""
-    changed = replace(record, cell=cell.id, run_id=of.run_id)
+def _as(record: RankRecord, plan: RunPlan, cell: PlannedCell, *, wrong: bool) -> RankRecord:
+    """The record under the name of another cell, with its learning rate; `wrong`: with twice the gradient norm."""
+    built = [BuiltSeen(of=of, values=values) for of, values in asked(cell.config).items()]
+    changed = replace(record, cell=cell.id, run_id=plan.run_id, built=built)
     if wrong:
         changed.steps = [replace(step, grad_norm=2 * (step.grad_norm or 0.0)) for step in record.steps]
     return changed
