@@ -73,7 +73,7 @@ def _report(outcomes: dict[str, Outcome]) -> Report:
     """A report of the matrix `m` whose cells ended so, by id without hash; each has a control."""
     report = sample_report()
     cell = replace(report.cells[0], lanes=dict.fromkeys(Lane, LaneVerdict.PASS), findings=[])
-    roles = {"cell": "0a", "control": "0b"}
+    roles = {"cell": "0" * 8, "control": "1" * 8}
     made = ((f"{name}-{roles[role]}", outcome, role) for name, outcome in outcomes.items() for role in roles)
     cells = [
         replace(cell, id=name, outcome=outcome, role=role, reproduce=f"harness run m.yaml --only {name}")
@@ -93,13 +93,14 @@ def test_what_is_kept_of_runs_is_read_back_and_a_newer_report_replaces_it(counts
     kept = {"m": counts.kept_of(old), "n": counts.kept_of(old)}
     assert counts.read_kept(counts.written(kept)) == kept
     assert [cell.id for cell in kept["m"].cells] == ["x-bad", "clean"]
-    later = replace(_report({"y": Outcome.PASS}), provenance=old.provenance | {"started": "2099-01-01T00:00:00+00:00"})
+    newer = _report({"tp1-pp1-cp1-unpacked": Outcome.PASS})
+    later = replace(newer, provenance=old.provenance | {"started": "2099-01-01T00:00:00+00:00"})
     earlier = replace(later, provenance=old.provenance | {"started": "1999-01-01T00:00:00+00:00"})
     for name, report in (("later", later), ("earlier", earlier)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "report.json").write_text(render_json(report))
     found = counts.newest(tmp_path, kept)
-    assert ([cell.id for cell in found["m"].cells], found["n"]) == (["y"], kept["n"])
+    assert ([cell.id for cell in found["m"].cells], found["n"]) == (["tp1-pp1-cp1-unpacked"], kept["n"])
 
 
 def test_the_page_is_that_of_the_runs_kept_beside_it(
