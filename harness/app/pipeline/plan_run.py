@@ -23,6 +23,7 @@ from harness.infra.console import say
 from harness.infra.inputs.cluster_file import cluster_of
 from harness.infra.inputs.matrix_file import read_matrix
 from harness.infra.inputs.overrides import overriding
+from harness.infra.inputs.shipped import matrix_word
 from harness.infra.inputs.yaml_file import dump
 from harness.infra.launchers import launcher_for
 from harness.infra.local_launcher import end_without_agent
@@ -117,7 +118,7 @@ def plan_run(request: PlanRequest, source: Source | None = None, begin: Begin | 
 
         expansion = with_fault(expansion, request.fault)
     plan = plan_cells(
-        expansion, name=matrix.name, file=str(request.matrix), command=request.command, run_id=source.run_id
+        expansion, name=matrix.name, file=matrix_word(request.matrix), command=request.command, run_id=source.run_id
     )
     chosen = [*request.only, *filter(None, [request.expression])]
     plan = replace(

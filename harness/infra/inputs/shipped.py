@@ -33,6 +33,11 @@ def matrix_path(name: str) -> Path:
     return found if "/" not in name and not exists(path) and is_file(found) else path
 
 
+def matrix_word(path: Path) -> str:
+    """What `matrix_path` reads as this file: a shipped one by its name, since it lies elsewhere on other machines."""
+    return path.stem if path.parent == shipped("matrices") else str(path)
+
+
 def require_matrix(path: Path) -> None:
     """InputError, with the nearest name, when there is no such matrix file."""
     try:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TextIO
 
 from harness.infra import screen
+from harness.infra.inputs.shipped import matrix_path
 from harness.judge.report.annotations import annotation_lines
 from harness.judge.report.model import Report
 from harness.judge.report.render_markdown import render_markdown
@@ -33,7 +34,7 @@ def write_ci_output(report: Report, environment: Mapping[str, str], stream: Text
 
 def _in_workspace(file: str, workspace: str) -> str:
     """The path relative to the repository."""
-    path = Path(file).resolve()
+    path = matrix_path(file).resolve()
     return str(path.relative_to(workspace)) if workspace and path.is_relative_to(workspace) else file
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.infra.inputs.shipped import checkout, matrix_path, shipped
+from harness.infra.inputs.shipped import checkout, matrix_path, matrix_word, shipped
 
 
 @pytest.mark.parametrize("name", ["smoke", "smoke.yaml"])
@@ -16,6 +16,15 @@ def test_a_shipped_matrix_is_found_by_its_name(
     monkeypatch.chdir(tmp_path)
     assert checkout() == root
     assert matrix_path(name) == root / "matrices" / "smoke.yaml"
+
+
+def test_a_shipped_matrix_is_said_by_its_name_and_another_file_by_its_path(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert matrix_word(matrix_path("smoke")) == "smoke"
+    for path in (Path("matrices/smoke.yaml"), tmp_path / "smoke.yaml"):
+        assert matrix_word(path) == str(path)
 
 
 def test_a_file_takes_precedence_over_a_shipped_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
