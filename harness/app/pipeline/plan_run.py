@@ -21,8 +21,7 @@ from harness.core.stack import DEFAULT, ReadyStack, Stack
 from harness.core.text.secrets import redacted, without_secrets
 from harness.infra.console import say
 from harness.infra.inputs.cluster_file import cluster_of
-from harness.infra.inputs.matrix_file import read_matrix
-from harness.infra.inputs.overrides import overriding
+from harness.infra.inputs.overrides import read_overridden
 from harness.infra.inputs.shipped import matrix_word
 from harness.infra.inputs.yaml_file import dump
 from harness.infra.launchers import launcher_for
@@ -100,7 +99,7 @@ def new_run_id(name: str) -> str:
 
 
 def read_source(request: PlanRequest) -> Source:
-    matrix = read_matrix(request.matrix, overriding(request.settings))
+    matrix = read_overridden(request.matrix, request.settings)
     cluster, file = cluster_of(matrix, request.cluster)
     return Source(run_id=new_run_id(matrix.name), matrix=matrix, cluster=cluster, cluster_file=file)
 

@@ -4,12 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from harness.core.errors import InputError, Problem
 from harness.infra.inputs import yaml_file
+from harness.infra.inputs.matrix_file import read_matrix
+from harness.plan.matrix.load import Matrix
 
 _AXES = "matrix"
+
+
+def read_overridden(path: Path, settings: Sequence[str]) -> Matrix:
+    """The matrix in a file with the settings of `--set`, which a problem of their keys names instead of the file."""
+    try:
+        return read_matrix(path, overriding(settings))
+    except InputError as error:
+        keys = tuple(setting.partition("=")[0] for setting in settings)
+        raise InputError([_of_option(problem, keys) for problem in error.problems]) from error
+
+
+def _of_option(problem: Problem, keys: Sequence[str]) -> Problem:
+    """`--set KEY` in place of file and line if the problem is that of a key, or below one."""
+    of_key = any(problem.key == key or (problem.key or "").startswith((f"{key}.", f"{key}[")) for key in keys)
+    return replace(problem, file=None, line=None, key=f"--set {problem.key}") if of_key else problem
 
 
 def overriding(settings: Sequence[str]) -> Callable[[Any], Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from harness.core.errors import InputError
-from harness.infra.inputs.matrix_file import read_matrix
-from harness.infra.inputs.overrides import overriding
+from harness.infra.inputs.overrides import overriding, read_overridden
 from harness.plan.expansion.expand import expand
 
 TEXT = "name: small\ntrain: {steps: 2}\nmatrix: {tp: [1], packing: reference}\n"
@@ -17,7 +17,7 @@ TEXT = "name: small\ntrain: {steps: 2}\nmatrix: {tp: [1], packing: reference}\n"
 def test_settings_reach_sections_and_axes_and_leave_the_rest(tmp_path: Path) -> None:
     (tmp_path / "m.yaml").write_text(TEXT)
     settings = ["train.steps=5", "matrix.tp=[1, 2]", "matrix.model.layers=[2, 4]", "documents.mode=plain"]
-    matrix = read_matrix(tmp_path / "m.yaml", overriding(settings))
+    matrix = read_overridden(tmp_path / "m.yaml", settings)
     assert matrix.train.steps == 5
     assert matrix.documents.mode == "plain"
     cells = expand(matrix).cells
@@ -29,10 +29,26 @@ def test_settings_reach_sections_and_axes_and_leave_the_rest(tmp_path: Path) -> 
     }
 
 
-def test_a_key_that_does_not_exist_gets_the_files_own_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("train.stepz=5", "--set train.stepz: unknown key (allowed: steps, "),
+        ("matrix.tp=[1, 0]", "--set matrix.tp[1]: must be at least 1 (found 0)"),
+        ("train={seq_length: 0}", "--set train.seq_length: must be at least 4 (found 0)"),
+    ],
+)
+def test_a_problem_of_a_setting_names_the_option_and_not_a_line_of_the_file(
+    tmp_path: Path, setting: str, said: str
+) -> None:
     (tmp_path / "m.yaml").write_text(TEXT)
-    with pytest.raises(InputError, match=r"train.stepz: unknown key .*did you mean 'steps'"):
-        read_matrix(tmp_path / "m.yaml", overriding(["train.stepz=5"]))
+    with pytest.raises(InputError, match=f"^{re.escape(said)}"):
+        read_overridden(tmp_path / "m.yaml", [setting])
+
+
+def test_a_problem_of_the_file_beside_a_setting_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text(TEXT.replace("tp", "tpp"))
+    with pytest.raises(InputError, match=r"m.yaml:3: matrix.tpp: "):
+        read_overridden(tmp_path / "m.yaml", ["matrix.tp=[1]"])
 
 
 @pytest.mark.parametrize("setting", ["steps", "=5", "train.=5", ".steps=5", ""])
