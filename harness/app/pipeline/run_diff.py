@@ -78,6 +78,7 @@ def _past(cell: CellHistory) -> Past:
         last=Point(run_id=cell.run_id, started=cell.started, version=cell.version),
         first=Point(run_id=cell.since_run, started=cell.since, version=cell.since_version),
         before=before if cell.before_run else None,
+        check=cell.check,
     )
 
 

@@ -48,6 +48,7 @@ class CellHistory:
     before_version: str  # of the last run before the streak, which had the other colour; empty when there is none
     before_run: str
     before: str  # when that one started
+    check: str  # of its first finding in the last run that decided; empty without findings
 
     @property
     def green(self) -> bool:
@@ -145,6 +146,7 @@ turned AS (
     ORDER BY o.started DESC, o.id DESC LIMIT 1) AS other
   FROM decided d JOIN cells c ON c.id = d.last)
 SELECT t.name, t.outcome, r.run_id, t.started, t.version,
+  (SELECT "check" FROM findings WHERE cell = t.id ORDER BY position LIMIT 1) AS "check",
   o.version AS before_version, o.started AS before, br.run_id AS before_run,
   f.started AS since, f.version AS since_version, fr.run_id AS since_run
 FROM turned t JOIN runs r ON r.id = t.run

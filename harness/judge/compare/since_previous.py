@@ -7,7 +7,7 @@ alone.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from harness.core.outcomes import ACCEPTED, Outcome
 from harness.judge.compare.cell_pairs import stack_of
@@ -36,6 +36,7 @@ class Past:
     last: Point
     first: Point  # the first run with the same result as all later ones
     before: Point | None  # the last run with the other result
+    check: str = ""  # of its first finding in the last run
 
     @property
     def points(self) -> list[Point]:
@@ -97,7 +98,9 @@ def _cell(report: Report, cell: ReportCell, now: Point, past: Past | None, previ
     if fails:
         since_last = [f"since the last run: {text}" for text in moved(past.last, now)]
         between = [*moved(past.before, past.first), *since_last]
-        return _cell_since(cell, ChangeKind.STILL_FAILING, past.first, past.before, between)
+        other = bool(cell.findings) and cell.findings[0].check != past.check
+        found = _cell_since(cell, ChangeKind.STILL_FAILING, past.first, past.before, between)
+        return replace(found, earlier_check=past.check) if other else found
     if not past.green and cell.outcome in ACCEPTED:
         return _cell_since(cell, ChangeKind.FIXED, past.first, past.before, moved(past.last, now))
     return None

@@ -230,15 +230,18 @@ class CellSince:
     good: str  # start of the last run before that failure; empty: none is known
     good_run: str
     between: list[str] = field(default_factory=list)  # what changed in its stack when it broke, was fixed, or last
+    earlier_check: str = ""  # that failed first in its last run, where another one does now
 
     @property
     def text(self) -> str:
-        """One sentence: since when it fails, the last good run, what changed."""
+        """Since when it fails, the last good run, whether another check failed before, what changed."""
         word = "failed" if self.change is ChangeKind.FIXED else "failing"
-        began = f"{word} since {self.since} (run {self.since_run})"
-        good = f"; last good {self.good} (run {self.good_run})" if self.good_run else "; no passing run known"
-        changed = "; ".join(self.between) or "nothing recorded"
-        return f"{began}{good}; changed in between: {changed}"
+        parts = [f"{word} since {self.since} (run {self.since_run})"]
+        parts.append(f"last good {self.good} (run {self.good_run})" if self.good_run else "no passing run known")
+        parts += [f"in its last run {self.earlier_check} failed first"] if self.earlier_check else []
+        if self.good_run or self.between:
+            parts.append(f"changed in between: {'; '.join(self.between) or 'nothing recorded'}")
+        return "; ".join(parts)
 
 
 @dataclass(frozen=True, kw_only=True)

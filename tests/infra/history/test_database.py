@@ -109,6 +109,16 @@ def test_the_past_of_a_cell_is_its_last_verdict_and_since_when(file: Path) -> No
     )
 
 
+def test_the_past_of_a_cell_that_failed_has_the_check_that_failed_first(file: Path) -> None:
+    run = run_row(sample_report())
+    record(file, run)
+    with opened(file, write=False) as history:
+        found = history.cell_histories(run.matrix, run.device, "9999")
+    failed = {cell.name: cell.findings[0].check for cell in run.cells if cell.outcome == "FAIL"}
+    assert failed
+    assert {name: past.check for name, past in found.items() if not past.green} == failed
+
+
 def test_runs_recorded_out_of_order_are_read_in_order(file: Path) -> None:
     record(file, run_of(5, "FAIL"), run_of(2, "FAIL"), run_of(4, "FAIL"), run_of(3))
     with opened(file, write=False) as history:

@@ -68,6 +68,14 @@ def test_a_cell_that_was_red_still_fails_since_its_first_red_run() -> None:
     assert cell.between == ["since the last run: megatron-lm 5e4fc931ba..d30e165203, 312 commits"]
 
 
+def test_a_cell_that_fails_otherwise_than_before_says_so() -> None:
+    (check,) = (cell.findings[0].check for cell in tonight().cells if cell.id.startswith(OTHER))
+    same, other = (said(tonight(), previous(**{OTHER: replace(RED, check=name)}))[OTHER] for name in (check, "ended"))
+    assert (same.earlier_check, other.earlier_check) == ("", "ended")
+    assert "; in its last run ended failed first; changed in between: since the last run: " in other.text
+    assert "failed first" not in same.text
+
+
 def test_a_cell_that_was_red_and_passes_is_fixed_by_what_changed_since_the_last_red_run() -> None:
     cell = said(tonight(), previous(**{FINE: RED}))[FINE]
     assert cell.change == "fixed"
