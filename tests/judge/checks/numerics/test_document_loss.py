@@ -9,7 +9,7 @@ from harness.core.tolerances import Bound
 from harness.judge.checks.numerics import document_loss
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
-from tests.judge.simulator import at, config_of, evidence_for, place_of, the_only_finding
+from tests.judge.simulator import at, config_of, evidence_for, leg_of, place_of, the_only_finding
 
 
 def _shift(evidence: CellEvidence, document: int, first_token: int, step: int = 0) -> None:
@@ -29,6 +29,20 @@ def test_a_leak_names_document_and_first_token() -> None:
     finding = the_only_finding(evidence, "document_loss")
     assert place_of(finding, "step", "document", "token", "micro_batch") == (0, 3, 1, 0)
     assert finding.where["documents"] == [3]
+    assert finding.fault_class == fault_classes.LEAK
+
+
+def test_later_documents_that_differ_are_no_leak_where_canary_isolation_saw_none() -> None:
+    evidence = evidence_for(config_of("sft", canaries=("isolation",)))
+    (record,) = evidence.records.values()
+    _shift(evidence, document=3, first_token=1)
+    for name in ("isolation", "isolation-middle"):  # whatever the other documents hold
+        leg_of(record, name).documents[3].loss_sum = record.steps[0].documents[3].loss_sum
+    (finding,) = document_loss.check(evidence)
+    assert finding.fault_class == fault_classes.POSITIONS
+    leg_of(record, "isolation").documents[3].loss_sum += 0.2
+    del evidence.__dict__["legs"]  # cached: read it again
+    (finding,) = document_loss.check(evidence)
     assert finding.fault_class == fault_classes.LEAK
 
 
