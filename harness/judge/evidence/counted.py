@@ -1,4 +1,4 @@
-"""What upstream's trainers count of the documents of a step, from the packing plan.
+"""The number of tokens by which a step is divided, as the loss returned it, and what trainers count, from the plan.
 
 | trainer | sum of lengths | sum of squared lengths |
 |---|---|---|
@@ -22,6 +22,16 @@ class Counted(NamedTuple):
 
     tokens: int
     squares: int
+
+
+def returned_tokens(evidence: CellEvidence, step: int) -> list[float | None]:
+    """Per tp rank: what the losses of a step returned, over replicas and context ranks; None if none returned any."""
+    totals: list[float | None] = []
+    for tp in range(evidence.layout.tp):
+        found = [seen.returned_tokens for _, seen in evidence.step_records(step, pp=evidence.last_stage, tp=tp)]
+        counts = [count for count in found if count is not None]
+        totals.append(sum(counts) if counts else None)
+    return totals
 
 
 def counted(evidence: CellEvidence, step: int, packed: bool) -> Counted:

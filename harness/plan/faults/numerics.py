@@ -129,7 +129,7 @@ NORMALISATION: tuple[FaultSpec, ...] = (
         layout=_ONE,
         why="one rank with micro-batches of unequal token counts",
         lane=Lane.NUMERICS,
-        checks=("parameter_gradients", "grad_norm"),
+        checks=("token_count", "parameter_gradients", "grad_norm"),
         where={"step": 0},
     ),
     FaultSpec(
@@ -140,7 +140,7 @@ NORMALISATION: tuple[FaultSpec, ...] = (
         layout=_CP,
         why="needs a second rank with unmasked tokens",
         lane=Lane.NUMERICS,
-        checks=("parameter_gradients", "grad_norm"),
+        checks=("token_count", "parameter_gradients", "grad_norm"),
         where={"step": 0},
     ),
     FaultSpec(

@@ -63,7 +63,7 @@ def test_sft_of_later_checkouts_passes_and_rows_of_a_micro_batch_are_merged_from
             "        loss = 2 * torch.sum(losses * loss_mask)\n",
             "grad_norm",
         ),
-        ("num_tokens = loss_mask.sum()", "num_tokens = (2 * loss_mask).sum()", "gradient_scale"),
+        ("num_tokens = loss_mask.sum()", "num_tokens = (2 * loss_mask).sum()", "token_count"),
     ],
 )
 def test_the_loss_is_that_of_the_script(right: str, wrong: str, check: str, tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Exact: the tokens that count in the loss, its denominator, per step and document, in canary legs too."""
+"""Exact: the tokens that count in the loss, per step and document, in canary legs too, and the number that it returns.
+
+Gradients are divided by the last.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,15 @@ from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.diagnosis.ratios import factors_of, ratio_name
 from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.counted import returned_tokens
 from harness.judge.evidence.leg_evidence import LegEvidence
+from harness.judge.evidence.moe_router import counted_tokens
 from harness.judge.stats.distance import exactly
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
     for step in evidence.finished_steps:
-        findings = _documents(evidence, step) + _step(evidence, step)
+        findings = _documents(evidence, step) + _step(evidence, step) or _returned(evidence, step)
         if findings:
             return findings  # later steps only repeat the first
     legs = (leg for leg in evidence.legs.values() if leg.leg.model)
@@ -73,12 +78,34 @@ def _step(evidence: CellEvidence, step: int) -> list[CheckFinding]:
     return []
 
 
-def _fault_class(evidence: CellEvidence, step: int, found: int | None, right: int) -> str:
-    name = ratio_name(found / right, factors_of(evidence, step), screen=0.0) if found and right else None
+def _returned(evidence: CellEvidence, step: int) -> list[CheckFinding]:
+    config = evidence.cell.config
+    right = counted_tokens(evidence, step) * (config.layout.cp if config.path.loss_on_every_context_rank else 1)
+    for tp, found in enumerate(returned_tokens(evidence, step)):
+        if found is None and (config.path.counted != "labels" or config.trainer == "skyrl"):
+            continue  # a loss that is divided before it is returned
+        if found == right and config.path.counted:
+            continue
+        name = _ratio(evidence, step, found, right)
+        number = "no number of tokens" if found is None else f"{found:g} tokens"
+        wanted = f"{right:g} by the packing plan" if config.path.counted else "none, since it is divided already"
+        message = f"the losses of step {step} return {number} on all ranks, expected {wanted}"
+        message += f"; the ratio is {name}" if name else ""
+        where = {"stage": evidence.last_stage, "tp": tp, "step": step} | ({"ratio": name} if name else {})
+        return [_finding(message, _fault_class(evidence, step, found, right), where, found, right)]
+    return []
+
+
+def _ratio(evidence: CellEvidence, step: int, found: float | None, right: float) -> str | None:
+    return ratio_name(found / right, factors_of(evidence, step), screen=0.0) if found and right else None
+
+
+def _fault_class(evidence: CellEvidence, step: int, found: float | None, right: float) -> str:
+    name = _ratio(evidence, step, found, right)
     return f"{fault_classes.NORMALISATION}: {name}" if name else fault_classes.TOKEN_COUNT
 
 
-def _finding(message: str, fault_class: str, where: dict[str, Any], found: int | None, right: int) -> CheckFinding:
+def _finding(message: str, fault_class: str, where: dict[str, Any], found: float | None, right: float) -> CheckFinding:
     return CheckFinding(
         fault_class=fault_class,
         message=message,

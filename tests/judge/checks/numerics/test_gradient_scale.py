@@ -44,36 +44,6 @@ def test_the_rounding_of_bf16_is_no_factor() -> None:
     assert check(scaled(evidence_for(config_of("sft")), 1 + 2.0**-9)) == []
 
 
-def test_a_returned_number_of_tokens_that_is_not_the_plans_is_found_in_every_step() -> None:
-    evidence = evidence_for(config_of("sft", dp=2))
-    for record in evidence.records.values():
-        record.steps[1].returned_tokens = 2 * (record.steps[1].returned_tokens or 0)
-    finding = the_only_finding(evidence, "gradient_scale")
-    assert "the losses of step 1 return" in finding.message
-    assert finding.message.endswith("by the packing plan; the ratio is x dp or micro-batches")
-
-
-def test_one_rank_that_returns_other_tokens_is_enough() -> None:
-    evidence = evidence_for(config_of("sft", tp=2, cp=2))
-    evidence.records[1].steps[0].returned_tokens = 1.0
-    assert place_of(the_only_finding(evidence, "gradient_scale"), "tp", "step") == (1, 0)
-
-
-def test_a_loss_that_returns_no_number_where_gradients_are_divided_by_it() -> None:
-    evidence = evidence_for(config_of("sft"))
-    for step in evidence.records[0].steps:
-        step.returned_tokens = None
-    assert "return no number of tokens" in the_only_finding(evidence, "gradient_scale").message
-
-
-def test_a_loss_that_is_divided_before_it_is_returned_has_none() -> None:
-    evidence = evidence_for(config_of("nemo_rl"))
-    assert check(evidence) == []
-    evidence.records[0].steps[0].returned_tokens = 8.0
-    (finding,) = check(evidence)
-    assert "expected none, since it is divided already" in finding.message
-
-
 def test_a_factor_that_was_not_recorded_leaves_the_cell_undecided() -> None:
     evidence = evidence_for(config_of("sft"))
     evidence.records[0].gradient_scales = []
