@@ -18,7 +18,8 @@ def explain(word: str, run: str, run_parent: Path) -> int:
     from harness.infra.inputs.reference import reference
 
     entries = [*reference(), *stack_entries()]
-    found = [entry for entry in entries if entry.name.lower() in (word.lower(), recipe_name(word))]
+    names = {word.lower(), recipe_name(word)}
+    found = [entry for entry in entries if not names.isdisjoint(name.lower() for name in entry.names)]
     if found:
         texts = ("\n".join(screen.beside(head, said) for head, said in entry.rows) for entry in found)
         screen.out("\n\n".join(texts))
@@ -28,7 +29,7 @@ def explain(word: str, run: str, run_parent: Path) -> int:
         return EXIT_PASS
     near = difflib.get_close_matches(word, dict.fromkeys(entry.name for entry in entries), n=3)
     hint = f"did you mean {', '.join(near)}?" if near else None
-    allowed = "a rule, check, failure class, fault, key of a matrix, recipe or term, or a cell of a run"
+    allowed = "a rule, check, failure class, fault, outcome, bug, key of a matrix, recipe or term, or a cell of a run"
     raise InputError(Problem(message=f"nothing is known of {word!r}", allowed=allowed, hint=hint))
 
 

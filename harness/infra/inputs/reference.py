@@ -1,4 +1,4 @@
-"""The tables of the documentation as entries by name: rules, checks, failure classes, faults, terms.
+"""The tables of the documentation as entries by name: rules, checks, failure classes, faults, terms, known bugs.
 
 The pages are the ones in docs/, which the wheel contains; tests compare their tables with the code.
 """
@@ -11,9 +11,18 @@ from dataclasses import dataclass
 
 from harness.infra.inputs.shipped import shipped
 
-PAGES = ("rules.md", "checks.md", "failures.md", "glossary.md", "matrix.md", "data_paths.md", "trainers.md")
+PAGES = (
+    "rules.md",
+    "checks.md",
+    "failures.md",
+    "glossary.md",
+    "matrix.md",
+    "data_paths.md",
+    "trainers.md",
+    "scoreboard.md",
+)
 _LINK = re.compile(r"\[([^]]+)]\([^)]*\)")
-_NAME = re.compile(r"`([^`]+)`|\*\*([^*]+)\*\*")
+_NAME = re.compile(r"`([^`]+)`|\*\*([^*]+)\*\*|^ ([A-F][0-9]+) $")  # the last: a bug of the corpus
 _CELL_END = re.compile(r"(?<!\\)\|")
 
 
@@ -25,6 +34,11 @@ class Entry:
     page: str
     section: str
     fields: tuple[tuple[str, str], ...]  # (column, text), without empty ones
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Its name, alone and as a key of a section of the matrix: documents.mode."""
+        return self.name, f"{self.section}.{self.name}"
 
     @property
     def rows(self) -> list[tuple[str, str]]:
@@ -59,8 +73,8 @@ def _entries(page: str, text: str) -> Iterator[Entry]:
             columns = cells
         elif set(line) - set("|- :"):
             fields = tuple((column, said) for column, said in zip(columns[1:], cells[1:]) if said)
-            for ticked, bold in _NAME.findall(_CELL_END.split(line)[1]):
-                yield Entry(name=ticked or bold, page=page, section=section, fields=fields)
+            for names in _NAME.findall(_CELL_END.split(line)[1]):
+                yield Entry(name="".join(names), page=page, section=section, fields=fields)
 
 
 def _plain(cell: str) -> str:
