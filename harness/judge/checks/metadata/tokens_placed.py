@@ -111,7 +111,9 @@ def _content(evidence: CellEvidence, field: str, content: list[_Wrong]) -> Check
     seen = next(item.seen for item in wrong if item.place == first)
     assert seen is not None  # content holds only batches that have the field
     named = seen.first
-    where |= {"field": field} | ({"document": named[0], "token": named[1]} if named else {})
+    where["field"] = field
+    if named:
+        where |= {"padding_slot": named[1]} if named[0] == PAD else {"document": named[0], "token": named[1]}
     edges = boundaries.NOTHING
     if named and field != RETURNED:  # `named` holds slots for log-probabilities
         batch = evidence.plan[first.step][first.at.dp][first.micro_batch].batch

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.records import DocumentLoss
+from harness.core.text.counts import counted
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -61,10 +62,12 @@ def _tokens_finding(
     document = min(wrong, key=lambda item: (item == PAD, item))
     count, right = found.get(document, _NONE).tokens, wrong[document]
     kind = "slots outside documents" if document == PAD else f"tokens of document {document}"
+    documents = sorted(wrong.keys() - {PAD})
+    more = f"; {counted(len(documents), 'document')} differ" if len(documents) > (document != PAD) else ""
     return CheckFinding(
         fault_class=fault_classes.PREDICTION,
-        message=f"{count} {kind} count at prediction depth {depth}, not {right}; {len(wrong)} documents differ",
-        where=_where(evidence, depth, document, sorted(wrong)),
+        message=f"{count} {kind} count at prediction depth {depth}, not {right}{more}",
+        where=_where(evidence, depth, document, documents),
         measured=count,
         bound=right,
     )
@@ -99,7 +102,9 @@ def _against(
 
 
 def _where(evidence: CellEvidence, depth: int, document: int, documents: list[int]) -> dict[str, object]:
-    where: dict[str, object] = {"stage": evidence.last_stage, "step": 0, "depth": depth, "document": document}
+    where: dict[str, object] = {"stage": evidence.last_stage, "step": 0, "depth": depth}
+    if document != PAD:
+        where["document"] = document
     home = evidence.homes[0].get(document)
     if home is not None:
         where |= {"dp": home.dp, "micro_batch": home.micro_batch}
