@@ -30,9 +30,9 @@ def pairs(before: Report, after: Report) -> list[Pair]:
     """Every cell of either run once, in the order of the later run; cells of the earlier run alone come last."""
     ways: tuple[tuple[str, Callable[[Cell], Any]], ...] = (
         ("", lambda cell: cell.id),
-        ("by its name: its configuration differs", lambda cell: cell.id.rpartition("-")[0]),
-        ("by its name: a fault was injected", _sound_name),
-        ("by its axes: its stack has another name", lambda cell: _without_stack(cell.axes)),
+        ("by name: the configuration differs", lambda cell: cell.id.rpartition("-")[0]),
+        ("by name: a fault was injected", _sound_name),
+        ("by axes: the stack has another name", lambda cell: _without_stack(cell.axes)),
     )
     old: list[Cell] = [*before.cells, *before.rejected]
     later: list[Cell] = [*after.cells, *after.rejected]

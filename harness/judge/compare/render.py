@@ -34,8 +34,10 @@ def counts_text(comparison: Comparison) -> str:
 
 
 def outcomes_text(cell: CellChange) -> str:
-    """ "PASS -> FAIL"; for a cell that only one run has, its outcome."""
-    return " -> ".join(one.value for one in (cell.before, cell.after) if one)
+    """ "PASS -> FAIL"; for a cell that only one run has, "PASS -> gone" or "new: PASS"."""
+    if cell.before is None:
+        return f"new: {cell.after}"
+    return f"{cell.before} -> {cell.after or 'gone'}"
 
 
 def groups(comparison: Comparison) -> dict[ChangeKind, list[CellChange]]:

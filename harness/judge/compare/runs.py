@@ -20,6 +20,7 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 from harness.core.outcomes import ACCEPTED, DECIDED, SOUND, Finding, LaneVerdict, Outcome, Severity
+from harness.core.text.counts import counted
 from harness.core.tolerances import SLOWER_RUN, Bound
 from harness.judge.compare.cell_pairs import (
     Pair,
@@ -134,7 +135,7 @@ def compare_runs(before: Report, after: Report, *, slower: Bound = SLOWER_RUN) -
         ],
         counts={change: seen[change] for change in ChangeKind if seen[change]},
         verdict=_verdict(cells),
-        notes=[*_coverage(cells), *_order(sides), *_notes(before, after, sides)],
+        notes=[*_coverage(cells), *_order(sides), *_notes(before, after, sides), *_matched(cells)],
         lost=[cell.id for cell in cells if _is_lost(cell)],
     )
 
@@ -209,6 +210,12 @@ def _notes(before: Report, after: Report, sides: tuple[Side, Side]) -> list[str]
     if sides[0].harness != sides[1].harness:
         notes.append(f"different harness: {sides[0].harness} -> {sides[1].harness}")
     return notes
+
+
+def _matched(cells: Sequence[CellChange]) -> list[str]:
+    """How cells were matched that are not the same in both runs, so that "unchanged" says little of them."""
+    ways = Counter(cell.matched for cell in cells if cell.matched)
+    return [f"{counted(count, 'cell')} matched {way}" for way, count in ways.items()]
 
 
 def _bounds(report: Report) -> Callable[[ReportCell], LossCurve]:

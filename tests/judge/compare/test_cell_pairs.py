@@ -27,7 +27,7 @@ def test_a_cell_of_another_configuration_is_matched_by_its_name() -> None:
     cell = cell_of(report, "tp2-pp4-cp1-sft")
     other = replace(report, cells=[replace(cell, id="tp2-pp4-cp1-sft-00000000")])
     (found,) = (pair for pair in pairs(other, report) if pair.before and pair.after and pair.after.id == cell.id)
-    assert found.matched == "by its name: its configuration differs"
+    assert found.matched == "by name: the configuration differs"
 
 
 def test_a_cell_with_an_injected_fault_is_matched_by_its_name_without_it() -> None:
@@ -38,7 +38,7 @@ def test_a_cell_with_an_injected_fault_is_matched_by_its_name_without_it() -> No
     other = replace(sound, id=f"{name}-mbs4-0123abce")  # so that axes decide nothing
     found = pairs(before, replace(before, cells=[broken, other, *before.cells[1:]]))[0]
     assert (found.before, found.after) == (sound, broken)
-    assert found.matched == "by its name: a fault was injected"
+    assert found.matched == "by name: a fault was injected"
 
 
 def test_a_cell_whose_stack_has_another_name_is_matched_by_its_axes() -> None:
@@ -46,7 +46,7 @@ def test_a_cell_whose_stack_has_another_name_is_matched_by_its_axes() -> None:
     cell = cell_of(report, "tp2-pp4-cp1-sft")
     old = replace(cell, id="tp2-pp4-cp1-sft-core-0.17-11111111", axes={**cell.axes, "stack": "core-0.17"})
     (found,) = pairs(replace(report, cells=[old], rejected=[]), replace(report, cells=[cell], rejected=[]))
-    assert found.matched == "by its axes: its stack has another name"
+    assert found.matched == "by axes: the stack has another name"
 
 
 def test_two_that_fit_equally_well_are_not_matched() -> None:
