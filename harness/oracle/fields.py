@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from harness.core.cell import built as core
+from harness.core.layer_pattern import EXPERTS, GATED_DELTA, MAMBA, MIXERS, layers_of
 from harness.core.peft import PeftConfig
 from harness.core.run.records import BuiltSeen
 
@@ -103,6 +104,15 @@ MODELLED: dict[str, dict[str, Modelled]] = {
         "mscale_all_dim": Modelled("0.0"),
         "mtp_num_layers": Modelled("null"),
         "mtp_loss_scaling_factor": Modelled("0.1"),
+        "linear_conv_kernel_dim": Modelled("4"),
+        "linear_key_head_dim": Modelled("128"),
+        "linear_value_head_dim": Modelled("128"),
+        "linear_num_key_heads": Modelled("16"),
+        "linear_num_value_heads": Modelled("32"),
+        "mamba_state_dim": Modelled("128"),
+        "mamba_head_dim": Modelled("64"),
+        "mamba_num_groups": Modelled("8"),
+        "mamba_num_heads": Modelled("null"),
         "cross_entropy_loss_fusion": _only("false"),  # it rounds gradients of logits to bf16 in every dtype
     },
     "constructor": {
@@ -235,19 +245,8 @@ NOT_MODELLED: dict[str, tuple[str, ...]] = {
         "dsa_indexer_use_sparse_loss",
         "dsa_kernel_backend",
     ),
-    "recurrent layers, and layers that differ": (
-        "hybrid_layer_pattern",
-        "is_hybrid_model",
+    "other recurrent layers, and layers that differ": (
         "linear_attention_freq",
-        "linear_conv_kernel_dim",
-        "linear_key_head_dim",
-        "linear_num_key_heads",
-        "linear_num_value_heads",
-        "linear_value_head_dim",
-        "mamba_head_dim",
-        "mamba_num_groups",
-        "mamba_num_heads",
-        "mamba_state_dim",
         "mamba_training_ssm_states_dtype",
         "heterogeneous_block_specs",
         "mtp_hybrid_override_pattern",
@@ -470,6 +469,28 @@ class Experts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeltaNet:
+    """Gated Delta Net: recurrent.py; sizes in elements of a head."""
+
+    heads: int  # of values
+    value: int
+    key_heads: int
+    key: int
+    taps: int  # slots that the convolution sees
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba:
+    """Mamba-2: recurrent.py."""
+
+    heads: int
+    size: int  # elements of a head
+    groups: int
+    state: int  # numbers per element
+    taps: int = 4  # MambaMixer's own default, which no configuration has
+
+
+@dataclass(frozen=True, kw_only=True)
 class Model:
     """All that the oracle's model depends on."""
 
@@ -505,12 +526,19 @@ class Model:
     per_token: bool = True  # whether a loss is divided by the tokens of the step, not of its micro-batch
     stored: torch.dtype = torch.float32  # as ranks hold the initial weights
     adapters: PeftConfig | None = None  # beside linear layers; nothing else trains then
+    pattern: str = ""  # of a hybrid model, a letter per layer: core/layer_pattern.py
+    delta: DeltaNet | None = None
+    mamba: Mamba | None = None
 
     @classmethod
-    def read(cls, built: Sequence[BuiltSeen], adapters: PeftConfig | None = None) -> Model:
-        """From what upstream built, beside which it puts adapters; anything in `uncovered(built)` is ignored."""
+    def read(cls, built: Sequence[BuiltSeen], adapters: PeftConfig | None = None, pattern: str = "") -> Model:
+        """From what upstream built, beside which it puts adapters; anything in `uncovered(built)` is ignored.
+
+        `pattern`: of a hybrid model, as the matrix has it; GPTModel in its place has two of its layers in one.
+        """
         model, given = _Values(built, "model"), _Values(built, "constructor")
-        heads, layers = model["num_attention_heads"], model["num_layers"]
+        heads, letters = model["num_attention_heads"], layers_of(pattern)
+        layers = len(letters) or model["num_layers"]
         window = model["window_size"]
         experts = _experts(model) if model["num_moe_experts"] else None
         return cls(
@@ -547,6 +575,9 @@ class Model:
             per_token=model["calculate_per_token_loss"],
             stored=torch.bfloat16 if model["params_dtype"] == "torch.bfloat16" else torch.float32,
             adapters=adapters,
+            pattern=letters,
+            delta=_delta_net(model) if GATED_DELTA in letters else None,
+            mamba=_mamba(model) if MAMBA in letters else None,
         )
 
     def has_experts(self, number: int) -> bool:
@@ -554,9 +585,19 @@ class Model:
 
         A prediction layer is built like the last layer (Megatron-LM core_v0.19.0, get_gpt_mtp_block_spec).
         """
+        if self.pattern:
+            return self.pattern[number - 1] == EXPERTS
         if self.experts is None or not self.expert_layers:
             return self.experts is not None
         return self.expert_layers[min(number, self.layers) - 1]
+
+    def mixes(self, number: int) -> bool:
+        """Whether layer `number` (from 1) carries something from token to token."""
+        return not self.pattern or self.pattern[number - 1] in MIXERS
+
+    def feeds(self, number: int) -> bool:
+        """Whether layer `number` (from 1) has a feed-forward block or experts."""
+        return not self.pattern or self.pattern[number - 1] not in MIXERS
 
     def is_windowed(self, number: int) -> bool:
         """Whether layer `number` (from 1) has the window (Megatron-LM core_v0.19.0, is_layer_window_attention)."""
@@ -601,6 +642,26 @@ def _latent(model: _Values) -> Latent:
             yarn=yarn if is_yarn else None,
             pairs_in=True,
         ),
+    )
+
+
+def _delta_net(model: _Values) -> DeltaNet:
+    return DeltaNet(
+        heads=model["linear_num_value_heads"],
+        value=model["linear_value_head_dim"],
+        key_heads=model["linear_num_key_heads"],
+        key=model["linear_key_head_dim"],
+        taps=model["linear_conv_kernel_dim"],
+    )
+
+
+def _mamba(model: _Values) -> Mamba:
+    size = model["mamba_head_dim"]
+    return Mamba(
+        heads=model["mamba_num_heads"] or 2 * model["hidden_size"] // size,
+        size=size,
+        groups=model["mamba_num_groups"],
+        state=model["mamba_state_dim"],
     )
 
 

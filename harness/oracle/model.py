@@ -1,6 +1,6 @@
 """The model: embedding, layers, output, and the layers that predict further tokens.
 
-As Megatron-LM core_v0.19.0, GPTModel. Shapes: t slots.
+As Megatron-LM core_v0.19.0, GPTModel and HybridModel. Shapes: t slots.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from harness.core.layer_pattern import ATTENTION, GATED_DELTA, MAMBA
 from harness.oracle.attention import grouped, latent
 from harness.oracle.experts import Routed, mixture
 from harness.oracle.fields import Model
 from harness.oracle.layers import feed_forward, norm
+from harness.oracle.recurrent import delta_net, mamba
 from harness.oracle.rows import Stream
-from harness.oracle.weights import EMBEDDING, FINAL_NORM, OUTPUT, layer_name, prediction_name
+from harness.oracle.weights import EMBEDDING, OUTPUT, final_norm, layer_name, prediction_name
 
 Weights = Mapping[str, Tensor]
 Biases = Mapping[int, Tensor]  # layer, from 1 -> [experts] biases by which its router chooses
@@ -38,7 +40,7 @@ def forward(weights: Weights, model: Model, stream: Stream, biases: Biases) -> F
     outputs = [weights[f"{EMBEDDING}.weight"][stream.tokens]]
     for number in range(1, model.layers + 1):
         outputs.append(_layer(outputs[-1], weights, layer_name(number), number, model, stream, biases, routed))
-    last = norm(outputs[-1], weights, FINAL_NORM, model)
+    last = norm(outputs[-1], weights, final_norm(model), model)
     output = weights[f"{EMBEDDING if model.tied else OUTPUT}.weight"].T
     further, hidden, tokens = [], last, stream.tokens
     for depth in range(1, model.predictions + 1):
@@ -60,19 +62,32 @@ def _layer(
 ) -> Tensor:
     """Attention, then a feed-forward block or experts, each on the normed input and added to it (pre-norm).
 
-    Megatron-LM core_v0.19.0, TransformerLayer. What routers do is added to `routed`.
+    Megatron-LM core_v0.19.0, TransformerLayer; in HybridModel a layer is one of the two. What routers do is added to
+    `routed`.
     """
-    normed = norm(x, weights, f"{at}.input_layernorm", model)
-    if model.latent is None:
-        x = x + grouped(normed, weights, f"{at}.self_attention", model, stream, number)
-    else:
-        x = x + latent(normed, weights, f"{at}.self_attention", model, model.latent, stream, number)
+    if model.mixes(number):
+        x = x + _mixed(x, weights, at, number, model, stream)
+    if not model.feeds(number):
+        return x
     normed = norm(x, weights, f"{at}.pre_mlp_layernorm", model)
     if not model.has_experts(number):
         return x + feed_forward(normed, weights, f"{at}.mlp", model)
     mixed, one = mixture(normed, weights, f"{at}.mlp", number, model, stream, biases[number])
     routed.append(one)
     return x + mixed
+
+
+def _mixed(x: Tensor, weights: Weights, at: str, number: int, model: Model, stream: Stream) -> Tensor:
+    """What a layer carries from token to token: by attention, or in the state of a recurrent layer."""
+    letter = model.pattern[number - 1] if model.pattern else ATTENTION
+    if letter == MAMBA and model.mamba:
+        return mamba(norm(x, weights, f"{at}.norm", model), weights, f"{at}.mixer", model, model.mamba, stream)
+    normed = norm(x, weights, f"{at}.input_layernorm", model)
+    if letter == GATED_DELTA and model.delta:
+        return delta_net(normed, weights, f"{at}.self_attention", model, model.delta, stream)
+    if model.latent is None:
+        return grouped(normed, weights, f"{at}.self_attention", model, stream, number)
+    return latent(normed, weights, f"{at}.self_attention", model, model.latent, stream, number)
 
 
 def _prediction(

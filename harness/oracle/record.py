@@ -52,7 +52,7 @@ def record_of(cell: str, config: CellConfig, built: Sequence[BuiltSeen]) -> Rank
 
 def key_of(config: CellConfig, built: Sequence[BuiltSeen]) -> str:
     """The same for cells of which the oracle computes the same: a digest of all that it reads."""
-    model, settings = Model.read(built, config.model.peft), Optimizer.read(built, config.train.lr)
+    model, settings = Model.read(built, config.model.peft, config.model.pattern), Optimizer.read(built, config.train.lr)
     facts = (model, settings, Schedule.of(config, settings), config.train, config.evaluated, config.dtype)
     digest = hashlib.sha256(repr((*facts, config.path.counted, config.step_mean)).encode())
     limited = model.experts is not None and model.experts.capacity is not None

@@ -98,7 +98,12 @@ def train(config: CellConfig, built: Sequence[BuiltSeen], dtype: torch.dtype = t
     `built`: of the rank's record; what `fields.uncovered` names in it is not computed as upstream does. `dtype`: of
     the model; the optimizer and sums of gradients are in float32 at least.
     """
-    return Oracle(config, Model.read(built, config.model.peft), Optimizer.read(built, config.train.lr), dtype).run()
+    return Oracle(
+        config,
+        Model.read(built, config.model.peft, config.model.pattern),
+        Optimizer.read(built, config.train.lr),
+        dtype,
+    ).run()
 
 
 class Oracle:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor, dtype
 
+from harness.core.layer_pattern import ATTENTION, GATED_DELTA, MAMBA
 from harness.oracle.drawing import initial_weight
-from harness.oracle.fields import Experts, Latent, Model
+from harness.oracle.fields import DeltaNet, Experts, Latent, Mamba, Model
 
-EMBEDDING, OUTPUT, FINAL_NORM = "embedding.word_embeddings", "output_layer", "decoder.final_layernorm"
+EMBEDDING, OUTPUT = "embedding.word_embeddings", "output_layer"
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -17,7 +18,7 @@ def shapes(model: Model) -> Shapes:
     found: Shapes = {f"{EMBEDDING}.weight": (model.vocab, model.hidden)}
     for number in range(1, model.layers + 1):
         found |= _layer(layer_name(number), number, model)
-    found |= _norm(FINAL_NORM, model.hidden, model)
+    found |= _norm(final_norm(model), model.hidden, model)
     for depth in range(1, model.predictions + 1):
         at = prediction_name(depth)
         found |= {f"{at}.eh_proj.weight": (model.hidden, 2 * model.hidden)}
@@ -32,6 +33,11 @@ def shapes(model: Model) -> Shapes:
             found[f"{at}.linear_in.weight"] = (model.adapters.rank, size)
             found[f"{at}.linear_out.weight"] = (out, model.adapters.rank)
     return found
+
+
+def final_norm(model: Model) -> str:
+    """The name of the norm before the output layer."""
+    return "decoder.final_norm" if model.pattern else "decoder.final_layernorm"
 
 
 def layer_name(number: int) -> str:
@@ -51,15 +57,53 @@ def initial_weights(model: Model, seed: int, kind: dtype) -> dict[str, Tensor]:
 
 
 def _layer(at: str, number: int, model: Model) -> Shapes:
-    found = _norm(f"{at}.input_layernorm", model.hidden, model)
+    found: Shapes = {}
+    if model.mixes(number):
+        found |= _mixer(at, model.pattern[number - 1] if model.pattern else ATTENTION, model)
+    if not model.feeds(number):
+        return found
     found |= _norm(f"{at}.pre_mlp_layernorm", model.hidden, model)
-    attention = f"{at}.self_attention"
-    found |= _grouped(attention, model) if model.latent is None else _latent(attention, model, model.latent)
-    if model.softmax == "learnable":
-        found[f"{attention}.core_attention.softmax_offset"] = (model.heads,)
     if model.experts is not None and model.has_experts(number):
         return found | _experts(f"{at}.mlp", model, model.experts)
     return found | _feed_forward(f"{at}.mlp", model.ffn, model)
+
+
+def _mixer(at: str, letter: str, model: Model) -> Shapes:
+    if letter == MAMBA and model.mamba:
+        return _norm(f"{at}.norm", model.hidden, model) | _mamba(f"{at}.mixer", model, model.mamba)
+    found, attention = _norm(f"{at}.input_layernorm", model.hidden, model), f"{at}.self_attention"
+    if letter == GATED_DELTA and model.delta:
+        return found | _delta_net(attention, model, model.delta)
+    found |= _grouped(attention, model) if model.latent is None else _latent(attention, model, model.latent)
+    if model.softmax == "learnable":
+        found[f"{attention}.core_attention.softmax_offset"] = (model.heads,)
+    return found
+
+
+def _delta_net(at: str, model: Model, kind: DeltaNet) -> Shapes:
+    keys, values = kind.key_heads * kind.key, kind.heads * kind.value
+    return {
+        f"{at}.dt_bias": (kind.heads,),
+        f"{at}.A_log": (kind.heads,),
+        f"{at}.in_proj.weight": (2 * keys + 2 * values + 2 * kind.heads, model.hidden),
+        f"{at}.conv1d.weight": (2 * keys + values, 1, kind.taps),
+        **_norm(f"{at}.out_norm", kind.value, model),
+        f"{at}.out_proj.weight": (model.hidden, values),
+    }
+
+
+def _mamba(at: str, model: Model, kind: Mamba) -> Shapes:
+    inner, shared = kind.heads * kind.size, kind.groups * kind.state
+    return {
+        f"{at}.conv1d_weight": (inner + 2 * shared, 1, kind.taps),
+        f"{at}.conv1d_bias": (inner + 2 * shared,),
+        f"{at}.dt_bias": (kind.heads,),
+        f"{at}.A_log": (kind.heads,),
+        f"{at}.D": (kind.heads,),
+        f"{at}.in_proj.weight": (2 * inner + 2 * shared + kind.heads, model.hidden),
+        f"{at}.norm.weight": (inner,),
+        f"{at}.out_proj.weight": (model.hidden, inner),
+    }
 
 
 def _grouped(at: str, model: Model) -> Shapes:

@@ -13,7 +13,7 @@ import transformers.modeling_rope_utils as rope_utils
 from torch import Tensor
 
 from harness.oracle.fields import Model
-from harness.oracle.weights import EMBEDDING, FINAL_NORM, OUTPUT, layer_name
+from harness.oracle.weights import EMBEDDING, OUTPUT, final_norm, layer_name
 
 Tensors = dict[str, Tensor]
 
@@ -44,7 +44,7 @@ def module_of(name: str) -> Any:
 def renamed(tensors: Mapping[str, Tensor], model: Model) -> Tensors:
     """Tensors by global name -> by the names that all these models share."""
     found = {"model.embed_tokens.weight": tensors[f"{EMBEDDING}.weight"]}
-    found["model.norm.weight"] = tensors[f"{FINAL_NORM}.weight"]
+    found["model.norm.weight"] = tensors[f"{final_norm(model)}.weight"]
     if not model.tied:
         found["lm_head.weight"] = tensors[f"{OUTPUT}.weight"]
     for number in range(1, model.layers + 1):

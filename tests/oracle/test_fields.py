@@ -46,13 +46,13 @@ def test_every_field_of_the_installed_release_is_in_a_group() -> None:
 def test_no_field_has_two_answers() -> None:
     harmless, absent, read = (set(chain.from_iterable(table.values())) for table in (HARMLESS, NOT_MODELLED, MODELLED))
     assert absent & read == set()
-    assert harmless & absent == {"hybrid_layer_pattern", "is_hybrid_model"}  # of another model, which has a control
+    assert harmless & absent == set()
     assert harmless & read == {"bias_activation_fusion", "calculate_per_token_loss", "rope_scaling_factor"}
 
 
 def test_the_tables_name_fields_of_the_installed_release_alone() -> None:
     known = set(chain.from_iterable(defaults().values()))
-    absent = {"hybrid_layer_pattern", "logit_dtype"}  # of another model, and of a later release
+    absent = {"logit_dtype"}  # of a later release
     named = chain.from_iterable((*NOT_MODELLED.values(), *MODELLED.values()))
     assert sorted(set(named) - known - absent) == []
 

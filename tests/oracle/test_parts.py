@@ -12,7 +12,7 @@ from torch import Tensor
 from harness.core.peft import PeftConfig
 from harness.oracle.attention import attend, frequencies, rotate
 from harness.oracle.experts import balance_loss, moved_bias, route, z_loss
-from harness.oracle.fields import Experts, Latent, Model, Rotary, Yarn
+from harness.oracle.fields import DeltaNet, Experts, Latent, Mamba, Model, Rotary, Yarn
 from harness.oracle.layers import activation, feed_forward, norm
 from harness.oracle.loss import Divisors, micro_loss, share_of_step
 from harness.oracle.model import forward
@@ -41,6 +41,8 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
         replace(TINY, latent=LATENT, qk_norm=True),
         replace(TINY, predictions=2, prediction_weight=0.3),
         replace(TINY, adapters=PeftConfig(rank=2, alpha=6)),
+        replace(TINY, layers=2, pattern="G-", delta=DeltaNet(heads=2, value=2, key_heads=1, key=2, taps=2)),
+        replace(TINY, layers=3, pattern="M*E", experts=ROUTED, mamba=Mamba(heads=2, size=2, groups=1, state=2)),
     ],
 )
 @pytest.mark.parametrize("per_token", [True, False])

@@ -27,14 +27,19 @@ matrix:
   model.qk_layernorm: false
   model.window: null
   model.softmax: vanilla
+  model.pattern: ""
+  model.layers: 2
   include:
     - &plain {tp: 1, packing: sft, model.moe: null, model.mla: null, model.mtp: null, model.tied: true, model.window: 5,
-        model.qk_layernorm: true, model.softmax: learnable, calculate_per_token_loss: true, dtype: fp32}
+        model.qk_layernorm: true, model.softmax: learnable, calculate_per_token_loss: true, dtype: fp32,
+        model.pattern: "", model.layers: 2}
     - {<<: *plain, packing: reference, calculate_per_token_loss: false, model.moe: *moe}
     - {<<: *plain, model.mla: {rope: yarn}, model.qk_layernorm: false, model.window: null, model.softmax: vanilla}
     - {<<: *plain, model.mtp: {layers: 2}, model.window: null, model.softmax: vanilla,
         model.moe: {topk: 1, score_function: sigmoid, expert_bias: true, bias_rate: 0.01, aux_loss: seq_aux_loss}}
     - {<<: *plain, dtype: bf16, tp: 2, model.softmax: vanilla}
+    - {<<: *plain, tp: 2, model.pattern: GM*E, model.layers: 4, model.moe: *moe, model.window: null,
+        model.softmax: vanilla, model.qk_layernorm: false}
 """
 
 

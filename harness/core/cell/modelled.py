@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from harness.core.cell.axis_values import BUILT_IN_TRAINERS
 from harness.core.cell.config import CellConfig
+from harness.core.layer_pattern import MAMBA
 from harness.core.packing.arithmetic import MicroBatch
 from harness.core.peft import LORA
 
@@ -20,9 +21,10 @@ def not_modelled_in(config: CellConfig) -> str:
     model = config.model
     wanted = (
         ("dtype", config.dtype != "fp32" and model.moe is not None and f"{config.dtype} with experts"),
+        ("dtype", config.dtype != "fp32" and MAMBA in model.pattern and f"{config.dtype} with Mamba"),
         ("trainer", config.trainer not in BUILT_IN_TRAINERS and config.trainer),  # it may divide the loss otherwise
         ("model.builder", model.builder),
-        ("model.pattern", model.pattern),
+        ("model.pattern", model.pattern and model.mtp is not None and f"{model.pattern} with prediction layers"),
         ("model.vision", model.vision is not None and "images"),
         ("model.peft", model.peft is not None and model.peft.method != LORA and model.peft.method),
         ("resume", config.saved_in is not None and config.by_rows and "rows of two layouts"),

@@ -25,6 +25,7 @@ _PER_HEAD, _MAGNITUDE = ".softmax_offset", ".weight_magnitude"
 # Megatron-Bridge puts an adapted layer into a wrapper. Without that in its name, a weight has the values that it has in
 # the model without adapters.
 _WRAPPED = ".to_wrap."
+_CONVOLUTION = re.compile(r"(\.mixer\.conv1d)\.")  # of Mamba: a module until megatron-core 0.18, then two parameters
 TIED_NAME = "embedding.word_embeddings.weight"
 
 
@@ -89,6 +90,7 @@ def named_parameters(
         if shard.dim is not None:
             shard = replace(shard, sections=sections)
         name = (name_in_pattern(name) if is_paired(chunk) else name).replace(_WRAPPED, ".")
+        name = _CONVOLUTION.sub(r"\1_", name)
         own = index if found and expert_split else None
         yield NamedParameter(
             name=name, parameter=parameter, shard=shard, split=split, sections=sections, expert_shard=own
