@@ -42,6 +42,7 @@ REFUSALS = (
 )
 LONE = "lone"  # in place of "record", for a control whose gradients no cell is compared with
 _BY_NAME = ("forms", "modules", "untimed", "same_as")  # mappings whose keys are data
+KINDS = ("drop", "empty", "negate", "nan", "infinity", "zero", "fill", "neighbour")
 _NAN, _INFINITY = {"$float": "nan"}, {"$float": "inf"}  # as core/serialization.py writes them
 Path_ = tuple[Any, ...]
 
@@ -52,7 +53,7 @@ class Change(NamedTuple):
     file: Path
     pattern: str  # e.g. record.steps.*.documents.*.loss_sum
     path: Path_
-    kind: str  # drop | empty | negate | nan | infinity | zero | fill | neighbour
+    kind: str  # of KINDS
     text: str  # the whole file after the change
     differs: frozenset[str]  # patterns of the values that it alters
 
@@ -65,16 +66,16 @@ class Passed:
     tried: dict[str, int]  # pattern -> changes
 
 
-def tamper(run: RunDir, *, each: int = 1, only: tuple[str, ...] = ("",)) -> Passed:
+def tamper(run: RunDir, *, each: int = 1, only: tuple[str, ...] = ("",), kinds: Collection[str] = KINDS) -> Passed:
     """Change every field of a run that passes and judge it each time.
 
-    `each`: places changed per pattern and file. `only`: how patterns begin.
+    `each`: places changed per pattern and file. `only`: how patterns begin. `kinds`: of changes, see Change.
     """
     passed: dict[str, set[str]] = {}
     tried: dict[str, int] = {}
     with _judge_of(run) as judge:
         assert {verdict.outcome for verdict in judge.verdicts.values()} <= GREEN
-        for change in judge.made(changes(run, each, judge.lone, only=only)):
+        for change in judge.made(changes(run, each, judge.lone, only=only, kinds=kinds)):
             tried[change.pattern] = tried.get(change.pattern, 0) + 1
             if judge.unchanged(change.file):
                 for pattern in change.differs:
@@ -218,11 +219,12 @@ def changes(
     *,
     attempt: int | None = None,
     only: tuple[str, ...] = ("",),
+    kinds: Collection[str] = KINDS,
 ) -> Iterator[Change]:
     """Changes of `each` places of every pattern, spread over all files of the run that verdicts depend on.
 
     `lone`: cells whose gradients are compared with no other cell's. `attempt`: whose files; None: each cell's newest.
-    `only`: how patterns begin.
+    `only`: how patterns begin. `kinds`: of changes.
     """
     files = [(file, file.stem) for file in (run.plan, run.report("baseline.json")) if file.exists()]
     for cell in sorted(run.root.glob("cells/*")):
@@ -230,12 +232,15 @@ def changes(
         for folder in (whole.root, whole.resumed.root):
             files += [(file, file.stem) for file in sorted(folder.glob("*.json"))]
             records = sorted(folder.glob("ranks/rank-*.json"))
-            yield from _changes([(file, LONE if cell.name in lone else "record") for file in records], each, only)
+            of_cell = [(file, LONE if cell.name in lone else "record") for file in records]
+            yield from _changes(of_cell, each, only, kinds)
     for file in files:
-        yield from _changes([file], each, only)
+        yield from _changes([file], each, only, kinds)
 
 
-def _changes(files: list[tuple[Path, str]], each: int, only: tuple[str, ...]) -> Iterator[Change]:
+def _changes(
+    files: list[tuple[Path, str]], each: int, only: tuple[str, ...], kinds: Collection[str]
+) -> Iterator[Change]:
     """Changes of files of one kind; values are also taken from the next file and from one half the files away."""
     values = [json.loads(file.read_text(encoding="utf-8")) for file, _ in files]
     places: dict[tuple[str, bool], list[tuple[int, Path_]]] = {}  # fields with a value, and fields without
@@ -250,7 +255,7 @@ def _changes(files: list[tuple[Path, str]], each: int, only: tuple[str, ...]) ->
         for number, path in found[step // 2 :: step][:each]:
             others = {(number + 1) % len(files), (number + len(files) // 2) % len(files)} - {number}
             beside = [values[other] for other in sorted(others)]
-            yield from _changed(*files[number], values[number], beside, path)
+            yield from _changed(*files[number], values[number], beside, path, kinds)
 
 
 def _paths(value: Any, path: Path_) -> Iterator[Path_]:
@@ -280,11 +285,13 @@ def _at(value: Any, path: Path_) -> Any:
     return value
 
 
-def _changed(file: Path, name: str, whole: Any, beside: Sequence[Any], path: Path_) -> Iterator[Change]:
+def _changed(
+    file: Path, name: str, whole: Any, beside: Sequence[Any], path: Path_, kinds: Collection[str]
+) -> Iterator[Change]:
     """Every change of one place; replacing a value by an equal one is not a change."""
     holder, key, pattern = _at(whole, path[:-1]), path[-1], _pattern(name, path)
     before = holder[key]
-    for kind, value in list(_values(whole, beside, path)):
+    for kind, value in [(kind, value) for kind, value in _values(whole, beside, path) if kind in kinds]:
         if kind == "drop":
             differs = frozenset((pattern,))
             kept = list(holder.items()) if isinstance(holder, dict) else list(holder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,6 +14,7 @@ import torch
 from harness.core.data_paths.forbidden import FORBIDDEN_CASES
 from harness.node.data_paths import opt_outs
 from harness.node.data_paths.rules import CASES, Case
+from tests import forked
 
 REFUSED = """
 import json, sys, torch.distributed as dist
@@ -39,11 +39,7 @@ def module(monkeypatch: pytest.MonkeyPatch, name: str, **content: Any) -> None:
 
 
 def test_megatron_refuses_packed_rows_without_transformer_engine_and_accepts_others(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", REFUSED, str(tmp_path)], capture_output=True, text=True
-    )
-    assert done.stdout, done.stderr
-    accepted, message = json.loads(done.stdout.splitlines()[-1])
+    accepted, message = json.loads(forked.run(REFUSED, str(tmp_path)).splitlines()[-1])
     assert accepted == [None, None]
     assert FORBIDDEN_CASES["megatron-local-attention"].named_in(message or "")
 

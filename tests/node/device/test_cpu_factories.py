@@ -5,14 +5,13 @@ Each test runs in a separate process, since stubs cannot be removed.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
 
 from harness.node.device.cpu_factories import rows
+from tests import forked
 
 INSTALL = """
 import threading
@@ -24,7 +23,7 @@ x = torch.ones(2, requires_grad=True)
 
 
 def run(program: str) -> None:
-    subprocess.run([sys.executable, "-W", "ignore", "-c", INSTALL + program], check=True)
+    forked.run(INSTALL + program)
 
 
 def test_devices_are_cpu_and_nothing_is_pinned() -> None:

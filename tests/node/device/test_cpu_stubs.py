@@ -10,6 +10,7 @@ import torch
 from harness.core.frames import CODE, deciding
 from harness.core.packing.arithmetic import zigzag
 from harness.node.device.cpu_stubs import _thd_get_partitioned_indices
+from tests import forked
 
 
 def test_the_partition_stub_is_zigzag_per_document() -> None:
@@ -42,7 +43,7 @@ assert install() == names and len(names) == len(set(names)) > 10, names
 assert torch.ones(1).cuda().device.type == "cpu"
 assert torch.tensor([1], device=torch.cuda.current_device()).tolist() == [1]
 """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
+    forked.run(program)
 
 
 def test_a_rank_on_cuda_refuses_to_run_with_stubs() -> None:
@@ -63,7 +64,7 @@ except RuntimeError as error:
 else:
     raise AssertionError("stubs were not detected")
 """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
+    forked.run(program)
 
 
 def test_torch_dynamo_distinguishes_the_stubs() -> None:

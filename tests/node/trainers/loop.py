@@ -7,10 +7,12 @@ test_trainer_bridge.py.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from tests import forked
 
 PROGRAM = """
 import sys, types, torch, torch.distributed as dist
@@ -185,18 +187,19 @@ kept.end("completed")
 """
 
 
-def record(trainer: str, folder: Path, wrong: str = "") -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, trainer, str(folder), wrong], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads((folder / "ranks" / "rank-00000.json").read_text())
+def record(trainer: str, wrong: str = "") -> dict[str, Any]:
+    """What is recorded of a trainer's loop, with something wrong in it."""
+    found: dict[str, Any] = json.loads(recorded(PROGRAM, trainer, wrong))
     return found
 
 
-def folder(tmp_path: Path, name: str) -> Path:
-    """An attempt's folder."""
-    return tmp_path / "cells" / name / "attempt-1"
+@cache
+def recorded(program: str, *arguments: str) -> str:
+    """The record that a program leaves in a folder, which is its second argument."""
+    with tempfile.TemporaryDirectory() as root:
+        folder = Path(root) / "cells" / "cell" / "attempt-1"
+        forked.run(program, *arguments[:1], str(folder), *arguments[1:])
+        return (folder / "ranks" / "rank-00000.json").read_text()
 
 
 def steps(found: dict[str, Any]) -> list[dict[str, Any]]:

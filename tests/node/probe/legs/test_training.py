@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
+
+from tests import forked
 
 PROGRAM = """
 import json, os, sys, time, torch, torch.distributed as dist
@@ -74,10 +74,8 @@ print(json.dumps({"found": found, "losses": losses, "layers": layers}))
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path_factory.mktemp("step"))]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    printed = forked.run(PROGRAM, str(tmp_path_factory.mktemp("step")))
+    return dict(json.loads(printed.splitlines()[-1]))
 
 
 def test_a_timed_step_neither_reads_from_the_gpu_nor_writes_the_record(said: dict[str, Any]) -> None:

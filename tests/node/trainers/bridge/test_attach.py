@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.node.trainers.bridge.attach import _outermost
-from tests.node.trainers.loop import folder, record, steps
+from tests.node.trainers.loop import record, steps
 
 pytestmark = pytest.mark.train
 
 
-def test_it_records_the_same_as_the_harness_does_of_its_own_loop(tmp_path: Path) -> None:
-    own, found = record("harness", folder(tmp_path, "own")), record("bridge", folder(tmp_path, "upstream"))
+def test_it_records_the_same_as_the_harness_does_of_its_own_loop() -> None:
+    own, found = record("harness"), record("bridge")
     assert steps(found) == steps(own)
     for name in ("parameters", "activations", "layers", "packed_params"):
         assert found[name] == own[name], name
@@ -26,14 +25,14 @@ def test_it_records_the_same_as_the_harness_does_of_its_own_loop(tmp_path: Path)
     assert [one["grad_norm"] for one in found["reported"]] == pytest.approx([s["grad_norm"] for s in own["steps"]])
 
 
-def test_what_upstream_does_not_pass_on_is_not_in_the_record(tmp_path: Path) -> None:
-    found = record("bridge", folder(tmp_path, "none"), "no_params")
+def test_what_upstream_does_not_pass_on_is_not_in_the_record() -> None:
+    found = record("bridge", "no_params")
     assert {batch["params"] for batch in found["batches"]} == {None}
     assert {layer["params"] for layer in found["layers"]} == {None}
 
 
-def test_a_reported_norm_is_recorded_as_it_was_reported(tmp_path: Path) -> None:
-    found = record("bridge", folder(tmp_path, "doubled"), "norm_doubled")
+def test_a_reported_norm_is_recorded_as_it_was_reported() -> None:
+    found = record("bridge", "norm_doubled")
     told, seen = found["reported"][0]["grad_norm"], found["steps"][0]["grad_norm"]
     assert told == pytest.approx(2 * seen)
 
@@ -50,8 +49,8 @@ def test_the_entry_point_is_the_first_function_of_upstream_that_led_here() -> No
     assert _outermost(sys._getframe()) == ""
 
 
-def test_what_is_counted_and_printed_is_recorded(tmp_path: Path) -> None:
-    found = record("bridge", folder(tmp_path, "right"))
+def test_what_is_counted_and_printed_is_recorded() -> None:
+    found = record("bridge")
     assert found["counts_packed"] is True
     assert [(told["flops"], told["packed_tokens"], told["packed_squares"]) for told in found["reported"]] == [
         (70.0, 30, 90),

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.node.trainers.loop import folder, record, steps
+from tests.node.trainers.loop import record, steps
 
 pytestmark = pytest.mark.train
 
 
-def test_it_records_the_same_as_the_harness_does_of_its_own_loop(tmp_path: Path) -> None:
-    own, found = record("harness", folder(tmp_path, "own")), record("megatron", folder(tmp_path, "upstream"))
+def test_it_records_the_same_as_the_harness_does_of_its_own_loop() -> None:
+    own, found = record("harness"), record("megatron")
     assert steps(found) == steps(own)
     assert [seen["after"] for seen in found["evaluations"]] == [1, 2, 2]
     for seen, right in zip(found["evaluations"], own["evaluations"], strict=True):
@@ -30,26 +28,24 @@ def test_it_records_the_same_as_the_harness_does_of_its_own_loop(tmp_path: Path)
         assert told["loss"] == pytest.approx(step["loss_sum"], rel=1e-6)
 
 
-def test_a_micro_batch_too_many_is_counted(tmp_path: Path) -> None:
-    found = record("megatron", folder(tmp_path, "extra"), "extra_micro_batch")
-    own = record("harness", folder(tmp_path, "own"))
+def test_a_micro_batch_too_many_is_counted() -> None:
+    found = record("megatron", "extra_micro_batch")
+    own = record("harness")
     assert found["micro_batches"] == [step["micro_batches"] + 1 for step in own["steps"]]
     assert [step["micro_batches"] for step in found["steps"]] == found["micro_batches"]
 
 
-def test_the_mode_of_modules_is_recorded(tmp_path: Path) -> None:
-    right, left, wrong = (
-        record("megatron", folder(tmp_path, name), name) for name in ("right", "mode_left", "evaluation_trains")
-    )
+def test_the_mode_of_modules_is_recorded() -> None:
+    right, left, wrong = (record("megatron", name) for name in ("right", "mode_left", "evaluation_trains"))
     assert [step["training"] for step in right["steps"]] == [True, True]
     assert [step["training"] for step in left["steps"]] == [True, False]
     assert [[one["training"] for one in found["evaluations"]] for found in (right, wrong)] == [[False] * 3, [True] * 3]
 
 
-def test_a_step_without_an_update_is_recorded(tmp_path: Path) -> None:
+def test_a_step_without_an_update_is_recorded() -> None:
     found, own = (
-        record("megatron", folder(tmp_path, "none"), "no_update"),
-        record("harness", folder(tmp_path, "own")),
+        record("megatron", "no_update"),
+        record("harness"),
     )
     assert steps(found)[0] == steps(own)[0]
     assert steps(found)[1] != steps(own)[1]  # the weights have not moved
@@ -60,8 +56,8 @@ def test_a_step_without_an_update_is_recorded(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_counted_and_printed_is_recorded(tmp_path: Path) -> None:
-    found = record("megatron", folder(tmp_path, "right"))
+def test_what_is_counted_and_printed_is_recorded() -> None:
+    found = record("megatron")
     assert found["counts_packed"] is True
     assert [(told["flops"], told["packed_tokens"], told["packed_squares"]) for told in found["reported"]] == [
         (70.0, 30.0, 90.0),
@@ -72,8 +68,8 @@ def test_what_is_counted_and_printed_is_recorded(tmp_path: Path) -> None:
     ]
 
 
-def test_a_release_that_does_not_count_packed_tokens_is_recorded_as_such(tmp_path: Path) -> None:
-    found = record("megatron", folder(tmp_path, "older"), "older")
+def test_a_release_that_does_not_count_packed_tokens_is_recorded_as_such() -> None:
+    found = record("megatron", "older")
     assert found["counts_packed"] is False
     names = ("packed_tokens", "packed_squares", "printed")
     assert {told[name] for told in found["reported"] for name in names} == {None}

@@ -6,15 +6,12 @@ Model, schedule and optimizer are Megatron's. The real worker: tests/app/matrice
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.node.trainers.loop import folder
 from tests.node.trainers.loop import record as own_record
+from tests.node.trainers.loop import recorded
 
 pytestmark = pytest.mark.train
 
@@ -38,7 +35,7 @@ from harness.node.trainers.skyrl import attach
 from harness.node.trainers.skyrl.documents import examples
 from tests.node.conftest import config
 
-root, wrong = Path(sys.argv[1]), sys.argv[2]
+root, wrong = Path(sys.argv[2]), sys.argv[3]
 torch.set_num_threads(1)
 cpu_stubs.install()
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -142,17 +139,13 @@ kept.end("completed")
 """
 
 
-def record(folder: Path, wrong: str = "") -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, str(folder), wrong], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads((folder / "ranks" / "rank-00000.json").read_text())
+def record(wrong: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(recorded(PROGRAM, "skyrl", wrong))
     return found
 
 
-def test_it_records_the_losses_of_the_harness_own_loop(tmp_path: Path) -> None:
-    own, found = own_record("harness", folder(tmp_path, "own")), record(folder(tmp_path, "upstream"))
+def test_it_records_the_losses_of_the_harness_own_loop() -> None:
+    own, found = own_record("harness"), record()
     for step, right in zip(found["steps"], own["steps"], strict=True):
         assert step["token_count"] == right["token_count"]
         assert [step[name] for name in ("loss_sum", "grad_norm")] == pytest.approx(
@@ -171,8 +164,8 @@ def test_it_records_the_losses_of_the_harness_own_loop(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("wrong", "field"), [("label", "labels"), ("mask_doubled", "loss_mask")])
-def test_a_wrong_field_differs_from_the_plan(tmp_path: Path, wrong: str, field: str) -> None:
-    found = record(folder(tmp_path, wrong), wrong)
+def test_a_wrong_field_differs_from_the_plan(wrong: str, field: str) -> None:
+    found = record(wrong)
     wrong_fields = {
         name for seen in found["batches"] for name in seen if (seen[name] or 0) != 0 and _differs(seen[name])
     }
@@ -183,20 +176,20 @@ def _differs(seen: Any) -> bool:
     return isinstance(seen, dict) and seen["mismatches"] > 0
 
 
-def test_log_probabilities_of_other_slots_are_recorded_as_they_return(tmp_path: Path) -> None:
-    found = record(folder(tmp_path, "gathered"), "gathered")
+def test_log_probabilities_of_other_slots_are_recorded_as_they_return() -> None:
+    found = record("gathered")
     seen = found["batches"][0]
     assert seen["labels"]["mismatches"] == 0 and seen["log_probs"]["mismatches"] > 0
     document, position, slot, other = seen["log_probs"]["first"]
     assert (document, position, slot, other) == (0, 0, 0, 1)
 
 
-def test_what_the_worker_does_not_pass_on_is_not_in_the_record(tmp_path: Path) -> None:
-    found = record(folder(tmp_path, "none"), "no_params")
+def test_what_the_worker_does_not_pass_on_is_not_in_the_record() -> None:
+    found = record("no_params")
     assert {seen["params"] for seen in found["batches"] + found["layers"]} == {None}
 
 
-def test_a_loss_is_recorded_as_the_worker_tells_it(tmp_path: Path) -> None:
-    found = record(folder(tmp_path, "doubled"), "loss_doubled")
+def test_a_loss_is_recorded_as_the_worker_tells_it() -> None:
+    found = record("loss_doubled")
     step, told = found["steps"][0], found["reported"][0]
     assert told["loss"] == pytest.approx(2 * step["loss_sum"] / step["token_count"])
