@@ -14,7 +14,8 @@ import pytest
 from tests.benchmarks.smallest import FOLDER, ON_A_CLUSTER, assert_measures
 
 PLAIN = ("cli", "plan", "history", "judge", "scale")
-TRAINING = ("start", "smoke", "legs", "overhead", "repeats", "soak", "stacks", "calm", "trainer", "bisect")
+TRAINING = ("start", "smoke", "overhead", "repeats", "soak")
+LONG = ("legs", "stacks", "calm", "trainer", "bisect")
 AS_SMOKE = ("thousand",)  # differs from smoke only in its whole size
 
 
@@ -31,11 +32,18 @@ def test_the_table_has_every_benchmark(benchmarks: ModuleType) -> None:
     named = {entry.name: entry for entry in benchmarks.BENCHMARKS}
     parts = {f"bench_slurm_{part}.py" for part in ("failures", "packing", "submit")}  # of bench_slurm.py
     assert {entry.script for entry in named.values()} | parts == {path.name for path in FOLDER.glob("bench_*.py")}
-    assert {*PLAIN, *TRAINING, *AS_SMOKE, *ON_A_CLUSTER} == set(named)
+    assert {*PLAIN, *TRAINING, *LONG, *AS_SMOKE, *ON_A_CLUSTER} == set(named)
     assert {(named[name].script, named[name].always) for name in AS_SMOKE} == {("bench_smoke.py", ())}
 
 
-@pytest.mark.parametrize("name", [*PLAIN, *(pytest.param(name, marks=pytest.mark.train) for name in TRAINING)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *PLAIN,
+        *(pytest.param(name, marks=pytest.mark.train) for name in TRAINING),
+        *(pytest.param(name, marks=[pytest.mark.train, pytest.mark.long]) for name in LONG),
+    ],
+)
 def test_a_benchmark_measures_at_its_smallest_size(name: str, tmp_path: Path) -> None:
     assert_measures(name, tmp_path)
 

@@ -17,9 +17,14 @@ from harness.core.cell.config import CellConfig
 from harness.core.cell.model import ModelConfig, MoeConfig
 from harness.core.serialization import dumps
 from harness.plan.matrix.owned_arguments import owner_of
+from tests import forked
 from tests.node.conftest import config
 from tests.oracle.test_fields import defaults
 
+ASK = """
+import runpy
+runpy.run_module("harness.node.trainers.megatron.arguments", run_name="__main__", alter_sys=False)
+"""
 GIVEN: dict[str, dict[str, tuple[str, ...] | None]] = {
     "accepted": {"clip_grad": ("0.5",), "recompute_granularity": ("selective",)},
     "several words": {"recompute_granularity": ("selective",), "recompute_modules": ("core_attn", "mlp")},
@@ -48,9 +53,7 @@ def problems(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def answers(cells: dict[str, CellConfig], file: Path) -> dict[str, str]:
     """What is wrong with each cell, of those with which something is."""
     file.write_text(dumps(cells))
-    command = [sys.executable, "-W", "ignore", "-m", "harness.node.trainers.megatron.arguments", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, str] = json.loads(forked.run(ASK, str(file)).splitlines()[-1])
     return found
 
 
