@@ -47,6 +47,7 @@ class SeenParams:
     forms: dict[str, TensorForm] = field(default_factory=dict)  # of the cu_seqlens fields that are present
     pad_between_seqs: bool | None = None  # as passed to Transformer Engine; None: it guesses
     max_seqlen_type: str | None = None  # Python type name of max_seqlen_q, "int" when right
+    context_ranks: int | None = None  # over which attention then splits documents; None: as the model was built
 
 
 @dataclass(kw_only=True)

@@ -68,10 +68,10 @@ def problems_of(item: ParamsSeen) -> list[FieldProblem]:
     return value_problems(item.params, item.expected, item.truth.batch.style)
 
 
-def form_problems(seen: SeenParams, style: PackingStyle, device: str | None) -> list[FieldProblem]:
+def form_problems(seen: SeenParams, style: PackingStyle, device: str | None, context_ranks: int) -> list[FieldProblem]:
     """Wrong dtypes, shapes, devices, Python types and formats, which kernels refuse or silently misread.
 
-    `device` is the model's ("cuda:0"), None if not recorded.
+    `device` is the model's ("cuda:0"), None if not recorded. `context_ranks`: of the layout.
     """
     wanted: list[tuple[str, str, Any, Any]] = [("qkv_format", "", seen.qkv_format, "thd")]
     for name, form in seen.forms.items():
@@ -81,6 +81,8 @@ def form_problems(seen: SeenParams, style: PackingStyle, device: str | None) -> 
         wanted.append(("device", name, form.device, device or form.device))
     if seen.max_seqlen_q is not None and not (style.longest_as_tensor and seen.max_seqlen_type == "Tensor"):
         wanted.append(("max_seqlen_type", "", seen.max_seqlen_type, "int"))
+    if seen.context_ranks is not None:
+        wanted.append(("context_ranks", "", seen.context_ranks, context_ranks))
     return [
         FieldProblem(field=field, tensor=name, measured=found, expected=right)
         for field, name, found, right in wanted

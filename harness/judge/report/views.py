@@ -60,7 +60,7 @@ def _state(evidence: CellEvidence, observation: Observation) -> MetadataState:
     if truth is None or truth.params is None:
         return "differs"
     style = evidence.cell.config.style
-    form = form_problems(observation.params, style, observation.device)
+    form = form_problems(observation.params, style, observation.device, evidence.layout.cp)
     return "differs" if value_problems(observation.params, truth.params, style) or form else "ok"
 
 

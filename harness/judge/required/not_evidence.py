@@ -33,6 +33,7 @@ NOT_EVIDENCE: dict[str, str] = {
     "record.gloo_stubs.*": "counted; ranks that share a GPU must have some, and all ranks of a cell the same",
     "record.modules.*": "names of files beside the top module, whose path is judged",
     "record.packed_params.*.pad_between_seqs": "chooses a kernel; all ranks of a replica must have the same",
+    "record.packed_params.*.context_ranks": "with one context rank, 1 says the same as none",
     "record.packed_params.*.forms.*.same_as": "a copy is a warning about a slow kernel; it must have the same values",
     "record.refusal.type": "text that is shown; it must be there if there is a message, which is judged",
     "record.upstream_tests.failures": _TEXT,

@@ -182,7 +182,14 @@ def _seen(params: Any) -> SeenParams:
         forms=_forms({name: tensor for name, tensor in tensors.items() if tensor is not None}),
         pad_between_seqs=getattr(params, "pad_between_seqs", None),
         max_seqlen_type=None if longest is None else type(longest).__name__,
+        context_ranks=_context_ranks(params),
     )
+
+
+def _context_ranks(params: Any) -> int | None:
+    """What Transformer Engine's attention takes for the context-parallel size (core_v0.19.0, TEDotProductAttention)."""
+    group = getattr(params, "cp_group", None)
+    return getattr(params, "local_cp_size", None) if group is None else group.size()
 
 
 def _forms(tensors: dict[str, Any]) -> dict[str, TensorForm]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -96,6 +97,17 @@ def test_params_are_recorded_by_value_and_each_value_once(tmp_path: Path) -> Non
     assert (form.dtype, form.shape, form.device, form.same_as) == ("torch.int32", [3], "cpu", None)
     assert first.forms["cu_seqlens_kv"].same_as == "cu_seqlens_q"
     assert (second.max_seqlen_q, second.max_seqlen_type) == (5, "Tensor")
+
+
+def test_the_context_ranks_of_params_are_those_of_their_group_or_else_their_size(tmp_path: Path) -> None:
+    def seen(**given: object) -> int | None:
+        recorder = _recorder(tmp_path)
+        offsets = torch.tensor([0, 3, 8], dtype=torch.int32)
+        recorder.params(PackedSeqParams(qkv_format="thd", cu_seqlens_q=offsets, cu_seqlens_kv=offsets, **given))
+        return recorder.record.packed_params[0].context_ranks
+
+    group = SimpleNamespace(size=lambda: 4)
+    assert [seen(), seen(local_cp_size=1), seen(local_cp_size=1, cp_group=group)] == [None, 1, 4]
 
 
 def test_forms_distinguish_equal_tensors_from_identical_ones(tmp_path: Path) -> None:

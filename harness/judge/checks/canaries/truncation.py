@@ -45,7 +45,7 @@ def _params(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
             if truth is None or batch.params is None:
                 continue
             params = record.packed_params[batch.params]
-            wrong = [*value_problems(params, truth, style), *form_problems(params, style, device)]
+            wrong = [*value_problems(params, truth, style), *form_problems(params, style, device, evidence.layout.cp)]
             if wrong:
                 return [_params_finding(leg, rank, batch.micro_batch, wrong[0])]
     return []

@@ -20,7 +20,9 @@ from harness.judge.locations import RankLocation, extent, fold, listed
 def check(evidence: CellEvidence) -> list[CheckFinding]:
     groups: dict[int, list[ParamsSeen]] = {}
     for item in evidence.params_seen:
-        if not problems_of(item) and not form_problems(item.params, evidence.cell.config.style, item.device):
+        if not problems_of(item) and not form_problems(
+            item.params, evidence.cell.config.style, item.device, evidence.layout.cp
+        ):
             groups.setdefault(id(item.truth), []).append(item)
     differing: list[tuple[RankLocation, list[str]]] = []
     for members in groups.values():

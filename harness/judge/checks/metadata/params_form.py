@@ -1,6 +1,7 @@
 """Packed params have the form that kernels expect, and unpacked runs have no packed params.
 
-Every cu_seqlens tensor is int32, 1-D and on the model's device; max_seqlen is a Python int, the format thd.
+Every cu_seqlens tensor is int32, 1-D and on the model's device; max_seqlen is a Python int, the format thd. If there is
+a context-parallel group, or a size of one, it is the layout's.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.packed_params import FieldProblem, form_problems
 from harness.judge.locations import RankLocation, extent, fold, unequal
 
-_NAMES = {"max_seqlen_type": "type of max_seqlen"}
+_NAMES = {"max_seqlen_type": "type of max_seqlen", "context_ranks": "number of context ranks in the packed params"}
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
@@ -19,7 +20,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
         return _unpacked(evidence)
     wrong: dict[str, list[tuple[RankLocation, FieldProblem]]] = {}
     for item in evidence.params_seen:
-        for problem in form_problems(item.params, evidence.cell.config.style, item.device):
+        for problem in form_problems(item.params, evidence.cell.config.style, item.device, evidence.layout.cp):
             wrong.setdefault(problem.field, []).extend((place, problem) for place in item.places)
     return [_finding(field, places) for field, places in wrong.items()]
 

@@ -14,6 +14,7 @@ from tests.judge.simulator import alter_params, at, config_of, evidence_for, jud
     [
         ("max_seqlen_type", "Tensor", "int"),
         ("qkv_format", "sbhd", "thd"),
+        ("context_ranks", 2, 1),
     ],
 )
 def test_wrong_type_or_format(field: str, value: Any, expected: Any) -> None:
