@@ -35,7 +35,7 @@ _BOTH = {
     "cpu-bind": _CORES,
     "mem-bind": "it binds the agent of a node, and so all of its ranks, to the memory of some cores; leave it out",
     "hint": f"{_CORES}; for one thread per core write sbatch_flags: [--threads-per-core=1]",
-    "extra-node-info": _CORES,
+    **dict.fromkeys(("extra-node-info", "sockets-per-node", "cores-per-socket"), _CORES),
     "gres-flags": "it binds the agent of a node to the cores beside some GPUs; leave it out",
     "export": "agents need the environment that the job file sets; write env, or --export=ALL,NAME=value",
     **dict.fromkeys(("help", "usage", "version"), "it starts nothing"),
@@ -67,7 +67,7 @@ REFUSED: Mapping[Command, Mapping[str, str]] = {
         **dict.fromkeys(("gpus", "gpus-per-node", "gres", "accel-bind"), _GPUS),
         **dict.fromkeys(("exact", "cpus-per-gpu", "threads-per-core", "core-spec", "thread-spec"), _STEP_CORES),
         "exclusive": f"{_STEP_CORES}, exclusive: true for whole nodes",
-        **dict.fromkeys(("nodelist", "nodefile", "exclude", "relative", "jobid", "het-group"), _STEP_NODES),
+        **dict.fromkeys(("nodelist", "nodefile", "exclude", "relative", "jobid", "het-group", "pack-group"), _STEP_NODES),
         "no-allocate": _STEP_NODES,
         "container-image": "write container.image",
         "container-mounts": "write container.mounts",
@@ -96,7 +96,8 @@ _SHORT = {
 _VARIABLES = {
     "NPROCS": "ntasks", "DIST_PLANESIZE": "distribution", "NNODES": "nodes", "JOB_NUM_NODES": "nodes",
     "TIMELIMIT": "time", "ARRAY_INX": "array", "MEM_PER_NODE": "mem",
-    "STEP_GRES": "gres", "EXPORT_ENV": "export",
+    "STEP_GRES": "gres", "EXPORT_ENV": "export", "JOB_ID": "jobid", "KILL_BAD_EXIT": "kill-on-bad-exit",
+    "STDOUTMODE": "output", "STDERRMODE": "error",
 }  # fmt: skip
 # What a user may have set for all jobs; it counts where the profile names none.
 _DEFAULTS_OF_USERS = frozenset(("partition", "account", "qos", "reservation", "constraint", "mem"))

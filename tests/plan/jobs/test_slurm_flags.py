@@ -27,6 +27,7 @@ GPUS = "it hides GPUs from the agent of a node"
         (["--tres-bind=gres/gpu:single:1", "--tres-per-task=gres/gpu:1"], GPUS),
         (["--cpus-per-task=2", "-c2"], "write cpus_per_task"),
         (["--extra-node-info=1:1:1", "--extra-n=1", "-B 1:1"], CORES),
+        (["--sockets-per-node=1", "--sockets=1", "--cores-per-socket=2", "--cores-per-s 2"], CORES),
         (["--gres-flags=enforce-binding", "--gres-f=enforce-binding"], "to the cores beside some GPUs"),
         (["--export=NONE", "--export=NIL", "--export=PATH", "--export"], "the environment that the job file sets"),
         (["--help", "-h", "--usage", "--version", "-V"], "it starts nothing"),
@@ -60,6 +61,8 @@ def test_what_starts_a_second_agent_or_takes_cores_or_gpus_from_the_first_is_ref
         ("--hold", "as long as the job"),
         ("--output=x", "the harness sets it"),
         ("--nodelist=n1", "the agents run on all nodes of the job"),
+        ("--jobid=5", "the agents run on all nodes of the job"),
+        ("--pack-group=1", "the agents run on all nodes of the job"),
         ("--multi-prog", "the harness sets it"),
     ],
 )
@@ -107,6 +110,9 @@ def test_another_flag_that_is_not_one_word_is_refused(flag: str) -> None:
         ("SLURM_CORE_SPEC", "2", "--core-spec"),
         ("SLURM_THREAD_SPEC", "1", "--thread-spec"),
         ("SLURM_EXPORT_ENV", "NONE", "--export"),
+        ("SLURM_JOB_ID", "5", "--jobid"),
+        ("SLURM_KILL_BAD_EXIT", "0", "--kill-on-bad-exit"),
+        ("SLURM_STDOUTMODE", "none", "--output"),
     ],
 )
 def test_a_variable_from_which_srun_reads_such_a_flag_is_refused(name: str, value: str, flag: str) -> None:
