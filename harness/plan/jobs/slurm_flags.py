@@ -67,7 +67,9 @@ REFUSED: Mapping[Command, Mapping[str, str]] = {
         **dict.fromkeys(("gpus", "gpus-per-node", "gres", "accel-bind"), _GPUS),
         **dict.fromkeys(("exact", "cpus-per-gpu", "threads-per-core", "core-spec", "thread-spec"), _STEP_CORES),
         "exclusive": f"{_STEP_CORES}, exclusive: true for whole nodes",
-        **dict.fromkeys(("nodelist", "nodefile", "exclude", "relative", "jobid", "het-group", "pack-group"), _STEP_NODES),
+        **dict.fromkeys(
+            ("nodelist", "nodefile", "exclude", "relative", "jobid", "het-group", "pack-group"), _STEP_NODES
+        ),
         "no-allocate": _STEP_NODES,
         "container-image": "write container.image",
         "container-mounts": "write container.mounts",

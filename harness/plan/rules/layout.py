@@ -72,10 +72,11 @@ def rows_by_replicas(config: Shape) -> str | None:
         return None
     train = config.train
     parts = row_multiple(config.layout, config.micro_batch_size)
-    if train.global_batch % parts == 0 and config.style.splits:
+    if train.global_batch % parts == 0 and config.style.splits and not config.style.split_last:
         return None  # one document per row always divides
     for step in range(1 if config.documents.mode in MIXES else train.steps or 1):
-        rows = _row_count(config.documents, train.seed, step, train.global_batch, train.seq_length, config.style)
+        of_step = (config.documents, train.seed, step, train.global_batch, train.seq_length, config.style)
+        rows = _row_count(*of_step)
         wanted = -(-rows // parts) * parts
         if not config.style.splits and rows % parts:
             return (
@@ -86,6 +87,11 @@ def rows_by_replicas(config: Shape) -> str | None:
             return (
                 f"step {step}: {train.global_batch} documents fill {rows} rows of {train.seq_length} tokens; the next "
                 f"multiple of {_parts(config, parts)} is {wanted} rows, more than there are documents"
+            )
+        if config.style.split_last and _row_count(*of_step, parts) == 0:
+            return (
+                f"step {step}: {train.global_batch} documents fill {rows} rows of {train.seq_length} tokens, of which "
+                f"{config.data_path} cannot split enough for a multiple of {_parts(config, parts)}"
             )
     return None
 
@@ -98,11 +104,20 @@ def _parts(config: Shape, parts: int) -> str:
 
 @lru_cache(maxsize=65536)
 def _row_count(
-    documents: DocumentsConfig, seed: int, step: int, count: int, seq_length: int, style: PackingStyle
+    documents: DocumentsConfig,
+    seed: int,
+    step: int,
+    count: int,
+    seq_length: int,
+    style: PackingStyle,
+    multiple: int = 1,
 ) -> int:
-    """The number of rows that the documents of a step fill, before any is split."""
+    """The number of rows that the documents of a step fill, a multiple of `multiple`; 0 if that cannot be."""
     made = documents_of_step(documents, seed=seed, step=step, count=count, seq_length=seq_length)
-    return len(pack(made, style, seq_length=seq_length, multiple=1))
+    try:
+        return len(pack(made, style, seq_length=seq_length, multiple=multiple))
+    except ValueError:
+        return 0
 
 
 RULES: tuple[Rule[Shape], ...] = (

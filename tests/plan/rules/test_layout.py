@@ -108,7 +108,7 @@ def test_a_later_step_that_cannot_be_split_is_found() -> None:
     dp=st.integers(1, 4),
     micro_batch_size=st.integers(1, 3),
     interleaved=st.booleans(),
-    data_path=st.sampled_from(["unpacked", "reference", "sft"]),
+    data_path=st.sampled_from(["unpacked", "reference", "sft", "scheduler"]),
 )
 def test_the_rules_predict_exactly_when_a_step_cannot_be_planned(
     lengths: list[int], dp: int, micro_batch_size: int, interleaved: bool, data_path: str
@@ -151,6 +151,15 @@ def test_the_rule_draws_the_documents_that_the_cell_gets() -> None:
         found = reason("batch.rows-by-replicas", config)
         assert (found is not None) is bool(wrong)
         assert found is None or found.startswith(f"step {wrong[0]}:")
+
+
+def test_the_scheduler_never_splits_its_first_row() -> None:
+    short = DocumentsConfig(mode="file", lengths=(1, 2, 3))
+    config = cell("scheduler", dp=2, train=TrainConfig(global_batch=8), documents=short)
+    assert reason("batch.rows-by-replicas", config) == (
+        "step 0: 8 documents fill 1 rows of 64 tokens, of which scheduler cannot split enough for a multiple of dp 2 x "
+        "micro_batch_size 1 = 2"
+    )
 
 
 def test_rows_packed_in_advance_must_divide_without_splitting() -> None:
