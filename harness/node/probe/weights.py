@@ -26,6 +26,7 @@ _PER_HEAD, _MAGNITUDE = ".softmax_offset", ".weight_magnitude"
 # the model without adapters.
 _WRAPPED = ".to_wrap."
 _CONVOLUTION = re.compile(r"(\.mixer\.conv1d)\.")  # of Mamba: a module until megatron-core 0.18, then two parameters
+_OUTPUT = "output_layer.weight"
 TIED_NAME = "embedding.word_embeddings.weight"
 
 
@@ -71,7 +72,8 @@ def named_parameters(
     `ep_rank`: the expert-parallel rank; it holds experts ep_rank * n to (ep_rank + 1) * n - 1 of every layer.
     `expert_split`: expert tensor parallel rank and size, if experts are not split over tp as other weights are.
     """
-    layers = getattr(getattr(language_of(chunk), "decoder", None), "layers", None)
+    model = language_of(chunk)
+    layers = getattr(getattr(model, "decoder", None), "layers", None)
     numbers = {} if layers is None else {index: layer.layer_number - 1 for index, layer in enumerate(layers)}
     whole = (tp_rank, tp_size)
     for local_name, parameter in chunk.named_parameters():
@@ -83,7 +85,7 @@ def named_parameters(
             index, count = expert_split or whole
             owner = chunk.get_submodule(local_name.partition("local_experts.")[0] + "local_experts")
             name = _EXPERT.sub(f"experts.{ep_rank * len(owner) + int(found.group(1))}.", name)
-        if getattr(parameter, "shared_embedding", False):
+        if name == _OUTPUT and not hasattr(model, "embedding") and model.share_embeddings_and_output_weights:
             name = TIED_NAME  # the last stage's copy of the embedding is the same parameter
         split, sections = _split_dim(chunk, local_name, parameter), _sections(chunk, local_name)
         shard = _shard_of(name, parameter, split if count > 1 else None, index, count)

@@ -7,7 +7,6 @@ loop. SFTDataset is in the same module in checkouts (core_v0.16 to main of 2026-
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 from collections.abc import Iterator
 from typing import Any
@@ -91,18 +90,16 @@ def rows(truth: StepTruth) -> Iterator[dict[str, Tensor]]:
 
 
 def _dataset_config(config: CellConfig, tokenizer: DocumentTokenizer) -> GPTDatasetConfig:
-    """As pretrain_gpt.core_gpt_dataset_config_from_args makes it, without fields that the release does not have."""
-    wanted: dict[str, Any] = {
-        "random_seed": config.train.seed,
-        "sequence_length": config.train.seq_length,
-        "tokenizer": tokenizer,
-        "reset_position_ids": False,
-        "reset_attention_mask": False,
-        "eod_mask_loss": False,
-        "create_attention_mask": False,
-        "context_parallel_size": config.layout.cp,
-        "data_parallel_size": config.layout.dp,
-        "sequence_parallel_size": config.layout.tp if config.layout.sp else 0,
-    }
-    known = {item.name for item in dataclasses.fields(GPTDatasetConfig)}
-    return GPTDatasetConfig(**{name: value for name, value in wanted.items() if name in known})
+    """As pretrain_gpt.core_gpt_dataset_config_from_args makes it."""
+    return GPTDatasetConfig(
+        random_seed=config.train.seed,
+        sequence_length=config.train.seq_length,
+        tokenizer=tokenizer,
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        create_attention_mask=False,
+        context_parallel_size=config.layout.cp,
+        data_parallel_size=config.layout.dp,
+        sequence_parallel_size=config.layout.tp if config.layout.sp else 0,
+    )

@@ -40,8 +40,11 @@ def window_of_upstream(config: Any, layer_number: int) -> int | None:
 
 def is_window_layer(config: Any, layer_number: int) -> bool:
     """Whether a layer of a model with windows has one: upstream's decision, in releases that have exceptions (0.15)."""
-    decide = getattr(upstream_utils, "is_layer_window_attention", None)
-    return decide is None or bool(decide(config.window_size, config.window_attn_skip_freq, layer_number))
+    if not hasattr(config, "window_attn_skip_freq"):
+        return True
+    return bool(
+        upstream_utils.is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
+    )
 
 
 class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]
