@@ -120,6 +120,8 @@ def _step(number: int, step: Step, trained: Trained) -> StepSeen:
         loss_sum=step.loss_sum,
         token_count=step.tokens,
         grad_norm=step.gradient_norm,
+        rates=[step.learning_rate],
+        decays=sorted({step.weight_decay if seen.gradient.dim() > 1 else 0.0 for seen in trained.parameters.values()}),
         documents=step.documents,
         tokens=[] if number else trained.tokens,
     )

@@ -124,7 +124,8 @@ def evidence_for(config: CellConfig, xfail: XFail | None = None) -> CellEvidence
 def run_of(configs: list[CellConfig], xfail: XFail | None = None) -> tuple[RunPlan, dict[str, CellEvidence]]:
     """A finished run of the cells and their control."""
     plain = config_of("unpacked", canaries=configs[0].canaries)
-    control = planned(replace(plain, model=configs[0].model, train=configs[0].train), None)
+    args = configs[0].args.of_optimizer()
+    control = planned(replace(plain, model=configs[0].model, train=configs[0].train, args=args), None)
     others = [config for config in configs if cell_name(config) != control.id]
     cells = [control, *(planned(config, control.id, xfail) for config in others)]
     found = {cell.id: found_of(cell) for cell in cells}
@@ -185,6 +186,8 @@ def computed(evidence: CellEvidence) -> OracleRecord:
             loss_sum=seen.loss_sum,
             token_count=seen.token_count,
             grad_norm=seen.grad_norm,
+            rates=seen.rates,
+            decays=seen.decays,
             documents=seen.documents,
             tokens=seen.tokens,
         )
@@ -469,6 +472,8 @@ def _step(config: CellConfig, place: Coordinates, step: int, batches: list[Micro
         time_s=STEP_S,
         real_tokens=sum(batch.real_tokens for batch in batches),
         slots=sum(batch.slots for batch in batches),
+        rates=[config.train.lr],
+        decays=sorted({0.0, weight_decay(config)}),
     )
     if place.pp != config.layout.pp - 1:
         return seen

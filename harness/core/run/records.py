@@ -215,6 +215,8 @@ class StepSeen:
     token_count: int | None = None  # likewise
     returned_tokens: float | None = None  # this rank's, as the loss returned them; None: it returned no number
     grad_norm: float | None = None  # pre-clip, whole model
+    rates: list[float] = field(default_factory=list)  # learning rates of the optimizer's groups; distinct, sorted
+    decays: list[float] = field(default_factory=list)  # their weight decays; likewise
     documents: dict[int, DocumentLoss] = field(default_factory=dict)
     tokens: list[TokenLoss] = field(default_factory=list)  # step 0 only
     time_s: float = 0.0

@@ -150,6 +150,8 @@ def _step(expected: Expected, record: RankRecord, seen: StepSeen) -> Iterator[st
         yield f"steps: step {step}: grad_norm is missing"
     elif seen.grad_norm < 0:
         yield f"steps: step {step}: grad_norm is {seen.grad_norm!r}"
+    if not (seen.rates and seen.decays):
+        yield f"steps: step {step}: no learning rate or no decay of the optimizer's groups is there"
     if (seen.documents or seen.tokens) and not (last and record.place.tp == 0):
         yield f"steps: step {step}: it has losses of documents, which only tp rank 0 of the last stage records"
     if seen.tokens and step:

@@ -94,7 +94,9 @@ def _step(seen: StepSeen, step: list[list[Truth]]) -> Iterator[str]:
     if seen.grad_norm is None or seen.loss_sum is None or not _equal(seen.loss_sum, losses):
         yield f"the loss is {seen.loss_sum}, the documents add up to {losses:.9g}; the gradient norm {seen.grad_norm}"
     bare = StepSeen(step=seen.step, micro_batches=len(batches), token_count=sum(one.loss_tokens for one in batches))
-    if replace(seen, loss_sum=None, grad_norm=None, documents={}, tokens=[]) != bare:
+    if not (seen.rates and seen.decays):
+        yield "it has no learning rate, or no decay"
+    if replace(seen, loss_sum=None, grad_norm=None, rates=[], decays=[], documents={}, tokens=[]) != bare:
         yield "it counts other micro-batches or tokens, or holds what only ranks record"
     if bool(seen.tokens) != (seen.step == 0):
         yield f"it has {len(seen.tokens)} losses of tokens"

@@ -5,6 +5,8 @@ And that of an evaluation.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
@@ -12,15 +14,20 @@ from megatron.core import parallel_state
 from harness.core.run.records import EvaluationSeen, StepSeen
 from harness.node.probe.hooks.expert_biases import record_biases
 from harness.node.probe.hooks.routers import aux_scale
+from harness.node.probe.model.optimizer_state import group_values
 from harness.node.probe.observer import Observer
 from harness.node.probe.truth import StepTruth
 from harness.node.probe.weights import is_expert
 
 
-def observe(observer: Observer, seen: StepSeen) -> None:
-    """Record gradient norm and global loss in `seen`, and at step 0 fingerprints. Collective; after `read_losses`."""
+def observe(observer: Observer, seen: StepSeen, optimizer: Any) -> None:
+    """Record gradient norm, global loss, learning rates and decays in `seen`, and at step 0 fingerprints.
+
+    Collective; after `read_losses`, before the optimizer's update.
+    """
     config, record = observer.context.config, observer.recorder.record
     seen.grad_norm = _gradient_norm(observer)
+    seen.rates, seen.decays = group_values(optimizer, "lr"), group_values(optimizer, "weight_decay")
     record_biases(observer, seen.step)
     if seen.step == 0 and config.fingerprints:
         record.parameters = observer.parameters_seen()

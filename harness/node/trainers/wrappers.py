@@ -237,7 +237,7 @@ class Wrappers:
             documents=losses.documents,
             tokens=losses.tokens,
         )
-        observe(self.observer, seen)
+        observe(self.observer, seen, self.optimizer)
         self.observer.progress("optimizer")
         return seen
 

@@ -1,10 +1,11 @@
-"""The optimizer works in fp32 whatever the model's dtype, weights decay as asked, and the model has its weights.
+"""The optimizer works in fp32, its rates and decays are those of the schedule, and the model has its weights.
 
 Exact. A norm that does not get its update, or gradients that are summed in bf16, change too little in a few steps.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,13 +18,38 @@ from harness.judge.locations import numbered, where_of
 from harness.judge.stats.distance import exactly
 
 _FP32 = ["torch.float32"]
+_ROUNDING = 1e-9  # of schedules, which both sides compute in float64
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
     for _, record in sorted(evidence.records.items()):
-        if found := _state(evidence, record) or _stale(evidence, record):
+        if found := _state(evidence, record) or _scheduled(evidence, record) or _stale(evidence, record):
             return [found]
     return []
+
+
+def _scheduled(evidence: CellEvidence, record: RankRecord) -> CheckFinding | None:
+    """The first step for which the optimizer's groups have other learning rates or decays than the reference's."""
+    reference = evidence.reference.records.values() if evidence.reference else ()
+    right = {seen.step: seen for other in reference for seen in other.steps}
+    for seen in record.steps:
+        if seen.step not in right or not (seen.rates and seen.decays):
+            continue
+        for text, found, wanted in (
+            ("learning rates", seen.rates, right[seen.step].rates),
+            ("weight decays", seen.decays, right[seen.step].decays),
+        ):
+            if len(found) != len(wanted) or not all(map(_equal, found, wanted)):
+                message = (
+                    f"in step {seen.step} the optimizer's groups of parameters have {text} {_named(found)}, "
+                    f"{evidence.origin} {_named(wanted)}"
+                )
+                return _finding(record, message, {"step": seen.step}, found, wanted, "the schedule of the cell")
+    return None
+
+
+def _equal(found: float, wanted: float) -> bool:
+    return math.isclose(found, wanted, rel_tol=_ROUNDING)
 
 
 def _state(evidence: CellEvidence, record: RankRecord) -> CheckFinding | None:

@@ -74,7 +74,7 @@ class TrainingLeg:
             documents=losses.documents,
             tokens=losses.tokens,
         )
-        observe(passes, seen)
+        observe(passes, seen, self.optimizer)
         passes.progress("optimizer")
         if first := passes.state.fingerprints:
             self.updates = Updates(passes, self.optimizer, passes.groups)

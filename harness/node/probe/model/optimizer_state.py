@@ -70,6 +70,12 @@ def decay_of(optimizer: Any, weight: Tensor) -> float:
     return float(next(groups)["weight_decay"])
 
 
+def group_values(optimizer: Any, name: str) -> list[float]:
+    """The distinct values, sorted, that the optimizer's groups of parameters have under a name, such as "lr"."""
+    parts = (one.optimizer for one in getattr(optimizer, "chained_optimizers", [optimizer]))
+    return sorted({float(group[name]) for part in parts if part is not None for group in part.param_groups})
+
+
 def updates_of(optimizer: Any) -> int:
     """The number of updates that Adam has counted: FusedAdam for each group of parameters, torch's for each parameter.
 

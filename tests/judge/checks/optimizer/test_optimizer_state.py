@@ -43,6 +43,29 @@ def test_weights_decay_as_the_matrix_says() -> None:
     assert the_only_finding(evidence, "optimizer_state").message == "matrices decay by 0.01, not 0.1"
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("decays", [0.0], "weight decays 0.0, control 0.0, 0.01"),
+        ("rates", [0.000996, 0.001], "learning rates 0.000996, 0.001, control 0.001"),
+        ("rates", [0.00100001], "learning rates 0.00100001, control 0.001"),
+    ],
+)
+def test_a_later_step_with_other_rates_or_decays_is_named(field: str, value: list[float], message: str) -> None:
+    evidence = evidence_for(config_of("sft", dp=2))
+    setattr(evidence.records[1].steps[1], field, value)
+    finding = the_only_finding(evidence, "optimizer_state")
+    assert finding.message == f"in step 1 the optimizer's groups of parameters have {message}"
+    assert place_of(finding, "rank", "dp", "step") == (1, 1, 1)
+
+
+@pytest.mark.parametrize("field", ["decays", "rates"])
+def test_without_rates_or_decays_of_a_step_the_evidence_is_incomplete(field: str) -> None:
+    evidence = evidence_for(config_of("sft"))
+    setattr(evidence.records[0].steps[1], field, [])
+    assert "step 1: no learning rate or no decay of the optimizer's groups is there" in judge(evidence).reason
+
+
 def test_a_weight_that_the_model_did_not_get_is_named() -> None:
     evidence = evidence_for(config_of("sft", tp=2))
     (seen, *_) = (one for one in evidence.records[1].parameters if one.name.endswith("input_layernorm.weight"))
