@@ -25,6 +25,7 @@ from harness.core.run.tensor_records import Fingerprint, UpdateSeen
 from harness.core.stack import ReadyStack
 from harness.core.tolerances import (
     ACCEPTS_NONE,
+    MOST_GROWN,
     NOISE_FACTOR,
     SMALLEST_FACTOR,
     Bound,
@@ -120,19 +121,26 @@ class CellEvidence:
         bound = self._at(step, self.tolerances, name)
         if step == 0 or self.reference is None or name in self.tolerances.chosen:
             return bound
-        return grown(bound, self.reference.later_noise.get(name, {}).get(step))
+        return grown(bound, self.reference.later_noise.get(name, {}).get(step), MOST_GROWN[self.cell.config.dtype])
 
     def weight_bound(self, what: str, name: str, bound: Bound) -> Bound | None:
         """`bound` of what updates have made of one parameter; None: rounding decides it."""
         if self.reference is None or "parameter_gradient" in self.tolerances.chosen:
             return bound
         floor = next(iter(self.reference.later_noise.get(f"{what} of {name}", {}).values()), None)
+        if what == "trained" and self._grown_too_far:
+            return None
         if floor is None or self.cell.config.dtype == "fp32" or not self.by_oracle:
             return grown(bound, floor, ACCEPTS_NONE)
         # In bf16 every update is about the signs of rounded gradients: a norm has few, so two may be a third of it.
         factors = (NOISE_FACTOR, SMALLEST_FACTOR)
         factor = next((one for one in factors if one * floor.value < ACCEPTS_NONE), NOISE_FACTOR)
         return grown(bound, floor, ACCEPTS_NONE, factor)
+
+    @cached_property
+    def _grown_too_far(self) -> bool:
+        """Whether rounding decides the gradient norm of the last step, and so what all updates add up to."""
+        return self.bound("grad_norm", self.cell.config.train.steps - 1) is None
 
     @cached_property
     def diverges(self) -> float:
@@ -147,7 +155,7 @@ class CellEvidence:
             step
             for name in ("step_loss", "grad_norm")
             for step, floor in reference.later_noise.get(name, {}).items()
-            if math.isfinite(floor.value) and grown(Bound(value=0.0), floor) is None
+            if math.isfinite(floor.value) and grown(Bound(value=0.0), floor, MOST_GROWN[self.cell.config.dtype]) is None
         ]
         return min(lost, default=math.inf)
 
