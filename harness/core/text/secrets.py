@@ -46,6 +46,7 @@ _PARAMETERS = frozenset(("SIG", "CODE", "JWT"))  # secret in URL queries, in add
 
 # Words, also joined ones (created_at, don't), and numbers that are too short for a secret.
 _PLAIN_WORDS = re.compile(r"[A-Z]?[a-z]{0,15}(?:[_.'-][A-Z]?[a-z]{0,15})*|\d{1,5}")
+_NO_VALUE = frozenset(("None", "null", "true", "false", "True", "False"))
 _SMALL = re.compile(r"\d{1,4}")
 _DRAWN = 8  # characters; a part of a value that has as many and is no ordinary word looks drawn at random
 _ORDINARY = re.compile(
@@ -133,6 +134,8 @@ def _is_secret(name: str, value: str, *, spoken: bool = False) -> bool:
     if value in ("", HIDDEN) or value.startswith(("$", "`")):
         return False
     value = value.rstrip(".,;:!?)]}")
+    if value in _NO_VALUE:
+        return False
     if is_secret_name(name):
         return not (_PLAIN_WORDS if spoken else _SMALL).fullmatch(value)
     return _may_be_secret(name) and _looks_drawn(value)
