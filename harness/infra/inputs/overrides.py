@@ -26,9 +26,9 @@ def read_overridden(path: Path, settings: Sequence[str]) -> Matrix:
 
 
 def _of_option(problem: Problem, keys: Sequence[str]) -> Problem:
-    """`--set KEY` in place of file and line if the problem is that of a key, or below one."""
+    """`--set` in place of file and line if the problem is that of a key, or below one."""
     of_key = any(problem.key == key or (problem.key or "").startswith((f"{key}.", f"{key}[")) for key in keys)
-    return replace(problem, file=None, line=None, key=f"--set {problem.key}") if of_key else problem
+    return replace(problem, file="--set", line=None) if of_key else problem
 
 
 def overriding(settings: Sequence[str]) -> Callable[[Any], Any]:

@@ -32,9 +32,9 @@ def test_settings_reach_sections_and_axes_and_leave_the_rest(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("train.stepz=5", "--set train.stepz: unknown key (allowed: steps, "),
-        ("matrix.tp=[1, 0]", "--set matrix.tp[1]: must be at least 1 (found 0)"),
-        ("train={seq_length: 0}", "--set train.seq_length: must be at least 4 (found 0)"),
+        ("train.stepz=5", "--set: train.stepz: unknown key (allowed: steps, "),
+        ("matrix.tp=[1, 0]", "--set: matrix.tp[1]: must be at least 1 (found 0)"),
+        ("train={seq_length: 0}", "--set: train.seq_length: must be at least 4 (found 0)"),
     ],
 )
 def test_a_problem_of_a_setting_names_the_option_and_not_a_line_of_the_file(
