@@ -24,6 +24,14 @@ class Counted(NamedTuple):
     squares: int
 
 
+def counted_tokens(evidence: CellEvidence, step: int) -> int:
+    """The number of tokens by which a loss per token is divided, over all replicas: of labels that count, or of all."""
+    batches = [truth.batch for replica in evidence.plan[step] for truth in replica]
+    if evidence.cell.config.path.counted == "tokens":
+        return sum(item.document.length + 1 for batch in batches for item in batch.placed)
+    return sum(batch.loss_tokens for batch in batches)
+
+
 def returned_tokens(evidence: CellEvidence, step: int) -> list[float | None]:
     """Per tp rank: what the losses of a step returned, over replicas and context ranks; None if none returned any."""
     totals: list[float | None] = []

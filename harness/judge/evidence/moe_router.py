@@ -20,6 +20,7 @@ from functools import reduce
 from harness.core.cell.model import MoeConfig
 from harness.core.run.records import ExpertShare
 from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.counted import counted_tokens
 
 
 @dataclass(kw_only=True)
@@ -62,14 +63,6 @@ def routers(evidence: CellEvidence) -> list[RouterWhole]:
                     setattr(known, value, (getattr(known, value) or 0.0) + share)
                     setattr(known, weighted, (getattr(known, weighted) or 0.0) + effect * factor)
     return [whole[key] for key in sorted(whole)]
-
-
-def counted_tokens(evidence: CellEvidence, step: int) -> int:
-    """The number of tokens by which a loss per token is divided, over all replicas: of labels that count, or of all."""
-    batches = [truth.batch for replica in evidence.plan[step] for truth in replica]
-    if evidence.cell.config.path.counted == "tokens":
-        return sum(item.document.length + 1 for batch in batches for item in batch.placed)
-    return sum(batch.loss_tokens for batch in batches)
 
 
 def _added_rows(left: Sequence[ExpertShare], right: Sequence[ExpertShare]) -> list[ExpertShare]:

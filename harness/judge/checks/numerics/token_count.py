@@ -12,9 +12,8 @@ from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.diagnosis.ratios import factors_of, ratio_name
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.evidence.counted import returned_tokens
+from harness.judge.evidence.counted import counted_tokens, returned_tokens
 from harness.judge.evidence.leg_evidence import LegEvidence
-from harness.judge.evidence.moe_router import counted_tokens
 from harness.judge.stats.distance import exactly
 
 
