@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from megatron.core.models.common.language_module.language_module import LanguageModule
 from torch import Tensor
 
 from harness.node.probe.model.bridge.vision import TOWER, language_of
@@ -85,7 +86,7 @@ def named_parameters(
             index, count = expert_split or whole
             owner = chunk.get_submodule(local_name.partition("local_experts.")[0] + "local_experts")
             name = _EXPERT.sub(f"experts.{ep_rank * len(owner) + int(found.group(1))}.", name)
-        if name == _OUTPUT and not hasattr(model, "embedding") and model.share_embeddings_and_output_weights:
+        if name == _OUTPUT and _is_tied(model):
             name = TIED_NAME  # the last stage's copy of the embedding is the same parameter
         split, sections = _split_dim(chunk, local_name, parameter), _sections(chunk, local_name)
         shard = _shard_of(name, parameter, split if count > 1 else None, index, count)
@@ -97,6 +98,16 @@ def named_parameters(
         yield NamedParameter(
             name=name, parameter=parameter, shard=shard, split=split, sections=sections, expert_shard=own
         )
+
+
+def _is_tied(model: Any) -> bool:
+    """Whether the weight of the output layer is a copy of the embedding on another stage.
+
+    A last stage with prediction layers has the embedding itself. Models of plug-ins may tie nothing.
+    """
+    if not isinstance(model, LanguageModule) or hasattr(model, "embedding"):
+        return False
+    return bool(model.share_embeddings_and_output_weights)
 
 
 def is_expert(name: str) -> bool:
