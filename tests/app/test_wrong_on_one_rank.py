@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -57,6 +59,27 @@ EXPERTS = Edit(
     "expert_gradient_scaling_factor = 1.001\n",
     "parameter_gradients",
 )
+# Layers that carry a state.
+RECURRENT = {
+    "delta": Edit(
+        "ssm/gated_delta_net/common.py", "beta = beta.sigmoid()", "beta = 0.99 * beta.sigmoid()", "activations"
+    ),
+    "mamba": Edit(
+        "ssm/mamba_mixer.py",
+        "            self.cp.get_dt_bias().float(),\n",
+        "            1.01 * self.cp.get_dt_bias().float(),\n",
+        "activations",
+    ),
+}
+HYBRID = """\
+name: edited
+model: {layers: 4, hidden: 32, heads: 4, kv_heads: 2, ffn: 64, vocab: 64, pattern: GM*-}
+train: {steps: 2, global_batch: 4, seq_length: 64}
+checks: {canaries: []}
+matrix:
+  tp: [1, 2]
+  packing: reference
+"""
 # What upstream makes of the configuration that it is given.
 EPSILON = Edit(
     "transformer/transformer_config.py",
@@ -80,18 +103,27 @@ matrix:
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """Stack -> its cells, the control first."""
-    folder = tmp_path_factory.mktemp("edited")
+    return _run(tmp_path_factory.mktemp("edited"), MATRIX, EDITS | {"experts": EXPERTS, "epsilon": EPSILON})
+
+
+@pytest.fixture(scope="module")
+def hybrids(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """The same of a hybrid model."""
+    return _run(tmp_path_factory.mktemp("hybrid"), HYBRID, RECURRENT)
+
+
+def _run(folder: Path, matrix: str, edits: Mapping[str, Edit]) -> dict[str, list[dict[str, Any]]]:
     (folder / "tree").mkdir()
     tree = copied(folder / "tree")
-    for name, edit in (EDITS | {"experts": EXPERTS, "epsilon": EPSILON}).items():
+    for name, edit in edits.items():
         git(tree.folder, "checkout", "--quiet", "-b", name, "main")
         tree.commit(name, f"megatron/core/{edit.file}", edit.right, edit.wrong)
-    names = ["main", *EDITS, "experts", "epsilon"]
+    names = ["main", *edits]
     stacks = "".join(
         f"  {name}: [{{checkout: {tree.folder}, ref: {name}, package: megatron-lm}}, {{python: {sys.executable}}}]\n"
         for name in names
     )
-    write_matrix(folder, f"{MATRIX}  stack: [{', '.join(names)}]\nstacks:\n{stacks}")
+    write_matrix(folder, f"{matrix}  stack: [{', '.join(names)}]\nstacks:\n{stacks}")
     done = harness("run", str(folder / "small.yaml"), cwd=folder, env={"HARNESS_STACKS": str(folder / "kept")})
     assert done.returncode == 1, done.stdout + done.stderr
     cells = json.loads((only_run(folder / "reports") / "report.json").read_text())["cells"]
@@ -111,6 +143,15 @@ def test_an_edit_fails_on_one_rank_and_on_two(reports: dict[str, list[dict[str, 
     for cell in reports[name]:
         assert (cell["outcome"], cell["lanes"]["metadata"], cell["lanes"]["numerics"]) == ("FAIL", "pass", "fail")
         assert EDITS[name].check in {finding["check"] for finding in cell["findings"]}, cell["findings"]
+
+
+def test_an_edit_of_a_recurrent_layer_fails_at_that_layer(hybrids: dict[str, list[dict[str, Any]]]) -> None:
+    assert len(hybrids["main"]) == 3
+    assert {(cell["outcome"], cell["evidence"]["reference"]) for cell in hybrids["main"]} == {("PASS", "the oracle")}
+    for layer, name in enumerate(RECURRENT, start=1):
+        for cell in hybrids[name]:
+            first = cell["findings"][0]
+            assert (cell["outcome"], first["check"], first["where"]["layer"]) == ("FAIL", RECURRENT[name].check, layer)
 
 
 def test_a_wrong_factor_of_experts_fails_where_ranks_share_them(reports: dict[str, list[dict[str, Any]]]) -> None:
