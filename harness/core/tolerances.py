@@ -131,8 +131,8 @@ GROWTH_FACTOR = 10.0
 # A measured bound above this cannot tell right from wrong: 0.5 accepts a halved gradient, 1 accepts zeros. The bounds
 # of bf16 models of up to 6 layers are at most 0.22 on CPU.
 MOST_MEASURED = 0.4
-# In fp32 a distance of 1e-7 that has grown to a tenth of this grows on by any factor in the next step: of 66 clean
-# cells at learning rates of 0.1 and more, two exceeded ten times what one pair of trainings showed, 0.002 and 0.008.
+# In fp32 rounding of 1e-7 that has grown to a tenth of this may grow by any factor in the next step: of 34 clean cells
+# at learning rates of 0.1 and more, two exceeded ten times what one pair of trainings showed, 0.002 and 0.008.
 MOST_GROWN = {"fp32": 0.01, "bf16": MOST_MEASURED}
 ACCEPTS_NONE = 1.0  # a relative bound from which on an update that did not take place would pass
 MOST_NOISE = MOST_MEASURED / NOISE_FACTOR

@@ -37,7 +37,7 @@ class Entry:
 
     @property
     def names(self) -> tuple[str, str]:
-        """Its name, alone and as a key of a section of the matrix: documents.mode."""
+        """Its name, alone and as a key of a section of the matrix: train.seq_length."""
         return self.name, f"{self.section}.{self.name}"
 
     @property

@@ -1,7 +1,7 @@
 """Packed params have the form that kernels expect, and unpacked runs have no packed params.
 
-Every cu_seqlens tensor is int32, 1-D and on the model's device; max_seqlen is a Python int, the format thd. If there is
-a context-parallel group, or a size of one, it is the layout's.
+Every cu_seqlens tensor is int32, 1-D and on the model's device; max_seqlen is a Python int, the format thd. A
+context-parallel group, or its size, is the layout's where one is given.
 """
 
 from __future__ import annotations
