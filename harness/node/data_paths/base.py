@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from harness.core.cell.layout import Coordinates
 from harness.node.data_paths.lookup import Unavailable
 from harness.node.device.placement import Device
 from harness.node.probe.truth import StepTruth
+from harness.node.recording.absent import UnknownNameError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,22 @@ FORWARD = {
 def batch_given(arguments: Mapping[str, Any]) -> Batch:
     """The batch in the arguments of GPTModel.forward, by name."""
     return Batch(**{field: arguments.get(name) for field, name in FORWARD.items()})
+
+
+def mask_and_loss(upstream: Any) -> tuple[Tensor, Callable[[Tensor, Tensor], Any]]:
+    """The loss mask that upstream bound to its loss function, and that function as in Batch, of any mask.
+
+    Upstream gives the schedule partial(loss_func, loss_mask, ...); a checkout may name the mask. UnknownNameError
+    where there is none.
+    """
+    if upstream.args:
+        bound, *others = upstream.args
+        return bound, lambda mask, losses: upstream.func(mask, *others, losses, **upstream.keywords)
+    if "loss_mask" not in upstream.keywords:
+        bound = ", ".join(upstream.keywords) or "nothing"
+        raise UnknownNameError(f"upstream's forward_step binds {bound} to its loss function, and no loss_mask")
+    named = upstream.keywords
+    return named["loss_mask"], lambda mask, losses: upstream.func(losses, **{**named, "loss_mask": mask})
 
 
 @dataclass(frozen=True, kw_only=True)

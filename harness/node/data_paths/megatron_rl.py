@@ -28,7 +28,7 @@ from torch import Tensor
 from harness.core.cell.config import CellConfig
 from harness.core.data_paths.megatron_rl import MOST_ROLLOUTS
 from harness.core.outcomes import Missing
-from harness.node.data_paths.base import Batch, RankContext, Scored
+from harness.node.data_paths.base import Batch, RankContext, Scored, mask_and_loss
 from harness.node.data_paths.lookup import Unavailable, not_in_release, release
 from harness.node.data_paths.scheduler import share
 from harness.node.data_paths.scored import rows_by_slot
@@ -160,7 +160,7 @@ class _Loss:
         output, loss = path.script.forward_step(_bins(self.chosen.number), _Model(path.groups, logits))
         returned = loss(output)
         losses, weights = (
-            rows_by_slot(_by_document(row, micro), micro, path.context) for row in (-known, loss.args[0])
+            rows_by_slot(_by_document(row, micro), micro, path.context) for row in (-known, mask_and_loss(loss)[0])
         )
         return Scored(returned=returned[:2], losses=losses, weights=weights)
 

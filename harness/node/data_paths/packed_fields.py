@@ -1,4 +1,6 @@
-"""The fields of PackedSeqParams that the harness reads of every packed batch, or sets itself on `reference`."""
+"""The names by which upstream hands packed params on: their argument of the model's forward, and the fields that the
+harness reads of every packed batch, or sets itself on `reference`.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,23 @@ from typing import Any
 
 from harness.core.cell.config import CellConfig
 from harness.core.packing.fields import LONGEST, OFFSETS, PADDED, QKV_FORMAT
-from harness.node.data_paths.lookup import Unavailable, not_in_release, release
+from harness.node.data_paths.lookup import Unavailable, not_in_release, release, takes
 
 _MODULE = "megatron.core.packed_seq_params"
+ARGUMENT = "packed_seq_params"
 _READ = (QKV_FORMAT, *OFFSETS, *PADDED, *LONGEST)  # of every release
 # Field that the harness sets -> the first release with it. Commits before it have its version too, and may lack it.
 _SET = {"total_tokens": (0, 17), "tokens_per_sample": (0, 19), "pad_between_seqs": (0, 19)}
 
 
 def unavailable_fields(config: CellConfig) -> Unavailable:
-    """Which field of PackedSeqParams that a cell needs is absent; None when none is."""
+    """Which name of packed params that a cell needs is absent: a field, or their argument of the model; None when none
+    is.
+    """
+    gpt: Any = importlib.import_module("megatron.core.models.gpt.gpt_model")
+    if not takes(gpt.GPTModel.forward, ARGUMENT):
+        reason = f"{release('megatron.core')} has no argument {ARGUMENT} of GPTModel.forward"
+        return not_in_release(reason, "megatron.core")
     if not config.path.packs:
         return None
     upstream: Any = importlib.import_module(_MODULE)

@@ -36,6 +36,7 @@ def absent_name(error: BaseException) -> str:
     """What is absent, in which stack, and what in the harness needs it; empty for any other error."""
     if isinstance(error, UnknownNameError):
         return str(error)
+    error = _first(error)
     owner, frame = deciding(frames_of(error))
     module, name = _looked_up(error)
     top = module.partition(".")[0]
@@ -56,6 +57,13 @@ def lacking_name(error: BaseException) -> Missing | None:
     how = "if that code is too old or too new for the cell, list it under `may_reject` of the matrix"
     rejection = Rejection(rule="stack.data_path", reason=reason, source=STACK_UNDER_TEST)
     return Missing(reason=f"{reason}; {how}", rejection=rejection)
+
+
+def _first(error: BaseException) -> BaseException:
+    """The error that upstream raised again in other words, as its build_module does; otherwise the error itself."""
+    cause = error.__context__
+    again = cause is not None and type(cause) is type(error) and str(error).startswith(str(cause))
+    return _first(cause) if cause is not None and again else error
 
 
 def _looked_up(error: BaseException) -> tuple[str, str]:

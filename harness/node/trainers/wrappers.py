@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.core.run.records import BatchSeen, ReportedStep, StepSeen
-from harness.node.data_paths.base import Batch, RankContext, batch_given
+from harness.node.data_paths.base import Batch, RankContext, batch_given, mask_and_loss
 from harness.node.device.placement import synchronize
 from harness.node.probe.adapter_record import AdapterRecord
 from harness.node.probe.built import keep_arguments, record_built
@@ -42,8 +42,20 @@ from harness.node.probe.stored_state import stored_state
 from harness.node.probe.truth import StepTruth
 from harness.node.probe.updates import Updates
 from harness.node.probe.weights import initialize
+from harness.node.recording.absent import UnknownNameError
 from harness.node.recording.recorder import Recorder
 from harness.node.trainers.log_line import printed_fields
+
+
+class Arguments(dict[str, Any]):
+    """The arguments of a call of upstream's function, by name; UnknownNameError for one that it does not have."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        super().__init__(inspect.signature(function).bind(*args, **kwargs).arguments)
+        self.function = f"{function.__module__}.{function.__qualname__}"
+
+    def __missing__(self, name: str) -> Any:
+        raise UnknownNameError(f"{self.function} was called without {name}, which the record of the step needs")
 
 
 class Wrappers:
@@ -138,7 +150,7 @@ class Wrappers:
         self._store()  # upstream saves after the evaluation, which draws random numbers
         return found
 
-    def report(self, arguments: dict[str, Any], step: int, consumed: int, **counted: Any) -> None:
+    def report(self, arguments: Mapping[str, Any], step: int, consumed: int, **counted: Any) -> None:
         """Record the arguments of training_log, whose names are the same in Megatron-LM and Megatron-Bridge.
 
         `counted`: further fields of the report, numbers.
@@ -202,7 +214,7 @@ class Wrappers:
 
     def observed_loss(self, upstream: Any, owners: Tensor) -> Callable[..., Any]:
         """Upstream's loss function of a micro-batch, observed; `owners` of its slots: `Observer.entering`."""
-        return partial(self._loss, upstream, upstream.args[0], owners)  # partial(loss function, loss_mask, ...)
+        return partial(self._loss, upstream, mask_and_loss(upstream)[0], owners)
 
     def _loss(self, upstream: Callable[..., Any], mask: Tensor, owners: Tensor, output: Tensor, *args: Any) -> Any:
         self.observer.on_loss(output, mask, owners)

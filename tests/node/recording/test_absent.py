@@ -15,6 +15,10 @@ from typing import Any, NamedTuple
 import megatron.core
 import megatron.core.packed_seq_params as upstream
 import pytest
+from megatron.core.model_parallel_config import ModelParallelConfig
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.spec_utils import ModuleSpec, build_module
+from megatron.core.transformer.transformer_config import TransformerConfig
 
 import harness.node
 from harness.core.frames import CODE_PACKAGES
@@ -22,7 +26,9 @@ from harness.core.outcomes import Missing, Rejection
 from harness.core.run.records import Failure, Progress
 from harness.judge.failures.blame import blame_of
 from harness.node.data_paths import packed_fields
-from harness.node.recording.absent import absent_name, lacking_name
+from harness.node.data_paths.base import mask_and_loss
+from harness.node.probe.model.norm import RMSNorm
+from harness.node.recording.absent import UnknownNameError, absent_name, lacking_name
 from harness.node.recording.frames import frames_of
 from harness.node.trainers import wrappers
 from tests.node.conftest import config
@@ -165,6 +171,48 @@ def test_attributes_of_objects_and_arguments_are_names_too() -> None:
     told = absent_name(raised("data_paths/scored.py", "make(longest=1)", make=upstream.PackedSeqParams))
     assert "has no argument longest of megatron.core.packed_seq_params.PackedSeqParams; " in told
     assert "(Why it is needed)" in told
+
+
+def test_an_error_that_upstream_raises_again_in_other_words_is_still_that_of_the_look_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(ModelParallelConfig, "sequence_parallel")
+    with pytest.raises(AttributeError) as caught:
+        build_module(ModuleSpec(module=RMSNorm), config=object.__new__(TransformerConfig), hidden_size=8)
+    assert "when instantiating RMSNorm" in str(caught.value)
+    assert " has no megatron.core.transformer.transformer_config.TransformerConfig.sequence_parallel; " in absent_name(
+        caught.value
+    )
+
+
+@pytest.mark.parametrize("bound", [((1,), {}), ((), {"loss_mask": 1})], ids=["by-place", "by-name"])
+def test_the_mask_that_upstream_binds_to_its_loss_may_be_named(bound: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+    by_place, named = bound
+    loss = (
+        (lambda loss_mask, losses: loss_mask - losses) if by_place else (lambda losses, loss_mask: loss_mask - losses)
+    )
+    mask, of_mask = mask_and_loss(partial(loss, *by_place, **named))
+    assert mask == 1 and of_mask(5, 2) == 3  # type: ignore[comparison-overlap, arg-type]
+
+
+def test_a_loss_without_its_mask_is_a_name_that_is_absent() -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        mask_and_loss(partial(print, weights=1))
+    assert absent_name(caught.value) == "upstream's forward_step binds weights to its loss function, and no loss_mask"
+
+
+def test_an_argument_that_training_log_no_longer_has_is_named() -> None:
+    def training_log(losses: Any) -> None: ...
+
+    with pytest.raises(UnknownNameError) as caught:
+        wrappers.Arguments(training_log, {})["loss_dict"]
+    assert "training_log was called without loss_dict, which the record of the step needs" in absent_name(caught.value)
+
+
+def test_a_model_that_takes_packed_params_by_another_name_is_missing_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GPTModel, "forward", lambda self, packed_params: None)
+    found = packed_fields.unavailable_fields(config("unpacked"))
+    assert isinstance(found, Rejection) and "has no argument packed_seq_params of GPTModel.forward" in found.reason
 
 
 @pytest.mark.parametrize(

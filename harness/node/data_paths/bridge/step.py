@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from harness.core.cell.config import CellConfig
-from harness.node.data_paths.base import Batch, RankContext
+from harness.node.data_paths.base import Batch, RankContext, mask_and_loss
 from harness.node.data_paths.lookup import Unavailable, module_unavailable
 from harness.node.data_paths.stub import ModelStub
 
@@ -77,7 +77,7 @@ class BridgeStep:
         model = CalledModel(self.sizes, vp_stage, embeds=self.context.is_first(chunk))
         with model.called_by(f"{self.forward_step.__module__}.forward_step"):
             _, loss = self.forward_step(self.state, iterator, model)
-        mask = loss.args[0]
+        mask, _ = mask_and_loss(loss)
         return Batch(
             tokens=model.given["input_ids"],
             labels=model.given["labels"],

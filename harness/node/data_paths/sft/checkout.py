@@ -28,7 +28,7 @@ from torch import Tensor
 from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Missing
 from harness.core.upstream import why_unsupported
-from harness.node.data_paths.base import Batch, RankContext, batch_given
+from harness.node.data_paths.base import Batch, RankContext, batch_given, mask_and_loss
 from harness.node.data_paths.lookup import Unavailable, checked_out, module_unavailable, not_in_release, release
 from harness.node.data_paths.stub import ModelStub
 
@@ -96,8 +96,7 @@ class Checkout:
     def forward_step(self, iterator: Iterator[Any] | None, model: Any) -> tuple[Tensor, Tensor, Any]:
         """As in Adapter."""
         output, loss = self.upstream.forward_step(iterator, model)
-        mask, *rest = loss.args  # partial(loss_func, loss_mask, model=model)
-        return output, mask, lambda mask, losses: loss.func(mask, *rest, losses, **loss.keywords)
+        return output, *mask_and_loss(loss)
 
 
 class _Called(ModelStub):

@@ -44,6 +44,5 @@ def reset_routers(chunks: Iterable[Any]) -> None:
 def _biases(chunks: Iterable[Any], layers: int) -> Iterator[tuple[int, Tensor]]:
     for chunk in chunks:
         for layer, router in routers_of(unwrap(chunk), layers).items():
-            bias = getattr(router, "expert_bias", None)
-            if bias is not None:
-                yield layer, bias
+            if router.config.moe_router_enable_expert_bias:
+                yield layer, router.expert_bias

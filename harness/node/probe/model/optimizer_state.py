@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.optimizer import MixedPrecisionOptimizer
 from torch import Tensor
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # names in torch.optim.Adam, apex and Transformer Engine
@@ -29,7 +31,7 @@ def held_by(optimizer: Any) -> dict[Tensor, Held]:
     """Parameter of the model -> what the optimizer holds of it."""
     found: dict[Tensor, Held] = {}
     for one in getattr(optimizer, "chained_optimizers", [optimizer]):
-        found |= _sharded(one) if hasattr(one, "model_param_group_index_map") else _whole(one)
+        found |= _sharded(one) if isinstance(one, DistributedOptimizer) else _whole(one)
     return found
 
 
@@ -51,9 +53,10 @@ def _sharded(optimizer: Any) -> dict[Tensor, Held]:
 def _whole(optimizer: Any) -> dict[Tensor, Held]:
     inner = optimizer.optimizer
     own = {weight: weight for group in inner.param_groups for weight in group["params"]}
-    copies = zip(getattr(optimizer, "float16_groups", ()), getattr(optimizer, "fp32_from_float16_groups", ()))
+    rounded = isinstance(optimizer, MixedPrecisionOptimizer)
+    copies = zip(optimizer.float16_groups, optimizer.fp32_from_float16_groups, strict=True) if rounded else ()
     for models, weights in copies:
-        for parameter, weight in zip(models, weights):
+        for parameter, weight in zip(models, weights, strict=True):
             own.pop(weight)
             own[parameter] = weight
     return {parameter: Held(weight, inner.state.get(weight, {})) for parameter, weight in own.items()}

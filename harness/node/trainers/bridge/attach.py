@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +28,7 @@ from harness.core.run.run_dir import AttemptDir
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.probe.weights import forget
 from harness.node.recording.recorder import Recorder
-from harness.node.trainers.wrappers import Wrappers
+from harness.node.trainers.wrappers import Arguments, Wrappers
 
 _TRAINING = "megatron.bridge.training."
 
@@ -92,7 +91,7 @@ class Attached(Wrappers):
         return found
 
     def _training_log(self, upstream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        told = inspect.signature(upstream).bind(*args, **kwargs).arguments
+        told = Arguments(upstream, *args, **kwargs)
         state = told["global_state"].train_state
         counted = self._counted(float(state.floating_point_operations_so_far))
         self.report(told, int(state.step) - 1, int(state.consumed_train_samples), **counted)  # upstream counts from 1
@@ -107,7 +106,7 @@ class Attached(Wrappers):
         return {"flops": flops - before, "packed_tokens": tokens, "packed_squares": squares}
 
     def _count(self, upstream: Callable[..., float], *args: Any, **kwargs: Any) -> float:
-        self.counted = inspect.signature(upstream).bind(*args, **kwargs).arguments
+        self.counted = Arguments(upstream, *args, **kwargs)
         return upstream(*args, **kwargs)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from harness.core.run.records import WorkloadSeen
 from harness.node.data_paths.base import RankContext
 from harness.node.recording.recorder import Recorder
-from harness.node.trainers.wrappers import Wrappers
+from harness.node.trainers.wrappers import Arguments, Wrappers
 
 _TOKENS, _SQUARES = "total_real_tokens_in_batch", "seqlen_squared_sum_in_batch"  # arguments of training_log
 
@@ -57,7 +57,7 @@ class Attached(Wrappers):
         return self.evaluate(partial(upstream, partial(self.forward_step, forward_step), *args, **more))
 
     def _training_log(self, upstream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        told = inspect.signature(upstream).bind(*args, **kwargs).arguments
+        told = Arguments(upstream, *args, **kwargs)
         consumed = int(self.training.get_args().consumed_train_samples)
         counted = {"flops": self.flops, "packed_tokens": told.get(_TOKENS), "packed_squares": told.get(_SQUARES)}
         self.report(told, told["iteration"] - 1, consumed, **counted)  # upstream counts from 1

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
 
 from harness.node.probe.model.optimizer_state import MOMENTS, Held, counted_in_norm, held_by, whole
+from harness.node.recording.absent import absent_name
 
 
 def adam(weight: torch.nn.Parameter) -> torch.optim.Adam:
@@ -17,6 +19,12 @@ def adam(weight: torch.nn.Parameter) -> torch.optim.Adam:
 
 def parameter(*values: float, dtype: torch.dtype = torch.float32) -> torch.nn.Parameter:
     return torch.nn.Parameter(torch.tensor(values, dtype=dtype))
+
+
+def rounding(**held: Any) -> Any:
+    optimizer = object.__new__(Float16OptimizerWithFloat16Params)
+    vars(optimizer).update(held)
+    return optimizer
 
 
 def updated(optimizer: Any, weight: torch.nn.Parameter) -> None:
@@ -46,9 +54,17 @@ def test_a_parameter_in_bf16_has_its_own_copy_in_fp32() -> None:
     model, copy = parameter(1.0, 2.0, dtype=torch.bfloat16), parameter(1.0, 2.0)
     inner = adam(copy)
     updated(inner, copy)
-    found = held_by(SimpleNamespace(optimizer=inner, float16_groups=[[model]], fp32_from_float16_groups=[[copy]]))
+    found = held_by(rounding(optimizer=inner, float16_groups=[[model]], fp32_from_float16_groups=[[copy]]))
     assert list(found) == [model] and found[model].weight is copy
     assert whole(found[model], found[model].weight, model).dtype == torch.float32
+
+
+def test_groups_of_another_name_are_missed_and_not_taken_for_none() -> None:
+    with pytest.raises(AttributeError) as caught:
+        held_by(rounding(optimizer=adam(parameter(1.0)), half_groups=[]))
+    assert " has no megatron.core.optimizer.optimizer.Float16OptimizerWithFloat16Params.float16_groups" in absent_name(
+        caught.value
+    )
 
 
 def test_a_chain_of_optimizers_holds_the_parameters_of_all() -> None:
