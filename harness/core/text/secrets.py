@@ -42,6 +42,8 @@ _OF_ACCESS = frozenset(
 )
 # Certain as the whole name of an option, a URL's parameter or a variable: --token, AUTH; but "token=the" is a text's.
 _WHOLE = frozenset(("TOKEN", "AUTH"))
+# The last part of a name that says where a secret is, not what it is: api_key_env: OPENAI_API_KEY.
+_ABOUT = frozenset(("ENV", "VAR", "NAME", "FILE", "PATH", "DIR"))
 _PARAMETERS = frozenset(("SIG", "CODE", "JWT"))  # secret in URL queries, in addition to the names above
 
 # Words, also joined ones (created_at, don't), and numbers that are too short for a secret.
@@ -103,6 +105,8 @@ _SHAPE_SIGNS = (
 def is_secret_name(name: str) -> bool:
     """Whether a variable, option or key of this name holds a secret, whatever its value: DB_PASSWD, apiKey."""
     parts = _parts(name)
+    if parts[-1:] and parts[-1] in _ABOUT:
+        return False
     if any(part.endswith(_ENDINGS) or part in _ANYWHERE for part in parts):
         return True
     for before, part, after in zip(["", *parts], parts, [*parts[1:], ""]):

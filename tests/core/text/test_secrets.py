@@ -81,6 +81,7 @@ PLAIN = [
     "the author of a basic key: nobody",
     "http://host:8080/path@v1",
     "tp2-pp1-cp1-sft-0123abcd at /srv/me/x@y",
+    "api_key_env=OPENAI_API_KEY ssh-key-file=/run/keys/deploy",
     "args.hf_token=None, wandb_key=null; DB_PASSWORD=true",
 ]
 
