@@ -155,6 +155,11 @@ KNOWN = (
         says="in the training leg, step 0, micro-batch 0, forward",
     ),
     Known(
+        what="latent attention gathers other ranks' queries and keys, which rows of equal length do not refuse",
+        has=lambda row: row["tp"] > 1 and row.get("groups") == "explicit" and row.get("model.mla") is not None,
+        check="activations",
+    ),
+    Known(
         what="latent attention crops values that are wider than keys in packed rows",
         has=lambda row: row["packing"] != "unpacked" and _wider_values(_part_of(row, "mla")),
         check="ended",
