@@ -22,6 +22,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
 from harness.core.cell.config import CellConfig
+from harness.core.cell.modelled import follows_choices
 from harness.core.errors import InfrastructureError
 from harness.core.hardware.devices import shown_gpus
 from harness.core.run.cell_result import CellResult, RankEnding
@@ -37,6 +38,7 @@ from harness.node.process import die_with, end_session, log_to, remove_secrets, 
 from harness.node.rank import rank_main
 from harness.node.rank_endings import cell_result, rank_endings
 from harness.node.recording.kernel_log import xid_lines
+from harness.oracle.choices import NO_CHOICES, Choices, choices_of
 from harness.oracle.record import key_of, not_modelled, record_of
 
 END_GRACE_S = 5.0  # between SIGTERM and SIGKILL for ranks that end because another node failed
@@ -187,15 +189,23 @@ class _Part:
         try:
             found.not_modelled = not_modelled(self.config, built)
             if not found.not_modelled:
-                shared = self.attempt.run.oracle(key_of(self.config, built))
+                choices = self._choices()
+                shared = self.attempt.run.oracle(key_of(self.config, built, choices))
                 if not shared.exists():
-                    write_record(shared, record_of(self.cell, self.config, built))
+                    write_record(shared, record_of(self.cell, self.config, built, choices))
                 found.record = replace(RecordReader().read(text_of(shared)), cell=self.cell)
         except InfrastructureError:  # such as a full disk
             raise
         except Exception:  # whatever it is: the judge shows it as the reason why the cell is not judged
             found.record, found.failed = None, traceback.format_exc()
         return found
+
+    def _choices(self) -> Choices:
+        """What the routers of the ranks chose, where the oracle follows them."""
+        if not follows_choices(self.config):
+            return NO_CHOICES
+        ranks = range(self.config.layout.world_size)
+        return choices_of(self.config, [RecordReader().read(text_of(self.attempt.record(rank))) for rank in ranks])
 
     def end(self, result: CellResult | NodeResult) -> None:
         """Write how the ranks ended, as the last file of the part."""

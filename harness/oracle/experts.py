@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from harness.oracle.choices import Choice
 from harness.oracle.fields import Experts, Model
-from harness.oracle.layers import feed_forward
+from harness.oracle.layers import feed_forward, widened
 from harness.oracle.rows import Stream
 
 
@@ -28,25 +29,34 @@ class Routed:
     taken: Tensor  # [t, e] bool: those of them within their capacity; with `filled` also slots that did not choose it
     scores: Tensor  # [t, e]: of the auxiliary loss
     preferred: Tensor  # [t, e] bool: the k highest scores, whatever biases and groups say
+    ranked: Tensor  # [t, e]: by which the router chooses
     counted: Tensor  # [t] bool: slots in losses and counts
     rows: tuple[int, ...]
 
 
 def mixture(
-    x: Tensor, weights: Mapping[str, Tensor], at: str, number: int, model: Model, stream: Stream, bias: Tensor
+    x: Tensor,
+    weights: Mapping[str, Tensor],
+    at: str,
+    number: int,
+    model: Model,
+    stream: Stream,
+    bias: Tensor,
+    choice: Choice | None,
 ) -> tuple[Tensor, Routed]:
     """x [t, hidden] through the experts of layer `number` that its router chooses, and the shared one.
 
     The output is the sum of the chosen experts' outputs by their weights (arXiv 1701.06538; Megatron-LM core_v0.19.0,
-    MoELayer). `bias` [e]: see `route`.
+    MoELayer). `bias` [e], `choice`: see `route`.
     """
     assert model.experts is not None
-    routed = route(x @ weights[f"{at}.router.weight"].T, bias, number, model.experts, stream)
+    logits = widened(x @ weights[f"{at}.router.weight"].T)
+    routed = route(logits, bias, number, model.experts, stream, choice)
     out = torch.zeros_like(x)
     for expert in range(model.experts.count):
         slots = routed.weights[:, expert].nonzero().flatten()
         given = feed_forward(x[slots], weights, f"{at}.experts.{expert}", model)
-        out = out.index_add(0, slots, routed.weights[slots, expert, None] * given)
+        out = out.index_add(0, slots, (routed.weights[slots, expert, None] * given).to(out.dtype))
     if model.experts.shared:
         shared = feed_forward(x, weights, f"{at}.shared_experts", model)
         if model.experts.shared_gate:  # Qwen2-MoE; Megatron-LM core_v0.19.0, SharedExpertMLP
@@ -55,16 +65,19 @@ def mixture(
     return out, routed
 
 
-def route(logits: Tensor, bias: Tensor, number: int, experts: Experts, stream: Stream) -> Routed:
+def route(
+    logits: Tensor, bias: Tensor, number: int, experts: Experts, stream: Stream, choice: Choice | None = None
+) -> Routed:
     """Choose k experts per slot and weight them (Megatron-LM core_v0.19.0, topk_routing_with_score_function).
 
     With softmax the weights are those of the chosen logits alone, or `before` the choice of all logits. With sigmoid
     (DeepSeek-V3, arXiv 2412.19437, section 2.1.2) they are the scores of the chosen, divided by their sum if k > 1; the
-    choice is by score + bias, which does not enter the weights.
+    choice is by score + bias, which does not enter the weights. `choice`: made by the ranks; None: by the scores.
     """
     sigmoid = experts.score == "sigmoid"
     scores = logits.sigmoid() if sigmoid else logits.softmax(-1) if experts.before else logits
-    which = _choice(scores + bias if sigmoid else scores, experts)
+    ranked = scores + bias if sigmoid else scores
+    which = _choice(ranked, experts) if choice is None else choice.chosen
     picked = scores.gather(-1, which)
     if sigmoid and experts.chosen > 1:
         picked = picked / (picked.sum(-1, keepdim=True) + 1e-20)
@@ -75,7 +88,12 @@ def route(logits: Tensor, bias: Tensor, number: int, experts: Experts, stream: S
     taken = chosen if experts.capacity is None else _within_capacity(weights, chosen, experts, stream.shares)
     of_loss = logits.softmax(-1) if not sigmoid else logits.sigmoid()
     of_loss = of_loss / (of_loss.sum(-1, keepdim=True) + 1e-20) if sigmoid else of_loss
-    preferred = torch.zeros_like(chosen).scatter(-1, of_loss.topk(experts.chosen, -1).indices, True)
+    by_score = of_loss.topk(experts.chosen, -1).indices
+    if choice is not None and choice.preferred is not None:
+        by_score = choice.preferred
+    elif choice is not None and not experts.biased and not experts.groups:
+        by_score = which
+    preferred = torch.zeros_like(chosen).scatter(-1, by_score, True)
     return Routed(
         layer=number,
         logits=logits,
@@ -84,6 +102,7 @@ def route(logits: Tensor, bias: Tensor, number: int, experts: Experts, stream: S
         taken=taken,
         scores=of_loss,
         preferred=preferred,
+        ranked=ranked.detach(),
         counted=stream.counted,
         rows=stream.rows,
     )

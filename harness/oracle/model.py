@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from harness.core.layer_pattern import ATTENTION, GATED_DELTA, MAMBA
 from harness.oracle.attention import grouped, latent
+from harness.oracle.choices import Choice
 from harness.oracle.experts import Routed, mixture
 from harness.oracle.fields import Model
 from harness.oracle.layers import feed_forward, norm
@@ -34,20 +36,30 @@ class Forward:
     routed: list[Routed]  # of each layer with experts
 
 
-def forward(weights: Weights, model: Model, stream: Stream, biases: Biases) -> Forward:
-    """Logits of every slot for the token after it."""
-    routed: list[Routed] = []
+class Routing(NamedTuple):
+    """What routers are given, and what they have done so far."""
+
+    biases: Biases
+    choices: Mapping[int, Choice]  # by layer
+    routed: list[Routed]
+
+
+def forward(
+    weights: Weights, model: Model, stream: Stream, biases: Biases, choices: Mapping[int, Choice] | None = None
+) -> Forward:
+    """Logits of every slot for the token after it. `choices`: by layer, those that its router does not make itself."""
+    routing = Routing(biases, choices or {}, [])
     outputs = [weights[f"{EMBEDDING}.weight"][stream.tokens]]
     for number in range(1, model.layers + 1):
-        outputs.append(_layer(outputs[-1], weights, layer_name(number), number, model, stream, biases, routed))
+        outputs.append(_layer(outputs[-1], weights, layer_name(number), number, model, stream, routing))
     last = norm(outputs[-1], weights, final_norm(model), model)
     output = weights[f"{EMBEDDING if model.tied else OUTPUT}.weight"].T
     further, hidden, tokens = [], last, stream.tokens
     for depth in range(1, model.predictions + 1):
         tokens = stream.shifted(tokens)
-        hidden = _prediction(hidden, tokens, weights, depth, model, stream, biases, routed)
+        hidden = _prediction(hidden, tokens, weights, depth, model, stream, routing)
         further.append(hidden @ output)
-    return Forward(logits=last @ output, outputs=outputs, predictions=further, routed=routed)
+    return Forward(logits=last @ output, outputs=outputs, predictions=further, routed=routing.routed)
 
 
 def _layer(
@@ -57,13 +69,12 @@ def _layer(
     number: int,
     model: Model,
     stream: Stream,
-    biases: Biases,
-    routed: list[Routed],
+    routing: Routing,
 ) -> Tensor:
     """Attention, then a feed-forward block or experts, each on the normed input and added to it (pre-norm).
 
     Megatron-LM core_v0.19.0, TransformerLayer; in HybridModel a layer is one of the two. What routers do is added to
-    `routed`.
+    `routing`.
     """
     if model.mixes(number):
         x = x + _mixed(x, weights, at, number, model, stream)
@@ -72,8 +83,9 @@ def _layer(
     normed = norm(x, weights, f"{at}.pre_mlp_layernorm", model)
     if not model.has_experts(number):
         return x + feed_forward(normed, weights, f"{at}.mlp", model)
-    mixed, one = mixture(normed, weights, f"{at}.mlp", number, model, stream, biases[number])
-    routed.append(one)
+    bias, choice = routing.biases[number], routing.choices.get(number)
+    mixed, routed = mixture(normed, weights, f"{at}.mlp", number, model, stream, bias, choice)
+    routing.routed.append(routed)
     return x + mixed
 
 
@@ -97,8 +109,7 @@ def _prediction(
     depth: int,
     model: Model,
     stream: Stream,
-    biases: Biases,
-    routed: list[Routed],
+    routing: Routing,
 ) -> Tensor:
     """Hidden states [t, hidden] of the layer that predicts `depth` tokens further than the model.
 
@@ -109,5 +120,5 @@ def _prediction(
     at = prediction_name(depth)
     embedded = norm(weights[f"{EMBEDDING}.weight"][tokens], weights, f"{at}.enorm", model)
     x = torch.cat([embedded, norm(hidden, weights, f"{at}.hnorm", model)], dim=-1) @ weights[f"{at}.eh_proj.weight"].T
-    x = _layer(x, weights, f"{at}.mtp_model_layer", model.layers + depth, model, stream, biases, routed)
+    x = _layer(x, weights, f"{at}.mtp_model_layer", model.layers + depth, model, stream, routing)
     return norm(x, weights, f"{at}.final_layernorm", model)

@@ -33,6 +33,7 @@ from harness.core.run.records import (
     TrainingSeen,
 )
 from harness.core.run.tensor_records import ActivationSeen, Fingerprint, ParameterSeen, UpdateSeen
+from harness.oracle.choices import NO_CHOICES, Choices, followed
 from harness.oracle.drawing import draw
 from harness.oracle.fields import Model, Optimizer, uncovered
 from harness.oracle.optimizer import Schedule
@@ -43,18 +44,27 @@ _ONE_RANK = Coordinates(tp=0, cp=0, dp=0, pp=0)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def record_of(cell: str, config: CellConfig, built: Sequence[BuiltSeen]) -> RankRecord:
-    """What the oracle computes of a cell whose ranks built a model with `built`, if nothing is `not_modelled`."""
-    found = _as_rank(cell, config, train(config, built))
-    found.legs = [_second_training(_as_rank(cell, config, train(config, built, _DTYPES[config.dtype])))]
+def record_of(cell: str, config: CellConfig, built: Sequence[BuiltSeen], choices: Choices = NO_CHOICES) -> RankRecord:
+    """What the oracle computes of a cell whose ranks built a model with `built`, if nothing is `not_modelled`.
+
+    `choices`: of their routers, where it follows them.
+    """
+    exact, rounded = train(config, built, choices=choices), train(config, built, _DTYPES[config.dtype], choices)
+    found = _as_rank(cell, config, exact)
+    found.legs = [_second_training(_as_rank(cell, config, rounded))]
+    found.followed = followed(exact.ranked, rounded.ranked)
     return found
 
 
-def key_of(config: CellConfig, built: Sequence[BuiltSeen]) -> str:
+def key_of(config: CellConfig, built: Sequence[BuiltSeen], choices: Choices = NO_CHOICES) -> str:
     """The same for cells of which the oracle computes the same: a digest of all that it reads."""
     model, settings = Model.read(built, config.model.peft, config.model.pattern), Optimizer.read(built, config.train.lr)
     facts = (model, settings, Schedule.of(config, settings), config.train, config.evaluated, config.dtype)
     digest = hashlib.sha256(repr((*facts, config.path.counted, config.step_mean)).encode())
+    for place, choice in choices.items():
+        digest.update(repr((place, choice.chosen.tolist(), choice.preferred is None)).encode())
+        if choice.preferred is not None:
+            digest.update(choice.preferred.numpy().tobytes())
     limited = model.experts is not None and model.experts.capacity is not None
     for step in range(config.train.steps + len(config.evaluated)):
         for number, replica in enumerate(config.micro_batches(step)):

@@ -68,12 +68,12 @@ def stream_of(config: CellConfig, step: int, plan: MicroBatch) -> Stream:
         documents=owners[:, 0],
         segments=segments,
         rows=rows,
-        shares=_shares(config, plan),
+        shares=shares_of(config, plan),
         counted=owners[:, 0] != PAD if config.model.padding_mask else torch.ones(plan.slots, dtype=torch.bool),
     )
 
 
-def _shares(config: CellConfig, plan: MicroBatch) -> tuple[Tensor, ...]:
+def shares_of(config: CellConfig, plan: MicroBatch) -> tuple[Tensor, ...]:
     """Slots of each context-parallel rank, and with sequence parallelism of each tensor-parallel rank of it, in order.
 
     A rank that holds several rows has them interleaved, slot by slot: Megatron's hidden states are [s, b, h].

@@ -14,6 +14,7 @@ from harness.core.packing.arithmetic import PAD
 from harness.core.peft import is_adapter
 from harness.core.run.record_limits import MOST_TOKEN_LOSSES
 from harness.core.run.records import BuiltSeen, DocumentLoss, TokenLoss
+from harness.oracle.choices import NO_CHOICES, Choices, Place, Ranked
 from harness.oracle.experts import moved_bias, preferences
 from harness.oracle.fields import Model, Optimizer
 from harness.oracle.loss import Divisors, MicroLoss, micro_loss, share_of_step, taken_by_experts
@@ -90,27 +91,41 @@ class Trained:
     routers: list[RouterLosses] = field(default_factory=list)
     predictions: list[Prediction] = field(default_factory=list)
     tokens: list[TokenLoss] = field(default_factory=list)  # of step 0
+    ranked: dict[Place, Ranked] = field(default_factory=dict)  # where a choice was followed
 
 
-def train(config: CellConfig, built: Sequence[BuiltSeen], dtype: torch.dtype = torch.float64) -> Trained:
+def train(
+    config: CellConfig,
+    built: Sequence[BuiltSeen],
+    dtype: torch.dtype = torch.float64,
+    choices: Choices = NO_CHOICES,
+) -> Trained:
     """Train the model that upstream built, from the cell's initial weights, on the rows of its packing plan.
 
     `built`: of the rank's record; what `fields.uncovered` names in it is not computed as upstream does. `dtype`: of
-    the model; the optimizer and sums of gradients are in float32 at least.
+    the model; the optimizer and sums of gradients are in float32 at least. `choices`: of routers, to follow.
     """
     return Oracle(
         config,
         Model.read(built, config.model.peft, config.model.pattern),
         Optimizer.read(built, config.train.lr),
         dtype,
+        choices,
     ).run()
 
 
 class Oracle:
     """Model, weights and optimizer of a cell."""
 
-    def __init__(self, config: CellConfig, model: Model, settings: Optimizer, dtype: torch.dtype) -> None:
-        self.config, self.model = config, model
+    def __init__(
+        self,
+        config: CellConfig,
+        model: Model,
+        settings: Optimizer,
+        dtype: torch.dtype,
+        choices: Choices = NO_CHOICES,
+    ) -> None:
+        self.config, self.model, self.choices = config, model, choices
         wide = torch.promote_types(dtype, torch.float32)
         drawn = initial_weights(model, config.train.seed, wide)
         self.weights = {name: self._stored(weight.detach(), dtype) for name, weight in drawn.items()}
@@ -120,7 +135,7 @@ class Oracle:
         self.adam, self.schedule = Adam.of(settings, self.trained), Schedule.of(config, settings)
         layers = range(1, model.layers + model.predictions + 1)
         count = model.experts.count if model.experts else 0
-        self.biases = {number: torch.zeros(count, dtype=dtype) for number in layers if model.has_experts(number)}
+        self.biases = {number: torch.zeros(count, dtype=wide) for number in layers if model.has_experts(number)}
         self.seen = Trained(model=model)
 
     def _stored(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -186,7 +201,7 @@ class Oracle:
         before: list[list[Tensor]] = []  # by router: preferences of earlier micro-batches over all replicas
         for number, turn in enumerate(zip_longest(*replicas)):
             streams = {replica: stream_of(self.config, step, plan) for replica, plan in enumerate(turn) if plan}
-            passes = {replica: self._forward(stream) for replica, stream in streams.items()}
+            passes = {replica: self._forward(stream, step, replica, number) for replica, stream in streams.items()}
             together = [(streams[replica], passes[replica]) for replica in streams]
             before = before or [[] for _ in together[0][1].routed]
             total = torch.zeros((), dtype=torch.promote_types(together[0][1].logits.dtype, torch.float32))
@@ -218,19 +233,29 @@ class Oracle:
     def _smoothing(self) -> float:
         return self.config.train.label_smoothing
 
-    def _forward(self, stream: Stream) -> Forward:
-        return forward(self.weights, self.model, stream, self.biases)
+    def _forward(self, stream: Stream, step: int, replica: int, number: int) -> Forward:
+        """Of micro-batch `number` of a replica."""
+        places = {layer: (step, replica, number, layer) for layer in self.biases}
+        choices = {layer: self.choices[place] for layer, place in places.items() if place in self.choices}
+        seen = forward(self.weights, self.model, stream, self.biases, choices)
+        for routed in seen.routed:
+            if choice := choices.get(routed.layer):
+                ranked = Ranked(routed.ranked, choice, stream.documents, stream.positions)
+                self.seen.ranked[places[routed.layer]] = ranked
+        return seen
 
     def _evaluation(self, step: int) -> Step:
         """Losses of documents that no step has."""
-        plans = [plan for replica in self.config.micro_batches(step) for plan in replica]
-        seen = Step(documents={}, tokens=0, divided_by=0, micro_batches=len(plans))
+        replicas = self.config.micro_batches(step)
+        seen = Step(documents={}, tokens=0, divided_by=0, micro_batches=sum(map(len, replicas)))
         with torch.no_grad():
-            for plan in plans:
-                stream = stream_of(self.config, step, plan)
-                part = micro_loss(self._forward(stream), stream, self.model, self._smoothing, (), ())
-                seen.documents |= _by_document(part.losses, stream.mask, stream, padding=False)
-                seen.tokens += plan.loss_tokens
+            for replica, plans in enumerate(replicas):
+                for number, plan in enumerate(plans):
+                    stream = stream_of(self.config, step, plan)
+                    passed = self._forward(stream, step, replica, number)
+                    part = micro_loss(passed, stream, self.model, self._smoothing, (), ())
+                    seen.documents |= _by_document(part.losses, stream.mask, stream, padding=False)
+                    seen.tokens += plan.loss_tokens
         seen.divided_by = seen.tokens
         return seen
 

@@ -59,6 +59,23 @@ EXPERTS = Edit(
     "expert_gradient_scaling_factor = 1.001\n",
     "parameter_gradients",
 )
+# Routers in bf16, whose choice the oracle follows as far as rounding explains it.
+ROUTER = Edit(
+    "transformer/moe/moe_utils.py",
+    "scores, top_indices = compute_topk(logits, topk, num_groups, group_topk)",
+    "scores, top_indices = compute_topk(logits + 0.1 * logits.roll(1, -1), topk, num_groups, group_topk)",
+    "router_choice",
+)
+BF16 = """\
+name: edited
+model: {layers: 2, hidden: 32, heads: 4, kv_heads: 2, ffn: 64, vocab: 64, moe: {ffn: 24}}
+train: {steps: 2, global_batch: 4, seq_length: 64}
+checks: {canaries: []}
+matrix:
+  tp: [1, 2]
+  packing: reference
+  dtype: bf16
+"""
 # Layers that carry a state.
 RECURRENT = {
     "delta": Edit(
@@ -112,6 +129,12 @@ def hybrids(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
     return _run(tmp_path_factory.mktemp("hybrid"), HYBRID, RECURRENT)
 
 
+@pytest.fixture(scope="module")
+def rounded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """The same in bf16."""
+    return _run(tmp_path_factory.mktemp("rounded"), BF16, {"router": ROUTER})
+
+
 def _run(folder: Path, matrix: str, edits: Mapping[str, Edit]) -> dict[str, list[dict[str, Any]]]:
     (folder / "tree").mkdir()
     tree = copied(folder / "tree")
@@ -152,6 +175,14 @@ def test_an_edit_of_a_recurrent_layer_fails_at_that_layer(hybrids: dict[str, lis
         for cell in hybrids[name]:
             first = cell["findings"][0]
             assert (cell["outcome"], first["check"], first["where"]["layer"]) == ("FAIL", RECURRENT[name].check, layer)
+
+
+def test_a_router_that_chooses_against_its_scores_fails_in_bf16(rounded: dict[str, list[dict[str, Any]]]) -> None:
+    assert len(rounded["main"]) == len(rounded["router"]) == 3
+    assert {(cell["outcome"], cell["evidence"]["reference"]) for cell in rounded["main"]} == {("PASS", "the oracle")}
+    for cell in rounded["router"]:
+        assert (cell["outcome"], cell["evidence"]["reference"]) == ("FAIL", "the oracle")
+        assert ROUTER.check in {finding["check"] for finding in cell["findings"]}, cell["findings"]
 
 
 def test_a_wrong_factor_of_experts_fails_where_ranks_share_them(reports: dict[str, list[dict[str, Any]]]) -> None:

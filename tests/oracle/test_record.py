@@ -53,7 +53,10 @@ def test_another_model_has_another_key() -> None:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"dtype": "bf16", "model": replace(cell().model, moe=MoeConfig())}, "dtype bf16 with experts"),
+        (
+            {"dtype": "bf16", "model": replace(cell().model, moe=MoeConfig(capacity_factor=1.0))},
+            "dtype bf16 with a capacity of experts",
+        ),
         ({"trainer": "example"}, "trainer example"),
         ({"train": replace(cell().train, steps=10**9)}, "size: about "),
     ],

@@ -20,7 +20,7 @@ def not_modelled_in(config: CellConfig) -> str:
     """What of a cell the oracle does not model, or that it is too large; empty if it may compute all."""
     model = config.model
     wanted = (
-        ("dtype", config.dtype != "fp32" and model.moe is not None and f"{config.dtype} with experts"),
+        ("dtype", _rounds_choices(config) and f"{config.dtype} with a capacity of experts, or a resume"),
         ("dtype", config.dtype != "fp32" and MAMBA in model.pattern and f"{config.dtype} with Mamba"),
         ("trainer", config.trainer not in BUILT_IN_TRAINERS and config.trainer),  # it may divide the loss otherwise
         ("model.builder", model.builder),
@@ -30,6 +30,17 @@ def not_modelled_in(config: CellConfig) -> str:
         ("resume", config.saved_in is not None and config.by_rows and "rows of two layouts"),
     )
     return ", ".join(f"{name} {value}" for name, value in wanted if value) or _too_large(config)
+
+
+def follows_choices(config: CellConfig) -> bool:
+    """Whether rounding decides near ties of routers, so that ranks record what they chose and the oracle follows."""
+    return config.dtype != "fp32" and config.model.moe is not None and config.model.moe.capacity_factor is None
+
+
+def _rounds_choices(config: CellConfig) -> bool:
+    """Whether the oracle would have to follow choices that no record holds: of dropped tokens, or of another part."""
+    parts = config.resume or config.saved_in is not None
+    return config.dtype != "fp32" and config.model.moe is not None and (not follows_choices(config) or bool(parts))
 
 
 def _too_large(config: CellConfig) -> str:

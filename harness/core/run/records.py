@@ -161,6 +161,38 @@ class RouterSeen:
 
 
 @dataclass(kw_only=True)
+class ChoiceSeen:
+    """The experts that the router of one layer chose for each slot of this rank, in the order of their micro-batch.
+
+    Of cells in bf16 without a capacity: rounding decides near ties, so the oracle follows the ranks.
+    """
+
+    step: int  # evaluations come after all steps, in order
+    layer: int  # global, from 1
+    micro_batch: int
+    experts: list[list[int]]
+    preferred: list[list[int]] | None = None  # by score alone, if biases enter the choice and an auxiliary loss counts
+
+
+@dataclass(kw_only=True)
+class FollowedSeen:
+    """How far the oracle had to follow choices of a layer in one step: what only its record has.
+
+    `shortfall`: by how much the score of a chosen expert is below that of one left out, at most; 0 if it never is. It
+    is that of `expert` for the slot at `position` of `document` (PAD: of padding). `rounding`: the largest distance of
+    a score from that in the cell's dtype.
+    """
+
+    step: int
+    layer: int
+    shortfall: float
+    rounding: float
+    document: int
+    position: int
+    expert: int
+
+
+@dataclass(kw_only=True)
 class GradientScale:
     """What the gradients of a model chunk are multiplied by at step 0, in and after their reduction over replicas.
 
@@ -367,6 +399,8 @@ class RankRecord:
     legs: list[LegSeen] = field(default_factory=list)
     routers: list[RouterSeen] = field(default_factory=list)
     expert_biases: list[ExpertBiasSeen] = field(default_factory=list)  # of models that have them
+    choices: list[ChoiceSeen] = field(default_factory=list)
+    followed: list[FollowedSeen] = field(default_factory=list)  # of the oracle alone
     gradient_scales: list[GradientScale] = field(default_factory=list)  # per chunk
     aux_scale: float | None = None  # the schedule's scale on auxiliary losses and z-losses, step 0
     mtp: list[MtpSeen] = field(default_factory=list)

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from harness.core.cell.canary_legs import Leg
 from harness.core.cell.layout import Coordinates
+from harness.core.cell.model import MoeConfig
+from harness.core.cell.modelled import follows_choices
 from harness.core.peft import is_adapter
 from harness.core.run.records import ExpertShare, LegSeen, RankRecord
 from harness.core.run.tensor_records import ActivationSeen, ParameterSeen, StoredParameter
@@ -40,6 +42,7 @@ def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
     yield from _scales(expected, record)
     yield from _routers(expected, record)
     yield from _biases(expected, record)
+    yield from _choices(expected, record)
     yield from _heads(expected, record)
 
 
@@ -212,6 +215,35 @@ def _biases(expected: Expected, record: RankRecord) -> Iterator[str]:
     for seen in record.expert_biases:
         if moe is None or len(seen.values) != moe.experts:
             yield f"expert_biases: layer {seen.layer} has {len(seen.values)}"
+
+
+def _choices(expected: Expected, record: RankRecord) -> Iterator[str]:
+    """In bf16 the oracle follows routers: what is missing it would choose itself."""
+    evidence, config, moe = expected.evidence, expected.config, expected.model.moe
+    right: list[tuple[int, int, int]] = []
+    if moe is not None and follows_choices(config):
+        evaluated = [config.train.steps + number for number in config.evaluations]
+        right = [
+            (step, layer, number)
+            for step in (*evidence.steps, *evaluated)
+            for layer in expected.routed(record.place.pp)
+            for number in range(len(config.micro_batches(step)[record.place.dp]))
+        ]
+    found = sorted((seen.step, seen.layer, seen.micro_batch) for seen in record.choices)
+    if found != sorted(right):
+        yield f"choices: {len(found)} (step, layer, micro-batch) triples, not {len(right)}"
+    preferred = moe is not None and moe.expert_bias and moe.balanced
+    for seen in record.choices:
+        where = f"choices: step {seen.step}, layer {seen.layer}, micro-batch {seen.micro_batch}"
+        for name, experts in (("experts", seen.experts), ("preferred", seen.preferred if preferred else [])):
+            if experts is None or (moe is not None and any(not _is_choice(slot, moe) for slot in experts)):
+                yield f"{where}: {name} has not {moe.topk if moe else 0} experts of every slot"
+        if (seen.preferred is not None) != preferred or (preferred and len(seen.preferred or ()) != len(seen.experts)):
+            yield f"{where}: preferred is of other slots"
+
+
+def _is_choice(experts: Sequence[int], moe: MoeConfig) -> bool:
+    return len(set(experts)) == len(experts) == moe.topk and all(0 <= one < moe.experts for one in experts)
 
 
 def _adds_up(share: ExpertShare, topk: int) -> bool:

@@ -22,7 +22,7 @@ _ONE_RANK = Coordinates(tp=0, cp=0, dp=0, pp=0)
 _NONE = Fingerprint(norm_sq=0.0, projections=[])
 _EXACT = 1e-9  # relative, of sums in float64
 # Of a rank's record, what the oracle fills in.
-FIELDS = ("steps", "evaluations", "parameters", "activations", "routers", "expert_biases", "mtp", "legs")
+FIELDS = ("steps", "evaluations", "parameters", "activations", "routers", "expert_biases", "mtp", "followed", "legs")
 
 
 def problems(evidence: CellEvidence) -> Iterator[str]:
@@ -77,10 +77,18 @@ def _whole(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:
     yield from (f"{seen.name}: {problem}" for seen in record.parameters for problem in _parameter(seen))
     if [seen.after for seen in record.evaluations] != list(config.evaluated):
         yield f"it has {len(record.evaluations)} of {len(config.evaluated)} evaluations"
+    yield from _followed(evidence, record)
     yield from _second_training(record)
     late = ("step", "after")
     bad = [one for one in scan(record).bad if max(one.where.get(name, 0) for name in late) < evidence.diverges]
     yield from (f"{item.what} is {item.value} {item.why}" for item in bad[:1])
+
+
+def _followed(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:
+    """It follows every choice that the ranks recorded."""
+    chosen = {(seen.step, seen.layer) for rank in evidence.records.values() for seen in rank.choices}
+    if sorted((seen.step, seen.layer) for seen in record.followed) != sorted(chosen):
+        yield f"it follows routers of {len(record.followed)} steps and layers, the ranks recorded {len(chosen)}"
 
 
 def _step(seen: StepSeen, step: list[list[Truth]]) -> Iterator[str]:

@@ -122,6 +122,8 @@ class Observer:
         at.chunk, at.micro_batch = chunk, number
         at.owners = micro.local(micro.owners, cp, cp_rank)
         at.rows = micro.local(micro.row_numbers, cp, cp_rank)
+        at.slots = micro.local(torch.arange(len(micro.owners)), cp, cp_rank)
+        at.data_step = self.truth.step
         self.recorder.progress(at.leg, at.step, number, "forward")
         if at.first_step:  # later steps are timed; their records are written at the end of the step
             self.recorder.flush()

@@ -17,7 +17,7 @@ from torch import Tensor
 from harness.core.cell.timing import Lap
 from harness.core.packing.fields import OFFSETS, PADDED
 from harness.core.run.record_file import write_record
-from harness.core.run.records import Failure, LayerSeen, Progress, RankRecord, SeenParams, TensorForm
+from harness.core.run.records import ChoiceSeen, Failure, LayerSeen, Progress, RankRecord, SeenParams, TensorForm
 from harness.core.run.run_dir import AttemptDir, descriptor_of, needs_room, text_of
 from harness.core.run.states import LegName, Phase, RankEnd
 from harness.core.serialization import dumps, from_jsonable, loads
@@ -41,6 +41,7 @@ class Recorder:
         self._written: RankRecord | None = None  # the rank's own record, while records go into another
         self._known: dict[Any, int] = {}
         self._pending: list[tuple[LayerSeen, Any]] = []  # layers whose params are still on the GPU
+        self._choices: list[tuple[ChoiceSeen, Tensor, Tensor | None]] = []  # likewise
         self._last: tuple[Any, Any, Any] | None = None  # the latest params, their key, their snapshot
         self.laps: dict[str, Lap] = {}  # where the time went
         self._lap = time.perf_counter(), time.process_time()
@@ -100,7 +101,16 @@ class Recorder:
             self._last = (packed_seq_params, key, _snapshot(packed_seq_params))
         self._pending.append((seen, self._last[2]))
 
+    def choice(self, seen: ChoiceSeen, chosen: Tensor, preferred: Tensor | None) -> None:
+        """Record what a router chose, [slots, k] int64 each; read at the next flush."""
+        self.record.choices.append(seen)
+        self._choices.append((seen, chosen, preferred))
+
     def _read_pending(self) -> None:
+        choices, self._choices = self._choices, []
+        for made, chosen, preferred in choices:
+            made.experts = chosen.tolist()
+            made.preferred = None if preferred is None else preferred.tolist()
         pending, self._pending, self._last = self._pending, [], None
         for seen, params in pending:
             seen.params = self.params(params)
@@ -127,10 +137,11 @@ class Recorder:
 
     def fail(self, error: BaseException) -> str:
         """Write the error into the record and end it; returns its traceback without secrets."""
-        unread = [id(seen) for seen, _ in self._pending]  # after a CUDA error nothing can be read from the GPU
+        unread = [id(seen) for seen, *_ in (*self._pending, *self._choices)]  # after a CUDA error the GPU reads nothing
         for layers in (self.record.layers, self.record.recomputed):
             layers[:] = [seen for seen in layers if id(seen) not in unread]
-        self._pending = []
+        self.record.choices[:] = [seen for seen in self.record.choices if id(seen) not in unread]
+        self._pending, self._choices = [], []
         secrets = secret_values(os.environ)
         raised = redacted("".join(traceback.format_exception(type(error), error, error.__traceback__)), secrets)
         self.record.failure = Failure(

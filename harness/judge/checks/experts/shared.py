@@ -36,7 +36,7 @@ def wrong(evidence: CellEvidence, loss: RouterLoss) -> list[CheckFinding]:
 
 
 def _values(evidence: CellEvidence, loss: RouterLoss, wholes: list[RouterWhole]) -> list[CheckFinding]:
-    bound = evidence.tolerances.aux_loss
+    bound = evidence.own.aux_loss
     for router in wholes:
         right, known = loss.own(router), getattr(router, loss.value)
         found = math.nan if known is None else known
@@ -63,7 +63,7 @@ def _values(evidence: CellEvidence, loss: RouterLoss, wholes: list[RouterWhole])
 
 def _weights(evidence: CellEvidence, loss: RouterLoss, wholes: list[RouterWhole]) -> list[CheckFinding]:
     """Compares sums over the micro-batches of a layer, since a wrong factor is the same in all."""
-    bound = evidence.tolerances.aux_loss
+    bound = evidence.own.aux_loss
     layers: dict[int, tuple[RouterWhole, float, float]] = {}
     for router in wholes:
         _, found, right = layers.get(router.layer, (router, 0.0, 0.0))

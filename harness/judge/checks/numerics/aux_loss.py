@@ -43,7 +43,7 @@ def _over_replicas(evidence: CellEvidence, moe: MoeConfig, loss: RouterLoss) -> 
 
 def _as_if(evidence: CellEvidence, moe: MoeConfig, router: RouterWhole, found: float) -> str:
     """The known mistake that gives this value, if any."""
-    bound = evidence.tolerances.aux_loss
+    bound = evidence.own.aux_loss
     rows, every = counted_rows(router, moe.padding_mask), counted_rows(router, False)
     other = {
         "that is the value with padding tokens counted": own_aux_loss(moe, every),

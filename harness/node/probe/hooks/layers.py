@@ -30,10 +30,12 @@ class PassState:
     leg: LegName = "training"
     fingerprints: bool = False  # whether to fingerprint layer outputs
     step: int = 0
+    data_step: int = 0  # whose documents the pass has: evaluations come after all steps
     chunk: int = 0
     micro_batch: int = 0
     owners: Tensor | None = None  # [rows, local slots, 2] on this context-parallel rank
     rows: Tensor | None = None  # [rows, local slots]: each slot's row, before rows are merged
+    slots: Tensor | None = None  # [rows, local slots]: its number in the micro-batch
 
     @property
     def first_step(self) -> bool:

@@ -1,4 +1,5 @@
-"""Records routers at step 0: the experts chosen for real and for padding tokens, the auxiliary losses and z-losses.
+"""Records routers at step 0: the experts chosen for real and for padding tokens, the auxiliary losses and z-losses; and
+in bf16 the choice of every slot in all steps and evaluations, which the oracle follows.
 
 What they are made of is recomputed from the router's logits, so that the judge can check upstream's losses against its
 own arithmetic. Wraps methods of megatron.core.transformer.moe.router.TopKRouter, 0.12 to 0.19.
@@ -13,8 +14,9 @@ import megatron.core.transformer.moe.router as upstream_router
 import torch
 from torch import Tensor
 
+from harness.core.cell.modelled import follows_choices
 from harness.core.packing.arithmetic import PAD
-from harness.core.run.records import ExpertShare, RouterSeen
+from harness.core.run.records import ChoiceSeen, ExpertShare, RouterSeen
 from harness.node.data_paths.base import RankContext
 from harness.node.probe.hooks.capacity import misplaced, routing_scores
 from harness.node.probe.hooks.layers import PassState
@@ -29,6 +31,7 @@ class RouterRecorder:
         """`routers`: by the global number of their layer."""
         self.context, self.state, self.recorder = context, state, recorder
         self.seen: RouterSeen | None = None  # of the current call of `routing`
+        self.follows = follows_choices(context.config)
         for number, router in routers.items():
             router.routing = self._routing(number, router.routing)
             if hasattr(router, "attach_and_log_load_balancing_loss"):
@@ -44,12 +47,30 @@ class RouterRecorder:
             recomputed = recomputing()
             self.seen = self._seen_before(layer) if recomputed else self._shares(layer, logits.detach())
             routed = upstream(logits, *args, **kwargs)
+            if self.follows and not recomputed and self.state.leg in ("training", "evaluation"):
+                self._record_choice(layer, logits.detach(), routed[1])
             if self.seen is not None and not recomputed:
                 self._record_kept(logits.detach(), routed[1])
                 self.recorder.record.routers.append(self.seen)
             return routed
 
         return routing
+
+    def _record_choice(self, layer: int, logits: Tensor, routed: Tensor) -> None:
+        """Record which experts each slot gets; `routed` [tokens, experts] bool, with exactly k per token."""
+        moe, at = self.context.config.model.moe, self.state
+        assert moe is not None and at.slots is not None
+        slots = self._slots(at.slots, logits)
+        if slots is None:
+            return  # wrong shape; the metadata lane reports it
+        order = slots.argsort().to(routed.device)
+        chosen = routed[order].int().topk(moe.topk, 1).indices
+        preferred = None
+        if moe.expert_bias and moe.balanced:
+            preferred = routing_scores(moe, logits.flatten(0, 1)[order]).topk(moe.topk, 1).indices
+        self.recorder.choice(
+            ChoiceSeen(step=at.data_step, layer=layer, micro_batch=at.micro_batch, experts=[]), chosen, preferred
+        )
 
     def _record_kept(self, logits: Tensor, routed: Tensor) -> None:
         """Record which tokens experts take; `routed` [tokens, experts] bool: after tokens beyond the capacity are

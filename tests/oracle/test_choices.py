@@ -1,0 +1,110 @@
+"""Choices of routers: joined from the ranks, followed, and measured against the scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.core.cell.config import CellConfig
+from harness.core.cell.layout import Coordinates, Layout
+from harness.core.cell.model import MoeConfig
+from harness.core.packing.arithmetic import PAD
+from harness.core.run.records import ChoiceSeen, RankRecord
+from harness.oracle.choices import Choice, Choices, Ranked, choices_of, followed
+from harness.oracle.experts import route
+from harness.oracle.fields import Experts
+from harness.oracle.record import key_of, record_of
+from harness.oracle.rows import shares_of
+from tests.oracle.streams import stream
+from tests.oracle.test_train import BUILT, MODEL, cell
+
+MOE = MoeConfig(experts=5, topk=1)
+ROUTERS = {"num_moe_experts": "5", "moe_router_topk": "1", "moe_ffn_hidden_size": "4", "moe_router_pre_softmax": "true"}
+ROUTED = [replace(one, values=MODEL | ROUTERS) if one.of == "model" else one for one in BUILT]
+
+
+def rounding_cell(**layout: int) -> CellConfig:
+    plain = cell()
+    return replace(plain, dtype="bf16", layout=Layout(**layout), model=replace(plain.model, moe=MOE))
+
+
+def ranks(config: CellConfig, whole: Tensor) -> Iterator[RankRecord]:
+    """Records in which layer 1 chose `whole` [slots] for micro-batch 0 of step 0."""
+    parts = config.layout.tp if config.layout.sp else 1
+    shares = shares_of(config, config.micro_batches(0)[0][0])
+    for cp in range(config.layout.cp):
+        for tp in range(config.layout.tp):
+            mine = whole[shares[cp * parts + tp % parts].sort().values]
+            seen = ChoiceSeen(step=0, layer=1, micro_batch=0, experts=mine[:, None].tolist())
+            yield RankRecord(cell="", rank=0, place=Coordinates(tp=tp, cp=cp, dp=0, pp=0), choices=[seen])
+
+
+@pytest.mark.parametrize("layout", [{}, {"tp": 2}, {"tp": 2, "sp": True}, {"tp": 2, "cp": 2, "sp": True}], ids=str)
+def test_ranks_hold_their_slots_of_a_micro_batch(layout: dict[str, int]) -> None:
+    config = rounding_cell(**layout)
+    whole = torch.arange(config.micro_batches(0)[0][0].slots) % 5
+    (found,) = choices_of(config, list(ranks(config, whole))).items()
+    place, choice = found
+    assert place == (0, 0, 0, 1) and choice.preferred is None
+    assert choice.chosen[:, 0].tolist() == whole.tolist()
+
+
+def test_a_choice_that_lacks_slots_is_not_followed() -> None:
+    config = rounding_cell(tp=2, cp=2, sp=True)
+    whole = torch.zeros(config.micro_batches(0)[0][0].slots, dtype=torch.int64)
+    assert choices_of(config, list(ranks(config, whole))[1:]) == {}
+    assert choices_of(replace(config, dtype="fp32"), list(ranks(config, whole))) == {}
+
+
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+def test_weights_and_counts_are_those_of_the_choice_that_is_followed(score: str) -> None:
+    experts, slots = Experts(count=4, chosen=2, ffn=2, score=score), stream(9, (6,))
+    logits = torch.randn(6, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    others = torch.tensor([[0, 1]] * 6)
+    own = route(logits, torch.zeros(4), 1, experts, slots)
+    same = route(logits, torch.zeros(4), 1, experts, slots, Choice(own.chosen.nonzero()[:, 1].view(6, 2), None))
+    assert torch.equal(own.weights, same.weights) and torch.equal(own.preferred, same.preferred)
+    made = route(logits, torch.zeros(4), 1, experts, slots, Choice(others, None))
+    assert made.chosen[:, :2].all() and not made.chosen[:, 2:].any()
+    assert torch.equal(made.preferred, made.chosen) and not made.weights[:, 2:].any()
+    values = logits[:, :2].softmax(-1) if score == "softmax" else logits[:, :2].sigmoid()
+    torch.testing.assert_close(made.weights[:, :2], values / values.sum(-1, keepdim=True))
+
+
+def test_what_is_preferred_by_score_alone_is_followed_apart() -> None:
+    experts, slots = Experts(count=4, chosen=1, ffn=2, score="sigmoid", biased=True), stream(9, (2,))
+    choice = Choice(torch.tensor([[0], [1]]), torch.tensor([[2], [3]]))
+    made = route(torch.zeros(2, 4), torch.zeros(4), 1, experts, slots, choice)
+    assert made.chosen.nonzero().tolist() == [[0, 0], [1, 1]]
+    assert made.preferred.nonzero().tolist() == [[0, 2], [1, 3]]
+
+
+def test_the_largest_shortfall_is_named_with_its_slot() -> None:
+    scores = torch.tensor([[0.1, 0.5, 0.4], [0.7, 0.2, 0.3], [0.0, 0.0, 0.9]], dtype=torch.float64)
+    choice = Choice(torch.tensor([[1], [2], [2]]), None)
+    owners = (torch.tensor([4, 4, PAD]), torch.tensor([0, 1, 0]))
+    exact = {(2, 0, 0, 1): Ranked(scores, choice, *owners)}
+    (seen,) = followed(exact, {place: ranked._replace(scores=scores + 0.01) for place, ranked in exact.items()})
+    assert (seen.step, seen.layer, seen.document, seen.position, seen.expert) == (2, 1, 4, 1, 2)
+    assert seen.shortfall == pytest.approx(0.4) and seen.rounding == pytest.approx(0.01)
+
+
+def test_a_record_follows_the_choices_and_has_a_key_of_its_own() -> None:
+    config = rounding_cell()
+    choices: Choices = {
+        (step, 0, number, layer): Choice(torch.zeros(plan.slots, 1, dtype=torch.int64), None)
+        for step in range(2)
+        for number, plan in enumerate(config.micro_batches(step)[0])
+        for layer in (1, 2)
+    }
+    record = record_of("cell", config, ROUTED, choices)
+    assert [(seen.step, seen.layer) for seen in record.followed] == [(0, 1), (0, 2), (1, 1), (1, 2)]
+    assert all(seen.shortfall > 0 and seen.rounding > 0 and seen.expert == 0 for seen in record.followed)
+    counts = [sum(row.counts) - row.counts[0] for seen in record.routers for row in (*seen.real, *seen.padding)]
+    assert set(counts) == {0}
+    assert record_of("cell", config, ROUTED).followed == []
+    assert key_of(config, ROUTED, choices) != key_of(config, ROUTED)
