@@ -121,6 +121,8 @@ class CellEvidence:
         bound = self._at(step, self.tolerances, name)
         if step == 0 or self.reference is None or name in self.tolerances.chosen:
             return bound
+        if name != "grad_norm" and self.bound("grad_norm", step) is None:  # rounding decides what updates do
+            return None
         return grown(bound, self.reference.later_noise.get(name, {}).get(step), MOST_GROWN[self.cell.config.dtype])
 
     def weight_bound(self, what: str, name: str, bound: Bound) -> Bound | None:

@@ -318,6 +318,12 @@ def test_what_rounding_decides_is_not_compared_and_the_evidence_says_so() -> Non
     assert "grad_norm" in [finding.check for finding in judge(cell).findings]
 
 
+def test_a_cell_may_be_a_few_steps_ahead_of_the_pair_in_what_rounding_decides() -> None:
+    cell = after_training_twice(times(2.0), steps=7)
+    for name in ("grad_norm", "step_loss", "document_loss"):
+        assert [step for step in range(7) if cell.bound(name, step) is not None] == [0, 1, 2]
+
+
 def test_a_bound_of_the_matrix_does_not_grow() -> None:
     cell = after_training_twice(times(1.1))
     mine = ToleranceOverrides(numerics={"grad_norm": Override(value=1e-3)})
