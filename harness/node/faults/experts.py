@@ -50,6 +50,18 @@ class ExpertsSplitOverOtherRanks(Fault):
                     item.parameter.main_grad.mul_(1.5 - context.place.tp)  # type: ignore[attr-defined]
 
 
+class OtherExpertsAfterAnUpdate(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        module = importlib.import_module("megatron.core.transformer.moe.router")
+        upstream = module.topk_routing_with_score_function
+
+        def next_ones(logits: Tensor, *args: Any, **kwargs: Any) -> Any:
+            wrong = self.step > 0 and context.place.dp == 1
+            return upstream(logits.roll(1, -1) if wrong else logits, *args, **kwargs)
+
+        module.topk_routing_with_score_function = next_ones  # type: ignore[attr-defined]
+
+
 class ExpertGradientsNotDivided(Fault):
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         for chunk in chunks:

@@ -116,6 +116,7 @@ FAULTS: dict[str, Callable[[], Fault]] = {
     "delta-slots-in-zigzag-order": hybrid.DeltaSlotsInZigzagOrder,
     "expert-bias-of-one-replica": experts.ExpertBiasOfOneReplica,
     "capacity-of-half-the-tokens": experts.CapacityOfHalfTheTokens,
+    "other-experts-after-an-update": experts.OtherExpertsAfterAnUpdate,
     "expert-gradients-not-divided": experts.ExpertGradientsNotDivided,
     "gradients-not-divided": experts.GradientsNotDivided,
     "experts-split-over-other-ranks": experts.ExpertsSplitOverOtherRanks,
