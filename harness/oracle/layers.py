@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from harness.core.peft import CANONICAL, DORA, PeftConfig
 from harness.oracle.fields import Model
 
 
@@ -20,19 +21,47 @@ def widened(x: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weights: Mapping[str, Tensor], at: str, model: Model) -> Tensor:
-    """X W^T + b: x [..., in], W [out, in]; there is a bias where there is a weight of its name.
-
-    Beside it LoRA adds alpha / r x A^T B^T, A [r, in], B [out, r] (arXiv 2106.09685, section 4.1).
-    """
-    product = x @ weights[f"{at}.weight"].T
-    if f"{at}.bias" in weights:
-        product = product + weights[f"{at}.bias"]
+    """X W^T + b: x [..., in], W [out, in]; there is a bias where there is a weight of its name."""
+    product, bias = x @ weights[f"{at}.weight"].T, weights.get(f"{at}.bias")
+    within = at.endswith("linear_qkv")  # upstream adds other biases after adapters
+    if bias is not None and within:
+        product = product + bias
     if model.adapters and model.adapters.adapts(f"{at}.weight"):
-        low = x @ weights[f"{at}.adapter.linear_in.weight"].T
-        product = product + low @ weights[f"{at}.adapter.linear_out.weight"].T * (
-            model.adapters.alpha / model.adapters.rank
-        )
-    return product
+        product = _adapted(product, x, weights, at, model, model.adapters)
+    return product if bias is None or within else product + bias
+
+
+def _adapted(
+    product: Tensor, x: Tensor, weights: Mapping[str, Tensor], at: str, model: Model, peft: PeftConfig
+) -> Tensor:
+    """What adapters make of the product of a linear layer [..., out]; x [..., in].
+
+    LoRA adds s x A^T B^T, A [r, in], B [out, r], s = alpha / r (arXiv 2106.09685, section 4.1). DoRA scales each output
+    of that sum by m / ||W + s B A||, m [out], without a gradient through the norm of the row (arXiv 2402.09353,
+    section 4.3). Canonical LoRA has such factors for each of query, key and value, and for gate and up projection
+    (Megatron-Bridge 0.6.2, LoRALinearSplitQKV, LoRALinearSplitFC1UpGate).
+    """
+
+    scale = peft.alpha / peft.rank
+
+    def low_rank(adapter: str) -> Tensor:
+        low = x @ weights[f"{adapter}.linear_in.weight"].T
+        return low @ weights[f"{adapter}.linear_out.weight"].T * scale
+
+    adapter, layer = f"{at}.adapter", at.rpartition(".")[2]
+    if peft.method == CANONICAL and layer == "linear_qkv":
+        parts = [low_rank(f"{adapter}.adapter_{part}") for part in "qkv"]
+        by_group = [part.reshape(*part.shape[:-1], model.groups, -1) for part in parts]
+        return product + torch.cat(by_group, -1).flatten(-2)  # each group has its queries, then key and value
+    if peft.method == CANONICAL and layer == "linear_fc1":
+        return product + torch.cat([low_rank(f"{adapter}.adapter_{part}") for part in ("gate", "up")], -1)
+    product = product + low_rank(adapter)
+    if peft.method != DORA:
+        return product
+    change = weights[f"{adapter}.linear_out.weight"] @ weights[f"{adapter}.linear_in.weight"]
+    row_norms = (weights[f"{at}.weight"] + scale * change).norm(dim=1).detach()
+    scaled: Tensor = product * (weights[f"{adapter}.weight_magnitude"] / row_norms)
+    return scaled
 
 
 def norm(x: Tensor, weights: Mapping[str, Tensor], at: str, model: Model) -> Tensor:

@@ -180,7 +180,7 @@ def _parts(name: str, tensor: Tensor, seed: int) -> list[Fingerprint]:
     Gate and up projection of a feed-forward block are stacked, and each is split.
     """
     dim = 0 if _BY_ROWS.search(name) else 1 if _BY_COLUMNS.search(name) else None
-    pieces = 2 if "linear_fc1." in name and "linear_in." not in name else 1
+    pieces = 2 if "linear_fc1." in name and "linear_in." not in name and ".adapter_" not in name else 1
     count = next((n for n in _PART_COUNTS if dim is not None and tensor.shape[dim] % (pieces * n) == 0), 0)
     if dim is None or not count:
         return []

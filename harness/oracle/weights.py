@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, dtype
 
 from harness.core.layer_pattern import ATTENTION, GATED_DELTA, MAMBA
+from harness.core.peft import CANONICAL, DORA, PeftConfig
 from harness.oracle.drawing import initial_weight
 from harness.oracle.fields import DeltaNet, Experts, Latent, Mamba, Model
 
@@ -29,9 +30,22 @@ def shapes(model: Model) -> Shapes:
         found[f"{OUTPUT}.weight"] = (model.vocab, model.hidden)
     if model.adapters:
         for name in [name for name in found if model.adapters.adapts(name)]:
-            (out, size), at = found[name], f"{name.removesuffix('.weight')}.adapter"
-            found[f"{at}.linear_in.weight"] = (model.adapters.rank, size)
-            found[f"{at}.linear_out.weight"] = (out, model.adapters.rank)
+            (out, size), layer = found[name], name.removesuffix(".weight")
+            found |= _adapter(layer, out, size, model, model.adapters)
+    return found
+
+
+def _adapter(layer: str, out: int, size: int, model: Model, peft: PeftConfig) -> Shapes:
+    at, kind = f"{layer}.adapter", layer.rpartition(".")[2]
+    parts = {at: out}
+    if peft.method == CANONICAL and kind == "linear_qkv":
+        keys = model.groups * model.head
+        parts = {f"{at}.adapter_q": out - 2 * keys, f"{at}.adapter_k": keys, f"{at}.adapter_v": keys}
+    elif peft.method == CANONICAL and kind == "linear_fc1":
+        parts = dict.fromkeys((f"{at}.adapter_up", f"{at}.adapter_gate"), out // 2)
+    found: Shapes = {f"{at}.weight_magnitude": (out,)} if peft.method == DORA else {}
+    for part, width in parts.items():
+        found |= {f"{part}.linear_in.weight": (peft.rank, size), f"{part}.linear_out.weight": (width, peft.rank)}
     return found
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.core.peft import PeftConfig
+from harness.core.peft import CANONICAL, DORA, PeftConfig
 from harness.oracle.attention import attend, frequencies, rotate
 from harness.oracle.experts import balance_loss, moved_bias, route, z_loss
 from harness.oracle.fields import DeltaNet, Experts, Latent, Mamba, Model, Rotary, Yarn
@@ -41,6 +41,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
         replace(TINY, latent=LATENT, qk_norm=True),
         replace(TINY, predictions=2, prediction_weight=0.3),
         replace(TINY, adapters=PeftConfig(rank=2, alpha=6)),
+        replace(TINY, adapters=PeftConfig(method=CANONICAL, rank=2, alpha=6)),
         replace(TINY, layers=2, pattern="G-", delta=DeltaNet(heads=2, value=2, key_heads=1, key=2, taps=2)),
         replace(TINY, layers=3, pattern="M*E", experts=ROUTED, mamba=Mamba(heads=2, size=2, groups=1, state=2)),
     ],
@@ -76,6 +77,45 @@ def test_adapters_are_products_added_to_the_weights_of_their_layers() -> None:
     seen, right = forward(weights, model, rows, {}).logits, forward(merged, TINY, rows, {}).logits
     torch.testing.assert_close(seen, right)
     assert not torch.allclose(seen, forward(weights, TINY, rows, {}).logits)
+
+
+def of_layers(model: Model) -> tuple[dict[str, Tensor], Tensor, list[str]]:
+    """Weights, logits for one row, and the layers that have adapters."""
+    weights = {name: 20 * weight.detach() for name, weight in initial_weights(model, 3, torch.float64).items()}
+    layers = [name.removesuffix(".weight") for name in weights if model.adapters and model.adapters.adapts(name)]
+    return weights, forward(weights, model, stream(TINY.vocab, (3, 2)), {}).logits, layers
+
+
+def test_dora_gives_rows_of_the_sum_a_norm_of_their_own() -> None:
+    weights, seen, layers = of_layers(replace(TINY, adapters=PeftConfig(method=DORA, rank=2, alpha=6)))
+    merged = dict(weights)
+    for at in layers:
+        total = weights[f"{at}.weight"] + 3 * (
+            weights[f"{at}.adapter.linear_out.weight"] @ weights[f"{at}.adapter.linear_in.weight"]
+        )
+        merged[f"{at}.weight"] = F.normalize(total, dim=1) * weights[f"{at}.adapter.weight_magnitude"][:, None]
+    torch.testing.assert_close(seen, forward(merged, TINY, stream(TINY.vocab, (3, 2)), {}).logits)
+
+
+def test_canonical_lora_has_factors_for_queries_keys_values_gate_and_up() -> None:
+    model = replace(TINY, heads=4, groups=2)
+    weights, seen, layers = of_layers(replace(model, adapters=PeftConfig(method=CANONICAL, rank=2, alpha=6)))
+    merged = dict(weights)
+    for at in layers:
+        held = {
+            part: 3 * weights[f"{at}.{part}.linear_out.weight"] @ weights[f"{at}.{part}.linear_in.weight"]
+            for part in ("adapter", *(f"adapter.adapter_{kind}" for kind in ("q", "k", "v", "gate", "up")))
+            if f"{at}.{part}.linear_in.weight" in weights
+        }
+        if at.endswith("linear_qkv"):  # two groups, each with the rows of two query heads, a key and a value
+            q, k, v = (held[f"adapter.adapter_{kind}"] for kind in "qkv")
+            change = torch.cat([q[:4], k[:2], v[:2], q[4:], k[2:], v[2:]])
+        elif at.endswith("linear_fc1"):
+            change = torch.cat([held["adapter.adapter_gate"], held["adapter.adapter_up"]])
+        else:
+            change = held["adapter"]
+        merged[f"{at}.weight"] = weights[f"{at}.weight"] + change
+    torch.testing.assert_close(seen, forward(merged, model, stream(TINY.vocab, (3, 2)), {}).logits)
 
 
 def test_norms_are_those_of_torch() -> None:

@@ -9,7 +9,6 @@ from harness.core.cell.axis_values import BUILT_IN_TRAINERS
 from harness.core.cell.config import CellConfig
 from harness.core.layer_pattern import MAMBA
 from harness.core.packing.arithmetic import MicroBatch
-from harness.core.peft import LORA
 
 # On one core float64 matrices are multiplied at 5 to 20 GFLOP/s: half a minute to two.
 _MOST_FLOPS = 5e11
@@ -26,7 +25,6 @@ def not_modelled_in(config: CellConfig) -> str:
         ("model.builder", model.builder),
         ("model.pattern", model.pattern and model.mtp is not None and f"{model.pattern} with prediction layers"),
         ("model.vision", model.vision is not None and "images"),
-        ("model.peft", model.peft is not None and model.peft.method != LORA and model.peft.method),
         ("resume", config.saved_in is not None and config.by_rows and "rows of two layouts"),
     )
     return ", ".join(f"{name} {value}" for name, value in wanted if value) or _too_large(config)
