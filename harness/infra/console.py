@@ -229,6 +229,8 @@ def _print_finding(console: Console, cell: ReportCell) -> None:
             _print(console, f"  known: {finding.known}")
         if finding.fault_class:
             _print(console, f"  probable fault: {finding.fault_class}")
+    if cell.scope:
+        _print(console, f"  {cell.scope}")
     if len(cell.findings) > 1 and not VIEW.verbose:
         _print(console, f"  {len(cell.findings) - 1} more in the report", "dim")
     if cell.outcome in (Outcome.FAIL, Outcome.ERROR) and cell.reproduce:

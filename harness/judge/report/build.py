@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.core.cell.identity import cell_id
-from harness.core.outcomes import Lane, LaneVerdict, Outcome, Rejection, nothing_passed, verdict_of
+from harness.core.outcomes import Lane, LaneVerdict, Outcome, Rejection, Severity, nothing_passed, verdict_of
 from harness.core.run.run_plan import PlannedCell, RejectedCell, RunPlan
 from harness.core.tolerances import NoiseFloor
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -47,13 +47,17 @@ def judge_cells(
     verdicts: dict[str, CellVerdict] = {}  # of controls
     needed = {cell.control for cell in plan.expansion.cells}
     cells: dict[str, ReportCell | ReportRejected] = {}
+    shown: ReportCell | ReportRejected
     noise: dict[str, dict[str, NoiseFloor]] = {}
     for item in evidence:
         cell = item.cell
         try:
-            verdict = judge_cell(item, today=today, control=verdicts.get(cell.control or ""))
-            refused = verdict.outcome is Outcome.REJECTED
-            shown = _rejected_at_run_time(cell, item, verdict) if refused else _cell(plan, cell, item, verdict)
+            control = verdicts.get(cell.control or "")
+            verdict = judge_cell(item, today=today, control=control)
+            if verdict.outcome is Outcome.REJECTED:
+                shown = _rejected_at_run_time(cell, item, verdict)
+            else:
+                shown = replace(_cell(plan, cell, item, verdict), scope=_scope(item, verdict, control))
         except Exception as error:
             verdict = undecided(crashed(cell.id, error))
             shown = _cell(plan, cell, replace(item, records={}, result=None, job=JobEnding()), verdict)
@@ -135,6 +139,20 @@ def _cell(plan: RunPlan, cell: PlannedCell, evidence: CellEvidence, verdict: Cel
         line=cell.line,
         **views,
     )
+
+
+def _scope(evidence: CellEvidence, verdict: CellVerdict, control: CellVerdict | None) -> str:
+    """Whether the numbers are wrong on one rank too, where the oracle judges both; empty if nothing says so."""
+    first = next((finding for finding in verdict.findings if finding.severity is Severity.ERROR), None)
+    if first is None or first.lane is not Lane.NUMERICS or not evidence.by_oracle:
+        return ""
+    if evidence.control is None:
+        return "wrong on one rank already"
+    if control is None or not evidence.control.by_oracle or control.outcome is Outcome.ERROR:
+        return ""
+    if any(finding.severity is Severity.ERROR for finding in control.findings):
+        return "wrong on one rank already: its control fails too"
+    return "wrong only in this layout: its control on one rank passes"
 
 
 def _reproduce(plan: RunPlan, cell: PlannedCell) -> str:

@@ -202,6 +202,7 @@ class ReportCell:
     attempts: int = 1
     fault: str = ""  # that was injected into the cell
     line: int | None = None  # matrix line
+    scope: str = ""  # of wrong numbers: on one rank already, or only in this layout; empty: nothing says so
 
     @property
     def partial(self) -> str:

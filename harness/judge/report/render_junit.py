@@ -100,6 +100,7 @@ def details(cell: ReportCell) -> str:
     """Why a cell did not pass: each finding, reason, failure with its traceback, and the command to reproduce."""
     lines = [_finding(finding) for finding in cell.findings]
     lines += [f"reason: {cell.reason}"] if cell.reason else []
+    lines += [cell.scope] if cell.scope else []
     if cell.failure is not None:
         if cell.failure.failure_class:
             follows = cell.failure.follows_from

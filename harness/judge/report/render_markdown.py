@@ -100,6 +100,8 @@ def _failed_cell(cell: ReportCell) -> Iterator[str]:
         yield f"  - first: {finding.lane.value}, {text(finding.check)}: {text(finding.message)}"
     for known in dict.fromkeys(finding.known for finding in errors if finding.known):
         yield f"  - known: {text(known)}"
+    if cell.scope:
+        yield f"  - {text(cell.scope)}"
     for word, follow in (("consequences", True), ("also failed", False)):
         names = [f"{item.lane.value} {item.check}" for item in errors[1:] if bool(item.follows_from) is follow]
         if names:

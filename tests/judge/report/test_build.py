@@ -13,7 +13,7 @@ from harness.judge.report.render_json import read_report, render_json
 from harness.judge.report.render_markdown import render_markdown
 from harness.judge.report.speed import throughput
 from tests.judge.reports import build_report
-from tests.judge.simulator import TODAY, config_of, run_of
+from tests.judge.simulator import TODAY, config_of, run_of, with_oracle
 from tests.judge.timed import slope, timed
 
 
@@ -36,6 +36,34 @@ def test_counts_verdict_and_provenance(broken_report: Report) -> None:
     assert broken_report.verdict == "fail"
     assert broken_report.provenance == {"megatron-core": "0.19.2"}
     assert broken_report.timing == {"wall_s": 12.25}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "scope"),
+    [
+        ((False, True), "wrong only in this layout: its control on one rank passes"),
+        ((True, True), "wrong on one rank already: its control fails too"),
+    ],
+)
+def test_a_cell_says_whether_one_rank_is_wrong_already(wrong: tuple[bool, bool], scope: str) -> None:
+    plan, evidence = run_of([config_of("sft", tp=2)])
+    with_oracle(evidence)
+    for cell, is_wrong in zip(plan.expansion.cells, wrong, strict=True):
+        for record in evidence[cell.id].records.values() if is_wrong else ():
+            record.steps[-1].grad_norm = 1.1 * (record.steps[-1].grad_norm or 0.0)
+    report = build_report(plan, evidence.values(), today=TODAY, timing={})
+    control, cell = report.cells
+    assert (cell.outcome, cell.scope) == (Outcome.FAIL, scope)
+    assert control.scope == ("wrong on one rank already" if wrong[0] else "")
+    assert scope in render_markdown(report) and read_report(render_json(report)) == report
+
+
+def test_without_the_oracle_nothing_says_what_one_rank_computes() -> None:
+    plan, evidence = run_of([config_of("sft", tp=2)])
+    for record in evidence[plan.expansion.cells[1].id].records.values():
+        record.steps[-1].grad_norm = 1.1 * (record.steps[-1].grad_norm or 0.0)
+    report = build_report(plan, evidence.values(), today=TODAY, timing={})
+    assert [(cell.outcome, cell.scope) for cell in report.cells] == [(Outcome.PASS, ""), (Outcome.FAIL, "")]
 
 
 def test_only_undecided_cells_make_the_verdict_error() -> None:
