@@ -23,6 +23,7 @@ from harness.core.layer_pattern import RECURRENT
 from harness.core.outcomes import Finding, Lane, LaneVerdict, Outcome, Severity
 from harness.core.packing.arithmetic import PAD, MicroBatch, PackedParams
 from harness.core.packing.documents import Document, adversarial_mix
+from harness.core.packing.fields import PADDING_MASK
 from harness.core.packing.workload import workload
 from harness.core.run.cell_result import CellResult, RankEnding
 from harness.core.run.records import (
@@ -58,6 +59,7 @@ from harness.core.run.tensor_records import (
     UpdateSeen,
 )
 from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.chunks import fields_used
 from harness.judge.evidence.in_turn import CellFound, evidence_in_turn
 from harness.judge.required.oracle import FIELDS as ORACLE_FIELDS
 from harness.judge.verdict import CellVerdict, judge_cell
@@ -420,6 +422,7 @@ def _batches(
         shape = [rows, batch.slots // rows // layout.cp]
         tensor = TensorSeen(shape=shape, dtype="torch.int64", mismatches=0)
         mask = TensorSeen(shape=shape, dtype="torch.float32", mismatches=0)
+        padding = TensorSeen(shape=shape, dtype="torch.bool", mismatches=0)
         for chunk in range(layout.vpp):
             last = _last(config, place, chunk)
             first = (place.pp == 0 and chunk == 0) or (last and config.model.mtp is not None)
@@ -432,6 +435,7 @@ def _batches(
                     position_ids=tensor if first else None,
                     labels=tensor if last else None,
                     loss_mask=mask if last else None,
+                    padding_mask=padding if PADDING_MASK in fields_used(config, place.pp, chunk) else None,
                     log_probs=log_probs_of(batch) if last and config.data_path == "skyrl" else None,
                 )
             )

@@ -75,6 +75,7 @@ class DataPath:
     pads_with_end: bool = False  # padding slots hold the token that ends documents, not PADDING (oracle/drawing.py)
     trained_pads_with_end: bool = False  # likewise, with these trainers
     counted: str = "labels"  # what the loss returns the number of: labels that count, or all tokens; empty: nothing
+    returns_padding_mask: bool = False  # its batch has a mask of padding slots, on every stage
     counts_work: bool = False  # records the number of micro-batches and the lengths of a step
     step_mean: bool = False  # its loss is the mean over a step's tokens, also without calculate_per_token_loss
     returns_log_probs: bool = False  # maps log-probabilities of packed slots back to documents

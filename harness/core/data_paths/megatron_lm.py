@@ -125,6 +125,7 @@ SCHEDULER = DataPath(
         Limit("packing.scheduler-rows", _SCHEDULER, _no_row_padding),
     ),
     counts_work=True,
+    returns_padding_mask=True,
     predicts_on_any_stage=True,
     trainers=("megatron",),
     trained=_scheduler_trained,

@@ -9,3 +9,4 @@ QKV_FORMAT = "qkv_format"
 FIRST_STAGE = ("tokens", "position_ids")  # of a batch: what the first stage reads
 LAST_STAGE = ("labels", "loss_mask")
 BATCH = FIRST_STAGE + LAST_STAGE
+PADDING_MASK = "padding_mask"  # of a batch: True where a slot holds no token; for routers, on every stage

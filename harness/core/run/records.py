@@ -74,6 +74,7 @@ class BatchSeen:
     labels: TensorSeen | None = None
     loss_mask: TensorSeen | None = None
     position_ids: TensorSeen | None = None
+    padding_mask: TensorSeen | None = None
     step: int = 0
     log_probs: TensorSeen | None = None  # mapped back to documents; `first` names slots: node/probe/hooks/log_probs.py
 

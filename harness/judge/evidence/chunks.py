@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.core.cell.config import CellConfig
 from harness.core.layer_pattern import MIXERS
-from harness.core.packing.fields import FIRST_STAGE, LAST_STAGE
+from harness.core.packing.fields import FIRST_STAGE, LAST_STAGE, PADDING_MASK
 
 
 def attention_layers(config: CellConfig, stage: int, chunk: int) -> list[int]:
@@ -24,7 +24,7 @@ def layers_with(config: CellConfig, stage: int, chunk: int, letters: str) -> lis
 
 def fields_used(config: CellConfig, stage: int, chunk: int) -> tuple[str, ...]:
     """Fields of a batch that a chunk uses; prediction layers embed tokens and have a loss, MRoPE needs positions on
-    every stage.
+    every stage, and a mask of padding goes to every stage.
 
     Without those that the data path or upstream's trainer does not give to the model: attention takes positions from
     cu_seqlens, and a loss of upstream takes logits.
@@ -35,6 +35,8 @@ def fields_used(config: CellConfig, stage: int, chunk: int) -> tuple[str, ...]:
     fields = (FIRST_STAGE if embeds else ()) + (LAST_STAGE if predicts or is_last(config, stage, chunk) else ())
     if config.model.vision and not embeds:
         fields = ("position_ids", *fields)
+    if config.model.padding_mask or (config.path.returns_padding_mask and config.own_trainer):
+        fields = (*fields, PADDING_MASK)
     without = config.path.without if config.own_trainer else config.path.trained_without
     return tuple(field for field in fields if field not in without)
 

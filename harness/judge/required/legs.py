@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from harness.core.cell.canary_legs import Leg
 from harness.core.packing.arithmetic import PAD
-from harness.core.packing.fields import OFFSETS, PADDED
+from harness.core.packing.fields import OFFSETS, PADDED, PADDING_MASK
 from harness.core.run.records import (
     BatchSeen,
     DocumentLoss,
@@ -27,7 +27,13 @@ from harness.judge.required import reports
 from harness.judge.required.expected import BatchKey, Expected, Shapes
 
 _INTEGERS, _FLOATS = ("torch.int64", "torch.int32"), ("torch.float32", "torch.float64")
-_DTYPES = {"tokens": _INTEGERS, "labels": _INTEGERS, "position_ids": _INTEGERS, "loss_mask": _FLOATS}
+_DTYPES: dict[str, tuple[str, ...]] = {
+    "tokens": _INTEGERS,
+    "labels": _INTEGERS,
+    "position_ids": _INTEGERS,
+    "loss_mask": _FLOATS,
+    PADDING_MASK: ("torch.bool",),
+}
 _LOG_PROBS = (*_FLOATS, "torch.bfloat16")
 
 

@@ -58,6 +58,7 @@ FORWARD = {
     "labels": "labels",
     "loss_mask": "loss_mask",
     "params": "packed_seq_params",
+    "padding_mask": "padding_mask",
 }  # field of Batch -> argument of GPTModel.forward
 
 

@@ -102,8 +102,15 @@ class SchedulerPath:
         stage: dict[str, Any] = {"vpp_size": vpp, "vp_stage": chunk} if vpp > 1 else {}
         stage[_PREDICTS] = self.context.predicts(chunk)
         found = self.upstream.get_batch_on_this_rank_for_sequence_packing(iterator, **stage)
-        tokens, labels, loss_mask, _, position_ids, params, _ = found
-        return Batch(tokens=tokens, labels=labels, loss_mask=loss_mask, position_ids=position_ids, params=params)
+        tokens, labels, loss_mask, _, position_ids, params, padding_mask = found
+        return Batch(
+            tokens=tokens,
+            labels=labels,
+            loss_mask=loss_mask,
+            position_ids=position_ids,
+            params=params,
+            padding_mask=padding_mask,
+        )
 
 
 def share(documents: list[Document], dp: int, replica: int) -> list[Document]:

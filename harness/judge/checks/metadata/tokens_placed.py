@@ -1,4 +1,6 @@
-"""Tokens and positions are on the first stage, labels and loss mask on the last, each with the plan's content."""
+"""Tokens and positions are on the first stage, labels and loss mask on the last, and a mask of padding, where the path
+gives one, on every stage; each with the plan's content.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from dataclasses import dataclass
 
 from harness.core.outcomes import Severity
 from harness.core.packing.arithmetic import PAD
-from harness.core.packing.fields import BATCH
+from harness.core.packing.fields import BATCH, PADDING_MASK
 from harness.core.run.records import BatchSeen, TensorSeen
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import boundaries, fault_classes
@@ -15,6 +17,7 @@ from harness.judge.evidence.chunks import fields_used
 from harness.judge.evidence.endings import Ending
 from harness.judge.locations import RankLocation, extent, fold, listed
 
+_FIELDS = (*BATCH, PADDING_MASK)
 RETURNED = "log_probs"  # of data paths that return unpacked log-probabilities: `first` names slots, not documents
 
 
@@ -36,7 +39,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
         missing += _absent(evidence, ending)
     findings = [
         _content(evidence, field, content)
-        for field in (*BATCH, RETURNED)
+        for field in (*_FIELDS, RETURNED)
         if any(item.field == field for item in content)
     ]
     if missing:
@@ -60,7 +63,7 @@ def _classify(
     needed = fields_used(config, stage, batch.chunk)
     # By rank, not by chunk: a data path reads once per rank, so a field that a chunk does not use costs nothing extra.
     useful = {field for chunk in chunks for field in fields_used(config, stage, chunk)}
-    for field in BATCH:
+    for field in _FIELDS:
         seen: TensorSeen | None = getattr(batch, field)
         if seen is None:
             missing += [_Wrong(place=place, field=field, seen=None)] if field in needed else []
@@ -94,7 +97,7 @@ def _absent(evidence: CellEvidence, ending: Ending) -> list[_Wrong]:
 
 def _folded(wrong: list[_Wrong], severity: Severity, problem: str, bound: str) -> CheckFinding:
     first, where = fold([item.place for item in wrong])
-    fields = [field for field in BATCH if any(item.field == field for item in wrong)]
+    fields = [field for field in _FIELDS if any(item.field == field for item in wrong)]
     return CheckFinding(
         severity=severity,
         fault_class=fault_classes.TOKEN_CONTENT,

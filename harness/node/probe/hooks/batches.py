@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from harness.core.packing.arithmetic import PAD
+from harness.core.packing.fields import PADDING_MASK
 from harness.core.run.records import BatchSeen, TensorSeen
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.probe.truth import StepTruth, first_difference
@@ -21,8 +22,8 @@ def batch_seen(
     owners = micro.local(micro.owners, cp, cp_rank)
 
     def counted(name: str) -> Tensor:
-        """The slots compared: for labels the unmasked ones, for the mask all, for other fields those with tokens."""
-        if name == "loss_mask":
+        """The slots compared: for labels the unmasked ones, for masks all, for other fields those with tokens."""
+        if name in ("loss_mask", PADDING_MASK):
             return torch.ones(owners.shape[:-1], dtype=torch.bool)
         return micro.local(micro.loss_mask, cp, cp_rank) > 0 if name == "labels" else owners[..., 0] != PAD
 
@@ -48,4 +49,5 @@ def batch_seen(
         labels=against("labels"),
         loss_mask=against("loss_mask"),
         position_ids=against("position_ids"),
+        padding_mask=against(PADDING_MASK),
     )

@@ -25,6 +25,22 @@ def test_a_field_missing_where_it_is_needed(field: str, stage: int, chunk: int) 
     assert place_of(finding, "stage", "chunk", "micro_batch", "field") == (stage, chunk, 1, field)
 
 
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_mask_of_padding_is_on_every_stage_with_the_plan_s_slots(stage: int) -> None:
+    evidence = evidence_for(config_of("scheduler", pp=2))
+    assert judge(evidence).findings == []
+    [record] = at(evidence, pp=stage)
+    record.batches[1].padding_mask = TensorSeen(shape=[1, 64], dtype="torch.bool", mismatches=2, first=[-1, 5, 1, 0])
+    finding = the_only_finding(evidence, "tokens_placed")
+    assert "2 slots of padding_mask differ" in finding.message and "padding slot 5 is 0, expected 1" in finding.message
+    record.batches[1].padding_mask = None
+    finding = the_only_finding(evidence, "tokens_placed")
+    assert (place_of(finding, "stage", "field", "micro_batch"), finding.measured) == (
+        (stage, "padding_mask", 1),
+        "missing",
+    )
+
+
 def test_wrong_content_names_document_and_token() -> None:
     evidence = evidence_for(config_of("sft", tp=2))
     [record] = at(evidence, tp=1)
