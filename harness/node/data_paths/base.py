@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -73,6 +74,9 @@ def mask_and_loss(upstream: Any) -> tuple[Tensor, Callable[[Tensor, Tensor], Any
     Upstream gives the schedule partial(loss_func, loss_mask, ...); a checkout may name the mask. UnknownNameError
     where there is none.
     """
+    if not isinstance(upstream, partial):
+        kind = type(upstream).__name__
+        raise UnknownNameError(f"upstream's forward_step returns a {kind} as its loss, not a partial that binds a mask")
     if upstream.args:
         bound, *others = upstream.args
         return bound, lambda mask, losses: upstream.func(mask, *others, losses, **upstream.keywords)

@@ -5,10 +5,12 @@
 | an import | the module and the name of the ImportError |
 | an attribute of a module, a class or an object | the object of the AttributeError |
 | a keyword argument | the function that the TypeError names |
+| an attribute that upstream sets: of a parameter, of its command line | likewise |
 | UnknownNameError | the other way round: upstream asks the harness for a name that it does not know |
+| a call of the harness by upstream, with other arguments | the function that the TypeError names |
 
-Only the harness's own look-ups count, which say nothing about what the code computes. One of upstream's is its own
-error. A project that is not installed at all is a gap in the environment.
+Otherwise only the harness's own look-ups count, which say nothing about what the code computes. One of upstream's is
+its own error. A project that is not installed at all is a gap in the environment.
 """
 
 from __future__ import annotations
@@ -16,15 +18,19 @@ from __future__ import annotations
 import re
 import sys
 import traceback
+from argparse import Namespace
 from types import ModuleType
 
-from harness.core.frames import CODE_PACKAGES, HARNESS, KERNEL, deciding
+from torch import Tensor
+
+from harness.core.frames import CODE, CODE_PACKAGES, HARNESS, KERNEL, deciding, owner_of
 from harness.core.outcomes import STACK_UNDER_TEST, Missing, Rejection
 from harness.core.upstream import DISTRIBUTIONS
 from harness.node.data_paths.lookup import checked_out, is_installed, release
 from harness.node.recording.frames import frames_of
 
 _NAME = re.compile(r"cannot import name '(?P<name>\w+)' from '[\w.]+' \((?!most likely)")
+_CALL = re.compile(r"(?P<function>[A-Za-z_][\w.<>]*)\(\) (?:missing|takes|got an unexpected|got multiple)\b")
 _ARGUMENT = re.compile(r"(?P<function>[A-Za-z_][\w.]*)\(\) got an unexpected keyword argument '(?P<name>\w+)'")
 
 
@@ -37,7 +43,11 @@ def absent_name(error: BaseException) -> str:
     if isinstance(error, UnknownNameError):
         return str(error)
     error = _first(error)
-    owner, frame = deciding(frames_of(error))
+    frames = frames_of(error)
+    owner, frame = deciding(frames)
+    by_upstream = CODE in {owner_of(one) for one in frames[-2:]}  # the last one may be the function that was called
+    if by_upstream and (called := _called_otherwise(error)):
+        return called
     module, name = _looked_up(error)
     top = module.partition(".")[0]
     if owner not in (HARNESS, KERNEL) or top not in CODE_PACKAGES or not is_installed(top):
@@ -66,6 +76,25 @@ def _first(error: BaseException) -> BaseException:
     return _first(cause) if cause is not None and again else error
 
 
+def _called_otherwise(error: BaseException) -> str:
+    """Upstream's call of one of the harness's wrappers, which take the arguments of what they wrap as upstream's own
+    callers give them; empty for other errors.
+    """
+    found = _CALL.match(str(error)) if isinstance(error, TypeError) else None
+    file = _own_file(found["function"]) if found and not _module_of(found["function"]) else ""
+    return f"upstream calls {file} otherwise than the releases that it knows: {error}" if file else ""
+
+
+def _own_file(function: str) -> str:
+    """The file of the harness that defines a function or method, by its qualified name; empty for none."""
+    first = function.partition(".")[0]
+    for name, module in list(sys.modules.items()):
+        known = vars(module).get(first) if name.startswith("harness.node.") else None
+        if known is not None and getattr(known, "__module__", "") == name:
+            return f"{name.replace('.', '/')}.py"
+    return ""
+
+
 def _looked_up(error: BaseException) -> tuple[str, str]:
     """The module that was asked, and what it has not, e.g. "megatron.core.utils.get_batch"; "" for other errors."""
     text = str(error)
@@ -76,6 +105,10 @@ def _looked_up(error: BaseException) -> tuple[str, str]:
         return (error.name or "", f"{error.name}.{found['name']}") if found else ("", "")
     if isinstance(error, AttributeError):
         asked = error.obj
+        if isinstance(asked, Tensor):
+            return "megatron.core", f"attribute {error.name} of parameters"
+        if isinstance(asked, Namespace):
+            return "megatron.training", f"argument {error.name} of its command line"
         if isinstance(asked, ModuleType):
             return asked.__name__, f"{asked.__name__}.{error.name}"
         kind = asked if isinstance(asked, type) else type(asked)

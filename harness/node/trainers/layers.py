@@ -7,6 +7,7 @@ from __future__ import annotations
 from harness.core.cell.axis_values import TE_KINDS
 from harness.node.probe.model.attention_kinds import core_attention
 from harness.node.probe.model.norm import RMSNorm
+from harness.node.probe.model.parts import put
 
 
 def use_own_layers(kind: str) -> None:
@@ -18,6 +19,6 @@ def use_own_layers(kind: str) -> None:
     if kind in TE_KINDS:
         return
     attention, local = core_attention(kind), backends.LocalSpecProvider
-    local.core_attention = lambda self: attention
-    local.layer_norm = lambda self, *args, **kwargs: RMSNorm
-    layer_specs.LNImpl = transformer_block.LayerNormImpl = RMSNorm
+    put(local, core_attention=lambda self: attention, layer_norm=lambda self, *args, **kwargs: RMSNorm)
+    put(layer_specs, LNImpl=RMSNorm)
+    put(transformer_block, LayerNormImpl=RMSNorm)

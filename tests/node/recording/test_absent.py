@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import importlib.util
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import megatron.core
 import megatron.core.packed_seq_params as upstream
 import pytest
+import torch
 from megatron.core.model_parallel_config import ModelParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.spec_utils import ModuleSpec, build_module
@@ -28,6 +30,7 @@ from harness.judge.failures.blame import blame_of
 from harness.node.data_paths import packed_fields
 from harness.node.data_paths.base import mask_and_loss
 from harness.node.probe.model.norm import RMSNorm
+from harness.node.probe.model.parts import put
 from harness.node.recording.absent import UnknownNameError, absent_name, lacking_name
 from harness.node.recording.frames import frames_of
 from harness.node.trainers import wrappers
@@ -207,6 +210,45 @@ def test_an_argument_that_training_log_no_longer_has_is_named() -> None:
     with pytest.raises(UnknownNameError) as caught:
         wrappers.Arguments(training_log, {})["loss_dict"]
     assert "training_log was called without loss_dict, which the record of the step needs" in absent_name(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "function"),
+    [
+        ("wrapper.train_step(forward_step_func=1)", "Wrappers.train_step() missing"),
+        ("wrapper.forward_step(1, 2, data_iterator=3)", "Wrappers.forward_step() missing"),
+        ("wrapper.print_line(line=1)", "Wrappers.print_line() got an unexpected keyword argument 'line'"),
+    ],
+)
+def test_upstream_may_call_a_wrapper_otherwise(call: str, function: str) -> None:
+    wrapper = object.__new__(wrappers.Wrappers)
+    error = raised("../../site-packages/megatron/training/training.py", call, wrapper=wrapper)
+    told = absent_name(error)
+    assert told.startswith("upstream calls harness/node/trainers/wrappers.py otherwise than the releases that it knows")
+    assert function in told
+    assert absent_name(raised("probe/run.py", call, wrapper=wrapper)) == ""  # the harness's own mistake
+
+
+@pytest.mark.parametrize(
+    ("statement", "what"),
+    [("weight.main_grad", "attribute main_grad of parameters"), ("args.seen", "argument seen of its command line")],
+)
+def test_what_upstream_sets_on_an_object_of_others_is_a_name_too(statement: str, what: str) -> None:
+    told = absent_name(
+        raised("probe/updates.py", statement, weight=torch.nn.Parameter(torch.ones(1)), args=Namespace())
+    )
+    assert f" has no {what}; harness/node/probe/updates.py needs it" in told
+
+
+def test_a_loss_that_is_no_partial_is_a_name_that_is_absent() -> None:
+    with pytest.raises(UnknownNameError, match="returns a function as its loss"):
+        mask_and_loss(lambda losses: losses)
+
+
+def test_a_part_of_a_layer_that_upstream_does_not_have_is_not_put_there() -> None:
+    with pytest.raises(AttributeError) as caught:
+        put(ModuleSpec(module=RMSNorm), core_attention=1)
+    assert " has no megatron.core.transformer.spec_utils.ModuleSpec.core_attention; " in absent_name(caught.value)
 
 
 def test_a_model_that_takes_packed_params_by_another_name_is_missing_one(monkeypatch: pytest.MonkeyPatch) -> None:

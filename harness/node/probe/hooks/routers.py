@@ -7,7 +7,7 @@ own arithmetic. Wraps methods of megatron.core.transformer.moe.router.TopKRouter
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import megatron.core.transformer.moe.router as upstream_router
@@ -48,9 +48,9 @@ class RouterRecorder:
             self.seen = self._seen_before(layer) if recomputed else self._shares(layer, logits.detach())
             routed = upstream(logits, *args, **kwargs)
             if self.follows and not recomputed and self.state.leg in ("training", "evaluation"):
-                self._record_choice(layer, logits.detach(), routed[1])
+                self._record_choice(layer, logits.detach(), _map_of(routed))
             if self.seen is not None and not recomputed:
-                self._record_kept(logits.detach(), routed[1])
+                self._record_kept(logits.detach(), _map_of(routed))
                 self.recorder.record.routers.append(self.seen)
             return routed
 
@@ -181,6 +181,11 @@ class RouterRecorder:
                 return None
             stream = stream.view(logits.shape[1], logits.shape[0]).transpose(0, 1)
         return stream.flatten()
+
+
+def _map_of(routed: Sequence[Tensor]) -> Tensor:
+    """[tokens, experts]: which experts take a token, among what `routing` returns; the other is their weights."""
+    return next(one for one in routed if not one.is_floating_point()).bool()
 
 
 def _weighted(attached: Tensor) -> float:

@@ -20,6 +20,7 @@ from torch import Tensor
 from harness.core.cell.asked import optimizer_fields
 from harness.core.cell.config import CellConfig
 from harness.node.probe.model.groups import GLOBAL, Groups
+from harness.node.recording.absent import UnknownNameError
 
 _LARGEST_BUCKET = 40_000_000  # parameters: upstream's default, more than a small model has
 
@@ -81,7 +82,10 @@ def build_optimizer(config: CellConfig, chunks: list[DistributedDataParallel], g
         chunks,
         **more,
     )
-    for group in optimizer.param_groups:  # as OptimizerParamScheduler.step does: norms and biases do not decay
+    vectors = any(one.dim() == 1 and one.requires_grad for chunk in chunks for one in chunk.parameters())
+    if vectors and not any("wd_mult" in group for group in optimizer.param_groups):
+        raise UnknownNameError("upstream's optimizer has no group with wd_mult, by which norms and biases do not decay")
+    for group in optimizer.param_groups:  # as OptimizerParamScheduler.step does
         group["weight_decay"] *= group.get("wd_mult", 1.0)
     return optimizer
 

@@ -72,16 +72,22 @@ def layer_spec(config: CellConfig) -> Any:
     norm = {"normalization": "RMSNorm"} if "normalization" in known else {}  # from core_v0.12; replaced below
     spec = get_gpt_layer_local_spec(qk_layernorm=normed, **norm, **experts, **latent)
     attention = spec.submodules.self_attention.submodules
-    attention.core_attention = core_attention(config.attention)
+    put(attention, core_attention=core_attention(config.attention))
     if model.vision:
         spec.submodules.self_attention.module = attention_class()
     if model.mla:
-        attention.q_layernorm = attention.kv_layernorm = RMSNorm if normed else IdentityOp
+        put(attention, **dict.fromkeys(("q_layernorm", "kv_layernorm"), RMSNorm if normed else IdentityOp))
     elif model.qk_layernorm:
-        attention.q_layernorm = attention.k_layernorm = RMSNorm
-    spec.submodules.input_layernorm = RMSNorm
-    spec.submodules.pre_mlp_layernorm = RMSNorm
+        put(attention, q_layernorm=RMSNorm, k_layernorm=RMSNorm)
+    put(spec.submodules, input_layernorm=RMSNorm, pre_mlp_layernorm=RMSNorm)
     return spec
+
+
+def put(owner: Any, **parts: Any) -> None:
+    """Replace attributes of upstream's; AttributeError for one that it does not have, which nobody would read."""
+    for name, part in parts.items():
+        getattr(owner, name)
+        setattr(owner, name, part)
 
 
 def mtp_arguments(

@@ -9,8 +9,10 @@ import pytest
 import torch
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
 
+from harness.node.probe.model import distributed_optimizer
 from harness.node.probe.model.optimizer_state import MOMENTS, Held, counted_in_norm, held_by, whole
-from harness.node.recording.absent import absent_name
+from harness.node.recording.absent import UnknownNameError, absent_name
+from tests.node.conftest import config
 
 
 def adam(weight: torch.nn.Parameter) -> torch.optim.Adam:
@@ -65,6 +67,19 @@ def test_groups_of_another_name_are_missed_and_not_taken_for_none() -> None:
     assert " has no megatron.core.optimizer.optimizer.Float16OptimizerWithFloat16Params.float16_groups" in absent_name(
         caught.value
     )
+
+
+def test_an_optimizer_whose_groups_name_no_factor_of_decay_is_not_taken_for_one_that_decays_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = SimpleNamespace(param_groups=[{"weight_decay": 0.01}])
+    monkeypatch.setattr(distributed_optimizer, "get_megatron_optimizer", lambda *args, **kwargs: made)
+    kind = SimpleNamespace(bf16=False, params_dtype=torch.float32)
+    chunk: Any = SimpleNamespace(config=kind, parameters=lambda: [parameter(1.0)])
+    with pytest.raises(UnknownNameError, match="no group with wd_mult"):
+        distributed_optimizer.build_optimizer(config(), [chunk])
+    made.param_groups[0]["wd_mult"] = 0.5
+    assert distributed_optimizer.build_optimizer(config(), [chunk]).param_groups[0]["weight_decay"] == 0.005
 
 
 def test_a_chain_of_optimizers_holds_the_parameters_of_all() -> None:
