@@ -1,7 +1,8 @@
 """What the routers of a cell chose, where rounding decides near ties: the oracle follows the ranks, and says how far.
 
-A score that bf16 moves by 2^-8 makes another expert the best of a slot, and then nothing of that slot is comparable. So
-the oracle takes the ranks' choice in every step and evaluation, and the judge asks whether its own scores allow it.
+A score that rounding moves makes another expert the best of a slot, and then nothing of that slot is comparable: often
+in bf16, and in fp32 with many experts. So the oracle takes the ranks' choice in every step and evaluation, and the
+judge asks whether its own scores allow it.
 """
 
 from __future__ import annotations
@@ -60,8 +61,9 @@ def _joined(config: CellConfig, place: Place, seen: Mapping[int, ChoiceSeen]) ->
     order = torch.cat([share.sort().values for share in shares]).argsort()
     ranks = [seen[number] for number in range(len(shares))]
     chosen = torch.tensor([experts for one in ranks for experts in one.experts])[order]
-    given = [one.preferred for one in ranks if one.preferred is not None]
-    preferred = torch.tensor([experts for one in given for experts in one])[order] if len(given) == len(ranks) else None
+    if all(one.preferred is None for one in ranks):
+        return Choice(chosen, None)
+    preferred = torch.tensor([experts for one in ranks for experts in one.preferred or one.experts])[order]
     return Choice(chosen, preferred)
 
 
@@ -92,7 +94,8 @@ def _shortfall(step: int, layer: int, ranked: Ranked, rounding: float) -> Follow
     lowest = ranked.scores.masked_fill(~mine, torch.inf).min(1)
     left = ranked.scores.masked_fill(mine, -torch.inf).amax(1)
     short = left - lowest.values
-    slot = int(short.argmax())
+    real = short.masked_fill(ranked.documents == PAD, -torch.inf)
+    slot = int((real if float(real.max()) > rounding else short).argmax())  # a token says more than padding
     document = int(ranked.documents[slot])
     return FollowedSeen(
         step=step,

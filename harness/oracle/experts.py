@@ -88,11 +88,10 @@ def route(
     taken = chosen if experts.capacity is None else _within_capacity(weights, chosen, experts, stream.shares)
     of_loss = logits.softmax(-1) if not sigmoid else logits.sigmoid()
     of_loss = of_loss / (of_loss.sum(-1, keepdim=True) + 1e-20) if sigmoid else of_loss
-    by_score = of_loss.topk(experts.chosen, -1).indices
-    if choice is not None and choice.preferred is not None:
-        by_score = choice.preferred
-    elif choice is not None and not experts.biased and not experts.groups:
-        by_score = which
+    if choice is None:
+        by_score = of_loss.topk(experts.chosen, -1).indices
+    else:
+        by_score = choice.chosen if choice.preferred is None else choice.preferred
     preferred = torch.zeros_like(chosen).scatter(-1, by_score, True)
     return Routed(
         layer=number,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from harness.core.cell.model import ModelConfig, MoeConfig, MtpConfig
 from harness.core.packing.arithmetic import PAD
-from harness.core.run.records import DocumentLoss, ExpertShare, MtpSeen, RouterSeen
+from harness.core.run.records import ChoiceSeen, DocumentLoss, ExpertShare, MtpSeen, RouterSeen
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.moe_router import RouterWhole, counted_rows, own_aux_loss, own_weight, own_z_loss
 from tests.judge.simulator import config_of, evidence_for
@@ -37,6 +37,13 @@ def with_routers(
         for number, truth in enumerate(evidence.plan[0][record.place.dp]):
             for layer in evidence.layout.layers(LAYERS, record.place.pp):
                 record.routers.append(_seen(evidence, layer, number, truth.batch.rows))
+        for step in evidence.steps:
+            numbers = range(len(evidence.plan[step][record.place.dp]))
+            record.choices += [
+                ChoiceSeen(step=step, layer=layer, micro_batch=number, experts=[[0, 1]])
+                for layer in evidence.layout.layers(LAYERS, record.place.pp)
+                for number in numbers
+            ]
     return evidence
 
 

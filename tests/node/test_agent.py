@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -91,3 +93,10 @@ def test_every_rank_proves_what_it_imported_and_lists_its_stubs(ran: dict[str, R
     assert proofs["megatron.core"].version
     assert proofs["megatron.core.utils"].path.endswith("utils.py")
     assert bool(record.cpu_stubs) == (record.environment["device"] == "cpu")
+
+
+def test_an_agent_sets_the_number_of_threads_before_it_imports_torch() -> None:
+    """With two threads in each of many processes on two cores an oracle took ten times as long."""
+    asked = "import harness.node.agent, harness.node.agent_ahead, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

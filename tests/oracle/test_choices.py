@@ -57,7 +57,20 @@ def test_a_choice_that_lacks_slots_is_not_followed() -> None:
     config = rounding_cell(tp=2, cp=2, sp=True)
     whole = torch.zeros(config.micro_batches(0)[0][0].slots, dtype=torch.int64)
     assert choices_of(config, list(ranks(config, whole))[1:]) == {}
-    assert choices_of(replace(config, dtype="fp32"), list(ranks(config, whole))) == {}
+    limited = replace(config, model=replace(config.model, moe=replace(MOE, capacity_factor=1.0)))
+    assert choices_of(limited, list(ranks(config, whole))) == {}
+
+
+def test_one_rank_may_prefer_others_where_another_prefers_what_it_chose() -> None:
+    config = rounding_cell(tp=2, sp=True)
+    whole = torch.zeros(config.micro_batches(0)[0][0].slots, dtype=torch.int64)
+    first, second = ranks(config, whole)
+    first.choices[0].preferred = [[3] for _ in first.choices[0].experts]
+    (choice,) = choices_of(config, [first, second]).values()
+    mine = shares_of(config, config.micro_batches(0)[0][0])[0]
+    assert choice.preferred is not None
+    assert choice.preferred[mine, 0].unique().tolist() == [3]
+    assert choice.preferred[:, 0].sum() == 3 * len(mine)
 
 
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])

@@ -31,14 +31,16 @@ def not_modelled_in(config: CellConfig) -> str:
 
 
 def follows_choices(config: CellConfig) -> bool:
-    """Whether rounding decides near ties of routers, so that ranks record what they chose and the oracle follows."""
-    return config.dtype != "fp32" and config.model.moe is not None and config.model.moe.capacity_factor is None
+    """Whether ranks record what routers chose, and the oracle follows: rounding decides near ties."""
+    return config.model.moe is not None and config.model.moe.capacity_factor is None
 
 
 def _rounds_choices(config: CellConfig) -> bool:
-    """Whether the oracle would have to follow choices that no record holds: of dropped tokens, or of another part."""
-    parts = config.resume or config.saved_in is not None
-    return config.dtype != "fp32" and config.model.moe is not None and (not follows_choices(config) or bool(parts))
+    """Whether the oracle would have to follow choices that no record holds, where rounding decides many: of dropped
+    tokens, or of another part.
+    """
+    parts = bool(config.resume) or config.saved_in is not None
+    return config.dtype != "fp32" and config.model.moe is not None and (not follows_choices(config) or parts)
 
 
 def _too_large(config: CellConfig) -> str:

@@ -165,14 +165,14 @@ class RouterSeen:
 class ChoiceSeen:
     """The experts that the router of one layer chose for each slot of this rank, in the order of their micro-batch.
 
-    Of cells in bf16 without a capacity: rounding decides near ties, so the oracle follows the ranks.
+    Of models without a capacity: rounding decides near ties, so the oracle follows the ranks.
     """
 
     step: int  # evaluations come after all steps, in order
     layer: int  # global, from 1
     micro_batch: int
     experts: list[list[int]]
-    preferred: list[list[int]] | None = None  # by score alone, if biases enter the choice and an auxiliary loss counts
+    preferred: list[list[int]] | None = None  # by score alone, which an auxiliary loss counts; None: the same
 
 
 @dataclass(kw_only=True)

@@ -16,6 +16,7 @@ from harness.core.cell.canary_legs import Leg, legs_of
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import GLOBAL_AUX
+from harness.core.cell.modelled import follows_choices
 from harness.core.layer_pattern import EXPERTS
 from harness.core.packing.arithmetic import MicroBatch
 from harness.core.run.cell_result import CellResult
@@ -25,6 +26,8 @@ from harness.core.run.tensor_records import Fingerprint, UpdateSeen
 from harness.core.stack import ReadyStack
 from harness.core.tolerances import (
     ACCEPTS_NONE,
+    FOLLOWED_FACTOR,
+    GROWTH_FACTOR,
     MOST_GROWN,
     NOISE_FACTOR,
     SMALLEST_FACTOR,
@@ -123,7 +126,14 @@ class CellEvidence:
             return bound
         if name != "grad_norm" and self.bound("grad_norm", step) is None:  # rounding decides what updates do
             return None
-        return grown(bound, self.reference.later_noise.get(name, {}).get(step), MOST_GROWN[self.cell.config.dtype])
+        floor = self.reference.later_noise.get(name, {}).get(step)
+        return grown(bound, floor, MOST_GROWN[self.cell.config.dtype], self.growth)
+
+    @property
+    def growth(self) -> float:
+        """How many times the distance between two trainings of the reference may be that of this cell from it."""
+        follows = self.by_oracle and follows_choices(self.cell.config) and self.cell.config.dtype == "fp32"
+        return FOLLOWED_FACTOR if follows else GROWTH_FACTOR
 
     def weight_bound(self, what: str, name: str, bound: Bound) -> Bound | None:
         """`bound` of what updates have made of one parameter; None: rounding decides it."""
@@ -153,11 +163,12 @@ class CellEvidence:
         reference = self.reference or self
         if not any(found.not_finite for found in reference.scans.values()):
             return math.inf
+        most = MOST_GROWN[self.cell.config.dtype]
         lost = [
             step
             for name in ("step_loss", "grad_norm")
             for step, floor in reference.later_noise.get(name, {}).items()
-            if math.isfinite(floor.value) and grown(Bound(value=0.0), floor, MOST_GROWN[self.cell.config.dtype]) is None
+            if math.isfinite(floor.value) and grown(Bound(value=0.0), floor, most, self.growth) is None
         ]
         return min(lost, default=math.inf)
 

@@ -218,7 +218,7 @@ def _biases(expected: Expected, record: RankRecord) -> Iterator[str]:
 
 
 def _choices(expected: Expected, record: RankRecord) -> Iterator[str]:
-    """In bf16 the oracle follows routers: what is missing it would choose itself."""
+    """The oracle follows routers: what is missing it would choose itself."""
     evidence, config, moe = expected.evidence, expected.config, expected.model.moe
     right: list[tuple[int, int, int]] = []
     if moe is not None and follows_choices(config):
@@ -232,13 +232,12 @@ def _choices(expected: Expected, record: RankRecord) -> Iterator[str]:
     found = sorted((seen.step, seen.layer, seen.micro_batch) for seen in record.choices)
     if found != sorted(right):
         yield f"choices: {len(found)} (step, layer, micro-batch) triples, not {len(right)}"
-    preferred = moe is not None and moe.expert_bias and moe.balanced
     for seen in record.choices:
         where = f"choices: step {seen.step}, layer {seen.layer}, micro-batch {seen.micro_batch}"
-        for name, experts in (("experts", seen.experts), ("preferred", seen.preferred if preferred else [])):
-            if experts is None or (moe is not None and any(not _is_choice(slot, moe) for slot in experts)):
-                yield f"{where}: {name} has not {moe.topk if moe else 0} experts of every slot"
-        if (seen.preferred is not None) != preferred or (preferred and len(seen.preferred or ()) != len(seen.experts)):
+        if moe is None or not all(_is_choice(slot, moe) for slot in (*seen.experts, *(seen.preferred or ()))):
+            yield f"{where}: not {moe.topk if moe else 0} experts of every slot"
+        balanced = moe is not None and moe.balanced
+        if seen.preferred is not None and not (balanced and len(seen.preferred) == len(seen.experts)):
             yield f"{where}: preferred is of other slots"
 
 

@@ -21,8 +21,6 @@ import traceback
 from argparse import Namespace
 from types import ModuleType
 
-from torch import Tensor
-
 from harness.core.frames import CODE, CODE_PACKAGES, HARNESS, KERNEL, deciding, owner_of
 from harness.core.outcomes import STACK_UNDER_TEST, Missing, Rejection
 from harness.core.upstream import DISTRIBUTIONS
@@ -105,7 +103,7 @@ def _looked_up(error: BaseException) -> tuple[str, str]:
         return (error.name or "", f"{error.name}.{found['name']}") if found else ("", "")
     if isinstance(error, AttributeError):
         asked = error.obj
-        if isinstance(asked, Tensor):
+        if type(asked).__module__.partition(".")[0] == "torch":  # not imported here: agents set its threads first
             return "megatron.core", f"attribute {error.name} of parameters"
         if isinstance(asked, Namespace):
             return "megatron.training", f"argument {error.name} of its command line"

@@ -109,8 +109,9 @@ class Recorder:
     def _read_pending(self) -> None:
         choices, self._choices = self._choices, []
         for made, chosen, preferred in choices:
-            made.experts = chosen.tolist()
-            made.preferred = None if preferred is None else preferred.tolist()
+            made.experts = chosen.sort().values.tolist()
+            by_score = made.experts if preferred is None else preferred.sort().values.tolist()
+            made.preferred = None if by_score == made.experts else by_score
         pending, self._pending, self._last = self._pending, [], None
         for seen, params in pending:
             seen.params = self.params(params)

@@ -50,8 +50,24 @@ def test_routers_and_predictions_are_of_the_first_step_which_a_resumed_part_does
     )
     assert evidence.resumed is not None
     found = [problem.partition(" ")[0] for problem in problems_of(evidence)]
-    assert found == ["routers:", "aux_scale", "mtp:"]
-    assert problems_of(evidence.resumed) == []
+    assert found == ["routers:", "aux_scale", "choices:", "mtp:"]
+    assert [problem.partition(" ")[0] for problem in problems_of(evidence.resumed)] == ["choices:"]
+
+
+def test_the_choices_of_routers_are_of_all_steps_with_as_many_experts_per_slot_as_the_model_has() -> None:
+    evidence = with_routers(aux_loss="none")
+    assert problems_of(evidence) == []
+    choices = evidence.records[0].choices
+    last = choices.pop()
+    (said,) = problems_of(evidence)
+    assert said.startswith("choices: ") and "(step, layer, micro-batch) triples, not" in said
+    choices.append(last)
+    for wrong in ([[0, 0]], [[0, 9]], [[0]]):
+        last.experts = wrong
+        (said,) = problems_of(evidence)
+        assert said.endswith("not 2 experts of every slot")
+    last.experts, last.preferred = [[0, 1]], [[1, 2]]  # nothing counts what is preferred
+    assert [said.rpartition(": ")[2] for said in problems_of(evidence)] == ["preferred is of other slots"]
 
 
 def test_the_order_of_routers_does_not_matter() -> None:

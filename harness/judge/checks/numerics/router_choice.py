@@ -1,10 +1,12 @@
-"""The scores of the oracle allow what routers chose, up to rounding: where it follows them, in bf16 (all steps)."""
+"""The scores of the oracle allow what routers chose, up to rounding, in all steps and evaluations."""
 
 from __future__ import annotations
 
 from harness.core.packing.arithmetic import PAD
-from harness.core.tolerances import GROWTH_FACTOR, NOISE_FACTOR
+from harness.core.tolerances import NOISE_FACTOR
 from harness.judge.checks.finding import CheckFinding
+from harness.judge.checks.numerics import grad_norm, parameter_gradients
+from harness.judge.checks.optimizer import first_update
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 
@@ -12,9 +14,11 @@ from harness.judge.evidence.cell_evidence import CellEvidence
 def check(evidence: CellEvidence) -> list[CheckFinding]:
     record = evidence.oracle.record if evidence.oracle else None
     for seen in record.followed if record else ():
-        bound = (GROWTH_FACTOR if seen.step else NOISE_FACTOR) * seen.rounding
+        bound = (evidence.growth if seen.step else NOISE_FACTOR) * seen.rounding
         if not seen.shortfall > bound or evidence.bound("grad_norm", _updates(evidence, seen.step)) is None:
             continue
+        if seen.step and _wrong_before(evidence, seen.step):
+            return []
         layers = evidence.cell.config.model.layers
         stage = evidence.layout.stage_of_layer(layers, seen.layer) if seen.layer <= layers else evidence.last_stage
         whose = "padding" if seen.document == PAD else f"token {seen.position} of document {seen.document}"
@@ -34,6 +38,12 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
             )
         ]
     return []
+
+
+def _wrong_before(evidence: CellEvidence, step: int) -> bool:
+    """Whether gradients or updates before a step are wrong already, so that its weights are."""
+    earlier = (parameter_gradients, first_update, grad_norm)
+    return any(finding.where.get("step", 0) < step for check in earlier for finding in check.check(evidence))
 
 
 def _updates(evidence: CellEvidence, step: int) -> int:

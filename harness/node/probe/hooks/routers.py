@@ -65,9 +65,8 @@ class RouterRecorder:
             return  # wrong shape; the metadata lane reports it
         order = slots.argsort().to(routed.device)
         chosen = routed[order].int().topk(moe.topk, 1).indices
-        preferred = None
-        if moe.expert_bias and moe.balanced:
-            preferred = routing_scores(moe, logits.flatten(0, 1)[order]).topk(moe.topk, 1).indices
+        scores = routing_scores(moe, logits.flatten(0, 1)[order])
+        preferred = scores.topk(moe.topk, 1).indices if moe.balanced else None
         self.recorder.choice(
             ChoiceSeen(step=at.data_step, layer=layer, micro_batch=at.micro_batch, experts=[]), chosen, preferred
         )

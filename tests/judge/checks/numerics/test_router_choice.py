@@ -24,7 +24,7 @@ def followed(shortfall: float, *, step: int = 0, document: int = 3) -> CellEvide
     return evidence
 
 
-@pytest.mark.parametrize(("step", "most"), [(0, 0.003), (1, 0.01)])
+@pytest.mark.parametrize(("step", "most"), [(0, 0.003), (1, 0.03)])
 def test_rounding_may_decide_between_experts(step: int, most: float) -> None:
     assert router_choice.check(followed(most, step=step)) == []
     assert len(router_choice.check(followed(1.01 * most, step=step))) == 1
@@ -37,6 +37,14 @@ def test_a_choice_against_the_scores_names_layer_token_and_expert() -> None:
         "out, by the oracle; rounding explains 0.003"
     )
     assert finding.where == {"stage": 1, "layer": 2, "step": 0, "expert": 1, "document": 3, "token": 5}
+
+
+def test_wrong_gradients_before_a_step_explain_its_choices() -> None:
+    evidence = followed(0.2, step=1)
+    assert len(router_choice.check(evidence)) == 1
+    for record in evidence.records.values():
+        record.steps[0].grad_norm = 2 * (record.steps[0].grad_norm or 1.0)
+    assert router_choice.check(evidence) == []
 
 
 def test_padding_has_no_document() -> None:

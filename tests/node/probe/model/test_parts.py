@@ -55,15 +55,23 @@ def watch(monkeypatch: pytest.MonkeyPatch, *, rows: int, real: list[int], logits
 
     slots = len(real) // rows
     owners = torch.tensor([[document, 0] for document in real]).view(1, len(real), 2)
-    state = PassState(owners=owners, rows=torch.arange(rows).repeat_interleave(slots)[None])
+    numbers = torch.arange(len(real))[None]
+    state = PassState(owners=owners, rows=torch.arange(rows).repeat_interleave(slots)[None], slots=numbers)
     config = SimpleNamespace(
         model=SimpleNamespace(moe=MoeConfig()), layout=SimpleNamespace(sp=False), micro_batch_size=rows
     )
-    recorder: Any = SimpleNamespace(record=SimpleNamespace(routers=[]))
-    router = SimpleNamespace(routing=lambda logits: "made", attach_and_log_load_balancing_loss=None, apply_z_loss=None)
+    chosen: list[torch.Tensor] = []
+    recorder: Any = SimpleNamespace(
+        record=SimpleNamespace(routers=[]), choice=lambda seen, experts, preferred: chosen.append(experts)
+    )
+    best = logits.flatten(0, 1).topk(2).indices
+    made = torch.ones(len(real), 4), torch.zeros(len(real), 4, dtype=torch.uint8).scatter(1, best, 1)
+    router = SimpleNamespace(routing=lambda logits: made, attach_and_log_load_balancing_loss=None, apply_z_loss=None)
     context: Any = SimpleNamespace(config=config)
     RouterRecorder({1: router}, context, state, recorder)
-    assert router.routing(logits) == "made"
+    assert router.routing(logits) is made
+    own = LOGITS.topk(2).indices  # in the order of the slots, whatever upstream's layout
+    assert torch.equal(chosen[0].sort().values, own.sort().values)
     return recorder.record.routers[0]
 
 
