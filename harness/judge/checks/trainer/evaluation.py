@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.core.cell.config import CellConfig
 from harness.core.run.records import RankRecord
-from harness.core.tolerances import Bound
+from harness.core.tolerances import Bound, looser
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -106,6 +106,32 @@ def _losses(evidence: CellEvidence) -> Iterator[CheckFinding]:
                     measured=seen.loss_sum,
                     bound=stated(bound),
                 )
+    yield from _documents(evidence)
+
+
+def _documents(evidence: CellEvidence) -> Iterator[CheckFinding]:
+    """So are those of documents, whose errors may cancel in a sum."""
+    assert evidence.reference is not None
+    expected = {one.number: one.documents for one in evaluations_of(evidence.reference)}
+    for one in evaluations_of(evidence):
+        bounds = evidence.bound("document_loss", one.after), evidence.bound("step_loss", one.after)
+        if bounds[0] is None or bounds[1] is None:
+            return
+        bound, right = looser(bounds[0], bounds[1]), expected.get(one.number, {})
+        wrong = [
+            document
+            for document, loss in sorted(one.documents.items())
+            if document in right and _differs(loss.loss_sum, right[document].loss_sum, bound)
+        ]
+        if wrong:
+            found, expects = one.documents[wrong[0]].loss_sum, right[wrong[0]].loss_sum
+            yield _finding(
+                f"loss sum of document {wrong[0]} in the evaluation after step {one.after}: "
+                f"{_text(found, expects, bound, evidence.origin)}; {len(wrong)} of {len(right)} documents differ",
+                {"stage": evidence.last_stage, "after": one.after, "document": wrong[0], "documents": wrong},
+                measured=found,
+                bound=stated(bound),
+            )
 
 
 def _reports(evidence: CellEvidence) -> Iterator[CheckFinding]:

@@ -66,6 +66,21 @@ def test_a_loss_that_is_not_the_controls_is_named_with_its_evaluation() -> None:
     assert "off by 0.01 > 1e-05 relative" in finding.message
 
 
+def test_losses_of_documents_that_cancel_in_the_sum_are_named() -> None:
+    evidence = evaluated("harness", "sft", pp=2)
+
+    def exchanged(seen: EvaluationSeen) -> None:
+        first, second = sorted(seen.documents)[:2]
+        seen.documents[first].loss_sum += 0.1
+        seen.documents[second].loss_sum -= 0.1
+
+    change(evidence, 1, exchanged, pp=1)
+    finding = the_only_finding(evidence, "evaluation")
+    assert finding.message.startswith("loss sum of document 0 in the evaluation after step 2: ")
+    assert finding.message.endswith("; 2 of 8 documents differ")
+    assert place_of(finding, "stage", "after", "document", "documents") == (1, 2, 0, [0, 1])
+
+
 def test_a_reported_loss_that_is_not_the_mean_is_named_though_the_loss_is_right() -> None:
     evidence = evaluated()
 
