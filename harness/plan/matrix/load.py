@@ -233,7 +233,7 @@ def _check_used(
     `more`: names that need no entry in the section; `hint`: what to do where no name is near.
     """
     names = [name for name in section if isinstance(name, str)] if isinstance(section, Mapping) else []
-    used = _used(axis, axes)
+    used, whole = _used(axis, axes), not problems.within("matrix")  # rows with problems are not among the axes
     what = key.removesuffix("s")
     for name, line in used.items():
         if name != default and name not in names and name not in more:
@@ -243,7 +243,7 @@ def _check_used(
             message = f"no such {what}"
             problems.add_at(line, ("matrix", axis), message, found=repr(name), allowed=allowed, hint=advice)
     for name in names:
-        if name not in used:
+        if name not in used and whole:
             problems.add((key, name), f"no row of the matrix uses this {what}", hint=f"add it to the axis '{axis}'")
 
 

@@ -67,6 +67,10 @@ class Problems:
         if self.found:
             raise InputError(sorted(self.found, key=lambda problem: problem.line or 0))
 
+    def within(self, key: str) -> bool:
+        """Whether there is a problem at or below a key, so that what is there is not known whole."""
+        return any(problem.key is not None and problem.key.startswith(key) for problem in self.found)
+
     def _line(self, written: KeyPath) -> int | None:
         return next((self.lines[written[:n]] for n in range(len(written), 0, -1) if written[:n] in self.lines), None)
 

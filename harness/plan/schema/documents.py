@@ -63,7 +63,8 @@ def parse_lists(
                 hint=f"at most 64 letters, digits, '.', '_' and '-'; no mode: {', '.join(MODES)}",
             )
         elif name not in used:
-            problems.add(where, "no row of the matrix uses this list", hint="add it to the axis 'documents'")
+            if not problems.within("matrix"):
+                problems.add(where, "no row of the matrix uses this list", hint="add it to the axis 'documents'")
         else:
             key = "path" if isinstance(value, str) else "lengths"
             checked = problems.validate(FileDocuments, {"mode": "file", key: value}, where)

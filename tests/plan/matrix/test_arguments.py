@@ -263,6 +263,8 @@ def test_names_of_profiles_are_checked() -> None:
     unknown, unused = problems_of(matrix={**SFT, "args": "nightyl"}, profiles={"nightly": "--overlap-grad-reduce"})
     assert (unknown.message, unknown.found, unknown.hint) == ("no such profile", "'nightyl'", "did you mean 'nightly'?")
     assert (unused.key, unused.message) == ("profiles.nightly", "no row of the matrix uses this profile")
+    (other,) = problems_of(matrix={**SFT, "args": "nightly", "tp": "x"}, profiles={"nightly": "--overlap-grad-reduce"})
+    assert other.key == "matrix.tp"  # whether its rows use the profile is not known
     bad, _ = problems_of(matrix=SFT, profiles={"a b": "--overlap-grad-reduce"})
     assert bad.key == "profiles.a b"
     assert bad.message == "must be 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit"
