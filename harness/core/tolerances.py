@@ -131,6 +131,9 @@ GROWTH_FACTOR = 10.0
 # Of two trainings that follow the same routers in fp32, which never part by a choice: of 18 clean cells with experts at
 # a learning rate of 0.03, one was 15 times as far from the oracle as they were from each other.
 FOLLOWED_FACTOR = 30.0
+# Of outputs of layers in evaluations of bf16 models: clean ones differ as two trainings do, and where experts are left
+# out, by nine times that.
+OUTPUTS_FACTOR = 5.0
 # A measured bound above this cannot tell right from wrong: 0.5 accepts a halved gradient, 1 accepts zeros. The bounds
 # of bf16 models of up to 6 layers are at most 0.22 on CPU.
 MOST_MEASURED = 0.4

@@ -38,7 +38,7 @@ from harness.oracle.drawing import draw
 from harness.oracle.fields import Model, Optimizer, uncovered
 from harness.oracle.optimizer import Schedule
 from harness.oracle.rows import stream_of
-from harness.oracle.train import RouterLosses, Step, Trained, train
+from harness.oracle.train import Outputs, RouterLosses, Step, Trained, train
 
 _ONE_RANK = Coordinates(tp=0, cp=0, dp=0, pp=0)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -105,11 +105,12 @@ def _as_rank(cell: str, config: CellConfig, trained: Trained) -> RankRecord:
                 loss_sum=seen.loss_sum,
                 token_count=seen.tokens,
                 documents=seen.documents,
+                activations=_activations(config, trained.model, seen.outputs),
             )
             for after, seen in zip(config.evaluated, evaluations, strict=True)
         ],
         parameters=_parameters(trained, config.train.seed),
-        activations=_activations(config, trained),
+        activations=_activations(config, trained.model, trained.steps[0].outputs),
         routers=[_router(seen) for seen in trained.routers],
         expert_biases=[
             ExpertBiasSeen(step=number, layer=layer, values=values)
@@ -192,8 +193,8 @@ def _parts(name: str, tensor: Tensor, seed: int) -> list[Fingerprint]:
     return [_printed(part(tensor, n), [part(vector, n) for vector in vectors]) for n in range(count)]
 
 
-def _activations(config: CellConfig, trained: Trained) -> list[ActivationSeen]:
-    shape, seed = (config.train.seq_length, trained.model.hidden), config.train.seed
+def _activations(config: CellConfig, model: Model, outputs: Outputs) -> list[ActivationSeen]:
+    shape, seed = (config.train.seq_length, model.hidden), config.train.seed
     vectors = [draw(f"position-{number}", "activation", shape, seed).double() for number in range(PROJECTIONS)]
     return [
         ActivationSeen(
@@ -203,7 +204,7 @@ def _activations(config: CellConfig, trained: Trained) -> list[ActivationSeen]:
                 for document, output in documents.items()
             },
         )
-        for layer, documents in trained.outputs.items()
+        for layer, documents in outputs.items()
     ]
 
 
@@ -248,5 +249,7 @@ def _second_training(seen: RankRecord) -> LegSeen:
 
 
 def _later(seen: StepSeen | EvaluationSeen, after: int) -> LaterSeen:
-    norm = seen.grad_norm if isinstance(seen, StepSeen) else None
-    return LaterSeen(after=after, loss_sum=seen.loss_sum or 0.0, documents=seen.documents, grad_norm=norm)
+    found = LaterSeen(after=after, loss_sum=seen.loss_sum or 0.0, documents=seen.documents)
+    if isinstance(seen, StepSeen):
+        return replace(found, grad_norm=seen.grad_norm)
+    return replace(found, activations=seen.activations)

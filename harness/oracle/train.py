@@ -60,6 +60,9 @@ class Prediction:
     documents: dict[int, DocumentLoss]
 
 
+Outputs = dict[int, dict[int, Tensor]]  # layer (0: embedding) -> document -> [t, h]
+
+
 @dataclass(kw_only=True)
 class Step:
     """A step of training, or an evaluation."""
@@ -73,6 +76,7 @@ class Step:
     learning_rate: float = 0.0
     weight_decay: float = 0.0
     biases: dict[int, list[float]] = field(default_factory=dict)  # by layer: of experts, after the step
+    outputs: Outputs = field(default_factory=dict)  # of step 0 and of evaluations
 
     @property
     def loss_sum(self) -> float:
@@ -87,7 +91,6 @@ class Trained:
     steps: list[Step] = field(default_factory=list)
     evaluations: dict[int, Step] = field(default_factory=dict)  # by number
     parameters: dict[str, Parameter] = field(default_factory=dict)
-    outputs: dict[int, dict[int, Tensor]] = field(default_factory=dict)  # layer (0: embedding) -> document -> [t, h]
     routers: list[RouterLosses] = field(default_factory=list)
     predictions: list[Prediction] = field(default_factory=list)
     tokens: list[TokenLoss] = field(default_factory=list)  # of step 0
@@ -216,6 +219,7 @@ class Oracle:
                 total = total + share_of_step(part, stream, self.model, by)
                 seen.documents |= _by_document(part.losses, stream.mask, stream, padding=False)
                 if step == 0:
+                    _add_outputs(seen.outputs, passes[replica], stream)
                     self._keep(passes[replica], part, stream, replica, number)
             total.backward()  # type: ignore[no-untyped-call]
             for name, weight in self.weights.items():
@@ -255,18 +259,15 @@ class Oracle:
                     passed = self._forward(stream, step, replica, number)
                     part = micro_loss(passed, stream, self.model, self._smoothing, (), ())
                     seen.documents |= _by_document(part.losses, stream.mask, stream, padding=False)
+                    _add_outputs(seen.outputs, passed, stream)
                     seen.tokens += plan.loss_tokens
         seen.divided_by = seen.tokens
         return seen
 
     def _keep(self, passed: Forward, part: MicroLoss, stream: Stream, replica: int, number: int) -> None:
-        """Keep of step 0: outputs of layers, losses of tokens, of routers and of prediction layers."""
+        """Keep of step 0: losses of tokens, of routers and of prediction layers."""
         if len(self.seen.tokens) < MOST_TOKEN_LOSSES:
             self.seen.tokens += _by_token(part.losses, stream)
-        for layer, output in enumerate(passed.outputs):
-            by_document = self.seen.outputs.setdefault(layer, {})
-            for document in stream.indices:
-                by_document[document] = output[stream.documents == document].detach()
         for routed, balance, z in zip(passed.routed, part.balance, part.z):
             self.seen.routers.append(
                 RouterLosses(
@@ -290,6 +291,14 @@ class Oracle:
                     documents=_by_document(losses, counted, stream, padding=True),
                 )
             )
+
+
+def _add_outputs(outputs: Outputs, passed: Forward, stream: Stream) -> None:
+    """Add what layers make of the documents of a micro-batch."""
+    for layer, output in enumerate(passed.outputs):
+        by_document = outputs.setdefault(layer, {})
+        for document in stream.indices:
+            by_document[document] = output[stream.documents == document].detach()
 
 
 def _by_token(losses: Tensor, stream: Stream) -> list[TokenLoss]:

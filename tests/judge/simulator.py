@@ -363,7 +363,12 @@ def second_training(again: RankRecord) -> TrainingSeen:
             for step in again.steps[1:]
         ],
         evaluations=[
-            LaterSeen(after=one.after, loss_sum=one.loss_sum or 0.0, documents=one.documents)
+            LaterSeen(
+                after=one.after,
+                loss_sum=one.loss_sum or 0.0,
+                documents=one.documents,
+                activations=one.activations,
+            )
             for one in again.evaluations
         ],
         changes={name: update.change for name, update in updates.items()},
@@ -544,6 +549,7 @@ def _evaluation(config: CellConfig, place: Coordinates, number: int) -> Evaluati
         loss_sum=seen.loss_sum,
         token_count=seen.token_count,
         documents=seen.documents,
+        activations=_activations(config, place, step) if config.fingerprints and config.steps else [],
     )
     if seen.loss_sum is not None and not config.own_trainer:
         found.reported = _mean_loss(config, step)
@@ -656,12 +662,12 @@ def _gradient(layout: Layout, place: Coordinates, name: str, key: int, splits: b
     )
 
 
-def _activations(config: CellConfig, place: Coordinates) -> list[ActivationSeen]:
+def _activations(config: CellConfig, place: Coordinates, step: int = 0) -> list[ActivationSeen]:
     layout = config.layout
     if place.tp and not layout.sp:
         return []
     tokens: list[tuple[int, int]] = []
-    for batch in config.micro_batches(0)[place.dp]:
+    for batch in config.micro_batches(step)[place.dp]:
         local = _local_tokens(config, place, batch)
         if layout.sp and layout.tp > 1:
             size = -(-len(local) // layout.tp)

@@ -142,9 +142,9 @@ def test_a_bf16_model_gets_rounded_copies_of_weights_that_train_in_full(dtype: t
 def test_outputs_of_layers_are_kept_by_document_without_padding() -> None:
     config = cell("sft")
     seen = trained(config)
-    assert sorted(seen.outputs) == [0, 1, 2]
+    assert sorted(seen.steps[0].outputs) == [0, 1, 2]
     lengths = {document.index: document.length for document in config.documents_of(0)}
-    assert {document: len(output) for document, output in seen.outputs[2].items()} == lengths
+    assert {document: len(output) for document, output in seen.steps[0].outputs[2].items()} == lengths
 
 
 def test_evaluations_come_after_their_steps_and_change_nothing() -> None:

@@ -287,6 +287,7 @@ class EvaluationSeen:
     documents: dict[int, DocumentLoss] = field(default_factory=dict)  # on this rank's tokens
     training: bool = False  # whether a module was in training mode
     reported: float | None = None  # the mean loss that upstream's own trainer reports
+    activations: list[ActivationSeen] = field(default_factory=list)  # of this rank's layers, with fingerprints
 
 
 @dataclass(kw_only=True)
@@ -297,6 +298,7 @@ class LaterSeen:
     loss_sum: float
     documents: dict[int, DocumentLoss]
     grad_norm: float | None = None  # None: an evaluation
+    activations: list[ActivationSeen] = field(default_factory=list)  # of an evaluation by the oracle
 
 
 @dataclass(kw_only=True)

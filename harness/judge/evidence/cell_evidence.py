@@ -30,6 +30,7 @@ from harness.core.tolerances import (
     GROWTH_FACTOR,
     MOST_GROWN,
     NOISE_FACTOR,
+    OUTPUTS_FACTOR,
     SMALLEST_FACTOR,
     Bound,
     NoiseFloor,
@@ -127,7 +128,8 @@ class CellEvidence:
         if name != "grad_norm" and self.bound("grad_norm", step) is None:  # rounding decides what updates do
             return None
         floor = self.reference.later_noise.get(name, {}).get(step)
-        return grown(bound, floor, MOST_GROWN[self.cell.config.dtype], self.growth)
+        rounded = name == "activation" and self.cell.config.dtype != "fp32"
+        return grown(bound, floor, MOST_GROWN[self.cell.config.dtype], OUTPUTS_FACTOR if rounded else self.growth)
 
     @property
     def growth(self) -> float:

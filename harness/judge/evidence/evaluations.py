@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from harness.core.packing.arithmetic import MicroBatch
 from harness.core.run.records import DocumentLoss, EvaluationSeen, RankRecord
+from harness.core.run.tensor_records import Fingerprint
+from harness.judge.evidence.assemble import whole_activations
 from harness.judge.evidence.cell_evidence import CellEvidence
 
 
@@ -20,6 +22,7 @@ class Evaluation:
     seen: list[tuple[RankRecord, EvaluationSeen]]  # of the last stage, in rank order
     documents: dict[int, DocumentLoss]  # summed over the cp ranks
     loss_sum: float | None
+    outputs: dict[int, dict[int, Fingerprint]]  # layer (0: embedding) -> document, of all stages; empty: not recorded
 
     @property
     def tokens(self) -> int:
@@ -44,7 +47,16 @@ def evaluations_of(evidence: CellEvidence) -> Iterator[Evaluation]:
             seen=seen,
             documents=_documents(seen),
             loss_sum=next((item.loss_sum for _, item in seen if item.loss_sum is not None), None),
+            outputs=_outputs(evidence, place),
         )
+
+
+def _outputs(evidence: CellEvidence, place: int) -> dict[int, dict[int, Fingerprint]]:
+    records = [evidence.records[rank] for rank in sorted(evidence.records)]
+    if any(len(record.evaluations) <= place for record in records):
+        return {}
+    ranks = ((record.place, record.evaluations[place].activations) for record in records)
+    return whole_activations(ranks, sp=evidence.layout.sp)
 
 
 def _documents(seen: list[tuple[RankRecord, EvaluationSeen]]) -> dict[int, DocumentLoss]:

@@ -26,6 +26,10 @@ def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
     outputs = expected.outputs(at.pp) if fingerprints and expected.records_outputs(at) else []
     yield from _layers(record.activations, outputs)
     yield from _same_documents(record.activations, record.activations)
+    for number, evaluation in enumerate(record.evaluations):
+        shown = evaluation.activations
+        found = (*_layers(shown, outputs), *_same_documents(shown, shown))
+        yield from (f"evaluation {number}: {problem}" for problem in found)
     yield from _parameters(expected, at, "parameters", record.parameters, fingerprints)
     # A trainer that never calls its optimizer has no gradients that a norm counts.
     updated = expected.config.own_trainer or any(one.update and one.update.change.norm_sq for one in record.parameters)

@@ -77,6 +77,10 @@ def _whole(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:
     yield from (f"{seen.name}: {problem}" for seen in record.parameters for problem in _parameter(seen))
     if [seen.after for seen in record.evaluations] != list(config.evaluated):
         yield f"it has {len(record.evaluations)} of {len(config.evaluated)} evaluations"
+    for evaluation in record.evaluations:
+        held = {one.layer: one.documents.keys() for one in evaluation.activations}
+        if any(held.get(layer) != evaluation.documents.keys() for layer in range(config.model.layers + 1)):
+            yield f"it lacks the output of a layer in the evaluation after step {evaluation.after}"
     yield from _followed(evidence, record)
     yield from _second_training(record)
     late = ("step", "after")

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from harness.core.cell.canary_legs import NOISE_LEGS
 from harness.core.run.records import DocumentLoss, LegSeen, RankRecord, TrainingSeen
-from harness.core.run.tensor_records import Fingerprint
+from harness.core.run.tensor_records import ActivationSeen, Fingerprint
 from harness.core.tolerances import MOST_NOISE, NOISE_FACTOR, ROUNDING_SHARE, Bound, NoiseFloor, Tolerances
 from harness.judge.stats.distance import distance, fingerprint_distance
 
@@ -113,6 +113,8 @@ def _later_differences(record: RankRecord, again: TrainingSeen) -> Iterator[tupl
     for seen, other in zip(record.evaluations, again.evaluations):
         for name, value, at in _loss_differences(seen.documents, other.documents):
             yield name, seen.after, value, at
+        for name, value, at in _output_differences(seen.activations, other.activations):
+            yield name, seen.after, value, at
     for bias, moved in zip(record.expert_biases, again.expert_biases):
         off = max(abs(a - b) for a, b in zip(bias.values, moved.values))
         yield "expert_bias", bias.step, off, f"layer {bias.layer}"
@@ -128,6 +130,18 @@ def _later_differences(record: RankRecord, again: TrainingSeen) -> Iterator[tupl
     ):
         for name in weights.keys() & others.keys():
             yield f"{what} of {name}", step_number, fingerprint_distance(others[name], weights[name]), name
+
+
+def _output_differences(
+    own: Sequence[ActivationSeen], again: Sequence[ActivationSeen]
+) -> Iterator[tuple[str, float, str]]:
+    outputs = {seen.layer: seen.documents for seen in again}
+    for seen in own:
+        for document, fingerprint in seen.documents.items():
+            output = outputs.get(seen.layer, {}).get(document)
+            if output is not None and fingerprint.norm_sq:
+                where = f"document {document} after layer {seen.layer}"
+                yield "activation", fingerprint_distance(output, fingerprint), where
 
 
 def _loss_differences(
@@ -198,13 +212,7 @@ def _differences(record: RankRecord, leg: LegSeen, noise_only: frozenset[str]) -
     # The norm is the root of a sum, so it differs by half as much as the sum.
     squares = [(gradient.norm_sq, own.norm_sq) for gradient, own in pairs.values()]
     yield "grad_norm", _sum_difference(squares) / 2, ""
-    outputs = {seen.layer: seen.documents for seen in leg.activations}
-    for activation in record.activations:
-        for document, fingerprint in activation.documents.items():
-            output = outputs.get(activation.layer, {}).get(document)
-            if output is not None and fingerprint.norm_sq:
-                where = f"document {document} after layer {activation.layer}"
-                yield "activation", fingerprint_distance(output, fingerprint), where
+    yield from _output_differences(record.activations, leg.activations)
 
 
 def _sum_difference(terms: Sequence[tuple[float, float]]) -> float:

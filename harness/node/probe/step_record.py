@@ -47,7 +47,7 @@ def begin_evaluation(observer: Observer) -> StepTruth:
     number = min(config.evaluations, default=0) + len(record.evaluations)
     truth = StepTruth(config, config.train.steps + number, observer.context.place.dp)
     observer.begin_pass(truth, "evaluation", keep_tokens=False, step=config.begins + len(record.steps))
-    observer.state.fingerprints = observer.backward = False
+    observer.state.fingerprints, observer.backward = config.fingerprints, False
     return truth
 
 
@@ -60,6 +60,7 @@ def end_evaluation(observer: Observer, *, training: bool, reported: float | None
         documents=losses.documents,
         training=training,
         reported=reported,
+        activations=observer.layer_recorder.drain(),
     )
     _global_loss(observer, seen)
     record.evaluations.append(seen)

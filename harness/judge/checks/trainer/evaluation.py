@@ -16,7 +16,7 @@ from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.evaluations import Evaluation, evaluations_of
 from harness.judge.locations import where_of
-from harness.judge.stats.distance import beyond, bound_text, distance, exactly, stated
+from harness.judge.stats.distance import beyond, bound_text, distance, exactly, fingerprint_distance, finite, stated
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
@@ -107,6 +107,7 @@ def _losses(evidence: CellEvidence) -> Iterator[CheckFinding]:
                     bound=stated(bound),
                 )
     yield from _documents(evidence)
+    yield from _outputs(evidence)
 
 
 def _documents(evidence: CellEvidence) -> Iterator[CheckFinding]:
@@ -132,6 +133,33 @@ def _documents(evidence: CellEvidence) -> Iterator[CheckFinding]:
                 measured=found,
                 bound=stated(bound),
             )
+
+
+def _outputs(evidence: CellEvidence) -> Iterator[CheckFinding]:
+    """So are the outputs of layers: in bf16 a loss hides what a whole block adds to a model that has hardly trained."""
+    assert evidence.reference is not None
+    expected = {one.number: one.outputs for one in evaluations_of(evidence.reference)}
+    for one in evaluations_of(evidence):
+        bound = evidence.bound("activation", one.after)
+        if bound is None:
+            return
+        for layer, right in expected.get(one.number, {}).items() if one.outputs else ():
+            found = one.outputs.get(layer, {})
+            off = {
+                document: fingerprint_distance(found[document], output, bound)
+                for document, output in right.items()
+                if document in found and finite(found[document])
+            }
+            wrong = sorted(document for document, value in off.items() if beyond(value, bound))
+            if wrong:
+                value = f"document {wrong[0]} off by {off[wrong[0]]:.3g} > {bound_text(bound)}"
+                yield _finding(
+                    f"activations of the evaluation after step {one.after} first differ after layer {layer}: {value}; "
+                    f"{len(wrong)} of {len(off)} documents differ there",
+                    {"layer": layer, "after": one.after, "document": wrong[0], "documents": wrong},
+                    measured=off[wrong[0]],
+                    bound=stated(bound),
+                )
 
 
 def _reports(evidence: CellEvidence) -> Iterator[CheckFinding]:

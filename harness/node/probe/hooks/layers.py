@@ -129,7 +129,7 @@ class LayerRecorder:
     def _embedded_before(self) -> bool:
         """Whether this micro-batch was embedded already: prediction layers embed rolled tokens after the model."""
         at = self.state
-        before, self.embedded = self.embedded, (at.leg, at.step, at.micro_batch)
+        before, self.embedded = self.embedded, (at.leg, at.data_step, at.micro_batch)
         return before == self.embedded
 
     def _record(self, layer: int, hidden: Tensor) -> None:

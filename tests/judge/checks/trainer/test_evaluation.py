@@ -81,6 +81,25 @@ def test_losses_of_documents_that_cancel_in_the_sum_are_named() -> None:
     assert place_of(finding, "stage", "after", "document", "documents") == (1, 2, 0, [0, 1])
 
 
+def test_outputs_of_layers_are_compared_where_losses_are_right() -> None:
+    evidence = evaluated("harness", "sft", pp=2)
+
+    def other(seen: EvaluationSeen) -> None:
+        for output in seen.activations[-1].documents.values():
+            output.projections = [1.5 * value for value in output.projections]
+
+    change(evidence, 1, other, pp=1)
+    finding = the_only_finding(evidence, "evaluation")
+    assert finding.message.startswith("activations of the evaluation after step 2 first differ after layer ")
+    assert place_of(finding, "after", "document") == (2, 0)
+
+
+def test_outputs_of_layers_that_a_rank_lacks_are_incomplete_evidence() -> None:
+    evidence = evaluated("harness", "sft", pp=2)
+    change(evidence, 1, lambda seen: seen.activations.clear(), pp=1)
+    assert "evaluation 1: activations: recorded for layers []" in judge(evidence).reason
+
+
 def test_a_reported_loss_that_is_not_the_mean_is_named_though_the_loss_is_right() -> None:
     evidence = evaluated()
 
