@@ -24,7 +24,7 @@ def layers_with(config: CellConfig, stage: int, chunk: int, letters: str) -> lis
 
 def fields_used(config: CellConfig, stage: int, chunk: int) -> tuple[str, ...]:
     """Fields of a batch that a chunk uses; prediction layers embed tokens and have a loss, MRoPE needs positions on
-    every stage, and a mask of padding goes to every stage.
+    every stage, and a data path that returns a mask of padding gives it to every stage.
 
     Without those that the data path or upstream's trainer does not give to the model: attention takes positions from
     cu_seqlens, and a loss of upstream takes logits.
@@ -35,7 +35,7 @@ def fields_used(config: CellConfig, stage: int, chunk: int) -> tuple[str, ...]:
     fields = (FIRST_STAGE if embeds else ()) + (LAST_STAGE if predicts or is_last(config, stage, chunk) else ())
     if config.model.vision and not embeds:
         fields = ("position_ids", *fields)
-    if config.model.padding_mask or (config.path.returns_padding_mask and config.own_trainer):
+    if config.path.returns_padding_mask and config.own_trainer:
         fields = (*fields, PADDING_MASK)
     without = config.path.without if config.own_trainer else config.path.trained_without
     return tuple(field for field in fields if field not in without)
