@@ -26,8 +26,8 @@ from harness.core.cell.modelled import follows_choices
 from harness.core.errors import InfrastructureError
 from harness.core.hardware.devices import shown_gpus
 from harness.core.run.cell_result import CellResult, RankEnding
-from harness.core.run.record_file import RecordReader, write_record
-from harness.core.run.records import BuiltSeen, OracleRecord
+from harness.core.run.record_file import RecordReader, digest_of_choices, write_record
+from harness.core.run.records import BuiltSeen, OracleRecord, RankRecord
 from harness.core.run.run_dir import AttemptDir, appending, text_of, write_json
 from harness.core.serialization import from_jsonable, loads
 from harness.node.coordination import rendezvous
@@ -38,7 +38,7 @@ from harness.node.process import die_with, end_session, log_to, remove_secrets, 
 from harness.node.rank import rank_main
 from harness.node.rank_endings import cell_result, rank_endings
 from harness.node.recording.kernel_log import xid_lines
-from harness.oracle.choices import NO_CHOICES, Choices, choices_of
+from harness.oracle.choices import choices_of
 from harness.oracle.record import key_of, not_modelled, record_of
 
 END_GRACE_S = 5.0  # between SIGTERM and SIGKILL for ranks that end because another node failed
@@ -189,7 +189,8 @@ class _Part:
         try:
             found.not_modelled = not_modelled(self.config, built)
             if not found.not_modelled:
-                choices = self._choices()
+                ranks = self._routed()
+                choices, found.choices = choices_of(self.config, ranks), digest_of_choices(ranks)
                 shared = self.attempt.run.oracle(key_of(self.config, built, choices))
                 if not shared.exists():
                     write_record(shared, record_of(self.cell, self.config, built, choices))
@@ -200,12 +201,10 @@ class _Part:
             found.record, found.failed = None, traceback.format_exc()
         return found
 
-    def _choices(self) -> Choices:
-        """What the routers of the ranks chose, where the oracle follows them."""
-        if not follows_choices(self.config):
-            return NO_CHOICES
-        ranks = range(self.config.layout.world_size)
-        return choices_of(self.config, [RecordReader().read(text_of(self.attempt.record(rank))) for rank in ranks])
+    def _routed(self) -> list[RankRecord]:
+        """The records of all ranks if the oracle follows their routers, else none."""
+        ranks = range(self.config.layout.world_size) if follows_choices(self.config) else ()
+        return [RecordReader().read(text_of(self.attempt.record(rank))) for rank in ranks]
 
     def end(self, result: CellResult | NodeResult) -> None:
         """Write how the ranks ended, as the last file of the part."""

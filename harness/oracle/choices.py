@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from harness.core.cell.config import CellConfig
-from harness.core.cell.modelled import follows_choices
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.records import ChoiceSeen, FollowedSeen, RankRecord
 from harness.oracle.rows import shares_of
@@ -35,8 +34,6 @@ NO_CHOICES: Choices = {}
 
 def choices_of(config: CellConfig, records: Sequence[RankRecord]) -> Choices:
     """The choices in the ranks' records; without those that do not cover every slot."""
-    if not follows_choices(config):
-        return NO_CHOICES
     layout = config.layout
     parts = layout.tp if layout.sp else 1
     seen: dict[Place, dict[int, ChoiceSeen]] = {}  # by number of the share of slots

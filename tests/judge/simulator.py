@@ -26,6 +26,7 @@ from harness.core.packing.documents import Document, adversarial_mix
 from harness.core.packing.fields import PADDING_MASK
 from harness.core.packing.workload import workload
 from harness.core.run.cell_result import CellResult, RankEnding
+from harness.core.run.record_file import digest_of_choices
 from harness.core.run.records import (
     BatchSeen,
     BuiltSeen,
@@ -206,7 +207,8 @@ def computed(evidence: CellEvidence) -> OracleRecord:
         training=second_training(copy.deepcopy(record)),
     )
     record.legs = [again]
-    return OracleRecord(cell=alone.cell, built=evidence.records[0].built, record=record)
+    digest = digest_of_choices([evidence.records[rank] for rank in sorted(evidence.records)])
+    return OracleRecord(cell=alone.cell, built=evidence.records[0].built, record=record, choices=digest)
 
 
 def with_oracle(evidence: Mapping[str, CellEvidence]) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from harness.core.cell.layout import Coordinates
 from harness.core.outcomes import Lane, LaneVerdict, Outcome
-from harness.core.run.records import OracleRecord, RankRecord
+from harness.core.run.record_file import digest_of_choices
+from harness.core.run.records import ChoiceSeen, FollowedSeen, OracleRecord, RankRecord
 from harness.core.run.tensor_records import Fingerprint
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.simulator import config_of, judge, run_of, with_oracle
+
+CHOICE = ChoiceSeen(step=0, layer=1, micro_batch=0, experts=[[0]])
 
 
 def of(**layout: int) -> CellEvidence:
@@ -155,3 +160,29 @@ def test_without_its_oracle_a_cell_is_an_error_that_says_why(
     cell.oracle = change(cell.oracle)
     verdict = judge(cell)
     assert (verdict.outcome, why in verdict.reason) == (Outcome.ERROR, True), verdict.reason
+
+
+def test_choices_that_the_oracle_did_not_follow_are_no_evidence() -> None:
+    evidence = of()
+    assert evidence.oracle is not None and evidence.oracle.choices == ""
+    evidence.oracle.choices = digest_of_choices([RankRecord(**vars(evidence.records[0]) | {"choices": [CHOICE]})])
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.ERROR
+    assert "oracle.json: it followed other choices of routers than the ranks recorded" in verdict.reason
+
+
+def test_the_digest_is_of_every_choice_on_every_rank() -> None:
+    one, other = (
+        RankRecord(cell="", rank=0, place=Coordinates(tp=0, cp=0, dp=0, pp=0), choices=[replace(CHOICE, experts=[[n]])])
+        for n in (0, 1)
+    )
+    digests = {digest_of_choices(records) for records in ([one, other], [other, one], [one], [other])}
+    assert len(digests) == 4
+
+
+def test_scores_that_are_not_finite_are_named() -> None:
+    evidence = of()
+    record_of(evidence).followed = [
+        FollowedSeen(step=0, layer=1, shortfall=math.nan, rounding=0.1, document=0, position=0, expert=0)
+    ]
+    assert "the shortfall of scores of layer 1 is nan" in judge(evidence).reason

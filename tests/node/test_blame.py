@@ -203,7 +203,7 @@ def test_a_hook_that_upstream_calls_in_another_way_is_a_defect_of_the_harness(tm
     assert blamed(failure) == ("harness", "harness-defect")
 
 
-def test_a_hook_that_upstream_calls_otherwise_is_nobody_s_mistake(tmp_path: Path, upstream: Any) -> None:
+def test_a_hook_that_upstream_calls_otherwise_is_blamed_on_neither_side(tmp_path: Path, upstream: Any) -> None:
     """The exception is raised in upstream's frame, although upstream's call is right: a fork may call it so."""
     hook = PredictionRecorder._before_output
     failure = recorded(tmp_path, lambda: upstream.calls(hook, Hooked(), None, None, weight=None))

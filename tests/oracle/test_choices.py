@@ -57,8 +57,6 @@ def test_a_choice_that_lacks_slots_is_not_followed() -> None:
     config = rounding_cell(tp=2, cp=2, sp=True)
     whole = torch.zeros(config.micro_batches(0)[0][0].slots, dtype=torch.int64)
     assert choices_of(config, list(ranks(config, whole))[1:]) == {}
-    limited = replace(config, model=replace(config.model, moe=replace(MOE, capacity_factor=1.0)))
-    assert choices_of(limited, list(ranks(config, whole))) == {}
 
 
 def test_one_rank_may_prefer_others_where_another_prefers_what_it_chose() -> None:

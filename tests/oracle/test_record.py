@@ -11,6 +11,7 @@ import pytest
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import MoeConfig
+from harness.core.cell.modelled import follows_choices
 from harness.core.run.record_file import write_record
 from harness.core.run.records import OracleRecord, RankRecord, StepSeen
 from harness.core.run.run_dir import AttemptDir, RunDir, text_of
@@ -64,6 +65,13 @@ def test_another_model_has_another_key() -> None:
 def test_what_is_not_modelled_is_said(changed: dict[str, Any], why: str) -> None:
     assert not_modelled(cell(), BUILT) == ""
     assert not_modelled(replace(cell(), **changed), BUILT).startswith(why)
+
+
+def test_routers_are_followed_only_where_the_oracle_computes_the_cell() -> None:
+    routed = replace(cell(), model=replace(cell().model, moe=MoeConfig()))
+    assert follows_choices(routed) and not follows_choices(cell())
+    for changed in ({"trainer": "example"}, {"train": replace(cell().train, steps=10**9)}):
+        assert not follows_choices(replace(routed, **changed))
 
 
 def test_a_field_that_is_not_modelled_is_named_with_its_value() -> None:

@@ -32,15 +32,18 @@ def not_modelled_in(config: CellConfig) -> str:
 
 def follows_choices(config: CellConfig) -> bool:
     """Whether ranks record what routers chose, and the oracle follows: rounding decides near ties."""
+    return _has_choices(config) and not not_modelled_in(config)
+
+
+def _has_choices(config: CellConfig) -> bool:
+    """Whether each slot has as many experts as its router chose: with a capacity some are dropped."""
     return config.model.moe is not None and config.model.moe.capacity_factor is None
 
 
 def _rounds_choices(config: CellConfig) -> bool:
-    """Whether the oracle would have to follow choices that no record holds, where rounding decides many: of dropped
-    tokens, or of another part.
-    """
+    """Whether rounding decides many choices, and no record holds them all: of dropped tokens, or of another part."""
     parts = bool(config.resume) or config.saved_in is not None
-    return config.dtype != "fp32" and config.model.moe is not None and (not follows_choices(config) or parts)
+    return config.dtype != "fp32" and config.model.moe is not None and (not _has_choices(config) or parts)
 
 
 def _too_large(config: CellConfig) -> str:

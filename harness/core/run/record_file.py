@@ -6,6 +6,8 @@ once, so that runs with many ranks are judged in less time (benchmarks/bench_jud
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from json import JSONEncoder
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,14 @@ def write_record(path: Path, record: RankRecord) -> None:
 def record_text(record: RankRecord) -> str:
     fields = to_jsonable(record).items()
     return _BEGIN + _NEXT.join(f'"{name}": {_ENCODER.encode(value)}' for name, value in fields) + _END
+
+
+def digest_of_choices(records: Sequence[RankRecord]) -> str:
+    """The SHA-256 of what routers chose on each rank, in the order of the ranks; empty if no rank recorded a choice."""
+    if not any(record.choices for record in records):
+        return ""
+    choices = [to_jsonable(record.choices) for record in records]
+    return hashlib.sha256(_ENCODER.encode(choices).encode()).hexdigest()
 
 
 class RecordReader:

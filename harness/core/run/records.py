@@ -429,4 +429,5 @@ class OracleRecord:
     record: RankRecord | None = None
     not_modelled: str = ""  # what of the cell the oracle does not model
     failed: str = ""  # the traceback of an exception in the oracle
+    choices: str = ""  # digest of the ranks' choices that it followed (record_file.py); empty: of none
     schema_version: int = SCHEMA_VERSION

@@ -105,10 +105,10 @@ _SHAPE_SIGNS = (
 def is_secret_name(name: str) -> bool:
     """Whether a variable, option or key of this name holds a secret, whatever its value: DB_PASSWD, apiKey."""
     parts = _parts(name)
-    if parts[-1:] and parts[-1] in _ABOUT:
-        return False
     if any(part.endswith(_ENDINGS) or part in _ANYWHERE for part in parts):
         return True
+    if parts[-1:] and parts[-1] in _ABOUT:
+        return False
     for before, part, after in zip(["", *parts], parts, [*parts[1:], ""]):
         if part in _NOUNS and {before, after} & _OF_ACCESS:
             return True

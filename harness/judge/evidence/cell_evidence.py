@@ -16,7 +16,6 @@ from harness.core.cell.canary_legs import Leg, legs_of
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import GLOBAL_AUX
-from harness.core.cell.modelled import follows_choices
 from harness.core.layer_pattern import EXPERTS
 from harness.core.packing.arithmetic import MicroBatch
 from harness.core.run.cell_result import CellResult
@@ -128,13 +127,15 @@ class CellEvidence:
         if name != "grad_norm" and self.bound("grad_norm", step) is None:  # rounding decides what updates do
             return None
         floor = self.reference.later_noise.get(name, {}).get(step)
-        rounded = name == "activation" and self.cell.config.dtype != "fp32"
-        return grown(bound, floor, MOST_GROWN[self.cell.config.dtype], OUTPUTS_FACTOR if rounded else self.growth)
+        return grown(bound, floor, MOST_GROWN[self.cell.config.dtype], self.growth(name))
 
-    @property
-    def growth(self) -> float:
-        """How many times the distance between two trainings of the reference may be that of this cell from it."""
-        follows = self.by_oracle and follows_choices(self.cell.config) and self.cell.config.dtype == "fp32"
+    def growth(self, name: str = "") -> float:
+        """How many times the distance between two trainings of the reference may be that of this cell from it, after
+        an update, in a quantity.
+        """
+        if self.cell.config.dtype != "fp32":
+            return OUTPUTS_FACTOR if name == "activation" else GROWTH_FACTOR
+        follows = self.oracle is not None and self.oracle.record is not None and self.oracle.record.followed
         return FOLLOWED_FACTOR if follows else GROWTH_FACTOR
 
     def weight_bound(self, what: str, name: str, bound: Bound) -> Bound | None:
@@ -170,7 +171,7 @@ class CellEvidence:
             step
             for name in ("step_loss", "grad_norm")
             for step, floor in reference.later_noise.get(name, {}).items()
-            if math.isfinite(floor.value) and grown(Bound(value=0.0), floor, most, self.growth) is None
+            if math.isfinite(floor.value) and grown(Bound(value=0.0), floor, most, self.growth()) is None
         ]
         return min(lost, default=math.inf)
 

@@ -265,6 +265,10 @@ def _routers(found: Scan, record: RankRecord, at: dict[str, Any]) -> None:
         ):
             if value is not None:
                 found.add(value, f"{what} {name}", place, (0, 1, seen.layer))
+    for followed in record.followed:
+        at_step = at | {"step": followed.step, "layer": followed.layer}
+        for what, value in (("the shortfall", followed.shortfall), ("the rounding", followed.rounding)):
+            found.add(value, f"{what} of scores of layer {followed.layer}", at_step, (0, 2, followed.step))
     for bias in record.expert_biases:
         at_step = at | {"step": bias.step, "layer": bias.layer}
         _losses(found, bias.values, f"a bias of layer {bias.layer}", at_step, (0, 2, bias.step))

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.core.cell.layout import Coordinates
+from harness.core.run.record_file import digest_of_choices
 from harness.core.run.record_limits import MOST_TOKEN_LOSSES, PROJECTIONS
 from harness.core.run.records import SCHEMA_VERSION, LaterSeen, LegSeen, OracleRecord, RankRecord, StepSeen
 from harness.core.run.tensor_records import Fingerprint, ParameterSeen
@@ -53,6 +54,8 @@ def _computed(evidence: CellEvidence, oracle: OracleRecord) -> Iterator[str]:
         yield f"the oracle failed, which is a defect of the harness: {oracle.failed.strip().splitlines()[-1]}"
     if oracle.record is not None:
         yield from _whole(evidence, oracle.record)
+        if oracle.choices != digest_of_choices([evidence.records[rank] for rank in sorted(evidence.records)]):
+            yield "it followed other choices of routers than the ranks recorded"
 
 
 def _whole(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:

@@ -119,12 +119,13 @@ def test_names_are_read_by_their_parts() -> None:
     secret = ["DB_PASS", "PGPASSWD", "MYCREDENTIAL", "AUTH", "HF_TOKEN", "apiKey", "X-Auth", "PASSWORD2", "MYSQL_PWD"]
     secret += ["AWS_SECRET_ACCESS_KEY", "OPENAI_API", "SESSION_COOKIE", "github_token", "NETRC_CREDENTIALS"]
     secret += ["--wandb-api-key", "AWS_ACCESS_KEY_ID", "TOKEN_GITHUB", "HF_TOKEN_CI", "--token", "SLACK_WEBHOOK_URL"]
+    secret += ["SLACK_WEBHOOK_PATH", "DB_PASSWORD_FILE"]
     assert [name for name in secret if not is_secret_name(name)] == []
     plain = ["PWD", "OLDPWD", "PATH", "AUTHOR", "TOKENIZERS_PARALLELISM", "MAX_TOKENS", "BYPASS", "RAPID", "KEYS", ""]
     plain += ["wckey", "--wckey", "tiktoken-pattern", "moe_token_dispatcher_type", "use-gigatoken", "turkey", "monkey"]
     plain += ["fim-eod-token", "rl-skip-bos-token", "forward_pass", "num_key_heads"]
     plain += ["input_key", "max_token", "third_pass", "by_pass", "func_signature", "token"]
-    plain += ["num_sms_dispatch_api", "seq_length_key", "key_hidden_size", "auth_enabled"]
+    plain += ["num_sms_dispatch_api", "seq_length_key", "key_hidden_size", "auth_enabled", "api_key_env"]
     assert [name for name in plain if is_secret_name(name)] == []
 
 

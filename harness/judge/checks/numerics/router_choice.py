@@ -14,7 +14,7 @@ from harness.judge.evidence.cell_evidence import CellEvidence
 def check(evidence: CellEvidence) -> list[CheckFinding]:
     record = evidence.oracle.record if evidence.oracle else None
     for seen in record.followed if record else ():
-        bound = (evidence.growth if seen.step else NOISE_FACTOR) * seen.rounding
+        bound = (evidence.growth() if seen.step else NOISE_FACTOR) * seen.rounding
         if not seen.shortfall > bound or evidence.bound("grad_norm", _updates(evidence, seen.step)) is None:
             continue
         if seen.step and _wrong_before(evidence, seen.step):

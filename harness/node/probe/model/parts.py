@@ -84,7 +84,7 @@ def layer_spec(config: CellConfig) -> Any:
 
 
 def put(owner: Any, **parts: Any) -> None:
-    """Replace attributes of upstream's; AttributeError for one that it does not have, which nobody would read."""
+    """Replace attributes of an upstream object; AttributeError for one that it lacks, since a new one has no effect."""
     for name, part in parts.items():
         getattr(owner, name)
         setattr(owner, name, part)

@@ -13,7 +13,7 @@ from harness.core.run.records import EvaluationSeen
 from harness.judge.checks.trainer import evaluation
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.evaluations import evaluations_of
-from tests.judge.simulator import TRAIN, at, config_of, evidence_for, judge, place_of, the_only_finding
+from tests.judge.simulator import TRAIN, at, config_of, evidence_for, judge, place_of, the_only_finding, with_oracle
 
 EVERY = replace(TRAIN, eval_interval=1)
 
@@ -81,8 +81,10 @@ def test_losses_of_documents_that_cancel_in_the_sum_are_named() -> None:
     assert place_of(finding, "stage", "after", "document", "documents") == (1, 2, 0, [0, 1])
 
 
-def test_outputs_of_layers_are_compared_where_losses_are_right() -> None:
+def test_outputs_of_layers_are_compared_with_the_oracle_where_losses_are_right() -> None:
     evidence = evaluated("harness", "sft", pp=2)
+    with_oracle({"": evidence})
+    assert judge(evidence).outcome is Outcome.PASS
 
     def other(seen: EvaluationSeen) -> None:
         for output in seen.activations[-1].documents.values():
@@ -92,6 +94,9 @@ def test_outputs_of_layers_are_compared_where_losses_are_right() -> None:
     finding = the_only_finding(evidence, "evaluation")
     assert finding.message.startswith("activations of the evaluation after step 2 first differ after layer ")
     assert place_of(finding, "after", "document") == (2, 0)
+    evidence = evaluated("harness", "sft", pp=2)  # with a control
+    change(evidence, 1, other, pp=1)
+    assert judge(evidence).outcome is Outcome.PASS
 
 
 def test_outputs_of_layers_that_a_rank_lacks_are_incomplete_evidence() -> None:

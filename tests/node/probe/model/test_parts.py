@@ -20,6 +20,7 @@ from harness.core.cell.model import ModelConfig, MoeConfig, MtpConfig
 from harness.core.outcomes import Missing, Rejection
 from harness.node.probe.model import parts
 from harness.node.probe.weights import named_parameters
+from tests.node.conftest import config
 
 
 class _Chunk(torch.nn.Module):
@@ -57,9 +58,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, *, rows: int, real: list[int], logits
     owners = torch.tensor([[document, 0] for document in real]).view(1, len(real), 2)
     numbers = torch.arange(len(real))[None]
     state = PassState(owners=owners, rows=torch.arange(rows).repeat_interleave(slots)[None], slots=numbers)
-    config = SimpleNamespace(
-        model=SimpleNamespace(moe=MoeConfig()), layout=SimpleNamespace(sp=False), micro_batch_size=rows
-    )
+    routed = replace(config("reference"), model=ModelConfig(moe=MoeConfig()), micro_batch_size=rows)
     chosen: list[torch.Tensor] = []
     recorder: Any = SimpleNamespace(
         record=SimpleNamespace(routers=[]), choice=lambda seen, experts, preferred: chosen.append(experts)
@@ -67,7 +66,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, *, rows: int, real: list[int], logits
     best = logits.flatten(0, 1).topk(2).indices
     made = torch.ones(len(real), 4), torch.zeros(len(real), 4, dtype=torch.uint8).scatter(1, best, 1)
     router = SimpleNamespace(routing=lambda logits: made, attach_and_log_load_balancing_loss=None, apply_z_loss=None)
-    context: Any = SimpleNamespace(config=config)
+    context: Any = SimpleNamespace(config=routed)
     RouterRecorder({1: router}, context, state, recorder)
     assert router.routing(logits) is made
     own = LOGITS.topk(2).indices  # in the order of the slots, whatever upstream's layout
