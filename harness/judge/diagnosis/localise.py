@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from harness.core.run.tensor_records import Fingerprint
 from harness.core.tolerances import Bound
 from harness.judge.diagnosis import boundaries
 from harness.judge.diagnosis.boundaries import Boundaries
 from harness.judge.evidence.assemble import ParameterGradient
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.stats.distance import beyond, distance, fingerprint_distance, finite
+
+Outputs = Mapping[int, Mapping[int, Fingerprint]]  # layer (0: embedding) -> document
 
 
 class LayerOff(NamedTuple):
@@ -24,26 +28,25 @@ def first_layer_off(evidence: CellEvidence, control: CellEvidence) -> LayerOff |
 
     Meaningful only if all ranks completed step 0.
     """
-    bound = evidence.tolerances.activation
-    for layer in range(evidence.cell.config.model.layers + 1):
-        off = _activations_off(evidence, control, layer)
-        wrong = sorted(document for document, value in off.items() if beyond(value, bound))
+    documents = {*evidence.homes[0], *(document for layer in evidence.activations.values() for document in layer)}
+    return layer_off(evidence.activations, control.activations, documents, evidence.tolerances.activation)
+
+
+def layer_off(measured: Outputs, expected: Outputs, documents: Iterable[int], bound: Bound) -> LayerOff | None:
+    """The first layer of `expected` after which a document is off; values that are not finite are left to
+    `finiteness`.
+    """
+    for layer, right in expected.items():
+        found, off = measured.get(layer, {}), {}
+        for document in sorted(documents):
+            if document not in found or document not in right:
+                off[document] = math.inf
+            elif finite(found[document]):
+                off[document] = fingerprint_distance(found[document], right[document], bound)
+        wrong = [document for document, value in off.items() if beyond(value, bound)]
         if wrong:
             return LayerOff(layer, wrong, off)
     return None
-
-
-def _activations_off(evidence: CellEvidence, control: CellEvidence, layer: int) -> dict[int, float]:
-    """Document -> distance of its activations after a layer in step 0; infinite where a fingerprint is missing."""
-    measured, expected = evidence.activations.get(layer, {}), control.activations.get(layer, {})
-    off = {}
-    for document in sorted({*measured, *expected, *evidence.homes[0]}):
-        found, right = measured.get(document), expected.get(document)
-        if found is None or right is None:
-            off[document] = math.inf
-        elif finite(found):
-            off[document] = fingerprint_distance(found, right, evidence.tolerances.activation)
-    return off
 
 
 def first_token_off(evidence: CellEvidence, control: CellEvidence, document: int) -> int | None:

@@ -30,7 +30,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
         return [
             CheckFinding(
                 fault_class=fault_classes.ROUTER,
-                message=f"layer {seen.layer} sends {whose} to expert {seen.expert} in {of_step}, whose score is "
+                message=f"in {of_step} layer {seen.layer} sends {whose} to expert {seen.expert}, whose score is "
                 f"{seen.shortfall:.3g} below that of an expert left out, by the oracle; rounding explains {bound:.2g}",
                 where=where,
                 measured=seen.shortfall,

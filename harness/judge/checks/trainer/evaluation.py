@@ -13,10 +13,11 @@ from harness.core.run.records import RankRecord
 from harness.core.tolerances import Bound, looser
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
+from harness.judge.diagnosis.localise import layer_off
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.evaluations import Evaluation, evaluations_of
 from harness.judge.locations import where_of
-from harness.judge.stats.distance import beyond, bound_text, distance, exactly, fingerprint_distance, finite, stated
+from harness.judge.stats.distance import beyond, bound_text, distance, exactly, stated
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
@@ -147,23 +148,17 @@ def _outputs(evidence: CellEvidence) -> Iterator[CheckFinding]:
         bound = evidence.bound("activation", one.after)
         if bound is None:
             return
-        for layer, right in expected.get(one.number, {}).items() if one.outputs else ():
-            found = one.outputs.get(layer, {})
-            off = {
-                document: fingerprint_distance(found[document], output, bound)
-                for document, output in right.items()
-                if document in found and finite(found[document])
-            }
-            wrong = sorted(document for document, value in off.items() if beyond(value, bound))
-            if wrong:
-                value = f"document {wrong[0]} off by {off[wrong[0]]:.3g} > {bound_text(bound)}"
-                yield _finding(
-                    f"activations of the evaluation after step {one.after} first differ after layer {layer}: {value}; "
-                    f"{len(wrong)} of {len(off)} documents differ there",
-                    {"layer": layer, "after": one.after, "document": wrong[0], "documents": wrong},
-                    measured=off[wrong[0]],
-                    bound=stated(bound),
-                )
+        off = layer_off(one.outputs, expected.get(one.number, {}), one.documents, bound) if one.outputs else None
+        if off is not None:
+            document, value = off.documents[0], off.off[off.documents[0]]
+            yield _finding(
+                f"activations of the evaluation after step {one.after} first differ after layer {off.layer}: document "
+                f"{document} off by {value:.3g} > {bound_text(bound)}; {len(off.documents)} of {len(off.off)} documents "
+                "differ there",
+                {"layer": off.layer, "after": one.after, "document": document, "documents": off.documents},
+                measured=value,
+                bound=stated(bound),
+            )
 
 
 def _reports(evidence: CellEvidence) -> Iterator[CheckFinding]:

@@ -33,7 +33,7 @@ def test_rounding_may_decide_between_experts(step: int, most: float) -> None:
 def test_a_choice_against_the_scores_names_layer_token_and_expert() -> None:
     (finding,) = router_choice.check(followed(0.2))
     assert finding.message == (
-        "layer 2 sends token 5 of document 3 to expert 1 in step 0, whose score is 0.2 below that of an expert left "
+        "in step 0 layer 2 sends token 5 of document 3 to expert 1, whose score is 0.2 below that of an expert left "
         "out, by the oracle; rounding explains 0.003"
     )
     assert finding.where == {"stage": 1, "layer": 2, "step": 0, "expert": 1, "document": 3, "token": 5}
@@ -49,7 +49,7 @@ def test_wrong_gradients_before_a_step_explain_its_choices() -> None:
 
 def test_padding_has_no_document() -> None:
     (finding,) = router_choice.check(followed(0.2, document=PAD))
-    assert "layer 2 sends padding to expert 1" in finding.message and "document" not in finding.where
+    assert "layer 2 sends padding to expert 1," in finding.message and "document" not in finding.where
 
 
 def test_without_an_oracle_nothing_was_followed() -> None:
