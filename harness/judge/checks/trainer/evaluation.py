@@ -153,8 +153,8 @@ def _outputs(evidence: CellEvidence) -> Iterator[CheckFinding]:
             document, value = off.documents[0], off.off[off.documents[0]]
             yield _finding(
                 f"activations of the evaluation after step {one.after} first differ after layer {off.layer}: document "
-                f"{document} off by {value:.3g} > {bound_text(bound)}; {len(off.documents)} of {len(off.off)} documents "
-                "differ there",
+                f"{document} off by {value:.3g} > {bound_text(bound)}; {len(off.documents)} of {len(off.off)} "
+                "documents differ there",
                 {"layer": off.layer, "after": one.after, "document": document, "documents": off.documents},
                 measured=value,
                 bound=stated(bound),
