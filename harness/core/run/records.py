@@ -384,6 +384,7 @@ class RankRecord:
     workloads: list[WorkloadSeen] = field(default_factory=list)  # of data paths that count the work of a step
     packed_params: list[SeenParams] = field(default_factory=list)  # distinct values, referred to by index
     batches: list[BatchSeen] = field(default_factory=list)
+    not_read: list[str] = field(default_factory=list)  # what upstream hands to the model, and no check reads: names
     refusal: Refusal | None = None  # of the data path `rules`
     upstream_tests: UpstreamTestsSeen | None = None  # of the data path `upstream_tests`
     layers: list[LayerSeen] = field(default_factory=list)

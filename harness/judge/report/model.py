@@ -8,6 +8,7 @@ from typing import Any, Literal
 from harness.core.cell.layout import Coordinates, Layout
 from harness.core.cell.timing import GpuState
 from harness.core.outcomes import Finding, KnownFailure, Lane, LaneVerdict, Outcome, Rejection, RunVerdict, exit_code
+from harness.core.packing.fields import NOT_READ
 from harness.core.run.run_plan import Selection
 from harness.core.run.states import CellRole
 from harness.core.str_enum import StrEnum
@@ -158,6 +159,7 @@ class Weight:
     numbers: int = 0  # computed by ranks; all were checked
     reference: str = ""  # what numbers were compared with; empty: nothing
     not_compared: str = ""  # which numbers were compared with nothing, and why
+    not_read: list[str] = field(default_factory=list)  # what upstream hands to the model, and no check reads: names
     smallest_seen: dict[str, float] = field(default_factory=dict)  # quantity -> bound of its relative error at step 0
 
     @property
@@ -168,6 +170,11 @@ class Weight:
             by_bound.setdefault(bound, []).append(name)
         parts = [f"{bound:.2g} in {', '.join(names)}" for bound, names in sorted(by_bound.items())]
         return f"relative errors above {'; '.join(parts)}" if parts else ""
+
+    @property
+    def not_read_text(self) -> str:
+        """E.g. "attention_mask (with a causal mask type kernels do not read it)"."""
+        return "; ".join(f"{name} ({NOT_READ.get(name, 'unknown to the harness')})" for name in self.not_read)
 
     @property
     def text(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -223,6 +224,10 @@ def _evidence(report: Report) -> Iterator[str]:
     for cell in cells:
         verdict = f"{cell.outcome.value}, in part" if cell.partial else cell.outcome.value
         yield f"| {text(cell.id)} | {verdict} | {text(cell.evidence.text)} | {text(cell.evidence.smallest_text)} |"
+    unread = Counter(cell.evidence.not_read_text for cell in cells if cell.evidence.not_read)
+    yield from ("",) if unread else ()
+    for names, count in sorted(unread.items()):
+        yield f"- not read in {counted(count, 'cell')}: {text(names)}"
 
 
 def _canaries(report: Report) -> Iterator[str]:

@@ -35,6 +35,7 @@ def weight_of(evidence: CellEvidence) -> Weight:
         numbers=sum(found.numbers for found in evidence.scans.values()),
         reference=_reference(evidence),
         not_compared=not_compared(evidence),
+        not_read=sorted({name for record in evidence.records.values() for name in record.not_read}),
         smallest_seen=dict(_smallest_seen(evidence)),
     )
 

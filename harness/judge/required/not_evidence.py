@@ -35,6 +35,7 @@ NOT_EVIDENCE: dict[str, str] = {
     "record.packed_params.*.pad_between_seqs": "chooses a kernel; all ranks of a replica must have the same",
     "record.packed_params.*.context_ranks": "with one context rank, 1 says the same as none",
     "record.packed_params.*.forms.*.same_as": "a copy is a warning about a slow kernel; it must have the same values",
+    "record.not_read": "names that are shown",
     "record.refusal.type": "text that is shown; it must be there if there is a message, which is judged",
     "record.upstream_tests.failures": _TEXT,
     "record.batches.*.tokens": _UNUSED,

@@ -50,6 +50,7 @@ class Batch:
     whole: Any = None  # dict: arguments of a model with vision, whose forward splits rows over cp
     arguments: Any = None  # dict: more arguments of the model's forward
     loss: Any = None  # None, or upstream's loss_func: of (loss_mask, losses [rows, local slots]), (sum, tokens, report)
+    not_read: Any = ()  # tuple: names of what else upstream gave the model
     score: Any = None  # None, or upstream's loss: from logits [rows, local slots, vocabulary / tp] to Scored
 
 
@@ -65,7 +66,8 @@ FORWARD = {
 
 def batch_given(arguments: Mapping[str, Any]) -> Batch:
     """The batch in the arguments of GPTModel.forward, by name."""
-    return Batch(**{field: arguments.get(name) for field, name in FORWARD.items()})
+    others = (name for name, value in arguments.items() if name not in FORWARD.values() and value is not None)
+    return Batch(**{field: arguments.get(name) for field, name in FORWARD.items()}, not_read=tuple(others))
 
 
 def mask_and_loss(upstream: Any) -> tuple[Tensor, Callable[[Tensor, Tensor], Any]]:

@@ -9,12 +9,11 @@ import importlib
 from typing import Any
 
 from harness.core.cell.config import CellConfig
-from harness.core.packing.fields import LONGEST, OFFSETS, PADDED, QKV_FORMAT
+from harness.core.packing.fields import ALWAYS_READ
 from harness.node.data_paths.lookup import Unavailable, not_in_release, release, takes
 
 _MODULE = "megatron.core.packed_seq_params"
 ARGUMENT = "packed_seq_params"
-_READ = (QKV_FORMAT, *OFFSETS, *PADDED, *LONGEST)  # of every release
 # Field that the harness sets -> the first release with it. Commits before it have its version too, and may lack it.
 _SET = {"total_tokens": (0, 17), "tokens_per_sample": (0, 19), "pad_between_seqs": (0, 19)}
 
@@ -32,7 +31,7 @@ def unavailable_fields(config: CellConfig) -> Unavailable:
     upstream: Any = importlib.import_module(_MODULE)
     version = importlib.import_module("megatron.core.package_info")
     here = (int(version.MAJOR), int(version.MINOR))
-    needed = [*_READ, *(name for name, first in _SET.items() if config.data_path == "reference" and here > first)]
+    needed = [*ALWAYS_READ, *(name for name, first in _SET.items() if config.data_path == "reference" and here > first)]
     known = {item.name for item in dataclasses.fields(upstream.PackedSeqParams)}
     absent = [f"{_MODULE}.PackedSeqParams.{name}" for name in needed if name not in known]
     return not_in_release(f"{release('megatron.core')} has no {', '.join(absent)}", "megatron.core") if absent else None

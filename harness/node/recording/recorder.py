@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from harness.core.cell.timing import Lap
-from harness.core.packing.fields import OFFSETS, PADDED
+from harness.core.packing.fields import ALWAYS_READ, OFFSETS, PADDED
 from harness.core.run.record_file import write_record
 from harness.core.run.records import ChoiceSeen, Failure, LayerSeen, Progress, RankRecord, SeenParams, TensorForm
 from harness.core.run.run_dir import AttemptDir, descriptor_of, needs_room, text_of
@@ -123,9 +123,15 @@ class Recorder:
         seen = _seen(packed_seq_params)
         key = repr(astuple(seen))
         if key not in self._known:
+            given = (name for name, value in vars(packed_seq_params).items() if value is not None)
+            self.not_read(name for name in given if name not in (*ALWAYS_READ, *_READ_SINCE))
             self._known[key] = len(self.record.packed_params)
             self.record.packed_params.append(seen)
         return self._known[key]
+
+    def not_read(self, names: Iterable[str]) -> None:
+        """Record names of what upstream hands to the model beside what is compared."""
+        self.record.not_read = sorted({*self.record.not_read, *names})
 
     def end(self, ended: RankEnd) -> None:
         self.record.ended = ended
@@ -157,6 +163,9 @@ class Recorder:
         )
         self.end("raised")
         return raised
+
+
+_READ_SINCE = ("pad_between_seqs", "cp_group", "local_cp_size")  # fields of packed params of later releases
 
 
 def needs_sync(tensor: Tensor) -> bool:

@@ -56,3 +56,14 @@ def test_quantities_with_the_same_bound_stand_together() -> None:
     _, evidence = run_of([config_of("sft", tp=2)])
     text = weight_of(list(evidence.values())[1]).smallest_text
     assert text.startswith("relative errors above 1e-05 in document_loss, step_loss; 0.0001 in grad_norm, activation, ")
+
+
+def test_what_upstream_hands_over_and_no_check_reads_is_listed_with_the_reason() -> None:
+    _, evidence = run_of([config_of("sft", tp=2)])
+    cell = list(evidence.values())[1]
+    cell.records[1].not_read = ["attention_mask", "new_argument"]
+    weight = weight_of(cell)
+    assert weight.not_read == ["attention_mask", "new_argument"]
+    assert weight.not_read_text == (
+        "attention_mask (with a causal mask type kernels do not read it); new_argument (unknown to the harness)"
+    )

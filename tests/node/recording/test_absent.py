@@ -25,6 +25,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 import harness.node
 from harness.core.frames import CODE_PACKAGES
 from harness.core.outcomes import Missing, Rejection
+from harness.core.packing.fields import ALWAYS_READ
 from harness.core.run.records import Failure, Progress
 from harness.judge.failures.blame import blame_of
 from harness.node.data_paths import packed_fields
@@ -273,7 +274,7 @@ def test_other_errors_are_no_absent_names(file: str, statement: str) -> None:
     assert absent_name(error) == "" and lacking_name(error) is None
 
 
-FIELDS = [*packed_fields._READ, *packed_fields._SET]
+FIELDS = [*ALWAYS_READ, *packed_fields._SET]
 
 
 @pytest.mark.parametrize("field", FIELDS)
@@ -294,7 +295,7 @@ def test_a_field_of_packed_seq_params_that_is_absent_is_named(
 
 
 def test_a_field_may_be_absent_from_commits_before_the_release_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream, "PackedSeqParams", dataclasses.make_dataclass("PackedSeqParams", packed_fields._READ))
+    monkeypatch.setattr(upstream, "PackedSeqParams", dataclasses.make_dataclass("PackedSeqParams", ALWAYS_READ))
     wanted = partial(packed_fields.unavailable_fields, config())
     monkeypatch.setattr("megatron.core.package_info.MINOR", 17)
     assert wanted() is None

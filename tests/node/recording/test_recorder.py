@@ -167,3 +167,9 @@ def test_after_an_error_nothing_is_read_from_the_gpu_and_unread_layers_are_dropp
     record = _read(recorder)
     assert [seen.layer for seen in record.layers] == [1]
     assert record.ended == "raised"
+
+
+def test_fields_of_packed_params_that_no_check_reads_are_named(tmp_path: Path) -> None:
+    recorder, offsets = _recorder(tmp_path), torch.tensor([0, 3, 8], dtype=torch.int32)
+    recorder.params(PackedSeqParams(qkv_format="thd", cu_seqlens_q=offsets, cu_seqlens_kv=offsets, total_tokens=8))
+    assert recorder.record.not_read == ["seq_idx", "total_tokens"]

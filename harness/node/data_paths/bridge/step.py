@@ -9,13 +9,14 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from harness.core.cell.config import CellConfig
-from harness.node.data_paths.base import Batch, RankContext, mask_and_loss
+from harness.node.data_paths.base import Batch, RankContext, batch_given, mask_and_loss
 from harness.node.data_paths.lookup import Unavailable, module_unavailable
 from harness.node.data_paths.stub import ModelStub
 
@@ -78,13 +79,7 @@ class BridgeStep:
         with model.called_by(f"{self.forward_step.__module__}.forward_step"):
             _, loss = self.forward_step(self.state, iterator, model)
         mask, _ = mask_and_loss(loss)
-        return Batch(
-            tokens=model.given["input_ids"],
-            labels=model.given["labels"],
-            loss_mask=None if mask is None else mask.float(),
-            position_ids=model.given["position_ids"],
-            params=model.given.get("packed_seq_params"),
-        )
+        return replace(batch_given(model.given), loss_mask=None if mask is None else mask.float())
 
 
 class CalledModel(ModelStub):

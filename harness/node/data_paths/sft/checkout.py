@@ -107,7 +107,8 @@ class _Called(ModelStub):
         self.given: dict[str, Any] = {}
 
     def __call__(self, input_ids: Any, position_ids: Any, attention_mask: Any, **others: Any) -> Tensor:
-        self.given = {"input_ids": input_ids, "position_ids": position_ids, **others}
+        named = {"input_ids": input_ids, "position_ids": position_ids, "attention_mask": attention_mask}
+        self.given = {**named, **others}
         return torch.empty(0)
 
 

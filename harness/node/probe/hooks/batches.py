@@ -40,6 +40,7 @@ def batch_seen(
         count, first = first_difference(found.cpu(), expected, owners, counted(name))
         return TensorSeen(shape=shape, dtype=dtype, mismatches=count, first=first)
 
+    recorder.not_read(batch.not_read)
     return BatchSeen(
         step=truth.step,
         chunk=chunk,

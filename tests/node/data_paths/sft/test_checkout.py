@@ -140,3 +140,14 @@ def test_a_forward_step_that_passes_no_packed_params_hands_over_none() -> None:
     batch = path.batch(None, 0)
     assert (batch.tokens, batch.position_ids, batch.labels) == ("tokens", "positions", "labels")
     assert (batch.loss_mask, batch.params) == ("mask", None)
+
+
+def test_an_argument_of_the_model_that_no_check_reads_is_named() -> None:
+    path = object.__new__(sft_checkout.Checkout)
+    path.context = SimpleNamespace(config=config("sft"))  # type: ignore[assignment]
+
+    def forward_step(iterator: Any, model: Any) -> Any:
+        return model("tokens", None, "a mask", labels=None, new_argument=True), partial(print, "mask")
+
+    path.upstream = SimpleNamespace(forward_step=forward_step)
+    assert path.batch(None, 0).not_read == ("attention_mask", "new_argument")
