@@ -41,6 +41,10 @@ GROUPS: dict[str, tuple[list[str], list[str]]] = {
         ["harness/judge/checks/*/*.py"],
         [str(path.relative_to(ROOT)) for path in ROOT.glob("tests/judge/checks/*/test_findings_of_*.py")],
     ),
+    "oracle": (
+        ["harness/oracle/*.py"],
+        [f"tests/oracle/test_{name}.py" for name in ("parts", "hugging_face", "gpt_model", "train", "upstream")],
+    ),
     "verdict": (
         ["harness/judge/verdict.py", "harness/core/outcomes.py"],
         [f"tests/judge/test_{name}.py" for name in ("verdict_whole", "verdict_resumed", "earlier_attempts")],

@@ -13,10 +13,28 @@ from tests.app.conftest import harness, only_run
 pytestmark = pytest.mark.train
 
 
+QUANTITIES = [
+    "document_loss",
+    "step_loss",
+    "grad_norm",
+    "activation",
+    "parameter_gradient",
+    "first_moment",
+    "second_moment",
+    "change",
+]
+
+
 def report_of(root: Path, folder: Path, matrix: str, *options: str) -> dict[str, Any]:
+    """report.json of a run. No cell of it passes of which any quantity was compared with nothing."""
     done = harness("run", root / "matrices" / matrix, *options, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = json.loads((only_run(folder / "reports") / "report.json").read_text())
+    for cell in found["cells"]:
+        evidence = cell["evidence"]
+        if cell["outcome"] == "PASS":
+            compared = evidence["reference"], evidence["not_compared"], [*evidence["smallest_seen"]]
+            assert compared == ("the oracle", "", QUANTITIES), cell["id"]
     return found
 
 
