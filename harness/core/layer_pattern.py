@@ -30,12 +30,6 @@ def checked_pattern(pattern: str) -> str:
     return pattern
 
 
-def like_gpt(pattern: str) -> bool:
-    """Whether GPTModel has the same layers: attention, then always an MLP or always experts."""
-    layers = layers_of(pattern)
-    return bool(layers) and layers in (f"{ATTENTION}{then}" * (len(layers) // 2) for then in (MLP, EXPERTS))
-
-
 def pattern_name(pattern: str) -> str:
     """A pattern as part of a cell's name, which is also a file name: hybrid-afaf for "*-*-", with _ for a cut."""
     letters = {ATTENTION: "a", MLP: "f", CUT: "_"}

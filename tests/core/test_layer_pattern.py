@@ -4,7 +4,7 @@ import pytest
 
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import ModelConfig
-from harness.core.layer_pattern import MIXERS, checked_pattern, layers_of, like_gpt, pattern_name
+from harness.core.layer_pattern import MIXERS, checked_pattern, layers_of, pattern_name
 
 
 def test_cuts_are_no_layers() -> None:
@@ -17,16 +17,6 @@ def test_cuts_are_no_layers() -> None:
 def test_other_letters_and_empty_stages_are_refused(pattern: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         checked_pattern(pattern)
-
-
-@pytest.mark.parametrize("pattern", ["*-", "*-*-", "*E*E", "*-|*-"])
-def test_gpt_model_has_attention_then_the_same_block(pattern: str) -> None:
-    assert like_gpt(checked_pattern(pattern))
-
-
-@pytest.mark.parametrize("pattern", ["", "*", "-*", "*-*E", "G-", "*-*"])
-def test_gpt_model_has_no_other_layers(pattern: str) -> None:
-    assert not like_gpt(checked_pattern(pattern))
 
 
 def test_names_are_file_names_that_differ() -> None:

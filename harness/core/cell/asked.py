@@ -51,8 +51,6 @@ def model_fields(config: CellConfig) -> dict[str, Any]:
         "layernorm_epsilon": 1e-5,
         "gated_linear_unit": True,
     }
-    if model.as_gpt:
-        fields["num_layers"] = model.layers // 2
     if model.hybrid:
         fields |= recurrent_fields(model)
     if model.vision:

@@ -279,12 +279,6 @@ class ModelConfig:
         values='letters, e.g. `"*-*-"`',
         later=True,
     )
-    as_gpt: bool = setting(
-        False,
-        doc="GPTModel with the layers and weights of `pattern`, with which the harness compares the hybrid model.",
-        shrink=False,
-        later=True,
-    )
     cuda_graphs: bool = setting(
         False,
         doc="Layers run as CUDA graphs; every cell is [rejected](rules.md), with the reason.",
@@ -307,7 +301,7 @@ class ModelConfig:
     @property
     def hybrid(self) -> bool:
         """Whether upstream's HybridModel is built."""
-        return bool(self.pattern) and not self.as_gpt
+        return bool(self.pattern)
 
     @property
     def spread(self) -> Layers:

@@ -12,7 +12,7 @@ from megatron.core.models.common.language_module.language_module import Language
 from torch import Tensor
 
 from harness.node.probe.model.bridge.vision import TOWER, language_of
-from harness.node.probe.model.hybrid import is_paired, is_recurrent, name_in_pattern
+from harness.node.probe.model.hybrid import is_recurrent
 from harness.node.probe.model.hybrid import sections as sections_of
 from harness.oracle.drawing import initial_weight
 
@@ -92,7 +92,7 @@ def named_parameters(
         shard = _shard_of(name, parameter, split if count > 1 else None, index, count)
         if shard.dim is not None:
             shard = replace(shard, sections=sections)
-        name = (name_in_pattern(name) if is_paired(chunk) else name).replace(_WRAPPED, ".")
+        name = name.replace(_WRAPPED, ".")
         name = _CONVOLUTION.sub(r"\1_", name)
         own = index if found and expert_split else None
         yield NamedParameter(

@@ -102,8 +102,7 @@ def _group(config: CellConfig) -> str:
     Within one matrix, the variant names all differences in model, train and documents. A stack is compared only with
     itself: releases may compute different numbers, and a broken release must not make another one fail.
     """
-    variant = config.variant.removesuffix("gpt").rstrip("-") if config.model.as_gpt else config.variant
-    return _group_name(config.dtype, variant, config.args, config.device, config.stack)
+    return _group_name(config.dtype, config.variant, config.args, config.device, config.stack)
 
 
 @lru_cache(maxsize=4096)  # of 100,000 cells, very few differ here

@@ -19,7 +19,7 @@ from harness.core.cell.layout import Layout
 from harness.core.cell.timing import NOT_TIMED, TimingConfig
 from harness.core.data_paths.own import UNPACKED
 from harness.core.data_paths.table import DATA_PATHS
-from harness.core.layer_pattern import like_gpt, pattern_name
+from harness.core.layer_pattern import pattern_name
 from harness.core.packing.documents import MIXES, DocumentsConfig, mix
 from harness.core.packing.options import PackingOptions
 from harness.core.stack import digest
@@ -148,8 +148,6 @@ def _named(key: str, value: Any) -> str:
     """A part of a variant: `layers8`, `moe4x2`, `nomoe`."""
     if key in PARTS:
         return f"no{key}" if value is None else re.sub(r"[^A-Za-z0-9._-]", "", str(value))
-    if key == "as_gpt":
-        return "gpt" if value else "hybrid"
     return pattern_name(value) if key == "pattern" else f"{key}{_text(value)}"
 
 
@@ -205,15 +203,11 @@ def control_of(config: CellConfig) -> CellConfig:
     on one rank. It is compared like any cell: if it packs, it has an unpacked control in turn.
 
     A control runs the attention of its cells, whose noise it measures. If that is not the harness's own kernel, the
-    control's control is the same cell with reference attention. A hybrid model that GPTModel can build too is at last
-    compared with that.
+    control's control is the same cell with reference attention.
     """
     control = _control(config)
     if control == config and config.attention in KERNELS:
         return dataclasses.replace(control, attention="reference")
-    if control == config and config.model.hybrid and like_gpt(config.model.pattern):
-        model = dataclasses.replace(config.model, as_gpt=True)
-        return dataclasses.replace(control, model=model, variant=f"{control.variant}-gpt".strip("-"))
     return control
 
 

@@ -17,7 +17,7 @@ _GIVEN = {
     "bridge": ("moe", "mtp", "peft"),
     "skyrl": (),
 }
-_PARTS = ("moe", "mtp", "mla", "rope_fusion", "cuda_graphs", "gathered_logits", "pattern", "as_gpt", "peft", "builder")
+_PARTS = ("moe", "mtp", "mla", "rope_fusion", "cuda_graphs", "gathered_logits", "pattern", "peft", "builder")
 _OF_ATTENTION = ("window", "window_skip", "softmax_scale", "qk_layernorm")
 _NOT_SET = (None, False, "")
 _DYNAMIC = ("dynamic_context_parallel", "hybrid_context_parallel")

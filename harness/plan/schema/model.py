@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.core.cell.model import ModelConfig
-from harness.core.layer_pattern import EXPERTS, layers_of, like_gpt
+from harness.core.layer_pattern import EXPERTS, layers_of
 from harness.core.vision import VisionConfig
 from harness.plan.matrix.problems import KeyPath, Problems
 from harness.plan.schema.section import parts_of
@@ -68,12 +68,10 @@ def pattern_problems(model: ModelConfig) -> list[tuple[str, str]]:
     """Reasons why no layout can run a model with its pattern."""
     layers = layers_of(model.pattern)
     if not layers:
-        return [("as_gpt", "as_gpt is true, but there is no pattern")] if model.as_gpt else []
+        return []
     found = []
     if model.layers != len(layers):
         found.append(("layers", f"pattern {model.pattern!r} has {len(layers)} layers, and layers is {model.layers}"))
-    if model.as_gpt and not like_gpt(model.pattern):
-        found.append(("as_gpt", f"GPTModel has no layers {model.pattern!r}"))
     if (EXPERTS in layers) != (model.moe is not None):
         found.append(("moe", f"pattern {model.pattern!r} and moe do not agree on whether there are experts"))
     return found

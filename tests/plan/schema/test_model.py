@@ -52,8 +52,6 @@ def test_long_names_of_megatron_are_accepted_inside_the_parts() -> None:
         ({"pattern": "*-"}, "model.layers: pattern '*-' has 2 layers, and layers is 4"),
         ({"pattern": "*-*X"}, "model.pattern: 'X' is no layer; use *, G, M, -, E, and | between stages"),
         ({"pattern": "*E*E"}, "model.moe: pattern '*E*E' and moe do not agree on whether there are experts"),
-        ({"pattern": "G-*-", "as_gpt": True}, "model.as_gpt: GPTModel has no layers 'G-*-'"),
-        ({"as_gpt": True}, "model.as_gpt: as_gpt is true, but there is no pattern"),
     ],
 )
 def test_a_wrong_part_is_reported_with_what_is_allowed(model: dict[str, Any], expected: str) -> None:
@@ -63,21 +61,6 @@ def test_a_wrong_part_is_reported_with_what_is_allowed(model: dict[str, Any], ex
 def test_a_wrong_part_on_an_axis_is_reported_at_its_item() -> None:
     found = problems_of(matrix={**AXES, "model.moe": [None, {"topk": "2"}]})
     assert any("matrix.model.moe[1].topk: must be an integer" in str(problem) for problem in found)
-
-
-def test_a_hybrid_model_is_at_last_compared_with_gpt_model_if_that_has_its_layers() -> None:
-    made = expand_axes({**AXES, "tp": 2, "model.pattern": ["*-*-", "G-*-"]})
-    chain = {cell_name(cell.config): cell.control for cell in made.cells}
-    named = {cell.id: cell_name(cell.config) for cell in made.cells}
-    assert {name: named.get(control or "") for name, control in chain.items()} == {
-        "tp1-pp1-cp1-unpacked-hybrid-afaf-gpt": None,
-        "tp1-pp1-cp1-unpacked-hybrid-afaf": "tp1-pp1-cp1-unpacked-hybrid-afaf-gpt",
-        "tp2-pp1-cp1-reference-hybrid-afaf": "tp1-pp1-cp1-unpacked-hybrid-afaf",
-        "tp1-pp1-cp1-unpacked-hybrid-gfaf": None,
-        "tp2-pp1-cp1-reference-hybrid-gfaf": "tp1-pp1-cp1-unpacked-hybrid-gfaf",
-    }
-    twin = made.cells[0].config.model
-    assert (twin.as_gpt, twin.hybrid, twin.layers) == (True, False, 4)
 
 
 def test_axes_of_parts_take_mappings_and_null_and_name_the_cells() -> None:

@@ -70,10 +70,7 @@ class LayerRecorder:
             for layer in numbered_layers(chunk):
                 if layer.mixer is not None:
                     layer.mixer.register_forward_pre_hook(self._params_hook(layer.number), with_kwargs=True)
-                if layer.before:
-                    layer.whole.register_forward_pre_hook(self._input_hook(layer.number), with_kwargs=True)
-                else:
-                    layer.whole.register_forward_hook(self._output_hook(layer.number))
+                layer.whole.register_forward_hook(self._output_hook(layer.number))
             for number, layer in enumerate(mtp_layers(chunk), context.config.model.layers + 1):
                 attention = layer.self_attention.core_attention
                 attention.register_forward_pre_hook(self._params_hook(number), with_kwargs=True)
@@ -120,11 +117,6 @@ class LayerRecorder:
                 self._record(layer, output[0] if isinstance(output, tuple) else output)
 
         return hook
-
-    def _input_hook(self, layer: int) -> Any:
-        """For a layer whose output is the input of the hooked module."""
-        record = self._output_hook(layer)
-        return lambda module, args, kwargs: record(module, args, first_input(args, kwargs))
 
     def _embedded_before(self) -> bool:
         """Whether this micro-batch was embedded already: prediction layers embed rolled tokens after the model."""

@@ -25,7 +25,7 @@ from harness.core.run.tensor_records import OperationKind, OperationSeen, Operat
 from harness.node.data_paths.base import RankContext
 from harness.node.probe.hooks.fingerprints import merge, token_fingerprints
 from harness.node.probe.hooks.layers import PassState, local_owners
-from harness.node.probe.model.hybrid import is_paired, is_recurrent
+from harness.node.probe.model.hybrid import is_recurrent
 from harness.node.probe.model.recompute import recomputing
 from harness.node.recording.recorder import Recorder
 
@@ -54,12 +54,11 @@ def _by_position(values: Any) -> set[int]:
 def layer_of(chunk: Any, number: int, *, first: bool) -> Any:
     """The module of a layer by its global number, 0 for the embedding; None if the chunk does not have it.
 
-    `first`: whether the chunk is the first one of the model. A layer of GPTModel that is two of a pattern comes whole.
+    `first`: whether the chunk is the first one of the model.
     """
     if number == 0:
         return chunk.embedding if first else None
-    wanted = (number + 1) // 2 if is_paired(chunk) else number
-    return next((layer for layer in chunk.decoder.layers if layer.layer_number == wanted), None)
+    return next((layer for layer in chunk.decoder.layers if layer.layer_number == number), None)
 
 
 class OperationRecorder:

@@ -32,7 +32,7 @@ from harness.node.probe.model.bridge.vision import build_vision_model, vision_fi
 from harness.node.probe.model.builders import MODELS
 from harness.node.probe.model.distributed_optimizer import connect_schedule, ddp_config
 from harness.node.probe.model.groups import GLOBAL, Groups, explicit_groups
-from harness.node.probe.model.hybrid import build_hybrid, pair, stack_spec
+from harness.node.probe.model.hybrid import build_hybrid, stack_spec
 from harness.node.probe.model.norm import RMSNorm
 from harness.node.probe.model.parts import config_class, layer_spec, mtp_arguments
 from harness.node.probe.model.recompute import recompute_fields
@@ -207,8 +207,7 @@ def _model(config: CellConfig, upstream: TransformerConfig, stage: int | None, a
     spec = TransformerBlockSubmodules(layer_specs=[layer_spec(config)] * layers, layer_norm=RMSNorm)
     if config.model.vision:
         return build_vision_model(config, upstream, spec, arguments)
-    chunk = GPTModel(upstream, spec, **arguments, **mtp_arguments(config, upstream, spec, stage))
-    return pair(chunk) if config.model.as_gpt else chunk
+    return GPTModel(upstream, spec, **arguments, **mtp_arguments(config, upstream, spec, stage))
 
 
 def hybrid_spec(config: CellConfig) -> Any:

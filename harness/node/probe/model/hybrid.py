@@ -1,7 +1,6 @@
 """Upstream's HybridModel: settings, layer specs from the local GPT spec, and where its layers are.
 
-Its own layer specs need Transformer Engine, and so does its final norm, which it builds by name. With
-`as_gpt` GPTModel takes its place, with the same parameters under the same names: each layer is two of the pattern.
+Its own layer specs need Transformer Engine, and so does its final norm, which it builds by name.
 Checked with megatron-core 0.18, 0.19 and main of 2026-08; MambaModel of older releases has other layer specs.
 """
 
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +19,6 @@ from harness.core.layer_pattern import GATED_DELTA, MAMBA, layers_of
 from harness.node.probe.model.norm import RMSNorm
 
 MODULE = "megatron.core.models.hybrid.hybrid_model"
-_OF_GPT = re.compile(r"^decoder\.layers\.(\d+)\.(\w+)")
-_SECOND = ("pre_mlp_layernorm", "mlp")  # modules of a GPT layer that belong to the second of its two layers
 
 
 def unsupported_hybrid(config: CellConfig) -> str | None:
@@ -137,24 +133,15 @@ class NumberedLayer:
     """A layer of a chunk under the number that records have: from 1, over the whole model."""
 
     number: int
-    whole: Any  # module whose output is the layer's; of the first of two layers in one, the module that receives it
+    whole: Any  # module whose output is the layer's
     mixer: Any = None  # module that receives the packed params; None: an MLP or experts
     experts: Any = None  # module with `mlp.router`; None: no experts
-    before: bool = False  # whether the layer's output is the input of `whole`
 
 
 def numbered_layers(chunk: Any) -> Iterator[NumberedLayer]:
     """The layers of a chunk (the module inside DDP), in order."""
-    paired = is_paired(chunk)
     for layer in chunk.decoder.layers:
-        number = layer.layer_number
-        if paired:
-            yield NumberedLayer(
-                2 * number - 1, layer.pre_mlp_layernorm, layer.self_attention.core_attention, before=True
-            )
-            yield NumberedLayer(2 * number, layer, None, _routed(layer))
-        else:
-            yield NumberedLayer(number, layer, _mixer(layer), _routed(layer))
+        yield NumberedLayer(layer.layer_number, layer, _mixer(layer), _routed(layer))
 
 
 def _routed(layer: Any) -> Any:
@@ -173,25 +160,6 @@ def _mixer(layer: Any) -> Any:
 def is_recurrent(module: Any) -> bool:
     """Whether a module is a GatedDeltaNet or a MambaMixer."""
     return hasattr(module, "gated_delta_rule") or hasattr(module, "d_state")
-
-
-def pair(chunk: Any) -> Any:
-    """Marks a GPTModel as one whose layers are two of a pattern; returns it."""
-    chunk.layers_are_two = True
-    return chunk
-
-
-def is_paired(chunk: Any) -> bool:
-    return getattr(chunk, "layers_are_two", False)
-
-
-def name_in_pattern(name: str) -> str:
-    """The name that a parameter of GPTModel, with its global layer number, has in the hybrid model."""
-    found = _OF_GPT.match(name)
-    if found is None:
-        return name.replace("decoder.final_layernorm", "decoder.final_norm")
-    number = 2 * int(found[1]) + (found[2] in _SECOND)
-    return f"decoder.layers.{number}.{name[found.start(2) :]}"
 
 
 def sections(owner: Any, name: str) -> tuple[int, ...]:

@@ -23,20 +23,6 @@ def interleaving_needs_cuts(config: Shape) -> str | None:
     )
 
 
-def gpt_has_no_cuts(config: Shape) -> str | None:
-    if not config.model.as_gpt or CUT not in config.model.pattern or config.layout.pp == 1:
-        return None
-    return "model.as_gpt is true, and GPTModel splits its layers evenly; drop the cuts of model.pattern, or use pp 1"
-
-
-def gpt_layers_stay_whole(config: Shape) -> str | None:
-    layout = config.layout
-    if not config.model.as_gpt:
-        return None
-    stages = layout.pp * layout.vpp
-    return not_divisible("model.layers / 2 =", config.model.layers // 2, f"pp x vpp = {stages}", stages)
-
-
 def heads_by_ranks(config: Shape) -> str | None:
     """Recurrent layers exchange slots for heads over cp, so that a rank has all slots of some heads."""
     model, layout = config.model, config.layout
@@ -79,10 +65,6 @@ RULES: tuple[Rule[Shape], ...] = (
         interleaving_needs_cuts,
         part="pattern",
     ),
-    Rule(
-        "hybrid.gpt-has-no-cuts", "Megatron-LM GPTModel: num_layers % (PP * VPP) == 0", gpt_has_no_cuts, part="pattern"
-    ),
-    Rule("hybrid.gpt-layers-stay-whole", "Megatron-LM GPTModel: num_layers % (PP * VPP) == 0", gpt_layers_stay_whole),
     Rule(
         "hybrid.heads-by-ranks",
         "Megatron-LM TransformerConfig (gated_delta_net) and MambaContextParallel: heads % (TP * CP) == 0",

@@ -11,44 +11,9 @@ import torch
 
 from harness.core.cell.asked import recurrent_fields
 from harness.core.cell.model import ModelConfig
-from harness.node.probe.model.hybrid import (
-    name_in_pattern,
-    numbered_layers,
-    pair,
-    pattern_of,
-    sections,
-    unsupported_hybrid,
-)
+from harness.node.probe.model.hybrid import numbered_layers, pattern_of, sections, unsupported_hybrid
 from harness.node.probe.weights import Shard
 from tests.node.conftest import config
-
-
-@pytest.mark.parametrize(
-    ("of_gpt", "in_pattern"),
-    [
-        ("decoder.layers.0.self_attention.linear_qkv.weight", "decoder.layers.0.self_attention.linear_qkv.weight"),
-        ("decoder.layers.1.input_layernorm.weight", "decoder.layers.2.input_layernorm.weight"),
-        ("decoder.layers.1.pre_mlp_layernorm.weight", "decoder.layers.3.pre_mlp_layernorm.weight"),
-        ("decoder.layers.12.mlp.experts.local_experts.3.linear_fc1.weight",) * 2,
-        ("decoder.final_layernorm.weight", "decoder.final_norm.weight"),
-        ("embedding.word_embeddings.weight", "embedding.word_embeddings.weight"),
-    ],
-)
-def test_a_parameter_of_gpt_model_has_its_name_in_the_pattern(of_gpt: str, in_pattern: str) -> None:
-    assert name_in_pattern(of_gpt) == in_pattern.replace("layers.12.mlp", "layers.25.mlp")
-
-
-def test_layers_of_gpt_model_are_two_of_the_pattern() -> None:
-    attention = SimpleNamespace(core_attention="core")
-    layers = [SimpleNamespace(layer_number=n, self_attention=attention, pre_mlp_layernorm=f"norm {n}") for n in (3, 4)]
-    found = list(numbered_layers(pair(SimpleNamespace(decoder=SimpleNamespace(layers=layers)))))
-    assert [(at.number, at.mixer, at.before) for at in found] == [
-        (5, "core", True),
-        (6, None, False),
-        (7, "core", True),
-        (8, None, False),
-    ]
-    assert [at.whole for at in found] == ["norm 3", layers[0], "norm 4", layers[1]]
 
 
 def test_params_are_recorded_where_a_layer_gets_them() -> None:

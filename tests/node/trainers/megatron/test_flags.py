@@ -159,7 +159,6 @@ OTHER_VALUES: dict[str, Any] = {
     "model.qk_layernorm": True,
     "model.gathered_logits": True,
     "model.pattern": "G-*-",
-    "model.as_gpt": True,
     "train.label_smoothing": 0.1,
     "groups": "explicit",
     "model.moe": MoeConfig(),

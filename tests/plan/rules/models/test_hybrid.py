@@ -34,18 +34,6 @@ def hybrid(pattern: str, model: dict[str, Any] | None = None, **layout: Any) -> 
             hybrid("*|-|*|-", pp=2, vpp=2),
         ),
         (
-            "hybrid.gpt-has-no-cuts",
-            hybrid("*-|*-", {"as_gpt": True}, pp=2),
-            "model.as_gpt is true, and GPTModel splits its layers evenly; drop the cuts of model.pattern, or use pp 1",
-            hybrid("*-*-", {"as_gpt": True}, pp=2),
-        ),
-        (
-            "hybrid.gpt-layers-stay-whole",
-            hybrid("*-*-", {"as_gpt": True}, pp=4),
-            "model.layers / 2 = 2 is not divisible by pp x vpp = 4: 2 = 0 * 4 + 2",
-            hybrid("*-*-*-*-", {"as_gpt": True}, pp=4),
-        ),
-        (
             "hybrid.heads-by-ranks",
             hybrid("M-", tp=2, cp=8),
             "model.heads 8 is not divisible by tp 2 x cp 8 = 16: 8 = 0 * 16 + 8",
