@@ -7,7 +7,6 @@ recomputed from the cell's configuration.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,7 +15,6 @@ from harness.core.cell.canary_legs import Leg, legs_of
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import GLOBAL_AUX
-from harness.core.layer_pattern import EXPERTS
 from harness.core.packing.arithmetic import MicroBatch
 from harness.core.run.cell_result import CellResult
 from harness.core.run.records import DocumentLoss, OracleRecord, RankRecord, StepSeen
@@ -196,29 +194,6 @@ class CellEvidence:
     def same_rows(self) -> bool:
         """Whether gradients, and the weights they update, may be compared with the reference."""
         return self.by_oracle or (self.control is not None and same_rows(self.cell.config, self.control.cell.config))
-
-    def comparable(self, parameter: str) -> bool:
-        """Whether the gradient of a parameter at step 0 may be compared with the reference's."""
-        return self.same_rows or (self.by_step and apart_from_rows(self.cell.config, parameter))
-
-    @property
-    def by_step(self) -> bool:
-        """Whether cell and control both divide gradients by a number of the step, not of each micro-batch."""
-        configs = [one.cell.config for one in (self, self.control) if one is not None]
-        return len(configs) == 2 and all(
-            config.options.calculate_per_token_loss or config.path.step_mean for config in configs
-        )
-
-    @cached_property
-    def compared(self) -> list[str]:
-        """The reference's parameters whose gradients may be compared, in its order."""
-        return [name for name in (self.reference.gradients if self.reference else ()) if self.comparable(name)]
-
-    @property
-    def same_first_step(self) -> bool:
-        """Whether all gradients of step 0 may be compared with the reference, so their norm and first update too."""
-        reference = self.reference
-        return self.same_rows or (reference is not None and 0 < len(reference.gradients) == len(self.compared))
 
     @cached_property
     def steps(self) -> range:
@@ -410,9 +385,6 @@ class CellEvidence:
         return [self.records[rank] for rank in sorted(self.records)]
 
 
-_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(?:mlp\.)?(.*)")
-
-
 def same_rows(config: CellConfig, control: CellConfig) -> bool:
     """Whether the gradients of a cell and its control are comparable.
 
@@ -428,21 +400,3 @@ def _together(config: CellConfig) -> int:
     """Micro-batches that one auxiliary loss is computed over at a time."""
     moe = config.model.moe
     return config.layout.dp if moe is not None and moe.balanced and moe.aux_loss == GLOBAL_AUX else 1
-
-
-def apart_from_rows(config: CellConfig, parameter: str) -> bool:
-    """Whether a gradient of step 0 depends on the documents of the step alone, though the model is one by rows.
-
-    Router losses reach the parameters up to the last router and no others: not that layer's experts, nor what follows
-    it. Biases of experts are 0 in step 0, and a capacity that drops nothing changes nothing.
-    """
-    model = config.model
-    if model.moe is None or model.mtp is not None or model.drops:
-        return False
-    if not model.router_losses:
-        return True
-    found, last = _LAYER.match(parameter), max(model.numbers_of(EXPERTS), default=0)
-    if found is None:
-        return not model.tied and parameter.startswith(("output_layer.", "decoder.final_"))
-    layer = int(found[1]) + 1
-    return layer > last or (layer == last and found[2].startswith(("experts.", "shared_experts.")))

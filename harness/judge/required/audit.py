@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from harness.core.text.counts import counted
 from harness.core.tolerances import ACCEPTS_NONE, Bound
-from harness.judge.checks.numerics.grad_norm import other_rows_bound
 from harness.judge.checks.optimizer import first_update, trained_weights
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.report.model import Weight
@@ -44,7 +43,7 @@ def _smallest_seen(evidence: CellEvidence) -> Iterator[tuple[str, float]]:
     """(quantity, bound of its relative error at step 0) of what is compared with the reference."""
     if evidence.reference is None or not evidence.first_step_whole or 0 not in evidence.steps:
         return
-    bounds, whole = evidence.tolerances, evidence.same_first_step
+    bounds, whole = evidence.tolerances, evidence.same_rows
     names = ["document_loss", "step_loss", *(["grad_norm"] if whole else [])]
     names += ["activation"] if evidence.fingerprinted else []
     names += ["parameter_gradient"] if evidence.fingerprinted and whole else []
@@ -74,16 +73,8 @@ def not_compared(evidence: CellEvidence) -> str:
         return ""
     if evidence.same_rows:
         return "; ".join(filter(None, (_amplified(evidence, reference), _insensitive(evidence))))
-    whole, compared = len(reference.gradients), len(evidence.compared)
-    parts = [f"gradients of {whole - compared} of {whole} parameters"] if 0 < compared < whole else []
-    parts += [] if compared else ["gradients"]
-    coarse = None if evidence.same_first_step else other_rows_bound(evidence)
-    if not evidence.same_first_step:
-        parts += ["first update"] if coarse else ["gradient norm", "first update"]
-    parts += ["steps after the first" if len(evidence.steps) > 1 else "trained weights"]
-    how = "may be larger by" if evidence.cell.config.model.router_losses else "is compared to"
-    norm = f"; the gradient norm {how} {coarse.value:.0%}" if coarse else ""
-    return f"compared with nothing, since the control has other rows: {', '.join(parts)}{norm}"
+    later = "steps after the first" if len(evidence.steps) > 1 else "trained weights"
+    return f"compared with nothing, since the control has other rows: gradients, gradient norm, first update, {later}"
 
 
 def _amplified(evidence: CellEvidence, reference: CellEvidence) -> str:

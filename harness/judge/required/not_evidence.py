@@ -62,7 +62,7 @@ NOT_EVIDENCE: dict[str, str] = {
     "record.steps.*.busy_s": "one possible time cannot be told from another; above 0 if earlier runs are compared",
     "record.legs.*.time_s": _CLOCK,
     "record.timings.*.seconds": "one possible time cannot be told from another; medians of rounds are compared",
-    "lone.steps.*.grad_norm": "the control has different rows: compared coarsely; ranks must agree, and it is >= 0",
+    "lone.steps.*.grad_norm": "the control has different rows; ranks must agree, and it is >= 0",
     **{
         f"lone.parameters.*.update.{name}.{part}": "nothing to compare it with; norm and projections must fit"
         for name, parts in (

@@ -1,77 +1,39 @@
 """The gradient norm before clipping equals the reference's on every rank; a recognised ratio is named.
 
-A control with other rows in its micro-batches has other gradients. Then the bound of step 0 is coarse, and finds a
-factor of the layout. With an auxiliary loss the norm may only be too large: losses of routers count slots, of which the
-control has more, so they may outweigh its loss. There is no bound with a z-loss, whose effect is larger still. And the
-ranks are compared with each other: each holds the norm over all ranks.
+A control with other rows in its micro-batches has other gradients. Then the ranks are compared with each other: each
+holds the norm over all ranks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 
-from harness.core.tolerances import Bound
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.diagnosis.ratios import factors_of, ratio_name
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.stats.distance import beyond, bound_text, distance, exactly, stated
 
-_MOST_WEIGHT = 0.1  # of prediction layers
-_OTHER_ROWS = Bound(value=1 / 3, origin="clean cells whose control has other rows differ by at most 2 %")
-
-
-def other_rows_bound(evidence: CellEvidence) -> Bound | None:
-    """The coarse bound of a norm whose control has other rows; None if there is none."""
-    config = evidence.cell.config
-    moe, mtp = config.model.moe, config.model.mtp
-    unbounded = config.model.drops or (moe is not None and moe.z_loss_coeff > 0)
-    unbounded = unbounded or (mtp is not None and mtp.loss_factor > _MOST_WEIGHT)
-    unbounded = unbounded or (config.model.router_losses and not _fewer_slots(evidence))
-    return _OTHER_ROWS if evidence.by_step and config.model.by_rows and not unbounded else None
-
-
-def _fewer_slots(evidence: CellEvidence) -> bool:
-    """Whether the cell's rows have at most as many slots as its control's, in step 0."""
-    cell, control = (
-        sum(truth.batch.slots for replica in one.plan[0] for truth in replica)
-        for one in (evidence, evidence.control or evidence)
-    )
-    return cell <= control
-
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
     if evidence.reference is None:
         return []
     if evidence.same_rows:
-        return _against(evidence, evidence.reference, evidence.origin, evidence.steps)
-    coarse = evidence.bound("grad_norm", 0) if evidence.same_first_step else other_rows_bound(evidence)
-    found = (
-        _against(evidence, evidence.reference, evidence.origin, range(1), coarse)
-        if coarse and 0 in evidence.steps
-        else []
-    )
-    return found or _against(evidence, evidence, "the first rank's", evidence.steps)
+        return _against(evidence, evidence.reference, evidence.origin)
+    return _against(evidence, evidence, "the first rank's")
 
 
-def _against(
-    evidence: CellEvidence, other: CellEvidence, origin: str, steps: Collection[int], coarse: Bound | None = None
-) -> list[CheckFinding]:
+def _against(evidence: CellEvidence, other: CellEvidence, origin: str) -> list[CheckFinding]:
     wrong = []
     norms = grad_norms(other)
-    for step, right in ((step, norms[step]) for step in steps if step in norms):
-        bound = coarse or (
-            evidence.own_bound("grad_norm", step) if other is evidence else evidence.bound("grad_norm", step)
-        )
+    for step, right in ((step, norms[step]) for step in evidence.steps if step in norms):
+        bound = evidence.own_bound("grad_norm", step) if other is evidence else evidence.bound("grad_norm", step)
         if bound is None:
             break  # rounding decides
         seen_any = False
         for record, seen in evidence.step_records(step):
             found = seen.grad_norm
             seen_any |= found is not None
-            if coarse and evidence.cell.config.model.router_losses and found is not None and found <= right:
-                continue
             if found is not None and math.isfinite(found) and beyond(distance(found, right, bound), bound):
                 wrong.append((step, record.rank, record.place.pp, found, right, bound))
         if step in evidence.finished_steps and not seen_any:

@@ -1,7 +1,4 @@
-"""Every parameter's gradient (step 0, reduced, before clipping) equals the reference's, by fingerprint.
-
-With other rows than the control's, only those on which rows have no effect: `evidence.compared`.
-"""
+"""Every parameter's gradient (step 0, reduced, before clipping) equals the reference's, by fingerprint."""
 
 from __future__ import annotations
 
@@ -19,14 +16,14 @@ from harness.judge.stats.noise import least_norms
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
-    if evidence.reference is None or not evidence.fingerprinted or not (evidence.same_rows or evidence.compared):
+    if evidence.reference is None or not evidence.fingerprinted or not evidence.same_rows:
         return []
     measured, expected = evidence.gradients, evidence.reference.gradients
     bound = evidence.tolerances.parameter_gradient
     least = least_norms(evidence.tolerances, (one.fingerprint for one in expected.values()))
     off: dict[str, float] = {}
-    for name in evidence.compared:  # in model order, as its one rank lists them
-        found, right = measured.get(name), expected[name]
+    for name, right in expected.items():  # in model order, as its one rank lists them
+        found = measured.get(name)
         if found is None:
             off[name] = math.inf
         elif finite(found.fingerprint):
@@ -45,7 +42,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
 
 def _finding(evidence: CellEvidence, control: CellEvidence, wrong: list[str], off: dict[str, float]) -> CheckFinding:
     measured, expected, bound = evidence.gradients, control.gradients, evidence.tolerances.parameter_gradient
-    name, of = wrong[0], len(evidence.compared)
+    name, of = wrong[0], len(expected)
     ratio = _common_ratio(evidence, wrong, measured, expected)
     shards = shards_off(measured[name], expected[name], bound) if name in measured else None
     edges = boundaries.of_parameter(evidence.layout, evidence.cell.config.model.spread, name, shards)

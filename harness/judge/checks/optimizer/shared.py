@@ -70,7 +70,7 @@ def _copies(evidence: CellEvidence) -> Iterator[_Copy]:
 
 def _against_reference(evidence: CellEvidence, kind: Kind) -> Iterator[Wrong]:
     reference = evidence.reference
-    if reference is None or not (evidence.same_rows or (kind.step == 0 and evidence.same_first_step)):
+    if reference is None or not evidence.same_rows:
         return
     measured, expected = evidence.updates, reference.updates
     least = _least(evidence, kind, expected)
