@@ -142,16 +142,21 @@ def _cell(plan: RunPlan, cell: PlannedCell, evidence: CellEvidence, verdict: Cel
 
 
 def _scope(evidence: CellEvidence, verdict: CellVerdict, control: CellVerdict | None) -> str:
-    """Whether the numbers are wrong on one rank too, where the oracle judges both; empty if nothing says so."""
+    """Whether the numbers are wrong on one rank too, where the oracle judges both; empty if nothing says so.
+
+    Of a packed cell a control that does not pack can only say that packing or layout is wrong.
+    """
     first = next((finding for finding in verdict.findings if finding.severity is Severity.ERROR), None)
     if first is None or first.lane is not Lane.NUMERICS or not evidence.by_oracle:
         return ""
-    if evidence.control is None:
+    if evidence.control is None or evidence.layout.world_size == 1:
         return "wrong on one rank already"
     if control is None or not evidence.control.by_oracle or control.outcome is Outcome.ERROR:
         return ""
     if any(finding.severity is Severity.ERROR for finding in control.findings):
         return "wrong on one rank already: its control fails too"
+    if evidence.packed and not evidence.control.packed:
+        return "wrong by packing or by this layout: its control, unpacked on one rank, passes"
     return "wrong only in this layout: its control on one rank passes"
 
 

@@ -39,14 +39,18 @@ def test_counts_verdict_and_provenance(broken_report: Report) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "scope"),
+    ("packing", "tp", "wrong", "scope"),
     [
-        ((False, True), "wrong only in this layout: its control on one rank passes"),
-        ((True, True), "wrong on one rank already: its control fails too"),
+        ("unpacked", 2, (False, True), "wrong only in this layout: its control on one rank passes"),
+        ("sft", 2, (False, True), "wrong by packing or by this layout: its control, unpacked on one rank, passes"),
+        ("sft", 2, (True, True), "wrong on one rank already: its control fails too"),
+        ("sft", 1, (False, True), "wrong on one rank already"),
     ],
 )
-def test_a_cell_says_whether_one_rank_is_wrong_already(wrong: tuple[bool, bool], scope: str) -> None:
-    plan, evidence = run_of([config_of("sft", tp=2)])
+def test_a_cell_says_whether_one_rank_is_wrong_already(
+    packing: str, tp: int, wrong: tuple[bool, bool], scope: str
+) -> None:
+    plan, evidence = run_of([config_of(packing, tp=tp)])
     with_oracle(evidence)
     for cell, is_wrong in zip(plan.expansion.cells, wrong, strict=True):
         for record in evidence[cell.id].records.values() if is_wrong else ():
