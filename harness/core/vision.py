@@ -11,7 +11,9 @@ from harness.core.setting import Limits, setting
 # Token ids, after those that every document reserves (oracle/drawing.py): what precedes an image, its tokens, and
 # those of a video, which no document has.
 VISION_START, IMAGE, VIDEO = 3, 4, 5
+TOWER = "vision_model."  # prefix of the names of the tower's weights
 PATCH, TEMPORAL_PATCH, CHANNELS = 2, 1, 3  # pixels of a patch's side, frames of a patch, colours
+POSITIONS = 16  # of the tower's own position embedding: a square of 4 x 4
 MERGE = 2  # patches of a side that become one image token
 AXES = ("time", "height", "width")
 # Height and width of images in tokens, in turn. Of the sides some are equal and others not, so that axes differ.

@@ -1,4 +1,4 @@
-"""What both sides draw by one rule, from a name and the seed: weights, tokens of documents, random vectors.
+"""What both sides draw by one rule, from a name and the seed: weights, tokens and pixels of documents, random vectors.
 
 Layouts do not matter: a tensor is drawn in full size, and whoever holds a part of it takes that part.
 """
@@ -6,6 +6,7 @@ Layouts do not matter: a tensor is drawn in full size, and whoever holds a part 
 from __future__ import annotations
 
 import hashlib
+import math
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from harness.core.cell.config import CellConfig
 from harness.core.packing.documents import Document
 from harness.core.peft import is_adapter
-from harness.core.vision import IMAGE, VIDEO, VISION_START
+from harness.core.vision import CHANNELS, IMAGE, PATCH, TEMPORAL_PATCH, TOWER, VIDEO, VISION_START
 
 # Reserved token ids, which do not occur inside documents; each document ends with END. Upstream masks labels that equal
 # padding. A canary leg replaces PADDING with OTHER_PADDING.
@@ -35,14 +36,14 @@ def draw(kind: str, name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     return torch.randn(shape, generator=_generator(f"{kind}/{name}/{tuple(shape)}/{seed}"))
 
 
-def initial_weight(name: str, shape: tuple[int, ...], seed: int, *, centered: bool = True) -> Tensor:
+def initial_weight(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     """The initial fp32 value of the weight with this global name, in full size.
 
-    Weights of one dimension become 1 + small noise, so that the gradients of norms differ; `centered` False: those of
-    the image tower's biases, 0 + noise.
+    Weights of one dimension become 1 + small noise, so that the gradients of norms differ; biases of the image tower
+    0 + noise.
     """
     weight = draw("weight", name, shape, seed) * (ADAPTER_STD if is_adapter(name) else INITIAL_STD)
-    if len(shape) == 1 and centered:
+    if len(shape) == 1 and not (name.startswith(TOWER) and name.endswith(".bias")):
         weight += _LONG_MEMORY if name.endswith(_TIME_STEP) else 1.0
     return weight
 
@@ -71,3 +72,13 @@ def document_tokens(config: CellConfig, step: int, document: Document, *, change
     for image in document.images:
         ids[image.start - 1], ids[image.start : image.end] = VISION_START, IMAGE
     return ids
+
+
+def document_pixels(config: CellConfig, step: int, document: Document, *, changed: bool = False) -> list[Tensor]:
+    """The fp32 patches of each of a document's images, [patches, values]. A copy has the images of its original."""
+    index = document.index if document.copy_of is None else document.copy_of
+    kind, values = "changed" if changed else "pixels", CHANNELS * TEMPORAL_PATCH * PATCH**2
+    return [
+        draw(kind, f"{step}/{index}/{number}", (math.prod(image.grid), values), config.train.seed)
+        for number, image in enumerate(document.images)
+    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,8 +12,8 @@ from harness.core.cell.canary_legs import Leg
 from harness.core.cell.config import CellConfig
 from harness.core.packing.arithmetic import PAD, MicroBatch
 from harness.core.packing.documents import Document
-from harness.core.vision import AXES, CHANNELS, PATCH, TEMPORAL_PATCH, positions
-from harness.oracle.drawing import OTHER_PADDING, PADDING, document_tokens, draw
+from harness.core.vision import AXES, positions
+from harness.oracle.drawing import OTHER_PADDING, PADDING, document_pixels, document_tokens
 
 
 @dataclass(frozen=True)
@@ -69,18 +68,14 @@ class StepTruth:
 
     def content(self, document: Document) -> Tensor:
         """[original_length + 1] token ids, before truncation."""
-        changed = self.leg is not None and document.index in self.leg.changed
-        return document_tokens(self.config, self.step, document, changed=changed)
+        return document_tokens(self.config, self.step, document, changed=self._is_changed(document))
 
     def pixels(self, document: Document) -> list[Tensor]:
-        """The patches of each of its images, [patches, values]. A copy has the images of its original."""
-        index = document.index if document.copy_of is None else document.copy_of
-        kind = "changed" if self.leg is not None and document.index in self.leg.changed else "pixels"
-        values = CHANNELS * TEMPORAL_PATCH * PATCH**2
-        return [
-            draw(kind, f"{self.step}/{index}/{number}", (math.prod(image.grid), values), self.config.train.seed)
-            for number, image in enumerate(document.images)
-        ]
+        """The patches of each of its images, [patches, values]."""
+        return document_pixels(self.config, self.step, document, changed=self._is_changed(document))
+
+    def _is_changed(self, document: Document) -> bool:
+        return self.leg is not None and document.index in self.leg.changed
 
     def _micro(self, plan: MicroBatch) -> MicroTruth:
         tokens = torch.full((plan.slots,), self.pad_id)

@@ -11,7 +11,8 @@ import torch
 from megatron.core.models.common.language_module.language_module import LanguageModule
 from torch import Tensor
 
-from harness.node.probe.model.bridge.vision import TOWER, language_of
+from harness.core.vision import TOWER
+from harness.node.probe.model.bridge.vision import language_of
 from harness.node.probe.model.hybrid import is_recurrent
 from harness.node.probe.model.hybrid import sections as sections_of
 from harness.oracle.drawing import initial_weight
@@ -181,8 +182,7 @@ def initialize(chunk: Any, *, seed: int, only_trained: bool = False, **ranks: An
         for item in named_parameters(chunk, **ranks):
             if only_trained and not item.parameter.requires_grad:
                 continue
-            centered = not (item.name.startswith(TOWER) and item.name.endswith(".bias"))
-            full = initial_weight(item.name, item.shard.full, seed, centered=centered)
+            full = initial_weight(item.name, item.shard.full, seed)
             item.parameter.copy_(item.shard.take(full))
 
 

@@ -22,12 +22,20 @@ from torch import Tensor
 from harness.core.cell.config import CellConfig
 from harness.core.cell.model import ModelConfig
 from harness.core.setting import upstream_of
-from harness.core.vision import CHANNELS, IMAGE, MERGE, PATCH, TEMPORAL_PATCH, VIDEO, VISION_START, VisionConfig
+from harness.core.vision import (
+    CHANNELS,
+    IMAGE,
+    MERGE,
+    PATCH,
+    POSITIONS,
+    TEMPORAL_PATCH,
+    VIDEO,
+    VISION_START,
+    VisionConfig,
+)
 from harness.node.data_paths.lookup import Unavailable, module_unavailable
 
 PACKAGE = "models.qwen_vl.modelling_qwen3_vl"
-TOWER = "vision_model."  # prefix of the tower's parameters
-_POSITIONS = 16  # of the tower's own position embedding: a square of 4 x 4
 
 
 def unavailable_vision(config: CellConfig) -> Unavailable:
@@ -97,7 +105,7 @@ def hf_config(model: ModelConfig, vision: VisionConfig) -> Any:
         "patch_size": PATCH,
         "temporal_patch_size": TEMPORAL_PATCH,
         "spatial_merge_size": MERGE,
-        "num_position_embeddings": _POSITIONS,
+        "num_position_embeddings": POSITIONS,
         "out_hidden_size": model.hidden,
         "deepstack_visual_indexes": list(range(vision.deepstack)),
     }
