@@ -16,21 +16,30 @@ from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.locations import numbered
 
 _OFF = ("null", "false", "0", "0.0", '"vanilla"')
-_PARTS = {"model": "model", "constructor": "model", "ddp": "DDP configuration", "optimizer": "optimizer"}
+_PARTS = {
+    "model": "model",
+    "constructor": "model",
+    "tower": "image tower",
+    "ddp": "DDP configuration",
+    "optimizer": "optimizer",
+}
 
 
 def built_problem(evidence: CellEvidence) -> str:
     """Why nothing of a cell can be compared: what upstream built on its ranks; empty if there is no such reason."""
     records = evidence.records
-    problem = _unrecorded(records) or _misplaced(records) or _different_ranks(records)
+    problem = _unrecorded(evidence) or _misplaced(records) or _different_ranks(records)
     if evidence.cell.config.model.builder:
         return problem or (_not_the_controls(evidence, evidence.control) if evidence.control else "")
     return problem or _not_asked(evidence)
 
 
-def _unrecorded(records: Mapping[int, RankRecord]) -> str:
-    for rank, record in sorted(records.items()):
-        absent = _PARTS.keys() - {seen.of for seen in record.built}
+def _unrecorded(evidence: CellEvidence) -> str:
+    """What a rank that trained did not record; the image tower is on the first stage alone."""
+    has_tower = evidence.cell.config.model.vision is not None
+    for rank, record in sorted(evidence.records.items()):
+        elsewhere = set() if has_tower and record.place.pp == 0 else {"tower"}
+        absent = _PARTS.keys() - {seen.of for seen in record.built} - elsewhere
         if record.steps and (absent or record.built_at is None):
             what = ", ".join(sorted(absent)) or "its place in process groups"
             return f"rank {rank} trained, but did not record with what upstream built its {what}"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from harness.oracle.fields import Latent, Model, Rotary
 from harness.oracle.layers import linear, norm, widened
-from harness.oracle.rows import Stream
+from harness.oracle.rows import Places, Stream
 
 LLAMA_LOW, LLAMA_HIGH, LLAMA_CONTEXT = 1.0, 4.0, 8192  # fixed in Megatron: RotaryEmbedding._apply_scaling
 
@@ -35,16 +35,33 @@ def frequencies(rotary: Rotary, size: int, dtype: torch.dtype) -> Tensor:
     return plain / rotary.interpolation
 
 
+def angles(positions: Tensor, rotary: Rotary, size: int, dtype: torch.dtype) -> Tensor:
+    """[t, rotated / 2]: how far each pair of a head of `size` elements turns at positions [t], or [t, axes].
+
+    With `sections` (time, height, width) frequency i follows height if i mod 3 is 1, width if it is 2, as far as their
+    sections reach, and all others time (interleaved MRoPE of Qwen3-VL, arXiv 2511.21631, section 2; Megatron-Bridge
+    0.6.2, apply_interleaved_mrope). In an image tower the frequencies are those of half a head, first times the row of
+    a patch, then times its column (arXiv 2502.13923, section 2.1; Megatron-Bridge 0.6.2, rot_pos_emb).
+    """
+    turns = frequencies(rotary, size // 2 if rotary.planar else size, dtype)
+    places = positions.to(turns.dtype)
+    if rotary.planar:
+        return (places[:, :, None] * turns).flatten(1)
+    if rotary.sections is None:
+        return places[:, None] * turns
+    axes = [number % 3 if number < 3 * rotary.sections[number % 3] else 0 for number in range(len(turns))]
+    return places[:, axes] * turns
+
+
 def rotate(x: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
-    """x [t, heads, d] turned by its positions [t].
+    """x [t, heads, d] turned by its positions [t], or [t, axes].
 
     A pair of elements (a, b) turns by the angle f * position: (a cos - b sin, b cos + a sin). Pairs are elements
     (i, i + rotated / 2), or if interleaved (2i, 2i + 1) (Megatron-LM core_v0.19.0, rope_utils._rotate_half).
     """
-    turns = frequencies(rotary, x.shape[-1], widened(x).dtype)
-    angles = positions.to(turns.dtype)[:, None, None] * turns
-    cos, sin = ((part(angles) * rotary.amplitude).to(x.dtype) for part in (torch.cos, torch.sin))
-    turned, rest = x[..., : 2 * len(turns)], x[..., 2 * len(turns) :]
+    turns = angles(positions, rotary, x.shape[-1], widened(x).dtype)[:, None]
+    cos, sin = ((part(turns) * rotary.amplitude).to(x.dtype) for part in (torch.cos, torch.sin))
+    turned, rest = x[..., : 2 * turns.shape[-1]], x[..., 2 * turns.shape[-1] :]
     if rotary.pairs_in:  # latent attention: interleaved pairs come in, halves go out
         turned = torch.cat([turned[..., 0::2], turned[..., 1::2]], dim=-1)
     if rotary.interleaved:
@@ -63,14 +80,15 @@ def attend(
     segments: tuple[int, ...],
     *,
     scale: float,
+    causal: bool = True,
     window: tuple[int, int] | None = None,
     sink: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention inside each segment: query [t, n, d], key [t, g, d], value [t, g, e] to [t, n * e].
+    """Attention inside each segment: query [t, n, d], key [t, g, d], value [t, g, e] to [t, n * e].
 
-    softmax(scale * q k^T) v over a token and those before it (arXiv 1706.03762; Megatron-LM core_v0.19.0,
-    DotProductAttention). `window` (before, after): a token sees at most that many before itself. `sink` [n]: a logit
-    per head that joins the softmax and has no value (off-by-one: 0; arXiv 2309.17453).
+    softmax(scale * q k^T) v over a token and those before it, or over all if it is not `causal` (arXiv 1706.03762;
+    Megatron-LM core_v0.19.0, DotProductAttention). `window` (before, after): a token sees at most that many before
+    itself. `sink` [n]: a logit per head that joins the softmax and has no value (off-by-one: 0; arXiv 2309.17453).
     """
     share = query.shape[1] // key.shape[1]
     key, value = (part.repeat_interleave(share, dim=1) for part in (key, value))
@@ -78,7 +96,7 @@ def attend(
     for q, k, v in zip(*(torch.split(part, list(segments)) for part in (query, key, value))):
         scores = scale * torch.einsum("qnd,knd->nqk", q, k)
         distance = torch.arange(len(q))[:, None] - torch.arange(len(q))  # how far a key is before its query
-        hidden = distance < 0
+        hidden = (distance < 0) & causal
         if window is not None and window[0] >= 0:
             hidden = hidden | (distance > window[0])
         scores = scores.masked_fill(hidden, -torch.inf)
@@ -89,7 +107,7 @@ def attend(
     return torch.cat(mixed).flatten(1)
 
 
-def grouped(x: Tensor, weights: Mapping[str, Tensor], at: str, model: Model, stream: Stream, number: int) -> Tensor:
+def grouped(x: Tensor, weights: Mapping[str, Tensor], at: str, model: Model, places: Places, number: int) -> Tensor:
     """Self-attention of layer `number` (from 1) on x [t, hidden] (Megatron-LM core_v0.19.0, SelfAttention).
 
     The rows of linear_qkv are, for each group in turn, its queries, its key and its value (arXiv 2305.13245).
@@ -101,13 +119,14 @@ def grouped(x: Tensor, weights: Mapping[str, Tensor], at: str, model: Model, str
     if model.qk_norm:
         query, key = norm(query, weights, f"{at}.q_layernorm", model), norm(key, weights, f"{at}.k_layernorm", model)
     if model.rotary is not None:
-        query, key = (rotate(part, stream.positions, model.rotary) for part in (query, key))
+        query, key = (rotate(part, places.positions, model.rotary) for part in (query, key))
     mixed = attend(
         query,
         key,
         value,
-        stream.segments,
+        places.segments,
         scale=model.softmax_scale or model.head**-0.5,
+        causal=model.causal,
         window=model.window if model.is_windowed(number) else None,
         sink=_sink(x, weights, at, model),
     )

@@ -1,6 +1,6 @@
 """Fields of upstream's configurations: what the oracle reads of them, and which it does not model.
 
-It may ignore those that core/cell/built.py lists.
+It may ignore those that core/cell/built.py lists. An image tower has a configuration of its own, part "tower".
 
 Values are text, as ranks record them (core/run/records.py BuiltSeen): of a configuration those that differ from
 megatron-core's defaults, of a constructor all. `uncovered` names the fields for which the oracle would not compute what
@@ -38,6 +38,15 @@ def _only(default: str, *more: str) -> Modelled:
     return Modelled(default, (default, *more))
 
 
+# Fields of Megatron-Bridge's Qwen3VLTransformerConfig that the tower reads; the language model's has them too.
+_OF_TOWER = {
+    "patch_size": Modelled("16"),
+    "temporal_patch_size": Modelled("2"),
+    "in_channels": Modelled("3"),
+    "num_position_embeddings": Modelled("2304"),
+    "out_hidden_size": Modelled("4096"),
+    "deepstack_visual_indexes": Modelled("[8, 16, 24]"),
+}
 _LOSSES = ('"aux_loss"', '"seq_aux_loss"', '"global_aux_loss"', '"none"')
 MODELLED: dict[str, dict[str, Modelled]] = {
     "model": {
@@ -114,18 +123,53 @@ MODELLED: dict[str, dict[str, Modelled]] = {
         "mamba_num_groups": Modelled("8"),
         "mamba_num_heads": Modelled("null"),
         "cross_entropy_loss_fusion": _only("false"),  # it rounds gradients of logits to bf16 in every dtype
+        **_OF_TOWER,
+        "mrope_section": Modelled("null"),
+        "image_token_id": Modelled("151655"),
+        "spatial_merge_size": _only("2"),
+        "apply_rotary_pos_emb_in_fp32": _only("false"),
+        "should_pad_vocab": _only("false"),
+        "make_vocab_size_divisible_by": Modelled("128"),  # a detail of it
+        "vocab_size": Modelled("64000"),  # it and the next two become arguments of the constructor
+        "share_embeddings_and_output_weights": Modelled("false"),
+        "fp16_lm_cross_entropy": _only("false"),
+    },
+    "tower": {
+        **_OF_TOWER,
+        "num_layers": Modelled("0"),
+        "hidden_size": Modelled("0"),
+        "num_attention_heads": Modelled("0"),
+        "num_query_groups": Modelled("null"),
+        "kv_channels": Modelled("null"),
+        "ffn_hidden_size": Modelled("null"),
+        "normalization": _only('"LayerNorm"', '"RMSNorm"'),
+        "layernorm_epsilon": Modelled("1e-05"),
+        "layernorm_zero_centered_gamma": Modelled("false"),
+        "gated_linear_unit": _only("false"),
+        "activation_func": _only("gelu", 'gelu(approximate: "tanh")', "silu", "relu"),
+        "bias_activation_fusion": _only("false"),
+        "add_bias_linear": Modelled("true"),
+        "add_qkv_bias": Modelled("false"),
+        "hidden_dropout": Modelled("0.1", ("0.0",)),
+        "attention_dropout": Modelled("0.1", ("0.0",)),
+        "spatial_merge_size": Modelled("2"),
+        "apply_rotary_pos_emb_in_fp32": _only("false", "true"),
+        # It has no stages, and positions of its own.
+        "mrope_section": Modelled("null"),
+        "account_for_embedding_in_pipeline_split": _only("false", "null"),
+        "account_for_loss_in_pipeline_split": _only("false", "null"),
     },
     "constructor": {
         "vocab_size": Modelled("0"),
         "share_embeddings_and_output_weights": Modelled("false"),
-        "position_embedding_type": Modelled('"learned_absolute"', ('"rope"', '"none"')),
+        "position_embedding_type": Modelled('"learned_absolute"', ('"rope"', '"none"', '"mrope"')),
         "rotary_base": Modelled("10000"),
         "rotary_percent": Modelled("1.0"),
         "rope_scaling": Modelled("false"),
         "rope_scaling_factor": Modelled("8.0"),
         "seq_len_interpolation_factor": Modelled("null"),
         "fp16_lm_cross_entropy": _only("false"),
-        "scatter_embedding_sequence_parallel": _only("true"),
+        "scatter_embedding_sequence_parallel": _only("true", "false"),
         "mtp_block_spec": _only("null"),  # recorded where there is none: a spec is no plain value
         "pg_collection": _only("null"),  # likewise
     },
@@ -224,7 +268,6 @@ NOT_MODELLED: dict[str, tuple[str, ...]] = {
         "apply_residual_connection_post_layernorm",
         "attention_output_gate",
         "no_rope_freq",
-        "mrope_section",
         "qk_l2_norm",
         "qk_clip",
         "qk_clip_alpha",
@@ -300,6 +343,7 @@ NOT_MODELLED: dict[str, tuple[str, ...]] = {
         "soap_shampoo_beta",
         "soap_use_kl_shampoo",
     ),
+    "another image tower": ("use_hf_vision_model",),
     "a test of upstream's": ("test_mode",),
 }
 _NOT_MODELLED = frozenset(chain.from_iterable(NOT_MODELLED.values()))
@@ -345,12 +389,19 @@ def _among(value: str, allowed: Sequence[str]) -> bool:
 def _together(built: Sequence[BuiltSeen]) -> Iterator[tuple[str, str]]:
     """Combinations of modelled fields that are not modelled."""
     model = _Values(built, "model")
-    if not any(seen.of == "model" for seen in built):
+    parts = {seen.of for seen in built}
+    if "model" not in parts:
         yield "model", "not recorded"
         return
-    for name in ("hidden_dropout", "attention_dropout"):  # at their default they are not recorded, and are not 0
-        if model[name]:
-            yield name, str(model[name])
+    for part in sorted(parts & {"model", "tower"}):
+        for name in ("hidden_dropout", "attention_dropout"):  # at their default they are not recorded, and are not 0
+            if value := _Values(built, part)[name]:
+                yield name, str(value)
+    given = _Values(built, "constructor")
+    if (given["position_embedding_type"] == "mrope") is not ("tower" in parts):  # other models' MRoPE is not Qwen3-VL's
+        yield "position_embedding_type", given.texts.get("position_embedding_type", "null")
+    if "tower" in parts and (given["rope_scaling"] or model["rotary_interleaved"] or not model["mrope_section"]):
+        yield "position_embedding_type, rope_scaling, rotary_interleaved, mrope_section", "not those of Qwen3-VL"
     if model["num_moe_experts"] and model["add_bias_linear"]:
         yield "num_moe_experts, add_bias_linear", "biases of experts"
     if model["multi_latent_attention"] and model["rotary_interleaved"]:
@@ -425,6 +476,8 @@ class Rotary:
     llama_factor: float | None = None  # Llama 3's scaling
     yarn: Yarn | None = None
     pairs_in: bool = False  # latent attention: its projections give interleaved pairs, which become halves
+    sections: tuple[int, ...] | None = None  # MRoPE: frequencies that follow time, height and width
+    planar: bool = False  # an image tower: half of the pairs follow the row of a patch, half its column
 
     @property
     def amplitude(self) -> float:
@@ -516,6 +569,7 @@ class Model:
     qk_norm: bool = False
     window: tuple[int, int] | None = None
     window_skip: int | list[int] | None = None
+    causal: bool = True  # an image tower: every patch attends to all
     softmax: str = "vanilla"
     softmax_scale: float | None = None
     latent: Latent | None = None
@@ -529,6 +583,7 @@ class Model:
     pattern: str = ""  # of a hybrid model, a letter per layer: core/layer_pattern.py
     delta: DeltaNet | None = None
     mamba: Mamba | None = None
+    vision: Vision | None = None
 
     @classmethod
     def read(cls, built: Sequence[BuiltSeen], adapters: PeftConfig | None = None, pattern: str = "") -> Model:
@@ -578,6 +633,7 @@ class Model:
             pattern=letters,
             delta=_delta_net(model) if GATED_DELTA in letters else None,
             mamba=_mamba(model) if MAMBA in letters else None,
+            vision=_vision(built) if any(seen.of == "tower" for seen in built) else None,
         )
 
     def has_experts(self, number: int) -> bool:
@@ -606,8 +662,54 @@ class Model:
         return self.window_skip is None or number % self.window_skip != 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Vision:
+    """Images: vision.py."""
+
+    tower: Model  # its layers
+    patch: tuple[int, int, int, int]  # channels, frames, rows and columns of a patch
+    merge: int  # patches of a side that become one token
+    places: int  # of the learned position embedding, a square
+    out: int  # hidden size of the language model
+    deepstack: tuple[int, ...]  # layers, from 0, whose features are added to outputs of the language model
+    token: int  # id of the tokens whose place features take
+
+
+def _vision(built: Sequence[BuiltSeen]) -> Vision:
+    given, model = _Values(built, "tower"), _Values(built, "model")
+    heads, name = given["num_attention_heads"], given["activation_func"]
+    return Vision(
+        tower=Model(
+            layers=given["num_layers"],
+            hidden=given["hidden_size"],
+            vocab=0,
+            heads=heads,
+            groups=given["num_query_groups"] or heads,
+            head=given["kv_channels"] or given["hidden_size"] // heads,
+            ffn=given["ffn_hidden_size"] or 4 * given["hidden_size"],
+            normalization=given["normalization"],
+            epsilon=given["layernorm_epsilon"],
+            centered_gamma=given["layernorm_zero_centered_gamma"],
+            gated=False,
+            activation=name.partition("(")[0],
+            approximate="tanh" in name,
+            bias=given["add_bias_linear"],
+            qkv_bias=given["add_bias_linear"] or given["add_qkv_bias"],
+            rotary=Rotary(planar=True),
+            causal=False,
+        ),
+        patch=(given["in_channels"], given["temporal_patch_size"], given["patch_size"], given["patch_size"]),
+        merge=given["spatial_merge_size"],
+        places=given["num_position_embeddings"],
+        out=given["out_hidden_size"],
+        deepstack=tuple(given["deepstack_visual_indexes"]),
+        token=model["image_token_id"],
+    )
+
+
 def _rotary(model: _Values, given: _Values) -> Rotary | None:
-    if given["position_embedding_type"] != "rope":
+    kind = given["position_embedding_type"]
+    if kind not in ("rope", "mrope"):
         return None
     return Rotary(
         base=given["rotary_base"],
@@ -615,6 +717,7 @@ def _rotary(model: _Values, given: _Values) -> Rotary | None:
         interleaved=model["rotary_interleaved"],
         interpolation=given["seq_len_interpolation_factor"] or 1.0,
         llama_factor=given["rope_scaling_factor"] if given["rope_scaling"] else None,
+        sections=tuple(model["mrope_section"]) if kind == "mrope" else None,
     )
 
 

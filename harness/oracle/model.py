@@ -20,6 +20,7 @@ from harness.oracle.fields import Model
 from harness.oracle.layers import feed_forward, norm
 from harness.oracle.recurrent import delta_net, mamba
 from harness.oracle.rows import Stream
+from harness.oracle.vision import image_features
 from harness.oracle.weights import EMBEDDING, OUTPUT, final_norm, layer_name, prediction_name
 
 Weights = Mapping[str, Tensor]
@@ -31,7 +32,7 @@ class Forward:
     """What the model makes of a micro-batch."""
 
     logits: Tensor  # [t, vocab]
-    outputs: list[Tensor]  # [t, hidden]: of the embedding, then of each layer
+    outputs: list[Tensor]  # [t, hidden]: of the embedding, then of each layer, before features of images are added
     predictions: list[Tensor]  # [t, vocab]: logits of each prediction layer
     routed: list[Routed]  # of each layer with experts
 
@@ -47,12 +48,24 @@ class Routing(NamedTuple):
 def forward(
     weights: Weights, model: Model, stream: Stream, biases: Biases, choices: Mapping[int, Choice] | None = None
 ) -> Forward:
-    """Logits of every slot for the token after it. `choices`: by layer, those that its router does not make itself."""
+    """Logits of every slot for the token after it. `choices`: by layer, those that its router does not make itself.
+
+    Features of images take the places of their tokens' embeddings, and others are added there to the outputs of the
+    first layers (DeepStack, arXiv 2406.04334; Megatron-Bridge 0.6.2, Qwen3VLModel.forward, _deepstack_process).
+    """
     routing = Routing(biases, choices or {}, [])
-    outputs = [weights[f"{EMBEDDING}.weight"][stream.tokens]]
+    x, added = weights[f"{EMBEDDING}.weight"][stream.tokens], list[Tensor]()
+    if model.vision and stream.images:
+        slots = (stream.tokens == model.vision.token).nonzero().flatten()
+        features, added = image_features(stream.images, weights, model.vision)
+        x = x.index_copy(0, slots, features)
+    outputs = [x]
     for number in range(1, model.layers + 1):
-        outputs.append(_layer(outputs[-1], weights, layer_name(number), number, model, stream, routing))
-    last = norm(outputs[-1], weights, final_norm(model), model)
+        x = _layer(x, weights, layer_name(number), number, model, stream, routing)
+        outputs.append(x)
+        if number <= len(added):
+            x = x.index_add(0, slots, added[number - 1])
+    last = norm(x, weights, final_norm(model), model)
     output = weights[f"{EMBEDDING if model.tied else OUTPUT}.weight"].T
     further, hidden, tokens = [], last, stream.tokens
     for depth in range(1, model.predictions + 1):
@@ -98,7 +111,7 @@ def _mixed(x: Tensor, weights: Weights, at: str, number: int, model: Model, stre
     if letter == GATED_DELTA and model.delta:
         return delta_net(normed, weights, f"{at}.self_attention", model, model.delta, stream)
     if model.latent is None:
-        return grouped(normed, weights, f"{at}.self_attention", model, stream, number)
+        return grouped(normed, weights, f"{at}.self_attention", model, stream.places, number)
     return latent(normed, weights, f"{at}.self_attention", model, model.latent, stream, number)
 
 

@@ -33,6 +33,7 @@ from harness.core.run.records import (
     TrainingSeen,
 )
 from harness.core.run.tensor_records import ActivationSeen, Fingerprint, ParameterSeen, UpdateSeen
+from harness.core.vision import TOWER
 from harness.oracle.choices import NO_CHOICES, Choices, followed
 from harness.oracle.drawing import draw
 from harness.oracle.fields import Model, Optimizer, uncovered
@@ -77,11 +78,14 @@ def key_of(config: CellConfig, built: Sequence[BuiltSeen], choices: Choices = NO
                     stream.positions,
                     stream.documents,
                     stream.counted,
+                    stream.places.positions,
+                    *(stream.images[:1] if stream.images else ()),
                 ]
                 for tensor in (*tensors, *(stream.shares if limited else ())):
                     digest.update(tensor.numpy().tobytes())
                 lengths = [(item.document.index, item.document.length) for item in plan.placed]
-                digest.update(repr((step, number, stream.segments, stream.rows, lengths)).encode())
+                grids = stream.images.grids if stream.images else ()
+                digest.update(repr((step, number, stream.segments, stream.rows, lengths, grids)).encode())
     return digest.hexdigest()[:32]
 
 
@@ -178,10 +182,11 @@ _PART_COUNTS = (8, 4, 2)  # enough to compose the shards of tp 2, 4 and 8
 def _parts(name: str, tensor: Tensor, seed: int) -> list[Fingerprint]:
     """Fingerprints of the parts into which tensor parallelism would split a tensor, for the most ranks that it can.
 
-    Gate and up projection of a feed-forward block are stacked, and each is split.
+    Gate and up projection of a feed-forward block are stacked, and each is split; an image tower has no gates.
     """
     dim = 0 if _BY_ROWS.search(name) else 1 if _BY_COLUMNS.search(name) else None
-    pieces = 2 if "linear_fc1." in name and "linear_in." not in name and ".adapter_" not in name else 1
+    stacked = "linear_fc1." in name and "linear_in." not in name and ".adapter_" not in name
+    pieces = 2 if stacked and not name.startswith(TOWER) else 1
     count = next((n for n in _PART_COUNTS if dim is not None and tensor.shape[dim] % (pieces * n) == 0), 0)
     if dim is None or not count:
         return []

@@ -6,14 +6,32 @@ padding, which comes after documents: their attention does not see it, but a rou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from harness.core.cell.config import CellConfig
 from harness.core.packing.arithmetic import PAD, MicroBatch
-from harness.oracle.drawing import END, PADDING, document_tokens
+from harness.core.vision import positions
+from harness.oracle.drawing import END, PADDING, document_pixels, document_tokens
+
+
+class Places(NamedTuple):
+    """Where slots, or patches of images, are: what attention knows of them."""
+
+    positions: Tensor  # [t], or [t, axes]
+    segments: tuple[int, ...]  # slots that attend to each other
+
+
+class Images(NamedTuple):
+    """The images of a micro-batch, in the order of their tokens."""
+
+    pixels: Tensor  # float32 [patches, values]: each patch's channels, in them frames, rows and columns
+    grids: tuple[tuple[int, int, int], ...]  # patches of each image along time, height and width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +47,16 @@ class Stream:
     rows: tuple[int, ...]  # slots of each row, for the auxiliary loss per row
     shares: tuple[Tensor, ...]  # the slots that one rank routes, since the capacity of experts is per rank
     counted: Tensor  # bool: the slots that routers count
+    axes: Tensor | None = None  # [t, 3]: of a model with images, positions along time, height and width
+    images: Images | None = None
 
     @property
     def slots(self) -> int:
         return len(self.tokens)
+
+    @property
+    def places(self) -> Places:
+        return Places(self.positions if self.axes is None else self.axes, self.segments)
 
     @property
     def indices(self) -> list[int]:
@@ -70,7 +94,23 @@ def stream_of(config: CellConfig, step: int, plan: MicroBatch) -> Stream:
         rows=rows,
         shares=shares_of(config, plan),
         counted=owners[:, 0] != PAD if config.model.padding_mask else torch.ones(plan.slots, dtype=torch.bool),
+        axes=_axes(plan, segments) if config.model.vision else None,
+        images=_images(config, step, plan) if config.model.vision else None,
     )
+
+
+def _axes(plan: MicroBatch, segments: Sequence[int]) -> Tensor:
+    """[t, 3] positions of a document, which begins a segment, and of the padding after it (core/vision.py)."""
+    images = {item.start: item.document.images for item in plan.placed}
+    starts = accumulate(segments, initial=0)
+    return torch.cat([torch.tensor(positions(size, images.get(start, ()))) for size, start in zip(segments, starts)])
+
+
+def _images(config: CellConfig, step: int, plan: MicroBatch) -> Images | None:
+    documents = [item.document for item in plan.placed]
+    pixels = [part for document in documents for part in document_pixels(config, step, document)]
+    grids = tuple(image.grid for document in documents for image in document.images)
+    return Images(torch.cat(pixels), grids) if grids else None
 
 
 def shares_of(config: CellConfig, plan: MicroBatch) -> tuple[Tensor, ...]:

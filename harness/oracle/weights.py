@@ -6,17 +6,20 @@ from torch import Tensor, dtype
 
 from harness.core.layer_pattern import ATTENTION, GATED_DELTA, MAMBA
 from harness.core.peft import CANONICAL, DORA, PeftConfig
+from harness.core.vision import TOWER
 from harness.oracle.drawing import initial_weight
-from harness.oracle.fields import DeltaNet, Experts, Latent, Mamba, Model
+from harness.oracle.fields import DeltaNet, Experts, Latent, Mamba, Model, Vision
 
 EMBEDDING, OUTPUT = "embedding.word_embeddings", "output_layer"
+MERGER = f"{TOWER}merger"
 
 Shapes = dict[str, tuple[int, ...]]
 
 
 def shapes(model: Model) -> Shapes:
     """Global name -> shape of every weight, in the order of the model; with adapters only these train."""
-    found: Shapes = {f"{EMBEDDING}.weight": (model.vocab, model.hidden)}
+    found: Shapes = _vision(model.vision) if model.vision else {}
+    found[f"{EMBEDDING}.weight"] = (model.vocab, model.hidden)
     for number in range(1, model.layers + 1):
         found |= _layer(layer_name(number), number, model)
     found |= _norm(final_norm(model), model.hidden, model)
@@ -59,6 +62,11 @@ def layer_name(number: int) -> str:
     return f"decoder.layers.{number - 1}"
 
 
+def deepstack_merger(index: int) -> str:
+    """The name of the merger of the features that are added to the output of a layer of the language model, from 0."""
+    return f"{TOWER}decoder.deepstack_merger_list.{index}"
+
+
 def prediction_name(depth: int) -> str:
     """The name of the prediction layer that looks `depth` tokens further, from 1."""
     return f"mtp.layers.{depth - 1}"
@@ -68,6 +76,24 @@ def initial_weights(model: Model, seed: int, kind: dtype) -> dict[str, Tensor]:
     """Leaf tensors of dtype `kind`, with the values that ranks begin with: rounded as they store them."""
     drawn = {name: initial_weight(name, shape, seed) for name, shape in shapes(model).items()}
     return {name: weight.to(model.stored).to(kind).requires_grad_() for name, weight in drawn.items()}
+
+
+def _vision(vision: Vision) -> Shapes:
+    tower = vision.tower
+    found: Shapes = {
+        f"{TOWER}patch_embed.proj.weight": (tower.hidden, *vision.patch),
+        f"{TOWER}patch_embed.proj.bias": (tower.hidden,),
+        f"{TOWER}pos_embed.weight": (vision.places, tower.hidden),
+    }
+    for number in range(1, tower.layers + 1):
+        found |= _layer(f"{TOWER}{layer_name(number)}", number, tower)
+    width = tower.hidden * vision.merge**2
+    normed = {deepstack_merger(index): width for index in range(len(vision.deepstack))} | {MERGER: tower.hidden}
+    for at, size in normed.items():
+        found |= _norm(f"{at}.patch_norm", size, tower)
+        found |= _linear(f"{at}.linear_fc1", (width, width), tower.bias)
+        found |= _linear(f"{at}.linear_fc2", (vision.out, width), tower.bias)
+    return found
 
 
 def _layer(at: str, number: int, model: Model) -> Shapes:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from harness.core.cell.built import HARMLESS, Difference, differences
 from harness.core.outcomes import LaneVerdict, Outcome
 from harness.core.run.records import BuiltSeen, RankRecord
+from harness.core.vision import VisionConfig
+from harness.judge.built_check import built_problem
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.simulator import config_of, drop_params, evidence_for, judge
 
@@ -61,6 +65,18 @@ def test_it_outranks_a_failed_check() -> None:
     for record in evidence.records.values():
         drop_params(record)
     assert judge(evidence).outcome is Outcome.ERROR
+
+
+def test_the_image_tower_is_recorded_on_the_first_stage_and_is_the_matrixs() -> None:
+    plain = config_of("unpacked", pp=2)
+    evidence = evidence_for(replace(plain, model=replace(plain.model, vision=VisionConfig())))
+    for record in evidence.records.values():
+        record.built = [item for item in record.built if item.of != "tower" or record.place.pp == 0]
+    assert built_problem(evidence) == ""
+    part(evidence.records[0], "tower").values["patch_size"] = "14"
+    assert built_problem(evidence) == "the image tower is not the matrix's on rank 0: patch_size 14, asked 2"
+    evidence.records[0].built.remove(part(evidence.records[0], "tower"))
+    assert built_problem(evidence) == "rank 0 trained, but did not record with what upstream built its tower"
 
 
 def test_fields_that_may_differ_do_not_change_the_verdict() -> None:

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 import transformers.modeling_rope_utils as rope_utils
+import transformers.vision_utils as vision_utils
 from torch import Tensor
 
-from harness.oracle.fields import Model
-from harness.oracle.weights import EMBEDDING, OUTPUT, final_norm, layer_name
+from harness.core.vision import TOWER
+from harness.oracle.fields import Model, Vision
+from harness.oracle.weights import EMBEDDING, MERGER, OUTPUT, deepstack_merger, final_norm, layer_name
 
 Tensors = dict[str, Tensor]
 
@@ -29,10 +31,11 @@ class _Wide:
 
 @contextmanager
 def in_float64(module: Any) -> Iterator[None]:
-    """The package's module, and its rotary positions, compute in float64. Models must be made inside too."""
+    """The package's module, its positions of tokens and patches too, compute in float64. Models must be made inside."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "torch", _Wide())
         patch.setattr(rope_utils, "torch", _Wide())
+        patch.setattr(vision_utils, "torch", _Wide())
         patch.setattr(torch.Tensor, "float", torch.Tensor.double)
         yield
 
@@ -41,20 +44,43 @@ def module_of(name: str) -> Any:
     return importlib.import_module(f"transformers.models.{name}.modeling_{name}")
 
 
-def renamed(tensors: Mapping[str, Tensor], model: Model) -> Tensors:
-    """Tensors by global name -> by the names that all these models share."""
-    found = {"model.embed_tokens.weight": tensors[f"{EMBEDDING}.weight"]}
-    found["model.norm.weight"] = tensors[f"{final_norm(model)}.weight"]
+def renamed(tensors: Mapping[str, Tensor], model: Model, at: str = "model") -> Tensors:
+    """Tensors by global name -> by the names that all these models share, of a language model `at` a name."""
+    found = {f"{at}.embed_tokens.weight": tensors[f"{EMBEDDING}.weight"]}
+    found[f"{at}.norm.weight"] = tensors[f"{final_norm(model)}.weight"]
     if not model.tied:
         found["lm_head.weight"] = tensors[f"{OUTPUT}.weight"]
     for number in range(1, model.layers + 1):
-        ours, theirs = layer_name(number), f"model.layers.{number - 1}"
+        ours, theirs = layer_name(number), f"{at}.layers.{number - 1}"
         found[f"{theirs}.input_layernorm.weight"] = tensors[f"{ours}.input_layernorm.weight"]
         found[f"{theirs}.post_attention_layernorm.weight"] = tensors[f"{ours}.pre_mlp_layernorm.weight"]
         attention = _latent if model.latent else _grouped
         found |= attention(tensors, f"{ours}.self_attention", f"{theirs}.self_attn", model)
         block = _experts if model.has_experts(number) else _feed_forward
         found |= block(tensors, f"{ours}.mlp", f"{theirs}.mlp", model)
+    return found
+
+
+def renamed_tower(tensors: Mapping[str, Tensor], vision: Vision) -> Tensors:
+    """The same of an image tower, whose queries of all heads come first there, then the keys, then the values."""
+    names = {f"{TOWER}patch_embed.proj": "patch_embed.proj", f"{TOWER}pos_embed": "pos_embed"}
+    for number in range(1, vision.tower.layers + 1):
+        ours, theirs = f"{TOWER}{layer_name(number)}", f"blocks.{number - 1}"
+        names |= {f"{ours}.input_layernorm": f"{theirs}.norm1", f"{ours}.pre_mlp_layernorm": f"{theirs}.norm2"}
+        names |= {f"{ours}.self_attention.linear_{part}": f"{theirs}.attn.{part}" for part in ("qkv", "proj")}
+        names |= {f"{ours}.mlp.{part}": f"{theirs}.mlp.{part}" for part in ("linear_fc1", "linear_fc2")}
+    lists = {deepstack_merger(index): f"deepstack_merger_list.{index}" for index in range(len(vision.deepstack))}
+    for ours, theirs in (lists | {MERGER: "merger"}).items():
+        names |= {f"{ours}.{part}": f"{theirs}.{part}" for part in ("linear_fc1", "linear_fc2")}
+        names[f"{ours}.patch_norm"] = f"{theirs}.norm"
+    found: Tensors = {}
+    for ours, theirs in names.items():
+        for kind in ("weight", "bias"):
+            if (tensor := tensors.get(f"{ours}.{kind}")) is not None:
+                if theirs.endswith("qkv"):
+                    by_head = tensor.view(vision.tower.heads, 3, vision.tower.head, *tensor.shape[1:])
+                    tensor = by_head.transpose(0, 1).reshape(tensor.shape)
+                found[f"model.visual.{theirs}.{kind}"] = tensor
     return found
 
 

@@ -3,20 +3,56 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 import pytest
+import torch.nn.functional as F
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer.transformer_config import MLATransformerConfig
 
+from harness.core.cell.asked import asked
 from harness.core.cell.built import HARMLESS
+from harness.core.cell.config import CellConfig
+from harness.core.cell.layout import Layout
 from harness.core.run.records import BuiltSeen
+from harness.core.vision import VisionConfig
 from harness.node.probe.built import _OF_STAGE, _defaults, text_of
-from harness.oracle.fields import MODELLED, NOT_MODELLED, Model, group_of, uncovered
+from harness.oracle.fields import MODELLED, NOT_MODELLED, Model, Rotary, group_of, uncovered
 
 PLAIN = {"hidden_dropout": "0.0", "attention_dropout": "0.0"}
+# What Megatron-Bridge's Qwen3VLTransformerConfig adds, in 0.5, 0.6 and its main branch: it is not installed.
+QWEN3_VL = {
+    "apply_rotary_pos_emb_in_fp32",
+    "deepstack_visual_indexes",
+    "fp16_lm_cross_entropy",
+    "hf_text_config",
+    "image_token_id",
+    "in_channels",
+    "language_max_sequence_length",
+    "logit_dtype",
+    "make_vocab_size_divisible_by",
+    "max_vision_cuda_graph_seq_length",
+    "mrope_section",
+    "num_position_embeddings",
+    "out_hidden_size",
+    "patch_size",
+    "rotary_base",
+    "rotary_percent",
+    "share_embeddings_and_output_weights",
+    "should_pad_vocab",
+    "spatial_merge_size",
+    "temporal_patch_size",
+    "use_hf_vision_model",
+    "video_token_id",
+    "vision_dp_when_cp",
+    "vision_start_token_id",
+    "vocab_size",
+}
+MROPE = {"position_embedding_type": '"mrope"'}
 
 
 def defaults() -> dict[str, dict[str, str | None]]:
@@ -43,15 +79,20 @@ def test_every_field_of_the_installed_release_is_in_a_group() -> None:
     assert found == []
 
 
+def test_every_field_of_qwen3_vl_is_in_a_group() -> None:
+    assert [name for name in sorted(QWEN3_VL) if group_of("model", name) is None] == []
+
+
 def test_no_field_has_two_answers() -> None:
     harmless, absent, read = (set(chain.from_iterable(table.values())) for table in (HARMLESS, NOT_MODELLED, MODELLED))
-    assert absent & read == set()
+    of_tower = {"account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"}  # which has no stages
+    assert absent & read == of_tower
     assert harmless & absent == set()
     assert harmless & read == {"bias_activation_fusion", "calculate_per_token_loss", "rope_scaling_factor"}
 
 
 def test_the_tables_name_fields_of_the_installed_release_alone() -> None:
-    known = set(chain.from_iterable(defaults().values()))
+    known = set(chain.from_iterable(defaults().values())) | QWEN3_VL
     absent = {"logit_dtype"}  # of a later release
     named = chain.from_iterable((*NOT_MODELLED.values(), *MODELLED.values()))
     assert sorted(set(named) - known - absent) == []
@@ -60,10 +101,10 @@ def test_the_tables_name_fields_of_the_installed_release_alone() -> None:
 def test_what_is_read_has_the_defaults_of_the_installed_release() -> None:
     installed = defaults()
     differing = [
-        (part, name, field.default, installed[part][name])
+        (part, name, field.default, known)
         for part, fields in MODELLED.items()
         for name, field in fields.items()
-        if installed[part][name] not in (None, field.default) and name != "vocab_size"
+        if (known := installed.get(part, {}).get(name)) not in (None, field.default) and name != "vocab_size"
     ]
     assert differing == []
 
@@ -117,6 +158,51 @@ def test_details_of_what_is_off_are_not_named() -> None:
 
 def test_combinations_that_are_not_modelled_are_named() -> None:
     assert uncovered(model(num_moe_experts="4")) == [("num_moe_experts, add_bias_linear", "biases of experts")]
+
+
+def seeing(model_values: dict[str, str], constructor: dict[str, str], **tower: str) -> list[BuiltSeen]:
+    return [
+        *model(mrope_section="[2, 1, 1]", **model_values),
+        BuiltSeen(of="constructor", values=MROPE | constructor),
+        BuiltSeen(of="tower", values=PLAIN | tower),
+    ]
+
+
+def test_an_image_tower_is_covered_and_what_it_has_otherwise_is_named() -> None:
+    assert uncovered(seeing({}, {}, activation_func='gelu(approximate: "tanh")', patch_size="14")) == []
+    assert uncovered(seeing({"use_hf_vision_model": "true"}, {}, gated_linear_unit="true", brand_new="1")) == [
+        ("brand_new", "1"),
+        ("gated_linear_unit", "true"),
+        ("use_hf_vision_model", "true"),
+    ]
+    assert ("hidden_dropout", "0.1") in uncovered([*seeing({}, {})[:2], BuiltSeen(of="tower", values={})])
+
+
+def test_what_a_cell_with_images_asks_for_is_covered() -> None:
+    plain = CellConfig(layout=Layout(), data_path="unpacked")
+    asks = asked(replace(plain, model=replace(plain.model, vision=VisionConfig())))
+    assert text_of(partial(F.gelu, approximate="tanh")) == asks["tower"]["activation_func"]
+    assert asks["tower"].keys() - MODELLED["tower"].keys() == set()
+    assert uncovered([BuiltSeen(of=of, values=values) for of, values in asks.items()]) == []
+
+
+def test_positions_along_three_axes_are_those_of_qwen3_vl() -> None:
+    assert uncovered([*model(), BuiltSeen(of="constructor", values=MROPE)]) == [("position_embedding_type", '"mrope"')]
+    assert uncovered([*model(), BuiltSeen(of="tower", values=PLAIN)])[0][0] == "position_embedding_type"
+    for values, constructor in (({"rotary_interleaved": "true"}, {}), ({}, {"rope_scaling": "true"})):
+        assert [value for _, value in uncovered(seeing(values, constructor))] == ["not those of Qwen3-VL"]
+
+
+def test_the_tower_is_read_from_its_own_configuration() -> None:
+    sizes = {"hidden_size": "16", "num_attention_heads": "2", "num_layers": "3", "layernorm_epsilon": "1e-06"}
+    ours = {"num_layers": "1", "hidden_size": "8", "num_attention_heads": "1", "image_token_id": "4"}
+    read = Model.read(seeing(ours, {}, deepstack_visual_indexes="[0, 2]", activation_func="gelu", **sizes))
+    assert (read.layers, read.hidden, read.rotary) == (1, 8, Rotary(sections=(2, 1, 1)))
+    assert read.vision is not None
+    assert (read.vision.token, read.vision.deepstack, read.vision.patch) == (4, (0, 2), (3, 2, 16, 16))
+    tower = read.vision.tower
+    assert (tower.layers, tower.hidden, tower.head, tower.epsilon, tower.ffn) == (3, 16, 8, 1e-6, 64)
+    assert (tower.activation, tower.approximate, tower.causal, tower.qkv_bias) == ("gelu", False, False, True)
 
 
 def test_nothing_recorded_is_not_covered() -> None:

@@ -16,10 +16,11 @@ from harness.core.run.record_file import write_record
 from harness.core.run.records import OracleRecord, RankRecord, StepSeen
 from harness.core.run.run_dir import AttemptDir, RunDir, text_of
 from harness.core.serialization import from_jsonable, loads
+from harness.core.vision import VisionConfig
 from harness.node import supervisor
 from harness.node.coordination.rendezvous import NodeShare
 from harness.oracle.record import key_of, not_modelled, record_of
-from tests.oracle.test_train import BUILT, cell
+from tests.oracle.test_train import BUILT, SEEING, cell, seeing
 
 
 def in_layout(config: CellConfig, **sizes: int) -> CellConfig:
@@ -60,11 +61,17 @@ def test_another_model_has_another_key() -> None:
         ),
         ({"trainer": "example"}, "trainer example"),
         ({"train": replace(cell().train, steps=10**9)}, "size: about "),
+        ({"model": replace(cell().model, vision=VisionConfig(layers=1_024, hidden=2**14, ffn=2**16))}, "size: about "),
     ],
 )
 def test_what_is_not_modelled_is_said(changed: dict[str, Any], why: str) -> None:
     assert not_modelled(cell(), BUILT) == ""
     assert not_modelled(replace(cell(), **changed), BUILT).startswith(why)
+
+
+def test_other_images_have_another_key() -> None:
+    keys = {key_of(seeing("unpacked", 1, images), SEEING) for images in (0, 1, 2)}
+    assert len(keys) == 3
 
 
 def test_routers_are_followed_only_where_the_oracle_computes_the_cell() -> None:

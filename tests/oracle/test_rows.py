@@ -10,6 +10,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import MoeConfig
 from harness.core.packing.documents import DocumentsConfig
+from harness.core.vision import IMAGE, MERGE, VisionConfig, positions
 from harness.oracle.drawing import END, PADDING
 from harness.oracle.rows import Stream, stream_of
 
@@ -39,6 +40,26 @@ def test_rows_that_are_not_packed_attend_to_their_padding() -> None:
     assert stream.segments == stream.rows == (16,)
     assert stream.positions.tolist() == list(range(16))
     assert stream.documents.tolist() == [0] * 5 + [-1] * 11
+
+
+def test_images_are_in_the_order_of_their_tokens_and_positions_start_again_at_each_document() -> None:
+    plain, text = first("unpacked")
+    assert (text.axes, text.images) == (None, None)
+    seeing = replace(plain.model, vision=VisionConfig())
+    documents = replace(plain.documents, lengths=(14, 12), masked=(), images=2)
+    config = replace(plain, data_path="bridge_in_batch", micro_batch_size=2, model=seeing, documents=documents)
+    plan = config.micro_batches(0)[0][0]
+    stream = stream_of(config, 0, plan)
+    images = [image for item in plan.placed for image in item.document.images]
+    assert stream.images is not None and stream.axes is not None
+    assert len(plan.placed) == 2 and len(images) > 2
+    assert stream.images.grids == tuple(image.grid for image in images)
+    assert len(stream.images.pixels) == MERGE**2 * int((stream.tokens == IMAGE).sum())
+    for item in plan.placed:
+        right = positions(item.document.length, item.document.images)
+        assert stream.axes[item.start :][: len(right)].tolist() == [list(place) for place in right]
+    assert torch.equal(stream.places.positions, stream.axes)
+    assert torch.equal(text.places.positions, text.positions)
 
 
 def test_padding_holds_what_the_data_path_pads_with() -> None:

@@ -13,6 +13,7 @@ from harness.core.cell.layout import Layout
 from harness.core.packing.documents import mix
 from harness.core.peft import PeftConfig, is_adapter
 from harness.core.run.records import BuiltSeen
+from harness.core.vision import IMAGE, PATCH, TEMPORAL_PATCH, TOWER, VisionConfig
 from harness.oracle.fields import Model, Optimizer
 from harness.oracle.train import Oracle, Trained, train
 
@@ -182,6 +183,49 @@ def test_experts_that_no_slot_chooses_have_no_gradient() -> None:
     idle = [one for name, one in seen.parameters.items() if ".experts." in name and not one.gradient.any()]
     assert idle
     assert all(torch.equal(one.first_moment, torch.zeros_like(one.gradient)) for one in idle)
+
+
+SEEING = [
+    BuiltSeen(of="model", values=MODEL | {"mrope_section": "[1, 1, 0]", "image_token_id": str(IMAGE)}),
+    BuiltSeen(of="constructor", values={"vocab_size": "128", "position_embedding_type": '"mrope"'}),
+    BuiltSeen(
+        of="tower",
+        values={
+            "num_layers": "1",
+            "hidden_size": "8",
+            "num_attention_heads": "2",
+            "ffn_hidden_size": "12",
+            "patch_size": str(PATCH),
+            "temporal_patch_size": str(TEMPORAL_PATCH),
+            "num_position_embeddings": "16",
+            "out_hidden_size": "8",
+            "deepstack_visual_indexes": "[0]",
+            "activation_func": "gelu",
+        },
+    ),
+    BUILT[2],
+]
+
+
+def seeing(data_path: str, documents: int, images: int = 2) -> CellConfig:
+    """The model of `SEEING`, and as many documents in a row."""
+    config = cell(data_path)
+    model = replace(config.model, vision=VisionConfig(layers=1, hidden=8, heads=2, ffn=12))
+    given = replace(mix("images", 32, 1), images=images)
+    return replace(config, model=model, documents=given, micro_batch_size=documents)
+
+
+def test_a_model_with_images_does_not_depend_on_rows_and_its_tower_trains() -> None:
+    one, other = train(seeing("unpacked", 1), SEEING), train(seeing("bridge_in_batch", 2), SEEING)
+    for kind in ("gradient", "trained"):
+        assert furthest(other, one, kind) < 1e-9, kind
+    tower = {name: seen for name, seen in one.parameters.items() if name.startswith(TOWER)}
+    assert tower and all(seen.gradient.any() for seen in tower.values())
+
+
+def test_without_images_the_tower_has_no_gradient() -> None:
+    seen = train(seeing("unpacked", 1, images=0), SEEING)
+    assert not any(one.gradient.any() for name, one in seen.parameters.items() if name.startswith(TOWER))
 
 
 def test_with_adapters_nothing_else_trains() -> None:

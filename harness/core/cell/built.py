@@ -32,6 +32,8 @@ HARMLESS: dict[str, tuple[str, ...]] = {
         "parallel_output",
     ),
     "it says how a data path makes rows, which ranks compare with the packing plan": (
+        "video_token_id",  # likewise of positions, and of the features of image tokens
+        "vision_start_token_id",
         "sequence_packing_scheduler",
         "max_seqlen_per_dp_cp_rank",
         "create_attention_mask_in_dataloader",
@@ -112,6 +114,7 @@ HARMLESS: dict[str, tuple[str, ...]] = {
         "cuda_graph_warmup_steps",
         "inference_cuda_graph_scope",
         "optimizer_cuda_graph",
+        "max_vision_cuda_graph_seq_length",
     ),
     "it says how and when ranks exchange the same values": (
         "pipeline_model_parallel_comm_backend",
@@ -172,6 +175,7 @@ HARMLESS: dict[str, tuple[str, ...]] = {
         "nccl_ub",
         "disable_symmetric_registration",
         "clone_scatter_output_in_embedding",
+        "vision_dp_when_cp",
     ),
     "the cell's weights replace those that upstream draws": (
         "perform_initialization",
@@ -199,6 +203,8 @@ HARMLESS: dict[str, tuple[str, ...]] = {
         "moe_per_layer_logging",
         "hetereogenous_dist_checkpoint",
         "max_sequence_length",  # with rotary embeddings, of nothing but a check of inference
+        "language_max_sequence_length",  # the same of Qwen3-VL
+        "hf_text_config",
     ),
     "it is a detail of what is off, and the switch itself is compared": (
         "rope_scaling_factor",

@@ -5,10 +5,14 @@ Ranks ask it before they compute, and whoever plans a control: one with which no
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from harness.core.cell.axis_values import BUILT_IN_TRAINERS
 from harness.core.cell.config import CellConfig
 from harness.core.layer_pattern import MAMBA
 from harness.core.packing.arithmetic import MicroBatch
+from harness.core.vision import MERGE, VisionConfig
 
 # On one core float64 matrices are multiplied at 5 to 20 GFLOP/s: half a minute to two.
 _MOST_FLOPS = 5e11
@@ -24,7 +28,6 @@ def not_modelled_in(config: CellConfig) -> str:
         ("trainer", config.trainer not in BUILT_IN_TRAINERS and config.trainer),  # it may divide the loss otherwise
         ("model.builder", model.builder),
         ("model.pattern", model.pattern and model.mtp is not None and f"{model.pattern} with prediction layers"),
-        ("model.vision", model.vision is not None and "images"),
         ("resume", config.saved_in is not None and config.by_rows and "rows of two layouts"),
     )
     return ", ".join(f"{name} {value}" for name, value in wanted if value) or _too_large(config)
@@ -52,14 +55,30 @@ def _too_large(config: CellConfig) -> str:
     tokens, squares = sum(plan.slots for plan in plans), max(map(_squares, plans), default=0)
     feed_forward = 3 * model.hidden * model.ffn * (model.moe.topk if model.moe else 1)
     weights = model.layers * (4 * model.hidden**2 + feed_forward) + 2 * model.vocab * model.hidden
-    flops = 2 * config.train.steps * (6 * weights * tokens + 12 * model.layers * model.hidden * squares)
-    size = 8 * (3 * model.layers * model.heads * squares + 5 * weights)
+    operations = 6 * weights * tokens + 12 * model.layers * model.hidden * squares
+    scores = model.layers * model.heads * squares
+    if model.vision:
+        more = _of_tower(model.vision, model.hidden, plans)
+        operations, scores, weights = operations + more[0], scores + more[1], weights + more[2]
+    flops = 2 * config.train.steps * operations
+    size = 8 * (3 * scores + 5 * weights)
     if flops <= _MOST_FLOPS and size <= _MOST_BYTES:
         return ""
     return (
         f"size: about {flops:.1g} operations and {size / 2**30:.2g} GiB of memory, more than {_MOST_FLOPS:.0e} or "
         f"{_MOST_BYTES >> 30}"
     )
+
+
+def _of_tower(vision: VisionConfig, out: int, plans: Sequence[MicroBatch]) -> tuple[int, int, int]:
+    """Operations, attention scores and weights of an image tower; its mergers see a block of patches at once."""
+    grids = [[math.prod(image.grid) for item in plan.placed for image in item.document.images] for plan in plans]
+    patches = sum(map(sum, grids))
+    squares = max((sum(size * size for size in sizes) for sizes in grids), default=0)
+    block, layers = MERGE**2, vision.layers * (4 * vision.hidden**2 + 2 * vision.hidden * vision.ffn)
+    mergers = (1 + vision.deepstack) * block * vision.hidden * (block * vision.hidden + out)
+    operations = 6 * (layers * patches + mergers * patches // block) + 12 * vision.layers * vision.hidden * squares
+    return operations, vision.layers * vision.heads * squares, layers + mergers
 
 
 def _squares(plan: MicroBatch) -> int:

@@ -86,7 +86,7 @@ class BuiltSeen:
     Of a configuration the fields that differ from megatron-core's defaults, of a constructor all plain arguments.
     """
 
-    of: str  # "model", "constructor", "ddp" or "optimizer"
+    of: str  # "model", "constructor", "tower" (of images), "ddp" or "optimizer"
     values: dict[str, str]  # name -> value as text, as harness/node/probe/built.py writes it
 
 

@@ -1,7 +1,8 @@
 """With what upstream built a rank's model, DDP and optimizer: their configurations, and the rank's place.
 
 Of a configuration those fields of megatron-core's own classes are recorded that the cell asks for, and those whose
-values are not the defaults there, or not those of the release whose defaults the oracle knows. Subclasses, such as the
+values are not the defaults there, or not those of the release whose defaults the oracle knows. So are those of
+Megatron-Bridge's class for Qwen3-VL, of which the image tower has a configuration too. Other subclasses, such as the
 providers of Megatron-Bridge, have more fields, which become arguments of the model's constructor; these are recorded
 likewise.
 """
@@ -25,7 +26,7 @@ from harness.core.cell.asked import asked
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Coordinates
 from harness.core.run.records import BuiltSeen, RankRecord
-from harness.node.probe.model.bridge.vision import language_of
+from harness.node.probe.model.bridge.vision import PACKAGE, language_of, tower_of
 from harness.node.probe.model.gpt import unwrap
 from harness.oracle.fields import MODELLED
 
@@ -37,7 +38,7 @@ _MODELS = {
 _GIVEN = "constructor_arguments"  # attribute of a model
 # Arguments that differ between the chunks of one model.
 _OF_STAGE = ("pre_process", "post_process", "vp_stage", "pre_process_mtp", "post_process_mtp")
-_OURS = "megatron.core."
+_OURS = ("megatron.core.", f"megatron.bridge.{PACKAGE}.")
 _LONGEST = 2_000  # characters of a value
 
 
@@ -74,6 +75,7 @@ def record_built(record: RankRecord, config: CellConfig, chunks: Sequence[Any], 
     for chunk in chunks:
         model = language_of(unwrap(chunk))
         found += _seen("model", model.config, config)
+        found += _seen("tower", getattr(tower_of(unwrap(chunk)), "config", None), config)
         found.append(BuiltSeen(of="constructor", values=arguments_of(model, asked(config)["constructor"])))
         found += _seen("ddp", _ddp(chunk), config)
     found += _seen("optimizer", _config_of(optimizer), config)
@@ -133,7 +135,7 @@ def _recorded(
 
 @cache
 def _defaults(kind: Any) -> dict[str, str | None]:
-    """Field -> default as text, None without one: as the first of megatron-core's classes that has the field says."""
+    """Field -> default as text, None without one: as the first of upstream's classes that has the field says."""
     found: dict[str, str | None] = {}
     for parent in kind.__mro__:
         if parent.__module__.startswith(_OURS) and dataclasses.is_dataclass(parent):
@@ -168,6 +170,7 @@ def _text(value: Any) -> str:
     if isinstance(value, dict):
         return f"{{{', '.join(f'{_text(key)}: {_text(item)}' for key, item in value.items())}}}"
     if isinstance(value, functools.partial):
-        return _text(value.func)
+        given = ", ".join(f"{key}: {_text(item)}" for key, item in value.keywords.items())
+        return f"{_text(value.func)}({given})" if given else _text(value.func)
     name = getattr(value, "__qualname__", None) or type(value).__qualname__
     return str(name)

@@ -28,7 +28,7 @@ from harness.node.data_paths.lookup import lacking, takes
 from harness.node.device.placement import Device
 from harness.node.probe.model.attention_kinds import attention_fields
 from harness.node.probe.model.bridge.adapters import adapted
-from harness.node.probe.model.bridge.vision import build_vision_model, vision_fields
+from harness.node.probe.model.bridge.vision import build_vision_model
 from harness.node.probe.model.builders import MODELS
 from harness.node.probe.model.distributed_optimizer import connect_schedule, ddp_config
 from harness.node.probe.model.groups import GLOBAL, Groups, explicit_groups
@@ -139,7 +139,7 @@ def upstream_fields(config: CellConfig) -> dict[str, Any]:
         "activation_func": getattr(torch.nn.functional, ACTIVATION),
         **attention_fields(config.attention),
         **recompute_fields(config.recompute),
-        **vision_fields(config),
+        **({"language_max_sequence_length": config.train.seq_length} if config.model.vision else {}),
     }
 
 

@@ -21,18 +21,7 @@ from torch import Tensor
 
 from harness.core.cell.config import CellConfig
 from harness.core.cell.model import ModelConfig
-from harness.core.setting import upstream_of
-from harness.core.vision import (
-    CHANNELS,
-    IMAGE,
-    MERGE,
-    PATCH,
-    POSITIONS,
-    TEMPORAL_PATCH,
-    VIDEO,
-    VISION_START,
-    VisionConfig,
-)
+from harness.core.vision import CHANNELS, MERGE, PATCH, POSITIONS, TEMPORAL_PATCH, VisionConfig
 from harness.node.data_paths.lookup import Unavailable, module_unavailable
 
 PACKAGE = "models.qwen_vl.modelling_qwen3_vl"
@@ -48,26 +37,6 @@ def unavailable_vision(config: CellConfig) -> Unavailable:
 def vision_config_class() -> Any:
     """Upstream's configuration of the whole model, a TransformerConfig."""
     return _module("transformer_config").Qwen3VLTransformerConfig
-
-
-def vision_fields(config: CellConfig) -> dict[str, Any]:
-    """Fields of upstream's configuration; none for a model without vision."""
-    vision = config.model.vision
-    if vision is None:
-        return {}
-    return {
-        **upstream_of(vision),
-        "mrope_section": list(vision.sections),
-        "vocab_size": config.model.vocab,
-        "language_max_sequence_length": config.train.seq_length,
-        "rotary_base": config.model.rope_base,
-        "spatial_merge_size": MERGE,
-        "image_token_id": IMAGE,
-        "video_token_id": VIDEO,
-        "vision_start_token_id": VISION_START,
-        "deepstack_visual_indexes": list(range(vision.deepstack)),
-        "share_embeddings_and_output_weights": config.model.tied,
-    }
 
 
 def attention_class() -> Any:
@@ -115,6 +84,11 @@ def hf_config(model: ModelConfig, vision: VisionConfig) -> Any:
 def language_of(chunk: Any) -> Any:
     """The language model of a chunk with vision, else the chunk (the module inside DDP)."""
     return getattr(chunk, "language_model", chunk)
+
+
+def tower_of(chunk: Any) -> Any:
+    """The image tower of a chunk (the module inside DDP), None without one."""
+    return getattr(chunk, "vision_model", None)
 
 
 class ImageAttention(MegatronModule):  # type: ignore[misc]
