@@ -15,7 +15,7 @@ from torch import Tensor
 from harness.core.vision import TOWER
 from harness.oracle.attention import grouped
 from harness.oracle.fields import Vision
-from harness.oracle.layers import feed_forward, norm
+from harness.oracle.layers import feed_forward, norm, widened
 from harness.oracle.rows import Images, Places
 from harness.oracle.weights import MERGER, deepstack_merger, layer_name
 
@@ -49,7 +49,7 @@ def _merged(x: Tensor, weights: Mapping[str, Tensor], at: str, vision: Vision, *
     """x [p, hidden] to [n, out]: the patches of a block side by side, through two linear maps.
 
     The norm before them is over a patch, or `by_token` over the whole block (Qwen3VLVisionPatchMerger,
-    `use_postshuffle_norm`).
+    `use_postshuffle_norm`). Between them is the tower's activation; Hugging Face's mergers have the exact GELU.
     """
     width = vision.tower.hidden * vision.merge**2
     normed = norm(x.reshape(-1, width) if by_token else x, weights, f"{at}.patch_norm", vision.tower)
@@ -63,10 +63,11 @@ def _learned(grid: tuple[int, int, int], weights: Mapping[str, Tensor], vision: 
     bilinear interpolation (fast_pos_embed_interpolate).
     """
     learned, side = weights[f"{TOWER}pos_embed.weight"], round(vision.places**0.5)
-    numbers = torch.arange(side, dtype=learned.dtype)
-    at = _rows_and_columns(grid, vision.merge).to(learned.dtype)
-    steps = torch.tensor([(side - 1) / max(size - 1, 1) for size in grid[1:]], dtype=learned.dtype)
-    down, across = (1 - ((at * steps)[:, :, None] - numbers).abs()).clamp(min=0).unbind(1)
+    wide = widened(learned).dtype
+    steps = torch.tensor([(side - 1) / max(size - 1, 1) for size in grid[1:]], dtype=wide)
+    at = _rows_and_columns(grid, vision.merge).to(wide) * steps
+    weighed = (1 - (at[:, :, None] - torch.arange(side, dtype=wide)).abs()).clamp(min=0)
+    down, across = weighed.to(learned.dtype).unbind(1)
     return torch.einsum("pi,pj,ijh->ph", down, across, learned.view(side, side, -1))
 
 
