@@ -35,6 +35,11 @@ def test_packed_rows_with_images_equal_documents_on_one_rank(report: dict[str, A
     assert {name: named(report, name)["outcome"] for name in COVERING} == dict.fromkeys(COVERING, "PASS")
 
 
+def test_the_oracle_judges_cells_with_images_and_their_controls_whole(report: dict[str, Any]) -> None:
+    for cell in report["cells"]:
+        assert (cell["evidence"]["reference"], cell["evidence"]["not_compared"]) == ("the oracle", ""), cell["id"]
+
+
 def test_positions_that_run_on_over_documents_are_named_at_the_first_token(report: dict[str, Any]) -> None:
     cell = named(report, RUNNING_ON)
     first = cell["findings"][0]
