@@ -1,5 +1,5 @@
-"""The names by which upstream hands packed params on: their argument of the model's forward, and the fields that the
-harness reads of every packed batch, or sets itself on `reference`.
+"""The names by which upstream hands a batch on: arguments of the model's forward, and the fields of packed params that
+the harness reads of every packed batch, or sets itself on `reference`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from harness.node.data_paths.lookup import Unavailable, not_in_release, release,
 
 _MODULE = "megatron.core.packed_seq_params"
 ARGUMENT = "packed_seq_params"
+_TRAINED = ("input_ids", "position_ids", "labels", "loss_mask")  # read of the calls that upstream's trainers make
 # Field that the harness sets -> the first release with it. Commits before it have its version too, and may lack it.
 _SET = {"total_tokens": (0, 17), "tokens_per_sample": (0, 19), "pad_between_seqs": (0, 19)}
 
 
 def unavailable_fields(config: CellConfig) -> Unavailable:
-    """Which name of packed params that a cell needs is absent: a field, or their argument of the model; None when none
+    """Which name that a cell needs is absent: an argument of the model, or a field of packed params; None when none
     is.
     """
     gpt: Any = importlib.import_module("megatron.core.models.gpt.gpt_model")
-    if not takes(gpt.GPTModel.forward, ARGUMENT):
-        reason = f"{release('megatron.core')} has no argument {ARGUMENT} of GPTModel.forward"
-        return not_in_release(reason, "megatron.core")
+    for name in (ARGUMENT, *(() if config.own_trainer else _TRAINED)):
+        if not takes(gpt.GPTModel.forward, name):
+            reason = f"{release('megatron.core')} has no argument {name} of GPTModel.forward"
+            return not_in_release(reason, "megatron.core")
     if not config.path.packs:
         return None
     upstream: Any = importlib.import_module(_MODULE)

@@ -258,6 +258,20 @@ def test_a_model_that_takes_packed_params_by_another_name_is_missing_one(monkeyp
     assert isinstance(found, Rejection) and "has no argument packed_seq_params of GPTModel.forward" in found.reason
 
 
+TRAINED = ["input_ids", "position_ids", "labels", "loss_mask"]
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_trainer_needs_every_argument_of_the_model_by_its_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [
+        other for other in ("input_ids", "position_ids", "labels", "loss_mask", "packed_seq_params") if other != name
+    ]
+    monkeypatch.setattr(GPTModel, "forward", eval(f"lambda self, {', '.join(given)}: None"))
+    found = packed_fields.unavailable_fields(dataclasses.replace(config("sft"), trainer="megatron"))
+    assert isinstance(found, Rejection) and f"has no argument {name} of GPTModel.forward" in found.reason
+    assert packed_fields.unavailable_fields(config("sft")) is None
+
+
 @pytest.mark.parametrize(
     ("file", "statement"),
     [
