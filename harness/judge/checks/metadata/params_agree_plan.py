@@ -63,8 +63,11 @@ def _finding(evidence: CellEvidence, wrong: list[_WrongValue]) -> CheckFinding:
 
 
 def _other_micro_batch(evidence: CellEvidence, place: RankLocation, problem: FieldProblem) -> int | None:
-    """Number of another micro-batch of the step whose plan has the measured offsets."""
-    if not isinstance(problem.measured, list):
+    """Number of another micro-batch of the step whose plan has the measured offsets.
+
+    The ends of the right offsets alone are those of a row with its boundaries lost, whatever another row has.
+    """
+    if not isinstance(problem.measured, list) or _merged(problem):
         return None
     for number, truth in enumerate(evidence.plan[place.step][place.at.dp]):
         expected = getattr(truth.params, problem.field, None)
@@ -80,6 +83,8 @@ def _notes(evidence: CellEvidence, seen: _WrongValue) -> list[str]:
         return []
     if count := _ghosts(problem):
         return [f"{counted(count, 'empty segment')} that no document has"]
+    if _merged(problem):
+        return ["the boundaries between documents are lost, so that they are one"]
     style, notes = evidence.cell.config.style, []
     physical = problem.field in PADDED or (truth.params and truth.params.cu_seqlens_q_padded) is None
     if physical:
@@ -89,6 +94,12 @@ def _notes(evidence: CellEvidence, seen: _WrongValue) -> list[str]:
         if problem.field.startswith(f"cu_seqlens_{kind}") and real is not None and padded is not None:
             notes += pairing(real, padded)
     return notes
+
+
+def _merged(problem: FieldProblem) -> bool:
+    """Whether the measured offsets are the ends of the right ones."""
+    expected = list(problem.expected or ()) if isinstance(problem.expected, list | tuple) else []
+    return len(expected) > 2 and problem.measured == [expected[0], expected[-1]]
 
 
 def _ghosts(problem: FieldProblem) -> int:

@@ -63,6 +63,23 @@ def test_real_and_padded_offsets_swapped(field: str) -> None:
     assert finding.fault_class == fault_classes.REAL_PADDED
 
 
+def test_lost_boundaries_are_not_the_offsets_of_a_row_with_one_document() -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    rows = [truth.params.cu_seqlens_q for truth in evidence.plan[0][0] if truth.params is not None]
+    assert (0, 64) in map(tuple, rows) and len(rows[0]) > 2
+
+    def merge(seen: SeenParams) -> None:
+        seen.cu_seqlens_q = seen.cu_seqlens_kv = [0, 64]
+        for name in ("cu_seqlens_q", "cu_seqlens_kv"):
+            seen.forms[name].shape = [2]
+
+    [record] = at(evidence, tp=1)
+    alter_params(record, merge, micro_batch=0)
+    finding = the_only_finding(evidence, "params_agree_plan")
+    assert finding.message.endswith("; the boundaries between documents are lost, so that they are one")
+    assert finding.fault_class == fault_classes.CU_SEQLENS
+
+
 def test_the_offsets_of_another_micro_batch_are_recognised() -> None:
     evidence = evidence_for(config_of("sft", tp=2))
     truth = evidence.plan[0][0][0].params
