@@ -31,15 +31,17 @@ from harness.core.run.records import (
     RouterSeen,
     StepSeen,
     TrainingSeen,
+    UpdateApart,
 )
 from harness.core.run.tensor_records import ActivationSeen, Fingerprint, ParameterSeen, UpdateSeen
 from harness.core.vision import TOWER
+from harness.oracle.both_ways import BothWays
 from harness.oracle.choices import NO_CHOICES, Choices, followed
 from harness.oracle.drawing import draw
 from harness.oracle.fields import Model, Optimizer, uncovered
 from harness.oracle.optimizer import Schedule
 from harness.oracle.rows import stream_of
-from harness.oracle.train import Outputs, RouterLosses, Step, Trained, train
+from harness.oracle.train import Oracle, Outputs, RouterLosses, Step, Trained
 
 _ONE_RANK = Coordinates(tp=0, cp=0, dp=0, pp=0)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -50,10 +52,14 @@ def record_of(cell: str, config: CellConfig, built: Sequence[BuiltSeen], choices
 
     `choices`: of their routers, where it follows them.
     """
-    exact, rounded = train(config, built, choices=choices), train(config, built, _DTYPES[config.dtype], choices)
-    found = _as_rank(cell, config, exact)
-    found.legs = [_second_training(_as_rank(cell, config, rounded))]
-    found.followed = followed(exact.ranked, rounded.ranked)
+    exact = Oracle.of(config, built, choices=choices)
+    rounded = Oracle.of(config, built, _DTYPES[config.dtype], choices)
+    ways = BothWays(exact)
+    for gradients, moved in zip(exact.updates(), rounded.updates(), strict=True):
+        ways.add(gradients, moved)
+    found = _as_rank(cell, config, exact.seen)
+    found.legs = [_second_training(_as_rank(cell, config, rounded.seen), ways.apart())]
+    found.followed = followed(exact.seen.ranked, rounded.seen.ranked)
     return found
 
 
@@ -232,7 +238,7 @@ def _router(seen: RouterLosses) -> RouterSeen:
     )
 
 
-def _second_training(seen: RankRecord) -> LegSeen:
+def _second_training(seen: RankRecord, apart: dict[str, UpdateApart]) -> LegSeen:
     first, later = seen.steps[0], seen.steps[1:]
     updates = {one.name: one.update for one in seen.parameters if one.update is not None}
     return LegSeen(
@@ -249,6 +255,7 @@ def _second_training(seen: RankRecord) -> LegSeen:
             trained={name: update.trained for name, update in updates.items() if update.trained is not None},
             merged={},
             expert_biases=seen.expert_biases,
+            apart=apart,
         ),
     )
 

@@ -36,9 +36,8 @@ def delta_net(
     share = kind.heads // kind.key_heads
     query, key = (_unit(part.view(len(x), -1, kind.key)).repeat_interleave(share, dim=1) for part in (query, key))
     decay = torch.exp(-weights[f"{at}.A_log"].exp() * F.softplus(widened(step) + weights[f"{at}.dt_bias"]))
-    read = delta_rule(
-        query * kind.key**-0.5, key, value.view(len(x), -1, kind.value), decay, beta.sigmoid(), stream.segments
-    )
+    query = widened(query) * kind.key**-0.5
+    read = delta_rule(query, key, value.view(len(x), -1, kind.value), decay, beta.sigmoid(), stream.segments)
     normed = norm(read.to(x.dtype), weights, f"{at}.out_norm", model) * F.silu(widened(gate)).view_as(read)
     return linear(normed.to(x.dtype).flatten(1), weights, f"{at}.out_proj", model)
 
@@ -79,9 +78,9 @@ def mamba(x: Tensor, weights: Mapping[str, Tensor], at: str, model: Model, kind:
         for part in (into, out_of)
     )
     time = F.softplus(widened(step) + weights[f"{at}.dt_bias"])
-    read = scan(given, time, -weights[f"{at}.A_log"].exp(), into, out_of, stream.segments)
+    read = scan(given, time, -widened(weights[f"{at}.A_log"]).exp(), into, out_of, stream.segments)
     read = read + weights[f"{at}.D"][:, None] * given
-    gated = (read.flatten(1) * F.silu(widened(gate))).view(len(x), kind.groups, -1)
+    gated = widened((read.flatten(1) * F.silu(widened(gate))).to(x.dtype)).view(len(x), kind.groups, -1)
     normed = gated * (gated.square().mean(-1, keepdim=True) + MAMBA_EPSILON).rsqrt()
     return linear((normed.flatten(1) * weights[f"{at}.norm.weight"]).to(x.dtype), weights, f"{at}.out_proj", model)
 
@@ -102,14 +101,19 @@ def scan(given: Tensor, time: Tensor, rate: Tensor, into: Tensor, out_of: Tensor
 
 
 def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, segments: tuple[int, ...]) -> Tensor:
-    """silu(b + sum_i w_i x_(t - taps + 1 + i)) of each channel: x [t, channels], weight [channels, 1, taps]."""
-    taps = weight.shape[-1]
+    """silu(b + sum_i w_i x_(t - taps + 1 + i)) of each channel: x [t, channels], weight [channels, 1, taps].
+
+    Kernels sum in float32 at least, gradients of weights too, and round once (causal_conv1d 1.6, causal_conv1d_fwd.cu,
+    causal_conv1d_bwd; fla.modules.convolution).
+    """
+    taps, kernel, offset = weight.shape[-1], widened(weight), None if bias is None else widened(bias)
     parts = []
-    for part in torch.split(x, list(segments)):
+    for part in torch.split(widened(x), list(segments)):
         padded = F.pad(part.T, (taps - 1, 0))
-        parts.append(F.conv1d(padded, weight, bias, groups=len(weight)).T)
-    return F.silu(torch.cat(parts))
+        parts.append(F.conv1d(padded, kernel, offset, groups=len(weight)).T)
+    return F.silu(torch.cat(parts)).to(x.dtype)
 
 
 def _unit(x: Tensor) -> Tensor:
-    return x * (x.square().sum(-1, keepdim=True) + DELTA_EPSILON).rsqrt()
+    wide = widened(x)
+    return (wide * (wide.square().sum(-1, keepdim=True) + DELTA_EPSILON).rsqrt()).to(x.dtype)

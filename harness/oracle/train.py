@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -97,28 +97,11 @@ class Trained:
     ranked: dict[Place, Ranked] = field(default_factory=dict)  # where a choice was followed
 
 
-def train(
-    config: CellConfig,
-    built: Sequence[BuiltSeen],
-    dtype: torch.dtype = torch.float64,
-    choices: Choices = NO_CHOICES,
-) -> Trained:
-    """Train the model that upstream built, from the cell's initial weights, on the rows of its packing plan.
-
-    `built`: of the rank's record; what `fields.uncovered` names in it is not computed as upstream does. `dtype`: of
-    the model; the optimizer and sums of gradients are in float32 at least. `choices`: of routers, to follow.
-    """
-    return Oracle(
-        config,
-        Model.read(built, config.model.peft, config.model.pattern),
-        Optimizer.read(built, config.train.lr),
-        dtype,
-        choices,
-    ).run()
-
-
 class Oracle:
-    """Model, weights and optimizer of a cell."""
+    """Model, weights and optimizer of a cell.
+
+    It trains the model that upstream built, from the cell's initial weights, on the rows of its packing plan.
+    """
 
     def __init__(
         self,
@@ -141,6 +124,21 @@ class Oracle:
         self.biases = {number: torch.zeros(count, dtype=wide) for number in layers if model.has_experts(number)}
         self.seen = Trained(model=model)
 
+    @classmethod
+    def of(
+        cls,
+        config: CellConfig,
+        built: Sequence[BuiltSeen],
+        dtype: torch.dtype = torch.float64,
+        choices: Choices = NO_CHOICES,
+    ) -> Oracle:
+        """`built`: of the rank's record; what `fields.uncovered` names in it is not computed as upstream does.
+
+        `dtype`: of the model; the optimizer and sums of gradients are in float32 at least. `choices`: to follow.
+        """
+        model = Model.read(built, config.model.peft, config.model.pattern)
+        return cls(config, model, Optimizer.read(built, config.train.lr), dtype, choices)
+
     def _stored(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
         """What the model computes with: a copy of the optimizer's weight, rounded if ranks store it in bf16.
 
@@ -150,17 +148,23 @@ class Oracle:
         return rounded.to(dtype, copy=True).requires_grad_()
 
     def run(self) -> Trained:
+        for _ in self.updates():
+            pass
+        return self.seen
+
+    def updates(self) -> Iterator[dict[str, Tensor]]:
+        """Train; yields the clipped gradients of every step, once it has changed the weights."""
         before = {name: weight.clone() for name, weight in self.trained.items()}
         for step in range(self.config.train.steps):
-            self._step(step)
+            gradients = self._step(step)
             for number, after in enumerate(self.config.evaluated):
                 if after == step + 1:
                     self.seen.evaluations[number] = self._evaluation(self.config.train.steps + number)
+            yield gradients
         for name, weight in self.trained.items():
             self.seen.parameters[name].trained = weight - before[name]
-        return self.seen
 
-    def _step(self, step: int) -> None:
+    def _step(self, step: int) -> dict[str, Tensor]:
         gradients = {name: torch.zeros_like(weight) for name, weight in self.trained.items()}
         seen, taken = self._backward(step, gradients)
         seen.gradient_norm = gradient_norm(gradients)
@@ -186,6 +190,7 @@ class Oracle:
                 self.biases[number] = moved_bias(bias, taken[number], self.model.experts.bias_rate)
             seen.biases = {number: bias.tolist() for number, bias in self.biases.items()}
         self.seen.steps.append(seen)
+        return clipped
 
     def _backward(self, step: int, gradients: Mapping[str, Tensor]) -> tuple[Step, dict[int, Tensor]]:
         """Add to the gradients those of a step; returns its losses, and by layer how many slots each expert took.

@@ -47,6 +47,7 @@ from harness.core.run.records import (
     TensorSeen,
     TokenLoss,
     TrainingSeen,
+    UpdateApart,
     WorkloadSeen,
 )
 from harness.core.run.run_plan import Allocation, Expansion, PlannedCell, RunPlan, XFail
@@ -196,7 +197,7 @@ def computed(evidence: CellEvidence) -> OracleRecord:
         )
         for seen in record.steps
     ]
-    first = record.steps[0]
+    first, apart = record.steps[0], {seen.name: UpdateApart(change=0.0, trained=0.0) for seen in record.parameters}
     again = LegSeen(
         leg="noise-dtype",
         loss_sum=first.loss_sum or 0.0,
@@ -204,7 +205,7 @@ def computed(evidence: CellEvidence) -> OracleRecord:
         documents=first.documents,
         parameters=[replace(seen, parts=[], update=None) for seen in record.parameters],
         activations=record.activations,
-        training=second_training(copy.deepcopy(record)),
+        training=replace(second_training(copy.deepcopy(record)), apart=apart),
     )
     record.legs = [again]
     digest = digest_of_choices([evidence.records[rank] for rank in sorted(evidence.records)])

@@ -93,6 +93,11 @@ def without_second_training(record: RankRecord) -> None:
     record.legs = []
 
 
+def without_distance(record: RankRecord) -> None:
+    assert record.legs[0].training is not None
+    record.legs[0].training.apart.popitem()
+
+
 def without_number(record: RankRecord) -> None:
     record.parameters[0].gradient.norm_sq = float("nan")
 
@@ -110,6 +115,7 @@ def of_another_rank(record: RankRecord) -> None:
         without_norm,
         without_update,
         without_second_training,
+        without_distance,
         without_number,
         of_another_rank,
     ],

@@ -15,7 +15,7 @@ from harness.core.peft import PeftConfig, is_adapter
 from harness.core.run.records import BuiltSeen
 from harness.core.vision import IMAGE, PATCH, TEMPORAL_PATCH, TOWER, VisionConfig
 from harness.oracle.fields import Model, Optimizer
-from harness.oracle.train import Oracle, Trained, train
+from harness.oracle.train import Oracle, Trained
 
 MODEL = {
     "num_layers": "2",
@@ -62,7 +62,7 @@ def trained(config: CellConfig, dtype: torch.dtype = torch.float64, clip: str = 
         BuiltSeen(of="constructor", values={"vocab_size": "128", "position_embedding_type": '"rope"'}),
         BuiltSeen(of="optimizer", values={"lr": "0.001", "clip_grad": clip}),
     ]
-    return train(config, built, dtype)
+    return Oracle.of(config, built, dtype).run()
 
 
 def furthest(one: Trained, other: Trained, kind: str) -> float:
@@ -216,7 +216,10 @@ def seeing(data_path: str, documents: int, images: int = 2) -> CellConfig:
 
 
 def test_a_model_with_images_does_not_depend_on_rows_and_its_tower_trains() -> None:
-    one, other = train(seeing("unpacked", 1), SEEING), train(seeing("bridge_in_batch", 2), SEEING)
+    one, other = (
+        Oracle.of(config, SEEING, torch.float64).run()
+        for config in (seeing("unpacked", 1), seeing("bridge_in_batch", 2))
+    )
     for kind in ("gradient", "trained"):
         assert furthest(other, one, kind) < 1e-9, kind
     tower = {name: seen for name, seen in one.parameters.items() if name.startswith(TOWER)}
@@ -224,7 +227,7 @@ def test_a_model_with_images_does_not_depend_on_rows_and_its_tower_trains() -> N
 
 
 def test_without_images_the_tower_has_no_gradient() -> None:
-    seen = train(seeing("unpacked", 1, images=0), SEEING)
+    seen = Oracle.of(seeing("unpacked", 1, images=0), SEEING, torch.float64).run()
     assert not any(one.gradient.any() for name, one in seen.parameters.items() if name.startswith(TOWER))
 
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from harness.core.cell.axis_values import BUILT_IN_TRAINERS
 from harness.core.cell.config import CellConfig
-from harness.core.layer_pattern import MAMBA
 from harness.core.packing.arithmetic import MicroBatch
 from harness.core.vision import MERGE, VisionConfig
 
@@ -24,7 +23,6 @@ def not_modelled_in(config: CellConfig) -> str:
     model = config.model
     wanted = (
         ("dtype", _rounds_choices(config) and f"{config.dtype} with a capacity of experts, or a resume"),
-        ("dtype", config.dtype != "fp32" and MAMBA in model.pattern and f"{config.dtype} with Mamba"),
         ("trainer", config.trainer not in BUILT_IN_TRAINERS and config.trainer),  # it may divide the loss otherwise
         ("model.builder", model.builder),
         ("model.pattern", model.pattern and model.mtp is not None and f"{model.pattern} with prediction layers"),
@@ -61,7 +59,7 @@ def _too_large(config: CellConfig) -> str:
         more = _of_tower(model.vision, model.hidden, plans)
         operations, scores, weights = operations + more[0], scores + more[1], weights + more[2]
     flops = 2 * config.train.steps * operations
-    size = 8 * (3 * scores + 5 * weights)
+    size = 8 * (3 * scores + 16 * weights)  # of two trainings, and `both_ways`
     if flops <= _MOST_FLOPS and size <= _MOST_BYTES:
         return ""
     return (

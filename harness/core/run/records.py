@@ -302,6 +302,14 @@ class LaterSeen:
 
 
 @dataclass(kw_only=True)
+class UpdateApart:
+    """How far rounding may move what the optimizer makes of a weight (harness/oracle/both_ways.py), relative."""
+
+    change: float  # by the first update
+    trained: float  # by all updates
+
+
+@dataclass(kw_only=True)
 class TrainingSeen:
     """What a leg that trains records beyond step 0, on one rank; weights by the names of the training leg."""
 
@@ -311,6 +319,7 @@ class TrainingSeen:
     trained: dict[str, Fingerprint]  # likewise, by all updates
     merged: dict[str, Fingerprint]  # weights with their adapters after the last step, if upstream merges their kind
     expert_biases: list[ExpertBiasSeen]
+    apart: dict[str, UpdateApart] = field(default_factory=dict)  # of the oracle alone, of every weight
 
 
 @dataclass(kw_only=True)

@@ -145,6 +145,10 @@ class CellEvidence:
             return None
         if floor is None or self.cell.config.dtype == "fp32" or not self.by_oracle:
             return grown(bound, floor, ACCEPTS_NONE)
+        if what == "trained" and self.weight_bound("change", name, bound) is None:
+            # The first update may decide all that follow: B and C of a Mamba layer act through their product alone, so
+            # the signs that rounding gives to one turn the gradients of the other.
+            return None
         # In bf16 every update is about the signs of rounded gradients: a norm has few, so two may be a third of it.
         factors = (NOISE_FACTOR, SMALLEST_FACTOR)
         factor = next((one for one in factors if one * floor.value < ACCEPTS_NONE), NOISE_FACTOR)

@@ -175,6 +175,7 @@ def _second_training(record: RankRecord) -> Iterator[str]:
         ([seen.after for seen in training.evaluations], [seen.after for seen in record.evaluations]),
         (training.changes.keys(), names),
         (training.trained.keys(), names),
+        (training.apart.keys(), names),
         (len(training.expert_biases), len(record.expert_biases)),
     ]
     if any(found != right for found, right in held):

@@ -129,7 +129,9 @@ def _later_differences(record: RankRecord, again: TrainingSeen) -> Iterator[tupl
         ("merged", merged, again.merged, last),
     ):
         for name in weights.keys() & others.keys():
-            yield f"{what} of {name}", step_number, fingerprint_distance(others[name], weights[name]), name
+            far = again.apart.get(name) if what != "merged" else None
+            off = fingerprint_distance(others[name], weights[name]) if far is None else getattr(far, what)
+            yield f"{what} of {name}", step_number, off, name
 
 
 def _output_differences(

@@ -7,7 +7,8 @@
 Sources: Gated Delta Networks (arXiv 2412.06464, eq. 10), Mamba-2 (arXiv 2405.21060, eq. 1 and 16); fla has
 causal_conv1d and chunk_gated_delta_rule, mamba_ssm mamba_split_conv1d_scan_combined. A state is 0 at the first
 token of every document: fla reads documents from cu_seqlens, mamba_ssm from seq_idx [rows, slots]. Without either, a
-row is one document. Checked against torch_chunk_gated_delta_rule of megatron-core.
+row is one document. Checked against torch_chunk_gated_delta_rule of megatron-core. As the kernels do, stubs compute in
+float32 and round their output once (causal_conv1d_fwd.cu, mamba_ssm layernorm_gated.py).
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ def first_tokens(shape: torch.Size, cu_seqlens: Tensor | None, seq_idx: Tensor |
 
 def l2norm(x: Tensor, eps: float = 1e-6, **_: Any) -> Tensor:
     """x / sqrt(|x|^2 + eps) over the last dimension, as fla.modules.l2norm."""
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 def causal_conv1d(
@@ -106,13 +108,13 @@ def causal_conv1d(
 
 
 def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, first: Tensor, activation: str | None) -> Tensor:
-    taps, document = weight.shape[1], first.cumsum(1)
-    total = torch.zeros_like(x) if bias is None else bias.expand_as(x)
+    taps, document, wide, kernel = weight.shape[1], first.cumsum(1), x.float(), weight.float()
+    total = torch.zeros_like(wide) if bias is None else bias.float().expand_as(x)
     for back in range(min(taps, x.shape[1])):
-        earlier = F.pad(x[:, : x.shape[1] - back], (0, 0, back, 0))
+        earlier = F.pad(wide[:, : x.shape[1] - back], (0, 0, back, 0))
         same = document == F.pad(document[:, : x.shape[1] - back], (back, 0))
-        total = total + weight[:, taps - 1 - back] * earlier * same[..., None]
-    return F.silu(total) if activation in ("silu", "swish") else total
+        total = total + kernel[:, taps - 1 - back] * earlier * same[..., None]
+    return (F.silu(total) if activation in ("silu", "swish") else total).to(x.dtype)
 
 
 def gated_delta_rule(
@@ -199,4 +201,5 @@ class GroupRMSNorm(torch.nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         groups = hidden.float().reshape(*hidden.shape[:-1], -1, self.group_size)
-        return F.rms_norm(groups, (self.group_size,), None, self.eps).flatten(-2).to(hidden.dtype) * self.weight
+        normed = F.rms_norm(groups, (self.group_size,), None, self.eps).flatten(-2)
+        return (normed * self.weight.float()).to(hidden.dtype)

@@ -12,6 +12,7 @@ from megatron.core.ssm.gated_delta_net import torch_chunk_gated_delta_rule
 from torch import Tensor
 
 from harness.node.device import recurrent_stubs as stubs
+from harness.oracle.recurrent import convolved
 
 BOUNDS = [0, 1, 8, 20]
 HEADS, SIZE, STATE, GROUPS = 4, 6, 5, 2
@@ -66,6 +67,27 @@ def test_the_convolution_is_torchs_and_stops_at_documents() -> None:
     torch.testing.assert_close(found, right(x))
     found, _ = stubs.causal_conv1d(x, weight, bias, activation="silu", cu_seqlens=torch.tensor(BOUNDS))
     torch.testing.assert_close(found, by_documents(right, {"x": x}))
+
+
+def test_bf16_is_rounded_once_as_kernels_do_it() -> None:
+    row, kernel, offset, toward = (part.bfloat16() for part in (drawn(1, 64, 3), drawn(3, 4), drawn(3), drawn(64, 3)))
+    weight = kernel[:, None].requires_grad_()
+    wide = weight.detach().double().requires_grad_()
+    found, _ = stubs.causal_conv1d(row, weight[:, 0], offset, activation="silu")
+    right = convolved(row[0].double(), wide, offset.double(), (64,))
+    ours = convolved(row[0], weight, offset, (64,))
+    for result in (found[0], ours):
+        assert torch.equal(result, right.bfloat16())
+        (gradient,) = torch.autograd.grad(result, weight, toward)
+        (exact,) = torch.autograd.grad(right, wide, toward.double(), retain_graph=True)
+        assert torch.equal(gradient, exact.bfloat16())
+    norm = stubs.GroupRMSNorm(6, group_size=3, dtype=torch.bfloat16)
+    with torch.no_grad():
+        norm.weight.copy_(drawn(6))
+    hidden, exact_norm = drawn(9, 6).bfloat16(), stubs.GroupRMSNorm(6, group_size=3)
+    exact_norm.weight.data = norm.weight.float()
+    assert torch.equal(norm(hidden), exact_norm(hidden.float()).bfloat16())
+    assert torch.equal(stubs.l2norm(hidden), stubs.l2norm(hidden.float()).bfloat16())
 
 
 def mamba_row(zxbcdt: Tensor, seq_idx: Tensor | None) -> Tensor:

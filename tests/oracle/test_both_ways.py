@@ -1,0 +1,42 @@
+"""How far rounding may move updates, whichever way it goes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.oracle.both_ways import BothWays
+from harness.oracle.train import Oracle
+from tests.oracle.test_train import BUILT, cell
+
+
+def apart(times: float, names: str = "") -> dict[str, tuple[float, float]]:
+    """Of updates by gradients of which those of parameters with `names` are rounded to so many times what they are."""
+    oracle = Oracle.of(cell(), BUILT)
+    ways = BothWays(oracle)
+    for exact in oracle.updates():
+        ways.add(exact, {name: own * (times if names in name else 1.0) for name, own in exact.items()})
+    return {name: (far.change, far.trained) for name, far in ways.apart().items()}
+
+
+def test_gradients_that_are_not_rounded_are_not_apart() -> None:
+    found = apart(1.0)
+    assert found.keys() == Oracle.of(cell(), BUILT).trained.keys()
+    assert max(max(one) for one in found.values()) < 1e-12
+
+
+@pytest.mark.parametrize("times", [0.0, 2.0])
+def test_the_way_that_rounding_did_not_go_counts_as_much(times: float) -> None:
+    """Twice a gradient has the same update, and none at all has none."""
+    found = apart(times, "final_layernorm")
+    for name, one in found.items():
+        assert one == pytest.approx((1.0, 1.0) if "final_layernorm" in name else (0.0, 0.0), abs=1e-3), name
+
+
+def test_rounding_to_float32_is_small() -> None:
+    exact, rounded = Oracle.of(cell(), BUILT), Oracle.of(cell(), BUILT, torch.float32)
+    ways = BothWays(exact)
+    for one, other in zip(exact.updates(), rounded.updates(), strict=True):
+        ways.add(one, other)
+    far = [max(one.change, one.trained) for one in ways.apart().values()]
+    assert 0 < max(far) < 0.1
