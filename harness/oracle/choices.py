@@ -1,13 +1,14 @@
 """What the routers of a cell chose, where rounding decides near ties: the oracle follows the ranks, and says how far.
 
 A score that rounding moves makes another expert the best of a slot, and then nothing of that slot is comparable: often
-in bf16, and in fp32 with many experts. So the oracle takes the ranks' choice in every step and evaluation, and the
-judge asks whether its own scores allow it.
+in bf16, and in fp32 with many experts. So it is of slots beyond the capacity of an expert. So the oracle takes the
+ranks' choice in every step and evaluation, and the judge asks whether its own scores allow it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ class Choice(NamedTuple):
 
     chosen: Tensor
     preferred: Tensor | None  # by score alone; None: the same
+    taken: Tensor | None = None  # [t, e] bool: with a capacity, the experts that take each slot
 
 
 Choices = Mapping[Place, Choice]
@@ -58,10 +60,16 @@ def _joined(config: CellConfig, place: Place, seen: Mapping[int, ChoiceSeen]) ->
     order = torch.cat([share.sort().values for share in shares]).argsort()
     ranks = [seen[number] for number in range(len(shares))]
     chosen = torch.tensor([experts for one in ranks for experts in one.experts])[order]
-    if all(one.preferred is None for one in ranks):
-        return Choice(chosen, None)
-    preferred = torch.tensor([experts for one in ranks for experts in one.preferred or one.experts])[order]
-    return Choice(chosen, preferred)
+    preferred = taken = None
+    if any(one.preferred is not None for one in ranks):
+        preferred = torch.tensor([experts for one in ranks for experts in one.preferred or one.experts])[order]
+    moe = config.model.moe
+    if moe is not None and moe.capacity_factor is not None:
+        by_slot = [experts for one in ranks for experts in one.taken or ()]
+        if len(by_slot) != len(order):
+            return None
+        taken = torch.tensor([[expert in experts for expert in range(moe.experts)] for experts in by_slot])[order]
+    return Choice(chosen, preferred, taken)
 
 
 class Ranked(NamedTuple):
@@ -71,35 +79,66 @@ class Ranked(NamedTuple):
     choice: Choice
     documents: Tensor  # [t] int64, PAD for padding
     positions: Tensor  # [t] int64
+    order: Tensor | None = None  # [t, e]: with a capacity, by which an expert takes slots; 0 where it is not chosen
+    shares: tuple[Tensor, ...] = ()  # the slots that one rank routes
 
 
 def followed(exact: Mapping[Place, Ranked], rounded: Mapping[Place, Ranked]) -> list[FollowedSeen]:
     """How far choices were followed, by step and layer; `rounded`: in the cell's dtype."""
-    worst: dict[tuple[int, int], FollowedSeen] = {}
-    for (step, replica, micro_batch, layer), ranked in sorted(exact.items(), key=lambda one: one[0]):
-        other = rounded[step, replica, micro_batch, layer].scores.double()
-        seen = _shortfall(step, layer, ranked, float((ranked.scores - other).abs().max()))
-        known = worst.setdefault((step, layer), seen)
-        rounding = max(known.rounding, seen.rounding)
-        worst[step, layer] = known if known.shortfall >= seen.shortfall else seen
-        worst[step, layer].rounding = rounding
+    worst: dict[tuple[int, int, bool], FollowedSeen] = {}
+    for place, ranked in sorted(exact.items(), key=lambda one: one[0]):
+        step, _, _, layer = place
+        other = rounded[place]
+        found = [_seen(ranked, _shortfall(ranked), _furthest(ranked.scores, other.scores))]
+        if ranked.order is not None and other.order is not None:
+            dropped = _seen(ranked, _overtaken(ranked, ranked.order), _furthest(ranked.order, other.order))
+            found.append(replace(dropped, dropped=True))
+        for one in found:
+            seen = replace(one, step=step, layer=layer)
+            known = worst.setdefault((step, layer, seen.dropped), seen)
+            larger = known if known.shortfall >= seen.shortfall else seen
+            worst[step, layer, seen.dropped] = replace(larger, rounding=max(known.rounding, seen.rounding))
     return [worst[place] for place in sorted(worst)]
 
 
-def _shortfall(step: int, layer: int, ranked: Ranked, rounding: float) -> FollowedSeen:
-    mine = torch.zeros_like(ranked.scores, dtype=torch.bool).scatter(1, ranked.choice.chosen, True)
-    lowest = ranked.scores.masked_fill(~mine, torch.inf).min(1)
-    left = ranked.scores.masked_fill(mine, -torch.inf).amax(1)
-    short = left - lowest.values
-    real = short.masked_fill(ranked.documents == PAD, -torch.inf)
-    slot = int((real if float(real.max()) > rounding else short).argmax())  # a token says more than padding
+def _furthest(exact: Tensor, rounded: Tensor) -> float:
+    return float((exact - rounded.double()).abs().max())
+
+
+def _seen(ranked: Ranked, short: tuple[Tensor, Tensor], rounding: float) -> FollowedSeen:
+    """Of the slot with the largest shortfall; `short`: [t] of every slot, and of which expert. Step and layer are 0."""
+    values, experts = short
+    real = values.masked_fill(ranked.documents == PAD, -torch.inf)
+    slot = int((real if float(real.max()) > rounding else values).argmax())  # a token says more than padding
     document = int(ranked.documents[slot])
     return FollowedSeen(
-        step=step,
-        layer=layer,
-        shortfall=max(float(short[slot]), 0.0),
+        step=0,
+        layer=0,
+        shortfall=max(float(values[slot]), 0.0),
         rounding=rounding,
         document=document,
         position=0 if document == PAD else int(ranked.positions[slot]),
-        expert=int(lowest.indices[slot]),
+        expert=int(experts[slot]),
     )
+
+
+def _chosen(ranked: Ranked) -> Tensor:
+    return torch.zeros_like(ranked.scores, dtype=torch.bool).scatter(1, ranked.choice.chosen, True)
+
+
+def _shortfall(ranked: Ranked) -> tuple[Tensor, Tensor]:
+    """By how much the lowest score of a chosen expert is below the highest of one left out, and that expert."""
+    mine = _chosen(ranked)
+    lowest = ranked.scores.masked_fill(~mine, torch.inf).min(1)
+    return ranked.scores.masked_fill(mine, -torch.inf).amax(1) - lowest.values, lowest.indices
+
+
+def _overtaken(ranked: Ranked, order: Tensor) -> tuple[Tensor, Tensor]:
+    """By how much a slot that an expert drops ranks before the last one of its rank that the expert takes."""
+    taken = ranked.choice.taken
+    assert taken is not None
+    dropped, short = _chosen(ranked) & ~taken, torch.full_like(order, -torch.inf)
+    for share in ranked.shares:
+        last = order[share].masked_fill(~taken[share], torch.inf).amin(0)
+        short[share] = (order[share] - last).masked_fill(~dropped[share], -torch.inf)
+    return short.max(1)

@@ -30,6 +30,7 @@ class Routed:
     scores: Tensor  # [t, e]: of the auxiliary loss
     preferred: Tensor  # [t, e] bool: the k highest scores, whatever biases and groups say
     ranked: Tensor  # [t, e]: by which the router chooses
+    order: Tensor | None  # [t, e]: with a capacity, by which an expert takes slots; 0 where it is not chosen
     counted: Tensor  # [t] bool: slots in losses and counts
     rows: tuple[int, ...]
 
@@ -50,8 +51,7 @@ def mixture(
     MoELayer). `bias` [e], `choice`: see `route`.
     """
     assert model.experts is not None
-    logits = widened(x @ weights[f"{at}.router.weight"].T)
-    routed = route(logits, bias, number, model.experts, stream, choice)
+    routed = route(x @ weights[f"{at}.router.weight"].T, bias, number, model.experts, stream, choice)
     out = torch.zeros_like(x)
     for expert in range(model.experts.count):
         slots = routed.weights[:, expert].nonzero().flatten()
@@ -72,9 +72,11 @@ def route(
 
     With softmax the weights are those of the chosen logits alone, or `before` the choice of all logits. With sigmoid
     (DeepSeek-V3, arXiv 2412.19437, section 2.1.2) they are the scores of the chosen, divided by their sum if k > 1; the
-    choice is by score + bias, which does not enter the weights. `choice`: made by the ranks; None: by the scores.
+    choice is by score + bias, which does not enter the weights. Weights are rounded to the dtype of the logits.
+    `choice`: made by the ranks; None: by the scores.
     """
-    sigmoid = experts.score == "sigmoid"
+    sigmoid, dtype = experts.score == "sigmoid", logits.dtype
+    logits = widened(logits)
     scores = logits.sigmoid() if sigmoid else logits.softmax(-1) if experts.before else logits
     ranked = scores + bias if sigmoid else scores
     which = _choice(ranked, experts) if choice is None else choice.chosen
@@ -83,9 +85,13 @@ def route(
         picked = picked / (picked.sum(-1, keepdim=True) + 1e-20)
     elif not sigmoid and not experts.before:
         picked = picked.softmax(-1)
-    weights = torch.zeros_like(logits).scatter(-1, which, picked * experts.factor)
+    weights = torch.zeros_like(logits).scatter(-1, which, (picked * experts.factor).to(dtype).to(logits.dtype))
     chosen = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, which, True)
-    taken = chosen if experts.capacity is None else _within_capacity(weights, chosen, experts, stream.shares)
+    order, taken = None, chosen
+    if experts.capacity is not None:
+        order = weights.detach() if experts.drop == "probs" else _places(chosen, stream.shares).to(weights.dtype)
+        given = choice.taken if choice is not None else None
+        taken = _within_capacity(order, chosen, experts, stream.shares) if given is None else given
     of_loss = logits.softmax(-1) if not sigmoid else logits.sigmoid()
     of_loss = of_loss / (of_loss.sum(-1, keepdim=True) + 1e-20) if sigmoid else of_loss
     if choice is None:
@@ -102,6 +108,7 @@ def route(
         scores=of_loss,
         preferred=preferred,
         ranked=ranked.detach(),
+        order=order,
         counted=stream.counted,
         rows=stream.rows,
     )
@@ -122,12 +129,20 @@ def _choice(scores: Tensor, experts: Experts) -> Tensor:
     return scores.topk(experts.chosen, -1).indices
 
 
-def _within_capacity(weights: Tensor, chosen: Tensor, experts: Experts, shares: Sequence[Tensor]) -> Tensor:
+def _places(chosen: Tensor, shares: Sequence[Tensor]) -> Tensor:
+    """[t, e] int64: of the slots that one rank routes the first has the highest; 0 where the expert is not chosen."""
+    places = torch.zeros_like(chosen, dtype=torch.int64)
+    for share in shares:
+        places[share] = torch.arange(len(share), 0, -1)[:, None] * chosen[share]
+    return places
+
+
+def _within_capacity(order: Tensor, chosen: Tensor, experts: Experts, shares: Sequence[Tensor]) -> Tensor:
     """[t, e] bool: the slots that each expert takes, of those that one rank routes.
 
     The capacity is ceil(factor * slots * k / e) (arXiv 2006.16668, 2101.03961; Megatron-LM core_v0.19.0,
-    apply_router_token_dropping): the slots with the highest weights, or the first ones. A filled expert takes other
-    slots too, with weight 0.
+    apply_router_token_dropping): the slots that are highest in the `order`, those with the highest weights, or the
+    first ones. A filled expert takes other slots too, with weight 0.
     """
     assert experts.capacity is not None
     taken = torch.zeros_like(chosen)
@@ -137,9 +152,8 @@ def _within_capacity(weights: Tensor, chosen: Tensor, experts: Experts, shares: 
         if capacity > slots:
             taken[share] = True
             continue
-        places = torch.arange(slots, 0, -1, dtype=weights.dtype)[:, None] * chosen[share]
-        order = weights[share] if experts.drop == "probs" else places
-        taken[share] = torch.zeros_like(chosen[share]).scatter(0, order.topk(capacity, 0).indices, True)
+        first = order[share].topk(capacity, 0).indices
+        taken[share] = torch.zeros_like(chosen[share]).scatter(0, first, True)
     return taken if experts.filled else taken & chosen
 
 
@@ -183,4 +197,4 @@ def moved_bias(bias: Tensor, taken: Tensor, rate: float) -> Tensor:
 
     arXiv 2408.15664, algorithm 1; Megatron-LM core_v0.19.0, get_updated_expert_bias.
     """
-    return bias + rate * (taken.mean() - taken).sign()
+    return bias + rate * (taken.sum() / len(taken) - taken).sign()

@@ -70,8 +70,8 @@ def key_of(config: CellConfig, built: Sequence[BuiltSeen], choices: Choices = NO
     digest = hashlib.sha256(repr((*facts, config.path.counted, config.step_mean)).encode())
     for place, choice in choices.items():
         digest.update(repr((place, choice.chosen.tolist(), choice.preferred is None)).encode())
-        if choice.preferred is not None:
-            digest.update(choice.preferred.numpy().tobytes())
+        for more in (choice.preferred, choice.taken):
+            digest.update(b"" if more is None else more.numpy().tobytes())
     limited = model.experts is not None and model.experts.capacity is not None
     for step in range(config.train.steps + len(config.evaluated)):
         for number, replica in enumerate(config.micro_batches(step)):

@@ -111,7 +111,7 @@ class Oracle:
         dtype: torch.dtype,
         choices: Choices = NO_CHOICES,
     ) -> None:
-        self.config, self.model, self.choices = config, model, choices
+        self.config, self.model, self.choices, self.dtype = config, model, choices, dtype
         wide = torch.promote_types(dtype, torch.float32)
         drawn = initial_weights(model, config.train.seed, wide)
         self.weights = {name: self._stored(weight.detach(), dtype) for name, weight in drawn.items()}
@@ -187,7 +187,8 @@ class Oracle:
             }
         if self.model.experts and self.model.experts.biased:
             for number, bias in self.biases.items():
-                self.biases[number] = moved_bias(bias, taken[number], self.model.experts.bias_rate)
+                counts = taken[number].to(self.dtype)  # as upstream's Float16Module does
+                self.biases[number] = moved_bias(bias, counts, self.model.experts.bias_rate)
             seen.biases = {number: bias.tolist() for number, bias in self.biases.items()}
         self.seen.steps.append(seen)
         return clipped
@@ -249,8 +250,9 @@ class Oracle:
         seen = forward(self.weights, self.model, stream, self.biases, choices)
         for routed in seen.routed:
             if choice := choices.get(routed.layer):
-                ranked = Ranked(routed.ranked, choice, stream.documents, stream.positions)
-                self.seen.ranked[places[routed.layer]] = ranked
+                self.seen.ranked[places[routed.layer]] = Ranked(
+                    routed.ranked, choice, stream.documents, stream.positions, routed.order, stream.shares
+                )
         return seen
 
     def _evaluation(self, step: int) -> Step:

@@ -94,6 +94,58 @@ def test_what_is_preferred_by_score_alone_is_followed_apart() -> None:
     assert made.preferred.nonzero().tolist() == [[0, 2], [1, 3]]
 
 
+@pytest.mark.parametrize("layout", [{}, {"tp": 2, "sp": True}, {"cp": 2}], ids=str)
+def test_what_experts_take_is_joined_too(layout: dict[str, int]) -> None:
+    plain = rounding_cell(**layout)
+    config = replace(plain, model=replace(plain.model, moe=replace(MOE, capacity_factor=1.0)))
+    whole = torch.arange(config.micro_batches(0)[0][0].slots) % 5
+    records = list(ranks(config, whole))
+    assert choices_of(config, records) == {}
+    for record in records:
+        (seen,) = record.choices
+        seen.taken = [experts if experts != [3] else [] for experts in seen.experts]
+    (choice,) = choices_of(config, records).values()
+    assert choice.taken is not None
+    kept = torch.zeros(len(whole), 5, dtype=torch.bool).scatter(1, whole[:, None], True)
+    kept[:, 3] = False
+    assert torch.equal(choice.taken, kept)
+
+
+def test_what_experts_take_is_followed() -> None:
+    experts, slots = Experts(count=2, chosen=1, ffn=2, capacity=1.0, before=True), stream(9, (4,))
+    logits = torch.tensor([[3.0, 0.0], [2.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    own = route(logits, torch.zeros(2), 1, experts, slots)
+    assert own.taken.nonzero().tolist() == [[0, 0], [1, 0], [3, 1]]
+    taken = torch.tensor([[0, 0], [1, 0], [1, 0], [0, 1]]).bool()
+    made = route(logits, torch.zeros(2), 1, experts, slots, Choice(torch.tensor([[0], [0], [0], [1]]), None, taken))
+    assert torch.equal(made.taken, taken) and made.weights[0].tolist() == [0.0, 0.0]
+    assert made.chosen[0].tolist() == [True, False]
+
+
+@pytest.mark.parametrize(("policy", "short"), [("probs", 0.4), ("position", 2.0)])
+def test_a_dropped_slot_that_ranks_before_a_taken_one_of_its_rank_is_named(policy: str, short: float) -> None:
+    """Experts of two ranks; on the first one the expert drops slot 0, the heaviest and first, on the second rightly."""
+    shares = torch.tensor([0, 1, 2]), torch.tensor([3, 4, 5])
+    rows = replace(stream(9, (6,)), shares=shares)
+    experts = Experts(count=2, chosen=1, ffn=2, capacity=1.0, drop=policy, before=True)
+    weights = torch.tensor([0.9, 0.6, 0.5, 0.99, 0.98, 0.97], dtype=torch.float64)
+    logits = torch.stack([weights.log(), (1 - weights).log()], -1)
+    taken = torch.tensor([[0, 1, 1, 1, 1, 0], [0] * 6]).bool().T
+    routed = route(logits, torch.zeros(2), 1, experts, rows, Choice(torch.zeros(6, 1, dtype=torch.int64), None, taken))
+    owners = torch.tensor([4, 4, 4, 4, PAD, PAD]), torch.arange(6)
+    given = Ranked(routed.ranked, Choice(routed.chosen.nonzero()[:, 1:], None, taken), *owners, routed.order, shares)
+    choice, dropped = followed({(2, 0, 0, 1): given}, {(2, 0, 0, 1): given})
+    assert (choice.dropped, choice.shortfall) == (False, 0.0)
+    assert (dropped.step, dropped.layer, dropped.document, dropped.position, dropped.expert) == (2, 1, 4, 0, 0)
+    assert dropped.dropped and dropped.shortfall == pytest.approx(short)
+
+
+def test_weights_are_rounded_to_the_dtype_of_the_model() -> None:
+    logits = torch.randn(6, 4, generator=torch.Generator().manual_seed(3)).bfloat16()
+    routed = route(logits, torch.zeros(4), 1, Experts(count=4, chosen=2, ffn=2), stream(9, (6,)))
+    assert routed.weights.dtype == torch.float32 and torch.equal(routed.weights, routed.weights.bfloat16().float())
+
+
 def test_the_largest_shortfall_is_named_with_its_slot() -> None:
     scores = torch.tensor([[0.1, 0.5, 0.4], [0.7, 0.2, 0.3], [0.0, 0.0, 0.9]], dtype=torch.float64)
     choice = Choice(torch.tensor([[1], [2], [2]]), None)

@@ -56,8 +56,8 @@ def test_another_model_has_another_key() -> None:
     ("changed", "why"),
     [
         (
-            {"dtype": "bf16", "model": replace(cell().model, moe=MoeConfig(capacity_factor=1.0))},
-            "dtype bf16 with a capacity of experts",
+            {"dtype": "bf16", "model": replace(cell().model, moe=MoeConfig()), "saved_in": Layout()},
+            "resume bf16 with experts",
         ),
         ({"trainer": "example"}, "trainer example"),
         ({"train": replace(cell().train, steps=10**9)}, "size: about "),
@@ -77,6 +77,7 @@ def test_other_images_have_another_key() -> None:
 def test_routers_are_followed_only_where_the_oracle_computes_the_cell() -> None:
     routed = replace(cell(), model=replace(cell().model, moe=MoeConfig()))
     assert follows_choices(routed) and not follows_choices(cell())
+    assert follows_choices(replace(cell(), model=replace(cell().model, moe=MoeConfig(capacity_factor=1.0))))
     for changed in ({"trainer": "example"}, {"train": replace(cell().train, steps=10**9)}):
         assert not follows_choices(replace(routed, **changed))
 

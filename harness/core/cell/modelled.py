@@ -22,7 +22,7 @@ def not_modelled_in(config: CellConfig) -> str:
     """What of a cell the oracle does not model, or that it is too large; empty if it may compute all."""
     model = config.model
     wanted = (
-        ("dtype", _rounds_choices(config) and f"{config.dtype} with a capacity of experts, or a resume"),
+        ("resume", _rounds_choices_of_parts(config) and f"{config.dtype} with experts"),
         ("trainer", config.trainer not in BUILT_IN_TRAINERS and config.trainer),  # it may divide the loss otherwise
         ("model.builder", model.builder),
         ("model.pattern", model.pattern and model.mtp is not None and f"{model.pattern} with prediction layers"),
@@ -33,18 +33,13 @@ def not_modelled_in(config: CellConfig) -> str:
 
 def follows_choices(config: CellConfig) -> bool:
     """Whether ranks record what routers chose, and the oracle follows: rounding decides near ties."""
-    return _has_choices(config) and not not_modelled_in(config)
+    return config.model.moe is not None and not not_modelled_in(config)
 
 
-def _has_choices(config: CellConfig) -> bool:
-    """Whether each slot has as many experts as its router chose: with a capacity some are dropped."""
-    return config.model.moe is not None and config.model.moe.capacity_factor is None
-
-
-def _rounds_choices(config: CellConfig) -> bool:
-    """Whether rounding decides many choices, and no record holds them all: of dropped tokens, or of another part."""
+def _rounds_choices_of_parts(config: CellConfig) -> bool:
+    """Whether rounding decides many choices, and the record of neither part holds them all."""
     parts = bool(config.resume) or config.saved_in is not None
-    return config.dtype != "fp32" and config.model.moe is not None and (not _has_choices(config) or parts)
+    return parts and config.dtype != "fp32" and config.model.moe is not None
 
 
 def _too_large(config: CellConfig) -> str:

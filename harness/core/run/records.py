@@ -165,7 +165,7 @@ class RouterSeen:
 class ChoiceSeen:
     """The experts that the router of one layer chose for each slot of this rank, in the order of their micro-batch.
 
-    Of models without a capacity: rounding decides near ties, so the oracle follows the ranks.
+    Rounding decides near ties, of scores and of what is beyond a capacity, so the oracle follows the ranks.
     """
 
     step: int  # evaluations come after all steps, in order
@@ -173,6 +173,7 @@ class ChoiceSeen:
     micro_batch: int
     experts: list[list[int]]
     preferred: list[list[int]] | None = None  # by score alone, which an auxiliary loss counts; None: the same
+    taken: list[list[int]] | None = None  # with a capacity: the experts that take the slot
 
 
 @dataclass(kw_only=True)
@@ -182,6 +183,9 @@ class FollowedSeen:
     `shortfall`: by how much the score of a chosen expert is below that of one left out, at most; 0 if it never is. It
     is that of `expert` for the slot at `position` of `document` (PAD: of padding). `rounding`: the largest distance of
     a score from that in the cell's dtype.
+
+    `dropped`: of what is beyond the capacity. Then `shortfall` is by how much a slot that an expert drops ranks before
+    one that it takes: by weight, or by places.
     """
 
     step: int
@@ -191,6 +195,7 @@ class FollowedSeen:
     document: int
     position: int
     expert: int
+    dropped: bool = False
 
 
 @dataclass(kw_only=True)

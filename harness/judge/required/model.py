@@ -243,6 +243,11 @@ def _choices(expected: Expected, record: RankRecord) -> Iterator[str]:
         balanced = moe is not None and moe.balanced
         if seen.preferred is not None and not (balanced and len(seen.preferred) == len(seen.experts)):
             yield f"{where}: preferred is of other slots"
+        limited = moe is not None and moe.capacity_factor is not None
+        if (seen.taken is not None) != limited or (limited and len(seen.taken or ()) != len(seen.experts)):
+            yield f"{where}: taken is {'of other slots' if limited else 'recorded without a capacity'}"
+        if moe is not None and any(not {*slot} <= {*range(moe.experts)} for slot in seen.taken or ()):
+            yield f"{where}: an expert takes slots that there is none of"
 
 
 def _is_choice(experts: Sequence[int], moe: MoeConfig) -> bool:

@@ -92,10 +92,11 @@ def _whole(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:
 
 
 def _followed(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:
-    """It follows every choice that the ranks recorded."""
-    chosen = {(seen.step, seen.layer) for rank in evidence.records.values() for seen in rank.choices}
-    if sorted((seen.step, seen.layer) for seen in record.followed) != sorted(chosen):
-        yield f"it follows routers of {len(record.followed)} steps and layers, the ranks recorded {len(chosen)}"
+    """It follows every choice that the ranks recorded, and what experts drop."""
+    seen = [choice for rank in evidence.records.values() for choice in rank.choices]
+    right = {(one.step, one.layer, dropped) for one in seen for dropped in {False, one.taken is not None}}
+    if sorted((one.step, one.layer, one.dropped) for one in record.followed) != sorted(right):
+        yield f"it follows {len(record.followed)} choices of steps and layers, the ranks recorded {len(right)}"
 
 
 def _step(seen: StepSeen, step: list[list[Truth]]) -> Iterator[str]:

@@ -62,6 +62,20 @@ class OtherExpertsAfterAnUpdate(Fault):
         module.topk_routing_with_score_function = next_ones  # type: ignore[attr-defined]
 
 
+class OtherTokensDroppedAfterAnUpdate(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        module = importlib.import_module("megatron.core.transformer.moe.router")
+        upstream = module.apply_router_token_dropping
+
+        def dropping(probs: Tensor, routing_map: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if self.step == 0 or context.place.dp != 1:
+                return upstream(probs, routing_map, *args, **kwargs)
+            _, taken = upstream((2 - probs) * routing_map, routing_map, *args, **kwargs)
+            return probs * taken, taken
+
+        module.apply_router_token_dropping = dropping  # type: ignore[attr-defined]
+
+
 class ExpertGradientsNotDivided(Fault):
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         for chunk in chunks:

@@ -116,6 +116,7 @@ FAULTS: dict[str, Callable[[], Fault]] = {
     "delta-slots-in-zigzag-order": hybrid.DeltaSlotsInZigzagOrder,
     "expert-bias-of-one-replica": experts.ExpertBiasOfOneReplica,
     "capacity-of-half-the-tokens": experts.CapacityOfHalfTheTokens,
+    "other-tokens-dropped-after-an-update": experts.OtherTokensDroppedAfterAnUpdate,
     "other-experts-after-an-update": experts.OtherExpertsAfterAnUpdate,
     "expert-gradients-not-divided": experts.ExpertGradientsNotDivided,
     "gradients-not-divided": experts.GradientsNotDivided,

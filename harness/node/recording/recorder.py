@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from harness.core.cell.timing import Lap
@@ -41,7 +42,7 @@ class Recorder:
         self._written: RankRecord | None = None  # the rank's own record, while records go into another
         self._known: dict[Any, int] = {}
         self._pending: list[tuple[LayerSeen, Any]] = []  # layers whose params are still on the GPU
-        self._choices: list[tuple[ChoiceSeen, Tensor, Tensor | None]] = []  # likewise
+        self._choices: list[tuple[ChoiceSeen, Tensor, Tensor | None, Tensor | None]] = []  # likewise
         self._last: tuple[Any, Any, Any] | None = None  # the latest params, their key, their snapshot
         self.laps: dict[str, Lap] = {}  # where the time went
         self._lap = time.perf_counter(), time.process_time()
@@ -101,17 +102,22 @@ class Recorder:
             self._last = (packed_seq_params, key, _snapshot(packed_seq_params))
         self._pending.append((seen, self._last[2]))
 
-    def choice(self, seen: ChoiceSeen, chosen: Tensor, preferred: Tensor | None) -> None:
-        """Record what a router chose, [slots, k] int64 each; read at the next flush."""
+    def choice(self, seen: ChoiceSeen, chosen: Tensor, preferred: Tensor | None, taken: Tensor | None) -> None:
+        """Record what a router chose, [slots, k] int64 each, and what experts take, [slots, experts] bool.
+
+        It is read at the next flush.
+        """
         self.record.choices.append(seen)
-        self._choices.append((seen, chosen, preferred))
+        self._choices.append((seen, chosen, preferred, taken))
 
     def _read_pending(self) -> None:
         choices, self._choices = self._choices, []
-        for made, chosen, preferred in choices:
+        for made, chosen, preferred, taken in choices:
             made.experts = chosen.sort().values.tolist()
             by_score = made.experts if preferred is None else preferred.sort().values.tolist()
             made.preferred = None if by_score == made.experts else by_score
+            if taken is not None:
+                made.taken = [part.tolist() for part in torch.split(taken.nonzero()[:, 1], taken.sum(1).tolist())]
         pending, self._pending, self._last = self._pending, [], None
         for seen, params in pending:
             seen.params = self.params(params)

@@ -70,6 +70,31 @@ def test_the_choices_of_routers_are_of_all_steps_with_as_many_experts_per_slot_a
     assert [said.rpartition(": ")[2] for said in problems_of(evidence)] == ["preferred is of other slots"]
 
 
+def test_with_a_capacity_choices_say_what_experts_take() -> None:
+    evidence = with_routers(aux_loss="none")
+    moe = replace(MoeConfig(), capacity_factor=1.0)
+    model = replace(evidence.cell.config.model, moe=moe)
+    evidence.cell = replace(evidence.cell, config=replace(evidence.cell.config, model=model))
+    record = evidence.records[0]
+    for seen in record.routers:
+        seen.kept, seen.misplaced = [1, 1, 1, 1], 0
+    for choice in record.choices:
+        choice.taken = [[0]]
+    assert problems_of(evidence) == []
+    last = record.choices[-1]
+    for taken, said in (
+        (None, "taken is of other slots"),
+        ([[0], [1]], "taken is of other slots"),
+        ([[0, 9]], "an expert takes slots that there is none of"),
+    ):
+        last.taken = taken
+        assert [problem.rpartition(": ")[2] for problem in problems_of(evidence)] == [said]
+    last.taken = [[0]]
+    plain = with_routers(aux_loss="none")
+    plain.records[0].choices[0].taken = [[0]]
+    assert [problem.rpartition(": ")[2] for problem in problems_of(plain)] == ["taken is recorded without a capacity"]
+
+
 def test_the_order_of_routers_does_not_matter() -> None:
     evidence = with_routers()
     evidence.records[0].routers.reverse()

@@ -6,6 +6,8 @@ if it got more (arXiv 2408.15664; moe_utils.get_updated_expert_bias).
 
 from __future__ import annotations
 
+import math
+
 from harness.core.cell.config import CellConfig
 from harness.core.cell.model import MoeConfig
 from harness.core.run.records import ExpertBiasSeen, RankRecord
@@ -46,11 +48,16 @@ def _by_rule(evidence: CellEvidence, moe: MoeConfig) -> dict[tuple[int, int], li
     for router in routers(evidence):
         known = counts.get(router.layer, [0] * moe.experts)
         counts[router.layer] = [a + b for a, b in zip(known, _counted(router, moe))]
-    rate = moe.bias_rate
-    return {
-        (0, layer): [rate * ((sum(found) > moe.experts * one) - (sum(found) < moe.experts * one)) for one in found]
-        for layer, found in counts.items()
-    }
+    rounding = 0.0 if evidence.cell.config.dtype == "fp32" else _ROUNDING_BF16
+    return {(0, layer): [_by_tokens(one, found, moe, rounding) for one in found] for layer, found in counts.items()}
+
+
+def _by_tokens(own: int, found: list[int], moe: MoeConfig, rounding: float) -> float:
+    """The bias of an expert that got `own` tokens; NaN where rounding decides whether that is above the mean."""
+    mean = sum(found) / moe.experts
+    if own != mean and abs(own - mean) <= rounding * (own + mean):
+        return math.nan
+    return moe.bias_rate * ((own < mean) - (own > mean))
 
 
 def _counted(router: RouterWhole, moe: MoeConfig) -> list[int]:
@@ -78,7 +85,7 @@ def _of_reference(evidence: CellEvidence) -> dict[tuple[int, int], list[float]]:
 def _differ(found: list[float], right: list[float], config: CellConfig) -> bool:
     assert config.model.moe is not None
     most = (_ROUNDING if config.dtype == "fp32" else _ROUNDING_BF16) * config.model.moe.bias_rate
-    return any(not abs(a - b) <= most for a, b in zip(found, right))
+    return any(not abs(a - b) <= most for a, b in zip(found, right) if not math.isnan(b))
 
 
 def _finding(record: RankRecord, seen: ExpertBiasSeen, right: list[float], whose: str) -> CheckFinding:

@@ -1,8 +1,11 @@
-"""The scores of the oracle allow what routers chose, up to rounding, in all steps and evaluations."""
+"""The scores of the oracle allow what routers chose, and its weights what experts drop beyond their capacity, up to
+rounding, in all steps and evaluations. By position nothing is rounded.
+"""
 
 from __future__ import annotations
 
 from harness.core.packing.arithmetic import PAD
+from harness.core.run.records import FollowedSeen
 from harness.core.tolerances import NOISE_FACTOR
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.checks.numerics import grad_norm, parameter_gradients
@@ -14,8 +17,10 @@ from harness.judge.evidence.cell_evidence import CellEvidence
 def check(evidence: CellEvidence) -> list[CheckFinding]:
     record = evidence.oracle.record if evidence.oracle else None
     for seen in record.followed if record else ():
-        bound = (evidence.growth() if seen.step else NOISE_FACTOR) * seen.rounding
-        if not seen.shortfall > bound or evidence.bound("grad_norm", _updates(evidence, seen.step)) is None:
+        bound = _bound(evidence, seen)
+        if not seen.shortfall > bound:
+            continue
+        if seen.rounding and evidence.bound("grad_norm", _updates(evidence, seen.step)) is None:
             continue
         if seen.step and _wrong_before(evidence, seen.step):
             return []
@@ -30,14 +35,33 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
         return [
             CheckFinding(
                 fault_class=fault_classes.ROUTER,
-                message=f"in {of_step} layer {seen.layer} sends {whose} to expert {seen.expert}, whose score is "
-                f"{seen.shortfall:.3g} below that of an expert left out, by the oracle; rounding explains {bound:.2g}",
+                message=f"in {of_step} layer {seen.layer} {_what(evidence, seen, whose)}",
                 where=where,
                 measured=seen.shortfall,
                 bound=bound,
             )
         ]
     return []
+
+
+def _what(evidence: CellEvidence, seen: FollowedSeen, whose: str) -> str:
+    moe, bound = evidence.cell.config.model.moe, _bound(evidence, seen)
+    if not seen.dropped:
+        return (
+            f"sends {whose} to expert {seen.expert}, whose score is {seen.shortfall:.3g} below that of an expert left "
+            f"out, by the oracle; rounding explains {bound:.2g}"
+        )
+    drops = f"drops {whose} from expert {seen.expert}, though"
+    if moe is not None and moe.drop_policy == "position":
+        return f"{drops} it comes {seen.shortfall:.0f} slots before one that the expert takes"
+    return (
+        f"{drops} its weight is {seen.shortfall:.3g} above that of a slot that the expert takes, by the oracle; "
+        f"rounding explains {bound:.2g}"
+    )
+
+
+def _bound(evidence: CellEvidence, seen: FollowedSeen) -> float:
+    return (evidence.growth() if seen.step else NOISE_FACTOR) * seen.rounding
 
 
 def _wrong_before(evidence: CellEvidence, step: int) -> bool:

@@ -1,5 +1,5 @@
 """Records routers at step 0: the experts chosen for real and for padding tokens, the auxiliary losses and z-losses; and
-in bf16 the choice of every slot in all steps and evaluations, which the oracle follows.
+where the oracle follows it the choice of every slot in all steps and evaluations, and what experts drop.
 
 What they are made of is recomputed from the router's logits, so that the judge can check upstream's losses against its
 own arithmetic. Wraps methods of megatron.core.transformer.moe.router.TopKRouter, 0.12 to 0.19.
@@ -32,6 +32,7 @@ class RouterRecorder:
         self.context, self.state, self.recorder = context, state, recorder
         self.seen: RouterSeen | None = None  # of the current call of `routing`
         self.follows = follows_choices(context.config)
+        self.chosen: Tensor | None = None  # [tokens, experts] bool, of the current call: before tokens are dropped
         for number, router in routers.items():
             router.routing = self._routing(number, router.routing)
             if hasattr(router, "attach_and_log_load_balancing_loss"):
@@ -39,6 +40,10 @@ class RouterRecorder:
             else:
                 router.apply_load_balancing_loss = self._attach_computed(router.apply_load_balancing_loss)
             router.apply_z_loss = self._apply_z_loss(router.apply_z_loss)
+        if hasattr(upstream_router, "apply_router_token_dropping"):
+            upstream_router.apply_router_token_dropping = self._dropping(upstream_router.apply_router_token_dropping)
+        elif hasattr(upstream_router, "topk_softmax_with_capacity"):  # before core_v0.14
+            upstream_router.topk_softmax_with_capacity = self._choosing(upstream_router.topk_softmax_with_capacity)
         if hasattr(upstream_router, "z_loss_func"):  # not on branch dev
             upstream_router.z_loss_func = self._z_loss(upstream_router.z_loss_func)
 
@@ -46,6 +51,7 @@ class RouterRecorder:
         def routing(logits: Tensor, *args: Any, **kwargs: Any) -> Any:
             recomputed = recomputing()
             self.seen = self._seen_before(layer) if recomputed else self._shares(layer, logits.detach())
+            self.chosen = None
             routed = upstream(logits, *args, **kwargs)
             if self.follows and not recomputed and self.state.leg in ("training", "evaluation"):
                 self._record_choice(layer, logits.detach(), _map_of(routed))
@@ -56,19 +62,40 @@ class RouterRecorder:
 
         return routing
 
+    def _dropping(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
+        def dropping(probs: Tensor, routing_map: Tensor, *args: Any, **kwargs: Any) -> Any:
+            self.chosen = routing_map.bool()
+            return upstream(probs, routing_map, *args, **kwargs)
+
+        return dropping
+
+    def _choosing(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
+        """One function chooses and drops; without a capacity it only chooses."""
+
+        def choosing(logits: Tensor, *args: Any, capacity_factor: float | None = None, **kwargs: Any) -> Any:
+            if capacity_factor is not None:
+                self.chosen = upstream(logits.detach(), *args, **kwargs)[1].bool()
+            return upstream(logits, *args, capacity_factor=capacity_factor, **kwargs)
+
+        return choosing
+
     def _record_choice(self, layer: int, logits: Tensor, routed: Tensor) -> None:
-        """Record which experts each slot gets; `routed` [tokens, experts] bool, with exactly k per token."""
+        """Record which experts each slot gets; `routed` [tokens, experts] bool: without a capacity exactly k."""
         moe, at = self.context.config.model.moe, self.state
         assert moe is not None and at.slots is not None
-        slots = self._slots(at.slots, logits)
+        slots, taken = self._slots(at.slots, logits), None
         if slots is None:
             return  # wrong shape; the metadata lane reports it
         order = slots.argsort().to(routed.device)
+        if moe.capacity_factor is not None:
+            if self.chosen is None:
+                return  # dropped by a function with another name; the judge says that choices are missing
+            routed, taken = self.chosen, routed[order]
         chosen = routed[order].int().topk(moe.topk, 1).indices
         scores = routing_scores(moe, logits.flatten(0, 1)[order])
         preferred = scores.topk(moe.topk, 1).indices if moe.balanced else None
         self.recorder.choice(
-            ChoiceSeen(step=at.data_step, layer=layer, micro_batch=at.micro_batch, experts=[]), chosen, preferred
+            ChoiceSeen(step=at.data_step, layer=layer, micro_batch=at.micro_batch, experts=[]), chosen, preferred, taken
         )
 
     def _record_kept(self, logits: Tensor, routed: Tensor) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from harness.core.cell.model import MoeConfig
-from harness.core.run.records import RouterSeen
+from harness.core.run.records import ChoiceSeen, OracleRecord, RouterSeen
 from harness.judge.checks.experts import capacity
 from harness.judge.checks.experts.capacity import own_kept
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -15,13 +15,25 @@ LIMITED = MoeConfig(capacity_factor=1.0)
 
 
 def limited(moe: MoeConfig = LIMITED, **layout: int) -> CellEvidence:
-    """A cell whose ranks recorded what their experts take."""
+    """A cell whose ranks recorded what their experts take, but no choices, as the oracle does not model it."""
     evidence = with_routers(aux_loss="none", **layout)
     model = replace(evidence.cell.config.model, moe=moe)
     evidence.cell = replace(evidence.cell, config=replace(evidence.cell.config, model=model))
     for record in evidence.records.values():
         for seen in record.routers:
             seen.kept, seen.misplaced = own_kept(moe, seen), 0
+        record.choices = []
+    evidence.oracle = None
+    return evidence
+
+
+def chosen(taken: list[list[int]], moe: MoeConfig = LIMITED, *, step: int = 0) -> CellEvidence:
+    """A cell in which layer 2 of rank 0 had three slots, in a step: ceil(3 x 2 / 4) = 2 fit of three for expert 0."""
+    evidence = limited(moe)
+    experts = [[0, 1], [0, 2], [0, 3]]
+    seen = ChoiceSeen(step=step, layer=2, micro_batch=1, experts=experts, taken=taken)
+    evidence.records[0].choices = [seen]
+    evidence.oracle = OracleRecord(cell=evidence.cell.id, built=[], record=evidence.records[0])
     return evidence
 
 
@@ -67,6 +79,28 @@ def test_what_was_not_recorded_is_a_finding() -> None:
     evidence.records[0].routers[0].kept = None
     (finding,) = capacity.check(evidence)
     assert "not recorded" in finding.message
+
+
+PADDED = replace(LIMITED, pad_to_capacity=True)
+
+
+def test_choices_show_what_experts_take_in_every_step() -> None:
+    steps = chosen([]).cell.config.train.steps
+    for step in range(steps + 1):
+        assert capacity.check(chosen([[0, 1], [2], [0, 3]], step=step)) == []
+        (finding,) = capacity.check(chosen([[0, 1], [0, 2], [0, 3]], step=step))
+        when = ["", ", step 1", ", evaluation 0"][step]
+        assert finding.message.startswith(f"layer 2, micro-batch 1, rank 0{when}: tokens that experts take: 3, 1, 1, 1")
+        assert (finding.where["step"], finding.measured, finding.bound) == (step, [3, 1, 1, 1], [2, 1, 1, 1])
+
+
+def test_only_experts_that_are_filled_take_tokens_that_did_not_choose_them() -> None:
+    others = [[0, 1], [0, 3], [2]]
+    (finding,) = capacity.check(chosen(others))
+    assert "experts take 2 tokens that did not choose them" in finding.message
+    assert capacity.check(chosen([[0, 1, 2, 3], [0, 1, 2, 3], []], PADDED)) == []
+    (finding,) = capacity.check(chosen(others, PADDED))
+    assert finding.bound == [2, 2, 2, 2]
 
 
 def test_experts_without_a_capacity_are_left_alone() -> None:

@@ -49,6 +49,20 @@ def test_a_rank_with_another_bias_is_named() -> None:
     assert (finding.where["layer"], finding.where["step"], finding.where["dp"]) == (2, 1, 1)
 
 
+def test_upstream_rounds_counts_to_bf16() -> None:
+    evidence = biased()
+    for seen in evidence.records[0].routers:
+        seen.kept = [67, 70, 82, 60]  # their mean is 69.75, in bf16 70
+    for record in evidence.records.values():
+        for one in record.expert_biases:
+            one.values = [RATE, 0.0, -RATE, RATE]
+    assert len(expert_bias.check(evidence)) == 1
+    evidence.cell = replace(evidence.cell, config=replace(evidence.cell.config, dtype="bf16"))
+    assert expert_bias.check(evidence) == []
+    evidence.records[0].expert_biases[0].values[0] = 0.0
+    assert len(expert_bias.check(evidence)) == 1
+
+
 def test_biases_that_are_the_same_everywhere_but_not_those_of_the_tokens_are_found() -> None:
     evidence = biased(dp=2)
     for record in evidence.records.values():

@@ -61,7 +61,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, *, rows: int, real: list[int], logits
     routed = replace(config("reference"), model=ModelConfig(moe=MoeConfig()), micro_batch_size=rows)
     chosen: list[torch.Tensor] = []
     recorder: Any = SimpleNamespace(
-        record=SimpleNamespace(routers=[]), choice=lambda seen, experts, preferred: chosen.append(experts)
+        record=SimpleNamespace(routers=[]), choice=lambda seen, experts, preferred, taken: chosen.append(experts)
     )
     best = logits.flatten(0, 1).topk(2).indices
     made = torch.ones(len(real), 4), torch.zeros(len(real), 4, dtype=torch.uint8).scatter(1, best, 1)
@@ -89,6 +89,54 @@ def test_rows_are_separated_in_each_of_upstreams_layouts(monkeypatch: pytest.Mon
     logits = LOGITS.view(2, 2, 4).transpose(0, 1) if side_by_side else LOGITS[:, None]
     seen = watch(monkeypatch, rows=2, real=[0, 0, 1, 1], logits=logits)
     assert [part.counts for part in seen.real] == [[1, 2, 1, 0], [1, 0, 1, 2]]
+
+
+def dropping(probs: torch.Tensor, routing_map: torch.Tensor, **_: Any) -> Any:
+    """As from core_v0.14 on: expert 0 drops the first token."""
+    kept = routing_map.clone()
+    kept[0, 0] = False
+    return probs * kept, kept
+
+
+def with_capacity(logits: torch.Tensor, topk: int, capacity_factor: float | None = None) -> Any:
+    """As before core_v0.14: one function chooses and drops."""
+    chosen = torch.zeros_like(logits).scatter(1, logits.topk(topk).indices, 1.0)
+    kept = dropping(chosen, chosen.bool()) if capacity_factor is not None else (chosen, chosen.bool())
+    return *kept, chosen.sum(0)
+
+
+@pytest.mark.parametrize("newer", [True, False])
+def test_what_experts_drop_is_recorded_beside_the_choice(monkeypatch: pytest.MonkeyPatch, newer: bool) -> None:
+    from harness.node.probe.hooks import routers
+    from harness.node.probe.hooks.layers import PassState
+
+    upstream = routers.upstream_router
+    monkeypatch.setattr(upstream, "apply_router_token_dropping", dropping)
+    if not newer:
+        monkeypatch.delattr(upstream, "apply_router_token_dropping")
+        monkeypatch.setattr(upstream, "topk_softmax_with_capacity", with_capacity, raising=False)
+
+    def routing(logits: torch.Tensor) -> Any:
+        flat = logits.flatten(0, 1)
+        if not newer:
+            return upstream.topk_softmax_with_capacity(flat, 2, capacity_factor=1.0)[:2]
+        probs, chosen, _ = with_capacity(flat, 2)
+        return upstream.apply_router_token_dropping(probs, chosen, router_topk=2)
+
+    made: list[Any] = []
+    limited = replace(config("reference"), model=ModelConfig(moe=MoeConfig(capacity_factor=1.0)))
+    router = SimpleNamespace(routing=routing, attach_and_log_load_balancing_loss=None, apply_z_loss=None)
+    recorder: Any = SimpleNamespace(record=SimpleNamespace(routers=[]), choice=lambda *seen: made.append(seen))
+    owners = torch.zeros(1, 4, 2, dtype=torch.int64)
+    state = PassState(owners=owners, rows=torch.zeros(1, 4), slots=torch.tensor([[3, 0, 1, 2]]))
+    context: Any = SimpleNamespace(config=limited)
+    routers.RouterRecorder({1: router}, context, state, recorder)
+    router.routing(LOGITS[:, None])
+    ((_, chosen, preferred, taken),) = made
+    assert chosen.sort().values.tolist() == [[1, 2], [2, 3], [0, 3], [0, 1]] and preferred is None
+    assert taken[3].tolist() == [False, True, False, False] and taken.sum() == 7
+    (seen,) = recorder.record.routers
+    assert (seen.kept, seen.misplaced) == ([1, 2, 2, 2], 0)
 
 
 PADDING_MASK = CellConfig(layout=Layout(), data_path="reference", model=ModelConfig(moe=MoeConfig(padding_mask=True)))
