@@ -16,7 +16,7 @@ from typing import Any
 from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Missing
 from harness.node.data_paths.base import RankContext
-from harness.node.data_paths.lookup import Unavailable, module_unavailable, not_in_release, release
+from harness.node.data_paths.lookup import Unavailable, is_installed, module_unavailable, not_in_release, release
 from harness.node.data_paths.scheduler import schedules
 from harness.node.data_paths.sft import checkout
 from harness.node.device import trainer_stubs
@@ -29,7 +29,8 @@ from harness.node.trainers.megatron.flags import flags
 from harness.node.trainers.megatron.hybrid import use_own_hybrid_layers
 from harness.node.trainers.megatron.indexed import HELPERS
 
-_NEEDED = ("megatron.training.training", "datasets", "tokenizers", "transformers")
+_PACKAGES = ("datasets", "psutil", "transformers")  # that upstream imports, and does not bring
+_NEEDED = ("megatron.training.training", *_PACKAGES, "tokenizers")
 
 
 class MegatronTrainer:
@@ -42,6 +43,9 @@ class MegatronTrainer:
     def unavailable(config: CellConfig) -> Unavailable:
         if missing := checkout.no_script(config):
             return missing
+        if lacking := [name for name in _PACKAGES if not is_installed(name)]:
+            how = "not in this stack, but upstream's trainer imports them; add them to `packages` of the stack"
+            return Missing(reason=f"{', '.join(lacking)}: {how}")
         os.environ["HF_HUB_OFFLINE"] = "1"  # read when the packages are imported
         for module in _NEEDED:
             if missing := module_unavailable(module, module.partition(".")[0]):

@@ -151,3 +151,11 @@ def test_an_argument_of_the_model_that_no_check_reads_is_named() -> None:
 
     path.upstream = SimpleNamespace(forward_step=forward_step)
     assert path.batch(None, 0).not_read == ("attention_mask", "new_argument")
+
+
+def test_all_packages_that_upstreams_trainer_needs_are_named_at_once(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.node.trainers.megatron.trainer.is_installed", lambda name: name == "psutil")
+    missing = MegatronTrainer.unavailable(replace(config("sft"), trainer="megatron"))
+    assert isinstance(missing, Missing) and missing.reason.startswith("datasets, transformers: not in this stack")
