@@ -50,6 +50,9 @@ def _finding(evidence: CellEvidence, control: CellEvidence, wrong: list[str], of
     where = _where(measured, name) | {"parameter": name, "step": 0, "parameters": wrong[:16]}
     value = "missing" if math.isinf(off[name]) else f"off by {off[name]:.3g} > {bound_text(bound)}"
     named = f"; the ratio is {ratio} on all that differ" if ratio else ""
+    # Backward reaches the last parameter first: if all before it differ and none after it, the fault is there.
+    if not ratio and 1 < len(wrong) < of and wrong == list(expected)[: len(wrong)]:
+        named, edges = f"; backward meets {wrong[-1]} first", boundaries.NOTHING
     return CheckFinding(
         fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else fault_classes.GRADIENT_REDUCTION,
         message=f"gradient of {name}: {value}{named}; {len(wrong)} of {of} parameters differ{edges.text}",

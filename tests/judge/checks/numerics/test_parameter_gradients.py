@@ -62,6 +62,19 @@ def test_the_first_parameter_in_model_order_leads() -> None:
     assert "6 of 15 parameters differ" in finding.message
 
 
+def test_where_backward_went_wrong_is_named_if_all_that_it_reached_later_is_wrong() -> None:
+    evidence = evidence_for(config_of("sft", pp=2))
+    names = [*evidence.reference.gradients]  # type: ignore[union-attr]
+    reached = names[: names.index("decoder.layers.1.mlp.linear_fc1.weight") + 1]
+    for record in evidence.records.values():
+        for seen in record.parameters:
+            if seen.name in reached:
+                _scale(seen, 1.2)
+    finding = the_only_finding(evidence, "parameter_gradients")
+    assert "; backward meets decoder.layers.1.mlp.linear_fc1.weight first; " in finding.message
+    assert "boundaries" not in finding.where
+
+
 def test_a_factor_that_all_parameters_share_is_named() -> None:
     evidence = evidence_for(config_of("sft", cp=2))
     for record in evidence.records.values():
