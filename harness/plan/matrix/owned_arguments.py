@@ -96,7 +96,7 @@ _REASONS = {
     "dataloader_inter_document_masking": "the axis `packing` sets it",
     "position_embedding_type": "the harness's models have rotary embeddings",
     "normalization": "the harness's models have RMSNorm",
-    "swiglu": "the harness's models have SwiGLU",
+    **dict.fromkeys(("swiglu", "squared_relu", "quick_geglu", "openai_gelu"), "the harness's models have SwiGLU"),
     "disable_bias_linear": "the harness's models have no biases",
     "add_qkv_bias": "the harness's models have no biases",
     "kv_channels": _HEADS,
@@ -233,6 +233,7 @@ _HAVE = {
     "layernorm_epsilon": "1e-5",
     "rotary_percent": "1",
     **{name: "false" for name, reason in _REASONS.items() if reason in (_NORMS, _ORDER)},
+    **dict.fromkeys(("squared_relu", "quick_geglu", "openai_gelu"), "false"),
     **dict.fromkeys(("rotary_interleaved", "use_rope_scaling", "rope_scaling"), "false"),
     **dict.fromkeys(("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"), "false"),
 }
