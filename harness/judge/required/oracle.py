@@ -181,6 +181,8 @@ def _second_training(record: RankRecord) -> Iterator[str]:
     ]
     if any(found != right for found, right in held):
         yield "the training that bounds follow from has other steps or parameters"
+    if any(min(far.change, far.trained) < 0 for far in training.apart.values()):
+        yield "a distance between trainings is below 0"
 
 
 def _same_tokens(one: LegSeen | LaterSeen, other: StepSeen) -> bool:

@@ -161,8 +161,8 @@ def test_the_metadata_leg_counts_if_every_rank_fetched_batches() -> None:
 
 def test_a_control_with_other_rows_is_named() -> None:
     text = (
-        "compared with nothing, since the control has other rows: gradients of 7 of 9 parameters, first update, steps "
-        "after the first; the gradient norm may be larger by 33%"
+        "compared with nothing, since the control has other rows: gradients, gradient norm, first update, steps "
+        "after the first"
     )
     assert weight_of(with_routers()).not_compared == text
     assert weight_of(evidence_for(config_of("sft"))).not_compared == ""
