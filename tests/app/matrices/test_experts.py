@@ -28,7 +28,7 @@ FAIL = {
     "tp1-pp1-cp2-sft-mbs5-global_batch40-moe4x2": ("ended", "mat1 and mat2 shapes cannot be multiplied"),
     "tp2-pp1-cp1-sft-mbs5-global_batch40-moe4x2": ("ended", "mat1 and mat2 shapes cannot be multiplied"),
     "tp1-pp1-cp1-unpacked-moe4x2-masked-sigmoid-bias": ("ended", "The size of tensor a (4) must match"),
-    "tp1-pp1-cp1-reference-moe4x2-cap0.5-position": ("capacity", "drop_policy position ranks before others"),
+    "tp1-pp1-cp1-reference-moe4x2-cap0.5-position": ("router_choice", "slots before one that the expert takes"),
     "tp1-pp1-cp1-dp2-reference-padmax-moe4x2-global_aux_loss": ("aux_loss", "the ratio is x 1/dp"),
     "tp1-pp1-cp1-dp2-reference-moe4x2-global_aux_loss": ("aux_loss", "global_aux_loss of layer 1, micro-batch 0"),
     "tp1-pp1-cp2-reference-moe4x2-masked-z0.1": ("z_loss", "z_loss of layer 1, micro-batch 0"),
