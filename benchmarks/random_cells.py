@@ -101,7 +101,6 @@ LEFT_OUT = {
     "upstream_tests": "runs upstream's tests in a checkout",
     "args": "a name of a section that the matrix would need",
     "timed": "of the throughput lane",
-    "model.as_gpt": "chosen by the harness",
     "model.builder": "of plug-ins",
     "model.cuda_graphs": "every cell is rejected",
     "model.rope_fusion": "needs a GPU",
