@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from harness.core.cell.config import CellConfig
 
 WITH_COUNTERS = ("megatron", "bridge")  # trainers that count FLOPs, and print a line of metrics on the last rank
+LOSS = "lm loss"  # the name by which upstream reports the mean loss
 # Fields of that line, in the order in which they are printed.
 PRINTED = (
     "iteration",
     "consumed samples",
     "learning rate",
     "global batch size",
-    "lm loss",
+    LOSS,
     "loss scale",
     "grad norm",
     "number of skipped iterations",

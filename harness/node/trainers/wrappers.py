@@ -29,6 +29,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from harness.core.cell.reports import LOSS
 from harness.core.run.records import BatchSeen, ReportedStep, StepSeen
 from harness.node.data_paths.base import Batch, RankContext, batch_given, mask_and_loss
 from harness.node.device.placement import synchronize
@@ -145,7 +146,7 @@ class Wrappers:
         begin_evaluation(self.observer)
         self.modes = set()
         found = run()
-        loss = (found[0] or {}).get("lm loss")  # ({name: mean}, ...)
+        loss = _mean_loss(found[0] or {})  # ({name: mean}, ...)
         end_evaluation(self.observer, training=True in self.modes, reported=_number(loss))
         self._store()  # upstream saves after the evaluation, which draws random numbers
         return found
@@ -155,7 +156,7 @@ class Wrappers:
 
         `counted`: further fields of the report, numbers.
         """
-        loss = arguments["loss_dict"].get("lm loss")
+        loss = _mean_loss(arguments["loss_dict"])
         self.recorder.record.reported.append(
             ReportedStep(
                 step=step,
@@ -273,6 +274,13 @@ class _Clock:
         elapsed = time.perf_counter() - self._begun[0]
         self.elapsed += elapsed
         self.busy += time.process_time() - self._begun[1] if self.device.kind == "cpu" else elapsed
+
+
+def _mean_loss(means: Mapping[str, Any]) -> Any:
+    """The loss among the means that upstream reports, by name; None where it reports none, as before the last stage."""
+    if means and LOSS not in means:
+        raise UnknownNameError(f"upstream reports {', '.join(map(repr, means))}, and no {LOSS!r}")
+    return means.get(LOSS)
 
 
 def _number(value: Any) -> float | None:

@@ -213,6 +213,14 @@ def test_an_argument_that_training_log_no_longer_has_is_named() -> None:
     assert "training_log was called without loss_dict, which the record of the step needs" in absent_name(caught.value)
 
 
+def test_a_loss_that_upstream_reports_by_another_name_is_named() -> None:
+    assert wrappers._mean_loss({}) is None
+    assert wrappers._mean_loss({"lm loss": 2.0, "balance": 1.0}) == 2.0
+    with pytest.raises(UnknownNameError) as caught:
+        wrappers._mean_loss({"language model loss": 2.0})
+    assert absent_name(caught.value) == "upstream reports 'language model loss', and no 'lm loss'"
+
+
 @pytest.mark.parametrize(
     ("call", "function"),
     [

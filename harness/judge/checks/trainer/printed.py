@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from harness.core.cell.reports import logged
+from harness.core.cell.reports import LOSS, logged
 from harness.core.run.records import RankRecord, ReportedStep
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
@@ -14,7 +14,6 @@ from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.stats.distance import exactly
 
 _FP32 = 2.0**-23  # relative rounding of one sum in fp32
-_LOSS = "lm loss"
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
@@ -43,7 +42,7 @@ def _fields(evidence: CellEvidence, record: RankRecord, seen: ReportedStep) -> I
     yield "global batch size", str(len(config.samples(0)))
     losses = [one.loss for one in over if one.loss is not None and math.isfinite(one.loss) and not one.skipped]
     if losses and len(losses) == len(over):
-        yield _LOSS, losses
+        yield LOSS, losses
     yield "loss scale", f"{seen.loss_scale:.1f}"
     if seen.grad_norm is not None:
         yield "grad norm", f"{seen.grad_norm:.3f}"
@@ -52,7 +51,7 @@ def _fields(evidence: CellEvidence, record: RankRecord, seen: ReportedStep) -> I
 
 def _says(name: str, text: str | None, right: Any) -> bool:
     """A mean of losses is summed in fp32, so its last digit may differ."""
-    if name != _LOSS or text is None:
+    if name != LOSS or text is None:
         return bool(text == right)
     try:
         found = float(text)
