@@ -12,12 +12,14 @@ from harness.core.packing.fields import BATCH, PADDING_MASK
 from harness.core.run.records import BatchSeen, TensorSeen
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import boundaries, fault_classes
+from harness.judge.diagnosis.boundaries import CHUNK_EDGE, Boundaries
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.chunks import fields_used
 from harness.judge.evidence.endings import Ending
 from harness.judge.locations import RankLocation, extent, fold, listed
 
 _FIELDS = (*BATCH, PADDING_MASK)
+_MOVED = ("tokens", "position_ids", "labels")  # a mask may look the same in other places
 RETURNED = "log_probs"  # of data paths that return unpacked log-probabilities: `first` names slots, not documents
 
 
@@ -127,7 +129,7 @@ def _content(evidence: CellEvidence, field: str, content: list[_Wrong]) -> Check
     else:
         detail = f": its shape is {seen.shape}"
     return CheckFinding(
-        fault_class=_fault_class(evidence, first.step, named),
+        fault_class=_fault_class(evidence, first.step, named, _is_split_wrong(evidence, field, edges, content)),
         message=f"{seen.mismatches} slots of {field} differ from the plan at {first}{detail}{edges.text}"
         f"{extent(where)}",
         where=edges.keys | where,  # the rank that saw it overrides the one that should hold it
@@ -136,8 +138,16 @@ def _content(evidence: CellEvidence, field: str, content: list[_Wrong]) -> Check
     )
 
 
-def _fault_class(evidence: CellEvidence, step: int, named: list[int] | None) -> str:
+def _fault_class(evidence: CellEvidence, step: int, named: list[int] | None, is_split_wrong: bool) -> str:
     home = evidence.homes[step].get(named[0]) if named else None
     if home is not None and home.truncated:
         return fault_classes.TRUNCATION
-    return fault_classes.CP_LAYOUT if evidence.layout.cp > 1 else fault_classes.TOKEN_CONTENT
+    return fault_classes.CP_LAYOUT if is_split_wrong else fault_classes.TOKEN_CONTENT
+
+
+def _is_split_wrong(evidence: CellEvidence, field: str, edges: Boundaries, content: list[_Wrong]) -> bool:
+    """Whether the split over context ranks is: it moves every field, and labels rolled after it differ at its edges."""
+    batches = [batch for record in evidence.records.values() for batch in record.batches]
+    given = {name for name in _MOVED if any(getattr(batch, name) is not None for batch in batches)}
+    rolled = field == "labels" and CHUNK_EDGE in edges.boundaries
+    return evidence.layout.cp > 1 and (rolled or given <= {item.field for item in content})

@@ -80,13 +80,23 @@ def test_wrong_content_of_a_truncated_document_is_called_truncation() -> None:
     assert the_only_finding(evidence, "tokens_placed").fault_class == fault_classes.TRUNCATION
 
 
-def test_wrong_content_under_context_parallelism_is_probably_its_layout() -> None:
+@pytest.mark.parametrize(
+    ("fields", "fault_class"),
+    [
+        (("tokens", "position_ids", "labels"), fault_classes.CP_LAYOUT),
+        (("labels",), fault_classes.CP_LAYOUT),  # rolled after the split: wrong at the edge of a chunk
+        (("position_ids",), fault_classes.TOKEN_CONTENT),
+        (("tokens", "labels"), fault_classes.TOKEN_CONTENT),
+    ],
+)
+def test_a_wrong_split_over_context_ranks_moves_every_field(fields: tuple[str, ...], fault_class: str) -> None:
     evidence = evidence_for(config_of("sft", cp=2))
     [record] = at(evidence, cp=1)
-    record.batches[0].tokens = _tensor(mismatches=8, first=[2, 4, 11, 20])
-    finding = the_only_finding(evidence, "tokens_placed")
+    for field in fields:
+        setattr(record.batches[0], field, _tensor(mismatches=8, first=[2, 4, 11, 20]))
+    finding = next(one for one in judge(evidence).findings if one.check == "tokens_placed")
     assert place_of(finding, "cp", "document") == (1, 2)
-    assert finding.fault_class == fault_classes.CP_LAYOUT
+    assert finding.fault_class == fault_class
 
 
 def test_tokens_on_a_stage_that_does_not_use_them_are_a_warning() -> None:
