@@ -1,6 +1,6 @@
 """Fields of upstream's configurations: what the oracle reads of them, and which it does not model.
 
-It may ignore those that core/cell/built.py lists. An image tower has a configuration of its own, part "tower".
+It may ignore those that core/cell/built.py lists. Part "tower" is the configuration of an image tower.
 
 Values are text, as ranks record them (core/run/records.py BuiltSeen): of a configuration those that differ from
 megatron-core's defaults, of a constructor all. `uncovered` names the fields for which the oracle would not compute what
@@ -38,6 +38,22 @@ def _only(default: str, *more: str) -> Modelled:
     return Modelled(default, (default, *more))
 
 
+# Fields that the layers of a language model and of an image tower have.
+_OF_LAYERS = {
+    "num_layers": Modelled("0"),
+    "hidden_size": Modelled("0"),
+    "num_attention_heads": Modelled("0"),
+    "num_query_groups": Modelled("null"),
+    "kv_channels": Modelled("null"),
+    "ffn_hidden_size": Modelled("null"),
+    "normalization": _only('"LayerNorm"', '"RMSNorm"'),
+    "layernorm_epsilon": Modelled("1e-05"),
+    "layernorm_zero_centered_gamma": Modelled("false"),
+    "add_bias_linear": Modelled("true"),
+    "add_qkv_bias": Modelled("false"),
+    "hidden_dropout": Modelled("0.1", ("0.0",)),
+    "attention_dropout": Modelled("0.1", ("0.0",)),
+}
 # Fields of Megatron-Bridge's Qwen3VLTransformerConfig that the tower reads; the language model's has them too.
 _OF_TOWER = {
     "patch_size": Modelled("16"),
@@ -50,24 +66,12 @@ _OF_TOWER = {
 _LOSSES = ('"aux_loss"', '"seq_aux_loss"', '"global_aux_loss"', '"none"')
 MODELLED: dict[str, dict[str, Modelled]] = {
     "model": {
-        "num_layers": Modelled("0"),
-        "hidden_size": Modelled("0"),
-        "num_attention_heads": Modelled("0"),
-        "num_query_groups": Modelled("null"),
-        "kv_channels": Modelled("null"),
-        "ffn_hidden_size": Modelled("null"),
-        "normalization": _only('"LayerNorm"', '"RMSNorm"'),
-        "layernorm_epsilon": Modelled("1e-05"),
-        "layernorm_zero_centered_gamma": Modelled("false"),
+        **_OF_LAYERS,
         "gated_linear_unit": Modelled("false"),
         "activation_func": _only("gelu", "silu", "squared_relu", "relu", "quick_gelu"),
         "bias_activation_fusion": Modelled("false"),
         "glu_linear_offset": Modelled("0.0"),
         "activation_func_clamp_value": Modelled("null"),
-        "add_bias_linear": Modelled("true"),
-        "add_qkv_bias": Modelled("false"),
-        "hidden_dropout": Modelled("0.1", ("0.0",)),
-        "attention_dropout": Modelled("0.1", ("0.0",)),
         "calculate_per_token_loss": Modelled("false"),
         "params_dtype": _only("torch.float32", "torch.bfloat16"),
         "bf16": _only("false", "true"),
@@ -136,25 +140,13 @@ MODELLED: dict[str, dict[str, Modelled]] = {
     },
     "tower": {
         **_OF_TOWER,
-        "num_layers": Modelled("0"),
-        "hidden_size": Modelled("0"),
-        "num_attention_heads": Modelled("0"),
-        "num_query_groups": Modelled("null"),
-        "kv_channels": Modelled("null"),
-        "ffn_hidden_size": Modelled("null"),
-        "normalization": _only('"LayerNorm"', '"RMSNorm"'),
-        "layernorm_epsilon": Modelled("1e-05"),
-        "layernorm_zero_centered_gamma": Modelled("false"),
+        **_OF_LAYERS,
         "gated_linear_unit": _only("false"),
         "activation_func": _only("gelu", 'gelu(approximate: "tanh")', "silu", "relu"),
         "bias_activation_fusion": _only("false"),
-        "add_bias_linear": Modelled("true"),
-        "add_qkv_bias": Modelled("false"),
-        "hidden_dropout": Modelled("0.1", ("0.0",)),
-        "attention_dropout": Modelled("0.1", ("0.0",)),
         "spatial_merge_size": Modelled("2"),
         "apply_rotary_pos_emb_in_fp32": _only("false", "true"),
-        # It has no stages, and positions of its own.
+        # The tower has no stages, and its positions are rows and columns of patches.
         "mrope_section": Modelled("null"),
         "account_for_embedding_in_pipeline_split": _only("false", "null"),
         "account_for_loss_in_pipeline_split": _only("false", "null"),

@@ -136,7 +136,7 @@ def _tower_fields(model: ModelConfig, vision: VisionConfig) -> dict[str, Any]:
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         "apply_rotary_pos_emb_in_fp32": True,
-        # Upstream sets these too, but the tower has no stages and positions of its own.
+        # Upstream sets these too, for nothing: the tower has no stages, and its positions are rows and columns.
         "account_for_embedding_in_pipeline_split": None,
         "account_for_loss_in_pipeline_split": None,
         "mrope_section": [24, 20, 20],
