@@ -240,7 +240,6 @@ def _router(seen: RouterLosses) -> RouterSeen:
 
 def _second_training(seen: RankRecord, apart: dict[str, UpdateApart]) -> LegSeen:
     first, later = seen.steps[0], seen.steps[1:]
-    updates = {one.name: one.update for one in seen.parameters if one.update is not None}
     return LegSeen(
         leg="noise-dtype",
         loss_sum=first.loss_sum or 0.0,
@@ -251,8 +250,8 @@ def _second_training(seen: RankRecord, apart: dict[str, UpdateApart]) -> LegSeen
         training=TrainingSeen(
             steps=[_later(step, step.step) for step in later],
             evaluations=[_later(evaluation, evaluation.after) for evaluation in seen.evaluations],
-            changes={name: update.change for name, update in updates.items()},
-            trained={name: update.trained for name, update in updates.items() if update.trained is not None},
+            changes={},
+            trained={},
             merged={},
             expert_biases=seen.expert_biases,
             apart=apart,

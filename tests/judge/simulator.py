@@ -205,7 +205,7 @@ def computed(evidence: CellEvidence) -> OracleRecord:
         documents=first.documents,
         parameters=[replace(seen, parts=[], update=None) for seen in record.parameters],
         activations=record.activations,
-        training=replace(second_training(copy.deepcopy(record)), apart=apart),
+        training=replace(second_training(copy.deepcopy(record)), changes={}, trained={}, apart=apart),
     )
     record.legs = [again]
     digest = digest_of_choices([evidence.records[rank] for rank in sorted(evidence.records)])

@@ -320,7 +320,7 @@ class TrainingSeen:
 
     steps: list[LaterSeen]
     evaluations: list[LaterSeen]
-    changes: dict[str, Fingerprint]  # of every weight, by the first update
+    changes: dict[str, Fingerprint]  # of every weight, by the first update; of the oracle none, as it has `apart`
     trained: dict[str, Fingerprint]  # likewise, by all updates
     merged: dict[str, Fingerprint]  # weights with their adapters after the last step, if upstream merges their kind
     expert_biases: list[ExpertBiasSeen]

@@ -78,11 +78,6 @@ NOT_EVIDENCE: dict[str, str] = {
         for tensors in ("parameters.*.gradient", "activations.*.documents.*")
         for part in ("norm_sq", "projections.*")
     },
-    **{
-        f"oracle.record.legs.*.training.{weights}.*.{part}": "of a weight, how far rounding moves it is in `apart`"
-        for weights in ("changes", "trained")
-        for part in ("norm_sq", "projections.*")
-    },
     "oracle.not_modelled": "text that is shown; without numbers of the oracle it must be there",
     "oracle.record.steps.*.tokens.*.position": "names the first token that differs; the losses must add up",
     "oracle.record.parameters.*.parts": "names the tp rank whose shard differs; they must add up to the gradient",

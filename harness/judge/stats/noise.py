@@ -129,9 +129,10 @@ def _later_differences(record: RankRecord, again: TrainingSeen) -> Iterator[tupl
         ("merged", merged, again.merged, last),
     ):
         for name in weights.keys() & others.keys():
-            far = again.apart.get(name) if what != "merged" else None
-            off = fingerprint_distance(others[name], weights[name]) if far is None else getattr(far, what)
-            yield f"{what} of {name}", step_number, off, name
+            yield f"{what} of {name}", step_number, fingerprint_distance(others[name], weights[name]), name
+    for name, far in again.apart.items():
+        yield f"change of {name}", 1, far.change, name
+        yield f"trained of {name}", last, far.trained, name
 
 
 def _output_differences(
