@@ -1,8 +1,8 @@
 """What the routers of a cell chose, where rounding decides near ties: the oracle follows the ranks, and says how far.
 
-A score that rounding moves makes another expert the best of a slot, and then nothing of that slot is comparable: often
-in bf16, and in fp32 with many experts. So it is of slots beyond the capacity of an expert. So the oracle takes the
-ranks' choice in every step and evaluation, and the judge asks whether its own scores allow it.
+A score that rounding moves makes another expert the best of a slot, or another slot the last within an expert's
+capacity, and then nothing of that slot is comparable: often in bf16, and in fp32 with many experts. So the oracle takes
+the ranks' choice in every step and evaluation, and the judge asks whether its own scores allow it.
 """
 
 from __future__ import annotations
