@@ -1,4 +1,4 @@
-"""matrices/hybrid.yaml: packed equals unpacked in hybrid models, and these equal GPTModel where it has the layers."""
+"""matrices/hybrid.yaml: hybrid models train as the oracle does, packed and unpacked, in every layout."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COVERING = (
     "tp1-pp2-cp1-dp2-vpp2-reference-hybrid-gf_aem_fa_e-layers8-moe4x2",
 )
 MASKED = "tp2-pp1-cp1-reference-meanloss-hybrid-aeae-moe4x2-aux_loss-masked"
-MASKED_GPT = MASKED.replace("hybrid-aeae", "gpt")
+MASKED_GPT = MASKED.replace("hybrid-aeae-", "")
 KNOWN = "tp2-pp1-cp1-nosp-reference-hybrid-gfaf"
 
 
