@@ -178,7 +178,7 @@ def _few(config: CellConfig, wanted: Callable[[MicroBatch], bool]) -> tuple[Docu
 
 
 def _noise(config: CellConfig) -> list[Leg]:
-    """Bounds of fp32 in step 0 are fixed. In another order packed documents would share other rows.
+    """Bounds of fp32 in step 0 are fixed.
 
     With a control that the oracle models no cell is compared.
     """
@@ -189,7 +189,7 @@ def _noise(config: CellConfig) -> list[Leg]:
     epsilon = Leg(
         name="noise-epsilon", canary=NOISE, documents=documents, backward=True, moved_weights=True, trains=True
     )
-    return [epsilon] if config.style.packed or config.dtype == "fp32" else [order, epsilon]
+    return [epsilon] if config.dtype == "fp32" else [order, epsilon]
 
 
 _LEGS: dict[str, Callable[[CellConfig], list[Leg]]] = {

@@ -183,15 +183,13 @@ class CellConfig(_Cache):
     upstream_tests: UpstreamTests = NO_TESTS
     timing: TimingConfig = NOT_TIMED
     fault: str | None = None  # name of an injected fault (selftest only)
-    rows_of: Layout | None = None  # for a control: it has the rows of a cell in this layout
     saved_in: Layout | None = None  # of the part of a cell that continues from a checkpoint: the layout that saved it
 
     @property
     def row_layout(self) -> Layout:
         """The layout for which documents are padded and rows are split; before and after a resume into as many."""
-        layout = self.rows_of or self.layout
         other = None if self.packed_later else self._other_layout
-        return layout if other is None else split_for_both(layout, other)
+        return self.layout if other is None else split_for_both(self.layout, other)
 
     @property
     def _other_layout(self) -> Layout | None:
@@ -208,7 +206,12 @@ class CellConfig(_Cache):
         count its padding; MTP weights a micro-batch by the tokens that remain after its roll; without per-token loss
         all micro-batches have the same weight.
         """
-        return self.model.by_rows or not (self.options.calculate_per_token_loss or self.path.step_mean)
+        return self.model.by_rows or not self.token_mean
+
+    @property
+    def token_mean(self) -> bool:
+        """Whether every token of a step has the same weight in its loss."""
+        return self.options.calculate_per_token_loss or self.path.step_mean
 
     @property
     def step_mean(self) -> bool:

@@ -48,11 +48,6 @@ def _joined(*parts: str | None) -> str:
     return "-".join([part for part in parts if part is not None])
 
 
-def _rows_name(layout: Layout) -> str:
-    sizes = [f"{name}{getattr(layout, name)}" for name in ("tp", "pp", "cp", "dp", "vpp") if getattr(layout, name) > 1]
-    return "-".join(["rows", *sizes])
-
-
 class Identity(NamedTuple):
     """A part of the ids of cells, which many of them share."""
 
@@ -81,9 +76,7 @@ _HASHED = ("data_path", "micro_batch_size", "dtype", "attention", "stack", "faul
 
 @cache
 def _own_fields() -> tuple[str, ...]:
-    return tuple(
-        dict.fromkeys([*_HASHED, *keys_of(CellConfig), "args", "upstream_tests", "timing", "rows_of", "made_of"])
-    )
+    return tuple(dict.fromkeys([*_HASHED, *keys_of(CellConfig), "args", "upstream_tests", "timing", "made_of"]))
 
 
 @cache
@@ -97,16 +90,7 @@ def _own_identity(values: tuple[Any, ...]) -> Identity:
     own = dict(zip(_own_fields(), values))
     later = [key for name, key in keys_of(CellConfig).items() if name not in (*_HASHED, "forbidden")]
     names = [label_of(key, own[key.name]) for key in _own_keys(False) if own[key.name] != key.default]
-    names += [
-        part
-        for part in (
-            own["args"].label,
-            own["upstream_tests"].name,
-            own["fault"],
-            own["rows_of"] and _rows_name(own["rows_of"]),
-        )
-        if part
-    ]
+    names += [part for part in (own["args"].label, own["upstream_tests"].name, own["fault"]) if part]
     hashed: list[Any] = [own[name] for name in _HASHED]
     hashed += [own["forbidden"]] if own["forbidden"] else []
     hashed += [f"{key.name} {own[key.name]}" for key in later if own[key.name] != key.default]
@@ -115,7 +99,6 @@ def _own_identity(values: tuple[Any, ...]) -> Identity:
         hashed += [timing] if timing.timed else []
     hashed += [own["args"].given] if own["args"].given else []
     hashed += [own["upstream_tests"]] if own["upstream_tests"].name else []
-    hashed += [own["rows_of"]] if own["rows_of"] else []
     hashed += [f"stack {own['made_of']}"] if own["made_of"] and own["stack"] not in ("", DEFAULT) else []
     return Identity("-".join(names), _text(tuple(hashed)).encode())
 

@@ -14,7 +14,6 @@ from functools import cached_property
 from harness.core.cell.canary_legs import Leg, legs_of
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
-from harness.core.cell.model import GLOBAL_AUX
 from harness.core.packing.arithmetic import MicroBatch
 from harness.core.run.cell_result import CellResult
 from harness.core.run.records import DocumentLoss, OracleRecord, RankRecord, StepSeen
@@ -197,7 +196,7 @@ class CellEvidence:
     @property
     def same_rows(self) -> bool:
         """Whether gradients, and the weights they update, may be compared with the reference."""
-        return self.by_oracle or (self.control is not None and same_rows(self.cell.config, self.control.cell.config))
+        return self.by_oracle or not self.cell.config.by_rows
 
     @cached_property
     def steps(self) -> range:
@@ -387,20 +386,3 @@ class CellEvidence:
 
     def _in_order(self) -> list[RankRecord]:
         return [self.records[rank] for rank in sorted(self.records)]
-
-
-def same_rows(config: CellConfig, control: CellConfig) -> bool:
-    """Whether the gradients of a cell and its control are comparable.
-
-    They are if micro-batches do not matter, or if both have the same ones.
-    """
-    if not config.by_rows:
-        return True
-    ours, its = ((item.data_path, item.micro_batch_size, item.style, _together(item)) for item in (config, control))
-    return ours == its
-
-
-def _together(config: CellConfig) -> int:
-    """Micro-batches that one auxiliary loss is computed over at a time."""
-    moe = config.model.moe
-    return config.layout.dp if moe is not None and moe.balanced and moe.aux_loss == GLOBAL_AUX else 1

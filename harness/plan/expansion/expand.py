@@ -10,7 +10,6 @@ from functools import lru_cache
 from typing import Generic, TypeVar
 
 from harness.core.cell.arguments import Arguments
-from harness.core.cell.attention import KERNELS
 from harness.core.cell.axes import always
 from harness.core.cell.config import CellConfig
 from harness.core.cell.identity import cell_id
@@ -125,10 +124,10 @@ def _plan(
     result: list[PlannedCell] = []
     for group, members in groups.items():
         known_ids = {cell.id for cell in members}
-        controls: dict[CellConfig, Candidate] = {}
+        controls: dict[str, Candidate] = {}
         control_ids = _control_ids(members, controls)
-        added = list({cell.id: cell for cell in reversed(controls.values()) if cell.id not in known_ids}.values())[::-1]
-        control_ids |= _control_ids(added, controls)
+        added = [control for control in controls.values() if control.id not in known_ids]
+        control_ids |= {control.id: control.id for control in added}
         used = set(control_ids.values())
         for cell in [*added, *members]:
             is_added, control = cell.id not in known_ids, control_ids[cell.id]
@@ -154,33 +153,23 @@ def with_controls(config: CellConfig) -> list[PlannedCell]:
     return _plan([Candidate(cell_id(config), config, None)], list(_ALWAYS))
 
 
-def _control_ids(cells: Iterable[Candidate], controls: dict[CellConfig, Candidate]) -> dict[str, str]:
-    """Cell id -> id of its control, in one group. Cells whose rows do not matter share one per attention and model.
+def _control_ids(cells: Iterable[Candidate], controls: dict[str, Candidate]) -> dict[str, str]:
+    """Cell id -> id of its control, in one group; the controls are added to `controls`, by their ids.
 
     A variant does not name every size of a part of the model, and cells share the objects of their sections. So a
     control is looked up once for each of these objects, which is fast for many cells.
     """
-    common: dict[tuple[str, int, int, int], str] = {}
+    common: dict[tuple[str, bool, int, int, int], str] = {}
     found: dict[str, str] = {}
     for cell in cells:
-        attention = cell.config.attention
-        if cell.config.by_rows or attention in KERNELS:
-            found[cell.id] = _control_id(cell.config, controls)
-        else:
-            key = (attention, id(cell.config.model), id(cell.config.train), id(cell.config.documents))
-            common[key] = common.get(key) or _control_id(cell.config, controls)
-            found[cell.id] = common[key]
+        own = cell.config
+        key = (own.attention, own.token_mean, id(own.model), id(own.train), id(own.documents))
+        if key not in common:
+            control = control_of(own)
+            common[key] = cell_id(control)
+            controls.setdefault(common[key], Candidate(common[key], control, None))
+        found[cell.id] = common[key]
     return found
-
-
-def _control_id(config: CellConfig, controls: dict[CellConfig, Candidate]) -> str:
-    """The id of a cell's control; the control is added to `controls`, after its own control."""
-    control = control_of(config)
-    if control not in controls:
-        if control != config:
-            _control_id(control, controls)
-        controls.setdefault(control, Candidate(cell_id(control), control, None))
-    return controls[control].id
 
 
 class _Entries(Generic[Entry]):

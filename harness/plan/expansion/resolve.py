@@ -11,7 +11,6 @@ from operator import attrgetter, methodcaller
 from typing import Any
 
 from harness.core.cell.arguments import PREFIX, Arguments, label_of, merged
-from harness.core.cell.attention import KERNELS
 from harness.core.cell.axes import LAYOUT, axes, dotted
 from harness.core.cell.axis_values import HARNESS
 from harness.core.cell.config import NOISE, CellConfig, ModelConfig, TrainConfig
@@ -197,25 +196,11 @@ def _shown(names: tuple[str, ...]) -> list[tuple[str, Callable[[Any], Any]]]:
 
 
 def control_of(config: CellConfig) -> CellConfig:
-    """The control of a cell's parity group: one rank, unpacked, the harness's own data path.
-
-    Where gradients depend on the rows, and the data path is one of the harness's own, the control has the same rows,
-    on one rank. It is compared like any cell: if it packs, it has an unpacked control in turn.
-
-    A control runs the attention of its cells, whose noise it measures. If that is not the harness's own kernel, the
-    control's control is the same cell with reference attention.
-    """
-    control = _control(config)
-    if control == config and config.attention in KERNELS:
-        return dataclasses.replace(control, attention="reference")
-    return control
-
-
-def _control(config: CellConfig) -> CellConfig:
+    """The control of a cell: one rank, unpacked, the harness's own data path, with the attention of the cell."""
     plain = {
         axis.field: axis.default for axis in _FIELDS if axis.default is not MISSING and not axis.setting.in_control
     }
-    control = dataclasses.replace(
+    return dataclasses.replace(
         config,
         **plain,
         model=dataclasses.replace(config.model, rope_fusion=False, cuda_graphs=False, gathered_logits=False),
@@ -223,27 +208,9 @@ def _control(config: CellConfig) -> CellConfig:
         data_path=UNPACKED.name,
         args=config.args.of_optimizer(),
         upstream_tests=NO_TESTS,
-        options=PackingOptions(),
+        options=PackingOptions(calculate_per_token_loss=config.token_mean),
         timing=NOT_TIMED,
         fault=None,
-        rows_of=None,
-    )
-    if not config.by_rows:
-        return control
-    options = PackingOptions(calculate_per_token_loss=config.options.calculate_per_token_loss)
-    if config.path == UNPACKED:
-        return dataclasses.replace(control, micro_batch_size=config.micro_batch_size, options=options)
-    alone = config.layout == Layout() and config.fault is None and not config.model.drops
-    if not config.path.own or alone:
-        return dataclasses.replace(control, options=options)
-    options = dataclasses.replace(config.options, average_in_collective=False)
-    rows_of = _row_layout(config.rows_of or config.layout)
-    return dataclasses.replace(
-        control,
-        data_path=config.data_path,
-        micro_batch_size=config.micro_batch_size,
-        options=options,
-        rows_of=None if rows_of == Layout() else rows_of,
     )
 
 
@@ -252,9 +219,3 @@ def with_noise_legs(config: CellConfig) -> CellConfig:
     if NOISE in config.canaries or not config.fingerprints or not config.train.steps:
         return config
     return dataclasses.replace(config, canaries=(*config.canaries, NOISE))
-
-
-def _row_layout(layout: Layout) -> Layout:
-    """The part of a layout that decides the rows: stages matter only when they are interleaved."""
-    stages = {"pp": layout.pp, "vpp": layout.vpp} if layout.vpp > 1 else {}
-    return Layout(tp=layout.tp, cp=layout.cp, dp=layout.dp, sp=layout.sp, **stages)

@@ -109,7 +109,7 @@ class FaultSpec:
 
     @property
     def control(self) -> CellConfig:
-        """The control of both: the same documents on one rank, unpacked, or in the same rows where rows matter."""
+        """The control of both: the same documents on one rank, unpacked."""
         return with_noise_legs(control_of(self._config(deadline_s=DEADLINE_S, fault=self.name)))
 
 

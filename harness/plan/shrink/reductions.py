@@ -66,7 +66,6 @@ def normalized(config: CellConfig) -> CellConfig | None:
         documents=documents,
         args=Arguments(config.args.given),
         variant="",
-        rows_of=None,
     )
 
 

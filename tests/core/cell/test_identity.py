@@ -77,7 +77,6 @@ def test_every_setting_that_can_change_a_number_changes_the_hash(name: str) -> N
         "resume": "same",
         "args": Arguments((Argument(name="clip_grad", words=("1",)),)),
         "timing": TimingConfig(unpacked=True),
-        "rows_of": Layout(cp=2),
         "upstream_tests": UpstreamTests(name="packing", file="tests", passed=8),
     }
     key = keys_of(CellConfig).get(name)

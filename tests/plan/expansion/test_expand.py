@@ -75,19 +75,17 @@ def test_an_added_control_runs_the_attention_of_its_group() -> None:
         assert control.config.attention == control.axes["attention"] == cell.config.attention
 
 
-def test_a_control_with_another_kernel_is_compared_with_the_reference_attention() -> None:
-    made = expand_axes({"packing": ["unpacked", "sft"], "attention": ["te", "varlen"], "dtype": "bf16"})
-    by_id = {cell.id: cell for cell in made.cells}
-    chains = []
-    for cell in (cell for cell in made.cells if cell.config.data_path == "sft"):
-        chain = [cell]
-        while chain[-1].control:
-            chain.append(by_id[chain[-1].control])
-        chains.append([(item.config.data_path, item.config.attention) for item in chain])
-        assert all(NOISE in item.config.canaries for item in chain[1:])
-    assert chains == [[("sft", kind), ("unpacked", kind), ("unpacked", "reference")] for kind in ("te", "varlen")]
-    assert added(made) == [made.cells[0].id]
-    assert made.cells[0].config.attention == "reference"
+def test_no_control_has_a_control() -> None:
+    moe = [None, {"capacity_factor": 1.0}]
+    kernels = {"packing": ["unpacked", "reference", "sft"], "attention": ["te", "varlen"], "dtype": "bf16"}
+    for axes in (kernels, {"packing": "reference", "dp": [1, 2], "micro_batch_size": 2, "model.moe": moe}):
+        made = expand_axes(axes)
+        by_id = {cell.id: cell for cell in made.cells}
+        controls = [by_id[cell.control] for cell in made.cells if cell.control]
+        assert len({cell.id for cell in controls}) == 2
+        for control in controls:
+            assert (control.control, control.config.data_path, control.config.layout) == (None, "unpacked", Layout())
+            assert NOISE in control.config.canaries
 
 
 def test_cells_on_another_device_form_another_group() -> None:
@@ -353,14 +351,6 @@ def test_a_rule_of_nodes_that_upstream_does_not_share_can_be_lifted() -> None:
     assert (
         expand_axes({"packing": "sft", "lift": "attention.te-padding"}).cells[1].config.lift == "attention.te-padding"
     )
-
-
-def test_a_control_whose_experts_drop_tokens_has_the_rows_of_its_cells_and_no_control() -> None:
-    made = expand_axes({"packing": "reference", "dp": [1, 2], "model.moe": [{"capacity_factor": 1.0}]})
-    (rows,) = [cell for cell in made.cells if cell.role == "control"]
-    whole, halves = [cell for cell in made.cells if cell.role == "cell"]
-    assert (whole.control, rows.control, halves.control) == (None, None, rows.id)
-    assert rows.config.rows_of == Layout(dp=2)
 
 
 @pytest.mark.parametrize(

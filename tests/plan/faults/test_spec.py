@@ -12,7 +12,6 @@ from harness.core.cell.layout import Layout
 from harness.core.outcomes import Lane, Outcome
 from harness.core.run.run_dir import path_component
 from harness.judge.checks.table import CHECKS
-from harness.judge.evidence.cell_evidence import same_rows
 from harness.plan.faults import CLASSES, FAULTS, FaultSpec
 from harness.plan.faults.text import catalogue_markdown, catalogue_text, demand_text, with_catalogue
 
@@ -59,11 +58,9 @@ def test_the_twin_differs_only_in_fault_and_deadline_and_is_timed_first(spec: Fa
 
 
 @each
-def test_the_control_is_one_rank_with_the_same_documents_unpacked_or_in_the_same_rows(spec: FaultSpec) -> None:
+def test_the_control_is_one_rank_with_the_same_documents_unpacked(spec: FaultSpec) -> None:
     control = spec.control
-    assert control.layout == Layout()
-    assert control.data_path == "unpacked" or control.by_rows
-    assert same_rows(spec.faulty, control) or (spec.data_path == "sft" and spec.model.moe is not None)
+    assert (control.layout, control.data_path) == (Layout(), "unpacked")
     assert [control.documents_of(step) for step in (0, 1)] == [spec.twin.documents_of(step) for step in (0, 1)]
     assert control.model == spec.twin.model
 

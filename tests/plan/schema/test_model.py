@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from harness.core.cell.identity import cell_name
 from harness.core.cell.model import MlaConfig, MoeConfig, MtpConfig
 from harness.core.data_paths.table import DATA_PATHS
 from harness.core.run.run_dir import path_component
@@ -92,44 +91,6 @@ def test_an_id_that_names_no_file_is_a_problem_of_the_matrix(monkeypatch: pytest
 def test_the_name_of_a_cell_shows_a_part_that_an_axis_removes() -> None:
     made = expand_axes({**AXES, "model.moe": [None, {}]}, model={"moe": {}})
     assert names(made) == ["tp1-pp1-cp1-reference-nomoe", "tp1-pp1-cp1-reference"]
-
-
-def chain(**matrix: Any) -> list[str]:
-    """The names of a cell's control, the control's control, and so on."""
-    made = expand_axes({"model.moe": {"aux_loss": "aux_loss"}, **matrix})
-    cells = {cell.id: cell for cell in made.cells}
-    found, cell = [], next(cell for cell in made.cells if cell.role == "cell")
-    while cell.control:
-        cell = cells[cell.control]
-        found.append(cell_name(cell.config).replace("-moe4x2-aux_loss", ""))
-    return found
-
-
-@pytest.mark.parametrize(
-    ("matrix", "controls"),
-    [
-        ({"packing": "reference"}, ["tp1-pp1-cp1-unpacked"]),
-        ({"packing": "reference", "pp": 2}, ["tp1-pp1-cp1-reference", "tp1-pp1-cp1-unpacked"]),
-        ({"packing": "reference", "cp": 2}, ["tp1-pp1-cp1-reference-rows-cp2", "tp1-pp1-cp1-unpacked"]),
-        ({"packing": "sft", "tp": 2}, ["tp1-pp1-cp1-unpacked"]),
-        ({"packing": "unpacked", "cp": 2}, ["tp1-pp1-cp1-unpacked"]),
-        ({"packing": "reference", "cp": 2, "model.moe": {}}, ["tp1-pp1-cp1-unpacked"]),
-    ],
-)
-def test_where_gradients_depend_on_the_rows_the_control_has_the_same(
-    matrix: dict[str, Any], controls: list[str]
-) -> None:
-    assert [name.replace("-moe4x2", "") for name in chain(**matrix)] == controls
-
-
-def test_a_control_of_a_cells_rows_has_its_micro_batches() -> None:
-    made = expand_axes({"packing": "reference", "cp": 2, "dp": 2, "model.moe": {"aux_loss": "aux_loss"}})
-    cells = {cell.id: cell for cell in made.cells}
-    cell = next(cell for cell in made.cells if cell.role == "cell")
-    assert cell.control is not None
-    control = cells[cell.control].config
-    spread = [batch for pair in zip(*cell.config.micro_batches(0)) for batch in pair]
-    assert [control.micro_batches(0)[0]] == [spread]
 
 
 def test_the_schema_offers_the_parts_with_their_long_names() -> None:

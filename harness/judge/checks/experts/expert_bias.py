@@ -69,9 +69,9 @@ def _counted(router: RouterWhole, moe: MoeConfig) -> list[int]:
 
 
 def _of_reference(evidence: CellEvidence) -> dict[tuple[int, int], list[float]]:
-    """(later step, layer) -> biases of the reference, if it has the same rows, up to where rounding moves a token to
-    another expert: in its own second training."""
-    if evidence.reference is None or not evidence.same_rows:
+    """(later step, layer) -> biases of the oracle, up to where rounding moves a token to another expert: in its own
+    second training."""
+    if evidence.reference is None or not evidence.by_oracle:
         return {}
     floors = evidence.reference.later_noise.get("expert_bias", {})
     seen = (seen for record in evidence.reference.records.values() for seen in record.expert_biases)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from harness.core.cell.model import MoeConfig
-from harness.core.run.records import ExpertBiasSeen
+from harness.core.run.records import ExpertBiasSeen, OracleRecord, RankRecord
 from harness.judge.checks.experts import expert_bias
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.moe_router import routers
@@ -80,16 +80,15 @@ def test_tokens_that_experts_drop_do_not_count() -> None:
     assert finding.bound == [0.0, 0.0, 0.0, 0.0]
 
 
-def test_biases_of_later_steps_are_those_of_a_control_with_the_same_rows() -> None:
+def test_biases_of_later_steps_are_those_of_the_oracle() -> None:
     evidence = biased()
-    assert evidence.control is not None
-    evidence.control = replace(evidence.control, cell=replace(evidence.control.cell, config=evidence.cell.config))
-    evidence.control.records = {0: replace(evidence.records[0])}
-    evidence.control.records[0].expert_biases = [replace(one) for one in evidence.records[0].expert_biases]
+    found = RankRecord(cell="", rank=0, place=evidence.records[0].place)
+    found.expert_biases = [replace(one) for one in evidence.records[0].expert_biases]
+    evidence = replace(evidence, oracle=OracleRecord(cell=evidence.cell.id, built=[], record=found))
     assert expert_bias.check(evidence) == []
-    evidence.control.records[0].expert_biases[2].values = [0.5] * 4
-    (finding,) = expert_bias.check(evidence)
-    assert "after step 1" in finding.message and "the control has 0.5" in finding.message
+    found.expert_biases[2].values = [0.5] * 4
+    (finding,) = expert_bias.check(replace(evidence))
+    assert "after step 1" in finding.message and "the oracle has 0.5" in finding.message
 
 
 def test_models_without_biases_are_left_alone() -> None:
