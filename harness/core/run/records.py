@@ -158,7 +158,6 @@ class RouterSeen:
     z_loss: float | None = None  # likewise the z-loss, without other ranks' shares
     z_weighted: float | None = None
     kept: list[int] | None = None  # with a capacity: tokens of this rank that each expert takes, padding too
-    misplaced: int | None = None  # likewise: tokens dropped although, by the policy, one that is taken ranks behind
 
 
 @dataclass(kw_only=True)

@@ -199,8 +199,8 @@ def _routers(expected: Expected, record: RankRecord) -> Iterator[str]:
         if (seen.z_loss is not None) != z_loss or (seen.z_weighted is not None) != z_loss:
             yield f"{where}: z_loss is {seen.z_loss!r}, z_weighted {seen.z_weighted!r}"
         limited = moe is not None and moe.capacity_factor is not None
-        if (seen.kept is not None) != limited or (seen.misplaced is not None) != limited:
-            yield f"{where}: kept is {seen.kept!r}, misplaced {seen.misplaced!r}"
+        if (seen.kept is not None) != limited:
+            yield f"{where}: kept is {seen.kept!r}"
         for share in (*seen.real, *seen.padding):
             if (share.squares is not None) != z_loss:
                 yield f"{where}: squares are {share.squares!r}"

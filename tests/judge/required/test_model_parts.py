@@ -77,7 +77,7 @@ def test_with_a_capacity_choices_say_what_experts_take() -> None:
     evidence.cell = replace(evidence.cell, config=replace(evidence.cell.config, model=model))
     record = evidence.records[0]
     for seen in record.routers:
-        seen.kept, seen.misplaced = [1, 1, 1, 1], 0
+        seen.kept = [1, 1, 1, 1]
     for choice in record.choices:
         choice.taken = [[0]]
     assert problems_of(evidence) == []

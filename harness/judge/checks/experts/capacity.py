@@ -1,8 +1,8 @@
-"""With a capacity, every expert takes as many tokens as fit of those that choose it, exactly, and no others.
+"""With a capacity, every expert takes as many tokens as fit of those that choose it, exactly.
 
 A rank's experts have a capacity for that rank's tokens: ceil(tokens x topk / experts x factor)
 (moe_utils.get_capacity, apply_router_token_dropping). Where the oracle computes the cell, it is judged in all steps and
-evaluations, and `router_choice` judges which tokens are dropped. Else it is judged in step 0, and there also which.
+evaluations, and `router_choice` judges which tokens are dropped. Else it is judged in step 0.
 """
 
 from __future__ import annotations
@@ -54,9 +54,6 @@ def _by_logits(record: RankRecord, moe: MoeConfig, steps: int) -> Iterator[Check
         if seen.kept != right:
             what = f"tokens that experts take: {in_short(seen.kept, right, 'their capacity gives')}"
             yield _finding(record, seen, what, seen.kept, right, steps)
-        elif seen.misplaced:
-            what = f"experts drop {seen.misplaced} tokens that drop_policy {moe.drop_policy} ranks before others"
-            yield _finding(record, seen, what, seen.misplaced, 0, steps)
 
 
 def _counts(slots: list[list[int]], moe: MoeConfig) -> list[int]:

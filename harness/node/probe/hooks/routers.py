@@ -14,11 +14,11 @@ import megatron.core.transformer.moe.router as upstream_router
 import torch
 from torch import Tensor
 
+from harness.core.cell.model import MoeConfig
 from harness.core.cell.modelled import follows_choices
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.records import ChoiceSeen, ExpertShare, RouterSeen
 from harness.node.data_paths.base import RankContext
-from harness.node.probe.hooks.capacity import misplaced, routing_scores
 from harness.node.probe.hooks.layers import PassState
 from harness.node.probe.model.recompute import recomputing
 from harness.node.recording.recorder import Recorder
@@ -56,7 +56,9 @@ class RouterRecorder:
             if self.follows and not recomputed and self.state.leg in ("training", "evaluation"):
                 self._record_choice(layer, logits.detach(), _map_of(routed))
             if self.seen is not None and not recomputed:
-                self._record_kept(logits.detach(), _map_of(routed))
+                moe = self.context.config.model.moe
+                if moe is not None and moe.capacity_factor is not None:
+                    self.seen.kept = [int(value) for value in _map_of(routed).sum(0)]
                 self.recorder.record.routers.append(self.seen)
             return routed
 
@@ -97,16 +99,6 @@ class RouterRecorder:
         self.recorder.choice(
             ChoiceSeen(step=at.data_step, layer=layer, micro_batch=at.micro_batch, experts=[]), chosen, preferred, taken
         )
-
-    def _record_kept(self, logits: Tensor, routed: Tensor) -> None:
-        """Record which tokens experts take; `routed` [tokens, experts] bool: after tokens beyond the capacity are
-        dropped.
-        """
-        moe = self.context.config.model.moe
-        assert moe is not None and self.seen is not None
-        if moe.capacity_factor is not None:
-            self.seen.kept = [int(value) for value in routed.sum(0)]
-            self.seen.misplaced = misplaced(moe, logits.flatten(0, 1), routed)
 
     def _attach(self, upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def attach(activation: Tensor, coefficient: float, aux_loss: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -226,3 +218,14 @@ def aux_scale() -> float | None:
 
     scale = MoEAuxLossAutoScaler.main_loss_backward_scale
     return None if scale is None else float(scale)
+
+
+def routing_scores(moe: MoeConfig, logits: Tensor) -> Tensor:
+    """[tokens, experts] float32: scores that add up to 1 for each token.
+
+    As moe_utils.compute_routing_scores_for_aux_loss defines them.
+    """
+    if moe.score_function == "softmax":
+        return torch.softmax(logits.float(), -1)
+    scores = torch.sigmoid(logits.float())
+    return scores / scores.sum(-1, keepdim=True)

@@ -21,7 +21,7 @@ def limited(moe: MoeConfig = LIMITED, **layout: int) -> CellEvidence:
     evidence.cell = replace(evidence.cell, config=replace(evidence.cell.config, model=model))
     for record in evidence.records.values():
         for seen in record.routers:
-            seen.kept, seen.misplaced = own_kept(moe, seen), 0
+            seen.kept = own_kept(moe, seen)
         record.choices = []
     evidence.oracle = None
     return evidence
@@ -65,13 +65,6 @@ def test_an_expert_that_takes_another_number_is_named_with_its_rank() -> None:
     (finding,) = capacity.check(evidence)
     assert "layer 1, micro-batch 0, rank 1: tokens that experts take" in finding.message
     assert finding.where["dp"] == 1
-
-
-def test_tokens_that_the_policy_does_not_drop_are_counted() -> None:
-    evidence = limited()
-    evidence.records[0].routers[1].misplaced = 3
-    (finding,) = capacity.check(evidence)
-    assert "experts drop 3 tokens that drop_policy probs ranks before others" in finding.message
 
 
 def test_what_was_not_recorded_is_a_finding() -> None:

@@ -136,7 +136,16 @@ def test_what_experts_drop_is_recorded_beside_the_choice(monkeypatch: pytest.Mon
     assert chosen.sort().values.tolist() == [[1, 2], [2, 3], [0, 3], [0, 1]] and preferred is None
     assert taken[3].tolist() == [False, True, False, False] and taken.sum() == 7
     (seen,) = recorder.record.routers
-    assert (seen.kept, seen.misplaced) == ([1, 2, 2, 2], 0)
+    assert seen.kept == [1, 2, 2, 2]
+
+
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+def test_scores_of_a_token_add_up_to_1(score: str) -> None:
+    from harness.node.probe.hooks.routers import routing_scores
+
+    scores = routing_scores(MoeConfig(score_function=score), LOGITS)
+    torch.testing.assert_close(scores.sum(-1), torch.ones(len(LOGITS)))
+    assert (scores.argmax(-1) == LOGITS.argmax(-1)).all()
 
 
 PADDING_MASK = CellConfig(layout=Layout(), data_path="reference", model=ModelConfig(moe=MoeConfig(padding_mask=True)))
