@@ -38,7 +38,6 @@ from harness.judge.checks.numerics import (
     repeated_document,
     replica_gradients,
     router_choice,
-    router_tokens,
     step_loss,
     token_count,
 )
@@ -96,7 +95,6 @@ CHECKS: tuple[Check, ...] = (
     Check("token_count", Lane.NUMERICS, token_count.check),
     Check("capacity", Lane.NUMERICS, capacity.check),
     Check("activations", Lane.NUMERICS, activations.check),
-    Check("router_tokens", Lane.NUMERICS, router_tokens.check),
     Check("document_loss", Lane.NUMERICS, document_loss.check),
     Check("repeated_document", Lane.NUMERICS, repeated_document.check),
     Check("mtp_loss", Lane.NUMERICS, mtp_loss.check),

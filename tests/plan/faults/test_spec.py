@@ -39,9 +39,7 @@ def test_every_check_is_demanded_by_a_fault() -> None:
     # `slower_than_history` needs earlier runs, which no fault has; tests/app/pipeline/test_baselines.py tests it.
     # `reported` needs upstream's own trainer, which tests/app/matrices/test_trainer.py edits instead.
     # `upstream_tests` needs a checkout with tests and pytest; tests/node/data_paths/test_upstream_tests.py makes one.
-    # `router_tokens` judges what the oracle does not compute, which no small model of the harness's own loop is;
-    # tests/judge/checks/numerics/test_router_tokens.py tests it.
-    others = {"slower_than_history", "reported", "upstream_tests", "router_tokens"}
+    others = {"slower_than_history", "reported", "upstream_tests"}
     assert {check for spec in FAULTS for check in spec.checks} | others == {check.name for check in CHECKS}
 
 

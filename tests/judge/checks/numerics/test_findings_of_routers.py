@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,7 +10,6 @@ import pytest
 from harness.core.tolerances import Bound
 from harness.judge.checks.numerics import (
     aux_loss,
-    router_tokens,
 )
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.moe_router import own_aux_loss
@@ -101,47 +99,6 @@ def values_of_a_first_step_that_is_not_whole() -> CellEvidence:
     return evidence
 
 
-def with_control_routers(**layout: int) -> CellEvidence:
-    evidence = with_routers(aux_loss="none", **layout)
-    control = evidence.control
-    assert control is not None
-    control.records[0].routers = [
-        copy.deepcopy(seen) for _, record in sorted(evidence.records.items()) for seen in record.routers
-    ]
-    return evidence
-
-
-@cases(router_tokens.check)
-def two_tokens_that_went_to_other_experts() -> CellEvidence:
-    evidence = with_control_routers(pp=2)
-    seen = next(seen for seen in evidence.records[1].routers if seen.layer == 2)
-    seen.real[0].counts[0] += 2
-    seen.real[0].counts[3] -= 2
-    return evidence
-
-
-@cases(router_tokens.check)
-def a_layer_of_routers_that_was_not_recorded() -> CellEvidence:
-    evidence = with_control_routers(pp=2)
-    evidence.records[1].routers = []
-    return evidence
-
-
-@cases(router_tokens.check)
-def rows_of_one_micro_batch() -> CellEvidence:
-    evidence = with_control_routers(micro_batch_size=2)
-    evidence.records[0].routers[0].real[1].counts[1] += 1
-    return evidence
-
-
-@cases(router_tokens.check)
-def routers_of_a_first_step_that_is_not_whole() -> CellEvidence:
-    evidence = with_control_routers()
-    evidence.records[0].routers[0].real[0].counts[1] += 1
-    evidence.records[0].steps = evidence.records[0].steps[1:]
-    return evidence
-
-
 @cases(aux_loss.check)
 def weights_of_the_only_step() -> CellEvidence:
     evidence = with_weights(2.0, cp=2)
@@ -173,44 +130,6 @@ def rows_taken_for_one_by_an_exact_bound() -> CellEvidence:
 @cases(aux_loss.check)
 def weights_that_are_zero() -> CellEvidence:
     return with_weights(0.0)
-
-
-@cases(router_tokens.check)
-def tokens_of_the_first_of_two_stages() -> CellEvidence:
-    evidence = with_control_routers(pp=2)
-    evidence.records[0].routers[0].real[0].counts[1] += 1
-    return evidence
-
-
-def with_a_prediction_layer(*, other_rows: bool) -> CellEvidence:
-    """A cell of two stages with the routers of a third layer, which follow other tokens than in the control."""
-    evidence = with_control_routers(pp=2)
-    assert evidence.control is not None
-    extra = [replace(copy.deepcopy(seen), layer=3) for seen in evidence.records[1].routers]
-    evidence.records[1].routers += extra
-    evidence.control.records[0].routers += copy.deepcopy(extra)
-    extra[0].real[0].counts[2] += 1
-    if other_rows:
-        options = replace(evidence.cell.config.options, calculate_per_token_loss=False)
-        evidence.cell = replace(evidence.cell, config=replace(evidence.cell.config, options=options))
-    return evidence
-
-
-@cases(router_tokens.check)
-def tokens_of_a_prediction_layer() -> CellEvidence:
-    return with_a_prediction_layer(other_rows=False)
-
-
-@cases(router_tokens.check)
-def tokens_of_a_prediction_layer_in_other_rows() -> CellEvidence:
-    return with_a_prediction_layer(other_rows=True)
-
-
-@cases(router_tokens.check)
-def tokens_of_the_last_layer_in_other_rows() -> CellEvidence:
-    evidence = with_a_prediction_layer(other_rows=True)
-    evidence.records[1].routers[0].real[0].counts[2] += 1
-    return evidence
 
 
 @cases(aux_loss.check)
