@@ -43,7 +43,7 @@ GROUPS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "oracle": (
         ["harness/oracle/*.py"],
-        [f"tests/oracle/test_{name}.py" for name in ("parts", "hugging_face", "gpt_model", "train", "upstream")],
+        [f"tests/oracle/test_{name}.py" for name in ("parts", "hugging_face", "train", "vision")],
     ),
     "verdict": (
         ["harness/judge/verdict.py", "harness/core/outcomes.py"],

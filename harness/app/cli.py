@@ -146,7 +146,7 @@ def _explain_options(explain: argparse.ArgumentParser) -> None:
     explain.add_argument(
         "--operations",
         action="store_true",
-        help="train the cell and its control again, and show the operations of a layer in forward passes side by side",
+        help="train the cell again, and show the operations of a layer in forward passes beside those of the oracle",
     )
     text = "the layer, from 1; 0 is the embedding (default: the first that differs)"
     explain.add_argument("--layer", type=layer_number, metavar="N", help=text)

@@ -39,6 +39,7 @@ from harness.node.rank import rank_main
 from harness.node.rank_endings import cell_result, rank_endings
 from harness.node.recording.kernel_log import xid_lines
 from harness.oracle.choices import choices_of
+from harness.oracle.operations import operations_of
 from harness.oracle.record import key_of, not_modelled, record_of
 
 END_GRACE_S = 5.0  # between SIGTERM and SIGKILL for ranks that end because another node failed
@@ -195,6 +196,8 @@ class _Part:
                 if not shared.exists():
                     write_record(shared, record_of(self.cell, self.config, built, choices))
                 found.record = replace(RecordReader().read(text_of(shared)), cell=self.cell)
+                if self.config.operations is not None:
+                    write_json(self.attempt.oracle_operations, operations_of(self.config, built, choices))
         except InfrastructureError:  # such as a full disk
             raise
         except Exception:  # whatever it is: the judge shows it as the reason why the cell is not judged

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.oracle.fields import Latent, Model, Rotary
-from harness.oracle.layers import linear, norm, widened
+from harness.oracle.layers import linear, norm, note, widened
 from harness.oracle.rows import Places, Stream
 
 LLAMA_LOW, LLAMA_HIGH, LLAMA_CONTEXT = 1.0, 4.0, 8192  # fixed in Megatron: RotaryEmbedding._apply_scaling
@@ -120,6 +120,7 @@ def grouped(x: Tensor, weights: Mapping[str, Tensor], at: str, model: Model, pla
         query, key = norm(query, weights, f"{at}.q_layernorm", model), norm(key, weights, f"{at}.k_layernorm", model)
     if model.rotary is not None:
         query, key = (rotate(part, places.positions, model.rotary) for part in (query, key))
+    note(f"{at}.core_attention", "receives", query, key, value)
     mixed = attend(
         query,
         key,
@@ -130,6 +131,7 @@ def grouped(x: Tensor, weights: Mapping[str, Tensor], at: str, model: Model, pla
         window=model.window if model.is_windowed(number) else None,
         sink=_sink(x, weights, at, model),
     )
+    note(f"{at}.core_attention", "returns", mixed)
     return linear(mixed, weights, f"{at}.linear_proj", model)
 
 
@@ -162,6 +164,7 @@ def latent(
         window=model.window if model.is_windowed(number) else None,
         sink=_sink(x, weights, at, model),
     )
+    note(f"{at}.core_attention", "returns", mixed)
     return linear(mixed, weights, f"{at}.linear_proj", model)
 
 

@@ -7,12 +7,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from harness.core.peft import CANONICAL, DORA, PeftConfig
 from harness.oracle.fields import Model
+
+Boundary = Literal["receives", "returns"]
+Noted = tuple[str, Boundary]  # of upstream's module of this name
+# The tensors of a forward, where `operations_of` asks for them.
+NOTED: ContextVar[dict[Noted, tuple[Tensor, ...]] | None] = ContextVar("NOTED", default=None)
+
+
+def note(at: str, name: Boundary, *tensors: Tensor) -> None:
+    """Note what upstream's module that is called `at` receives or returns."""
+    noted = NOTED.get()
+    if noted is not None:
+        noted[at, name] = tensors
 
 
 def widened(x: Tensor) -> Tensor:
@@ -28,6 +42,7 @@ def linear(x: Tensor, weights: Mapping[str, Tensor], at: str, model: Model) -> T
         product = product + bias
     if model.adapters and model.adapters.adapts(f"{at}.weight"):
         product = _adapted(product, x, weights, at, model, model.adapters)
+    note(at, "returns", product)
     return product if bias is None or within else product + bias
 
 
@@ -77,6 +92,7 @@ def norm(x: Tensor, weights: Mapping[str, Tensor], at: str, model: Model) -> Ten
     normed = wide * (wide.square().mean(-1, keepdim=True) + model.epsilon).rsqrt() * gamma
     if model.normalization == "LayerNorm":
         normed = normed + weights[f"{at}.bias"]
+    note(at, "returns", normed)
     return normed.to(x.dtype)
 
 

@@ -17,7 +17,7 @@ from harness.oracle.attention import grouped, latent
 from harness.oracle.choices import Choice
 from harness.oracle.experts import Routed, mixture
 from harness.oracle.fields import Model
-from harness.oracle.layers import feed_forward, norm
+from harness.oracle.layers import feed_forward, norm, note
 from harness.oracle.recurrent import delta_net, mamba
 from harness.oracle.rows import Stream
 from harness.oracle.vision import image_features
@@ -55,13 +55,16 @@ def forward(
     """
     routing = Routing(biases, choices or {}, [])
     x, added = weights[f"{EMBEDDING}.weight"][stream.tokens], list[Tensor]()
+    note("embedding", "returns", x)
     if model.vision and stream.images:
         slots = (stream.tokens == model.vision.token).nonzero().flatten()
         features, added = image_features(stream.images, weights, model.vision)
         x = x.index_copy(0, slots, features)
     outputs = [x]
     for number in range(1, model.layers + 1):
+        note(layer_name(number), "receives", x)
         x = _layer(x, weights, layer_name(number), number, model, stream, routing)
+        note(layer_name(number), "returns", x)
         outputs.append(x)
         if number <= len(added):
             x = x.index_add(0, slots, added[number - 1])

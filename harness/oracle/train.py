@@ -210,7 +210,7 @@ class Oracle:
         before: list[list[Tensor]] = []  # by router: preferences of earlier micro-batches over all replicas
         for number, turn in enumerate(zip_longest(*replicas)):
             streams = {replica: stream_of(self.config, step, plan) for replica, plan in enumerate(turn) if plan}
-            passes = {replica: self._forward(stream, step, replica, number) for replica, stream in streams.items()}
+            passes = {replica: self.forward(stream, step, replica, number) for replica, stream in streams.items()}
             together = [(streams[replica], passes[replica]) for replica in streams]
             before = before or [[] for _ in together[0][1].routed]
             total = torch.zeros((), dtype=torch.promote_types(together[0][1].logits.dtype, torch.float32))
@@ -243,7 +243,7 @@ class Oracle:
     def _smoothing(self) -> float:
         return self.config.train.label_smoothing
 
-    def _forward(self, stream: Stream, step: int, replica: int, number: int) -> Forward:
+    def forward(self, stream: Stream, step: int, replica: int, number: int) -> Forward:
         """Of micro-batch `number` of a replica."""
         places = {layer: (step, replica, number, layer) for layer in self.biases}
         choices = {layer: self.choices[place] for layer, place in places.items() if place in self.choices}
@@ -263,7 +263,7 @@ class Oracle:
             for replica, plans in enumerate(replicas):
                 for number, plan in enumerate(plans):
                     stream = stream_of(self.config, step, plan)
-                    passed = self._forward(stream, step, replica, number)
+                    passed = self.forward(stream, step, replica, number)
                     part = micro_loss(passed, stream, self.model, self._smoothing, (), ())
                     seen.documents |= _by_document(part.losses, stream.mask, stream, padding=False)
                     _add_outputs(seen.outputs, passed, stream)

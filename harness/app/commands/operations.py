@@ -1,4 +1,6 @@
-"""`harness explain RUN CELL --operations`: trains a cell and its control again, and compares a layer's operations.
+"""`harness explain RUN CELL --operations`: trains a cell again, and compares a layer's operations with the oracle's.
+
+Where the oracle did not compute the cell, its control is trained too, and is compared with.
 
 The run is RUN/operations/CELL/layer-N, on this machine, in the stack that the cell had, at its commits.
 """
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,48 +30,59 @@ from harness.core.tolerances import tolerances_for
 from harness.infra import screen
 from harness.infra.console import say
 from harness.infra.local_launcher import LocalLauncher
-from harness.infra.runs.evidence_files import newest, read_operations, read_plan, read_result
+from harness.infra.runs.evidence_files import newest, read_cell, read_operations, read_plan, read_result
 from harness.infra.screen import relative_path
 from harness.infra.stacks.prepare import prepare
 from harness.infra.stacks.worktree_users import release
 from harness.judge.diagnosis.operations import OperationsCompared, compare_operations
 from harness.judge.diagnosis.operations_text import operations_text
+from harness.judge.stats.noise import noise_floors
 from harness.plan.matrix.single_cell import pinned
 
 
 def explain_operations(name: str, pattern: str, run_parent: Path, *, layer: int | None, as_json: bool) -> int:
-    """Print the operations of a layer of a cell beside those of its control. `layer`: None for the first that differs.
+    """Print the operations of a layer of a cell beside those of its reference.
 
-    InputError unless the pattern matches one cell with a control, and the layer is known and exists.
+    `layer`: None for the first that differs. InputError unless the pattern matches one cell with a reference, and the
+    layer is known and exists.
     """
     directory = find_run(name, run_parent)
     plan = read_plan(directory)
-    cell, control = _cell_and_control(plan, pattern)
+    cell, control = _cell_and_control(directory, plan, pattern)
     number = _layer(directory, plan, cell, layer)
     folder = directory.root / "operations" / cell.id / f"layer-{number}"
     ready = {name: stack for name, stack in plan.stacks.items() if name == cell.config.stack}
     refuse_changed_code(directory, ready, "restore it: operations of other code do not explain this run")
-    say(f"training {cell.id} and its control again, to observe the forward passes of layer {number}")
-    run = _run(directory, folder, plan, (control, cell), number)
+    trained = [one for one in (control, cell) if one is not None]
+    say(f"training {' and '.join(one.id for one in trained)} again, to observe the forward passes of layer {number}")
+    run = _run(directory, folder, plan, trained, number)
     compared = _compared(run, plan, cell, control)
     if as_json:
-        head = {"schema_version": 1, "cell": cell.id, "control": control.id, "run": str(folder)}
+        head = {"schema_version": 2, "cell": cell.id, "control": control.id if control else None, "run": str(folder)}
         screen.json_data(dumps(head | to_jsonable(compared), indent=2) + "\n")
     else:
-        screen.out(screen.wrapped(f"{cell.id}\ncontrol {control.id}\n{operations_text(compared)}"))
+        names = f"{cell.id}\ncontrol {control.id}" if control else cell.id
+        screen.out(screen.wrapped(f"{names}\n{operations_text(compared)}"))
         screen.out(f"records: {relative_path(folder)}")
     return EXIT_PASS
 
 
-def _cell_and_control(plan: RunPlan, pattern: str) -> tuple[PlannedCell, PlannedCell]:
+def _cell_and_control(directory: RunDir, plan: RunPlan, pattern: str) -> tuple[PlannedCell, PlannedCell | None]:
+    """The cell that a pattern matches, and its control if the oracle did not compute the cell."""
     known = {cell.id: cell for cell in plan.expansion.cells}
-    chosen = [known[name] for name in matching(plan.expansion, pattern)]
-    compared = [cell for cell in chosen if cell.control in known]
-    if len(compared) != 1:
-        found = "is a control, which is compared with nothing" if not compared else f"{len(compared)} cells match"
-        allowed = ", ".join(cell.id for cell in compared[:3]) or "a cell that has a control"
-        raise InputError(Problem(message=f"{pattern}: {found}", allowed=allowed))
-    (cell,) = compared
+    chosen = matching(plan.expansion, pattern)
+    if len(chosen) != 1:
+        names = ", ".join(chosen[:3])
+        raise InputError(Problem(message=f"{pattern}: {len(chosen)} cells match", allowed=f"one of them: {names}"))
+    cell = known[chosen[0]]
+    found = read_cell(directory, cell.id, {})
+    if found.damaged:
+        raise InfrastructureError(f"{cell.id}: {found.damaged[0]}")
+    oracle = found.oracle
+    if oracle is not None and oracle.record is not None:
+        return cell, None
+    if cell.control not in known:
+        raise InputError(Problem(message=f"{cell.id}: the oracle did not compute it, and it has no control"))
     return cell, known[str(cell.control)]
 
 
@@ -90,7 +104,7 @@ def _layer(directory: RunDir, plan: RunPlan, cell: PlannedCell, layer: int | Non
     return int(named[0])
 
 
-def _run(directory: RunDir, folder: Path, plan: RunPlan, cells: tuple[PlannedCell, ...], layer: int) -> RunDir:
+def _run(directory: RunDir, folder: Path, plan: RunPlan, cells: Sequence[PlannedCell], layer: int) -> RunDir:
     """Run the cells with nothing but their training, in a new run."""
     stacks = _stacks(plan, cells[-1], str(folder))
     refuse_links(folder)
@@ -131,14 +145,24 @@ def _stacks(plan: RunPlan, cell: PlannedCell, user: str) -> dict[str, ReadyStack
     return stacks
 
 
-def _compared(run: RunDir, plan: RunPlan, cell: PlannedCell, control: PlannedCell) -> OperationsCompared:
-    bound = tolerances_for(cell.config.dtype, plan.tolerances).activation
-    return compare_operations(_operations(run, cell), _operations(run, control), bound)
+def _compared(run: RunDir, plan: RunPlan, cell: PlannedCell, control: PlannedCell | None) -> OperationsCompared:
+    found, oracle = _operations(run, cell)
+    if control is not None:
+        right = _operations(run, control)[0]
+        bounds = tolerances_for(cell.config.dtype, plan.tolerances)
+        return compare_operations(found, right[min(right)], bounds.activation, "control")
+    record = read_cell(run, cell.id, {}).oracle
+    if oracle is None or record is None or record.record is None:
+        why = record.failed or record.not_modelled if record else "its ranks did not complete"
+        raise InfrastructureError(f"{cell.id}: the oracle did not compute it this time: {why}")
+    floors = noise_floors({0: record.record})
+    bounds = tolerances_for(cell.config.dtype, plan.tolerances, floors, by_oracle=True)
+    return compare_operations(found, oracle, bounds.activation, "oracle")
 
 
-def _operations(run: RunDir, cell: PlannedCell) -> dict[int, OperationsSeen]:
+def _operations(run: RunDir, cell: PlannedCell) -> tuple[dict[int, OperationsSeen], OperationsSeen | None]:
     found = read_operations(run.attempt(cell.id, newest(run, cell.id)))
-    if found:
+    if found[0]:
         return found
     result = read_result(run, cell.id)
     why = result.reason if result and result.reason else "no rank reached the layer"

@@ -292,6 +292,11 @@ class AttemptDir:
         return self.root / "operations" / record_name(rank)
 
     @property
+    def oracle_operations(self) -> Path:
+        """The same of the oracle."""
+        return self.root / "operations" / "oracle.json"
+
+    @property
     def oracle(self) -> Path:
         """What the oracle computed of the cell; exists once the ranks of the attempt have ended."""
         return self.root / "oracle.json"

@@ -181,14 +181,19 @@ def read_records(attempt: AttemptDir, damaged: list[str]) -> dict[int, RankRecor
     return records
 
 
-def read_operations(attempt: AttemptDir) -> dict[int, OperationsSeen]:
-    """Operations by rank, of a run that recorded them; InfrastructureError for a file that cannot be read."""
+def read_operations(attempt: AttemptDir) -> tuple[dict[int, OperationsSeen], OperationsSeen | None]:
+    """Operations by rank, of a run that recorded them, and those of the oracle if it has any.
+
+    InfrastructureError for a file that cannot be read.
+    """
     damaged: list[str] = []
     files = sorted(attempt.operations(0).parent.glob("rank-*.json"))
     found = [one for one in (_read(path, OperationsSeen, damaged) for path in files) if one is not None]
+    path = attempt.oracle_operations
+    oracle = _read(path, OperationsSeen, damaged) if path.exists() else None
     if damaged:
-        raise InfrastructureError(f"{attempt.operations(0).parent}: {damaged[0]}")
-    return {one.rank: one for one in found}
+        raise InfrastructureError(f"{path.parent}: {damaged[0]}")
+    return {one.rank: one for one in found}, oracle
 
 
 T = TypeVar("T", RankRecord, OracleRecord, CellResult, CellConfig, OperationsSeen)

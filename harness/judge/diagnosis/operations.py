@@ -1,6 +1,7 @@
-"""The operations of one layer of a cell beside those of its control, and the first that computes something else.
+"""The operations of one layer of a cell beside those of the oracle, or where it does not model the cell of its
+control, and the first that computes something else.
 
-Values are compared per document, summed over the ranks that hold parts of it. A control runs on one rank, so each
+Values are compared per document, summed over the ranks that hold parts of it. The reference has whole tensors, so each
 tensor of a cell is compared in the way in which it is nearest: every tp rank has it whole, or holds a shard of it, or
 a partial sum.
 """
@@ -22,7 +23,7 @@ WHOLE, SHARDS, PARTIAL = "whole", "shards", "partial sums"
 
 @dataclass(frozen=True, kw_only=True)
 class Off:
-    """How far a tensor of the cell is from that of the control."""
+    """How far a tensor of the cell is from that of the reference."""
 
     distance: float  # of the document that is farthest off; infinite where one side lacks it
     document: int
@@ -31,13 +32,13 @@ class Off:
 
 @dataclass(frozen=True, kw_only=True)
 class OperationRow:
-    """An operation of the cell, of the control, or of both."""
+    """An operation of the cell, of the reference, or of both."""
 
     module: str
     name: str
     kind: str
     cell: OperationSeen | None  # of the cell's first rank that has the layer, its documents over all ranks left out
-    control: OperationSeen | None
+    reference: OperationSeen | None
     off: Off | None = None  # of its outputs (of a module's inputs: of those); None if they cannot be compared
     inputs_off: Off | None = None
     differs: bool = False
@@ -50,7 +51,8 @@ class OperationsCompared:
     layer: int
     ranks: tuple[int, ...]  # of the cell that have the layer
     cell_mode: str
-    control_mode: str
+    reference_mode: str
+    reference: str  # "oracle" or "control"
     bound: Bound
     rows: tuple[OperationRow, ...]
     first: int | None
@@ -67,21 +69,24 @@ _OfRank = tuple[int, "TensorOfOperation | None"]
 
 
 def compare_operations(
-    cell: Mapping[int, OperationsSeen], control: Mapping[int, OperationsSeen], bound: Bound
+    cell: Mapping[int, OperationsSeen], right: OperationsSeen, bound: Bound, reference: str
 ) -> OperationsCompared:
-    """Compare the records of a cell's ranks with those of its control, which has one. ValueError if a side has none."""
-    if not cell or not control:
-        raise ValueError(f"the {'control' if cell else 'cell'} recorded no operation")
+    """Compare the records of a cell's ranks with that of the `reference`, "oracle" or "control".
+
+    ValueError if the cell has none.
+    """
+    if not cell:
+        raise ValueError("the cell recorded no operation")
     ranks = [cell[rank] for rank in sorted(cell)]
-    right = control[min(control)]
-    sides = _Sides(ranks, bound)
+    sides = _Sides(ranks, bound, computes=reference == "control")
     by_token = {id(one) for one in _in_all(right)}
     rows = tuple(sides.rows([one if id(one) in by_token else _bare(one) for one in right.operations]))
     return OperationsCompared(
         layer=right.layer,
         ranks=tuple(one.rank for one in ranks),
         cell_mode=f"{ranks[0].mode} of torch {ranks[0].torch}",
-        control_mode=f"{right.mode} of torch {right.torch}",
+        reference_mode=f"{right.mode} of torch {right.torch}",
+        reference=reference,
         bound=bound,
         rows=rows,
         first=next((number for number, row in enumerate(rows) if row.differs), None),
@@ -91,8 +96,9 @@ def compare_operations(
 class _Sides:
     """The records of the cell's ranks, by operation."""
 
-    def __init__(self, ranks: Sequence[OperationsSeen], bound: Bound) -> None:
-        self.ranks, self.bound = ranks, bound
+    def __init__(self, ranks: Sequence[OperationsSeen], bound: Bound, *, computes: bool) -> None:
+        """`computes`: whether the reference has operations, not only what modules return."""
+        self.ranks, self.bound, self.computes = ranks, bound, computes
         self.found = [{_key(one): one for one in _in_all(rank)} for rank in ranks]
         self.tp = 1 + max(rank.place.tp for rank in ranks)
 
@@ -100,7 +106,7 @@ class _Sides:
         """Operations of the same name in the same module are paired in order; others have one side only.
 
         Communication has no counterpart on one rank. It is compared with what the control computed last, since it
-        gathers or sums that.
+        gathers or sums that; the oracle has what modules return alone.
         """
         left = self.ranks[0].operations
         matcher = difflib.SequenceMatcher(None, [_name(one) for one in left], [_name(one) for one in right], False)
@@ -115,7 +121,7 @@ class _Sides:
                 yield self._communication(mine, before)
             for other in right[right_from:right_to]:
                 yield OperationRow(
-                    module=other.module, name=other.name, kind=other.kind, cell=None, control=_bare(other)
+                    module=other.module, name=other.name, kind=other.kind, cell=None, reference=_bare(other)
                 )
                 before = next((one for one in _given(other) if one.documents), before)
 
@@ -127,7 +133,7 @@ class _Sides:
             name=mine.name,
             kind=mine.kind,
             cell=_bare(mine),
-            control=_bare(other),
+            reference=_bare(other),
             off=off,
             inputs_off=None if boundary else self._off(mine, _taken, other.inputs),
             differs=self._beyond(off),
@@ -135,14 +141,14 @@ class _Sides:
 
     def _communication(self, mine: OperationSeen, before: TensorOfOperation | None) -> OperationRow:
         off = None
-        if mine.kind == "communication" and before is not None:
+        if mine.kind == "communication" and before is not None and self.computes:
             off = self._off(mine, _given, [before] * len(mine.outputs))
         return OperationRow(
             module=mine.module,
             name=mine.name,
             kind=mine.kind,
             cell=_bare(mine),
-            control=None,
+            reference=None,
             off=off,
             differs=self._beyond(off),
         )
@@ -185,7 +191,7 @@ class _Sides:
 
 
 def _farthest(sides: Iterable[Mapping[int, Fingerprint]], right: TensorOfOperation, bound: Bound, held: str) -> Off:
-    """The document that is farthest off on any of the sides, each of which should equal the control."""
+    """The document that is farthest off on any of the sides, each of which should equal the reference."""
     worst = Off(distance=0.0, document=min(right.documents), held=held)
     for side in sides:
         for document in sorted({*side, *right.documents}):

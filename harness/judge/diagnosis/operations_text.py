@@ -14,18 +14,20 @@ from harness.judge.stats.distance import bound_text
 _AFTER = 8  # rows after the first that differs
 _NAME, _SHAPE = 33, 16  # columns
 _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u"}
-_LEGEND = "> first that differs   ! differs   ~ communication   - not comparable by token"
+_LEGEND = "> first that differs   ! differs   ~ communication   - not compared"
 
 
 def operations_text(compared: OperationsCompared) -> str:
     """The whole text: what observed the operations, the table, and the first difference in words."""
     what = f"layer {compared.layer}" if compared.layer else "the embedding"
-    modes = dict.fromkeys((compared.cell_mode, compared.control_mode))
+    modes = [compared.cell_mode]
+    if compared.reference == "control" and compared.reference_mode != compared.cell_mode:
+        modes.append(compared.reference_mode)
     head = [
-        f"{what} in step 0 on {numbered('rank', compared.ranks)}, beside the control",
+        f"{what} in step 0 on {numbered('rank', compared.ranks)}, beside the {compared.reference}",
         f"observed with {' and '.join(modes)}",
         "",
-        f"  {'off':<8} {'operation':<{_NAME}} {'cell':<{_SHAPE}} {'control':<{_SHAPE}}".rstrip(),
+        f"  {'off':<8} {'operation':<{_NAME}} {'cell':<{_SHAPE}} {compared.reference:<{_SHAPE}}".rstrip(),
     ]
     return "\n".join([*head, *_table(compared), "", _LEGEND, "", *_first(compared)])
 
@@ -59,14 +61,14 @@ def what_of(compared: OperationsCompared) -> str:
 
 
 def _skipped(count: int) -> str:
-    return f"  {'-':<8} {'':2}{counted(count, 'operation')} that cannot be compared by token"
+    return f"  {'-':<8} {'':2}{counted(count, 'operation')} not compared"
 
 
 def _line(row: OperationRow, first: bool) -> str:
     mark = ">" if first else "!" if row.differs else " "
     communication = "~" if row.kind == "communication" else " "
     name = f" {communication}{row.name}"
-    sides = [_shapes(side) for side in (row.cell, row.control)]
+    sides = [_shapes(side) for side in (row.cell, row.reference)]
     return f"{mark} {_distance(row.off):<8} {name[:_NAME]:<{_NAME}} {sides[0]:<{_SHAPE}} {sides[1]:<{_SHAPE}}".rstrip()
 
 
@@ -106,7 +108,7 @@ def _first(compared: OperationsCompared) -> Iterator[str]:
     held = "" if row.off.held == WHOLE else f", compared as {row.off.held} on tp ranks"
     yield f"  document {row.off.document} {how}{held}; the bound is {bound_text(compared.bound)}"
     yield f"  {_origin(compared, row)}"
-    for side, one in (("cell", row.cell), ("control", row.control)):
+    for side, one in (("cell", row.cell), (compared.reference, row.reference)):
         if one is None:
             yield f"  {side}: no such operation; compared with what it computed last"
             continue
@@ -129,16 +131,16 @@ def _origin(compared: OperationsCompared, row: OperationRow) -> str:
     if row.kind == "receives" and not any(one.off is not None for one in before):
         return "the layer receives it; an earlier layer, or what is passed to all layers, is wrong"
     if row.kind == "receives":
-        return "it arises before this module, in operations that cannot be compared by token"
+        return "it arises before this module, in operations not compared"
     if row.kind == "returns":
         entered = _received(before, row.module)
         if entered is not None and entered.off is not None:
             return "what the module receives is right, so it arises inside this module"
-        return "nothing that the module receives can be compared by token"
+        return "what it receives is not compared; what was compared before is right"
     if row.inputs_off is None:
         return "its inputs cannot be compared by token"
     if row.inputs_off.distance > compared.bound.value:
-        return "its inputs differ already, by operations that cannot be compared by token"
+        return "its inputs differ already, by operations not compared"
     return "its inputs are right, so it arises here"
 
 

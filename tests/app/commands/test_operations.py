@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ import pytest
 
 from harness.app.commands.operations import explain_operations
 from harness.app.commands.selftest import plan_faults
-from harness.app.pipeline import plan_run
+from harness.app.pipeline import launch, plan_run
 from harness.core.cell.identity import cell_id
 from harness.core.errors import InputError
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import Expansion
 from harness.core.stack import Checkout, ReadyStack, Stack
+from harness.infra.local_launcher import LocalLauncher
 from harness.infra.runs.evidence_files import read_plan
 from harness.plan.faults import FAULTS, FaultSpec
 from tests.app.runs import simulated_run
@@ -55,13 +57,35 @@ def test_the_first_differing_operation_of_a_faulty_cell_is_the_faulty_one(
     assert Path(found["run"], "plan.json").is_file()
 
 
-def test_a_layer_that_does_not_exist_and_a_control_are_refused(tmp_path: Path) -> None:
+@pytest.mark.train
+def test_a_cell_that_the_oracle_computed_is_shown_beside_it_and_its_control_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = next(one for one in FAULTS if one.name == "window-one-token-longer-on-one-tp-rank")
+    plan = plan_faults([spec])
+    run = RunDir(tmp_path / plan.run_id)
+    plan_run.write_plan(run, plan, None)
+    launch.launch(run, plan, LocalLauncher(), stream=sys.stderr)
+    for config, first in ((spec.faulty, ("self_attention.core_attention", "returns")), (spec.control, None)):
+        explain_operations(str(run.root), cell_id(config), tmp_path, layer=2, as_json=True)
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        assert (found["reference"], found["control"]) == ("oracle", None)
+        compared = [(row["module"], row["name"]) for row in found["rows"] if row["off"]]
+        modules = [f"self_attention.{name}" for name in ("linear_qkv", "core_attention", "linear_proj")]
+        modules += ["pre_mlp_layernorm", "mlp.linear_fc1", "mlp.linear_fc2", ""]
+        assert [module for module, name in compared if name == "returns"][1:] == modules
+        assert ("self_attention.core_attention", "receives") in compared
+        row = None if found["first"] is None else found["rows"][found["first"]]
+        assert (row and (row["module"], row["name"])) == first
+
+
+def test_a_layer_that_does_not_exist_and_a_cell_without_a_reference_are_refused(tmp_path: Path) -> None:
     run = simulated_run(tmp_path)
     with pytest.raises(InputError, match=r"--layer 99: no such layer.*0 \(the embedding\) to"):
         explain_operations(str(run.root), "*-sft", tmp_path, layer=99, as_json=False)
-    with pytest.raises(InputError, match="is a control"):
+    with pytest.raises(InputError, match="the oracle did not compute it, and it has no control"):
         explain_operations(str(run.root), "*-unpacked", tmp_path, layer=1, as_json=False)
-    with pytest.raises(InputError, match="2 cells match"):
+    with pytest.raises(InputError, match="3 cells match"):
         explain_operations(str(run.root), "*", tmp_path, layer=1, as_json=False)
 
 

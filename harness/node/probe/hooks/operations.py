@@ -81,6 +81,8 @@ class OperationRecorder:
         self.busy = False  # in arithmetic of this class, which is not the layer's
         self.taken: list[TensorOfOperation] = []
         for module in self.names:
+            if type(module).__name__ == "IdentityOp":  # in the place of a module that the layer does not have
+                continue
             module.register_forward_pre_hook(self._entered, with_kwargs=True, prepend=module is layer)
             module.register_forward_hook(self._left, always_call=module is layer)
 
