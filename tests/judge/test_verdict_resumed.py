@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from harness.core.outcomes import Lane, LaneVerdict, Outcome
+from harness.core.packing.options import PackingOptions
 from harness.core.run.cell_result import RankEnding
 from harness.core.run.records import Failure, Progress
 from harness.judge.evidence.cell_evidence import CellEvidence
-from tests.judge.simulator import config_of, drop_params, evidence_for, judge
+from harness.judge.required.audit import weight_of
+from tests.judge.simulator import computed, config_of, drop_params, evidence_for, judge
 
 
 @pytest.fixture
@@ -26,6 +28,19 @@ def later(evidence: CellEvidence) -> CellEvidence:
 def test_both_parts_pass(cell: CellEvidence) -> None:
     verdict = judge(cell)
     assert (verdict.outcome, verdict.findings, verdict.reason) == (Outcome.PASS, [], "")
+
+
+def test_a_part_of_which_nothing_is_compared_makes_the_lane_partial() -> None:
+    options = PackingOptions(calculate_per_token_loss=False)
+    cell = evidence_for(replace(config_of("sft", tp=2), trainer="megatron", resume="same", options=options))
+    cell.oracle = computed(cell)
+    verdict = judge(cell)
+    assert (verdict.outcome, verdict.lanes[Lane.NUMERICS]) == (Outcome.PASS, LaneVerdict.PARTIAL)
+    rests_on = weight_of(cell)
+    assert rests_on.reference.startswith("the oracle; after the resume the control, since the oracle does not model")
+    assert rests_on.not_compared == (
+        "after the resume compared with nothing, since the control has other rows: all steps"
+    )
 
 
 def test_a_cell_that_did_not_continue_is_undecided(cell: CellEvidence) -> None:

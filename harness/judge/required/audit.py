@@ -32,7 +32,7 @@ def weight_of(evidence: CellEvidence) -> Weight:
         legs=int(fetched) + bool(steps) + len(evidence.legs) + timed,
         steps=len(steps),
         numbers=sum(found.numbers for found in evidence.scans.values()),
-        reference=_reference(evidence),
+        reference=_references(evidence),
         not_compared=not_compared(evidence),
         not_read=sorted({name for record in evidence.records.values() for name in record.not_read}),
         smallest_seen=dict(_smallest_seen(evidence)),
@@ -53,8 +53,14 @@ def _smallest_seen(evidence: CellEvidence) -> Iterator[tuple[str, float]]:
     yield from ((name, bound.value) for name, bound in found if bound.unit == "relative")
 
 
+def _references(evidence: CellEvidence) -> str:
+    """What the numbers of a cell are compared with, and after a resume if that is something else."""
+    own, later = (_reference(part) if part is not None else "" for part in (evidence, evidence.resumed))
+    return f"{own}; after the resume {later}" if later not in ("", own) else own
+
+
 def _reference(evidence: CellEvidence) -> str:
-    """What the numbers of a cell are compared with, and if it is not the oracle, why."""
+    """What the numbers of a part are compared with, and if it is not the oracle, why."""
     if not any(record.steps for record in evidence.records.values()):
         return ""
     if evidence.by_oracle:
@@ -64,17 +70,25 @@ def _reference(evidence: CellEvidence) -> str:
 
 
 def not_compared(evidence: CellEvidence) -> str:
-    """Which numbers are compared with nothing, and why; empty if none, or if there is no reference.
+    """Which numbers are compared with nothing, also after a resume, and why; empty if none, or without a reference.
 
     Every report says it of the numerics lane.
     """
+    later = not_compared(evidence.resumed) if evidence.resumed is not None else ""
+    return "; ".join(filter(None, (_not_compared(evidence), later and f"after the resume {later}")))
+
+
+def _not_compared(evidence: CellEvidence) -> str:
     reference = evidence.reference
     if reference is None or not evidence.steps:
         return ""
     if evidence.same_rows:
         return "; ".join(filter(None, (_amplified(evidence, reference), _insensitive(evidence))))
+    why = "compared with nothing, since the control has other rows"
+    if evidence.saved is not None:
+        return f"{why}: all steps"
     later = "steps after the first" if len(evidence.steps) > 1 else "trained weights"
-    return f"compared with nothing, since the control has other rows: gradients, gradient norm, first update, {later}"
+    return f"{why}: gradients, gradient norm, first update, {later}"
 
 
 def _amplified(evidence: CellEvidence, reference: CellEvidence) -> str:
