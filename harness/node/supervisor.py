@@ -22,7 +22,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
 from harness.core.cell.config import CellConfig
-from harness.core.cell.modelled import follows_choices
+from harness.core.cell.modelled import follows_choices, same_micro_batches
 from harness.core.errors import InfrastructureError
 from harness.core.hardware.devices import shown_gpus
 from harness.core.run.cell_result import CellResult, RankEnding
@@ -38,7 +38,7 @@ from harness.node.process import die_with, end_session, log_to, remove_secrets, 
 from harness.node.rank import rank_main
 from harness.node.rank_endings import cell_result, rank_endings
 from harness.node.recording.kernel_log import xid_lines
-from harness.oracle.choices import choices_of
+from harness.oracle.choices import Choice, Place, choices_of
 from harness.oracle.operations import operations_of
 from harness.oracle.record import key_of, not_modelled, record_of
 
@@ -123,7 +123,7 @@ def _resume(
 
     Node 0, which knows of all nodes, stops the others if it did not complete everywhere. Returns the part if it ran.
     """
-    later = replace(part, attempt=part.attempt.resumed, config=part.config.resumed)
+    later = replace(part, attempt=part.attempt.resumed, config=part.config.resumed, saved=part)
     if all(ending.ended == "completed" for ending in result.ranks):
         if part.share.node == 0:
             asked = loads(text_of(part.attempt.config))  # without this node's longer deadline
@@ -145,6 +145,7 @@ class _Part:
     number: int
     config: CellConfig
     share: NodeShare
+    saved: _Part | None = None  # that saved the checkpoint which this one continues from
 
     def run(self, deadline_at: float, heartbeats: HeartbeatMonitor) -> CellResult | NodeResult:
         """Run the ranks; returns what `end` writes."""
@@ -190,8 +191,13 @@ class _Part:
         try:
             found.not_modelled = not_modelled(self.config, built)
             if not found.not_modelled:
-                ranks = self._routed()
-                choices, found.choices = choices_of(self.config, ranks), digest_of_choices(ranks)
+                parts = [part for part in (self.saved, self) if part is not None]
+                routed = [part._routed() for part in parts]
+                found.choices = digest_of_choices([record for ranks in routed for record in ranks])
+                choices: dict[Place, Choice] = {}
+                for part, ranks in zip(parts, routed):
+                    if part is self or same_micro_batches(self.config):
+                        choices |= choices_of(part.config, ranks)
                 shared = self.attempt.run.oracle(key_of(self.config, built, choices))
                 if not shared.exists():
                     write_record(shared, record_of(self.cell, self.config, built, choices))

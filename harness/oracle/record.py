@@ -50,7 +50,7 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def record_of(cell: str, config: CellConfig, built: Sequence[BuiltSeen], choices: Choices = NO_CHOICES) -> RankRecord:
     """What the oracle computes of a cell whose ranks built a model with `built`, if nothing is `not_modelled`.
 
-    `choices`: of their routers, where it follows them.
+    `choices`: of their routers, where it follows them; after a resume also those before it.
     """
     exact = Oracle.of(config, built, choices=choices)
     rounded = Oracle.of(config, built, _DTYPES[config.dtype], choices)
@@ -59,7 +59,9 @@ def record_of(cell: str, config: CellConfig, built: Sequence[BuiltSeen], choices
         ways.add(gradients, moved)
     found = _as_rank(cell, config, exact.seen)
     found.legs = [_second_training(_as_rank(cell, config, rounded.seen), ways.apart())]
-    found.followed = followed(exact.seen.ranked, rounded.seen.ranked)
+    steps = {*config.steps, *(config.train.steps + number for number in config.evaluations)}
+    own = {place: ranked for place, ranked in exact.seen.ranked.items() if place[0] in steps}
+    found.followed = followed(own, rounded.seen.ranked)
     return found
 
 
@@ -68,6 +70,8 @@ def key_of(config: CellConfig, built: Sequence[BuiltSeen], choices: Choices = NO
     model, settings = Model.read(built, config.model.peft, config.model.pattern), Optimizer.read(built, config.train.lr)
     facts = (model, settings, Schedule.of(config, settings), config.train, config.evaluated, config.dtype)
     digest = hashlib.sha256(repr((*facts, config.path.counted, config.step_mean)).encode())
+    if choices:
+        digest.update(repr(config.begins).encode())  # which of them the record is about
     for place, choice in choices.items():
         digest.update(repr((place, choice.chosen.tolist(), choice.preferred is None)).encode())
         for more in (choice.preferred, choice.taken):

@@ -56,8 +56,16 @@ def test_another_model_has_another_key() -> None:
     ("changed", "why"),
     [
         (
-            {"dtype": "bf16", "model": replace(cell().model, moe=MoeConfig()), "saved_in": Layout()},
-            "resume bf16 with experts",
+            {"dtype": "bf16", "model": replace(cell().model, moe=MoeConfig()), "saved_in": Layout(dp=2)},
+            "resume after other micro-batches",
+        ),
+        (
+            {"model": replace(cell().model, moe=MoeConfig(aux_loss="aux_loss")), "saved_in": Layout(dp=2)},
+            "resume after other micro-batches",
+        ),
+        (
+            {"model": replace(cell().model, moe=MoeConfig(capacity_factor=2)), "saved_in": Layout(tp=2)},
+            "resume after other micro-batches",
         ),
         ({"trainer": "example"}, "trainer example"),
         ({"train": replace(cell().train, steps=10**9)}, "size: about "),
@@ -67,6 +75,13 @@ def test_another_model_has_another_key() -> None:
 def test_what_is_not_modelled_is_said(changed: dict[str, Any], why: str) -> None:
     assert not_modelled(cell(), BUILT) == ""
     assert not_modelled(replace(cell(), **changed), BUILT).startswith(why)
+
+
+def test_a_part_after_a_resume_is_modelled_if_it_has_the_micro_batches_of_the_one_before() -> None:
+    balanced = replace(cell().model, moe=MoeConfig(aux_loss="aux_loss"))
+    for dtype in ("fp32", "bf16"):
+        for saved in (Layout(), Layout(tp=2), Layout(pp=2)):
+            assert not_modelled(replace(cell(), dtype=dtype, model=balanced, saved_in=saved), BUILT) == ""
 
 
 def test_other_images_have_another_key() -> None:

@@ -22,11 +22,10 @@ def not_modelled_in(config: CellConfig) -> str:
     """What of a cell the oracle does not model, or that it is too large; empty if it may compute all."""
     model = config.model
     wanted = (
-        ("resume", _rounds_choices_of_parts(config) and f"{config.dtype} with experts"),
         ("trainer", config.trainer not in BUILT_IN_TRAINERS and config.trainer),  # it may divide the loss otherwise
         ("model.builder", model.builder),
         ("model.pattern", model.pattern and model.mtp is not None and f"{model.pattern} with prediction layers"),
-        ("resume", config.saved_in is not None and config.by_rows and "rows of two layouts"),
+        ("resume", _other_before(config) and "after other micro-batches"),
     )
     return ", ".join(f"{name} {value}" for name, value in wanted if value) or _too_large(config)
 
@@ -36,10 +35,21 @@ def follows_choices(config: CellConfig) -> bool:
     return config.model.moe is not None and not not_modelled_in(config)
 
 
-def _rounds_choices_of_parts(config: CellConfig) -> bool:
-    """Whether rounding decides many choices, and the record of neither part holds them all."""
-    parts = bool(config.resume) or config.saved_in is not None
-    return parts and config.dtype != "fp32" and config.model.moe is not None
+def _other_before(config: CellConfig) -> bool:
+    """Whether the part that saved the checkpoint had other micro-batches, or dropped other tokens, and it matters."""
+    if config.saved_in is None or config.saved_in == config.layout:
+        return False
+    moe = config.model.moe
+    if moe is not None and moe.capacity_factor is not None:
+        return True
+    follows = moe is not None and config.dtype != "fp32"  # rounding decides many choices
+    return (config.by_rows or follows) and not same_micro_batches(config)
+
+
+def same_micro_batches(config: CellConfig) -> bool:
+    """Whether the part that saved the checkpoint of this one had its micro-batches."""
+    saved = config.saved_in or config.layout
+    return saved == config.layout or (saved.dp == config.layout.dp and not config.packed_later)
 
 
 def _too_large(config: CellConfig) -> str:

@@ -54,7 +54,8 @@ def _computed(evidence: CellEvidence, oracle: OracleRecord) -> Iterator[str]:
         yield f"the oracle failed, which is a defect of the harness: {oracle.failed.strip().splitlines()[-1]}"
     if oracle.record is not None:
         yield from _whole(evidence, oracle.record)
-        if oracle.choices != digest_of_choices([evidence.records[rank] for rank in sorted(evidence.records)]):
+        parts = [part.records for part in (evidence.saved, evidence) if part is not None]
+        if oracle.choices != digest_of_choices([records[rank] for records in parts for rank in sorted(records)]):
             yield "it followed other choices of routers than the ranks recorded"
 
 
