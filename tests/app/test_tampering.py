@@ -23,7 +23,7 @@ documents: {mode: file, lengths: [20, 9, 13, 7]}
 """
 RUNS = {
     "stages": "matrix: {tp: 2, pp: 2, packing: sft}\nchecks: {canaries: all}\nmodel: {layers: 2}\n",
-    "experts": "matrix: {tp: 2, cp: 2, packing: reference}\n"
+    "experts": "matrix: {case: [{tp: 2, cp: 2}, {tp: 1, cp: 1}], packing: reference, pad_seq_to_mult: 4}\n"
     "model: {layers: 2, moe: {experts: 4, aux_loss: aux_loss}}\n",
 }
 # What is changed of the second run: fields of which it has more than the first, and gradients of a lone control.
