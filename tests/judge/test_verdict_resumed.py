@@ -39,7 +39,7 @@ def test_a_part_of_which_nothing_is_compared_makes_the_lane_partial() -> None:
     rests_on = weight_of(cell)
     assert rests_on.reference.startswith("the oracle; after the resume the control, since the oracle does not model")
     assert rests_on.not_compared == (
-        "after the resume compared with nothing, since the control has other rows: all steps"
+        "after the resume: compared with nothing, since the control has other rows: all steps"
     )
 
 

@@ -156,14 +156,30 @@ def test_the_largest_shortfall_is_named_with_its_slot() -> None:
     assert seen.shortfall == pytest.approx(0.4) and seen.rounding == pytest.approx(0.01)
 
 
-def test_a_record_follows_the_choices_and_has_a_key_of_its_own() -> None:
-    config = rounding_cell()
-    choices: Choices = {
+def all_of_expert_0(config: CellConfig) -> Choices:
+    return {
         (step, 0, number, layer): Choice(torch.zeros(plan.slots, 1, dtype=torch.int64), None)
         for step in range(2)
         for number, plan in enumerate(config.micro_batches(step)[0])
         for layer in (1, 2)
     }
+
+
+def test_after_a_resume_the_choices_before_it_are_followed_and_not_judged_again() -> None:
+    config = rounding_cell()
+    resumed = replace(config, saved_in=config.layout)
+    choices = all_of_expert_0(config)
+    whole, later = record_of("cell", config, ROUTED, choices), record_of("cell", resumed, ROUTED, choices)
+    assert resumed.begins == 1 and [(seen.step, seen.layer) for seen in later.followed] == [(1, 1), (1, 2)]
+    assert later.steps == whole.steps
+    alone = record_of("cell", resumed, ROUTED, {place: one for place, one in choices.items() if place[0]})
+    assert alone.steps[1].loss_sum != whole.steps[1].loss_sum
+    assert key_of(resumed, ROUTED, choices) != key_of(config, ROUTED, choices)
+
+
+def test_a_record_follows_the_choices_and_has_a_key_of_its_own() -> None:
+    config = rounding_cell()
+    choices = all_of_expert_0(config)
     record = record_of("cell", config, ROUTED, choices)
     assert [(seen.step, seen.layer) for seen in record.followed] == [(0, 1), (0, 2), (1, 1), (1, 2)]
     assert all(seen.shortfall > 0 and seen.rounding > 0 and seen.expert == 0 for seen in record.followed)

@@ -13,13 +13,15 @@ from harness.core.cell.layout import Layout
 from harness.core.cell.model import MoeConfig
 from harness.core.cell.modelled import follows_choices
 from harness.core.run.record_file import write_record
-from harness.core.run.records import OracleRecord, RankRecord, StepSeen
+from harness.core.run.records import BuiltSeen, ChoiceSeen, OracleRecord, RankRecord, StepSeen
 from harness.core.run.run_dir import AttemptDir, RunDir, text_of
 from harness.core.serialization import from_jsonable, loads
 from harness.core.vision import VisionConfig
 from harness.node import supervisor
 from harness.node.coordination.rendezvous import NodeShare
+from harness.oracle.choices import Choices
 from harness.oracle.record import key_of, not_modelled, record_of
+from tests.oracle.test_choices import ROUTED
 from tests.oracle.test_train import BUILT, SEEING, cell, seeing
 
 
@@ -126,6 +128,32 @@ def test_two_cells_with_the_same_rows_are_computed_once(tmp_path: Path, monkeypa
     assert computed == ["a"]
     assert first.record is not None and second.record is not None
     assert (second.cell, second.record) == ("b", replace(first.record, cell="b"))
+
+
+@pytest.mark.parametrize(("saved_in", "steps"), [(Layout(), {0, 1}), (Layout(pp=2), {0, 1}), (Layout(dp=2), {1})])
+def test_the_oracle_of_a_resumed_part_follows_the_choices_of_the_part_before_if_it_had_the_same_micro_batches(
+    saved_in: Layout, steps: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Choices] = []
+
+    def noted(name: str, config: CellConfig, built: list[BuiltSeen], choices: Choices) -> NoReturn:
+        given.append(choices)
+        raise KeyError(name)
+
+    monkeypatch.setattr(supervisor, "record_of", noted)
+    config = replace(cell(), model=replace(cell().model, moe=MoeConfig(experts=2, topk=1)))
+    attempt, share = RunDir(tmp_path).attempt("a"), NodeShare(node=0, nodes=1, world_size=1)
+    saved = supervisor._Part(AttemptDir(attempt.root), "a", 1, replace(config, resume="same"), share)
+    resumed = replace(config, saved_in=saved_in)
+    part = supervisor._Part(AttemptDir(attempt.root).resumed, "a", 1, resumed, share, saved)
+    for one, step in ((saved, 0), (part, 1)):
+        seen = RankRecord(cell="a", rank=0, place=Layout().coordinates(0), ended="completed", built=ROUTED)
+        seen.steps = [StepSeen(step=step, micro_batches=1)]
+        slots = one.config.micro_batches(step)[0][0].slots
+        seen.choices = [ChoiceSeen(step=step, layer=1, micro_batch=0, experts=[[0]] * slots)]
+        write_record(one.attempt.record(0), seen)
+    part.write_oracle()
+    assert {place[0] for place in given[0]} == steps
 
 
 def test_an_exception_in_the_oracle_is_written_for_the_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

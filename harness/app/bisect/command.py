@@ -200,6 +200,5 @@ def _chosen(expansion: Expansion, matrix: Matrix, subject: Subject, patterns: Se
 
 def _with_controls(expansion: Expansion, chosen: Sequence[PlannedCell]) -> tuple[PlannedCell, ...]:
     wanted = {cell.id for cell in chosen}
-    for cell in reversed(expansion.controls_first):
-        wanted |= {cell.control} if cell.id in wanted and cell.control else set()
+    wanted |= {cell.control for cell in chosen if cell.control}
     return tuple(cell for cell in expansion.cells if cell.id in wanted)

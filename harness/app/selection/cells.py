@@ -38,8 +38,7 @@ def select(expansion: Expansion, patterns: Sequence[str], expression: str = "") 
         if not chosen:
             raise InputError(Problem(key="-k", message="no cell fits", found=repr(expression), hint=_PLAN))
     chosen |= {cell.base for cell in expansion.cells if cell.id in chosen and cell.base}
-    for cell in reversed(expansion.controls_first):
-        chosen |= {cell.control} if cell.id in chosen and cell.control else set()
+    chosen |= {cell.control for cell in expansion.cells if cell.id in chosen and cell.control}
     cells = tuple(cell for cell in expansion.cells if cell.id in chosen)
     return replace(expansion, cells=cells, rejected=(), excluded={}, selection=None)
 

@@ -131,7 +131,7 @@ def _origin(compared: OperationsCompared, row: OperationRow) -> str:
     if row.kind == "receives" and not any(one.off is not None for one in before):
         return "the layer receives it; an earlier layer, or what is passed to all layers, is wrong"
     if row.kind == "receives":
-        return "it arises before this module, in operations not compared"
+        return "it arises before this module, in operations that are not compared"
     if row.kind == "returns":
         entered = _received(before, row.module)
         if entered is not None and entered.off is not None:
@@ -140,7 +140,7 @@ def _origin(compared: OperationsCompared, row: OperationRow) -> str:
     if row.inputs_off is None:
         return "its inputs cannot be compared by token"
     if row.inputs_off.distance > compared.bound.value:
-        return "its inputs differ already, by operations not compared"
+        return "its inputs differ already, by operations that are not compared"
     return "its inputs are right, so it arises here"
 
 

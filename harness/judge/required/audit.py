@@ -75,7 +75,7 @@ def not_compared(evidence: CellEvidence) -> str:
     Every report says it of the numerics lane.
     """
     later = not_compared(evidence.resumed) if evidence.resumed is not None else ""
-    return "; ".join(filter(None, (_not_compared(evidence), later and f"after the resume {later}")))
+    return "; ".join(filter(None, (_not_compared(evidence), later and f"after the resume: {later}")))
 
 
 def _not_compared(evidence: CellEvidence) -> str:

@@ -149,7 +149,7 @@ def _plan(
 
 
 def with_controls(config: CellConfig) -> list[PlannedCell]:
-    """Plans a cell that is in no matrix, preceded by its control, that control's control and so on."""
+    """Plan a cell that is in no matrix, preceded by its control."""
     return _plan([Candidate(cell_id(config), config, None)], list(_ALWAYS))
 
 
