@@ -15,7 +15,7 @@ from harness.core.run.records import Failure
 from harness.judge.failures.out_of_memory import out_of_memory, tried_bytes
 from harness.node.device.gpu_state import gpu_state
 from harness.node.device.placement import choose_device, memory_bytes, peak_memory_bytes, peak_reserved_bytes
-from harness.node.probe.legs.stopwatch import stopwatch
+from harness.node.probe.legs.timing import stopwatch
 from tests.node.conftest import config, run_cells
 
 pytestmark = pytest.mark.gpu

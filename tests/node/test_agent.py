@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from harness.core.run.import_proofs import proofs_of
+from harness.judge.import_check import proofs_of
 from tests.node.conftest import Ran, config, run_cells
 
 pytestmark = pytest.mark.train

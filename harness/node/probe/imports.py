@@ -52,7 +52,10 @@ def import_proof() -> list[ImportProof]:
 
 
 def other_modules() -> dict[str, str]:
-    """The other modules, a few hundred, in the short form of core/run/import_proofs.py; for a rank's final record."""
+    """The other modules, a few hundred, in the short form that `proofs_of` of judge/import_check.py expands.
+
+    For a rank's final record.
+    """
     named = _files()
     found: dict[str, list[str]] = {}
     for name in named:

@@ -23,11 +23,13 @@ from harness.node.probe.hooks.fingerprints import gradient_fingerprint, part_fin
 from harness.node.probe.hooks.gradient_scale import ScaleRecorder
 from harness.node.probe.hooks.layers import LayerRecorder, PassState
 from harness.node.probe.hooks.operations import record_operations
-from harness.node.probe.hooks.parts import record_parts
+from harness.node.probe.hooks.prediction import PredictionRecorder
 from harness.node.probe.hooks.recompute import Recomputed
+from harness.node.probe.hooks.routers import RouterRecorder
 from harness.node.probe.model.bridge.vision import language_of
 from harness.node.probe.model.distributed_optimizer import whole_gradients
 from harness.node.probe.model.gpt import shard_ranks, unwrap
+from harness.node.probe.model.parts import routers_of
 from harness.node.probe.truth import StepTruth
 from harness.node.probe.weights import NamedParameter, named_parameters
 from harness.node.recording.recorder import Recorder
@@ -206,3 +208,13 @@ class Observer:
             counted = ((mask > 0) & (documents != PAD)).nonzero().flatten().tolist()
             rows = zip(documents[counted].tolist(), positions[counted].tolist(), losses[counted].tolist())
             read.tokens += [TokenLoss(document=d, position=p, loss=value) for d, p, value in rows]
+
+
+def record_parts(chunks: list[Any], context: RankContext, state: PassState, recorder: Recorder) -> None:
+    """Install the hooks on `chunks`, the modules inside DDP, in order. Prediction layers are numbered last."""
+    model = context.config.model
+    if model.moe:
+        routers = {n: router for chunk in chunks for n, router in routers_of(chunk, model.layers).items()}
+        RouterRecorder(routers, context, state, recorder)
+    if model.mtp and context.is_last(len(chunks) - 1):
+        PredictionRecorder(chunks[-1], model.mtp.layers, state, recorder)

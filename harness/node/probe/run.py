@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ import torch.distributed as dist
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Coordinates
 from harness.core.hardware.environment import determinism, recorded
+from harness.core.run.records import RankRecord
 from harness.node.data_paths.base import RankContext
 from harness.node.data_paths.table import ADAPTERS
 from harness.node.device import cpu_stubs, gloo_stubs, recurrent_stubs
@@ -25,6 +28,8 @@ from harness.node.device.placement import (
     choose_device,
     limit_memory,
     memory_bytes,
+    peak_memory_bytes,
+    peak_reserved_bytes,
     processor,
     share_cores,
 )
@@ -35,7 +40,6 @@ from harness.node.probe.legs.canaries import CanaryLegs
 from harness.node.probe.legs.metadata import metadata_leg
 from harness.node.probe.legs.timing import TimingLeg
 from harness.node.probe.legs.training import TrainingLeg
-from harness.node.probe.memory import peaks_recorded, record_peaks
 from harness.node.probe.model import attention_kinds, gpt
 from harness.node.probe.model.distributed_optimizer import build_optimizer
 from harness.node.probe.model.groups import GLOBAL, Groups
@@ -196,3 +200,19 @@ def _environment(config: CellConfig, device: Device) -> dict[str, str]:
         "dtype": config.dtype,
         **recorded(os.environ),
     }
+
+
+def record_peaks(record: RankRecord, device: Device) -> None:
+    """Record the peaks since the rank started."""
+    record.peak_memory_bytes = peak_memory_bytes(device)
+    record.peak_reserved_bytes = peak_reserved_bytes(device)
+
+
+@contextmanager
+def peaks_recorded(record: RankRecord, device: Device) -> Iterator[None]:
+    """Record the peaks when an exception propagates: they explain an out-of-memory error."""
+    try:
+        yield
+    except Exception:
+        record_peaks(record, device)
+        raise

@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
-from harness.node.trainers.base import Trainer
+from typing import Protocol
+
+from harness.core.cell.config import CellConfig
+from harness.node.data_paths.base import RankContext
+from harness.node.data_paths.lookup import Unavailable
+from harness.node.recording.recorder import Recorder
 from harness.node.trainers.bridge.trainer import BridgeTrainer
 from harness.node.trainers.megatron.trainer import MegatronTrainer
 from harness.node.trainers.skyrl.trainer import SkyrlTrainer
+
+
+class Trainer(Protocol):
+    """Serves one rank. torch.distributed is initialised before `run`, Megatron's process groups are not."""
+
+    def __init__(self, context: RankContext, recorder: Recorder) -> None: ...
+
+    @staticmethod
+    def unavailable(config: CellConfig) -> Unavailable:
+        """Why this stack cannot run the trainer; None when it can. Imports what it needs."""
+        ...
+
+    def run(self) -> None:
+        """Train as the cell's configuration says. Collective."""
+        ...
+
 
 TRAINERS: dict[str, type[Trainer]] = {"megatron": MegatronTrainer, "bridge": BridgeTrainer, "skyrl": SkyrlTrainer}

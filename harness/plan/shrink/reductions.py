@@ -16,10 +16,11 @@ from harness.core.cell.arguments import Arguments
 from harness.core.cell.axes import Axis, axes, dotted, with_value
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
+from harness.core.cell.model import ModelConfig, MoeConfig
 from harness.core.data_paths.own import REFERENCE
-from harness.core.layer_pattern import CUT
+from harness.core.layer_pattern import CUT, EXPERTS, MLP
 from harness.core.packing.documents import MIXES, DocumentsConfig, mix
-from harness.plan.shrink.models import first_layers, plainer, with_moe
+from harness.core.setting import keys_of
 
 FEW_DOCUMENTS = 8  # up to this many documents are left out one at a time; of more, an eighth at a time
 _SHORTEST_ROW = 4  # as train.seq_length allows
@@ -316,3 +317,24 @@ DIMENSIONS: tuple[Dimension, ...] = (
     _size("tp", _divisors),
 )
 _PLAIN = CellConfig(layout=Layout(), data_path=REFERENCE.name, documents=DocumentsConfig(mode="file", lengths=(1,)))
+
+
+def with_moe(model: ModelConfig) -> ModelConfig:
+    """The model with feed-forward blocks for the experts of its pattern, if it has none."""
+    return model if model.moe else replace(model, pattern=model.pattern.replace(EXPERTS, MLP))
+
+
+def first_layers(model: ModelConfig, count: int) -> ModelConfig:
+    """The model with the first `count` layers of its pattern, which has no cuts."""
+    pattern = model.pattern[:count]
+    return replace(model, pattern=pattern, layers=count, moe=model.moe if EXPERTS in pattern else None)
+
+
+def plainer(config: CellConfig, part: str) -> list[CellConfig]:
+    """Cells with simpler experts, if `part` of the model is `moe`: each setting of them at its default."""
+    moe = config.model.moe
+    if part != "moe" or moe is None:
+        return []
+    plain: list[dict[str, Any]] = [{"aux_loss": "none"}, {"padding_mask": False}, {"dispatcher": "alltoall"}]
+    plain += [{name: key.default} for name, key in keys_of(MoeConfig).items() if key.setting.later]
+    return [replace(config, model=replace(config.model, moe=replace(moe, **change))) for change in plain]

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.cell.layout import Layout
-from harness.core.run.import_proofs import ImportProof
 from harness.core.run.record_file import RecordReader, record_text, write_record
 from harness.core.run.records import DocumentLoss, RankRecord, StepSeen
 from harness.core.serialization import to_jsonable
+from harness.judge.import_check import ImportProof
 
 PLACE = Layout(tp=2).coordinates
 STEP = StepSeen(step=0, micro_batches=1, grad_norm=math.nan)

@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 
 from harness.core.cell.layout import Layout
-from harness.core.run.import_proofs import proofs_of
 from harness.core.run.records import RankRecord
+from harness.judge.import_check import proofs_of
 from harness.node.probe.imports import import_proof, other_modules
 
 

@@ -26,9 +26,8 @@ from harness.core.cell.timing import Moment, Timed, rotary_tokens
 from harness.node.data_paths.base import Adapter, Batch
 from harness.node.data_paths.table import ADAPTERS
 from harness.node.device.gpu_state import busiest, gpu_state, sampled
-from harness.node.device.placement import barrier, synchronize
+from harness.node.device.placement import Device, barrier, synchronize
 from harness.node.probe.legs.interleaving import Interleaver, turn_numbers
-from harness.node.probe.legs.stopwatch import stopwatch
 from harness.node.probe.model.gpt import DTYPES, transformer_config
 from harness.node.probe.model.kernels import attention_ops
 from harness.node.probe.model.rotary import rotary_load, with_other_rotary
@@ -36,6 +35,8 @@ from harness.node.probe.passes import Passes, forward
 from harness.node.probe.truth import StepTruth
 
 MAX_SHARE = 0.4  # fraction of the deadline that the rounds may take
+Run = Callable[[], None]
+Reading = Callable[[], float]  # seconds; on a GPU only after a synchronisation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class Load:
 
     name: str
     documents: int
-    run: Callable[[], None] | None
+    run: Run | None
 
 
 class TimingLeg:
@@ -261,3 +262,25 @@ def _remove_hooks(chunk: Any) -> None:
         for number in module._forward_pre_hooks.keys() - kept:
             del module._forward_pre_hooks[number]
             module._forward_pre_hooks_with_kwargs.pop(number, None)
+
+
+def stopwatch(device: Device) -> Callable[[Run], Reading]:
+    """A function that runs a load and returns its reading, a function to call later, since it synchronises."""
+    return by_events if device.kind == "cuda" else by_cpu_time
+
+
+def by_events(run: Run) -> Reading:
+    """Time from the load's first kernel to its last on the current stream."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin.record()
+    run()
+    end.record()
+    return lambda: begin.elapsed_time(end) / 1000
+
+
+def by_cpu_time(run: Run) -> Reading:
+    """CPU time of this process: other processes may share the cores, and gloo sleeps while it waits."""
+    begin = time.process_time()
+    run()
+    seconds = time.process_time() - begin
+    return lambda: seconds
