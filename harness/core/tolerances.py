@@ -89,6 +89,7 @@ _ORACLE_BF16 = replace(
     grad_norm=Bound(value=5e-3, origin=_HALF),
     parameter_gradient=Bound(value=4e-2, origin=_HALF),
     activation=Bound(value=2.5e-2, origin=_HALF),
+    repeated_document=Bound(value=1e-3, origin=_HALF),
 )
 _BF16_EPS = "bf16 rounds by 2^-8 = 3.9e-3; Megatron-LM and SkyRL parity practice"
 _BF16 = Tolerances(
@@ -192,10 +193,10 @@ def tolerances_for(
     """The bounds for a compute dtype ("fp32" or "bf16"), of distances from the control or `by_oracle`.
 
     Values of the matrix take precedence over the measured noise of the reference, and that over the defaults. A bound
-    from noise is never tighter than that of fp32, and by the oracle than that of its dtype.
+    from noise is never tighter than the least one of its dtype.
     """
     oracle = _ORACLE if dtype == "fp32" else _ORACLE_BF16
-    base, least = (oracle, oracle) if by_oracle else (DEFAULTS[dtype], _FP32)
+    base, least = (oracle, oracle) if by_oracle else (DEFAULTS[dtype], _FP32 if dtype == "fp32" else _ORACLE_BF16)
     bounds = {name: getattr(base, name) for name in (*BOUND_NAMES, *FACTOR_NAMES)}
     noise_only: frozenset[str] = frozenset()
     too_noisy = ""
