@@ -15,6 +15,7 @@ import argparse
 import fnmatch
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -143,7 +144,9 @@ def _run(folder: Path, *words: str) -> str:
     """Output of a command that runs in `folder` with the packages of .venv and mutmut."""
     python = ROOT / ".venv/bin/python"
     command = [str(python.parent / "uv"), "run", "--quiet", "--no-project", "--python", str(python), "--with", MUTMUT]
-    done = subprocess.run([*command, *words], cwd=folder, capture_output=True, text=True)
+    # Threads of OpenMP that torch started before mutmut forks hang its children, which mutmut counts as killed.
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, *words], cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{words[0]} failed: {done.stdout[-3000:]}{done.stderr[-3000:]}")
     return done.stdout
