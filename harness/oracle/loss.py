@@ -75,7 +75,7 @@ def micro_loss(
         balance.append(
             zero if model.experts.balance == "none" else balance_loss(routed, peers, before[number], model.experts)
         )
-        z.append(z_loss(routed, model.experts) if model.experts.z_weight else zero)
+        z.append(z_loss(routed, model.experts))
     everywhere = model.experts is not None and model.experts.balance == "global_aux_loss"
     return MicroLoss(
         losses=losses,

@@ -89,6 +89,38 @@ def test_a_micro_batch_without_labels_that_count_has_no_loss_and_divides_by_noth
         assert float(own) == 0.0
 
 
+@pytest.mark.parametrize("per_token", [True, False])
+def test_one_label_that_counts_is_divided_by_one(per_token: bool) -> None:
+    rows = masked(1, 0, 0, 0)
+    one = replace(part(rows), losses=numbers(2, 0, 0, 0), balance=[], z=[])
+    by = Divisors(labels=1, counted=1, micro_batches=1)
+    own = share_of_step(one, rows, replace(MODEL, per_token=per_token), by)
+    assert float(own) == pytest.approx(2 + 0.15 * (4 / 2 + 5))
+
+
+def test_a_single_prediction_layer_has_the_whole_weight() -> None:
+    rows = masked(1, 1, 1, 0)
+    single = replace(part(rows), predictions=[numbers(1, 3, 0, 0)], predicted=[numbers(1, 1, 0, 0)], balance=[], z=[])
+    own = share_of_step(single, rows, replace(MODEL, predictions=1), BY)
+    assert float(own) == pytest.approx((6 + 3 * 0.3 * 4 / 2) / 10)
+
+
+def test_an_evaluation_has_no_losses_of_routers() -> None:
+    model, rows = replace(MODEL, experts=ROUTED), stream(9, (4,))
+    zeros = {number: torch.zeros(3, dtype=torch.float64) for number in range(1, 4)}
+    seen = micro_loss(forward(initial_weights(model, 0, torch.float64), model, rows, zeros), rows, model, 0.0, [], [])
+    assert (seen.balance, seen.z) == ([], [])
+
+
+def test_a_router_without_balance_has_its_z_loss_alone() -> None:
+    model, rows = replace(MODEL, experts=replace(ROUTED, balance="none")), stream(9, (4,))
+    zeros = {number: torch.zeros(3, dtype=torch.float64) for number in range(1, 4)}
+    passed = forward(initial_weights(model, 0, torch.float64), model, rows, zeros)
+    seen = micro_loss(passed, rows, model, 0.0, [(rows, passed)], [[] for _ in passed.routed])
+    assert [loss.item() for loss in seen.balance] == [0.0] * 3
+    assert all(loss.item() > 0 for loss in seen.z)
+
+
 def test_a_loss_over_all_replicas_is_known_as_one() -> None:
     model = replace(MODEL, experts=replace(ROUTED, balance="global_aux_loss"))
     rows = [stream(9, (4,)), stream(9, (6,), seed=2)]
@@ -105,11 +137,19 @@ def test_masked_labels_have_no_loss_and_prediction_layers_mask_the_labels_ahead(
     rows = replace(stream(9, (3, 2)), mask=numbers(1, 0, 1, 1, 1))
     weights = initial_weights(MODEL, 0, torch.float64)
     passed = forward(weights, MODEL, rows, {})
-    seen = micro_loss(passed, rows, MODEL, 0.0, [(rows, passed)], [])
+    seen = micro_loss(passed, rows, MODEL, 0.2, [(rows, passed)], [])
+    smoothed = F.cross_entropy(passed.logits, rows.labels, reduction="none", label_smoothing=0.2 * 9 / 8) * rows.mask
+    torch.testing.assert_close(seen.losses, smoothed)
     assert (seen.losses != 0).tolist() == [True, False, True, True, True]
     assert [counted.tolist() for counted in seen.predicted] == [[0, 1, 0, 1, 0], [1, 0, 0, 0, 0]]
     right = F.cross_entropy(passed.predictions[0], rows.shifted(rows.labels), reduction="none") * seen.predicted[0]
     torch.testing.assert_close(seen.predictions[0], right)
+
+
+def test_losses_of_a_bf16_model_are_float32() -> None:
+    rows = stream(9, (4,))
+    passed = forward(initial_weights(MODEL, 0, torch.bfloat16), MODEL, rows, {})
+    assert micro_loss(passed, rows, MODEL, 0.0, [], []).losses.dtype == torch.float32
 
 
 def test_smoothing_is_that_of_torch() -> None:
