@@ -14,9 +14,7 @@ from harness.infra.inputs.text_file import expanded
 def doctor(name: str, run_parent: Path | None, *, as_json: bool = False) -> int:
     """Check whether this machine can run cells under a profile; prints a line per check, returns 3 when one fails."""
     from harness.core.serialization import dumps
-    from harness.infra.doctor.checks import checks
-    from harness.infra.doctor.facts import FAIL, line
-    from harness.infra.doctor.probe import probe
+    from harness.infra.doctor import FAIL, check_line, checks, probe
     from harness.infra.inputs.cluster_file import read_cluster
 
     profile, _ = read_cluster(name, Path(), Path(), Problem(message="", key="--cluster"))
@@ -25,5 +23,5 @@ def doctor(name: str, run_parent: Path | None, *, as_json: bool = False) -> int:
     if as_json:
         screen.json_data(dumps({"cluster": profile.name, "checks": found}, indent=2) + "\n")
     else:
-        screen.out(screen.wrapped("\n".join(map(line, found))))
+        screen.out(screen.wrapped("\n".join(map(check_line, found))))
     return EXIT_UNDECIDED if any(check.level == FAIL for check in found) else EXIT_PASS

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness.infra import file_system
 from harness.infra.command import Answer, ask
-from harness.infra.doctor.gpu_probe import infiniband_ports
+from harness.infra.doctor import infiniband_ports
 from harness.infra.slurm.client import SlurmClient
 from harness.infra.slurm.job_states import minutes
 
