@@ -134,6 +134,8 @@ def _read_result(run: RunDir, cell: str) -> dict[str, Any]:
 def _write(
     run: RunDir, cell: str, records: list[dict[str, Any]], result: dict[str, Any], *, broken: bool = False
 ) -> int:
+    from tests.judge.written import seal
+
     attempt, written = run.attempt(cell), 0
     attempt.record(0).parent.mkdir(parents=True)
     built = from_jsonable(RankRecord, records[0]).built
@@ -145,6 +147,7 @@ def _write(
         written += attempt.record(record["rank"]).write_text(record_text(from_jsonable(RankRecord, record)))
     ranks = [{**result["ranks"][0], "rank": record["rank"]} for record in records]
     attempt.result.write_text(dumps({**result, "cell": cell, "ranks": ranks}))
+    seal(attempt)
     return written
 
 

@@ -147,6 +147,7 @@ class SimulatedAgent:
 
     def _record(self, cell: PlannedCell) -> None:
         from tests.judge.simulator import oracle_of, records_of, result_of
+        from tests.judge.written import seal
 
         layout = str((cell.config.layout, cell.config.data_path))
         if layout not in self.made:
@@ -156,8 +157,9 @@ class SimulatedAgent:
         attempt, begin = self.directory.attempt(cell.id), processor()
         for record in ranks:
             write_record(attempt.record(record.rank), record)
-        write_json(attempt.result, result_of(cell))
         write_json(attempt.oracle, oracle_of(cell, {0: ranks[0]}))
+        write_json(attempt.result, result_of(cell))
+        seal(attempt)
         self.recording += processor() - begin
 
 

@@ -27,7 +27,7 @@ from harness.core.errors import DiskFullError, InfrastructureError, InputError
 from harness.core.hardware.environment import AGENT
 from harness.core.hardware.gpu_slices import GpuSlices
 from harness.core.outcomes import Missing, Rejection
-from harness.core.run.cell_result import CellResult
+from harness.core.run.cell_result import CellResult, sealed
 from harness.core.run.events import CellFinished, CellStarted, Event, Failed, Finished, Gathered
 from harness.core.run.journal import Journal
 from harness.core.run.run_dir import AttemptDir, RunDir, protect_new_files, refuse_links_below, text_of, write_json
@@ -189,7 +189,7 @@ class Leader(Agent):
         result = CellResult(
             cell=cell, attempt=number, status=status, reason=reason, rejection=rejection, started=now, finished=now
         )
-        write_json(attempt.result, result)
+        write_json(attempt.result, sealed(result))
         self.note(CellFinished(cell=cell, attempt=number, status=status))
 
 

@@ -11,7 +11,7 @@ from harness.core.errors import STORAGE_EXIT, DiskFullError
 from harness.core.run.cell_result import CellResult, RankEnding
 from harness.core.run.record_file import write_record
 from harness.core.run.records import RankRecord
-from harness.core.run.run_dir import AttemptDir, temporary_beside, text_of
+from harness.core.run.run_dir import AttemptDir, digest_of, temporary_beside, text_of
 from harness.core.run.states import CellStatus, ProcessEnd
 from harness.core.serialization import from_jsonable, loads
 from harness.node.coordination import rendezvous
@@ -49,7 +49,9 @@ def rank_endings(
                 record.progress = last_progress(path) or record.progress
                 write_record(path, record)
             ended = record.ended
-        ending = RankEnding(rank=rank, ended=ended, exit_code=exit_codes.get(rank))
+        # A rank of a lost node may still live, and write.
+        digest = digest_of(path) if rank in exit_codes and path.exists() else ""
+        ending = RankEnding(rank=rank, ended=ended, exit_code=exit_codes.get(rank), digest=digest)
         if ended == "deadline":
             ending.stack = _dumped(attempt.log(rank))
             waited = pending_collectives(attempt, rank)

@@ -25,10 +25,10 @@ from harness.core.cell.config import CellConfig
 from harness.core.cell.modelled import follows_choices, same_micro_batches
 from harness.core.errors import InfrastructureError
 from harness.core.hardware.devices import shown_gpus
-from harness.core.run.cell_result import CellResult, RankEnding
+from harness.core.run.cell_result import CellResult, RankEnding, sealed
 from harness.core.run.record_file import RecordReader, digest_of_choices, write_record
 from harness.core.run.records import BuiltSeen, OracleRecord, RankRecord
-from harness.core.run.run_dir import AttemptDir, appending, text_of, write_json
+from harness.core.run.run_dir import AttemptDir, appending, digest_of, text_of, write_json
 from harness.core.serialization import from_jsonable, loads
 from harness.node.coordination import rendezvous
 from harness.node.coordination.addresses import gloo_interface, own_addresses, reach
@@ -105,20 +105,23 @@ def supervise(
     result = part.run(deadline_at, heartbeats)
     if isinstance(result, NodeResult):
         part.end(result)
-    resumed = _resume(part, result, deadline_at, heartbeats) if config.resume else None
-    for ran in (part, resumed):
-        if ran is not None and share.node == 0:
-            ran.write_oracle()
+    ran = [(part, result)]
+    if config.resume and (resumed := _resume(part, result, deadline_at, heartbeats)):
+        ran.append(resumed)
+    for one, ended in ran:
+        if isinstance(ended, CellResult):
+            ended.oracle = one.write_oracle()
     remove_secrets([log])
     log_to(log)  # remove_secrets may have replaced the file
-    if isinstance(result, CellResult):
-        result.finished = time.time()
-        part.end(result)
+    for one, ended in reversed(ran):  # the first part's result says that the attempt is over
+        if isinstance(ended, CellResult):
+            ended.finished = time.time() if one is part else ended.finished
+            one.end(ended)
 
 
 def _resume(
     part: _Part, result: CellResult | NodeResult, deadline_at: float, heartbeats: HeartbeatMonitor
-) -> _Part | None:
+) -> tuple[_Part, CellResult | NodeResult] | None:
     """Run the part of the cell that continues from the checkpoint, if the first one completed on this node.
 
     Node 0, which knows of all nodes, stops the others if it did not complete everywhere. Returns the part if it ran.
@@ -128,8 +131,10 @@ def _resume(
         if part.share.node == 0:
             asked = loads(text_of(part.attempt.config))  # without this node's longer deadline
             write_json(later.attempt.config, from_jsonable(CellConfig, asked).resumed)
-        later.end(later.run(deadline_at, heartbeats))
-        return later
+        ended = later.run(deadline_at, heartbeats)
+        if isinstance(ended, NodeResult):
+            later.end(ended)
+        return later, ended
     if part.share.nodes > 1 and part.share.node == 0:
         stopped = Abort(node=0, reason="the part that saves the checkpoint did not complete")
         rendezvous.write_abort(later.attempt, stopped)
@@ -173,17 +178,19 @@ class _Part:
         given = self.config.deadline_s
         return cell_result(self.cell, self.number, attempt, endings, troubles, started, deadline_s=given)
 
-    def write_oracle(self) -> None:
-        """Write what the oracle computes of the part, for the model that upstream built on rank 0.
+    def write_oracle(self) -> str:
+        """Write what the oracle computes of the part, for the model that upstream built on rank 0; returns its digest.
 
         A cell that did not complete is not judged by it, and does not wait for it.
         """
         try:
             seen = RecordReader().read(text_of(self.attempt.record(0)))
         except (OSError, ValueError, TypeError):  # the judge names what is wrong with the record
-            return
-        if seen.ended == "completed" and seen.steps:
-            write_json(self.attempt.oracle, self._oracle(seen.built))
+            return ""
+        if seen.ended != "completed" or not seen.steps:
+            return ""
+        write_json(self.attempt.oracle, self._oracle(seen.built))
+        return digest_of(self.attempt.oracle)
 
     def _oracle(self, built: list[BuiltSeen]) -> OracleRecord:
         """What the oracle computes; what it has computed in this run for a cell with the same model and rows."""
@@ -217,8 +224,10 @@ class _Part:
 
     def end(self, result: CellResult | NodeResult) -> None:
         """Write how the ranks ended, as the last file of the part."""
-        follower = isinstance(result, NodeResult)
-        write_json(rendezvous.node_file(self.attempt, self.share.node) if follower else self.attempt.result, result)
+        if isinstance(result, NodeResult):
+            write_json(rendezvous.node_file(self.attempt, self.share.node), result)
+        else:
+            write_json(self.attempt.result, sealed(result))
 
 
 def _launch(

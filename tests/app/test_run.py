@@ -16,13 +16,14 @@ import pytest
 from harness.core.outcomes import Lane
 from harness.core.run.events import CellStarted, Loaded, Started
 from harness.core.run.journal import read_events
-from harness.core.run.run_dir import write_atomic
+from harness.core.run.run_dir import AttemptDir, write_atomic
 from harness.core.run.run_plan import RunPlan, sealed_text
 from harness.core.serialization import from_jsonable
 from harness.infra.history.database import opened
 from harness.judge.history.rows import run_row
 from harness.judge.report.render_json import read_report
 from tests.app.conftest import MATRIX, harness, only_run, write_matrix
+from tests.judge.written import seal
 
 pytestmark = pytest.mark.train
 SECRET = "hunter2-hunter2"
@@ -194,6 +195,7 @@ def test_metadata_lost_on_a_middle_rank_of_the_records_fails_with_its_place(copy
     for seen in record["layers"]:
         seen["params"] = None
     path.write_text(json.dumps(record))
+    seal(AttemptDir(path.parent.parent))
     done = harness("report", copy, cwd=copy.parent)
     assert done.returncode == 1
     report = read_report((copy / "report.json").read_text())
@@ -207,6 +209,7 @@ def test_a_changed_loss_fails_in_the_numerics_lane_alone(copy: Path) -> None:
     record = json.loads(path.read_text())
     record["steps"][0]["documents"]["2"]["loss_sum"] *= 1.001
     path.write_text(json.dumps(record))
+    seal(AttemptDir(path.parent.parent))
     assert harness("report", copy, cwd=copy.parent).returncode == 1
     report = read_report((copy / "report.json").read_text())
     (failed,) = [cell for cell in report.cells if cell.outcome.value == "FAIL"]

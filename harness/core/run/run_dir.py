@@ -20,6 +20,7 @@ reports/<run_id>/
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import secrets
@@ -155,6 +156,12 @@ def text_of(path: Path) -> str:
     """The text of a regular file; errors as for `opened`."""
     with opened(path) as stream:
         return stream.read().decode("utf-8")
+
+
+def digest_of(path: Path) -> str:
+    """The SHA-256 of a regular file in hexadecimal; errors as for `opened`."""
+    with opened(path) as stream:
+        return hashlib.sha256(stream.read()).hexdigest()
 
 
 def temporary_beside(path: Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from harness.core.run.cell_result import CellResult
+from harness.core.run.cell_result import CellResult, sealed
 from harness.core.run.run_dir import RunDir, write_json
 
 
@@ -14,4 +14,4 @@ def end_as_error(run: RunDir, cell: str, attempt: int, reason: str) -> None:
     if not result.exists():
         now = time.time()
         error = CellResult(cell=cell, attempt=attempt, status="error", reason=reason, started=now, finished=now)
-        write_json(result, error)
+        write_json(result, sealed(error))

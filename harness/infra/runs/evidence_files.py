@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from harness.core.cell.config import CellConfig
 from harness.core.errors import InfrastructureError, InputError, Problem
-from harness.core.run.cell_result import CellResult
+from harness.core.run.cell_result import CellResult, digest_of_result
 from harness.core.run.record_file import RecordReader
 from harness.core.run.records import OracleRecord, RankRecord
-from harness.core.run.run_dir import AttemptDir, RunDir, opened, record_name, text_of
+from harness.core.run.run_dir import AttemptDir, RunDir, digest_of, opened, record_name, text_of
 from harness.core.run.run_plan import PLAN_VERSION, RunPlan, seal_of
 from harness.core.run.tensor_records import OperationsSeen
 from harness.core.serialization import from_jsonable, loads
@@ -94,17 +94,37 @@ def _attempt(run: RunDir, cell: str, number: int, damaged: list[str]) -> CellFou
 def _attempt_of(attempt: AttemptDir, number: int, damaged: list[str]) -> CellFound:
     records = read_records(attempt, damaged)
     result = _read(attempt.result, CellResult, damaged)
+    oracle = _read(attempt.oracle, OracleRecord, damaged)
+    damaged += [] if damaged or result is None else _broken_seal(attempt, result, records)
     resumed = _attempt_of(attempt.resumed, number, []) if attempt.resumed.root.is_dir() else None
     return CellFound(
         resumed=resumed,
         records=records,
         result=result,
-        oracle=_read(attempt.oracle, OracleRecord, damaged),
+        oracle=oracle,
         logs=_log_tails(attempt, records, result),
         attempt=number,
         config=_read(attempt.config, CellConfig, damaged),
         damaged=damaged,
     )
+
+
+def _broken_seal(attempt: AttemptDir, result: CellResult, records: Mapping[int, RankRecord]) -> list[str]:
+    """The first file of evidence that is not as it was when the attempt ended, by the digests in its result."""
+    if result.seal != (seal := digest_of_result(result)):
+        return [f"result.json was changed after it was written: its seal is {result.seal!r}, its content gives {seal}"]
+    sealed = {attempt.record(ending.rank): ending.digest for ending in result.ranks} | {attempt.oracle: result.oracle}
+    for path in (*map(attempt.record, records), attempt.oracle):
+        sealed.setdefault(path, "")
+    for path, digest in sealed.items():
+        if not path.exists():
+            if digest:
+                return [f"{path.name}, which result.json has the digest of, is missing"]
+        elif digest and digest != (found := digest_of(path)):
+            return [f"{path.name} was changed after the attempt: its SHA-256 is {found}, in result.json it is {digest}"]
+        elif not digest and result.status == "completed":
+            return [f"{path.name} is not of the attempt: result.json, which says completed, has no digest of it"]
+    return []
 
 
 def read_result(run: RunDir, cell: str) -> CellResult | None:

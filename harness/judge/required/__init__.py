@@ -9,5 +9,4 @@
 | compared | whether the cells can be compared with that a cell is compared with |
 | sums | whether numbers that the harness computed twice agree |
 | numbers | every number is finite and possible; how many there are |
-| not_evidence | the fields that no verdict rests on, and why |
 """

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from harness.core.errors import InfrastructureError
-from harness.core.run.cell_result import CellResult
+from harness.core.run.cell_result import CellResult, sealed
 from harness.core.run.job_start import Claim, JobStart, started_again, was_cut_off
 from harness.core.run.run_dir import RunDir, text_of, write_atomic, write_json, write_new
 from harness.core.run.work_order import CellAttempt, read_work_order, write_work_order
@@ -107,7 +107,7 @@ def _write_second_order(run: RunDir, before: str, name: str, start: JobStart) ->
         over = CellResult(
             cell=item.cell, attempt=item.attempt, status="error", reason=reason, started=now, finished=now
         )
-        write_new(run.attempt(item.cell, item.attempt).result, over)
+        write_new(run.attempt(item.cell, item.attempt).result, sealed(over))
 
 
 def _await_claim(run: RunDir, allocation: str, start: JobStart, timeout_s: float) -> str | None:

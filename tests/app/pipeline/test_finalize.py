@@ -18,6 +18,7 @@ from harness.core.serialization import from_jsonable, loads
 from harness.infra.runs.evidence_files import read_plan
 from harness.judge.bisect.result import JudgedCell, PointState, judged, state_of
 from tests.app.runs import simulated_run
+from tests.judge.written import seal
 
 FOR_GIT, FOR_USERS = FinalizeOptions(record=False, for_git=True), FinalizeOptions(record=False)
 Change = Callable[[RunDir], object]
@@ -59,6 +60,7 @@ def fail(run: RunDir, plan: RunPlan) -> str:
         record = from_jsonable(RankRecord, loads(text_of(path)))
         record.steps[0].grad_norm = 4.0
         write_json(path, record)
+    seal(run.attempt(cell.id))
     return cell.id
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harness.app.pipeline.judge_run import ended_as_error, judge
 from harness.core.outcomes import Outcome
-from harness.core.run.cell_result import CellResult
+from harness.core.run.cell_result import CellResult, sealed
 from harness.core.run.run_dir import RunDir, write_json
 from harness.infra.runs.evidence_files import read_plan
 from tests.app.runs import simulated_run
@@ -15,7 +15,8 @@ from tests.app.runs import simulated_run
 def supervisor_killed(run: RunDir, cell: str) -> None:
     """As its agent writes it; the records of its ranks stay."""
     reason = "the cell's supervisor ended with exit code -9 and wrote no result; see log/supervisor.log"
-    write_json(run.attempt(cell).result, CellResult(cell=cell, attempt=1, status="error", reason=reason))
+    result = CellResult(cell=cell, attempt=1, status="error", reason=reason)
+    write_json(run.attempt(cell).result, sealed(result))
 
 
 def test_a_cell_whose_supervisor_was_killed_runs_again_though_its_records_show_no_failure(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from harness.core.serialization import from_jsonable, loads
 from harness.infra.runs.evidence_files import read_plan
 from harness.judge.stats.baseline import Baseline
 from tests.app.runs import simulated_run
+from tests.judge.written import seal
 
 
 def nightly(parent: Path) -> tuple[RunDir, RunPlan]:
@@ -32,6 +33,7 @@ def nightly(parent: Path) -> tuple[RunDir, RunPlan]:
             for step in record.steps:
                 step.busy_s = 0.4
             write_json(path, record)
+        seal(run.attempt(cell.id))
     return run, plan
 
 

@@ -8,13 +8,14 @@ import pytest
 
 from harness.core.cell.layout import Coordinates
 from harness.core.errors import InputError
-from harness.core.run.cell_result import CellResult
+from harness.core.run.cell_result import CellResult, RankEnding
 from harness.core.run.records import RankRecord
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.serialization import to_jsonable
 from harness.infra.runs.evidence_files import LOG_TAIL_BYTES, read_cell, read_plan, read_result
 from harness.judge.failures.classification import JobEnding
 from tests.judge.simulator import config_of, run_of
+from tests.judge.written import seal
 
 
 def _write(run: RunDir, cell: str, status: str, number: int = 1, **ended: str) -> None:
@@ -26,7 +27,9 @@ def _write(run: RunDir, cell: str, status: str, number: int = 1, **ended: str) -
         if how != "missing":
             place = Coordinates(pp=0, dp=0, cp=0, tp=rank)
             write_json(attempt.record(rank), RankRecord(cell=cell, rank=rank, place=place, ended=how))
-    write_json(attempt.result, CellResult(cell=cell, attempt=number, status=status))
+    ranks = [RankEnding(rank=rank, ended=how) for rank, (_, how) in enumerate(sorted(ended.items()))]
+    write_json(attempt.result, CellResult(cell=cell, attempt=number, status=status, ranks=ranks))
+    seal(attempt)
 
 
 def test_only_the_ends_of_the_logs_of_failed_ranks_of_failed_cells_are_read(tmp_path: Path) -> None:
