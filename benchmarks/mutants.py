@@ -51,8 +51,11 @@ GROUPS: dict[str, tuple[list[str], list[str]]] = {
         [f"tests/judge/test_{name}.py" for name in ("verdict_whole", "verdict_resumed", "earlier_attempts")],
     ),
     "slurm": (
-        [f"harness/infra/slurm/{name}.py" for name in ("retry", "follower", "closing", "client")],
-        [f"tests/infra/slurm/test_{name}.py" for name in ("client_commands", "expected_start", "follower_questions")],
+        [f"harness/infra/slurm/{name}.py" for name in ("follow", "client")],
+        [
+            f"tests/infra/slurm/test_{name}.py"
+            for name in ("client_commands", "closing", "expected_start", "follower", "follower_questions", "retry")
+        ],
     ),
 }
 _MIRRORS = {

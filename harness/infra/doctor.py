@@ -20,8 +20,7 @@ from harness.core.hardware.interfaces import matches
 from harness.infra import file_system
 from harness.infra.command import Answer, ask
 from harness.infra.file_system import MOUNTS, kind_of
-from harness.infra.slurm.client import SlurmClient
-from harness.infra.slurm.job_states import minutes
+from harness.infra.slurm.client import SlurmClient, minutes
 from harness.infra.stacks.interpreters import OLDEST_PYTHON
 from harness.plan.jobs.cluster import ClusterProfile, Container
 

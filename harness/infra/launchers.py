@@ -22,6 +22,6 @@ def launcher_of(run: RunDir) -> Launcher:
     """The launcher of a run that was started earlier."""
     if not run.cluster.exists():
         return launcher_for(LOCAL)
-    from harness.infra.slurm.submissions import profile_of
+    from harness.infra.slurm.submit import profile_of
 
     return launcher_for(profile_of(run))

@@ -11,7 +11,7 @@ from harness.core.run.events import Retry, Submitted
 from harness.core.run.journal import note, read_events
 from harness.core.run.run_dir import RunDir, write_json
 from harness.infra.runs.evidence_files import read_plan, read_result
-from harness.infra.slurm import follower
+from harness.infra.slurm import follow
 from tests.app.test_clusters import MATRIX, PROFILE
 from tests.infra.scheduler import Scheduler, says
 
@@ -21,7 +21,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     """A run whose three jobs were submitted and then cancelled, while no launcher followed them."""
     monkeypatch.chdir(tmp_path)
     for name in ("LOOK_S", "SURE_AFTER_S", "DOUBT_ASK_S"):
-        monkeypatch.setattr(follower, name, 0.01)
+        monkeypatch.setattr(follow, name, 0.01)
     Path("small.yaml").write_text(MATRIX)
     Path("own.yaml").write_text(PROFILE)
     assert cli.main(["run", "small.yaml", "--cluster", "./own.yaml", "--dry-run"]) == 0

@@ -168,13 +168,12 @@ def _retry_errors(directory: RunDir, plan_: RunPlan) -> None:
     from harness.app.pipeline import judge_run
     from harness.app.pipeline.listener import Listener
     from harness.infra.slurm.client import SlurmClient
-    from harness.infra.slurm.follower import Follower
+    from harness.infra.slurm.follow import Follower, retry_requested
     from harness.infra.slurm.launcher import close_ended
-    from harness.infra.slurm.retry import again
 
     client = SlurmClient()
     close_ended(directory, plan_, Follower(directory, Listener(directory), client), client)
     wanted = judge_run.ended_as_error(directory, plan_)
     directory.cancelled.unlink(missing_ok=True)  # the user wants jobs again
-    made = again(directory, plan_, wanted)
+    made = retry_requested(directory, plan_, wanted)
     screen.out(f"retrying {sum(len(one.cells) for one in made)} cells that ended as ERROR")

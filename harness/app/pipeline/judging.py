@@ -23,7 +23,7 @@ from harness.core.serialization import to_jsonable
 from harness.core.stack import Version
 from harness.core.upstream import HEADS
 from harness.infra.runs.evidence_files import read_cell
-from harness.infra.slurm.job_endings import read_job_endings
+from harness.infra.runs.logs import read_job_endings
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.in_turn import CellFound, evidence_in_turn
 from harness.judge.failures.classification import JobEnding

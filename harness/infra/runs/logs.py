@@ -1,4 +1,4 @@
-"""The last lines of a run's logs as text; screen.py escapes control characters."""
+"""The last lines of a run's logs as text, and how its jobs ended; screen.py escapes control characters."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import io
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
-from harness.core.errors import InputError, Problem
+from harness.core.errors import HarnessError, InputError, Problem
+from harness.core.run.events import JobEnded
+from harness.core.run.journal import read_events
 from harness.core.run.run_dir import RunDir, opened
+from harness.core.run.work_order import newest_work_order
 from harness.core.text.secrets import ends_in_key, redacted
 from harness.infra.runs.evidence_files import newest, read_result
 from harness.infra.runs.log_noise import without_noise
 from harness.infra.screen import environment_secrets
+from harness.judge.failures.classification import JobEnding
 
 TAIL_LINES = 20
 TAIL_BYTES = 16384
@@ -148,3 +152,30 @@ def _block(path: Path, note: str, text: str) -> str:
 
 def _head(path: Path, note: str) -> str:
     return f"==> {path}{f' ({note})' if note else ''} <=="
+
+
+def read_job_endings(run: RunDir, cells: Iterable[str]) -> dict[str, JobEnding]:
+    """Cell -> how the job of its newest attempt ended, for jobs with a recorded end."""
+    attempts = {cell: newest(run, cell) for cell in cells}
+    endings: dict[str, JobEnding] = {}
+    for event in read_events(run.events):
+        if isinstance(event, JobEnded):
+            try:
+                ending = _job_ending(run, event)
+                order = newest_work_order(run, event.allocation)
+            except (HarnessError, OSError, ValueError, TypeError):
+                continue  # a damaged event or work order: the cells are judged by their rank records
+            endings |= {item.cell: ending for item in order.cells if attempts.get(item.cell) == item.attempt}
+    return endings
+
+
+def job_logs(run: RunDir, array: str, job: str) -> list[Path]:
+    """Files for stdout and stderr of a job."""
+    return [run.submission(array, f".{job}{suffix}") for suffix in (".out", ".err")]
+
+
+def _job_ending(run: RunDir, event: JobEnded) -> JobEnding:
+    written = [path for path in job_logs(run, event.array, event.job) if path.exists() and path.stat().st_size]
+    shown = str(written[-1].relative_to(run.root)) if written else ""
+    log = "\n".join(map(tail, written))
+    return JobEnding(state=event.state or None, words=event.words, log=log, path=shown)

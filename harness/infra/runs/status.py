@@ -12,8 +12,7 @@ from harness.core.run.run_plan import RunPlan
 from harness.infra.runs.evidence_files import newest, read_result
 from harness.infra.runs.lock import launcher_of
 from harness.infra.slurm.client import SlurmClient
-from harness.infra.slurm.follower import queue_text
-from harness.infra.slurm.retry import allocations_of
+from harness.infra.slurm.follow import allocations_of, queue_text
 from harness.infra.slurm.submit import submitted
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from harness.infra import file_system
 from harness.infra.command import Answer, ask
 from harness.infra.doctor import infiniband_ports
-from harness.infra.slurm.client import SlurmClient
-from harness.infra.slurm.job_states import minutes
+from harness.infra.slurm.client import SlurmClient, minutes
 
 _SYSTEM = Path("/")
 _ROUTE_TO_ANYWHERE = "00000000"

@@ -1,25 +1,37 @@
-"""Runs allocations as Slurm jobs: submits them, follows them, and resubmits cells that a job lost."""
+"""Runs allocations as Slurm jobs: submits them, follows them, and resubmits cells that a job lost.
+
+Jobs are cancelled by name: all of a run's, also those without a recorded number, and no others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from harness.core.errors import InfrastructureError
-from harness.core.run.run_dir import RunDir
+from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import Allocation, RunPlan
 from harness.infra.inputs.cluster_file import template_of
 from harness.infra.launcher import Cancelled, Observer
 from harness.infra.screen import relative_path
-from harness.infra.slurm.cancel import cancel_run
-from harness.infra.slurm.client import SlurmClient
-from harness.infra.slurm.closing import close, close_refused, second_agents, unfinished
-from harness.infra.slurm.follower import Ended, Follower
+from harness.infra.slurm.client import NamedJob, SlurmClient, by_submitit
+from harness.infra.slurm.follow import (
+    Ended,
+    Follower,
+    allocations_of,
+    close,
+    close_refused,
+    keep_from_starting,
+    retry,
+    second_agents,
+    unfinished,
+)
 from harness.infra.slurm.nemo_run import by_nemo_run
-from harness.infra.slurm.retry import allocations_of, keep_from_starting, retry
-from harness.infra.slurm.sbatch import by_submitit
-from harness.infra.slurm.submissions import jobs_of, write_submissions
-from harness.infra.slurm.submit import Submitter, submitted
+from harness.infra.slurm.sbatch_template import job_name
+from harness.infra.slurm.submit import Patience, Submitter, jobs_of, submitted, unclear_submissions, write_submissions
 from harness.plan.jobs.cluster import ClusterProfile
 from harness.plan.schema.sections import Launch
 
@@ -67,7 +79,7 @@ class SlurmLauncher:
 
 
 def close_ended(run: RunDir, plan: RunPlan, follower: Follower, client: SlurmClient) -> None:
-    """Record the jobs that have ended while no launcher followed them, so that `retry.again` knows their cells.
+    """Record the jobs that have ended while no launcher followed them, so that `retry_requested` knows their cells.
 
     Submits nothing. Retries that this makes are submitted when the run is followed.
     """
@@ -90,3 +102,50 @@ def _submit_and_follow(
     ids, refused = submitter.submit_all(jobs_of(allocations))
     close_refused(run, refused)
     follower.add([one for one in allocations if one.name in ids], ids)
+
+
+def cancel_run(
+    run: RunDir,
+    run_id: str,
+    allocations: Iterable[Allocation],
+    client: SlurmClient,
+    patience: Patience | None = None,
+) -> Cancelled:
+    """Forbid further submissions and agents, then cancel the existing jobs, and those that still appear.
+
+    A run whose jobs have all ended is left as it is. An unclear submission is waited for, up to the grace
+    period. ControllerAwayError when Slurm cannot be asked; the run stays cancelled.
+    """
+    patience = patience or Patience()
+    allocations = list(allocations)
+    if unfinished(run, allocations):
+        holder = f"pid {os.getpid()} on {socket.gethostname()}"
+        write_json(run.cancelled, {"time": time.time(), "by": holder})
+    names = list({job_name(run_id, one.array): None for one in allocations})
+    ended: dict[str, None] = {}
+    until = patience.clock() + patience.grace_s
+    while True:
+        found = client.named(names)
+        live = [job for job in found if not job.ended and job.state != "COMPLETING"]
+        for name in {job.name: None for job in live}:
+            client.cancel(name, _job_numbers(job for job in live if job.name == name))
+        ended |= dict.fromkeys(_job_numbers(live))
+        unclear = unclear_submissions(run) and not _all_submissions_found(run, run_id, allocations, found)
+        if not (live or unclear) or patience.clock() >= until:
+            break
+        patience.sleep(patience.ask_s / 4)
+    known = {job.partition("_")[0] for job in submitted(run).values()} | {job.number for job in found}
+    return Cancelled(ended=tuple(ended), over=len(known - ended.keys()), left=tuple(_job_numbers(live)))
+
+
+def _job_numbers(jobs: Iterable[NamedJob]) -> list[str]:
+    return list({job.number: None for job in jobs})
+
+
+def _all_submissions_found(
+    run: RunDir, run_id: str, allocations: Iterable[Allocation], found: Iterable[NamedJob]
+) -> bool:
+    """Whether every unclear submission has a job by now."""
+    unclear = unclear_submissions(run)
+    there = {job.name for job in found}
+    return all(job_name(run_id, one.array) in there for one in allocations if one.array in unclear)

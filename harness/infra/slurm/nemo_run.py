@@ -17,7 +17,7 @@ from typing import Any
 
 from harness.core.errors import InputError, Problem
 from harness.core.run.run_dir import RunDir
-from harness.infra.slurm.sbatch import Answered
+from harness.infra.slurm.client import Answered
 from harness.infra.slurm.sbatch_template import Job, exports, header, payload, sbatch_flags, setup_lines, srun_words
 from harness.plan.jobs.cluster import ClusterProfile
 

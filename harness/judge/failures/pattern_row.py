@@ -25,7 +25,7 @@ class Role(StrEnum):
 
 
 class Retry(StrEnum):
-    """Whether running the cell again can help. Advice: harness/infra/slurm/retry.py decides what is retried."""
+    """Whether running the cell again can help. Advice: harness/infra/slurm/follow.py decides what is retried."""
 
     NEVER = "never"
     OTHER_NODES = "other nodes"

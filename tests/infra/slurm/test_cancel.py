@@ -11,8 +11,8 @@ from harness.core.run.journal import append_event
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import Allocation
 from harness.infra.launcher import Cancelled
-from harness.infra.slurm.cancel import cancel_run
 from harness.infra.slurm.client import ControllerAwayError, SlurmClient
+from harness.infra.slurm.launcher import cancel_run
 from harness.infra.slurm.submit import Patience
 from tests.infra.scheduler import AWAY, Clock, Scheduler, fails, says
 from tests.infra.slurm.test_submit import row

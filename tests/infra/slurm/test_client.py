@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from harness.infra.slurm import client
-from harness.infra.slurm.client import ControllerAwayError, SlurmClient
-from harness.infra.slurm.job_states import (
+from harness.infra.slurm.client import (
+    ControllerAwayError,
     JobState,
     Pending,
+    SlurmClient,
     members,
     minutes,
     parse_named,

@@ -10,8 +10,7 @@ import pytest
 from harness.core.errors import InfrastructureError
 from harness.infra.command import Answer
 from harness.infra.slurm import client as client_module
-from harness.infra.slurm.client import ACCOUNTING_AGAIN_S, ControllerAwayError, SlurmClient
-from harness.infra.slurm.job_states import JobState, NamedJob, Pending
+from harness.infra.slurm.client import ACCOUNTING_AGAIN_S, ControllerAwayError, JobState, NamedJob, Pending, SlurmClient
 from tests.infra.scheduler import AWAY, Clock, Scheduler, fails, says
 
 SACCT = "sacct -n -P -X -o JobID,State,ExitCode,NodeList,Timelimit -j"

@@ -11,11 +11,10 @@ from harness.core.run.journal import read_lines
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import Allocation
 from harness.infra.runs.evidence_files import read_result
-from harness.infra.slurm.closing import close, close_refused, unfinished
-from harness.infra.slurm.follower import Ended
-from harness.infra.slurm.job_endings import job_logs
-from harness.infra.slurm.job_states import JobState
-from harness.infra.slurm.submissions import order_allocation
+from harness.infra.runs.logs import job_logs
+from harness.infra.slurm.client import JobState
+from harness.infra.slurm.follow import Ended, close, close_refused, unfinished
+from harness.infra.slurm.submit import order_allocation
 
 ONE = Allocation(name="1n2r-0", cells=("a", "b"), array="1n2r")
 

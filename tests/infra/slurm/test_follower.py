@@ -15,9 +15,8 @@ from harness.core.run.job_start import Claim
 from harness.core.run.journal import note
 from harness.core.run.run_dir import RunDir, write_new
 from harness.core.run.run_plan import Allocation
-from harness.infra.slurm.client import SlurmClient
-from harness.infra.slurm.follower import LONGEST_ASK_S, LOST_AFTER_S, SURE_AFTER_S, Ended, Follower, queue_text
-from harness.infra.slurm.job_states import JobState, Pending
+from harness.infra.slurm.client import JobState, Pending, SlurmClient
+from harness.infra.slurm.follow import LONGEST_ASK_S, LOST_AFTER_S, SURE_AFTER_S, Ended, Follower, queue_text
 from tests.infra.scheduler import Clock
 
 ONE = Allocation(name="1n2r-0", cells=("x",), array="1n2r")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.infra.slurm.follower import Follower
-from harness.infra.slurm.job_states import JobState
+from harness.infra.slurm.client import JobState
+from harness.infra.slurm.follow import Follower
 from tests.infra.scheduler import Clock
 from tests.infra.slurm.test_follower import NODE_FAIL, ONE, PENDING, RUNNING, Bench, Scripted
 

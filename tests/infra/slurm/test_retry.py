@@ -14,12 +14,9 @@ from harness.core.run.journal import note, read_lines
 from harness.core.run.run_dir import RunDir, write_json, write_new
 from harness.core.run.run_plan import Allocation
 from harness.core.run.work_order import newest_work_order
-from harness.infra.slurm.client import SlurmClient
-from harness.infra.slurm.closing import unfinished
-from harness.infra.slurm.follower import Ended
-from harness.infra.slurm.job_states import JobState
-from harness.infra.slurm.retry import again, allocations_of, keep_from_starting, retry
-from harness.infra.slurm.submissions import order_allocation, write_submissions
+from harness.infra.slurm.client import JobState, SlurmClient
+from harness.infra.slurm.follow import Ended, allocations_of, keep_from_starting, retry, retry_requested, unfinished
+from harness.infra.slurm.submit import order_allocation, write_submissions
 from tests.infra.scheduler import Scheduler, says
 from tests.infra.slurm.test_submissions import LAB, LAUNCH, TEMPLATE, plan
 
@@ -110,13 +107,13 @@ def test_cells_of_one_job_that_run_again_apart_get_separate_jobs(bench: Bench) -
     ended_as_error(bench.run, first)
     (lost,) = bench.again(bench.wide, "NODE_FAIL", "n[1-2]")
     note(bench.run.events, JobEnded(allocation=lost.name, array=lost.array, job="8", state="COMPLETED"))
-    (wanted,) = again(bench.run, bench.plan, {first})
+    (wanted,) = retry_requested(bench.run, bench.plan, {first})
     assert (lost.cells, wanted.cells) == ((second,), (first,))
     assert newest_work_order(bench.run, lost.name).attempts == {second: 2}
     assert newest_work_order(bench.run, wanted.name).attempts == {first: 2}
     assert unfinished(bench.run, allocations_of(bench.run, bench.plan))[-1] == wanted
     ended_as_error(bench.run, first, 2)
-    (third,) = again(bench.run, bench.plan, {first})
+    (third,) = retry_requested(bench.run, bench.plan, {first})
     assert newest_work_order(bench.run, third.name).attempts == {first: 3}
     name = bench.wide.name
     assert (lost.name, wanted.name, third.name) == (f"{name}-again2", f"{name}-again2-2", f"{name}-again2-2-again3")
@@ -127,7 +124,7 @@ def test_a_lost_attempt_runs_again_although_the_one_before_it_crashed_by_itself(
     (cell,) = bench.narrow.cells
     ranks = [RankEnding(rank=0, ended="raised")]
     write_json(bench.run.attempt(cell).result, CellResult(cell=cell, attempt=1, status="failed", ranks=ranks))
-    (wanted,) = again(bench.run, bench.plan, {cell})
+    (wanted,) = retry_requested(bench.run, bench.plan, {cell})
     (made,) = bench.again(wanted, "NODE_FAIL")
     assert newest_work_order(bench.run, made.name).attempts == {cell: 3}
 
@@ -135,7 +132,7 @@ def test_a_lost_attempt_runs_again_although_the_one_before_it_crashed_by_itself(
 def test_a_lost_cell_runs_again_after_another_one_of_its_job_did_on_request(bench: Bench) -> None:
     first, second = bench.wide.cells[:2]
     ended_as_error(bench.run, first)
-    assert [one.cells for one in again(bench.run, bench.plan, {first, second})] == [(first,)]
+    assert [one.cells for one in retry_requested(bench.run, bench.plan, {first, second})] == [(first,)]
     assert [one.cells for one in bench.again(bench.wide, "NODE_FAIL", "n[1-2]")] == [(second,)]
 
 
@@ -218,7 +215,7 @@ def test_every_node_on_which_an_attempt_failed_is_excluded_until_the_user_wants_
     assert "#SBATCH --exclude=n3,n4\n" in bench.job_file(third)
     (cell,) = third.cells
     ended_as_error(bench.run, cell, 3)
-    (fourth,) = again(bench.run, bench.plan, {cell})
+    (fourth,) = retry_requested(bench.run, bench.plan, {cell})
     assert "--exclude" not in bench.job_file(fourth)
 
 

@@ -14,8 +14,7 @@ from harness.core.run.journal import note, read_lines
 from harness.core.run.run_dir import RunDir, write_json, write_new
 from harness.core.run.run_plan import Allocation
 from harness.infra.slurm.client import ControllerAwayError, SlurmClient
-from harness.infra.slurm.submissions import jobs_of
-from harness.infra.slurm.submit import CANCELLED, Patience, Submitter, submitted, unclear_submissions
+from harness.infra.slurm.submit import _NOT_SUBMITTED, Patience, Submitter, jobs_of, submitted, unclear_submissions
 from tests.infra.scheduler import AWAY, TIMED_OUT, Clock, Scheduler, fails, says
 
 ONE = [Allocation(name="1n2r-0", cells=("a",), array="1n2r")]
@@ -188,7 +187,7 @@ def test_when_sbatch_refuses_everything_its_message_ends_the_run(bench: Bench, s
 def test_a_run_that_is_cancelled_between_two_submissions_submits_no_more(tmp_path: Path, slurm: Scheduler) -> None:
     bench = Bench(tmp_path, [*ONE, Allocation(name="2n-0", cells=("b",), array="2n")])
     slurm.answers("sbatch", f"echo '{{}}' > '{bench.run.cancelled}'\n{says('Submitted batch job 5')}")
-    assert bench.submit() == ({"1n2r-0": "5"}, {"2n-0": CANCELLED})
+    assert bench.submit() == ({"1n2r-0": "5"}, {"2n-0": _NOT_SUBMITTED})
     assert len(slurm.calls("sbatch")) == 1
     assert slurm.calls("scancel") == [f"scancel --name={NAME} 5"], "the job that was being submitted"
 
@@ -197,7 +196,7 @@ def test_a_run_that_is_cancelled_while_a_submission_is_unclear_does_not_repeat_i
     bench: Bench, slurm: Scheduler
 ) -> None:
     slurm.answers("sbatch", f"echo '{{}}' > '{bench.run.cancelled}'\n{fails(TIMED_OUT)}")
-    assert bench.submit() == ({}, {"1n2r-0": CANCELLED})
+    assert bench.submit() == ({}, {"1n2r-0": _NOT_SUBMITTED})
     assert len(slurm.calls("sbatch")) == 1
 
 

@@ -12,7 +12,7 @@ from harness.core.run.run_dir import RunDir, write_json, write_new
 from harness.core.run.run_plan import Allocation
 from harness.core.serialization import loads
 from harness.infra.runs.evidence_files import newest
-from harness.infra.slurm.closing import second_agents
+from harness.infra.slurm.follow import second_agents
 from harness.node.coordination import job_start
 from harness.node.coordination.job_start import work_order_of
 

@@ -6,8 +6,8 @@ from harness.core.run.events import JobEnded
 from harness.core.run.journal import note
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import Allocation
-from harness.infra.slurm.job_endings import read_job_endings
-from harness.infra.slurm.submissions import order_allocation
+from harness.infra.runs.logs import read_job_endings
+from harness.infra.slurm.submit import order_allocation
 from harness.judge.failures.classification import JobEnding
 
 
