@@ -30,8 +30,7 @@ from harness.infra.inputs.matrix_file import read_matrix
 from harness.infra.inputs.text_file import expanded
 from harness.infra.runs.lock import only_launcher
 from harness.infra.screen import relative_path
-from harness.infra.stacks.checkout import commit_of
-from harness.infra.stacks.worktree_users import release
+from harness.infra.stacks.checkout import commit_of, release_worktrees
 from harness.judge.bisect.render import render_text
 from harness.judge.bisect.result import Bisection, Find
 from harness.plan.matrix.load import Matrix, resolved
@@ -51,7 +50,7 @@ def bisect(request: BisectRequest) -> int:
     screen.out(screen.wrapped(render_text(found)))
     if request.shrink:
         report_evidence(found, context)
-    release(str(context.folder))
+    release_worktrees(str(context.folder))
     screen.out(f"\n  {relative_path(context.folder / 'result.json')}")
     return EXIT_PASS if found.found else EXIT_UNDECIDED
 
@@ -160,7 +159,7 @@ def _search_nested(
         )
         finish_interrupted(nested)
         found = replace(found, nested=search(request, inner, nested))
-        release(str(nested.folder))
+        release_worktrees(str(nested.folder))
         return found
     except InputError as error:
         return replace(found, notes=(*found.notes, f"not found inside {request.nested}: {error}"))

@@ -25,8 +25,8 @@ from harness.infra.runs.evidence_files import read_plan, read_result
 from harness.infra.runs.lock import only_launcher
 from harness.infra.runs.verdict_cache import KeptVerdict, VerdictKey
 from harness.infra.screen import relative_path
+from harness.infra.stacks.checkout import release_worktrees
 from harness.infra.stacks.prepare import torch_version
-from harness.infra.stacks.worktree_users import release
 from harness.judge.bisect.result import JudgedCell, Point, judged, state_of
 from harness.plan.jobs.allocations import plan_allocations
 from harness.plan.jobs.cluster import ClusterProfile
@@ -114,7 +114,9 @@ def _run(context: BisectContext, points: Sequence[str], keys: Mapping[str, dict[
     _launch(context, directory, planned.plan)
     found = _harvest(context, directory, planned.plan, points, keys)
     _running(context).unlink()
-    release(str(context.folder), (context.subject.name, *([context.pins.subject.name] if context.pins else [])))
+    release_worktrees(
+        str(context.folder), (context.subject.name, *([context.pins.subject.name] if context.pins else []))
+    )
     seconds = (time.perf_counter() - begin) / len(points)
     return {point: replace(judged, seconds=seconds) for point, judged in found.items()}
 

@@ -9,7 +9,7 @@ from harness.core.errors import InputError, Problem
 from harness.core.stack import Checkout
 from harness.infra.git.history import Repository
 from harness.infra.inputs.text_file import expanded
-from harness.infra.stacks import releases
+from harness.infra.stacks import build
 from harness.infra.stacks.checkout import commit_of, repository_of
 from harness.judge.bisect.result import Change, End, PointKind, short
 from harness.judge.bisect.search import History, simplified
@@ -172,9 +172,9 @@ def releases_of(package: str, old: str, new: str, *, old_option: str, new_option
         raise InputError(Problem(key="--package", message="must be the name of a package", found=repr(package)))
     if old == new:
         raise InputError(Problem(key=new_option, message=f"names the same release as {old_option}", found=new))
-    if releases.is_older(name, new, old):
+    if build.is_older_release(name, new, old):
         raise InputError(_wrong_way(old_option, new_option))
-    points = releases.between(name, old, new, pre=pre)
+    points = build.releases_between(name, old, new, pre=pre)
     parents = {point: (before,) for point, before in zip(points, (old, *points))}
     return Releases(
         subject=Subject(name=name),

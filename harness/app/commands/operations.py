@@ -32,8 +32,8 @@ from harness.infra.console import say
 from harness.infra.local_launcher import LocalLauncher
 from harness.infra.runs.evidence_files import newest, read_cell, read_operations, read_plan, read_result
 from harness.infra.screen import relative_path
+from harness.infra.stacks.checkout import release_worktrees
 from harness.infra.stacks.prepare import prepare
-from harness.infra.stacks.worktree_users import release
 from harness.judge.diagnosis.operations import OperationsCompared, compare_operations
 from harness.judge.diagnosis.operations_text import operations_text
 from harness.judge.stats.noise import noise_floors
@@ -120,7 +120,7 @@ def _run(directory: RunDir, folder: Path, plan: RunPlan, cells: Sequence[Planned
         plan_run.write_plan(run, made, None)
         launch.launch(run, made, LocalLauncher(), stream=sys.stderr)
     finally:
-        release(str(folder))
+        release_worktrees(str(folder))
     return run
 
 

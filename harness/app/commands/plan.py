@@ -14,7 +14,7 @@ from harness.core.text.counts import counted
 from harness.infra import screen
 
 if TYPE_CHECKING:
-    from harness.infra.stacks.forecast import Forecast
+    from harness.infra.stacks.prepare import Forecast
 
 
 def forecast_lines(stacks: Sequence[Forecast]) -> list[str]:
@@ -32,7 +32,7 @@ def plan(matrix_file: Path, *, as_json: bool, all_rows: bool, cluster: str | Non
     from harness.infra.inputs.cluster_file import cluster_of
     from harness.infra.inputs.matrix_file import read_matrix
     from harness.infra.local_launcher import cores
-    from harness.infra.stacks.forecast import forecasts
+    from harness.infra.stacks.prepare import forecasts
     from harness.plan.jobs.allocations import plan_allocations
     from harness.plan.jobs.cost import job_costs
     from harness.plan.jobs.plan_text import plan_json, plan_text

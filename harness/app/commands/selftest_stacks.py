@@ -11,7 +11,7 @@ from harness.core.stack import DEFAULT, Stack
 from harness.infra.console import say
 from harness.infra.inputs.matrix_file import read_matrix
 from harness.infra.inputs.shipped import matrix_path
-from harness.infra.stacks.default_stack import require_torch
+from harness.infra.stacks.interpreters import require_torch
 from harness.infra.stacks.prepare import prepare
 from harness.plan.faults import FaultSpec
 from harness.plan.faults.upstream import rollouts, trainers, unit_tests

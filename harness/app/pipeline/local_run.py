@@ -28,7 +28,7 @@ from harness.infra.local_launcher import LocalLauncher, begin_first
 from harness.infra.runs.evidence_files import newest, read_result
 from harness.infra.runs.lock import only_launcher
 from harness.infra.screen import relative_path
-from harness.infra.stacks.default_stack import require_torch
+from harness.infra.stacks.interpreters import require_torch
 from harness.infra.stacks.prepare import moved_since
 from harness.judge.report.model import ReportCell
 

@@ -28,10 +28,9 @@ from harness.infra.launchers import launcher_for
 from harness.infra.local_launcher import end_without_agent
 from harness.infra.runs import provenance
 from harness.infra.screen import environment_secrets
-from harness.infra.stacks.default_stack import require_torch
-from harness.infra.stacks.forecast import Forecast, forecasts
-from harness.infra.stacks.prepare import prepare
-from harness.infra.stacks.trainer_arguments import argument_problems
+from harness.infra.stacks.interpreters import require_torch
+from harness.infra.stacks.node_code import argument_problems
+from harness.infra.stacks.prepare import Forecast, forecasts, prepare
 from harness.plan.expansion.expand import Begin
 from harness.plan.jobs.allocations import plan_allocations
 from harness.plan.jobs.cluster import ClusterProfile

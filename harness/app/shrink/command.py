@@ -32,8 +32,8 @@ from harness.infra.console import say
 from harness.infra.inputs.yaml_file import dump
 from harness.infra.runs.evidence_files import read_plan, read_result
 from harness.infra.screen import relative_path
+from harness.infra.stacks.checkout import release_worktrees
 from harness.infra.stacks.prepare import prepare
-from harness.infra.stacks.worktree_users import release
 from harness.judge.report.model import Report, ReportCell
 from harness.plan.matrix.single_cell import one_cell, pinned
 from harness.plan.shrink.search import Answer, Kind, Smallest, minimal_cell, search
@@ -96,7 +96,7 @@ def shrink_cell(directory: RunDir, pattern: str, *, rounds: int = MOST_ROUNDS, c
             requested = next(searching) if answers is None else searching.send(answers)
         except StopIteration as ended:
             shrunk = _write(origin, trial, ended.value)
-            release(str(origin.folder))
+            release_worktrees(str(origin.folder))
             return shrunk
         answers = trial.answers(requested)
 

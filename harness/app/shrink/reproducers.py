@@ -16,8 +16,8 @@ from harness.infra.command import Answer, ask
 from harness.infra.console import say
 from harness.infra.reproducers.render import NAME, render
 from harness.infra.screen import relative_path
+from harness.infra.stacks.checkout import release_worktrees
 from harness.infra.stacks.prepare import prepare
-from harness.infra.stacks.worktree_users import release
 from harness.judge.report.public_text import public
 from harness.judge.report.render_issue import headline
 from harness.judge.report.stack_versions import versions
@@ -113,7 +113,7 @@ def _run(script: Path, requested: Stack | None) -> Answer:
         argv = [stack.python if stack else sys.executable, "-W", "ignore", str(script)]
         return ask(argv, env=_environment(stack), patience_s=_PATIENCE_S)
     finally:
-        release(user)
+        release_worktrees(user)
 
 
 def _environment(stack: ReadyStack | None) -> dict[str, str]:

@@ -1,27 +1,39 @@
 """Git worktrees of the commits that stacks name: resolved to a full hash, created once, never changed.
 
 A worktree with commits reverted has the commit itself as its HEAD and the reverts as staged changes.
+
+Some are temporary, such as those of the commits that a bisection judges. A file next to such a worktree lists its
+users; the worktree is removed when the last one releases it. A worktree without that file is kept. The file is read and
+written under the worktree's lock, and outlives the process that wrote it, as the jobs of a cluster do.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
+import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from harness.core.errors import InfrastructureError, InputError, NotRevertibleError, Problem
+from harness.core.run.run_dir import write_atomic
 from harness.core.stack import Checkout
 from harness.infra.git import git
 from harness.infra.inputs.text_file import is_folder
 from harness.infra.stacks.artifact_store import folder, locked
 from harness.infra.stacks.build import Say
-from harness.infra.stacks.worktree_users import note_user
 from harness.plan.stacks.projects import PROJECTS
 from harness.plan.stacks.section import is_url
+
+_PLAIN_DIFF = ("--no-ext-diff", "--no-textconv", "--no-color", "--full-index", "--binary")
+_NOT_INSIDE = ("--ignore-submodules=dirty",)  # a submodule's commit is compared, its files are not
+FORGOTTEN_S = 30 * 86400.0  # after this time a user that has not released its worktree no longer counts
+_USERS = ".users"
 
 
 def repository_of(checkout: Checkout, *, fetch: bool) -> Path:
@@ -187,10 +199,6 @@ def changes_of(place: Path) -> str:
     return hashlib.sha256(changed.encode("utf-8", "surrogatepass")).hexdigest()[:8] if changed else ""
 
 
-_PLAIN_DIFF = ("--no-ext-diff", "--no-textconv", "--no-color", "--full-index", "--binary")
-_NOT_INSIDE = ("--ignore-submodules=dirty",)  # a submodule's commit is compared, its files are not
-
-
 def code_at(checkout: Checkout, commit: str, place: Path) -> str:
     """The commit; for a working tree used in place, also a digest of its changes: "<hash>+changes.1a2b3c4d"."""
     changes = "" if checkout.ref else changes_of(place)
@@ -206,7 +214,7 @@ def named(checkout: Checkout) -> str:
 def make(checkout: Checkout, commit: str, say: Say, reverted: tuple[str, ...] = (), user: str = "") -> Path:
     """The worktree of `commit` with the commits `reverted`, all full hashes; created unless it exists.
 
-    `user`: who needs it until worktree_users.release; empty to keep it.
+    `user`: who needs it until release_worktrees; empty to keep it.
 
     NotRevertibleError when a commit cannot be reverted; InfrastructureError when the worktree cannot be created, or
     was changed.
@@ -306,3 +314,85 @@ def _check_unchanged(place: Path, commit: str) -> None:
     if head != commit or changed:
         what = f"its commit is {head}" if head != commit else f"files differ:\n{changed[:500]}"
         raise InfrastructureError(f"{place} is no longer commit {commit}: {what}\nRemove it: rm -r {place}")
+
+
+def note_user(place: Path, user: str, *, is_new: bool) -> None:
+    """Add a user; an empty one marks the worktree as kept. The caller holds the lock of `place`.
+
+    An existing worktree without users stays kept.
+    """
+    note = _users_file(place)
+    if not user:
+        note.unlink(missing_ok=True)
+    elif is_new or note.exists():
+        _write_users(note, (*_users(note), user))
+
+
+def release_worktrees(user: str, packages: tuple[str, ...] | None = None) -> list[Path]:
+    """Release the worktrees of `user`, and remove those that have no other user. `packages`: of these projects only.
+
+    Returns the removed ones, also those that were not released for FORGOTTEN_S.
+    """
+    removed = []
+    for note in sorted((folder() / "checkouts").glob(f".*{_USERS}")):
+        place = note.with_name(note.name[1 : -len(_USERS)])
+        wanted = packages is None or any(
+            re.match(rf"{re.escape(name)}-[0-9a-f]{{12}}-", place.name) for name in packages
+        )
+        if wanted and (user in _users(note) or _is_forgotten(note)):
+            with locked(place):
+                removed += [place] if _release_worktree(place, user) else []
+    return removed
+
+
+def _release_worktree(place: Path, user: str) -> bool:
+    """Release one worktree; returns whether it was removed. The caller holds its lock."""
+    note = _users_file(place)
+    users = _users(note)
+    if not users:  # it was marked as kept in the meantime
+        return False
+    left = [one for one in users if one != user]
+    if left and not _is_forgotten(note):
+        _write_users(note, left)
+        return False
+    _remove_worktree(place)
+    note.unlink()
+    return True
+
+
+def _remove_worktree(place: Path) -> None:
+    """Renames the worktree first, so that no partly removed one is at its place; then removes git's record."""
+    link = place / ".git"
+    if not link.exists():
+        return
+    known = place / link.read_text(encoding="utf-8").strip().removeprefix("gitdir: ")
+    aside = place.with_name(f".{place.name}.removed.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    place.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
+    _tree_file(place).unlink(missing_ok=True)
+    if known.parent.name == "worktrees":
+        shutil.rmtree(known, ignore_errors=True)
+
+
+def _users_file(place: Path) -> Path:
+    return place.with_name(f".{place.name}{_USERS}")
+
+
+def _users(note: Path) -> list[str]:
+    """Empty when there is no such file."""
+    try:
+        return note.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def _write_users(note: Path, users: Iterable[str]) -> None:
+    write_atomic(note, "".join(f"{one}\n" for one in dict.fromkeys(users)))
+
+
+def _is_forgotten(note: Path) -> bool:
+    try:
+        return time.time() - note.stat().st_mtime > FORGOTTEN_S
+    except FileNotFoundError:
+        return False

@@ -9,9 +9,10 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
-from harness.core.errors import InfrastructureError
+from harness.core.errors import InfrastructureError, InputError, Problem
 from harness.core.upstream import HEADS
 
 OLDEST_PYTHON = (3, 10)  # that the probe supports
@@ -31,6 +32,7 @@ found = {name: home(name) for name in sys.argv[1:]}
 print(json.dumps({"version": "%d.%d.%d" % sys.version_info[:3], "prefix": sys.prefix, "executable": sys.executable,
     "packages": names, "modules": {name: place for name, place in found.items() if place}}))
 """
+_REDIRECTING = frozenset({"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +50,6 @@ def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment without the variables that change where another interpreter looks for modules."""
     kept = {name: value for name, value in os.environ.items() if name not in _REDIRECTING}
     return {**kept, "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1", **(more or {})}
-
-
-_REDIRECTING = frozenset({"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"})
 
 
 def ask(python: str) -> Interpreter:
@@ -120,3 +119,15 @@ def runs(python: str, version: str) -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0
+
+
+def require_torch() -> None:
+    """InputError where the launcher is installed without torch: agents of cells without a stack cannot start there."""
+    if find_spec("torch") is None:
+        raise InputError(
+            Problem(
+                message="cells without a stack train in the environment of the harness, which has no torch",
+                found=sys.prefix,
+                hint="install packing-harness[node] there, or name a stack in the matrix",
+            )
+        )

@@ -21,8 +21,8 @@ from harness.core.packing.documents import DocumentsConfig
 from harness.core.stack import Checkout, Stack
 from harness.core.tolerances import ToleranceOverrides
 from harness.infra.inputs.matrix_file import read_matrix
+from harness.infra.stacks.checkout import release_worktrees
 from harness.infra.stacks.prepare import prepare
-from harness.infra.stacks.worktree_users import release
 from harness.judge.report.model import ReportCell
 from harness.plan.shrink.search import Smallest
 
@@ -80,7 +80,7 @@ def run_in(stack: Stack, *arguments: str, folder: Path) -> subprocess.CompletedP
             text=True,
         )
     finally:
-        release(user)
+        release_worktrees(user)
 
 
 def test_the_script_of_a_failed_cell_fails_there_and_passes_in_a_later_release(tmp_path: Path) -> None:

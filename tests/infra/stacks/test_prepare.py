@@ -14,13 +14,12 @@ import pytest
 
 from harness.core.errors import InfrastructureError, InputError
 from harness.core.stack import CheckedOut, Checkout, ModuleHome, ReadyStack, Stack, StackFacts, Version
+from harness.infra.stacks import build
 from harness.infra.stacks import build as stack_build
-from harness.infra.stacks import forecast as stack_forecast
+from harness.infra.stacks import prepare as stack_forecast
 from harness.infra.stacks import prepare as stacks
-from harness.infra.stacks import transformer_engine
-from harness.infra.stacks.forecast import READY, TO_BUILD, UNAVAILABLE, forecasts
 from harness.infra.stacks.node_code import agent_environment, copy_node_code
-from harness.infra.stacks.prepare import moved_since, prepare
+from harness.infra.stacks.prepare import READY, TO_BUILD, UNAVAILABLE, forecasts, moved_since, prepare
 from harness.plan.stacks.environment_request import EnvironmentRequest, environment_request
 from tests.infra.stacks.test_checkout import git, repository
 
@@ -57,7 +56,7 @@ def test_a_stack_that_cannot_be_compiled_here_is_an_error_leaves_nothing_and_doe
 ) -> None:
     request = EnvironmentRequest(pythons=(HERE,), packages=("six==1.16.0",), no_deps=("transformer-engine-torch==2",))
     monkeypatch.setattr(stacks, "environment_request", lambda stack, torch: request if stack.no_deps else None)
-    monkeypatch.setattr(transformer_engine, "_ask", lambda python, code: "2.15.0 3.12")  # six has no torch
+    monkeypatch.setattr(build, "_ask", lambda python, code: "2.15.0 3.12")  # six has no torch
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools" / "cat").symlink_to(shutil.which("cat") or "")
     monkeypatch.setenv("PATH", str(tmp_path / "tools"))  # no g++
@@ -287,7 +286,7 @@ def test_a_cached_environment_is_shown_with_its_installed_versions() -> None:
     request = environment_request(Stack(name="s", packages=("six>=1.16",), python=HERE), "")
     assert request is not None
     stack_build.build(replace(request, packages=("six>=1.16",)), print)
-    part, _ = stack_forecast._environment(replace(request, packages=("six>=1.16",)))
+    part, _ = stack_forecast._environment_part(replace(request, packages=("six>=1.16",)))
     version = part.packages["six"]
     assert stack_forecast.Forecast(stack="s", parts=(part,)).lines()[1] == f"  has six=={version}"
 

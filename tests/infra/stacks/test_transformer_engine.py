@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import NotBuildableError
-from harness.infra.stacks import artifact_store, transformer_engine
+from harness.infra.stacks import artifact_store, build
 
 ENGINE = "transformer-engine-torch==2.20.2"
 MISSING = "/env/include/cuda_fp16.h:4498:10: fatal error: nv/target: No such file or directory"
@@ -17,9 +17,7 @@ MISSING = "/env/include/cuda_fp16.h:4498:10: fatal error: nv/target: No such fil
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(artifact_store.FOLDER_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(
-        transformer_engine, "_ask", lambda python, code: "2.15.0 3.12" if "torch" in code else "13.2.86"
-    )
+    monkeypatch.setattr(build, "_ask_python", lambda python, code: "2.15.0 3.12" if "torch" in code else "13.2.86")
     return tmp_path / "wheels" / "transformer-engine-torch-2.20.2-torch2.15.0-py3.12"
 
 
@@ -32,13 +30,13 @@ def nothing(packages: Sequence[str]) -> None:
     [(ENGINE, True), ("transformer_engine_torch", True), ("transformer-engine==2.20.2", False), ("torch", False)],
 )
 def test_only_the_extension_is_built(requirement: str, wanted: bool) -> None:
-    assert transformer_engine.is_wanted(requirement) is wanted
+    assert build.is_extension(requirement) is wanted
 
 
 def test_a_cached_wheel_is_used_and_nothing_is_built(kept: Path) -> None:
     kept.mkdir(parents=True)
     (kept / "engine.whl").touch()
-    assert transformer_engine.wheel(ENGINE, Path(sys.executable), nothing, pytest.fail) == kept / "engine.whl"
+    assert build.extension_wheel(ENGINE, Path(sys.executable), nothing, pytest.fail) == kept / "engine.whl"
 
 
 def test_a_failed_build_reports_the_compilers_output_and_caches_nothing(
@@ -53,7 +51,7 @@ def test_a_failed_build_reports_the_compilers_output_and_caches_nothing(
 
     monkeypatch.setattr(subprocess, "run", refuse)
     with pytest.raises(NotBuildableError) as raised:
-        transformer_engine.wheel(ENGINE, Path(sys.executable), installed.extend, lambda text: None)
+        build.extension_wheel(ENGINE, Path(sys.executable), installed.extend, lambda text: None)
     assert str(raised.value).splitlines()[1:] == [MISSING], "the traceback of setuptools is longer"
     assert {"nvidia-cuda-crt==13.2.*", "nvidia-cuda-cccl==13.2.*"} <= {*installed}
     assert not list(kept.glob("*.whl"))
@@ -67,7 +65,7 @@ def test_the_compiler_compiles_all_files_as_pybind_and_the_others_as_empty_objec
     (sources / "common.cpp").write_text("int common() { return 1; }")
     (sources / "extensions" / "pybind.cpp").write_text("int common(); int both() { return common(); }")
     compiler = tmp_path / "cxx"
-    compiler.write_text(transformer_engine.COMPILER)
+    compiler.write_text(build.COMPILER)
     compiler.chmod(0o755)
     symbols = {}
     for name in ("common", "extensions/pybind"):

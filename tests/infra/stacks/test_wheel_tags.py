@@ -4,16 +4,16 @@ import platform
 
 import pytest
 
-from harness.infra.stacks.wheel_tags import distribution, options
+from harness.infra.stacks.build import distribution, wheel_options
 
 
 @pytest.mark.parametrize("requirement", ["nvidia-resiliency-ext==0.7.0", "nvidia_resiliency_ext>=0.5"])
 def test_a_wheel_whose_tag_asks_for_too_much_is_taken(requirement: str) -> None:
-    assert options(requirement) == ["--python-platform", f"{platform.machine()}-manylinux_2_39"]
+    assert wheel_options(requirement) == ["--python-platform", f"{platform.machine()}-manylinux_2_39"]
 
 
 def test_other_wheels_must_match_the_system() -> None:
-    assert options("transformer-engine==2.20.2") == []
+    assert wheel_options("transformer-engine==2.20.2") == []
 
 
 def test_a_requirement_names_its_distribution() -> None:

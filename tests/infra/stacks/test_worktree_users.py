@@ -11,8 +11,7 @@ import pytest
 
 from harness.core.stack import Checkout
 from harness.infra.stacks.artifact_store import locked
-from harness.infra.stacks.checkout import commit_of, make, place_of
-from harness.infra.stacks.worktree_users import FORGOTTEN_S, release
+from harness.infra.stacks.checkout import FORGOTTEN_S, commit_of, make, place_of, release_worktrees
 from tests.infra.stacks.test_checkout import checkout_of, git, repository
 
 
@@ -28,9 +27,9 @@ def made(checkout: Checkout, user: str = "") -> Path:
 def test_a_worktree_is_removed_with_its_last_user_and_its_record_in_the_repository(source: Path) -> None:
     place = made(checkout_of(source, "old"), "one")
     assert made(checkout_of(source, "old"), "two") == place
-    assert release("one") == []
+    assert release_worktrees("one") == []
     assert (place / "code.py").exists()
-    assert release("two") == [place]
+    assert release_worktrees("two") == [place]
     assert not place.exists()
     assert git(source, "worktree", "list").splitlines() == [git(source, "worktree", "list").splitlines()[0]]
     assert sorted(path.name for path in place.parent.iterdir()) == [f".{place.name}.lock"]
@@ -42,7 +41,7 @@ def test_a_worktree_that_was_requested_without_a_user_is_kept(source: Path) -> N
     made(checkout_of(source, "old"), "bisection")
     after = made(checkout_of(source, "main"), "bisection")
     made(checkout_of(source, "main"))
-    assert release("bisection") == []
+    assert release_worktrees("bisection") == []
     assert before.exists() and after.exists()
 
 
@@ -51,17 +50,17 @@ def test_only_worktrees_of_the_named_projects_are_released(source: Path) -> None
         made(Checkout(package=name, repository=str(source), ref="main"), "bisection")
         for name in ("megatron-lm", "skyrl", "skyrl-train")
     )
-    assert release("bisection", ("skyrl",)) == [outer]
-    assert release("bisection") == [inner, other]
+    assert release_worktrees("bisection", ("skyrl",)) == [outer]
+    assert release_worktrees("bisection") == [inner, other]
 
 
 def test_a_worktree_with_a_forgotten_user_is_removed_by_the_next_release(source: Path) -> None:
     place = made(checkout_of(source, "old"), "gone")
-    assert release("another") == []
+    assert release_worktrees("another") == []
     note = place.with_name(f".{place.name}.users")
     long_ago = time.time() - FORGOTTEN_S - 60
     os.utime(note, (long_ago, long_ago))
-    assert release("another") == [place]
+    assert release_worktrees("another") == [place]
 
 
 def test_a_worktree_removed_by_hand_with_its_repository_is_no_error(source: Path) -> None:
@@ -69,7 +68,7 @@ def test_a_worktree_removed_by_hand_with_its_repository_is_no_error(source: Path
     gone = made(checkout_of(source, "main"), "one")
     gone.rename(source.parent / "moved away")
     source.rename(source.parent / "moved too")
-    assert set(release("one")) == {place, gone}
+    assert set(release_worktrees("one")) == {place, gone}
     assert not place.exists()
 
 
@@ -77,7 +76,7 @@ def test_a_release_waits_for_a_concurrent_make_that_keeps_the_worktree(source: P
     """Another process is inside make() when the last user releases the worktree, and marks it as kept."""
     place = made(checkout_of(source, "old"), "one")
     removed: list[Path] = []
-    thread = threading.Thread(target=lambda: removed.extend(release("one")))
+    thread = threading.Thread(target=lambda: removed.extend(release_worktrees("one")))
     with locked(place):
         thread.start()
         thread.join(0.2)
@@ -94,4 +93,4 @@ def test_the_users_file_of_an_incomplete_worktree_is_harmless(source: Path) -> N
     place.parent.mkdir(parents=True)
     place.with_name(f".{place.name}.users").write_text("killed\n")
     assert made(checkout, "killed") == place
-    assert release("killed") == [place]
+    assert release_worktrees("killed") == [place]

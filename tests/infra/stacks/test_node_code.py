@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from harness.core.stack import ReadyStack, Stack
-from harness.infra.stacks.bytecode import compile_imports, share_bytecode
+from harness.infra.stacks.node_code import compile_imports, share_bytecode
 
 
 def test_worktrees_used_once_are_not_compiled_if_their_environment_is(tmp_path: Path) -> None:
