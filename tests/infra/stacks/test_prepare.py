@@ -56,7 +56,7 @@ def test_a_stack_that_cannot_be_compiled_here_is_an_error_leaves_nothing_and_doe
 ) -> None:
     request = EnvironmentRequest(pythons=(HERE,), packages=("six==1.16.0",), no_deps=("transformer-engine-torch==2",))
     monkeypatch.setattr(stacks, "environment_request", lambda stack, torch: request if stack.no_deps else None)
-    monkeypatch.setattr(build, "_ask", lambda python, code: "2.15.0 3.12")  # six has no torch
+    monkeypatch.setattr(build, "_ask_python", lambda python, code: "2.15.0 3.12")  # six has no torch
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools" / "cat").symlink_to(shutil.which("cat") or "")
     monkeypatch.setenv("PATH", str(tmp_path / "tools"))  # no g++
