@@ -2,7 +2,7 @@
 
 Obstacles with tests of their own: tracebacks in the logs of ranks (tests/infra/runs/test_log_errors.py), Ctrl-C
 (tests/app/test_interruption.py), the live view (tests/infra/test_console.py), links of a report
-(tests/infra/html/test_run_files.py), the wheel without torch (tests/test_packaging.py).
+(tests/infra/html/test_page.py), the wheel without torch (tests/test_packaging.py).
 """
 
 from __future__ import annotations

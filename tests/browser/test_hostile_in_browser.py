@@ -18,8 +18,7 @@ from harness.core.stack import CheckedOut, StackFacts
 from harness.infra.history.database import opened
 from harness.infra.history.queries import Filters
 from harness.infra.html.compare import render_comparison_html
-from harness.infra.html.history import render_history
-from harness.infra.html.index import render_index
+from harness.infra.html.history import render_history, render_index
 from harness.infra.html.report import render_html
 from harness.infra.runs.indexed import FailingCell, IndexedRun
 from harness.judge.compare.runs import compare_runs

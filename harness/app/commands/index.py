@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     from harness.app.pipeline.finalize import history_file
     from harness.core.run.run_dir import write_atomic
     from harness.infra.history.database import is_there
-    from harness.infra.html.index import render_index
+    from harness.infra.html.history import render_index
     from harness.infra.runs.indexed import indexed_runs
 
     folder: Path = arguments.folder

@@ -12,8 +12,7 @@ from harness.app.error_boundary import uncaught
 from harness.core.errors import HarnessError, InfrastructureError
 from harness.core.run.run_dir import RunDir, refuse_links, write_atomic
 from harness.core.serialization import dumps
-from harness.infra.html.large_report import FOLDER
-from harness.infra.html.report import render_pages
+from harness.infra.html.report import PARTS_FOLDER, render_pages
 from harness.judge.report.model import Report
 from harness.judge.report.render_json import render_json
 from harness.judge.report.render_junit import render_junit
@@ -62,7 +61,7 @@ def _pages(run: RunDir, report: Report) -> str:
     for name, text in pages:
         write_atomic(run.root / name, text)
         written.add(run.root / name)
-    for old in set((run.root / FOLDER).glob("[0-9]*.html")) - written:
+    for old in set((run.root / PARTS_FOLDER).glob("[0-9]*.html")) - written:
         refuse_links(old)
         old.unlink()
     return first

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.infra.html import page
-from harness.infra.html.marks import anchor
-from harness.infra.html.run_files import link_from
+from harness.infra.html.page import anchor, link_from
 from harness.judge.compare.render import details, groups, numbers
 from harness.judge.compare.runs import CellChange, Comparison
 

@@ -1,4 +1,10 @@
-"""The history page: failing cells and since when, a calendar of outcomes, trends of times, rates and drift."""
+"""The pages of many runs: history.html and index.html of a reports folder.
+
+The history has failing cells and since when, a calendar of outcomes, trends of times, rates and drift. The index has
+the folder's matrices with since when they fail, and its runs. Trends over days are inline SVG with few bytes per point,
+each with a tooltip; not drawn with matplotlib, since a page has dozens of them, at 50 ms per figure. Colours are the
+CSS variables of the reports.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +14,16 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from harness.core.outcomes import Outcome
 from harness.core.text.counts import counted
-from harness.core.text.escaping import clip
+from harness.core.text.escaping import clip, html_text
 from harness.infra.history.database import CellHistory, History
 from harness.infra.history.queries import Filters, calendar, listing, totals, trail
 from harness.infra.html import page
-from harness.infra.html.drawing.trend_svg import TrendPoint, trend
-from harness.infra.html.filters import clipped
-from harness.infra.html.marks import OUTCOME_MARKS
-from harness.infra.html.run_files import Link, link_from
+from harness.infra.html.page import OUTCOME_MARKS, Link, anchor, clipped, link_from, seconds
+from harness.infra.runs.indexed import IndexedRun, matrices
 from harness.judge.history.trends import Day, Point, calendar_rows, days_between, points
 
 MOST_LISTED = 300  # cells in the table
@@ -28,6 +33,19 @@ MOST_TRENDS = 12  # cells with trends
 _POINTS = 120  # newest points of a trend
 _ROWS = 15  # rows of the table below it
 _STAMP = "%Y-%m-%dT%H:%M:%SZ"
+_FILTERS = ("matrix", "cell", "stack", "outcome")
+_MOST_RUNS = 500  # rows of the index
+# verdict or state -> (CSS class of the outcome whose colour it has, symbol, word)
+_RUN_LABELS = {
+    "pass": ("o-PASS", "✓", "pass"),
+    "fail": ("o-FAIL", "✕", "fail"),
+    "error": ("o-ERROR", "!", "undecided"),
+    "running": ("o-XPASS", "…", "running"),
+    "interrupted": ("o-ERROR", "!", "interrupted"),
+    "unreadable": ("o-ERROR", "?", "unreadable"),
+}
+_LABEL = 64.0  # width of a version's label
+_DIGITS = 12  # characters of its name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +129,6 @@ def _narrowed(wanted: Filters) -> str:
     return ", ".join(filters)
 
 
-_FILTERS = ("matrix", "cell", "stack", "outcome")
-
-
 def _trend(history: History, cell: Mapping[str, Any], since: str) -> Trend:
     seen = points(history.rows(trail(cell["series"], since, _POINTS)))
     newest = list(reversed(seen))
@@ -129,7 +144,7 @@ def _figures(cell: str, seen: Sequence[Point]) -> Iterator[Figure]:
         spots = _trend_points(seen, name, factor)
         if any(math.isfinite(spot.value) for spot in spots):
             alt = f"{title} of {clip(cell, 300)} in {counted(len(spots), 'run')}, {unit}"
-            yield Figure(title=title, note=unit, svg=trend(spots, alt=alt, log=name == "loss_drift"))
+            yield Figure(title=title, note=unit, svg=trend_svg(spots, alt=alt, log=name == "loss_drift"))
 
 
 def _trend_points(seen: Sequence[Point], name: str, factor: float) -> list[TrendPoint]:
@@ -166,3 +181,152 @@ def _day_title(day: Day) -> str:
 
 def _figure_text(value: float | None, factor: float = 1.0) -> str:
     return "–" if value is None else f"{value * factor:.4g}"  # noqa: RUF001
+
+
+def render_index(runs: Sequence[IndexedRun], *, history: bool) -> str:
+    """The index as one HTML document with relative links. Deterministic.
+
+    `runs`: the newest first; `history`: whether there is a history.html beside the page.
+    """
+    groups = matrices(runs)
+    values = {
+        "runs": runs[:_MOST_RUNS],
+        "left_out": len(runs) - len(runs[:_MOST_RUNS]),
+        "matrices": groups,
+        "red": [group for group in groups if group.red_since],
+        "unfinished": [run for run in runs if run.state != "finished"],
+        "history": history,
+        "labels": _RUN_LABELS,
+        "anchor": anchor,
+        "path": lambda run, name: f"{quote(run.run_id, safe='')}/{name}",
+        "duration": seconds,
+    }
+    return page.render("index.html.j2", values)
+
+
+_WIDTH, _HEIGHT = 380.0, 170.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 50.0, 12.0, 20.0, 24.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrendPoint:
+    """One point of a trend."""
+
+    started: str  # ISO, UTC
+    value: float
+    title: str  # tooltip
+    bad: bool = False  # drawn as a cross
+    mark: str = ""  # name of a version that starts here
+
+
+def trend_svg(spots: Sequence[TrendPoint], *, alt: str, log: bool = False) -> str:
+    """Values over time, connected by a line. `log`: on a logarithmic axis, with zeros at its lower end.
+
+    Values that are not finite are crosses at the top edge. At least one value must be finite.
+    """
+    times = [datetime.fromisoformat(spot.started.replace("Z", "+00:00")).timestamp() for spot in spots]
+    axis = _log_axis(spots) if log else _linear_axis(spots)
+    span = (max(times) - min(times)) or 1.0
+    xs = [_LEFT + (time - min(times)) / span * (_WIDTH - _LEFT - _RIGHT) for time in times]
+    ys = [axis.y(spot.value) for spot in spots]
+    parts = [
+        *_grid_lines(axis),
+        *_day_labels(spots[0].started, spots[-1].started),
+        *_version_marks(spots, xs),
+        _value_line(xs, ys),
+    ]
+    parts += [_value_mark(spot, x, y) for spot, x, y in zip(spots, xs, ys)]
+    box = f"0 0 {_WIDTH:g} {_HEIGHT:g}"
+    return f'<svg class="plot trend" viewBox="{box}" role="img" aria-label="{html_text(alt)}">{"".join(parts)}</svg>'
+
+
+@dataclass(frozen=True)
+class _Axis:
+    low: float
+    high: float
+    ticks: list[tuple[float, str]]
+    log: bool
+
+    def y(self, value: float) -> float:
+        """Distance from the top edge, which is where values that are not finite go; clamped to the axis."""
+        if not math.isfinite(value):
+            return _TOP
+        scaled = math.log10(max(value, 10**self.low)) if self.log else value
+        return _HEIGHT - _BOTTOM - (scaled - self.low) / (self.high - self.low) * (_HEIGHT - _TOP - _BOTTOM)
+
+
+def _finite_values(spots: Sequence[TrendPoint]) -> list[float]:
+    return [spot.value for spot in spots if math.isfinite(spot.value)]
+
+
+def _linear_axis(spots: Sequence[TrendPoint]) -> _Axis:
+    """Centred on the values, with a range of at least a fifth of them, so that noise does not fill the plot."""
+    values = _finite_values(spots)
+    middle = (min(values) + max(values)) / 2
+    half = max((max(values) - min(values)) * 0.6, abs(middle) * 0.1, 1e-12)
+    low, high = max(middle - half, 0.0) if min(values) >= 0 else middle - half, middle + half
+    step = _nice((high - low) / 2)
+    first = math.ceil(low / step)
+    ticks = [number * step for number in range(first, math.floor(high / step) + 1)]
+    return _Axis(low, high, [(tick, f"{tick:.6g}") for tick in ticks], log=False)
+
+
+def _nice(most: float) -> float:
+    """The largest 1, 2 or 5 times a power of ten that is at most `most`."""
+    power = 10.0 ** math.floor(math.log10(most))
+    return max(power * factor for factor in (1, 2, 5) if power * factor <= most * 1.001)
+
+
+def _log_axis(spots: Sequence[TrendPoint]) -> _Axis:
+    positive = [value for value in _finite_values(spots) if value > 0]
+    low = math.floor(math.log10(min(positive))) if positive else -8
+    high = max(math.ceil(math.log10(max(positive))), low + 1) if positive else -6
+    zero = any(value == 0 for value in _finite_values(spots))
+    bottom = low - 1 if zero else low
+    every = math.ceil((high - low + 1) / 4)
+    ticks = [(10.0**power, f"1e{power}") for power in range(low, high + 1, every)]
+    return _Axis(bottom, high, ([(0.0, "0")] if zero else []) + ticks, log=True)
+
+
+def _grid_lines(axis: _Axis) -> list[str]:
+    found = []
+    for value, text in axis.ticks:
+        y = axis.y(value)
+        found.append(f'<path class="grid" d="M{_LEFT:g} {y:.1f}H{_WIDTH - _RIGHT:g}"/>')
+        found.append(f'<text x="{_LEFT - 6:g}" y="{y + 3.5:.1f}" text-anchor="end">{html_text(text)}</text>')
+    return found
+
+
+def _day_labels(first: str, last: str) -> list[str]:
+    ends = [(_LEFT, "start", first[:10])] + ([(_WIDTH - _RIGHT, "end", last[:10])] if last[:10] != first[:10] else [])
+    return [
+        f'<text x="{x:g}" y="{_HEIGHT - 7:g}" text-anchor="{anchor}">{html_text(day)}</text>' for x, anchor, day in ends
+    ]
+
+
+def _version_marks(spots: Sequence[TrendPoint], xs: Sequence[float]) -> list[str]:
+    """A line at the start of each version, labelled where there is space."""
+    found, free = [], _LEFT
+    for spot, x in zip(spots, xs):
+        if not spot.mark:
+            continue
+        found.append(f'<path class="mark" d="M{x:.1f} {_TOP:g}V{_HEIGHT - _BOTTOM:g}"/>')
+        if x >= free:
+            anchor = "end" if x > _WIDTH - _LABEL - _RIGHT else "start"
+            name = html_text(spot.mark[:_DIGITS])
+            found.append(f'<text class="mark" x="{x:.1f}" y="12" text-anchor="{anchor}">{name}</text>')
+            free = x + _LABEL
+    return found
+
+
+def _value_line(xs: Sequence[float], ys: Sequence[float]) -> str:
+    places = "L".join(f"{x:.1f} {y:.1f}" for x, y in zip(xs, ys))
+    return f'<path class="line" d="M{places}"/>'
+
+
+def _value_mark(spot: TrendPoint, x: float, y: float) -> str:
+    title = f"<title>{html_text(spot.title)}</title>"
+    if spot.bad or not math.isfinite(spot.value):
+        shape = f"M{x - 3.5:.1f} {y - 3.5:.1f}l7 7m0 -7l-7 7"
+        return f'<path class="bad" d="{shape}">{title}</path>'
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6">{title}</circle>'

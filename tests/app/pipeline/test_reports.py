@@ -13,12 +13,12 @@ from harness.app.pipeline import reports
 from harness.app.pipeline.reports import write_reports
 from harness.core.errors import InfrastructureError
 from harness.core.run.run_dir import RunDir
-from harness.infra.html.large_report import FOLDER
+from harness.infra.html.report import PARTS_FOLDER
 from tests.infra.html.test_large_report import large_report
 
 
 def pages(root: Path) -> list[str]:
-    return sorted(path.name for path in (root / FOLDER).glob("*.html"))
+    return sorted(path.name for path in (root / PARTS_FOLDER).glob("*.html"))
 
 
 def test_pages_that_a_new_report_does_not_have_are_removed(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_a_report_that_cannot_be_rendered_leaves_the_pages_of_the_last_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_reports(RunDir(tmp_path), large_report())
-    before = (tmp_path / FOLDER / "003.html").read_text()
+    before = (tmp_path / PARTS_FOLDER / "003.html").read_text()
 
     def fails(*_: object) -> None:
         raise RuntimeError("no memory")
@@ -43,7 +43,7 @@ def test_a_report_that_cannot_be_rendered_leaves_the_pages_of_the_last_one(
     monkeypatch.setattr(reports, "render_pages", fails)
     with pytest.raises(InfrastructureError):
         write_reports(RunDir(tmp_path), large_report())
-    assert (tmp_path / FOLDER / "003.html").read_text() == before
+    assert (tmp_path / PARTS_FOLDER / "003.html").read_text() == before
 
 
 @pytest.mark.parametrize(("before", "imported"), [("", "True"), ("sys.modules['matplotlib'] = None; ", "False")])

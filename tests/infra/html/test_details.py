@@ -11,8 +11,8 @@ from harness.core.outcomes import Finding, Lane
 from harness.core.serialization import to_jsonable
 from harness.core.stack import StackFacts, Version
 from harness.infra.html.details import code_of, details, known_issue, quoted, ratio_words, words
+from harness.infra.html.page import RunFiles
 from harness.infra.html.report import render_html
-from harness.infra.html.run_files import RunFiles
 from harness.judge.diagnosis.known_issues import KNOWN_ISSUES
 from tests.browser.test_compare_in_browser import with_since
 from tests.sample_report import sample_report

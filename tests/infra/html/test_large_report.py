@@ -11,9 +11,8 @@ from pathlib import Path
 from harness.app.pipeline.reports import write_reports
 from harness.core.outcomes import Outcome
 from harness.core.run.run_dir import RunDir
-from harness.infra.html.large_report import FOLDER, MOST_CELLS, LargeReport, is_large
-from harness.infra.html.marks import anchor
-from harness.infra.html.report import render_html, render_pages
+from harness.infra.html.page import anchor
+from harness.infra.html.report import MOST_CELLS, PARTS_FOLDER, LargeReport, is_large, render_html, render_pages
 from harness.judge.report.model import Report
 from tests.sample_report import big_report, sample_report
 
@@ -47,7 +46,12 @@ def test_a_report_of_few_cells_is_one_file() -> None:
 def test_every_cell_is_on_one_further_page_with_its_details() -> None:
     report = large_report()
     assert is_large(report)
-    assert list(pages()) == ["report.html", f"{FOLDER}/001.html", f"{FOLDER}/002.html", f"{FOLDER}/003.html"]
+    assert list(pages()) == [
+        "report.html",
+        f"{PARTS_FOLDER}/001.html",
+        f"{PARTS_FOLDER}/002.html",
+        f"{PARTS_FOLDER}/003.html",
+    ]
     places = [
         (name, cell) for name, text in pages().items() for cell in re.findall(r'<details [^>]*id="([^"]+)"', text)
     ]
@@ -72,9 +76,9 @@ def test_the_page_of_a_cell_links_its_control_on_another_page() -> None:
     control = report.cells[0]
     shared = [control, *(replace(cell, control=control.id) for cell in report.cells[1:])]
     found = dict(render_pages(replace(report, cells=shared)))
-    assert f'href="#{anchor(control.id)}"' in found[f"{FOLDER}/001.html"]
-    assert f'href="001.html#{anchor(control.id)}"' in found[f"{FOLDER}/003.html"]
-    assert f'href="{FOLDER}/001.html#{anchor(control.id)}"' in found["report.html"]
+    assert f'href="#{anchor(control.id)}"' in found[f"{PARTS_FOLDER}/001.html"]
+    assert f'href="001.html#{anchor(control.id)}"' in found[f"{PARTS_FOLDER}/003.html"]
+    assert f'href="{PARTS_FOLDER}/001.html#{anchor(control.id)}"' in found["report.html"]
 
 
 def test_the_first_page_counts_cells_and_has_a_list_for_the_search() -> None:
@@ -114,6 +118,6 @@ def test_text_of_a_cell_cannot_end_the_list() -> None:
 def test_pages_of_an_earlier_report_are_replaced(tmp_path: Path) -> None:
     run, report = RunDir(tmp_path), large_report()
     write_reports(run, report)
-    assert len(list((tmp_path / FOLDER).iterdir())) == 3
+    assert len(list((tmp_path / PARTS_FOLDER).iterdir())) == 3
     write_reports(run, replace(report, cells=report.cells[: MOST_CELLS + 1]))
-    assert sorted(path.name for path in (tmp_path / FOLDER).iterdir()) == ["001.html", "002.html"]
+    assert sorted(path.name for path in (tmp_path / PARTS_FOLDER).iterdir()) == ["001.html", "002.html"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.core.outcomes import Outcome
-from harness.infra.html.outcome_grid import outcome_grids
+from harness.infra.html.report import outcome_grids
 from tests.sample_report import big_report, passing_report, sample_report
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from harness.core.cell.layout import Layout
 from harness.core.outcomes import Outcome
-from harness.infra.html.rank_picture import rank_picture
+from harness.infra.html.details import rank_picture
 from harness.judge.report.model import RankView
 from tests.sample_report import sample_report
 

@@ -1,16 +1,51 @@
-"""Links from a page to the files of its run."""
+"""Every outcome and every change has its look on a page."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from harness.core.outcomes import Finding, Lane
-from harness.infra.html.run_files import Link, RunFiles
+from harness.core.outcomes import Finding, Lane, Outcome
+from harness.infra.html.page import CHANGE_CLASSES, OUTCOME_MARKS, Link, RunFiles, place_words, reach_words, value_text
+from harness.judge.report.model import ChangeKind
 from tests.infra.html.test_report import Page
 from tests.sample_report import sample_report
+
+
+def test_no_outcome_and_no_change_is_left_out() -> None:
+    assert set(OUTCOME_MARKS) == set(Outcome)
+    assert set(CHANGE_CLASSES) == set(ChangeKind)
+    assert set(CHANGE_CLASSES.values()) <= {f"o-{outcome.value}" for outcome in Outcome}
+
+
+def test_a_location_is_written_outermost_first_and_unknown_keys_are_kept() -> None:
+    where = {"token": 17, "document": 4, "stage": 1, "micro_batch": 0, "new_key": [1], "layer": None, "ranks": [1, 2]}
+    assert place_words(where) == ["stage 1", "micro-batch 0", "document 4", "token 17", "new key [1]"]
+
+
+def test_reach_is_written_only_when_there_is_more_than_one_place() -> None:
+    assert reach_words({"places": 1, "ranks": [3]}) == ""
+    assert reach_words({"places": 12, "ranks": [2, 3], "stages": [1]}) == "12 places; ranks 2, 3; stages 1"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "none"),
+        (math.nan, "NaN"),
+        (-math.inf, "-infinity"),
+        (1e-5, "1e-05"),
+        (64, "64"),
+        ([0, 1, math.inf], '[0, 1, {"$float": "inf"}]'),
+        ({"value": 0.1, "unit": "relative", "origin": "matrix"}, "0.1 relative"),
+        ("1e-05 relative (default)", "1e-05 relative (default)"),
+    ],
+)
+def test_values_are_written_short(value: object, text: str) -> None:
+    assert value_text(value) == text
 
 
 @pytest.fixture

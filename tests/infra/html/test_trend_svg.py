@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from harness.infra.html.drawing.trend_svg import TrendPoint, trend
+from harness.infra.html.history import TrendPoint, trend_svg
 
 
 def spots(*values: float) -> list[TrendPoint]:
@@ -21,7 +21,7 @@ def heights(svg: str) -> list[float]:
 
 
 def test_larger_values_are_drawn_higher_and_every_point_has_a_tooltip() -> None:
-    svg = trend(spots(1.0, 3.0, 2.0), alt='a "b"')
+    svg = trend_svg(spots(1.0, 3.0, 2.0), alt='a "b"')
     low, high, middle = heights(svg)
     assert high < middle < low
     root = ET.fromstring(svg)
@@ -33,13 +33,13 @@ def test_larger_values_are_drawn_higher_and_every_point_has_a_tooltip() -> None:
 @pytest.mark.parametrize("values", [(5.0,), (5.0, 5.0), (0.0, 0.0), (1e-9, 2e12), (-3.0, 4.0)])
 @pytest.mark.parametrize("log", [False, True])
 def test_any_values_stay_inside_the_picture_with_at_least_one_tick(values: tuple[float, ...], log: bool) -> None:
-    svg = trend(spots(*values), alt="x", log=log)
+    svg = trend_svg(spots(*values), alt="x", log=log)
     assert all(19.9 <= y <= 146.1 for y in heights(svg))
     assert svg.count('class="grid"') >= 1
 
 
 def test_zero_has_its_own_line_on_a_log_axis() -> None:
-    svg = trend(spots(0.0, 1e-7), alt="x", log=True)
+    svg = trend_svg(spots(0.0, 1e-7), alt="x", log=True)
     assert ">0</text>" in svg and ">1e-7</text>" in svg
     zero, other = heights(svg)
     assert zero == 146.0 > other
@@ -47,7 +47,7 @@ def test_zero_has_its_own_line_on_a_log_axis() -> None:
 
 def test_failed_runs_and_values_that_are_not_finite_are_crosses() -> None:
     failed = [*spots(1.0, 2.0), TrendPoint(started="2026-08-09T00:00:00Z", value=1.5, title="failed", bad=True)]
-    svg = trend([*failed, TrendPoint(started="2026-08-10T00:00:00Z", value=math.nan, title="nan")], alt="x")
+    svg = trend_svg([*failed, TrendPoint(started="2026-08-10T00:00:00Z", value=math.nan, title="nan")], alt="x")
     assert svg.count('class="bad"') == 2
     assert svg.count("<circle") == 2
     assert "nan" not in re.sub(r"<title>.*?</title>", "", svg)
@@ -60,6 +60,6 @@ def test_a_version_is_marked_where_it_begins_and_named_where_there_is_space() ->
         )
         for hour in range(24)
     ]
-    svg = trend(close, alt="x")
+    svg = trend_svg(close, alt="x")
     assert svg.count('<path class="mark"') == 3
     assert re.findall(r'<text class="mark"[^>]*>(\w+)<', svg) == ["v2", "v20"]

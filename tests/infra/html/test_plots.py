@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from harness.infra.html.drawing.plots import Series, difference_plot, relative_difference, value_plot
+from harness.infra.html.curves import Series, difference_plot, relative_difference, value_plot
 
 CALM = Series(values=[1e-8, 0.0, 2e-8])
 BAD = Series(values=[1e-8, 3e-3, 2e-1], kind="failed", label="F1")
