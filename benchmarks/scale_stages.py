@@ -96,7 +96,7 @@ def write(folder: Path, cells: int) -> dict[str, float]:
 
 def run(folder: Path, cells: int) -> dict[str, float]:
     """The agents write records, results and journals; the launcher reads these and judges each cell that has ended."""
-    from harness.app.pipeline.listener import Listener
+    from harness.app.pipeline.launch import Listener
     from harness.app.pipeline.live_judging import LiveJudging
     from harness.core.run.journal import Journal
     from harness.infra.progress import Progress

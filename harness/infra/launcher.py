@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from harness.core.errors import Problem
+from harness.core.run.cell_result import CellResult, sealed
 from harness.core.run.events import Event
-from harness.core.run.run_dir import RunDir
+from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import RunPlan
 from harness.plan.jobs.cluster import ClusterProfile
 from harness.plan.schema.sections import Launch
@@ -75,3 +77,12 @@ class Launcher(Protocol):
 
     def cancel(self, run: RunDir, plan: RunPlan) -> Cancelled:
         """End the jobs of the run, and keep it from starting more. InputError where there are no jobs."""
+
+
+def end_as_error(run: RunDir, cell: str, attempt: int, reason: str) -> None:
+    """Write an error as the result of an attempt, unless it already has a result."""
+    result = run.attempt(cell, attempt).result
+    if not result.exists():
+        now = time.time()
+        error = CellResult(cell=cell, attempt=attempt, status="error", reason=reason, started=now, finished=now)
+        write_json(result, sealed(error))

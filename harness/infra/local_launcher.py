@@ -1,4 +1,7 @@
-"""Runs allocations on this machine: one agent process each, followed through its journal."""
+"""Runs allocations on this machine: one agent process each, followed through its journal.
+
+One agent may be started before the run is planned, so that it imports torch and Megatron meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,25 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from harness.core.cell.config import CellConfig
 from harness.core.errors import InputError, Problem
 from harness.core.run.events import Event
 from harness.core.run.journal import Journal
 from harness.core.run.log_secrets import without_secrets_in
-from harness.core.run.run_dir import RunDir, appending, text_of, write_atomic, write_json
+from harness.core.run.run_dir import RunDir, appending, refuse_links, text_of, write_atomic, write_json
 from harness.core.run.run_plan import Allocation, PlannedCell, RunPlan
 from harness.core.run.work_order import WorkOrder, cell_attempts, write_work_order
-from harness.core.serialization import loads
+from harness.core.serialization import dumps, loads
 from harness.core.stack import ReadyStack
 from harness.core.text.secrets import secret_values
-from harness.infra.agent_ahead import AgentAhead
-from harness.infra.launcher import NO_JOBS, Cancelled, Observer
-from harness.infra.runs.error_result import end_as_error
+from harness.infra.launcher import NO_JOBS, Cancelled, Observer, end_as_error
 from harness.infra.runs.logs import tail
 from harness.infra.stacks.interpreters import clean_environment
 from harness.infra.stacks.node_code import agent_environment, copy_node_code, plugin_packages
@@ -35,9 +39,10 @@ Listener = Callable[[Event], None]
 POLL_S = 0.05
 STOP_GRACE_S = 10.0
 LOG_LINES = 15  # of a failed agent's log, quoted in the results of its cells
-BEGIN_WITH, AT_ONCE = 500, 50  # cells whose configurations are written before agents start, and between two polls
 _ALL_WRITTEN = object()
 MOST_AGENTS = 4  # at once; each holds torch and Megatron in memory
+AHEAD_COMMAND = (sys.executable, "-m", "harness.node.agent_ahead")
+BEGIN_WITH, AT_ONCE = 500, 50  # cells whose configurations are written before agents start, and between two polls
 
 
 def cores() -> int:
@@ -290,3 +295,61 @@ def end_unfinished(run: RunDir, allocation: Allocation, reason: str, attempts: M
     """Write ERROR as the result of each cell that a failed agent left without one."""
     for cell in allocation.cells:
         end_as_error(run, cell, attempts.get(cell, 1), reason)
+
+
+class AgentAhead:
+    """An agent in the environment of the harness that waits for its run (harness/node/agent_ahead.py)."""
+
+    def __init__(self, run_parent: Path, output: BinaryIO) -> None:
+        """`run_parent`: shown in lists of processes. `output`: of the imports, since there is no run directory yet."""
+        self._output = output
+        command = [*AHEAD_COMMAND, str(os.getpid()), str(run_parent)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT)
+        self._run: tuple[str, ...] | None = None  # the arguments with which it has begun
+        self._left = False  # to a launcher, which follows it to its end
+
+    @property
+    def begun(self) -> bool:
+        return bool(self._run)
+
+    def begin(self, arguments: Sequence[str], log: Path) -> bool:
+        """Make it the agent with these arguments; False if it is another one already, or has ended."""
+        stream = self._process.stdin
+        if stream is not None and not stream.closed:
+            with suppress(BrokenPipeError), stream:
+                stream.write((dumps({"arguments": arguments, "log": str(log)}) + "\n").encode())
+                stream.flush()
+                self._run = tuple(arguments)
+        return self._run == tuple(arguments)
+
+    def leave(self) -> subprocess.Popen[bytes]:
+        """The process, which the caller now ends."""
+        self._left = True
+        return self._process
+
+    def add_output(self, log: Path) -> None:
+        """Put the output of the imports before the rest of the log; only once the process has ended."""
+        self._output.seek(0)
+        if (earlier := self._output.read()) and log.exists():
+            refuse_links(log)
+            log.write_bytes(earlier + log.read_bytes())
+
+    def end(self) -> None:
+        """End the process, and its cells, unless it is left to a launcher."""
+        if not self._left:
+            with self._process as process:  # closes its standard input
+                if self._run:
+                    process.terminate()
+                else:
+                    process.kill()
+
+
+@contextmanager
+def agent_ahead(run_parent: Path) -> Iterator[AgentAhead]:
+    """Start an agent; it is ended at the end of the context if it has no run by then."""
+    with tempfile.TemporaryFile() as output:
+        ahead = AgentAhead(run_parent, output)
+        try:
+            yield ahead
+        finally:
+            ahead.end()

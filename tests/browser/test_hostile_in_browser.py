@@ -20,7 +20,7 @@ from harness.infra.history.queries import Filters
 from harness.infra.html.compare import render_comparison_html
 from harness.infra.html.history import render_history, render_index
 from harness.infra.html.report import render_html
-from harness.infra.runs.indexed import FailingCell, IndexedRun
+from harness.infra.runs.listing import FailingCell, IndexedRun
 from harness.judge.compare.runs import compare_runs
 from harness.judge.history.rows import run_row
 from harness.judge.report.model import Report, ReportCell, Weight

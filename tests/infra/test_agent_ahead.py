@@ -11,9 +11,9 @@ import pytest
 
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import Allocation
-from harness.infra import agent_ahead as module
 from harness.infra import local_launcher
-from harness.infra.agent_ahead import agent_ahead
+from harness.infra import local_launcher as module
+from harness.infra.local_launcher import agent_ahead
 from tests.processes import await_end
 
 # Says that it imports, names itself in a pipe, and fails in the run that it is given.
@@ -35,7 +35,7 @@ def pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    monkeypatch.setattr(module, "COMMAND", (sys.executable, "-c", AGENT.format(pipe=str(path))))
+    monkeypatch.setattr(module, "AHEAD_COMMAND", (sys.executable, "-c", AGENT.format(pipe=str(path))))
     return path
 
 
@@ -74,7 +74,7 @@ def test_one_that_has_begun_is_ended_with_a_signal_unless_a_launcher_follows_it(
     waits = "import sys, time; sys.stdin.readline(); time.sleep(3600)"
     for left in (True, False):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "COMMAND", (sys.executable, "-c", waits))
+            patch.setattr(module, "AHEAD_COMMAND", (sys.executable, "-c", waits))
             with agent_ahead(tmp_path) as ahead:
                 assert ahead.begin(["run"], tmp_path / "log")
                 assert ahead.begin(["run"], tmp_path / "log")

@@ -16,8 +16,7 @@ from harness.core.outcomes import Outcome
 from harness.core.run.run_plan import Selection
 from harness.infra.console import print_problems, print_report
 from harness.infra.html.report import render_html
-from harness.infra.progress import Progress
-from harness.infra.time_left import Expected
+from harness.infra.progress import Expected, Progress
 from harness.judge.report.model import CellSince, ChangeKind, Report, Since
 from tests.judge.checks.numerics.test_ended import IN_CODE, _cut_off_all
 from tests.judge.simulator import config_of, evidence_for, the_only_finding

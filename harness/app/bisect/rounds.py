@@ -10,6 +10,7 @@ from pathlib import Path
 
 from harness.app.bisect.nested import Pins
 from harness.app.pipeline import judge_run, launch, plan_run, reports
+from harness.app.pipeline.launch import launcher_for
 from harness.core.cell.identity import cell_id
 from harness.core.outcomes import Outcome
 from harness.core.run.run_dir import RunDir, text_of, write_atomic, write_json
@@ -19,7 +20,6 @@ from harness.core.stack import DEFAULT, Stack, content_of
 from harness.infra.console import say
 from harness.infra.inputs.yaml_file import dump
 from harness.infra.launcher import Launcher
-from harness.infra.launchers import launcher_for
 from harness.infra.runs import verdict_cache
 from harness.infra.runs.evidence_files import read_plan, read_result
 from harness.infra.runs.lock import only_launcher

@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     from harness.core.run.run_dir import write_atomic
     from harness.infra.history.database import is_there
     from harness.infra.html.history import render_index
-    from harness.infra.runs.indexed import indexed_runs
+    from harness.infra.runs.listing import indexed_runs
 
     folder: Path = arguments.folder
     if not is_folder(folder):

@@ -40,7 +40,7 @@ def status(name: str, run_parent: Path, *, as_json: bool = False) -> int:
 
 def cancel(name: str, run_parent: Path) -> int:
     """End the jobs of a run; the files that its cells have written stay and can be judged."""
-    from harness.infra.launchers import launcher_of
+    from harness.app.pipeline.launch import launcher_of
     from harness.infra.runs.evidence_files import read_plan
 
     directory = find_run(name, run_parent)
@@ -51,7 +51,7 @@ def cancel(name: str, run_parent: Path) -> int:
 
 def errors(name: str, run_parent: Path, cell: str | None) -> int:
     """Print the traceback of the rank that failed first, of every failed cell or of the named ones."""
-    from harness.infra.runs.log_errors import errors_text
+    from harness.infra.runs.logs import errors_text
 
     directory = find_run(name, run_parent)
     for piece in errors_text(directory, _cells(directory, cell)):
@@ -61,7 +61,7 @@ def errors(name: str, run_parent: Path, cell: str | None) -> int:
 
 def follow(name: str, run_parent: Path, cell: str | None) -> int:
     """Print what the run and its logs say, as it comes, until the run has ended."""
-    from harness.infra.runs.log_following import follow as followed
+    from harness.infra.runs.logs import follow_logs as followed
 
     directory = find_run(name, run_parent)
     for line in followed(directory, _cells(directory, cell), whole=cell is None):

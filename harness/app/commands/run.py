@@ -40,8 +40,8 @@ def run(
     `detach`: only submit; `harness resume` follows and judges.
     """
     from harness.app.pipeline import local_run, plan_run
+    from harness.app.pipeline.launch import launcher_for
     from harness.infra.launcher import NO_JOBS
-    from harness.infra.launchers import launcher_for
     from harness.plan.jobs.cost import refuse_above
 
     source = plan_run.read_source(request)
@@ -85,7 +85,7 @@ def _announce(plan_: RunPlan, directory: RunDir) -> None:
 def _follow(directory: RunDir, plan_: RunPlan, options: FinalizeOptions, *, errors: bool = False) -> int:
     """Submit the jobs not submitted yet, follow them, judge and report. Ctrl-C leaves the jobs running."""
     from harness.app.pipeline import launch
-    from harness.infra.launchers import launcher_of
+    from harness.app.pipeline.launch import launcher_of
     from harness.infra.runs.lock import only_launcher
 
     try:
@@ -101,8 +101,8 @@ def _follow(directory: RunDir, plan_: RunPlan, options: FinalizeOptions, *, erro
 
 def _detach(directory: RunDir, plan_: RunPlan) -> int:
     """Submit and return. Lost cells are retried only while a launcher follows."""
+    from harness.app.pipeline.launch import launcher_of
     from harness.infra.console import say
-    from harness.infra.launchers import launcher_of
     from harness.infra.runs.lock import only_launcher
 
     with only_launcher(directory):
@@ -123,7 +123,7 @@ def _next_commands(directory: RunDir) -> str:
 def _dry_run(planned: plan_run.Planned, directory: RunDir) -> int:
     """Print what would be started; for jobs, also write the run directory as it would be submitted."""
     from harness.app.pipeline import plan_run
-    from harness.infra.launchers import launcher_for
+    from harness.app.pipeline.launch import launcher_for
     from harness.infra.local_launcher import cores
     from harness.plan.jobs.plan_text import plan_text
 
@@ -152,7 +152,7 @@ def resume(name: str, run_parent: Path, *, errors: bool = False, options: Finali
     `errors`: also retry the cells that have ended as ERROR, each as a new attempt.
     """
     from harness.app.pipeline import local_run
-    from harness.infra.launchers import launcher_of
+    from harness.app.pipeline.launch import launcher_of
     from harness.infra.runs.evidence_files import read_plan
 
     directory = find_run(name, run_parent)
@@ -166,7 +166,7 @@ def resume(name: str, run_parent: Path, *, errors: bool = False, options: Finali
 def _retry_errors(directory: RunDir, plan_: RunPlan) -> None:
     """Write new attempts of the cells that ended as ERROR, also in jobs that ended since a launcher followed them."""
     from harness.app.pipeline import judge_run
-    from harness.app.pipeline.listener import Listener
+    from harness.app.pipeline.launch import Listener
     from harness.infra.slurm.client import SlurmClient
     from harness.infra.slurm.follow import Follower, retry_requested
     from harness.infra.slurm.launcher import close_ended

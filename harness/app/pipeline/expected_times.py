@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harness.core.errors import HarnessError
 from harness.core.run.run_plan import RunPlan
-from harness.infra.time_left import Expected
+from harness.infra.progress import Expected
 
 
 def expected_times(plan: RunPlan, file: Path) -> Expected:

@@ -1,4 +1,4 @@
-"""Runs the cells of a plan with live progress, on any launcher."""
+"""Runs the cells of a plan with live progress, on the launcher of its cluster profile."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from harness.app.pipeline.listener import Listener
-from harness.core.run.events import Launched
-from harness.core.run.journal import note
+from harness.core.run.events import CellFinished, CellStarted, Event, Launched, Loaded, Started, to_line
+from harness.core.run.journal import append_event, note, read_events
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import RunPlan
+from harness.core.serialization import dumps
 from harness.infra.launcher import Launcher, Observer
-from harness.infra.progress import Progress
-from harness.infra.time_left import Expected
+from harness.infra.progress import Expected, Progress
 from harness.judge.report.model import ReportCell
+from harness.plan.jobs.cluster import LOCAL, ClusterProfile
 
 Judged = Callable[[Callable[[ReportCell], None]], Callable[[str], None]]
 
@@ -43,3 +43,54 @@ def launch(
         progress.stop()
         timing = {"launch_s": time.perf_counter() - begin, "import_s": listener.import_s}
         note(run.events, Launched(timing=timing))
+
+
+def launcher_for(profile: ClusterProfile) -> Launcher:
+    """The launcher of runs under a cluster profile."""
+    if profile.kind == "slurm":
+        from harness.infra.slurm.launcher import SlurmLauncher
+
+        return SlurmLauncher(profile)
+    from harness.infra.local_launcher import LocalLauncher
+
+    return LocalLauncher()
+
+
+def launcher_of(run: RunDir) -> Launcher:
+    """The launcher of a run that was started earlier."""
+    if not run.cluster.exists():
+        return launcher_for(LOCAL)
+    from harness.infra.slurm.submit import profile_of
+
+    return launcher_for(profile_of(run))
+
+
+class Listener:
+    """Writes the agents' events into the run's journal, each once even if the run is resumed, and shows them."""
+
+    def __init__(
+        self, run: RunDir, progress: Progress | None = None, ended: Callable[[str], None] | None = None
+    ) -> None:
+        """`ended`: called with each cell that has ended, last."""
+        self.run, self._ended = run, ended
+        self._known = {dumps(to_line(event)) for event in read_events(run.events)}
+        self.progress = progress or Progress()
+        self.import_s = 0.0
+        self._begun: dict[str, float] = {}
+
+    def __call__(self, event: Event) -> None:
+        if dumps(to_line(event)) not in self._known:
+            append_event(self.run.events, event)
+        if isinstance(event, Started):
+            self.progress.agent_started()
+        elif isinstance(event, Loaded):
+            self.import_s = max(self.import_s, event.import_s)
+            self.progress.agent_loaded(event.import_s)
+        elif isinstance(event, CellStarted):
+            self._begun[event.cell] = event.time
+            self.progress.cell_started(event.cell)
+        elif isinstance(event, CellFinished):
+            seconds = event.time - self._begun.get(event.cell, event.time)
+            self.progress.cell_finished(event.cell, event.status or "", seconds)
+            if self._ended is not None:
+                self._ended(event.cell)

@@ -23,8 +23,7 @@ from harness.core.run.run_plan import PlannedCell, RunPlan
 from harness.core.stack import ReadyStack
 from harness.core.text.counts import counted
 from harness.infra import screen
-from harness.infra.agent_ahead import AgentAhead, agent_ahead
-from harness.infra.local_launcher import LocalLauncher, begin_first
+from harness.infra.local_launcher import AgentAhead, LocalLauncher, agent_ahead, begin_first
 from harness.infra.runs.evidence_files import newest, read_result
 from harness.infra.runs.lock import only_launcher
 from harness.infra.screen import relative_path

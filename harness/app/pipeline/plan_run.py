@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from harness.app import plugins
+from harness.app.pipeline.launch import launcher_for
 from harness.app.pipeline.planning import expand_for, requested_stacks
 from harness.app.selection.cells import select
 from harness.core.cell.arguments import PREFIX
@@ -24,7 +25,6 @@ from harness.infra.inputs.cluster_file import cluster_of
 from harness.infra.inputs.overrides import read_overridden
 from harness.infra.inputs.shipped import matrix_word
 from harness.infra.inputs.yaml_file import dump
-from harness.infra.launchers import launcher_for
 from harness.infra.local_launcher import end_without_agent
 from harness.infra.runs import provenance
 from harness.infra.screen import environment_secrets

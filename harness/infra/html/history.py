@@ -23,7 +23,7 @@ from harness.infra.history.database import CellHistory, History
 from harness.infra.history.queries import Filters, calendar, listing, totals, trail
 from harness.infra.html import page
 from harness.infra.html.page import OUTCOME_MARKS, Link, anchor, clipped, link_from, seconds
-from harness.infra.runs.indexed import IndexedRun, matrices
+from harness.infra.runs.listing import IndexedRun, matrices
 from harness.judge.history.trends import Day, Point, calendar_rows, days_between, points
 
 MOST_LISTED = 300  # cells in the table

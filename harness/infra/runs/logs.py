@@ -1,4 +1,7 @@
-"""The last lines of a run's logs as text, and how its jobs ended; screen.py escapes control characters."""
+"""A run's logs as text: their last lines, the tracebacks of failed ranks, new lines as they grow; how its jobs ended.
+
+Lines that other packages write into every log are left out. screen.py escapes control characters.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,21 @@ import io
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
 from harness.core.errors import HarnessError, InputError, Problem
-from harness.core.run.events import JobEnded
-from harness.core.run.journal import read_events
+from harness.core.run.cell_result import CellResult
+from harness.core.run.events import CellFinished, CellStarted, Event, JobEnded, Loaded
+from harness.core.run.journal import Journal, read_events
 from harness.core.run.run_dir import RunDir, opened
 from harness.core.run.work_order import newest_work_order
 from harness.core.text.secrets import ends_in_key, redacted
 from harness.infra.runs.evidence_files import newest, read_result
-from harness.infra.runs.log_noise import without_noise
+from harness.infra.runs.lock import launcher_of
 from harness.infra.screen import environment_secrets
 from harness.judge.failures.classification import JobEnding
 
@@ -30,6 +35,22 @@ PIECE_CHARACTERS = 65536  # of a log that is shown whole; a longer line is cut
 # Characters read past a cut and not shown: a secret that the cut divides is recognised only as a whole.
 MARGIN = 8192
 _RANK_LOG = re.compile(r"rank-([0-9]+)\.log")
+# Pattern of a whole line -> what writes it.
+NOISE = {
+    r"nanobind: leaked \d+ .*": "nanobind, when a process ends: nb_internals.cpp, internals_cleanup",
+    r" - leaked (function|type|instance|keep_alive|.*record).*": "the same",
+    r" - \.\.\. skipped remainder": "the same",
+    r"nanobind: this is likely caused by a reference counting issue in the binding code\.": "the same",
+    r"See https://nanobind\.readthedocs\.io/.*": "the same",
+    r".*UserWarning: (Transformer Engine and Apex are|Apex is|absl\.logging is) not installed.*": "megatron.core",
+    r"  warnings\.warn\(.*": "the second line of such a warning",
+    r"\[W.* Warning: Environment variable TORCH_NCCL_TRACE_BUFFER_SIZE is deprecated.*": "torch: c10d/Utils.hpp",
+}
+_NOISE = re.compile("|".join(f"(?:{pattern})" for pattern in NOISE))
+_TRACEBACK_HEAD = "Traceback (most recent call last):"
+_SEARCHED_LINES = 400  # of the end of a log, in which a traceback is searched
+_STACK_HEADS = "Fatal Python error:", "Timeout (", "Thread 0x"  # of faulthandler
+POLL_S = 0.2
 
 
 def job_logs_text(run: RunDir) -> str:
@@ -179,3 +200,132 @@ def _job_ending(run: RunDir, event: JobEnded) -> JobEnding:
     shown = str(written[-1].relative_to(run.root)) if written else ""
     log = "\n".join(map(tail, written))
     return JobEnding(state=event.state or None, words=event.words, log=log, path=shown)
+
+
+def without_noise(text: str) -> str:
+    """The text without those lines; every other character is unchanged."""
+    return "".join(line for line in text.splitlines(keepends=True) if not is_noise(line))
+
+
+def is_noise(line: str) -> bool:
+    return _NOISE.fullmatch(line.rstrip("\r\n")) is not None
+
+
+def errors_text(run: RunDir, cells: Sequence[str]) -> Iterator[str]:
+    """One block for each cell that did not complete; a sentence when there is none."""
+    found = False
+    for cell in cells:
+        result = read_result(run, cell)
+        if result is not None and result.status in ("failed", "error"):
+            found = True
+            yield _cell_errors(run, cell, result) + "\n"
+    if not found:
+        yield "every cell that has ended ran to its end; `harness report` shows what its checks found\n"
+
+
+def _cell_errors(run: RunDir, cell: str, result: CellResult) -> str:
+    _, logs = rank_logs(run, cell)
+    ranks = [rank.rank for rank in result.ranks if rank.ended != "completed" and rank.rank in logs]
+    first = result.first_failure_rank
+    ranks.sort(key=lambda rank: rank != first)
+    head = f"{cell}: {result.status}{f', {result.reason}' if result.reason else ''}"
+    for rank in ranks or ([first] if first in logs else []):
+        if rank is not None and (text := traceback_in(logs[rank])):
+            return f"{head}\n==> {logs[rank]} (rank {rank}) <==\n{text}"
+    return f"{head}\n  no log holds a traceback; all logs: harness logs {run.root} {cell}"
+
+
+def traceback_in(path: Path) -> str:
+    """The last traceback of a log, with those it was raised from; else the stacks of a rank that was stopped."""
+    try:
+        text = without_noise(tail(path, _SEARCHED_LINES))
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    lines = text.splitlines()
+    starts = [number for number, line in enumerate(lines) if line.strip() == _TRACEBACK_HEAD]
+    if starts:
+        return "\n".join(_traceback_lines(lines, starts))
+    stacks = [number for number, line in enumerate(lines) if line.startswith(_STACK_HEADS)]
+    return "\n".join(lines[stacks[0] :]) if stacks else ""
+
+
+def _traceback_lines(lines: Sequence[str], starts: Sequence[int]) -> Sequence[str]:
+    """The last traceback, with the ones that it was raised from, and all lines after it: a message may have many."""
+    first = starts[-1]
+    for start in reversed(starts[:-1]):
+        between = lines[start:first]
+        if not any(
+            "exception was the direct cause" in line or "another exception occurred" in line for line in between
+        ):
+            break
+        first = start
+    return lines[first:]
+
+
+def follow_logs(
+    run: RunDir, cells: Sequence[str], *, whole: bool, pause: Callable[[float], None] = time.sleep
+) -> Iterator[str]:
+    """New lines of the ranks of cells, or (`whole`) what happens in the run and the lines of its jobs and agents.
+
+    Ends when every cell has a result, or no launcher follows the run. `cells`: all of the run, if `whole`.
+    """
+    places = _run_logs if whole else _named_rank_logs
+    journal, files = Journal(run.events), _GrowingFiles()
+    while True:
+        ended = _all_ended(run, cells)  # asked first, so that the last lines are read
+        if whole:
+            yield from filter(None, map(_event_line, journal.new_events()))
+        yield from files.new_lines(places(run, cells))
+        if ended:
+            return
+        pause(POLL_S)
+
+
+def _all_ended(run: RunDir, cells: Sequence[str]) -> bool:
+    return launcher_of(run) is None or all(read_result(run, cell) is not None for cell in cells)
+
+
+def _run_logs(run: RunDir, cells: Sequence[str]) -> Mapping[str, Path]:
+    files = sorted((run.root / "submissions").glob("*"))
+    return {path.stem: path for path in files if path.suffix in (".log", ".out", ".err")}
+
+
+def _named_rank_logs(run: RunDir, cells: Sequence[str]) -> Mapping[str, Path]:
+    named = len(cells) > 1
+    return {
+        f"{cell} rank {rank}" if named else f"rank {rank}": path
+        for cell in cells
+        for rank, path in rank_logs(run, cell)[1].items()
+    }
+
+
+def _event_line(event: Event) -> str:
+    if isinstance(event, CellStarted):
+        return f"started {event.cell}"
+    if isinstance(event, CellFinished):
+        return f"ended   {event.cell}: {event.status or 'unknown'}"
+    return f"imported torch and Megatron in {event.import_s:.1f} s" if isinstance(event, Loaded) else ""
+
+
+class _GrowingFiles:
+    """Files that grow: each call gives the whole lines that were added."""
+
+    def __init__(self) -> None:
+        self._read: dict[Path, int] = {}
+
+    def new_lines(self, files: Mapping[str, Path]) -> Iterator[str]:
+        for name, path in files.items():
+            for line in self._added(path):
+                if not is_noise(line):
+                    yield f"{name} | {line}"
+
+    def _added(self, path: Path) -> list[str]:
+        try:
+            with opened(path) as stream:
+                stream.seek(self._read.get(path, 0))
+                text = stream.read()
+        except OSError:  # removed with its run, or not yet there
+            return []
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read[path] = self._read.get(path, 0) + len(whole)
+        return whole.decode("utf-8", errors="replace").splitlines()

@@ -33,7 +33,7 @@ from harness.core.run.run_plan import Allocation, RunPlan
 from harness.core.run.work_order import newest_work_order, read_work_order
 from harness.core.serialization import from_jsonable, loads
 from harness.core.text.secrets import secret_values
-from harness.infra.runs.error_result import end_as_error
+from harness.infra.launcher import end_as_error
 from harness.infra.runs.logs import job_logs
 from harness.infra.slurm.client import JobState, Pending, SlurmClient
 from harness.infra.slurm.sbatch_template import Job, job_name

@@ -22,8 +22,8 @@ from harness.core.run.events import CellStarted
 from harness.core.run.journal import read_events
 from harness.core.run.run_dir import RunDir
 from harness.core.run.work_order import read_work_order
-from harness.infra import agent_ahead
-from harness.infra.agent_ahead import AgentAhead
+from harness.infra import local_launcher
+from harness.infra.local_launcher import AgentAhead
 from harness.infra.runs.evidence_files import read_plan, run_problems
 from harness.infra.runs.lock import launcher_of
 from harness.plan.expansion import expand
@@ -44,8 +44,8 @@ def test_the_agent_starts_before_the_cells_are_named_and_ends_if_they_are_refuse
             super().__init__(run_parent, output)
             started.append(self._process)
 
-    monkeypatch.setattr(agent_ahead, "COMMAND", (sys.executable, "-c", "import sys; sys.stdin.read()"))
-    monkeypatch.setattr(agent_ahead, "AgentAhead", Started)
+    monkeypatch.setattr(local_launcher, "AHEAD_COMMAND", (sys.executable, "-c", "import sys; sys.stdin.read()"))
+    monkeypatch.setattr(local_launcher, "AgentAhead", Started)
     monkeypatch.setattr(plan_run, "expand_for", refuse)
     assert cli.main(["run", str(matrix), "--run-dir", str(tmp_path / "runs")]) == InputError.exit_code
     assert "refused" in capsys.readouterr().err
@@ -89,7 +89,7 @@ def test_the_first_of_many_cells_starts_before_the_others_are_named(
         return judge_and_report(run, *arguments)
 
     monkeypatch.setattr(local_run, "judge_and_report", judged)
-    monkeypatch.setattr(agent_ahead, "COMMAND", (sys.executable, "-c", AGENT.format(pipe=str(pipe))))
+    monkeypatch.setattr(local_launcher, "AHEAD_COMMAND", (sys.executable, "-c", AGENT.format(pipe=str(pipe))))
     monkeypatch.setattr(local_run, "MOST_TOGETHER", 3)
     monkeypatch.setattr(expand, "apply_rules", named)
     code = cli.main(["run", str(write_matrix(tmp_path)), "--run-dir", str(runs), "--no-history"])
@@ -104,7 +104,7 @@ def test_the_first_of_many_cells_starts_before_the_others_are_named(
 
 
 def test_a_plan_without_the_cell_that_began_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_ahead, "COMMAND", (sys.executable, "-c", "import sys; sys.stdin.read()"))
+    monkeypatch.setattr(local_launcher, "AHEAD_COMMAND", (sys.executable, "-c", "import sys; sys.stdin.read()"))
     monkeypatch.setattr(local_run, "MOST_TOGETHER", 3)
     source = read_source_of(write_matrix(tmp_path))
     plan = plan_run.plan_run(plan_run.PlanRequest(matrix=tmp_path / "small.yaml"), source).plan
@@ -130,7 +130,7 @@ def test_no_cell_starts_early_when_the_names_of_all_decide_whether_the_matrix_is
 def test_where_no_agent_will_run_none_is_started(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_ahead, "COMMAND", ())
+    monkeypatch.setattr(local_launcher, "AHEAD_COMMAND", ())
     assert cli.main(["run", str(write_matrix(tmp_path)), "--run-dir", str(tmp_path / "runs"), *options]) == EXIT_PASS
 
 

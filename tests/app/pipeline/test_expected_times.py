@@ -10,8 +10,8 @@ import pytest
 from harness.app.pipeline.expected_times import expected_times
 from harness.core.run.run_plan import RunPlan
 from harness.infra.history.database import opened
+from harness.infra.progress import Expected
 from harness.infra.runs.evidence_files import read_plan
-from harness.infra.time_left import Expected
 from tests.app.runs import simulated_run
 from tests.infra.history_runs import run_of, timed
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.infra.runs.indexed import FailingCell, IndexedRun, indexed_runs, matrices
+from harness.infra.runs.listing import FailingCell, IndexedRun, indexed_runs, matrices
 
 
 def run(folder: Path, name: str, report: Any = None, *, planned: bool = True) -> None:

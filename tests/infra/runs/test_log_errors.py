@@ -9,9 +9,7 @@ from harness.core.run.events import CellFinished, CellStarted
 from harness.core.run.journal import note
 from harness.core.run.run_dir import RunDir, write_json
 from harness.infra.runs.lock import only_launcher
-from harness.infra.runs.log_errors import errors_text, traceback_in
-from harness.infra.runs.log_following import follow
-from harness.infra.runs.log_noise import without_noise
+from harness.infra.runs.logs import errors_text, follow_logs, traceback_in, without_noise
 
 RAISED = """\
 before
@@ -95,7 +93,7 @@ def test_following_ends_with_the_run_and_misses_no_line(tmp_path: Path) -> None:
             _ended(run, "one", "completed", "completed")
 
     with only_launcher(run):
-        lines = list(follow(run, ["one"], whole=False, pause=go_on))
+        lines = list(follow_logs(run, ["one"], whole=False, pause=go_on))
     assert lines == ["rank 0 | first", "rank 0 | half a line", "rank 0 | last"]
-    assert list(follow(run, ["one"], whole=True, pause=go_on)) == ["started one", "ended   one: completed"]
+    assert list(follow_logs(run, ["one"], whole=True, pause=go_on)) == ["started one", "ended   one: completed"]
     assert len(pauses) == 2

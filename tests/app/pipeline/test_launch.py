@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.app.pipeline.launch import launcher_for, launcher_of
 from harness.core.errors import InputError
 from harness.core.run.run_dir import RunDir, write_json
 from harness.infra.launcher import Cancelled
-from harness.infra.launchers import launcher_for, launcher_of
 from harness.plan.jobs.cluster import LOCAL, ClusterProfile
 from tests.infra.slurm.test_submissions import plan
 
