@@ -10,18 +10,23 @@ from harness.core.run.records import RankRecord
 from harness.core.run.run_plan import XFail
 from harness.judge.built_check import built_problem
 from harness.judge.checks.table import ADDED, CHECKS
+from harness.judge.complete import (
+    base_problem,
+    incomplete,
+    other_device,
+    rejection_problem,
+    result_problem,
+    uncompared,
+    untrusted,
+)
 from harness.judge.diagnosis.known_issues import with_known
 from harness.judge.diagnosis.ordering import led_by_root
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.endings import TRAINED
 from harness.judge.evidence.timings import against_history
+from harness.judge.failures.cause import cause_of
 from harness.judge.import_check import import_problem
-from harness.judge.required.audit import incomplete, not_compared
-from harness.judge.required.compared import base_problem, other_device
-from harness.judge.required.earlier import doubt_about
-from harness.judge.required.identity import rejection_problem, untrusted
-from harness.judge.required.sums import contradiction
-from harness.judge.required.timing import uncompared
+from harness.judge.weight import not_compared
 
 
 class CellVerdict(NamedTuple):
@@ -119,11 +124,33 @@ def _with_earlier(evidence: CellEvidence, verdict: CellVerdict, today: str, cont
             return _failed_before(attempt.attempt, before, verdict)
         failed = LaneVerdict.FAIL in before.lanes.values()
         decided = before.outcome is not Outcome.ERROR
-        doubt = "" if decided else doubt_about(attempt, before.reason, usable=before.usable, failed=failed)
+        doubt = "" if decided else _doubt_about(attempt, before.reason, usable=before.usable, failed=failed)
         doubts += [f"attempt {attempt.attempt}, which may have failed: {doubt}"] if doubt else []
     if doubts and verdict.outcome in (Outcome.PASS, Outcome.FLAKY):
         return verdict._replace(outcome=Outcome.ERROR, lanes=_without_passes(verdict.lanes), reason=doubts[0])
     return verdict
+
+
+def _doubt_about(attempt: CellEvidence, reason: str, *, usable: bool, failed: bool) -> str:
+    """Why a failure of the code cannot be excluded; empty if the attempt ended for another or an unknown cause.
+
+    `reason`: of the attempt's ERROR. `usable`: its records can be trusted. `failed`: a lane failed.
+    """
+    if attempt.damaged:
+        return attempt.damaged[0]
+    if attempt.result is not None and (problem := result_problem(attempt, attempt.result)):
+        return problem
+    if not attempt.records:
+        return ""
+    if not usable:
+        return reason
+    if attempt.cause is not None:
+        # That a node had an error too does not excuse an exception in the code.
+        result = None if attempt.result is None else replace(attempt.result, status="failed")
+        cause = cause_of(attempt.endings, result)
+        return cause.message if cause is not None and cause.blames_code else ""
+    lost = attempt.result is None or attempt.result.status == "error"
+    return "" if lost and not failed else reason
 
 
 def _failed_before(number: int, before: CellVerdict, verdict: CellVerdict) -> CellVerdict:
@@ -148,18 +175,15 @@ def undecided(reason: str) -> CellVerdict:
 def _unproven(evidence: CellEvidence, lanes: dict[Lane, LaneVerdict], outcome: Outcome) -> str:
     """What makes the evidence too weak for the verdict; empty if nothing does, or if it does not matter.
 
-    Wrong metadata explains missing evidence of later legs, so the cell fails whatever else is missing. Numbers that
-    contradict each other leave a cell undecided only if no check says what is wrong with them.
+    Wrong metadata explains missing evidence of later legs, so the cell fails whatever else is missing.
     """
     if lanes[Lane.METADATA] is LaneVerdict.FAIL or outcome is Outcome.ERROR:
         return ""
     problem = incomplete(evidence)
     if problem or outcome is Outcome.FAIL or evidence.cause is not None:
         return problem
-    if why := uncompared(evidence):
-        return f"times cannot be compared with earlier runs: {why}"
-    contradicted = contradiction(evidence)
-    return f"contradictory evidence: {contradicted}" if contradicted else ""
+    why = uncompared(evidence)
+    return f"times cannot be compared with earlier runs: {why}" if why else ""
 
 
 def _without_passes(lanes: dict[Lane, LaneVerdict]) -> dict[Lane, LaneVerdict]:

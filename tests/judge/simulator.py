@@ -63,7 +63,6 @@ from harness.core.run.tensor_records import (
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.chunks import fields_used
 from harness.judge.evidence.in_turn import CellFound, evidence_in_turn
-from harness.judge.required.oracle import FIELDS as ORACLE_FIELDS
 from harness.judge.verdict import CellVerdict, judge_cell
 
 MODEL = ModelConfig(layers=4)
@@ -177,7 +176,8 @@ def computed(evidence: CellEvidence) -> OracleRecord:
     config = replace(evidence.cell.config, layout=Layout(), canaries=(), saved_in=None, resume="")
     alone = _record(replace(evidence.cell, config=config), 0)
     record = RankRecord(cell=alone.cell, rank=0, place=alone.place, ended="completed")
-    for name in ORACLE_FIELDS:
+    numbers = ("steps", "evaluations", "parameters", "activations", "routers", "expert_biases", "mtp", "followed")
+    for name in (*numbers, "legs"):
         setattr(record, name, copy.deepcopy(getattr(alone, name)))
     for seen in record.parameters:
         seen.in_norm, seen.sharded = None, False

@@ -192,16 +192,6 @@ def of_another_rank(attempt: CellEvidence) -> None:
     attempt.records[1].cell = "other"
 
 
-def without_the_record_that_says_why(attempt: CellEvidence) -> None:
-    raised(attempt)
-    del attempt.records[1]
-
-
-def completed_without_records(attempt: CellEvidence) -> None:
-    attempt.records = {}
-    attempt.result = replace(result_of(attempt), status="completed", reason="")
-
-
 def of_another_attempt(attempt: CellEvidence) -> None:
     attempt.records = {}
     result_of(attempt).attempt = 3
@@ -213,8 +203,6 @@ def of_another_attempt(attempt: CellEvidence) -> None:
         (stale, "rank-00001.json cannot be read"),
         (both(without_records, stale), "rank-00001.json cannot be read"),
         (of_another_rank, "record of rank 1: it belongs to cell other"),
-        (without_the_record_that_says_why, "result.json: rank 1 raised, but left no record"),
-        (completed_without_records, "result.json: status is completed, but no rank left a record"),
         (of_another_attempt, "result.json: it belongs to attempt 3, but is in the folder of attempt 1"),
         (
             lambda attempt: raised(attempt, status="error"),

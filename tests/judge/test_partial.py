@@ -16,7 +16,7 @@ from harness.judge.report.model import Report
 from harness.judge.report.render_json import render_json
 from harness.judge.report.render_junit import render_junit
 from harness.judge.report.render_markdown import render_markdown
-from harness.judge.required.audit import not_compared
+from harness.judge.weight import not_compared
 from tests.judge.checks.whole import off
 from tests.judge.parts import with_predictions, with_routers
 from tests.judge.simulator import config_of, judge, run_of

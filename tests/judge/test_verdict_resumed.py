@@ -11,7 +11,7 @@ from harness.core.packing.options import PackingOptions
 from harness.core.run.cell_result import RankEnding
 from harness.core.run.records import Failure, Progress
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.required.audit import weight_of
+from harness.judge.weight import weight_of
 from tests.judge.simulator import computed, config_of, drop_params, evidence_for, judge
 
 
@@ -109,7 +109,9 @@ def test_records_of_the_first_part_are_not_those_of_the_second(cell: CellEvidenc
     part.records = cell.records
     verdict = judge(cell)
     assert verdict.outcome is Outcome.ERROR
-    assert verdict.reason.startswith("resumed: record of rank 0: batches: there is no step 0")
+    assert verdict.reason.startswith(
+        "resumed: record of rank 0: its ending is completed, but it contains steps [0, 1] of [1]"
+    )
 
 
 def test_a_failure_is_that_of_the_resumed_part(cell: CellEvidence) -> None:

@@ -133,17 +133,6 @@ def test_a_cell_that_is_only_slow_fails_without_a_reason() -> None:
     assert (verdict.outcome, verdict.lanes, verdict.reason) == (Outcome.FAIL, lanes("pass", "pass", "fail"), "")
 
 
-def test_numbers_that_contradict_each_other_are_undecided() -> None:
-    evidence = evidence_for(config_of("sft"))
-    assert evidence.result is not None
-    evidence.result.steps_s += 1.0
-    verdict = judge(evidence)
-    assert verdict.outcome is Outcome.ERROR
-    assert verdict.reason.startswith("contradictory evidence: ")
-    with_wrong_numbers(evidence)
-    assert judge(evidence).outcome is Outcome.FAIL  # a failed check explains the numbers
-
-
 @pytest.mark.parametrize(
     ("reason", "shown"), [("the node went down", "the node went down; rank 0"), ("", "rank 0"), (None, "rank 0")]
 )

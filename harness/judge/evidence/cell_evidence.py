@@ -37,11 +37,11 @@ from harness.core.tolerances import (
 from harness.judge.evidence.assemble import ParameterGradient, whole_activations, whole_gradients, whole_updates
 from harness.judge.evidence.endings import Ending, endings_of
 from harness.judge.evidence.leg_evidence import LegEvidence, legs_seen
+from harness.judge.evidence.numbers import Scan, scan
 from harness.judge.evidence.observations import Observation, observations_of
 from harness.judge.evidence.truth import DocumentPosition, ParamsSeen, Truth
 from harness.judge.failures.cause import Cause, cause_of
 from harness.judge.failures.classification import FailureClass, JobEnding, LogTail
-from harness.judge.required.numbers import Scan, scan
 from harness.judge.stats.baseline import Baseline
 from harness.judge.stats.noise import later_floors
 
@@ -165,7 +165,7 @@ class CellEvidence:
         Those of the reference are then infinite at the end of either training.
         """
         reference = self.reference or self
-        if not any(found.not_finite for found in reference.scans.values()):
+        if not any(found.bad for found in reference.scans.values()):
             return math.inf
         most = MOST_GROWN[self.cell.config.dtype]
         lost = [

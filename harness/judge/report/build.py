@@ -16,8 +16,8 @@ from harness.judge.failures.classification import JobEnding
 from harness.judge.report.model import Report, ReportCell, ReportRejected
 from harness.judge.report.speed import throughput
 from harness.judge.report.views import canaries_view, failure_view, loss_curve, rank_views
-from harness.judge.required.audit import weight_of
 from harness.judge.verdict import CellVerdict, judge_cell, undecided
+from harness.judge.weight import weight_of
 
 
 @dataclass(frozen=True, kw_only=True)

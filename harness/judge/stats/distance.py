@@ -30,7 +30,7 @@ def fingerprint_distance(
     A projection on a standard normal vector r has E[(r.a - r.b)^2] = ||a - b||^2, so the root mean square of the
     differences estimates the norm of the difference; the difference of the norms is a lower bound of it.
     """
-    pairs = list(zip(measured.projections, expected.projections))
+    pairs = list(zip(measured.projections, expected.projections, strict=True))
     spread = math.sqrt(sum((a - b) ** 2 for a, b in pairs) / len(pairs)) if pairs else 0.0
     if not (measured.norm_sq >= 0 and expected.norm_sq >= 0):
         return math.nan
@@ -45,7 +45,7 @@ def add(left: Fingerprint, right: Fingerprint) -> Fingerprint:
     """The fingerprint of two shards together."""
     return Fingerprint(
         norm_sq=left.norm_sq + right.norm_sq,
-        projections=[a + b for a, b in zip(left.projections, right.projections)],
+        projections=[a + b for a, b in zip(left.projections, right.projections, strict=True)],
     )
 
 

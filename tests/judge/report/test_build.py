@@ -188,7 +188,7 @@ def test_compared_times_are_shown_with_interval_and_verdict_whether_slow_or_not(
 def test_evidence_that_cannot_be_read_still_gives_a_cell() -> None:
     plan, evidence = run_of([config_of("sft", tp=2)])
     cell = evidence[plan.expansion.cells[1].id]
-    cell.records[1].packed_params = []
+    cell.records[1].cell = "other"
     shown = build_report(plan, evidence.values(), today=TODAY, timing={}).cells[1]
     assert shown.outcome is Outcome.ERROR
     assert shown.ranks == [] and shown.failure is None

@@ -15,8 +15,8 @@ from harness.core.run.run_plan import Expansion
 from harness.core.run.tensor_records import Fingerprint
 from harness.core.tolerances import GROWTH_FACTOR, Override, ToleranceOverrides, tolerances_for
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.required.audit import weight_of
 from harness.judge.stats.noise import noise_floors
+from harness.judge.weight import weight_of
 from tests.judge.reports import build_report
 from tests.judge.simulator import TODAY, all_evidence, config_of, found_of, judge, refound, run_of, second_training
 

@@ -16,7 +16,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     [result] = seen
     found = Counts(passed=result.passed, failed=result.failed, skipped=result.skipped)
     if found == tests.counts or not found.total:
-        return []  # nothing was run: the evidence is incomplete (judge/required/facts.py)
+        return []  # nothing was run: the evidence is incomplete (judge/complete.py)
     failed = f"; failed: {', '.join(result.failures)}" if result.failures else ""
     return [
         CheckFinding(

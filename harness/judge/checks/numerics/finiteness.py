@@ -17,7 +17,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     bad = [
         (number, rank)
         for rank, found in evidence.scans.items()
-        for number in found.not_finite
+        for number in found.bad
         if number.where.get("step", number.where.get("after", 0)) < evidence.diverges
     ]
     if not bad:

@@ -64,7 +64,7 @@ def _state(evidence: CellEvidence, record: RankRecord) -> CheckFinding | None:
         ("biases and norms decay by", seen.vector_decays, [0.0]),
     )
     for text, found, right in rows:
-        if found != right and found:  # what is missing is not complete: judge/required
+        if found != right and found:  # what is missing is not complete: judge/complete.py
             message = f"{text} {_named(found)}, not {_named(right)}"
             return _finding(record, message, {"step": 0}, _named(found), _named(right), "the cell's configuration")
     return None

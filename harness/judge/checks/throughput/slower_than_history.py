@@ -60,7 +60,7 @@ def _no_baseline(evidence: CellEvidence) -> list[CheckFinding]:
         text = "not compared with earlier runs: that needs a second step, since the first warms up"
         return [CheckFinding(severity=Severity.WARNING, message=text)]
     found = len(samples_before(evidence))
-    if found >= LEAST_RUNS:  # this run's own times are missing: required/timing.py
+    if found >= LEAST_RUNS:  # this run's own times are missing: complete.uncompared
         return []
     text = f"no baseline yet ({found} of {LEAST_RUNS} green runs on this hardware)"
     return [CheckFinding(severity=Severity.WARNING, message=text)]

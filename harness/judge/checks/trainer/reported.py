@@ -83,7 +83,7 @@ class _Computed:
             yield from self._counters(seen)
 
     def _counters(self, seen: ReportedStep) -> Iterator[_Metric]:
-        """Those that the rank reports; which must be there is a matter of judge/required/reports.py."""
+        """Those that the rank reports; which must be there is a matter of judge/complete.py."""
         right = self.counted[seen.step]
         flops = flops_of(self.evidence.cell.config.model, right.tokens, right.squares)
         for name, found, number in (

@@ -7,7 +7,7 @@ import pytest
 from harness.judge.checks.numerics.grad_norm import check
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.required.audit import weight_of
+from harness.judge.weight import weight_of
 from tests.judge.simulator import config_of, evidence_for, judge, place_of, the_only_finding
 
 

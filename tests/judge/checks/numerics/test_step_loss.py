@@ -43,7 +43,7 @@ def test_a_loss_that_was_not_recorded() -> None:
     evidence.records[0].steps[0].loss_sum = None
     [finding] = step_loss.check(evidence)
     assert "not recorded" in finding.message
-    assert "record of rank 0: steps: step 0: loss_sum is None on the last stage" in judge(evidence).reason
+    assert "record of rank 0: steps: step 0: loss_sum is missing" in judge(evidence).reason
 
 
 def other_rows() -> CellEvidence:

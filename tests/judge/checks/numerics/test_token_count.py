@@ -55,7 +55,7 @@ def test_every_rank_of_the_last_stage_counts() -> None:
     evidence.records[1].steps[0].token_count = None
     verdict = judge(evidence)
     assert verdict.outcome is Outcome.ERROR
-    assert "record of rank 1: steps: step 0: token_count is None on the last stage" in verdict.reason
+    assert "record of rank 1: steps: step 0: token_count is missing" in verdict.reason
     evidence.records[0].steps[0].token_count = None
     [finding] = token_count.check(evidence)
     assert finding.measured is None

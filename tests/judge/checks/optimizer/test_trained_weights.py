@@ -96,7 +96,7 @@ def test_a_completed_rank_without_it_is_incomplete_evidence() -> None:
     update.trained = None
     verdict = judge(evidence)
     assert verdict.outcome is Outcome.ERROR
-    assert f"record of rank 1: parameters: {name_of(evidence, 0)} has no change over all steps" in verdict.reason
+    assert f"record of rank 1: parameters: {name_of(evidence, 0)} has no update" in verdict.reason
 
 
 def test_a_rank_that_did_not_finish_is_not_compared() -> None:

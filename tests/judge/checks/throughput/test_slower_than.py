@@ -56,11 +56,6 @@ def _damaged(base: CellEvidence) -> None:
     base.damaged = ["rank-00000.json cannot be read: it is empty"]
 
 
-def _negative(base: CellEvidence) -> None:
-    for seen in base.records[0].timings:
-        seen.seconds = -seen.seconds
-
-
 def _fewer(base: CellEvidence) -> None:
     base.cell = replace(base.cell, config=replace(base.cell.config, timing=replace(base.cell.config.timing, rounds=6)))
     base.config, base.records[0].timings = base.cell.config, base.records[0].timings[:6]
@@ -89,7 +84,6 @@ def _on_a_gpu(base: CellEvidence) -> None:
     [
         (_no_records, "no rank records: no reason given"),
         (_damaged, "rank-00000.json cannot be read: it is empty"),
-        (_negative, "incomplete evidence: record of rank 0: timings: turn took -0.1 s in round 0"),
         (_fewer, "they share 6 of 7 turns, and no rank states why"),
         (_another_attempt, "they share 0 of 7 turns, and no rank states why"),
         (_on_a_gpu, "it ran on cuda, this cell on cpu"),

@@ -102,7 +102,7 @@ def test_outputs_of_layers_are_compared_with_the_oracle_where_losses_are_right()
 def test_outputs_of_layers_that_a_rank_lacks_are_incomplete_evidence() -> None:
     evidence = evaluated("harness", "sft", pp=2)
     change(evidence, 1, lambda seen: seen.activations.clear(), pp=1)
-    assert "evaluation 1: activations: recorded for layers []" in judge(evidence).reason
+    assert "evaluations: number 1: activations: recorded for layers []" in judge(evidence).reason
 
 
 def test_a_reported_loss_that_is_not_the_mean_is_named_though_the_loss_is_right() -> None:

@@ -9,7 +9,7 @@ from harness.core.outcomes import Outcome
 from harness.judge.checks.trainer import reported
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.required.audit import weight_of
+from harness.judge.weight import weight_of
 from tests.judge.simulator import config_of, evidence_for, judge, place_of, print_reports, the_only_finding
 
 
@@ -89,12 +89,6 @@ def test_a_metric_that_upstream_does_not_report_is_a_finding(value: str, name: s
     evidence = trained(pp=2)
     report(evidence, 1, ranks=(1,), **{value: None})
     assert the_only_finding(evidence, "reported").message.startswith(f"reported {name} of step 1 on rank 1: none, ")
-
-
-def test_a_loss_on_a_stage_that_computes_none_is_an_error() -> None:
-    evidence = trained(pp=2)
-    report(evidence, 0, ranks=(0,), loss=4.0)
-    assert "reported: step 0: loss is 4.0, and only the last stage computes it" in judge(evidence).reason
 
 
 def test_a_step_that_is_not_reported_is_an_error() -> None:

@@ -1,4 +1,4 @@
-"""Scans every number that a rank computed, in one pass per record: how many, and which are not finite or impossible.
+"""Scans every number that a rank computed, in one pass per record: how many, and which are not finite.
 
 Where a sum is finite its terms are too, so single losses and scores are tested only where their sum is not finite.
 """
@@ -10,40 +10,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.core.run.record_limits import PROJECTIONS
 from harness.core.run.records import DocumentLoss, LaterSeen, RankRecord, TrainingSeen
 from harness.core.run.tensor_records import STORED, ActivationSeen, Fingerprint, ParameterSeen, UpdateSeen
-
-# A projection on a standard normal vector is normally distributed with the norm as its standard deviation: one value in
-# 10^23 is farther off than this.
-_MOST_DEVIATIONS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class BadNumber:
-    """A number that is not finite, or that no computation gives."""
+    """A number that is not finite."""
 
     what: str  # e.g. "the gradient of output_layer.weight"
     value: float
     where: dict[str, Any]
     order: tuple[int, ...]  # of computation: leg, kind, layer or step
-    why: str = ""  # why it is impossible; empty: it is not finite
 
 
 @dataclass(kw_only=True)
 class Scan:
-    """How many numbers a record holds, and the bad ones."""
+    """How many numbers a record holds, and those that are not finite."""
 
     numbers: int = 0
     bad: list[BadNumber] = field(default_factory=list)
-
-    @property
-    def not_finite(self) -> list[BadNumber]:
-        return [item for item in self.bad if not item.why]
-
-    @property
-    def impossible(self) -> list[BadNumber]:
-        return [item for item in self.bad if item.why]
 
     def add(self, value: float, what: str, where: dict[str, Any], order: tuple[int, ...]) -> None:
         """Count one number, and keep it if it is not finite."""
@@ -128,6 +114,8 @@ def _reports(found: Scan, record: RankRecord, at: dict[str, Any]) -> None:
         name, order = f"the evaluation after step {evaluation.after}", (0, 2, evaluation.after)
         where = at | {"after": evaluation.after}
         _documents(found, evaluation.documents, f"the loss of document {{}} in {name}", where, order)
+        text = f"the activation of document {{}} after layer {{}} in {name}"
+        _outputs(found, evaluation.activations, text, where, (0, 2))
         for what, value in (("the loss", evaluation.loss_sum), ("the reported loss", evaluation.reported)):
             if value is not None:
                 found.add(value, f"{what} of {name}", where, order)
@@ -197,29 +185,14 @@ def _total(found: Scan, values: Iterable[Fingerprint]) -> None:
 
 
 def _good(value: Fingerprint) -> bool:
-    """Whether norm and projections are finite and possible: not negative, all there, none too large for the norm."""
-    projections, norm_sq = value.projections, value.norm_sq
-    if len(projections) != PROJECTIONS or not 0 <= norm_sq < math.inf:
-        return False
-    one, other = projections
-    most = _MOST_DEVIATIONS * _MOST_DEVIATIONS * norm_sq
-    return one * one <= most and other * other <= most
+    one, other = value.projections
+    return math.isfinite(value.norm_sq) and math.isfinite(one) and math.isfinite(other)
 
 
 def _fingerprint(found: Scan, value: Fingerprint, what: str, where: dict[str, Any], order: tuple[int, ...]) -> None:
-    """Record what is wrong with a fingerprint."""
-    numbers = (value.norm_sq, *value.projections)
-    bad = next((number for number in numbers if not math.isfinite(number)), None)
-    if bad is not None:
-        found.bad.append(BadNumber(what=what, value=bad, where=where, order=order))
-        return
-    why = f"has {len(value.projections)} projections, not {PROJECTIONS}"
-    if value.norm_sq < 0:
-        why = f"has a negative sum of squares, {value.norm_sq:.9g}"
-    elif len(value.projections) == PROJECTIONS:
-        far = max(value.projections, key=abs)
-        why = f"has a projection of {far:.9g}, which a tensor with norm {math.sqrt(value.norm_sq):.9g} cannot have"
-    found.bad.append(BadNumber(what=what, value=value.norm_sq, where=where, order=order, why=why))
+    """Record the first number of a fingerprint that is not finite."""
+    bad = next(number for number in (value.norm_sq, *value.projections) if not math.isfinite(number))
+    found.bad.append(BadNumber(what=what, value=bad, where=where, order=order))
 
 
 def _documents(
@@ -230,12 +203,6 @@ def _documents(
         if not math.isfinite(loss.loss_sum):
             place = where | {"document": document}
             found.bad.append(BadNumber(what=what.format(document), value=loss.loss_sum, where=place, order=order))
-        elif loss.tokens < 0:
-            why = f"is over {loss.tokens} tokens"
-            place = where | {"document": document}
-            found.bad.append(
-                BadNumber(what=what.format(document), value=loss.tokens, where=place, order=order, why=why)
-            )
 
 
 def _losses(found: Scan, losses: Sequence[float], what: str, where: dict[str, Any], order: tuple[int, ...]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from harness.core.outcomes import Outcome
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.required.audit import weight_of
+from harness.judge.weight import weight_of
 from tests.judge.parts import with_predictions
 from tests.judge.simulator import config_of, judge, run_of
 

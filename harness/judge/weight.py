@@ -1,4 +1,4 @@
-"""Whether the evidence of a cell is complete enough for a verdict, and how much there is."""
+"""How much evidence a verdict rests on, what its numbers are compared with, and what they are not compared with."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ from harness.core.tolerances import ACCEPTS_NONE, Bound
 from harness.judge.checks.optimizer import first_update, trained_weights
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.report.model import Weight
-from harness.judge.required import adapters, facts, legs, model, oracle, states, timing
-from harness.judge.required.expected import Expected
 
-_SUBJECTS = (adapters, facts, legs, model, states, timing)
-_MOST_NAMED = 3
 _AMPLIFIED = "compared with nothing, since rounding decides it, as two trainings of the {} show"
 _SMALLEST = Bound(value=0.0)
 
@@ -118,37 +114,3 @@ def _insensitive(evidence: CellEvidence) -> str:
     parts += ["the change over all steps"] if trained_weights.bound_of(evidence).value >= ACCEPTS_NONE else []
     why = f"compared with nothing, since gradients may differ by {gradient.value:.2g} and any update would pass"
     return f"{why}: {', '.join(parts)}" if parts else ""
-
-
-def incomplete(evidence: CellEvidence) -> str:
-    """What is missing, duplicate, contradictory or impossible in the evidence of a cell whose ranks all completed.
-
-    Empty for any other cell, which is judged by the records that exist.
-    """
-    if any(ending.ended != "completed" for ending in evidence.endings):
-        return ""
-    found = list(_problems(evidence))
-    if not found:
-        return ""
-    more = f"; {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    return f"incomplete evidence: {'; '.join(found[:_MOST_NAMED])}{more}"
-
-
-def _problems(evidence: CellEvidence) -> Iterator[str]:
-    expected = Expected(evidence)
-    if evidence.result is None:
-        yield "result.json is missing, so how the attempt ended is unknown"
-    elif evidence.result.status == "completed":
-        yield from (f"result.json: {problem}" for problem in facts.result_problems(expected, evidence.result))
-    partial = False
-    for rank, record in evidence.records.items():
-        for subject in _SUBJECTS:
-            for problem in subject.problems(expected, record):
-                partial = True
-                yield f"record of rank {rank}: {problem}"
-        yield from (f"record of rank {rank}: {bad.what} {bad.why}" for bad in evidence.scans[rank].impossible)
-    yield from (f"oracle.json: {problem}" for problem in oracle.problems(evidence))
-    if not partial:
-        yield from facts.disagreements(expected, evidence.records)
-        yield from model.disagreements(expected, evidence.records)
-        yield from states.disagreements(expected, evidence.records)

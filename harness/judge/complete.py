@@ -1,0 +1,798 @@
+"""The evidence that a verdict requires: of this cell and attempt, of every rank, step, layer, leg and load.
+
+A check compares what is recorded. What is missing it would compare with nothing and pass, so a cell whose ranks all
+completed is ERROR unless everything is there that its configuration and the plan say. What is there is believed:
+result.json seals it, and that the probe contradicts itself nowhere is a matter of its tests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, TypeVar
+
+from harness.core.cell.attention import kind_of, possible_kinds
+from harness.core.cell.canary_legs import Leg
+from harness.core.cell.layout import Coordinates
+from harness.core.cell.modelled import follows_choices
+from harness.core.cell.reports import WITH_COUNTERS, counting_ranks, counts_lengths, counts_packed, entry_point, logged
+from harness.core.cell.timing import TimingConfig
+from harness.core.layer_pattern import ATTENTION, EXPERTS, MIXERS
+from harness.core.outcomes import NODE_RULES
+from harness.core.packing.fields import OFFSETS, PADDED
+from harness.core.peft import PeftConfig, is_adapter
+from harness.core.run.cell_result import CellResult
+from harness.core.run.record_file import digest_of_choices
+from harness.core.run.records import SCHEMA_VERSION, LegSeen, RankRecord, ReportedStep, StepSeen
+from harness.core.run.tensor_records import ActivationSeen, ParameterSeen
+from harness.core.serialization import to_jsonable
+from harness.core.upstream import HEADS
+from harness.judge.diagnosis.boundaries import layer_of
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.chunks import attention_layers, layers_with
+from harness.judge.evidence.numbers import scan
+from harness.judge.evidence.states import whole_state
+from harness.judge.evidence.timings import TURN, on_gpu, paired_times
+from harness.judge.import_check import import_problem
+
+T = TypeVar("T")
+BatchKey = tuple[int, int, int]  # step, chunk, micro-batch
+LayerKey = tuple[int, int, int, int]  # step, chunk, micro-batch, layer
+
+NEEDED = ("torch", "megatron.core")  # modules that every cell trains with
+ENVIRONMENT = ("host", "python", "device", "processor", "torch_device", "backend", "attention", "dtype")
+_MOST_NAMED = 3
+_EXPERT = re.compile(r"\.experts\.\d+\.")
+
+
+def untrusted(evidence: CellEvidence) -> str:
+    """Why the files are not of this cell and attempt; empty if they are. Then no check may read them."""
+    return next(_foreign(evidence), "")
+
+
+def rejection_problem(evidence: CellEvidence) -> str:
+    """What contradicts the status `rejected`; empty if nothing does. A cell that ran was not rejected."""
+    result = evidence.result
+    assert result is not None
+    rule = result.rejection.rule if result.rejection is not None and result.rejection.reason else ""
+    problems = [*evidence.damaged, *_result_identity(evidence, result), *_config(evidence)]
+    if evidence.records:
+        problems.append(f"result.json: status is rejected, but {len(evidence.records)} ranks left records")
+    if rule not in NODE_RULES:
+        named = f"by {rule!r}, which is no rule that nodes decide" if rule else "but no rule with a reason is named"
+        problems.append(f"result.json: status is rejected{'' if rule else ','} {named}")
+    return problems[0] if problems else ""
+
+
+def incomplete(evidence: CellEvidence) -> str:
+    """What is missing of a cell whose ranks all completed; empty for any other, which is judged by what exists."""
+    if any(ending.ended != "completed" for ending in evidence.endings):
+        return ""
+    found = list(missing(evidence))
+    more = f"; {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    return f"incomplete evidence: {'; '.join(found[:_MOST_NAMED])}{more}" if found else ""
+
+
+def result_problem(evidence: CellEvidence, result: CellResult) -> str:
+    """Why result.json is not of this attempt; empty if it is."""
+    return next(_result_identity(evidence, result), "")
+
+
+def _foreign(evidence: CellEvidence) -> Iterator[str]:
+    yield from evidence.damaged
+    result = evidence.result
+    if result is not None:
+        yield from _result_identity(evidence, result)
+    if not evidence.records:
+        why = result.reason if result else "the cell has not run, or its agent died"
+        yield f"no rank records: {why or 'no reason given'}"
+    yield from _config(evidence)
+    for rank, record in sorted(evidence.records.items()):
+        yield from (f"record of rank {rank}: {problem}" for problem in _record_identity(evidence, rank, record))
+
+
+def _config(evidence: CellEvidence) -> Iterator[str]:
+    """config.json (what the ranks ran) must equal plan.json (what they were to run)."""
+    config, planned = evidence.config, evidence.cell.config
+    if config is None:
+        yield "config.json is missing, so what the ranks ran is unknown"
+    elif config != planned:
+        ran, requested = to_jsonable(config), to_jsonable(planned)
+        name = next(name for name in requested if ran[name] != requested[name])
+        yield f"config.json has {name} {ran[name]!r}, plan.json {requested[name]!r}"
+
+
+def _identity(evidence: CellEvidence, found: CellResult | RankRecord) -> Iterator[str]:
+    if found.schema_version != SCHEMA_VERSION:
+        yield f"schema_version {found.schema_version}, this harness reads {SCHEMA_VERSION}"
+    if found.cell != evidence.cell.id:
+        yield f"it belongs to cell {found.cell}"
+    if found.attempt != evidence.attempt:
+        yield f"it belongs to attempt {found.attempt}, but is in the folder of attempt {evidence.attempt}"
+
+
+def _result_identity(evidence: CellEvidence, result: CellResult) -> Iterator[str]:
+    yield from (f"result.json: {problem}" for problem in _identity(evidence, result))
+    ranks, world = [ending.rank for ending in result.ranks], evidence.layout.world_size
+    if len({*ranks}) != len(ranks) or not {*ranks} <= {*range(world)}:
+        yield f"result.json: it has endings of ranks {ranks}, the layout has {world} ranks"
+
+
+def _record_identity(evidence: CellEvidence, rank: int, record: RankRecord) -> Iterator[str]:
+    yield from _identity(evidence, record)
+    layout, completed = evidence.layout, record.ended == "completed"
+    if record.run_id != evidence.run_id:
+        yield f"it belongs to {f'run {record.run_id}' if record.run_id else 'no run'}, not to {evidence.run_id}"
+    if not 0 <= rank < layout.world_size:
+        yield f"rank {rank} does not fit a layout of {layout.world_size} ranks"
+    if record.place != layout.coordinates(rank):
+        yield f"its place is {record.place}, the layout puts it at {layout.coordinates(rank)}"
+    if (record.failure is not None) != (record.ended == "raised") and record.ended in ("completed", "raised"):
+        yield f"its ending is {record.ended}, but it contains {'a' if record.failure else 'no'} failure"
+    steps, legs = list(evidence.steps), [leg.name for leg in evidence.legs_planned]
+    for what, held, planned in (
+        ("steps", [seen.step for seen in record.steps], steps),
+        ("canary legs", [seen.leg for seen in record.legs], legs),
+    ):
+        if held != planned[: len(held)] or (completed and len(held) != len(planned)):
+            yield f"its ending is {record.ended}, but it contains {what} {held} of {planned}"
+
+
+class Expected:
+    """What ranks must record, from the configuration of one cell. `stage`: pipeline stage; layers count from 1."""
+
+    def __init__(self, evidence: CellEvidence) -> None:
+        self.evidence, self.config = evidence, evidence.cell.config
+        self.layout, self.model = evidence.layout, evidence.cell.config.model
+        self._made: dict[Hashable, Any] = {}
+
+    def once(self, make: Callable[..., T], *key: Hashable) -> T:
+        """What `make` returns for the key, made once: the ranks of a stage and replica share it.
+
+        `functools.cache` of a method would refer to itself, and judging, which runs without the garbage collector,
+        would keep the records of every cell.
+        """
+        place = (make.__name__, *key)
+        if place not in self._made:
+            self._made[place] = make(*key)
+        found: T = self._made[place]
+        return found
+
+    @cached_property
+    def has_first_step(self) -> bool:
+        """Whether this part of the cell trains step 0, of which routers and prediction layers are recorded."""
+        return 0 in self.evidence.steps
+
+    @cached_property
+    def fingerprints(self) -> bool:
+        return self.config.fingerprints and bool(self.evidence.steps)
+
+    def is_last(self, place: Coordinates) -> bool:
+        return place.pp == self.layout.pp - 1
+
+    def layers(self, stage: int) -> list[int]:
+        """Decoder layers of a stage, without prediction layers, ascending."""
+        chunks = range(self.layout.vpp)
+        return sorted(layer for chunk in chunks for layer in self.layout.layers(self.model.spread, stage, chunk))
+
+    def outputs(self, place: Coordinates) -> list[int]:
+        """Layers with a fingerprint of the output, 0 for the embedding; on one tp rank where all hold the same."""
+        if not self.fingerprints or (place.tp and not self.layout.sp):
+            return []
+        return ([0] if place.pp == 0 else []) + self.layers(place.pp)
+
+    def routed(self, stage: int) -> list[int]:
+        """Layers with a router."""
+        if self.model.moe is None:
+            return []
+        chunks = range(self.layout.vpp)
+        return [layer for chunk in chunks for layer in layers_with(self.config, stage, chunk, EXPERTS)]
+
+    def micro_batches(self, step: int, dp: int) -> range:
+        return range(len(self.evidence.plan[step][dp]))
+
+    def batch_keys(self, dp: int) -> frozenset[BatchKey]:
+        """Micro-batches that are compared with the plan."""
+        return frozenset(
+            (step, chunk, number)
+            for step in self.evidence.fetched_steps
+            for chunk in range(self.layout.vpp)
+            for number in self.micro_batches(step, dp)
+        )
+
+    def layer_keys(self, stage: int, dp: int) -> frozenset[LayerKey]:
+        """Layers whose attention is recorded, of every micro-batch."""
+        return frozenset(
+            (step, chunk, number, layer)
+            for step in self.evidence.steps
+            for number in self.micro_batches(step, dp)
+            for chunk in range(self.layout.vpp)
+            for layer in attention_layers(self.config, stage, chunk)
+        )
+
+    def recomputed_keys(self, stage: int, dp: int) -> frozenset[LayerKey]:
+        """Attention layers that backward recomputes."""
+        if self.config.recomputes == "none":
+            return frozenset()
+        letters = ATTENTION if self.config.recomputes == "selective" else MIXERS
+        first = self.config.args.recomputed_layers
+        layers = [layers_with(self.config, stage, chunk, letters)[:first] for chunk in range(self.layout.vpp)]
+        return frozenset(key for key in self.once(self.layer_keys, stage, dp) if key[3] in layers[key[1]])
+
+    def leg_keys(self, leg: Leg, dp: int) -> frozenset[BatchKey]:
+        """Micro-batches of a leg that does not run the model."""
+        numbers = range(len(leg.micro_batches(self.config)[dp]))
+        return frozenset((0, chunk, number) for chunk in range(self.layout.vpp) for number in numbers)
+
+    @property
+    def workloads(self) -> list[tuple[str, int]]:
+        """(leg, step) in the order in which data paths that count their work build the iterators of chunk 0."""
+        if not self.config.path.counts_work:
+            return []
+        fetched = [("metadata", 0)] if self.config.own_trainer else []
+        return [*fetched, *(("training", step) for step in self.evidence.steps)]
+
+
+def missing(evidence: CellEvidence) -> Iterator[str]:
+    """Everything that is missing of a cell whose ranks all completed."""
+    expected = Expected(evidence)
+    yield from (f"result.json {problem}" for problem in _ended(evidence))
+    partial = False
+    for rank, record in evidence.records.items():
+        for subject in (_facts, _answers, _legs, _model, _adapters, _experts, _reports, _states, _times):
+            for problem in subject(expected, record):
+                partial = True
+                yield f"record of rank {rank}: {problem}"
+    yield from (f"oracle.json: {problem}" for problem in _oracle(evidence))
+    if not partial:
+        yield from _together(expected, evidence.records)
+
+
+def _ended(evidence: CellEvidence) -> Iterator[str]:
+    """The supervisor saw every rank complete."""
+    result, world = evidence.result, evidence.layout.world_size
+    if result is None:
+        yield "is missing, so how the attempt ended is unknown"
+    elif result.status == "completed":
+        if len(result.ranks) != world:
+            yield f"has endings of {len(result.ranks)} of {world} ranks"
+        for ending in result.ranks:
+            if (ending.ended, ending.exit_code) != ("completed", 0):
+                how = f"{ending.ended} with exit code {ending.exit_code}"
+                yield f"says that rank {ending.rank} {how}, its record that it completed"
+
+
+def _facts(expected: Expected, record: RankRecord) -> Iterator[str]:
+    """Which code ran, on what, with the kernel and dtype that the cell asks for."""
+    facts, config = record.environment, expected.config
+    if absent := [name for name in ENVIRONMENT if not facts.get(name)]:
+        yield f"environment: {absent[0]} is missing"
+        return
+    kind = facts["torch_device"].partition(":")[0]
+    if config.device not in ("auto", kind):
+        yield f"environment: torch_device is {facts['torch_device']}, the cell asks for {config.device}"
+    possible = possible_kinds(config, kind)
+    if kind_of(facts["attention"]) not in possible:
+        asked = f"the cell asks for {config.attention}: {' or '.join(possible)}"
+        yield f"environment: attention is {facts['attention']!r}, {asked}"
+    if facts["dtype"] != config.dtype:
+        yield f"environment: dtype is {facts['dtype']}, the cell's is {config.dtype}"
+    if kind == "cpu" and not record.cpu_stubs:
+        yield "cpu_stubs: none, so which calls of CUDA were replaced is unknown"
+    if kind == "cuda" and facts["backend"] == "gloo" and not record.gloo_stubs:
+        yield "gloo_stubs: none, so which collectives were replaced is unknown"
+    proofs = {proof.module: proof for proof in record.imports}
+    for name in NEEDED:
+        if name not in proofs or not proofs[name].version or not proofs[name].path:
+            yield f"imports: {name} is missing, so which code ran is unknown"
+    if not record.modules.get("megatron.core"):
+        yield "modules: megatron.core is missing"
+
+
+def _answers(expected: Expected, record: RankRecord) -> Iterator[str]:
+    """What upstream answers in place of a training: its refusal, or its own tests."""
+    config = expected.config
+    if (record.refusal is not None) != bool(config.forbidden):
+        wanted = "missing" if config.forbidden else "present, though the cell has no forbidden combination"
+        yield f"refusal is {wanted}"
+    tests = record.upstream_tests
+    if (tests is not None) != bool(config.upstream_tests.name):
+        yield f"upstream_tests is {tests}, and the cell's is {config.upstream_tests.name!r}"
+    if tests is not None and not tests.passed + tests.failed + tests.skipped:
+        yield f"pytest ran none of the tests of {config.upstream_tests.file}"
+
+
+def _keys(name: str, found: Iterable[tuple[int, ...]], right: Collection[tuple[int, ...]]) -> Iterator[str]:
+    """Problems unless exactly the planned keys are there, once."""
+    held = list(found)
+    if len(held) == len(right) and {*held} == {*right}:
+        return
+    for what, keys in (("missing", {*right} - {*held}), ("not planned", {*held} - {*right})):
+        if keys:
+            yield f"{name}: {len(keys)} {what}, such as {min(keys)}; {len(right)} are planned"
+            return
+    yield f"{name}: {len(held)} recorded, {len(right)} are planned"
+
+
+def _legs(expected: Expected, record: RankRecord) -> Iterator[str]:
+    """Batches, attention layers, steps, evaluations and canary legs."""
+    at, steps = record.place, len(expected.evidence.steps)
+    if len(record.micro_batches) != steps:
+        yield f"micro_batches: {len(record.micro_batches)} counts for {steps} steps"
+    work = [(seen.leg, seen.step) for seen in record.workloads]
+    if work != expected.workloads:
+        yield f"workloads: recorded for {work}, expected for {expected.workloads}"
+    batches = ((batch.step, batch.chunk, batch.micro_batch) for batch in record.batches)
+    yield from _keys("batches", batches, expected.once(expected.batch_keys, at.dp))
+    for name, seen_layers, right in (
+        ("layers", record.layers, expected.once(expected.layer_keys, at.pp, at.dp)),
+        ("recomputed", record.recomputed, expected.once(expected.recomputed_keys, at.pp, at.dp)),
+    ):
+        keys = ((seen.step, seen.chunk, seen.micro_batch, seen.layer) for seen in seen_layers)
+        yield from _keys(name, keys, right)
+    for number, params in enumerate(record.packed_params):
+        present = {name for name in (*OFFSETS, *PADDED) if getattr(params, name) is not None}
+        if lost := sorted(present - params.forms.keys()):
+            yield f"packed_params: number {number} has no form of {lost[0]}"
+    for seen in record.steps:
+        yield from (f"steps: step {seen.step}: {problem}" for problem in _step(expected, record, seen))
+    yield from _evaluations(expected, record)
+    for seen_leg, leg in zip(record.legs, expected.evidence.legs_planned):
+        yield from (f"legs: {leg.name}: {problem}" for problem in _leg(expected, record, seen_leg, leg))
+
+
+def _step(expected: Expected, record: RankRecord, seen: StepSeen) -> Iterator[str]:
+    needed: list[tuple[str, object]] = [("grad_norm", seen.grad_norm)]
+    if expected.is_last(record.place):
+        needed += [("loss_sum", seen.loss_sum), ("token_count", seen.token_count)]
+    yield from (f"{name} is missing" for name, value in needed if value is None)
+    if not (seen.rates and seen.decays):
+        yield "no learning rate or no decay of the optimizer's groups is there"
+
+
+def _evaluations(expected: Expected, record: RankRecord) -> Iterator[str]:
+    config = expected.config
+    found, right = [seen.after for seen in record.evaluations], list(config.evaluations.values())
+    if found != right:
+        if config.own_trainer:  # upstream's trainer decides itself: the check `evaluation` reports it
+            yield f"evaluations: after steps {found}, expected after {right}"
+        return
+    for number, seen in zip(config.evaluations, record.evaluations):
+        where = f"evaluations: number {number}"
+        planned = len(config.micro_batches(config.train.steps + number)[record.place.dp])
+        if seen.micro_batches != planned:
+            yield f"{where}: {seen.micro_batches} micro-batches, the plan has {planned}"
+        if expected.is_last(record.place) and (seen.loss_sum is None or seen.token_count is None):
+            yield f"{where}: loss_sum is {seen.loss_sum}, token_count {seen.token_count}"
+        outputs = _outputs(seen.activations, expected.outputs(record.place), seen.activations)
+        yield from (f"{where}: {problem}" for problem in outputs)
+
+
+def _leg(expected: Expected, record: RankRecord, seen: LegSeen, leg: Leg) -> Iterator[str]:
+    if not leg.model:
+        keys = ((batch.step, batch.chunk, batch.micro_batch) for batch in seen.batches)
+        yield from _keys("batches", keys, expected.leg_keys(leg, record.place.dp))
+    layers = expected.outputs(record.place) if leg.backward else []
+    yield from _outputs(seen.activations, layers, record.activations)
+    names, all_names = _names(seen.parameters), _names(record.parameters)
+    if leg.backward and expected.config.fingerprints and names != all_names:
+        yield f"parameters: {len(names)} recorded, {len(all_names)} in step 0"
+    if not leg.trains:
+        return
+    if seen.training is None:
+        yield "its later steps are missing"
+        return
+    training = seen.training
+    for name, found, wanted in (
+        ("steps", [one.after for one in training.steps], [one.step for one in record.steps[1:]]),
+        ("evaluations", [one.after for one in training.evaluations], [one.after for one in record.evaluations]),
+        ("changes", list(training.changes), [name for name, _ in all_names]),
+        ("trained", list(training.trained), [name for name, _ in all_names]),
+        ("merged", list(training.merged), [one.name for one in record.merged if one.after is not None]),
+        ("expert_biases", len(training.expert_biases), len(record.expert_biases)),
+    ):
+        if found != wanted:
+            yield f"{name}: not those of the training leg"
+
+
+def _outputs(seen: Sequence[ActivationSeen], layers: Sequence[int], first: Sequence[ActivationSeen]) -> Iterator[str]:
+    """Outputs of these layers, each for the documents of the first layer of `first`."""
+    found = [one.layer for one in seen]
+    if found != list(layers):
+        yield f"activations: recorded for layers {found}, expected for {list(layers)}"
+    for one in seen:
+        if first and one.documents.keys() != first[0].documents.keys():
+            right = sorted(first[0].documents)
+            yield f"activations: layer {one.layer} has documents {sorted(one.documents)}, not {right}"
+
+
+def _names(parameters: Sequence[ParameterSeen]) -> list[tuple[str, bool]]:
+    return [(item.name, item.sharded) for item in parameters]
+
+
+def _model(expected: Expected, record: RankRecord) -> Iterator[str]:
+    """Layer outputs, gradients, updates, the optimizer and predictions of every part of the model."""
+    at = record.place
+    yield from _outputs(record.activations, expected.outputs(at), record.activations)
+    if bool(record.parameters) != expected.fingerprints:
+        wanted = "some" if expected.fingerprints else "none"
+        yield f"parameters: {len(record.parameters)} recorded, {wanted} expected"
+    elif record.parameters and expected.model.peft is None:
+        yield from (f"parameters: {problem}" for problem in _whole_stage(expected, at, _bare(record.parameters)))
+    # A trainer that never calls its optimizer has no gradients that a norm counts.
+    updated = expected.config.own_trainer or any(one.update and one.update.change.norm_sq for one in record.parameters)
+    for one in record.parameters:
+        if one.update is None or one.update.trained is None or one.update.stale is None:
+            yield f"parameters: {one.name} has no update"
+        if one.in_norm is None and updated:
+            yield f"parameters: {one.name} has no in_norm"
+    yield from _optimizer(expected, record, updated)
+    found = [seen.chunk for seen in record.gradient_scales]
+    chunks = [*range(expected.layout.vpp)] if expected.has_first_step else []
+    if found != chunks:
+        yield f"gradient_scales: of chunks {found}, not {chunks}"
+    trained = {".experts." in item.name for item in record.parameters} if found else set()
+    for kind, experts in (("dense", False), ("experts", True)):
+        if experts in trained and not any(getattr(seen, kind) is not None for seen in record.gradient_scales):
+            yield f"gradient_scales: {kind} is missing"
+    mtp = expected.model.mtp
+    depths = range(1, mtp.layers + 1) if mtp and expected.is_last(at) and expected.has_first_step else ()
+    heads = [(depth, number) for depth in depths for number in expected.micro_batches(0, at.dp)]
+    yield from _keys("mtp", ((seen.depth, seen.micro_batch) for seen in record.mtp), heads)
+
+
+def _bare(parameters: Iterable[ParameterSeen]) -> list[str]:
+    return [item.name for item in parameters]
+
+
+def _whole_stage(expected: Expected, at: Coordinates, names: Sequence[str]) -> Iterator[str]:
+    """What a stage lacks, or has beyond its layers."""
+    held = {layer for name in names if (layer := layer_of(name))}
+    right = {*expected.layers(at.pp)}
+    if held != right:
+        yield f"recorded for layers {sorted(held)}, stage {at.pp} has {sorted(right)}"
+    if at.pp == 0 and not any(name.startswith("embedding.") for name in names):
+        yield "the first stage has no embedding"
+    if expected.is_last(at) and not any(name.startswith(("output_layer.", "embedding.")) for name in names):
+        yield "the last stage has no output layer"
+
+
+def _optimizer(expected: Expected, record: RankRecord, updated: bool) -> Iterator[str]:
+    seen = record.optimizer
+    if seen is None:
+        yield from ["optimizer is missing"] if expected.fingerprints else []
+        return
+    needed = ["gradients", "weights", "matrix_decays"]
+    needed += ["moments"] if updated else []
+    needed += ["vector_decays"] if expected.model.peft is None else []
+    yield from (f"optimizer: {name} is empty" for name in needed if not getattr(seen, name))
+
+
+def _adapters(expected: Expected, record: RankRecord) -> Iterator[str]:
+    """The weights that do not train, the adapters of those that have one, and the weights that upstream merges."""
+    peft = expected.model.peft
+    if peft is None:
+        return
+    every = [item.name for item in record.parameters if not is_adapter(item.name)]
+    every += [item.name for item in record.frozen]
+    yield from (f"frozen: {problem}" for problem in _whole_stage(expected, record.place, every))
+    yield from (f"frozen: {item.name} has no digest" for item in record.frozen if not item.before or not item.after)
+    if expected.fingerprints:
+        held = {item.name.partition(".adapter.")[0] for item in record.parameters if is_adapter(item.name)}
+        adapted = {name.removesuffix(".weight") for name in every if peft.adapts(name)}
+        for layer in sorted(held ^ adapted):
+            yield f"parameters: {layer} has {'an' if layer in held else 'no'} adapter that trains"
+    yield from _merged(peft, record, every)
+
+
+def _merged(peft: PeftConfig, record: RankRecord, every: list[str]) -> Iterator[str]:
+    found = sorted(item.name for item in record.merged)
+    right = sorted(name for name in every if peft.adapts(name)) if peft.merges else []
+    if found != right:
+        yield f"merged: {len(found)} weights, not {len(right)}"
+    for item in record.merged:
+        if item.after is None or (item.output_off is None) != (_EXPERT.search(item.name) is not None):
+            yield f"merged: {item.name}: after is {item.after}, output_off {item.output_off}"
+
+
+def _experts(expected: Expected, record: RankRecord) -> Iterator[str]:
+    """Routers, their losses and biases, and the choices that the oracle follows."""
+    at, moe, config = record.place, expected.model.moe, expected.config
+    if moe is None:
+        return
+    routed, steps, first = expected.routed(at.pp), expected.evidence.steps, expected.has_first_step
+    right = [(layer, number) for layer in routed if first for number in expected.micro_batches(0, at.dp)]
+    yield from _keys("routers", ((seen.layer, seen.micro_batch) for seen in record.routers), right)
+    if first and expected.model.router_losses and record.aux_scale is None:
+        yield "aux_scale is missing, and the model has an auxiliary loss"
+    needed = ["aux_loss", "aux_weighted"] if moe.balanced else []
+    needed += ["z_loss", "z_weighted"] if moe.z_loss_coeff > 0 else []
+    needed += ["kept"] if moe.capacity_factor is not None else []
+    for seen in record.routers:
+        where = f"routers: layer {seen.layer}, micro-batch {seen.micro_batch}"
+        yield from (f"{where}: {name} is missing" for name in needed if getattr(seen, name) is None)
+        shares = [*seen.real, *seen.padding]
+        if {len(seen.real), len(seen.padding)} != {config.micro_batch_size} or any(
+            {len(share.counts), len(share.scores)} != {moe.experts} for share in shares
+        ):
+            yield f"{where}: not {config.micro_batch_size} rows of {moe.experts} experts"
+        if moe.z_loss_coeff > 0 and any(share.squares is None for share in shares):
+            yield f"{where}: squares are missing"
+    biased = [(step, layer) for step in steps for layer in routed if moe.expert_bias]
+    yield from _keys("expert_biases", ((seen.step, seen.layer) for seen in record.expert_biases), biased)
+    if any(len(seen.values) != moe.experts for seen in record.expert_biases):
+        yield f"expert_biases: not of {moe.experts} experts"
+    evaluated = [config.train.steps + number for number in config.evaluations]
+    choices = [
+        (step, layer, number)
+        for step in ((*steps, *evaluated) if follows_choices(config) else ())
+        for layer in routed
+        for number in range(len(config.micro_batches(step)[at.dp]))
+    ]
+    yield from _keys("choices", ((seen.step, seen.layer, seen.micro_batch) for seen in record.choices), choices)
+    if moe.capacity_factor is not None and any(seen.taken is None for seen in record.choices):
+        yield "choices: what experts take within their capacity is missing"
+
+
+def _reports(expected: Expected, record: RankRecord) -> Iterator[str]:
+    """Of upstream's own trainer: its entry point, and every number of every step that its release reports."""
+    config, entry = expected.config, entry_point(expected.config)
+    if record.entry_point != entry:
+        yield f"entry_point is {record.entry_point!r}, expected {entry!r}"
+    found = [seen.step for seen in record.reported]
+    right = [] if config.own_trainer else list(expected.evidence.steps)
+    if found != right:
+        yield f"reported: the trainer reported steps {found}, expected {right}"
+    if config.trainer in WITH_COUNTERS:  # whether the release counts packed tokens is known, except for a few
+        known = counts_packed(config, {proof.module: proof.version for proof in record.imports})
+        if record.counts_packed is None or known not in (None, record.counts_packed):
+            does = "counts" if known else "does not count"
+            yield f"counts_packed is {record.counts_packed!r}, and the release {does} packed tokens"
+    for seen in record.reported:
+        yield from (f"reported: step {seen.step}: {name} is missing" for name in _unreported(expected, record, seen))
+
+
+def _unreported(expected: Expected, record: RankRecord, seen: ReportedStep) -> Iterator[str]:
+    config = expected.config
+    if counting_ranks(config, record.place.pp):
+        due = ["flops"]
+        # What the scheduler counts is required as workloads.
+        if record.counts_packed and counts_lengths(config) and not config.path.scheduled:
+            due += ["packed_tokens", "packed_squares"]
+        yield from (name for name in due if getattr(seen, name) is None)
+    prints = record.rank == expected.layout.world_size - 1 and len(logged(config, seen.step)) > 0
+    if prints and seen.printed is None:
+        yield "the printed line"
+
+
+def _states(expected: Expected, record: RankRecord) -> Iterator[str]:
+    """Of a cell that continues from a checkpoint: its state when saved, once loaded, and at the end."""
+    found, right = [state.after for state in record.states], list(expected.config.stored)
+    if found != right:
+        yield f"states: recorded after steps {found}, expected after {right}"
+        return
+    exact = len(right) > 1  # the same layout continues
+    names = [(item.name, item.sharded) for item in record.parameters]
+    for number, state in enumerate(record.states):
+        held = [(item.name, item.sharded) for item in state.parameters]
+        if not held or (names and held != names):
+            yield f"states: after step {state.after}: parameters are not those of step 0"
+        if exact and not all(item.digest for item in state.parameters):
+            yield f"states: after step {state.after}: digests are missing"
+        if exact and number == 0 and not state.random:
+            yield f"states: after step {state.after}: the state of random generators is missing"
+
+
+def _times(expected: Expected, record: RankRecord) -> Iterator[str]:
+    """Every load of the timing leg in every round; turns may end early, with the other stack."""
+    timing = expected.config.timing
+    if not timing.timed:
+        return
+    loads = _loads(timing, record.rank == 0, {*record.untimed})
+    rounds: dict[tuple[str, int], list[int]] = {}
+    for seen in record.timings:
+        rounds.setdefault((seen.load, seen.documents), []).append(seen.round)
+    cut = {TURN} if TURN[0] in record.untimed else set()
+    if not loads - cut <= rounds.keys() <= loads:
+        yield f"timings: recorded for {sorted(rounds)}, expected for {sorted(loads)}"
+    for load, found in rounds.items():
+        right = list(range(len(found) if load in cut else timing.rounds))
+        if sorted(found) != right:
+            yield f"timings: {load[0]} with {load[1]} documents has rounds {sorted(found)}, not {right}"
+    yield from (f"untimed: {name} has no reason" for name, why in record.untimed.items() if not why)
+
+
+def _loads(timing: TimingConfig, first: bool, untimed: set[str]) -> set[tuple[str, int]]:
+    """(load, documents) that a rank times; only rank 0 times the rotary function."""
+    names = ["rotary", "rotary_other"] if first else []
+    loads = {(name, count) for name in [*names, "step"] for count in timing.documents}
+    others = {name for name, requested in (("unpacked", timing.unpacked), ("full", timing.full_rows)) if requested}
+    loads |= {(name, 0) for name in ({"packed"} if others - untimed else set()) | others}
+    loads |= {TURN} if timing.turns else set()
+    return {load for load in loads if load[0] not in untimed or load[0] == TURN[0]}
+
+
+def _together(expected: Expected, records: Mapping[int, RankRecord]) -> Iterator[str]:
+    """What all ranks hold together: one code, the parameters of the reference, and what was saved."""
+    ranks = sorted(records)
+    control = expected.evidence.control
+    same_stack = control is not None and control.cell.config.stack == expected.config.stack
+    others = [("the control", record) for record in control.records.values()] if control and same_stack else []
+    others = [(f"rank {rank}", records[rank]) for rank in ranks[1:]] + others
+    proofs = {proof.module: proof for proof in records[ranks[0]].imports}
+    for who, record in others:
+        for proof in record.imports:
+            if who == "the control" and proof.module not in HEADS:
+                continue
+            own = proofs.get(proof.module)
+            if own is not None and own != proof:
+                code = f"{proof.module} is {proof.version} from {proof.path}"
+                yield f"record of {who}: imports: {code}, on rank {ranks[0]} {own.version} from {own.path}"
+    first: dict[int, tuple[int, list[tuple[str, bool]]]] = {}
+    for rank in ranks:
+        names = [item for item in _names(records[rank].parameters) if not _EXPERT.search(item[0])]
+        other, right = first.setdefault(records[rank].place.pp, (rank, names))
+        if names != right:
+            odd = sorted({*names} ^ {*right}) or names
+            yield f"record of rank {rank}: parameters: {odd[0][0]} differs from rank {other} of its stage"
+    yield from _all_parameters(expected, records)
+    saved = expected.evidence.saved
+    for after in expected.config.stored if saved is not None else ():
+        held, needed = whole_state(records, after).keys(), whole_state(saved.records, after).keys()  # type: ignore[union-attr]
+        if odd_names := sorted(held ^ needed):
+            lost = "not saved" if odd_names[0] in held else "not loaded"
+            yield f"states: {odd_names[0]} after step {after} is {lost}"
+
+
+def _all_parameters(expected: Expected, records: Mapping[int, RankRecord]) -> Iterator[str]:
+    reference = expected.evidence.reference
+    if reference is None or not (expected.config.fingerprints and reference.cell.config.fingerprints):
+        return
+    held, right = (
+        {item.name for record in side.values() for item in record.parameters} for side in (records, reference.records)
+    )
+    if expected.model.tied:  # later stages hold a copy of the embedding under the output layer's name
+        held, right = ({name for name in names if not name.startswith("output_layer.")} for names in (held, right))
+    if expected.model.peft:  # the check frozen_weights reports others that train
+        held, right = ({name for name in names if is_adapter(name)} for names in (held, right))
+    if held != right:
+        name, origin = min(held ^ right), expected.evidence.origin
+        side = "no rank holds" if name in right else f"the {origin} does not hold"
+        yield f"parameters: {side} {name}; the cell has {len(held)}, the {origin} {len(right)}"
+
+
+def _oracle(evidence: CellEvidence) -> Iterator[str]:
+    """The oracle's record is there, of the model that rank 0 built, and has all that a cell is compared with."""
+    trained = any(record.steps for record in evidence.records.values())
+    oracle, first = evidence.oracle, evidence.records.get(0)
+    if oracle is None:
+        yield from ["it is missing, so there is nothing to compare the cell with"] if trained else []
+        return
+    if oracle.schema_version != SCHEMA_VERSION:
+        yield f"schema_version {oracle.schema_version}, this harness reads {SCHEMA_VERSION}"
+    if oracle.cell != evidence.cell.id:
+        yield f"it belongs to cell {oracle.cell}"
+    if first is not None and oracle.built != first.built:
+        yield "its model is not the one that upstream built on rank 0"
+    if oracle.failed:
+        yield f"the oracle failed, which is a defect of the harness: {oracle.failed.strip().splitlines()[-1]}"
+    elif oracle.record is None:
+        yield from [] if oracle.not_modelled else ["it must hold numbers, or one reason why it has none"]
+    else:
+        yield from _computed(evidence, oracle.record)
+        parts = [part.records for part in (evidence.saved, evidence) if part is not None]
+        if oracle.choices != digest_of_choices([records[rank] for records in parts for rank in sorted(records)]):
+            yield "it followed other choices of routers than the ranks recorded"
+
+
+def _computed(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:
+    config, layers = evidence.cell.config, [*range(evidence.cell.config.model.layers + 1)]
+    steps = [seen.step for seen in record.steps]
+    if steps != list(range(config.train.steps)):
+        yield f"it has steps {steps} of {config.train.steps}"
+        return
+    for seen, step in zip(record.steps, evidence.plan):
+        documents = {item.document.index for replica in step for truth in replica for item in truth.batch.placed}
+        if seen.documents.keys() != documents:
+            yield f"step {seen.step}: its documents are not those of the packing plan"
+        if seen.loss_sum is None or seen.grad_norm is None or not (seen.rates and seen.decays):
+            yield f"step {seen.step}: it lacks the loss, the gradient norm, a learning rate or a decay"
+    if not record.steps[0].tokens:
+        yield "step 0: it lacks the losses of tokens"
+    held = {one.layer: one.documents.keys() for one in record.activations}
+    if held != {layer: {*evidence.homes[0]} for layer in layers}:
+        yield "it lacks the output of a layer for a document"
+    if not record.parameters or any(one.update is None or one.update.trained is None for one in record.parameters):
+        yield "it lacks parameters or their updates"
+    if [seen.after for seen in record.evaluations] != list(config.evaluated):
+        yield f"it has {len(record.evaluations)} of {len(config.evaluated)} evaluations"
+    for evaluation in record.evaluations:
+        outputs = {one.layer: one.documents.keys() for one in evaluation.activations}
+        if outputs != dict.fromkeys(layers, evaluation.documents.keys()):
+            yield f"it lacks the output of a layer for a document in the evaluation after step {evaluation.after}"
+    choices = [choice for rank in evidence.records.values() for choice in rank.choices]
+    chosen = {(one.step, one.layer, dropped) for one in choices for dropped in {False, one.taken is not None}}
+    if {(one.step, one.layer, one.dropped) for one in record.followed} != chosen:
+        yield f"it follows {len(record.followed)} choices of steps and layers, the ranks recorded {len(chosen)}"
+    yield from _second_training(record)
+    late = ("step", "after")
+    bad = [one for one in scan(record).bad if max(one.where.get(name, 0) for name in late) < evidence.diverges]
+    yield from (f"{item.what} is {item.value}" for item in bad[:1])
+
+
+def _second_training(record: RankRecord) -> Iterator[str]:
+    """The oracle's training in the cell's dtype, from which bounds follow, has all that the first one has."""
+    leg = record.legs[0] if len(record.legs) == 1 else None
+    training = leg.training if leg is not None else None
+    if leg is None or training is None:
+        yield "the training that bounds follow from is missing"
+        return
+    names, first = [seen.name for seen in record.parameters], record.steps[0]
+    held: list[tuple[object, object]] = [
+        (leg.documents.keys(), first.documents.keys()),
+        ([seen.name for seen in leg.parameters], names),
+        (
+            [(one.layer, one.documents.keys()) for one in leg.activations],
+            [(one.layer, one.documents.keys()) for one in record.activations],
+        ),
+        ([seen.after for seen in training.steps], [seen.step for seen in record.steps[1:]]),
+        ([seen.after for seen in training.evaluations], [seen.after for seen in record.evaluations]),
+        (training.apart.keys(), {*names}),
+        (len(training.expert_biases), len(record.expert_biases)),
+    ]
+    if any(found != right for found, right in held) or any(seen.grad_norm is None for seen in training.steps):
+        yield "the training that bounds follow from lacks steps, documents, layers or parameters"
+
+
+def uncompared(evidence: CellEvidence) -> str:
+    """Why times cannot be compared with earlier runs although the matrix asks for it; empty if nothing is damaged.
+
+    Too few earlier runs are no damage: `slower_than_history` says so.
+    """
+    if evidence.history is None and evidence.before is None:
+        return ""
+    if evidence.before is None:
+        return "baseline.json has no entry of this cell"
+    if evidence.history is not None and evidence.before.runs != evidence.history.runs:
+        return f"baseline.json says {evidence.before.runs} runs, plan.json {evidence.history.runs}"
+    if on_gpu(evidence):
+        return ""
+    for step in list(evidence.steps)[1:]:
+        for record, seen in evidence.step_records(step):
+            if not seen.busy_s > 0:
+                return f"record of rank {record.rank}: steps: step {step}: busy_s is {seen.busy_s!r}"
+    return ""
+
+
+def other_device(evidence: CellEvidence, other: CellEvidence) -> str:
+    """How the kinds of device of two cells differ; empty if they do not, or are unknown."""
+    own, others = _kinds(evidence), _kinds(other)
+    return f"it ran on {others}, this cell on {own}" if own and others and own != others else ""
+
+
+def _kinds(evidence: CellEvidence) -> str:
+    """The kinds of device that the ranks of a cell recorded, e.g. "cuda"."""
+    devices = [record.environment.get("torch_device", "") for record in evidence.records.values()]
+    return " and ".join(sorted({device.partition(":")[0] for device in devices if device}))
+
+
+def base_problem(evidence: CellEvidence) -> str:
+    """Why the cell cannot be timed against its base; empty if it can or need not be, or if a rank states why not."""
+    timing, base = evidence.cell.config.timing, evidence.base
+    if not timing.turns or timing.first:
+        return ""
+    problem = _base_problem(evidence, base, timing.rounds) if base else "it is not in the run"
+    name = f"its base, cell {evidence.cell.base}" if evidence.cell.base else "its base"
+    return f"the cell cannot be timed against {name}: {problem}" if problem else ""
+
+
+def _base_problem(evidence: CellEvidence, base: CellEvidence, rounds: int) -> str:
+    problem = rejection_problem(base) if base.rejected else untrusted(base) or import_problem(base.stack, base.records)
+    problem = problem or incomplete(base) or other_device(evidence, base)
+    if problem:
+        return problem
+    sides = (*evidence.records.values(), *base.records.values())
+    stated = any(TURN[0] in record.untimed for record in sides)
+    shared = len(paired_times(evidence)[0])
+    return "" if stated or shared >= rounds else f"they share {shared} of {rounds} turns, and no rank states why"
