@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness.core.errors import HarnessError, InfrastructureError, InputError, InternalError, Problem
-from harness.core.text.secrets import redacted
+from harness.core.secrets import redacted
 
 FILE = "internal-error.txt"
 

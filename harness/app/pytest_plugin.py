@@ -119,7 +119,7 @@ class _Matrix(pytest.File):
 
     def _run(self) -> None:
         """Run the selected cells; what they are compared with runs too."""
-        from harness.core.text.counts import counted
+        from harness.core.text import counted
         from harness.infra.screen import relative_path
 
         option = self.config.getoption

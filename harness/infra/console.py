@@ -11,8 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from harness.core.errors import InputError
 from harness.core.outcomes import Lane, LaneVerdict, Outcome
-from harness.core.text.counts import counted
-from harness.core.text.durations import duration
+from harness.core.text import counted, duration
 from harness.infra.screen import VIEW, broken, guarded, log, shown
 from harness.judge.report.model import ChangeKind, Report, ReportCell, ReportRejected, Since
 from harness.judge.report.summaries import place_text

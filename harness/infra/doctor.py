@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from harness.core.hardware.interfaces import matches
+from harness.core.hardware import interface_matches
 from harness.infra import file_system
 from harness.infra.command import Answer, ask
 from harness.infra.file_system import MOUNTS, kind_of
@@ -427,7 +427,7 @@ def _network_checks(profile: ClusterProfile, facts: GpuFacts) -> Iterator[Check]
     """Checks the interfaces that NCCL would use between nodes, as if the nodes had those of this machine."""
     requested = profile.env.get("NCCL_SOCKET_IFNAME") or ""
     if requested and not requested.startswith("^"):
-        if any(matches(one, requested) for one in facts.interfaces):
+        if any(interface_matches(one, requested) for one in facts.interfaces):
             yield Check(OK, "NCCL sockets", f"NCCL_SOCKET_IFNAME={requested}")
         else:
             had = f"no {requested} on this machine, which has {', '.join(facts.interfaces)}"

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 from harness.core.outcomes import Outcome
-from harness.core.text.counts import counted
-from harness.core.text.durations import duration
+from harness.core.text import counted, duration
 from harness.infra.console import STYLES, console_on, fitting
 from harness.infra.screen import VIEW, shown
 from harness.judge.report.model import ReportCell, ReportRejected

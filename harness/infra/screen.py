@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from harness.core.text.escaping import ci_json, ci_log, visible
-from harness.core.text.secrets import redacted, secret_values
+from harness.core.secrets import redacted, secret_values
+from harness.core.text import ci_json, ci_log, visible
 
 LOGGER = "harness"  # name of the logger
 _LEAST_TEXT = 40  # columns of a text beside its head

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 from harness.core.errors import InputError, Problem
 from harness.core.serialization import dumps
-from harness.core.text.escaping import csv_cell
+from harness.core.text import csv_cell
 from harness.infra import screen
 from harness.infra.output_file import written
 

@@ -19,7 +19,8 @@ from jinja2.loaders import split_template_path
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from harness.core.errors import InputError, Problem
-from harness.core.text import escaping
+from harness.core.text import clip
+from harness.core.text import visible as visible_text
 from harness.infra.inputs.text_file import MIB, is_file, read_text
 
 __all__ = ["Environment", "environment", "render_user_template", "visible"]
@@ -33,7 +34,7 @@ MOST_POWER = 1_000_000  # bits of the result, about: no signal interrupts a sing
 
 def visible(value: Any) -> Any:
     """For `finalize` of pages: invisible characters are escaped, and long texts cut to what a browser can show."""
-    return escaping.visible(escaping.clip(value, _MOST_TEXT)) if type(value) is str else value
+    return visible_text(clip(value, _MOST_TEXT)) if type(value) is str else value
 
 
 def environment(folder: Path, *, autoescape: bool, finalize: Callable[[Any], Any]) -> Environment:

@@ -11,7 +11,7 @@ from harness.core.cell.asked import asked
 from harness.core.cell.axis_values import BUILT_IN_TRAINERS
 from harness.core.cell.built import Difference, differences, listed
 from harness.core.run.records import BuiltSeen, RankRecord
-from harness.core.text.counts import counted
+from harness.core.text import counted
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.locations import numbered
 

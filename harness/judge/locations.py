@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any, Literal, NamedTuple
 
 from harness.core.cell.layout import Coordinates
-from harness.core.text.counts import noun
+from harness.core.text import noun
 
 
 class RankLocation(NamedTuple):

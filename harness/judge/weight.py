@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.core.text.counts import counted
+from harness.core.text import counted
 from harness.core.tolerances import ACCEPTS_NONE, Bound
 from harness.judge.checks.optimizer import first_update, trained_weights
 from harness.judge.evidence.cell_evidence import CellEvidence

@@ -24,8 +24,7 @@ from pathlib import Path
 
 from harness.core.cell.config import CellConfig
 from harness.core.errors import DiskFullError, InfrastructureError, InputError
-from harness.core.hardware.environment import AGENT
-from harness.core.hardware.gpu_slices import GpuSlices
+from harness.core.hardware import AGENT_VARIABLES, GpuSlices
 from harness.core.outcomes import Missing, Rejection
 from harness.core.run.cell_result import CellResult, sealed
 from harness.core.run.events import CellFinished, CellStarted, Event, Failed, Finished, Gathered
@@ -34,7 +33,7 @@ from harness.core.run.run_dir import AttemptDir, RunDir, protect_new_files, refu
 from harness.core.run.states import CellStatus
 from harness.core.run.work_order import read_work_order
 from harness.core.serialization import from_jsonable, loads
-from harness.core.text.counts import counted
+from harness.core.text import counted
 from harness.node.coordination import rendezvous
 from harness.node.coordination.job_start import work_order_of
 from harness.node.coordination.rendezvous import NodeResult
@@ -288,7 +287,7 @@ def prepare(launcher: int | None) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, ANNOUNCING)
     # Otherwise is_available() initialises CUDA, and forked ranks could no longer use it.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    os.environ.update({name: value for name, value in AGENT.items() if name not in os.environ})
+    os.environ.update({name: value for name, value in AGENT_VARIABLES.items() if name not in os.environ})
     resource.setrlimit(
         resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
     )  # a rank's core dump may be 100 GB

@@ -22,8 +22,8 @@ from harness.core.run import journal
 from harness.core.run.events import Event, Failed, Finished, Loaded, Started
 from harness.core.run.run_dir import AttemptDir, RunDir, text_of
 from harness.core.run.work_order import read_work_order
+from harness.core.secrets import redacted, secret_values
 from harness.core.serialization import from_jsonable, loads
-from harness.core.text.secrets import redacted, secret_values
 from harness.node.contention import Contention
 from harness.node.coordination import rendezvous
 from harness.node.coordination.heartbeat import HeartbeatWriter

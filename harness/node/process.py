@@ -14,9 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from harness.core.run.log_secrets import without_secrets_in
 from harness.core.run.run_dir import descriptor_of, refuse_links
-from harness.core.text.secrets import secret_values
+from harness.core.secrets import secret_values, without_secrets_in
 
 _PR_SET_PDEATHSIG = 1
 

@@ -15,7 +15,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.errors import STORAGE_EXIT, DiskFullError
 from harness.core.run.records import RankRecord
 from harness.core.run.run_dir import AttemptDir
-from harness.core.text.secrets import redacted, secret_values
+from harness.core.secrets import redacted, secret_values
 from harness.node.coordination.rendezvous import Abort, NodeShare, write_abort
 from harness.node.deadline import DUMP
 from harness.node.probe.imports import import_proof, other_modules

@@ -7,7 +7,7 @@ an ERROR: a broken image must not look like a rule, nor a name that a checkout d
 from __future__ import annotations
 
 from harness.core.cell.config import CellConfig
-from harness.core.hardware.devices import place, unplaced
+from harness.core.hardware import placed_rank, unplaced
 from harness.core.outcomes import Missing, Rejection
 from harness.node.data_paths.packed_fields import unavailable_fields
 from harness.node.data_paths.table import ADAPTERS
@@ -41,7 +41,7 @@ def refusal(config: CellConfig, ranks_here: int) -> Rejection | Missing | None:
     table = gpu_table()
     if refused := unplaced(config, len(table), ranks_here):
         return refused
-    device = place(config.device, len(table), 0, ranks_here)
+    device = placed_rank(config.device, len(table), 0, ranks_here)
     if reason := kernels.unsupported_kernel(config, device.kind):
         if config.device == "cpu":
             return Rejection(rule="kernels.rope-fusion", reason=reason, source="Megatron-LM apply_rotary_pos_emb")

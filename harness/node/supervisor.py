@@ -24,7 +24,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_pr
 from harness.core.cell.config import CellConfig
 from harness.core.cell.modelled import follows_choices, same_micro_batches
 from harness.core.errors import InfrastructureError
-from harness.core.hardware.devices import shown_gpus
+from harness.core.hardware import shown_gpus
 from harness.core.run.cell_result import CellResult, RankEnding, sealed
 from harness.core.run.record_file import RecordReader, digest_of_choices, write_record
 from harness.core.run.records import BuiltSeen, OracleRecord, RankRecord

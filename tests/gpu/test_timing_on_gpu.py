@@ -10,7 +10,7 @@ import torch
 
 from harness.core.cell.model import ModelConfig
 from harness.core.cell.timing import ROUNDS, TimingConfig
-from harness.core.hardware.peak_flops import peak_of
+from harness.core.hardware import peak_of
 from harness.core.run.records import Failure
 from harness.judge.failures.out_of_memory import out_of_memory, tried_bytes
 from harness.node.device.gpu_state import gpu_state

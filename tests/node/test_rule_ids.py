@@ -10,7 +10,7 @@ from harness.core.outcomes import NODE_RULES
 
 
 def test_nodes_reject_by_the_declared_rules(root: Path) -> None:
-    files = [*(root / "harness/node").rglob("*.py"), root / "harness/core/hardware/devices.py"]
+    files = [*(root / "harness/node").rglob("*.py"), root / "harness/core/hardware.py"]
     found = {rule for file in files for rule in re.findall(r"Rejection\(\s*rule=([^,]+),", file.read_text())}
     named = {"TE_PADDING[0]": TE_PADDING[0], "TE_DETERMINISTIC[0]": TE_DETERMINISTIC[0]}
     assert {named.get(rule, rule.strip('"')) for rule in found} == set(NODE_RULES)

@@ -22,7 +22,7 @@ from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import Expansion, PlannedCell
 from harness.core.serialization import dumps
 from harness.core.stack import Stack
-from harness.core.text.counts import counted
+from harness.core.text import counted
 from harness.infra import screen
 from harness.infra.console import say
 from harness.infra.inputs.cluster_file import cluster_of

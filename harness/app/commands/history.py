@@ -13,7 +13,7 @@ from harness.app.arguments import RUN, RUN_PARENT, add_history, add_run_parent, 
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import EXIT_INPUT, EXIT_PASS, Outcome
 from harness.core.serialization import dumps
-from harness.core.text.counts import counted
+from harness.core.text import counted
 from harness.infra import screen
 from harness.infra.history.queries import LISTINGS
 

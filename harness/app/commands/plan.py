@@ -10,7 +10,7 @@ from harness.app.garbage import no_collection
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import EXIT_INPUT, EXIT_PASS
 from harness.core.serialization import dumps
-from harness.core.text.counts import counted
+from harness.core.text import counted
 from harness.infra import screen
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from harness.app.selection.find_run import find_run
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import EXIT_INTERRUPTED, EXIT_PASS
 from harness.core.run.run_dir import RunDir
-from harness.core.text.counts import counted
+from harness.core.text import counted
 from harness.infra import screen
 from harness.infra.inputs.text_file import expanded
 from harness.infra.screen import relative_path

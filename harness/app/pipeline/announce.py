@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.core.text.secrets import redacted
+from harness.core.secrets import redacted
 from harness.infra import screen
 
 if TYPE_CHECKING:

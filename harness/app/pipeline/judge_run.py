@@ -12,8 +12,8 @@ from harness.core.run.events import Launched
 from harness.core.run.journal import read_events
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import RunPlan
+from harness.core.secrets import without_secrets
 from harness.core.serialization import to_jsonable
-from harness.core.text.secrets import without_secrets
 from harness.infra.runs.evidence_files import read_result, run_problems
 from harness.infra.screen import environment_secrets
 from harness.judge.report.build import Seen, report_of

@@ -21,7 +21,7 @@ from harness.core.run.journal import note
 from harness.core.run.run_dir import MOST_TOGETHER, RunDir, refuse_links_below, write_atomic, write_json
 from harness.core.run.run_plan import PlannedCell, RunPlan
 from harness.core.stack import ReadyStack
-from harness.core.text.counts import counted
+from harness.core.text import counted
 from harness.infra import screen
 from harness.infra.local_launcher import AgentAhead, LocalLauncher, agent_ahead, begin_first
 from harness.infra.runs.evidence_files import newest, read_result

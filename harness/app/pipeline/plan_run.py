@@ -18,8 +18,8 @@ from harness.core.cell.axis_values import WITH_COMMAND_LINE, WITH_FIELDS
 from harness.core.errors import InfrastructureError, InputError, Problem
 from harness.core.run.run_dir import RunDir, write_atomic, write_json
 from harness.core.run.run_plan import Expansion, RunPlan, sealed_text
+from harness.core.secrets import redacted, without_secrets
 from harness.core.stack import DEFAULT, ReadyStack, Stack
-from harness.core.text.secrets import redacted, without_secrets
 from harness.infra.console import say
 from harness.infra.inputs.cluster_file import cluster_of
 from harness.infra.inputs.overrides import read_overridden

@@ -1,4 +1,4 @@
-"""Named values of axes. Their meanings: attention.py, hardware/devices.py; node/probe/model/recompute.py,
+"""Named values of axes. Their meanings: attention.py, core/hardware.py; node/probe/model/recompute.py,
 node/probe/model/distributed_optimizer.py, node/trainers."""
 
 from __future__ import annotations

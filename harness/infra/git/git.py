@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.core.errors import InfrastructureError
-from harness.core.text.secrets import redacted
+from harness.core.secrets import redacted
 
 TIMEOUT_S = 1800.0
 LOG_LINES = 20

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from harness.core.outcomes import Outcome
-from harness.core.text.escaping import html_text
+from harness.core.text import html_text
 from harness.core.tolerances import Bound
 from harness.infra.html.page import is_control
 from harness.judge.report.model import LossCurve, Report, ReportCell

@@ -13,7 +13,7 @@ from typing import Any
 from harness.core.outcomes import Finding, Outcome, Severity
 from harness.core.packing.fields import LONGEST, OFFSETS
 from harness.core.stack import DEFAULT
-from harness.core.text.counts import counted, noun
+from harness.core.text import counted, noun
 from harness.infra.html.page import Link, RunFiles, value_text
 from harness.infra.inputs.reference import Entry, reference
 from harness.judge.report.model import CellSince, RankView, Report, ReportCell

@@ -17,8 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from harness.core.outcomes import Outcome
-from harness.core.text.counts import counted
-from harness.core.text.escaping import clip, html_text
+from harness.core.text import clip, counted, html_text
 from harness.infra.history.database import CellHistory, History
 from harness.infra.history.queries import Filters, calendar, listing, totals, trail
 from harness.infra.html import page

@@ -21,9 +21,7 @@ from harness.core.errors import InputError
 from harness.core.outcomes import Finding, Outcome
 from harness.core.run.run_dir import AttemptDir, RunDir
 from harness.core.serialization import to_jsonable
-from harness.core.text.counts import counted
-from harness.core.text.durations import duration
-from harness.core.text.escaping import clip
+from harness.core.text import clip, counted, duration
 from harness.infra.inputs.text_file import exists
 from harness.judge.report.model import ChangeKind, ReportCell
 

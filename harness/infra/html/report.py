@@ -17,7 +17,7 @@ from typing import Any
 from harness.core.cell.axes import LAYOUT, labelled
 from harness.core.outcomes import LaneVerdict, Outcome
 from harness.core.stack import DEFAULT, StackFacts
-from harness.core.text.escaping import clip
+from harness.core.text import clip
 from harness.infra.html import page
 from harness.infra.html.details import BAD, Detail, details, evidence, fault_of, known_issue, quoted, ratio_words, words
 from harness.infra.html.page import (

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import IO
 from urllib.parse import quote, unquote, urlsplit
 
-from harness.core.text.secrets import HIDDEN, redacted
+from harness.core.secrets import HIDDEN, redacted
 
 TIMEOUT_S = 10.0
 _SHOWN = 500  # characters of a failing receiver's output

@@ -16,8 +16,8 @@ from harness.core.run.records import OracleRecord, RankRecord
 from harness.core.run.run_dir import AttemptDir, RunDir, digest_of, opened, record_name, text_of
 from harness.core.run.run_plan import PLAN_VERSION, RunPlan, seal_of
 from harness.core.run.tensor_records import OperationsSeen
+from harness.core.secrets import without_secrets
 from harness.core.serialization import from_jsonable, loads
-from harness.core.text.secrets import without_secrets
 from harness.judge.evidence.in_turn import CellFound
 from harness.judge.failures.classification import JobEnding, LogTail
 

@@ -21,7 +21,7 @@ from harness.core.run.events import CellFinished, CellStarted, Event, JobEnded, 
 from harness.core.run.journal import Journal, read_events
 from harness.core.run.run_dir import RunDir, opened
 from harness.core.run.work_order import newest_work_order
-from harness.core.text.secrets import ends_in_key, redacted
+from harness.core.secrets import ends_in_key, redacted
 from harness.infra.runs.evidence_files import newest, read_result
 from harness.infra.runs.lock import launcher_of
 from harness.infra.screen import environment_secrets

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from harness.core.text.counts import counted
+from harness.core.text import counted
 from harness.infra.scaffold.machine import Machine
 from harness.infra.templating import environment
 from harness.plan.stacks.recipes import RECIPES, WORKING_TREE

@@ -27,12 +27,11 @@ from harness.core.run.cell_result import CellResult
 from harness.core.run.events import Event, Failed, Finished, JobEnded, Refused, Retry
 from harness.core.run.job_start import was_cut_off
 from harness.core.run.journal import Journal, note, read_events
-from harness.core.run.log_secrets import without_secrets_in
 from harness.core.run.run_dir import AttemptDir, RunDir, text_of, write_atomic, write_json
 from harness.core.run.run_plan import Allocation, RunPlan
 from harness.core.run.work_order import newest_work_order, read_work_order
+from harness.core.secrets import secret_values, without_secrets_in
 from harness.core.serialization import from_jsonable, loads
-from harness.core.text.secrets import secret_values
 from harness.infra.launcher import end_as_error
 from harness.infra.runs.logs import job_logs
 from harness.infra.slurm.client import JobState, Pending, SlurmClient

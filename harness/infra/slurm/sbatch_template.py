@@ -16,14 +16,14 @@ from typing import Any
 
 import harness
 from harness.core.errors import InputError
-from harness.core.hardware.environment import AGENT, DETERMINISM, WITHOUT
+from harness.core.hardware import AGENT_VARIABLES, DETERMINISM_VARIABLES, WITHOUT_VARIABLE
 from harness.core.run.run_dir import RunDir, path_component
 from harness.core.run.run_plan import Allocation
 from harness.infra import templating
 from harness.plan.jobs.cluster import ClusterProfile, Container, has_control
 
 # Ranks of untimed cells set the rest of what determinism needs; a profile may override it (docs/clusters.md).
-DEFAULTS = {"CUDA_DEVICE_MAX_CONNECTIONS": AGENT["CUDA_DEVICE_MAX_CONNECTIONS"]}
+DEFAULTS = {"CUDA_DEVICE_MAX_CONNECTIONS": AGENT_VARIABLES["CUDA_DEVICE_MAX_CONNECTIONS"]}
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,@%+=^&|*\[\]-]+")
 _JOB_NAME = 64  # characters
 _ARRAY_NAME = 40  # of these for the array, so that the run's time and hex digits have room
@@ -104,8 +104,12 @@ def setup_lines(profile: ClusterProfile) -> list[str]:
 
 def environment_of(profile: ClusterProfile) -> list[tuple[str, str]]:
     """Environment of the job: defaults, which the profile's variables override or remove."""
-    without = [name for name in DETERMINISM if name in profile.env and profile.env[name] is None]
-    merged: dict[str, str | None] = {**DEFAULTS, **profile.env, **({WITHOUT: ",".join(without)} if without else {})}
+    without = [name for name in DETERMINISM_VARIABLES if name in profile.env and profile.env[name] is None]
+    merged: dict[str, str | None] = {
+        **DEFAULTS,
+        **profile.env,
+        **({WITHOUT_VARIABLE: ",".join(without)} if without else {}),
+    }
     return [(name, _safe(value, f"env.{name}")) for name, value in merged.items() if value is not None]
 
 

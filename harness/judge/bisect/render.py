@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.core.text.escaping import one_line
+from harness.core.text import one_line
 from harness.judge.bisect.result import Bisection, Change, PointKind, short
 
 _FINDINGS, _SKIPPED = 5, 5

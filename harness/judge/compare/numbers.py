@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.core.text.counts import counted
+from harness.core.text import counted
 from harness.core.tolerances import Bound
 from harness.judge.report.model import LossCurve, ReportCell, Throughput, TimedRatio
 from harness.judge.stats.distance import distance

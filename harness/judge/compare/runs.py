@@ -20,7 +20,7 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 from harness.core.outcomes import ACCEPTED, DECIDED, SOUND, Finding, LaneVerdict, Outcome, Severity
-from harness.core.text.counts import counted
+from harness.core.text import counted
 from harness.core.tolerances import SLOWER_RUN, Bound
 from harness.judge.compare.cell_pairs import (
     Pair,

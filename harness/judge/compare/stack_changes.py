@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from harness.core.stack import DEFAULT, StackFacts
-from harness.core.text.counts import counted
+from harness.core.text import counted
 from harness.judge.report.stack_versions import facts_of, imported_by
 
 Facts = Mapping[str, str]  # name of a package, project or other fact -> version, commit or value

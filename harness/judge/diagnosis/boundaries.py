@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.core.cell.layout import Layers, Layout
 from harness.core.packing.arithmetic import MicroBatch, PlacedDocument
-from harness.core.text.counts import counted
+from harness.core.text import counted
 from harness.judge.locations import numbered
 
 DOCUMENT_BOUNDARY = "document boundary"  # the slot before or after belongs to another document

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from harness.core.run.tensor_records import OperationSeen, TensorOfOperation
-from harness.core.text.counts import counted
+from harness.core.text import counted
 from harness.judge.diagnosis.operations import WHOLE, Off, OperationRow, OperationsCompared
 from harness.judge.locations import numbered
 from harness.judge.stats.distance import bound_text

@@ -6,7 +6,7 @@ Format: `::error file=...,line=...,title=...::message`, a workflow command as Gi
 from __future__ import annotations
 
 from harness.core.outcomes import Outcome, Severity
-from harness.core.text.escaping import clip, visible
+from harness.core.text import clip, visible
 from harness.judge.report.model import Report, ReportCell
 from harness.judge.report.summaries import place_text
 

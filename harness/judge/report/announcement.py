@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.core.outcomes import Outcome
-from harness.core.text.escaping import chat_text, clip
+from harness.core.text import chat_text, clip
 from harness.judge.report.model import Report, ReportCell
 from harness.judge.report.summaries import place_text
 

@@ -29,7 +29,7 @@ from harness.core.outcomes import (
 from harness.core.run.run_plan import circular
 from harness.core.serialization import to_jsonable
 from harness.core.setting import label_of
-from harness.core.text.counts import counted
+from harness.core.text import counted
 from harness.core.tolerances import MOST_MEASURED, Bound
 from harness.judge.report.model import EARLIER_RUNS, NOT_JUDGED, Report, ReportCell, ReportRejected, TimedRatio
 from harness.judge.stats.distance import beyond, bound_text, distance

@@ -12,7 +12,7 @@ from harness.core.packing.fields import NOT_READ
 from harness.core.run.run_plan import Selection
 from harness.core.run.states import CellRole
 from harness.core.str_enum import StrEnum
-from harness.core.text.counts import counted, noun
+from harness.core.text import counted, noun
 from harness.core.tolerances import Bound, NoiseFloor
 from harness.judge.failures.pattern_row import Domain, Retry, Role
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from harness.core.text.secrets import redacted
+from harness.core.secrets import redacted
 
 _PUBLIC = ("github.com", "gitlab.com", "huggingface.co", "pytorch.org", "nvidia.com", "python.org", "arxiv.org")
 _INTERNAL = r"(?:local|localdomain|internal|intern|intra|lan|corp|home|cluster|private)"

@@ -13,8 +13,7 @@ from typing import Any
 from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Finding, Severity
 from harness.core.serialization import dumps
-from harness.core.text.counts import counted
-from harness.core.text.escaping import clip, markdown_fence
+from harness.core.text import clip, counted, markdown_fence
 from harness.judge.bisect.result import Bisection, Change, Find, PointKind, short
 from harness.judge.report.model import ReportCell
 from harness.judge.report.public_text import publish

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from harness.core.outcomes import Finding, Outcome
-from harness.core.text.escaping import one_line, visible
+from harness.core.text import one_line, visible
 from harness.judge.report.model import Report, ReportCell, ReportRejected
 
 _MESSAGE_LENGTH = 500

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from harness.core.outcomes import Outcome, Severity
-from harness.core.text.counts import counted
-from harness.core.text.escaping import markdown_code, markdown_text
+from harness.core.text import counted, markdown_code, markdown_text
 from harness.judge.report.model import Report, ReportCell
 from harness.judge.report.speed_text import gpu_texts, peak_texts, share_text
 from harness.judge.report.summaries import canary_counts

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from harness.core.errors import InfrastructureError
-from harness.core.hardware.interfaces import candidates, interface_of, is_loopback
+from harness.core.hardware import interface_of, is_loopback, node_addresses
 
 REACH_S = 30.0  # time for node 0 to accept a connection; a listening socket accepts at once
 _ATTEMPT_S = 3.0  # time-out per address: packets to a wrong network are dropped, not refused
@@ -50,7 +50,7 @@ def resolved(name: str) -> list[str]:
 def own_addresses() -> list[str]:
     """Addresses at which other nodes may reach this one, the most likely first."""
     wanted = next((os.environ[name] for name in _IFNAMES if os.environ.get(name)), "")
-    return candidates(interfaces(), resolved(socket.gethostname()), wanted)
+    return node_addresses(interfaces(), resolved(socket.gethostname()), wanted)
 
 
 def reach(addresses: Sequence[str], port: int, timeout_s: float = REACH_S) -> tuple[str, str]:

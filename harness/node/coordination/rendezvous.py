@@ -19,7 +19,7 @@ from typing import Literal, TypeVar
 from harness.core.run.cell_result import RankEnding
 from harness.core.run.run_dir import AttemptDir, RunDir, refuse_links, text_of, write_json, write_new
 from harness.core.serialization import from_jsonable, loads
-from harness.core.text.counts import counted
+from harness.core.text import counted
 
 HEARTBEAT_S = 2.0  # between two heartbeats of an agent
 SILENCE_S = 30.0  # a node whose heartbeat has not changed for this long counts as lost

@@ -1,4 +1,4 @@
-"""Applies the device placement that core/hardware/devices.py decides to this process.
+"""Applies the device placement that core/hardware.py decides to this process.
 
 Without a GPU, tests cover the CUDA branch with a patched device count; tests/gpu runs it on a real one.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from harness.core.hardware.devices import DevicePlacement, place
+from harness.core.hardware import DevicePlacement, placed_rank
 
 _LEAST_LIMIT = 4 * 2**30  # bytes
 
@@ -36,11 +36,11 @@ def gpus() -> int:
 
 
 def choose_device(local_rank: int, local_world_size: int, requested: str = "auto") -> Device:
-    """The device of one rank; `requested` as in core/hardware/devices.py. Only in forked ranks: may initialise CUDA.
+    """The device of one rank; `requested` as in core/hardware.py. Only in forked ranks: may initialise CUDA.
 
     On the CPU, GPUs are hidden from upstream. ValueError when a GPU is asked for and there is none.
     """
-    found = place(requested, gpus(), local_rank, local_world_size)
+    found = placed_rank(requested, gpus(), local_rank, local_world_size)
     if found.kind == "cpu":
         os.environ |= {"CUDA_VISIBLE_DEVICES": ""} if gpus() else {}
     else:

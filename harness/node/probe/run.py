@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Coordinates
-from harness.core.hardware.environment import determinism, recorded
+from harness.core.hardware import determinism_variables, recorded_variables
 from harness.core.run.records import RankRecord
 from harness.node.data_paths.base import RankContext
 from harness.node.data_paths.table import ADAPTERS
@@ -57,7 +57,7 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     begin = time.perf_counter()
     torch.set_num_threads(1)
     local_ranks = int(os.environ["LOCAL_WORLD_SIZE"])
-    os.environ |= determinism(os.environ, timed=config.timing.timed) if config.device != "cpu" else {}
+    os.environ |= determinism_variables(os.environ, timed=config.timing.timed) if config.device != "cpu" else {}
     device = choose_device(int(os.environ["LOCAL_RANK"]), local_ranks, config.device)
     config = attention_kinds.resolved(config, device, capability(device))
     recorder.record.environment = _environment(config, device)
@@ -198,7 +198,7 @@ def _environment(config: CellConfig, device: Device) -> dict[str, str]:
         "placed": f"{device}, asked for {config.device}",
         "attention": attention_kinds.described(config.attention),
         "dtype": config.dtype,
-        **recorded(os.environ),
+        **recorded_variables(os.environ),
     }
 
 

@@ -21,8 +21,8 @@ from harness.core.run.record_file import write_record
 from harness.core.run.records import ChoiceSeen, Failure, LayerSeen, Progress, RankRecord, SeenParams, TensorForm
 from harness.core.run.run_dir import AttemptDir, descriptor_of, needs_room, text_of
 from harness.core.run.states import LegName, Phase, RankEnd
+from harness.core.secrets import redacted, secret_values
 from harness.core.serialization import dumps, from_jsonable, loads
-from harness.core.text.secrets import redacted, secret_values
 from harness.node.recording.absent import absent_name
 from harness.node.recording.frames import errno_of, frames_of
 from harness.node.recording.refusals import refusal_of, words_of

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
+from harness.core.secrets import NAMES, holds_secret, is_secret_name
 from harness.core.setting import setting
-from harness.core.text.secrets import NAMES, holds_secret, is_secret_name
 from harness.plan.jobs.slurm_flags import Command, problem_of_flag, problem_of_variable, problems_of_line
 from harness.plan.matrix.problems import KeyPath, Problems
 from harness.plan.schema.sections import Name

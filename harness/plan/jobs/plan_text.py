@@ -7,8 +7,7 @@ from typing import Any
 
 from harness.core.run.run_plan import Allocation, Expansion, PlannedCell, RejectedCell, Selection
 from harness.core.serialization import dumps
-from harness.core.text.counts import counted
-from harness.core.text.durations import duration
+from harness.core.text import counted, duration
 from harness.plan.jobs.allocations import plan_allocations
 from harness.plan.jobs.cost import Cost, JobCost, estimate
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from harness.core.cell.timing import DOCUMENTS, ROTARY_TOKENS, ROUNDS, STEP_TOKENS, WARMUP, TimingConfig
-from harness.core.hardware.peak_flops import DTYPES
+from harness.core.hardware import PEAK_DTYPES
 from harness.core.run.run_plan import BaselineRequest
 from harness.core.tolerances import DEFAULTS, LEAST_RUNS
 from harness.plan.schema.section import Section
@@ -24,8 +24,8 @@ _MOST_TOKENS = 2**20
 
 def _dtypes(values: dict[str, float]) -> dict[str, float]:
     for name in values:
-        if name not in DTYPES:
-            raise ValueError(f"{name} is not a dtype of cells; allowed: {', '.join(DTYPES)}")
+        if name not in PEAK_DTYPES:
+            raise ValueError(f"{name} is not a dtype of cells; allowed: {', '.join(PEAK_DTYPES)}")
     return values
 
 

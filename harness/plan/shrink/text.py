@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.core.cell.config import CellConfig
 from harness.core.cell.identity import cell_name
 from harness.core.outcomes import Finding
-from harness.core.text.counts import counted
+from harness.core.text import counted
 from harness.plan.shrink.search import Smallest
 
 

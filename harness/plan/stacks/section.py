@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
+from harness.core.secrets import NAMES, holds_secret, is_secret_name
 from harness.core.stack import DEFAULT, SAFE_NAME, Checkout, Stack
-from harness.core.text.secrets import NAMES, holds_secret, is_secret_name
 from harness.plan.matrix.problems import KeyPath, Problems, shown
 from harness.plan.schema.section import Section, one_of
 from harness.plan.stacks.projects import PROJECTS

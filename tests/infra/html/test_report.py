@@ -13,9 +13,9 @@ from html.parser import HTMLParser
 import pytest
 
 from harness.core.outcomes import Outcome
+from harness.core.secrets import without_secrets
 from harness.core.serialization import dumps, from_jsonable, loads, to_jsonable
 from harness.core.stack import CheckedOut, StackFacts, Version
-from harness.core.text.secrets import without_secrets
 from harness.infra.html.report import banner_versions, outcome_grids, provenance_rows, render_html
 from harness.judge.report.model import Report
 from tests.sample_report import HOSTILE, big_report, hostile_report, passing_report, sample_report

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from harness.core.errors import InputError
-from harness.core.hardware.environment import DETERMINISM, WITHOUT, determinism
+from harness.core.hardware import DETERMINISM_VARIABLES, WITHOUT_VARIABLE, determinism_variables
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import Allocation
 from harness.infra import templating
@@ -158,15 +158,15 @@ def test_the_profile_overrides_the_determinism_environment() -> None:
     assert made == {
         "NCCL_ALGO": "Tree",
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-        WITHOUT: "NVTE_ALLOW_NONDETERMINISTIC_ALGO",
+        WITHOUT_VARIABLE: "NVTE_ALLOW_NONDETERMINISTIC_ALGO",
     }
-    assert determinism(made, timed=False) == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    assert determinism_variables(made, timed=False) == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
 def test_the_job_file_leaves_determinism_to_ranks_which_know_whether_they_are_timed(root: Path) -> None:
     for golden in GOLDENS.values():
         text = golden.text(root)
-        assert not [name for name in DETERMINISM if f"export {name}=" in text]
+        assert not [name for name in DETERMINISM_VARIABLES if f"export {name}=" in text]
 
 
 def test_a_job_name_has_at_most_64_characters_and_keeps_the_runs_time_and_digits() -> None:

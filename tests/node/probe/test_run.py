@@ -15,7 +15,7 @@ import torch.distributed as dist
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Coordinates
 from harness.core.cell.timing import TimingConfig
-from harness.core.hardware.environment import DETERMINISM
+from harness.core.hardware import DETERMINISM_VARIABLES
 from harness.core.run.records import RankRecord
 from harness.node.device.placement import Device
 from harness.node.probe import run
@@ -32,12 +32,12 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     done: list[str] = []
     for name, value in {"LOCAL_WORLD_SIZE": "8", "LOCAL_RANK": "3", "RANK": "3", "WORLD_SIZE": "8"}.items():
         monkeypatch.setenv(name, value)
-    for name in DETERMINISM:
+    for name in DETERMINISM_VARIABLES:
         monkeypatch.setenv(name, "")  # restored after the test
         monkeypatch.delenv(name)
 
     def choose(*_: Any) -> Device:
-        done.append("deterministic" if DETERMINISM.items() <= os.environ.items() else "fast")
+        done.append("deterministic" if DETERMINISM_VARIABLES.items() <= os.environ.items() else "fast")
         return GPU
 
     monkeypatch.setattr(run, "choose_device", choose)

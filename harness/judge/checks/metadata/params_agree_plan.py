@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from harness.core.packing.fields import LONGEST, OFFSETS, PADDED
 from harness.core.run.records import SeenParams
-from harness.core.text.counts import counted
+from harness.core.text import counted
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence

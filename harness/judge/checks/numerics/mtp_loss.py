@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.records import DocumentLoss
-from harness.core.text.counts import counted
+from harness.core.text import counted
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence

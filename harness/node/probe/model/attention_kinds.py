@@ -29,8 +29,7 @@ from harness.core.cell.attention import (
     te_deterministic,
 )
 from harness.core.cell.config import CellConfig
-from harness.core.hardware.devices import DevicePlacement
-from harness.core.hardware.environment import is_deterministic_te
+from harness.core.hardware import DevicePlacement, is_deterministic_te
 from harness.core.outcomes import STACK_UNDER_TEST, Missing, Rejection
 from harness.node.data_paths.reference import SETS_PAD_BETWEEN_SEQS
 from harness.node.probe.model.attention import ReferenceAttention

@@ -12,8 +12,7 @@ from harness.core.cell.config import CellConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import MlaConfig, ModelConfig
 from harness.core.cell.timing import TimingConfig
-from harness.core.hardware.devices import DevicePlacement, place
-from harness.core.hardware.environment import WITHOUT
+from harness.core.hardware import WITHOUT_VARIABLE, DevicePlacement, placed_rank
 from harness.core.outcomes import Missing, Rejection
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.packing.options import PackingOptions
@@ -25,7 +24,7 @@ from harness.node.probe.model.attention_kinds import core_attention, described, 
 from harness.node.probe.model.varlen import VarlenAttention
 from harness.node.refusals import refusal
 
-CPU, GPU = place("cpu", 0, 0, 1), place("auto", 1, 0, 1)
+CPU, GPU = placed_rank("cpu", 0, 0, 1), placed_rank("auto", 1, 0, 1)
 ENGINE = {"transformer-engine": "2.20.2", "transformer-engine-torch": "2.20.2"}
 PADDED = PackingOptions(pad_seq_to_mult=8)
 
@@ -65,8 +64,8 @@ def test_auto_is_the_best_attention_that_is_installed(stack: dict[str, str]) -> 
 
 def test_auto_skips_a_kernel_that_cannot_run(stack: dict[str, str]) -> None:
     stack.update(ENGINE)
-    assert resolved(cell(cp=2), place("auto", 2, 0, 2)).attention == "te"
-    assert resolved(cell(cp=2), place("auto", 1, 0, 2)).attention == "te"
+    assert resolved(cell(cp=2), placed_rank("auto", 2, 0, 2)).attention == "te"
+    assert resolved(cell(cp=2), placed_rank("auto", 1, 0, 2)).attention == "te"
     assert resolved(cell(model=ModelConfig(mla=MlaConfig())), GPU).attention == "reference"
     stack["transformer-engine"] = "2.16.0"
     assert resolved(cell(), GPU).attention == "te"
@@ -124,7 +123,7 @@ def test_packed_rows_that_cudnn_cannot_compute_deterministically_are_rejected_un
 ) -> None:
     stack.update(ENGINE)
     monkeypatch.setattr(attention_kinds, "SETS_PAD_BETWEEN_SEQS", True)
-    for name in ("NVTE_ALLOW_NONDETERMINISTIC_ALGO", WITHOUT):
+    for name in ("NVTE_ALLOW_NONDETERMINISTIC_ALGO", WITHOUT_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     long = replace(
         cell("te-fused"),

@@ -1,9 +1,10 @@
-"""Secrets in texts: detection and redaction. Pure.
+"""Secrets in texts and logs: detection and redaction.
 
 A secret is known by its name (a variable DB_PASSWORD, a header Authorization, a query parameter signature), by its
 shape (a GitHub token, a JSON web token, a private key), by its place (user and password of a URL, the path of a chat
 webhook), or by its value, when the caller knows it from the environment. No matched value spans a quote, a backslash or
-a space, so redacted JSON, YAML, HTML or XML stays well-formed.
+a space, so redacted JSON, YAML, HTML or XML stays well-formed. The code under test may print secrets: its logs are
+redacted once nothing writes to them any more.
 
 Names are of two kinds. DB_PASSWORD and hf_token mean nothing but a secret: any value of theirs is hidden, except plain
 words where a sentence may go on ("--hf-token requires a value"). input_key, max_token and third_pass may mean anything:
@@ -14,9 +15,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any, TypeVar
+
+from harness.core.run.run_dir import needs_room, opened, temporary_beside
 
 T = TypeVar("T")
 HIDDEN = "***"
@@ -296,3 +300,50 @@ def _without_quoted(match: re.Match[str]) -> str:
     """Hides the value of `"password": "value"`, as JSON and Python write it."""
     quote, name, colon, other, value = match.groups()
     return f"{quote}{name}{quote}{colon}{other}{HIDDEN}{other}" if _is_secret(name, value) else match[0]
+
+
+_MOST_OF_KEY = 65536  # bytes; what only begins like a private key is redacted in pieces of this size
+
+
+def without_secrets_in(log: Path, values: Collection[str]) -> None:
+    """Replace each secret in a log by ***; a log without secrets is not touched, nor a missing one.
+
+    `values`: secrets known by value, see `secret_values`. Bytes that are not UTF-8 are kept. DiskFullError if there is
+    no space for the new log; the old one is then kept.
+    """
+    try:
+        if not _has_secret(log, values):
+            return
+    except FileNotFoundError:
+        return
+    with needs_room(log):
+        temporary = temporary_beside(log)
+        try:
+            with opened(log) as old, temporary.open("xb") as new:
+                new.writelines(_clean(piece, values) for piece in _pieces(old))
+            temporary.replace(log)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def _has_secret(log: Path, values: Collection[str]) -> bool:
+    with opened(log) as stream:
+        return any(_clean(piece, values) != piece for piece in _pieces(stream))
+
+
+def _pieces(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines, those of a private key joined: no other secret spans lines."""
+    piece, in_key = b"", False
+    for line in lines:
+        piece += line
+        if b"PRIVATE KEY" in line:  # so that each line is searched once, however long the key
+            in_key = ends_in_key(line.decode("latin-1"))
+        if not in_key or len(piece) > _MOST_OF_KEY:
+            yield piece
+            piece, in_key = b"", False
+    yield piece
+
+
+def _clean(piece: bytes, values: Collection[str]) -> bytes:
+    return redacted(piece.decode("utf-8", "surrogateescape"), values).encode("utf-8", "surrogateescape")

@@ -1,5 +1,3 @@
-"""Every output format is read by a real parser of it, which must give back the text and nothing else."""
-
 from __future__ import annotations
 
 import csv
@@ -9,8 +7,39 @@ from xml.etree import ElementTree
 
 import pytest
 
-from harness.core.text import escaping
+from harness.core.text import (
+    chat_text,
+    ci_json,
+    ci_log,
+    clip,
+    counted,
+    csv_cell,
+    duration,
+    markdown_code,
+    markdown_fence,
+    markdown_text,
+    noun,
+    one_line,
+    visible,
+)
 from tests.hostile import EVERYTHING, LONG, TEXTS, UNSEEN, commands_in, read_markdown
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 cells"), (1, "1 cell"), (2, "2 cells")])
+def test_a_noun_is_in_the_plural_unless_there_is_one(number: int, text: str) -> None:
+    assert counted(number, "cell") == text
+
+
+def test_an_irregular_plural_is_given() -> None:
+    assert [noun(number, "process", "processes") for number in (1, 2)] == ["process", "processes"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(8.4, "8 s"), (59.6, "1 min 00 s"), (185, "3 min 05 s"), (7620, "2 h 07 min")]
+)
+def test_durations_read_well(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
 
 hostile = pytest.mark.parametrize("text", [*TEXTS.values(), EVERYTHING], ids=[*TEXTS, "everything"])
 _PLAIN = {"inline", "text", "text_special", "code_inline", "paragraph_open", "paragraph_close"}
@@ -19,52 +48,52 @@ _LIST = {"bullet_list_open", "bullet_list_close", "list_item_open", "list_item_c
 
 @hostile
 def test_markdown_renders_the_text_itself(text: str) -> None:
-    for form in (escaping.markdown_text, escaping.markdown_code):
+    for form in (markdown_text, markdown_code):
         page = read_markdown(form(text))
-        assert page.text.strip() == escaping.one_line(text)
+        assert page.text.strip() == one_line(text)
         assert page.kinds <= _PLAIN
         assert page.live == []
 
 
 @hostile
 def test_markdown_stays_within_a_list_item_and_a_table_cell(text: str) -> None:
-    for form in (escaping.markdown_text, escaping.markdown_code):
+    for form in (markdown_text, markdown_code):
         shown = form(text)
         page = read_markdown(f"- {shown}\n- end")
         assert page.kinds <= _PLAIN | _LIST
         table = read_markdown(f"| a | b |\n|---|---|\n| x{shown} | end |\n\nafter")
-        assert table.text.replace(" ", "") == f"abx{escaping.one_line(text)}endafter".replace(" ", "")
+        assert table.text.replace(" ", "") == f"abx{one_line(text)}endafter".replace(" ", "")
         assert table.live == []
 
 
 @hostile
 def test_a_fence_holds_its_text(text: str) -> None:
-    page = read_markdown("\n".join([*escaping.markdown_fence(text, "text"), "", "after"]))
-    assert page.fences == [escaping.visible(text.replace("\r\n", "\n")) + "\n"]
+    page = read_markdown("\n".join([*markdown_fence(text, "text"), "", "after"]))
+    assert page.fences == [visible(text.replace("\r\n", "\n")) + "\n"]
     assert page.text == "after"
     assert not UNSEEN.search(page.fences[0])
 
 
 @hostile
 def test_xml_holds_the_visible_text(text: str) -> None:
-    element = ElementTree.Element("a", said=escaping.visible(text))
-    element.text = escaping.visible(text)
+    element = ElementTree.Element("a", said=visible(text))
+    element.text = visible(text)
     read = ElementTree.fromstring(ElementTree.tostring(element, encoding="unicode").encode())
     assert read.text in (element.text, None if not text else element.text)
-    assert read.get("said") == escaping.visible(text)
+    assert read.get("said") == visible(text)
 
 
 @hostile
 def test_no_ci_system_finds_a_command(text: str) -> None:
-    shown = escaping.ci_log(escaping.visible(text))
+    shown = ci_log(visible(text))
     assert commands_in(shown) == []
     assert commands_in(f"prefix {shown}") == []
-    assert escaping.ci_log(shown) == shown
+    assert ci_log(shown) == shown
 
 
 @hostile
 def test_json_without_a_command_has_the_same_values(text: str) -> None:
-    shown = escaping.ci_json(json.dumps([text, {text: "##[error]x ##vso[x] section_end:1:x"}], ensure_ascii=False))
+    shown = ci_json(json.dumps([text, {text: "##[error]x ##vso[x] section_end:1:x"}], ensure_ascii=False))
     assert commands_in(shown) == []
     assert json.loads(shown) == [text, {text: "##[error]x ##vso[x] section_end:1:x"}]
 
@@ -77,21 +106,21 @@ def test_the_reader_of_commands_finds_commands() -> None:
 
 def test_log_lines_that_are_not_commands_are_unchanged() -> None:
     text = "at::Tensor c10::Error\nharness: a::b::c\n## heading [x]\n#[derive(x)]\nsection_start of the log"
-    assert escaping.ci_log(text) == text
+    assert ci_log(text) == text
 
 
 @hostile
 def test_a_spreadsheet_computes_nothing(text: str) -> None:
     stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows([["a", "b"], [escaping.csv_cell(text), "end"]])
+    csv.writer(stream, lineterminator="\n").writerows([["a", "b"], [csv_cell(text), "end"]])
     _, row = csv.reader(io.StringIO(stream.getvalue()))
     assert row[1] == "end"
-    assert row[0].removeprefix("'") == escaping.visible(text)
+    assert row[0].removeprefix("'") == visible(text)
     assert not row[0].strip(" ").startswith(("=", "+", "-", "@", "\t", "\r"))
 
 
 def test_numbers_stay_numbers_in_a_table() -> None:
-    assert [escaping.csv_cell(value) for value in (-1, -2.5, None, "-3.5e-07", "+1")] == [
+    assert [csv_cell(value) for value in (-1, -2.5, None, "-3.5e-07", "+1")] == [
         -1,
         -2.5,
         None,
@@ -106,12 +135,12 @@ def test_a_terminal_shows_the_text_and_does_nothing_else(text: str) -> None:
 
     screen = pyte.Screen(300, 90)
     stream = pyte.Stream(screen)
-    stream.feed("before\r\n" + escaping.visible(text).expandtabs().replace("\n", "\r\n") + "\r\nafter")
+    stream.feed("before\r\n" + visible(text).expandtabs().replace("\n", "\r\n") + "\r\nafter")
     lines = [line.rstrip() for line in screen.display]
-    wanted = ["before", *escaping.visible(text).expandtabs().split("\n"), "after"]
+    wanted = ["before", *visible(text).expandtabs().split("\n"), "after"]
     assert [_narrow(line) for line in lines[: len(wanted)]] == [_narrow(line).rstrip() for line in wanted]
     assert screen.title == ""
-    assert not UNSEEN.search(escaping.visible(text))
+    assert not UNSEEN.search(visible(text))
 
 
 def _narrow(line: str) -> str:
@@ -121,7 +150,7 @@ def _narrow(line: str) -> str:
 
 @hostile
 def test_chat_systems_find_no_markup(text: str) -> None:
-    shown = escaping.chat_text(text)
+    shown = chat_text(text)
     assert "\n" not in shown and not UNSEEN.search(shown)
     assert "<" not in shown and ">" not in shown
     page = read_markdown(shown.replace("&lt;", "").replace("&gt;", ""))  # Mattermost reads Markdown
@@ -134,12 +163,12 @@ def test_chat_systems_find_no_markup(text: str) -> None:
 def test_nothing_is_escaped_out_of_sight(text: str) -> None:
     """All letters and digits of the text appear, in order."""
     letters = "".join(char for char in text if char.isascii() and char.isalnum())
-    for form in (escaping.one_line, escaping.visible, escaping.markdown_code, escaping.chat_text, escaping.ci_log):
+    for form in (one_line, visible, markdown_code, chat_text, ci_log):
         rest = iter(form(text))
         assert all(char in rest for char in letters)
 
 
 def test_long_texts_are_cut_with_a_note() -> None:
-    assert escaping.clip("abc", 3) == "abc"
-    assert escaping.clip(LONG, 10) == f"{'A' * 10} … (999990 more characters)"
-    assert len(escaping.markdown_text(LONG, 600)) < 700
+    assert clip("abc", 3) == "abc"
+    assert clip(LONG, 10) == f"{'A' * 10} … (999990 more characters)"
+    assert len(markdown_text(LONG, 600)) < 700

@@ -7,11 +7,22 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from harness.core.text.secrets import HIDDEN, holds_secret, is_secret_name, redacted, secret_values, without_secrets
+from harness.core import secrets
+from harness.core.errors import DiskFullError
+from harness.core.secrets import (
+    HIDDEN,
+    holds_secret,
+    is_secret_name,
+    redacted,
+    secret_values,
+    without_secrets,
+    without_secrets_in,
+)
 
 # Assembled from parts, so that no secret scanner reports this file. Each must be removed from every text.
 VALUE = "hunter2-hunter2"
@@ -283,3 +294,58 @@ def test_a_sentence_about_a_secret_is_shown_whole(name: str, after: str) -> None
 def test_a_user_and_password_are_an_option_of_curl(text: str) -> None:
     assert redacted(text) == text
     assert redacted("curl --user me:swordfish host") == "curl --user *** host"
+
+
+def test_secrets_known_by_shape_or_value_are_removed_and_the_rest_is_kept_byte_for_byte(tmp_path: Path) -> None:
+    log = tmp_path / "rank.log"
+    log.write_bytes(b"step 1\r\n\xff\xfe with hunter2-hunter2\ncloning https://me:pw@host/x\nno newline at the end")
+    without_secrets_in(log, ["hunter2-hunter2"])
+    assert log.read_bytes() == b"step 1\r\n\xff\xfe with ***\ncloning https://***@host/x\nno newline at the end"
+    assert list(tmp_path.iterdir()) == [log]
+
+
+def test_every_line_of_a_private_key_is_removed(tmp_path: Path) -> None:
+    log = tmp_path / "rank.log"
+    kind = "RSA PRIVATE KEY"
+    key = f"-----BEGIN {kind}-----\n" + "MIIEow\n" * 30 + f"-----END {kind}-----"
+    log.write_text(f"loading\n{key}\nstep 1\n{key[:40]}")
+    without_secrets_in(log, [])
+    assert log.read_text() == "loading\n***\nstep 1\n***"
+
+
+def test_what_only_begins_like_a_private_key_hides_a_bounded_part_of_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "rank.log"
+    log.write_text("-----BEGIN PRIVATE KEY-----\n" + "step 1\n" * 100_000)
+    without_secrets_in(log, [])
+    left = log.read_text()
+    assert left.startswith("***")
+    assert 600_000 < len(left) < 700_000
+
+
+def test_a_log_without_a_secret_is_not_written_again(tmp_path: Path) -> None:
+    log = tmp_path / "rank.log"
+    log.write_text("step 1\n")
+    before = log.stat()
+    without_secrets_in(log, ["hunter2-hunter2"])
+    assert log.stat().st_ino == before.st_ino
+
+
+def test_a_missing_log_is_not_an_error(tmp_path: Path) -> None:
+    without_secrets_in(tmp_path / "rank.log", [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_room_the_log_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "rank.log"
+    log.write_text("hunter2-hunter2\n")
+
+    def full(*_: object) -> bytes:
+        raise OSError(28, "No space left on device")
+
+    has_secret = secrets._has_secret(log, ["hunter2-hunter2"])
+    monkeypatch.setattr(secrets, "_has_secret", lambda *_: has_secret)
+    monkeypatch.setattr(secrets, "_clean", full)
+    with pytest.raises(DiskFullError, match="free some space on its disk"):
+        without_secrets_in(log, ["hunter2-hunter2"])
+    assert log.read_text() == "hunter2-hunter2\n"
+    assert list(tmp_path.iterdir()) == [log]

@@ -1,14 +1,35 @@
-"""Untrusted text, escaped for each output format. Pure; every output of the harness uses these functions.
+"""Texts for readers: counts, durations, and untrusted text escaped for each output format. Pure.
 
 A text may come from a matrix, a log, an exception, a commit or a damaged file. It must stay readable and must not be
 interpreted as markup, a link, a mention, a formula, a control sequence or a CI command. Characters that a format cannot
-hold are shown as escapes such as \\x1b. In page templates, jinja2 escapes markup on top of `visible`.
+hold are shown as escapes such as \\x1b. Every output of the harness uses these functions. In page templates, jinja2
+escapes markup on top of `visible`.
 """
 
 from __future__ import annotations
 
 import html
 import re
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """The number with its noun, e.g. "1 cell", "3 cells", "2 rank processes"."""
+    return f"{number} {noun(number, one, many)}"
+
+
+def noun(number: int, one: str, many: str | None = None) -> str:
+    """The noun alone, in the form that the number needs."""
+    return one if number == 1 else many or f"{one}s"
+
+
+def duration(seconds: float) -> str:
+    """ "8 s", "3 min 05 s", "2 h 07 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
 
 # C0 except tab and line feed, DEL, C1; invisible characters and those that change the direction of text; lone
 # surrogates and the two noncharacters that XML cannot hold.
