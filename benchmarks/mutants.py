@@ -58,9 +58,7 @@ GROUPS: dict[str, tuple[list[str], list[str]]] = {
         ],
     ),
 }
-_MIRRORS = {
-    f"tests/core/packing/test_{name}.py": "tests/core/packing/test_arithmetic.py" for name in ("styles", "first_fit")
-}
+_MIRRORS = {"tests/core/packing/test_options.py": "tests/core/packing/test_arithmetic.py"}
 _CONFIG = """
 [tool.mutmut]
 source_paths = ["harness"]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from harness.core.cell.layout import Layout
 from harness.core.data_paths.table import DATA_PATHS
-from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions
-from harness.core.packing.styles import PackingStyle
+from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions, PackingStyle
 
 
 def packing_style(

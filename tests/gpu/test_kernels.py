@@ -12,7 +12,7 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from harness.core.cell.attention import KERNELS, TE_KINDS
-from harness.core.packing.styles import align_up
+from harness.core.packing.options import align_up
 from harness.node.data_paths.reference import SETS_PAD_BETWEEN_SEQS
 from harness.node.probe.model.attention import ReferenceAttention
 from harness.node.probe.model.attention_kinds import attention_fields, core_attention, installed

@@ -21,10 +21,9 @@ from harness.core.cell.layout import Coordinates, Layout
 from harness.core.cell.reports import entry_point
 from harness.core.layer_pattern import RECURRENT
 from harness.core.outcomes import Finding, Lane, LaneVerdict, Outcome, Severity
-from harness.core.packing.arithmetic import PAD, MicroBatch, PackedParams
+from harness.core.packing.arithmetic import PAD, MicroBatch, PackedParams, workload
 from harness.core.packing.documents import Document, adversarial_mix
 from harness.core.packing.fields import PADDING_MASK
-from harness.core.packing.workload import workload
 from harness.core.run.cell_result import CellResult, RankEnding
 from harness.core.run.record_file import digest_of_choices
 from harness.core.run.records import (

@@ -26,11 +26,9 @@ from harness.core.cell.timing import NOT_TIMED, TimingConfig
 from harness.core.cell.train import TrainConfig
 from harness.core.data_paths.descriptor import DataPath
 from harness.core.data_paths.table import DATA_PATHS, FORBIDDEN
-from harness.core.packing.arithmetic import MicroBatch, Row, plan_step
-from harness.core.packing.dealing import dealt, row_of, undealt
+from harness.core.packing.arithmetic import MicroBatch, Row, dealt, plan_step, row_of, undealt
 from harness.core.packing.documents import Document, DocumentsConfig, documents_of_step
-from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions
-from harness.core.packing.styles import PackingStyle, packed_of_documents
+from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions, PackingStyle, packed_of_documents
 from harness.core.setting import setting
 from harness.core.stack import DEFAULT, SAFE_NAME, stack_name
 from harness.core.upstream_tests import NO_TESTS, UpstreamTests

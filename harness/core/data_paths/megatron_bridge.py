@@ -15,8 +15,7 @@ from harness.core.data_paths.descriptor import (
     one_document_per_row,
     padding_is_fixed,
 )
-from harness.core.packing.options import PackingOptions
-from harness.core.packing.styles import PackingStyle
+from harness.core.packing.options import PackingOptions, PackingStyle
 
 _RELEASES = "megatron-bridge wheels 0.4 to 0.6"
 _ROW_MULTIPLE = 16  # pad_seq_length_to_mult of GPTSFTDataset

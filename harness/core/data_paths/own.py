@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from harness.core.cell.layout import Layout
-from harness.core.data_paths.descriptor import LAYOUT, NONE, DataPath, Limit, LimitedCell, one_document_per_row
-from harness.core.data_paths.forbidden import FORBIDDEN_CASES
-from harness.core.packing.options import PackingOptions
-from harness.core.packing.styles import PackingStyle
+from harness.core.data_paths.descriptor import (
+    FORBIDDEN_CASES,
+    LAYOUT,
+    NONE,
+    DataPath,
+    Limit,
+    LimitedCell,
+    one_document_per_row,
+)
+from harness.core.packing.options import PackingOptions, PackingStyle
 
 
 def _reference_style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:

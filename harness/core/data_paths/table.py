@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from harness.core.data_paths.descriptor import DataPath
 from harness.core.data_paths.megatron_bridge import IN_BATCH, LONG, OFFLINE
-from harness.core.data_paths.megatron_lm import INTER_DOCUMENT, SCHEDULER, SFT, SFT_SCHEDULER
-from harness.core.data_paths.megatron_rl import MEGATRON_RL
+from harness.core.data_paths.megatron_lm import INTER_DOCUMENT, MEGATRON_RL, SCHEDULER, SFT, SFT_SCHEDULER
 from harness.core.data_paths.nemo_rl import NEMO_RL
 from harness.core.data_paths.own import REFERENCE, RULES, UNPACKED, UPSTREAM_TESTS
 from harness.core.data_paths.skyrl import SKYRL

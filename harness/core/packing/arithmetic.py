@@ -2,6 +2,10 @@
 
 Integers, no tensors: the judge computes the expected values with these functions, the probe builds its batches with
 them, and property tests cover them. A slot is one token position of the physical (padded) stream.
+
+Data paths that pack while they read use next fit, and may split rows; those that pack offline use first-fit decreasing.
+Megatron-LM's samplers deal to replicas, and its packing scheduler deals again. Data paths count the work of a step for
+FLOPs: micro-batches, sum of lengths, sum of squared lengths.
 """
 
 from __future__ import annotations
@@ -10,12 +14,11 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 from harness.core.cell.layout import Layout
 from harness.core.packing.documents import Document
-from harness.core.packing.first_fit import first_fit
-from harness.core.packing.next_fit import next_fit, split_last, split_widest
-from harness.core.packing.styles import PackingStyle, align_up
+from harness.core.packing.options import PackingStyle, align_up
 
 PAD = -1  # document index of a padding slot
 
@@ -286,3 +289,136 @@ def plan_step(
     blocks = micro_batches(rows)
     replicas = [blocks[dp :: layout.dp] for dp in range(layout.dp)]
     return [_last_stretched(own) for own in replicas] if style.even_last else replicas
+
+
+def next_fit(documents: Sequence[Document], style: PackingStyle, seq_length: int) -> list[list[Document]]:
+    """Documents in order, or with `descending` from the longest to the shortest, equal ones in order."""
+    if style.descending:
+        documents = sorted(documents, key=lambda document: document.length, reverse=True)
+    groups: list[list[Document]] = []
+    used = 0
+    for document in documents:
+        size = style.size(document)
+        full = bool(groups) and len(groups[-1]) == style.most_documents
+        if groups and not full and style.packed and not style.one_per_row and used + size <= seq_length:
+            groups[-1].append(document)
+            used += size
+        else:
+            groups.append([document])
+            used = size
+    return groups
+
+
+def split_widest(groups: list[list[Document]]) -> bool:
+    """Halve the row with the most documents; False if every row has only one."""
+    widest = max(range(len(groups)), key=lambda index: len(groups[index]))
+    half = len(groups[widest]) // 2
+    if half:
+        groups[widest : widest + 1] = [groups[widest][:half], groups[widest][half:]]
+    return half > 0
+
+
+def split_last(groups: list[list[Document]], made: int, first: bool) -> bool:
+    """Move the last document of the last row with several documents to a new row at the end.
+
+    Only the first `made` rows are split, the first one with `first` only, as in
+    megatron.core.datasets.data_schedule.DpBalancedScheduler.get_groups_and_subsamples.
+    """
+    last = next((index for index in range(made - 1, -1 if first else 0, -1) if len(groups[index]) > 1), None)
+    if last is not None:
+        groups.append([groups[last].pop()])
+    return last is not None
+
+
+def first_fit(documents: Sequence[Document], style: PackingStyle, seq_length: int) -> list[list[Document]]:
+    """First-fit decreasing; documents of equal length keep their order."""
+    groups: list[list[Document]] = []
+    free = _FreeSlots(len(documents), seq_length)
+    sizes = [(style.size(document), document) for document in documents]
+    for size, document in sorted(sizes, key=lambda item: -item[0]):
+        row = len(groups) if size > seq_length else free.first(size)
+        if row == len(groups):
+            groups.append([])
+        groups[row].append(document)
+        free.take(row, size)
+    return groups
+
+
+class _FreeSlots:
+    """Free slots of each row, as a tree of maxima: the first row with enough room is found in log(rows) steps."""
+
+    def __init__(self, rows: int, room: int) -> None:
+        self._leaves = 1 << max(rows - 1, 0).bit_length()
+        self._most = [room] * (2 * self._leaves)  # node n has the children 2 n and 2 n + 1; rows are the last level
+
+    def first(self, size: int) -> int:
+        """The first row with at least `size` free slots, which may be the first empty one."""
+        node = 1
+        while node < self._leaves:
+            node *= 2
+            node += self._most[node] < size
+        return node - self._leaves
+
+    def take(self, row: int, size: int) -> None:
+        node = row + self._leaves
+        self._most[node] -= size
+        while node > 1:
+            node //= 2
+            self._most[node] = max(self._most[2 * node], self._most[2 * node + 1])
+
+
+_Item = TypeVar("_Item")
+
+
+def dealt(items: Sequence[_Item], dp: int) -> list[_Item]:
+    """What is dealt to replicas in turn, in the order in which the scheduler takes it: replica by replica."""
+    return [item for replica in range(dp) for item in items[replica::dp]]
+
+
+def undealt(items: Sequence[_Item], dp: int) -> list[_Item]:
+    """The order from which `dealt` makes this one."""
+    places = dealt(range(len(items)), dp)
+    return [items[places.index(place)] for place in range(len(items))]
+
+
+def row_of(document: Document, style: PackingStyle) -> Row:
+    """A row of one document with its padding."""
+    return Row(placed=(PlacedDocument(document=document, start=0, padded_length=style.size(document)),))
+
+
+# Relative: Megatron-LM's schedulers pass sums on in float32, which holds every integer up to 2**24.
+WORKLOAD_ROUNDING = 2.0**-24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """The counts of one step. Lengths follow cu_seqlens_q, in tokens: real ones where padded ones are passed too."""
+
+    micro_batches: int  # of one replica, whatever the number of model chunks
+    tokens: float  # sum of lengths over all replicas
+    squares: float  # sum of squared lengths over all replicas
+
+
+def workload(step: Sequence[Sequence[MicroBatch]], dp: int) -> Workload:
+    """The workload of replica `dp`; `step` is indexed [dp][micro-batch]."""
+    return workloads(step)[dp]
+
+
+def workloads(step: Sequence[Sequence[MicroBatch]]) -> list[Workload]:
+    """The workload of every replica."""
+    tokens, squares = map(sum, zip(*(summed_lengths(replica) for replica in step)))
+    return [Workload(micro_batches=len(replica), tokens=tokens, squares=squares) for replica in step]
+
+
+def summed_lengths(replica: Sequence[MicroBatch]) -> tuple[int, int]:
+    """Sum of lengths and of squared lengths of one replica's micro-batches."""
+    lengths = [length for batch in replica for length in _attended_lengths(batch)]
+    return sum(lengths), sum(length**2 for length in lengths)
+
+
+def _attended_lengths(batch: MicroBatch) -> list[int]:
+    """Lengths of the sequences that attention sees: segments of packed rows, otherwise whole rows."""
+    params = batch.params()
+    if params is None:
+        return [row.length for row in batch.rows]
+    return [end - start for start, end in itertools.pairwise(params.cu_seqlens_q)]

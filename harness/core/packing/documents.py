@@ -6,17 +6,21 @@ of lengths. For the same seed they give upstream's lengths, before truncation, i
 `plain`, which also has no masked document; `multi_turn`, the lengths of `uncut` as conversations of several prompts
 and answers, of which only the answers count, and `delimited`, the same with a token at the end of each message;
 `images`, the documents of `plain` with images, whose tokens do not count as labels.
+
+Lognormal numbers are drawn as numpy's legacy generator does, without numpy: numpy.random.seed, numpy.random.lognormal.
+numpy and Python use the same Mersenne twister, but derive its initial state from the seed differently (Matsumoto and
+Nishimura, mt19937ar.c: init_genrand). Marsaglia's polar method gives normal numbers in pairs, the second one first.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal
 
-from harness.core.packing.lognormal import lognormal
 from harness.core.setting import Limits, keys_of, setting
 from harness.core.vision import Image, images_in
 
@@ -256,3 +260,50 @@ def _lognormal(config: DocumentsConfig, *, seed: int, first: int, count: int, se
             )
         )
     return documents
+
+
+_WORDS = 624  # 32-bit words of the twister's state
+_LARGEST = 700.0  # its exponential is still finite, and far above any length
+
+
+def lognormal(seed: int, index: int, *, mu: float, sigma: float) -> float:
+    """Element `index` of numpy.random.lognormal(mu, sigma, n) after numpy.random.seed(seed).
+
+    numpy rejects seeds above 2^32 - 1; here only their low 32 bits count.
+    """
+    return math.exp(min(mu + sigma * _normals(seed % 2**32).number(index), _LARGEST))
+
+
+class _Normals:
+    """The standard normal numbers of one seed; numbers already drawn are kept."""
+
+    def __init__(self, seed: int) -> None:
+        self._twister = random.Random()
+        self._twister.setstate((3, (*_first_words(seed), _WORDS), None))
+        self._drawn: list[float] = []
+
+    def number(self, index: int) -> float:
+        while len(self._drawn) <= index:
+            self._drawn += self._pair()
+        return self._drawn[index]
+
+    def _pair(self) -> tuple[float, float]:
+        while True:
+            x, y = 2.0 * self._twister.random() - 1.0, 2.0 * self._twister.random() - 1.0
+            square = x * x + y * y
+            if 0.0 < square < 1.0:
+                factor = math.sqrt(-2.0 * math.log(square) / square)
+                return factor * y, factor * x
+
+
+@lru_cache(maxsize=8)
+def _normals(seed: int) -> _Normals:
+    return _Normals(seed)
+
+
+def _first_words(seed: int) -> list[int]:
+    words = [seed]
+    for index in range(1, _WORDS):
+        before = words[-1]
+        words.append((1812433253 * (before ^ (before >> 30)) + index) % 2**32)
+    return words

@@ -92,7 +92,7 @@ class BuiltSeen:
 
 @dataclass(kw_only=True)
 class WorkloadSeen:
-    """The workload of a step, as the data path counted it with the step's iterators (core/packing/workload.py)."""
+    """The workload of a step, as the data path counted it with the step's iterators (core/packing/arithmetic.py)."""
 
     leg: LegName
     step: int

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from harness.core.packing.workload import sums
+from harness.core.packing.arithmetic import summed_lengths
 from harness.judge.evidence.cell_evidence import CellEvidence
 
 
@@ -51,5 +51,5 @@ def counted(evidence: CellEvidence, step: int, packed: bool) -> Counted:
     if not packed or (bridge and (config.layout.cp > 1 or not config.style.packed)):
         rows = sum(len(batch.rows) for batch in batches)
         return Counted(rows * size, rows * size**2)
-    tokens, squares = map(sum, zip(*map(sums, replicas)))
+    tokens, squares = map(sum, zip(*map(summed_lengths, replicas)))
     return Counted(sum(batch.slots for batch in batches) if bridge else tokens, squares)

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.core.packing.arithmetic import PackedParams
 from harness.core.packing.fields import LONGEST, OFFSETS, PADDED
-from harness.core.packing.styles import PackingStyle
+from harness.core.packing.options import PackingStyle
 from harness.core.run.records import SeenParams
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence

@@ -128,7 +128,7 @@ class RankContext:
 class Adapter(Protocol):
     """Feeds one rank. `iterator` is called once per step and chunk, `fetch` once per micro-batch, in order.
 
-    A path that counts the work of a step stores it as `workload` (core/packing/workload.py) when `iterator` is called
+    A path that counts the work of a step stores it as `workload` (core/packing/arithmetic.py) when `iterator` is called
     for chunk 0. A path with upstream's script has `forward_step(iterator, model)`, which trains instead of `fetch`: it
     calls the model, and returns its output, the loss mask and the loss (both as in Batch).
     """

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from harness.core.cell.config import CellConfig
-from harness.core.data_paths.megatron_rl import MOST_ROLLOUTS
+from harness.core.data_paths.megatron_lm import MOST_ROLLOUTS
 from harness.core.outcomes import Missing
 from harness.node.data_paths.base import Batch, RankContext, Scored, mask_and_loss
 from harness.node.data_paths.lookup import Unavailable, not_in_release, release

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from harness.core.cell.config import CellConfig
-from harness.core.packing.styles import align_up
+from harness.core.packing.options import align_up
 from harness.node.data_paths.base import Batch, RankContext, Scored
 from harness.node.data_paths.lookup import Unavailable, module_unavailable
 from harness.node.data_paths.scored import rows_by_slot

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from harness.core.cell.config import CellConfig
 from harness.core.layer_pattern import MAMBA
+from harness.core.packing.arithmetic import Workload, summed_lengths
 from harness.core.packing.fields import FIRST_STAGE, LAST_STAGE
-from harness.core.packing.workload import Workload, sums
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.lookup import Unavailable
 from harness.node.probe.truth import MicroTruth, StepTruth
@@ -51,7 +51,7 @@ class ReferencePath:
     def _counted(self, truth: StepTruth) -> Workload:
         """Number of micro-batches of this replica; tokens and squares summed over all replicas."""
         device = self.context.device.torch_device
-        totals = torch.tensor(sums(truth.plans), dtype=torch.float64, device=device)
+        totals = torch.tensor(summed_lengths(truth.plans), dtype=torch.float64, device=device)
         dist.all_reduce(totals, group=parallel_state.get_data_parallel_group())
         return Workload(micro_batches=len(truth.plans), tokens=int(totals[0]), squares=int(totals[1]))
 

@@ -6,7 +6,7 @@
 | others | other_validators.py |
 
 The nearest allowed combination must be accepted first; otherwise a refusal would prove nothing. What a clear message
-says: harness/core/data_paths/forbidden.py; whether this one does is for the judge.
+says: harness/core/data_paths/descriptor.py; whether this one does is for the judge.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.cell.config import CellConfig
-from harness.core.data_paths.forbidden import FORBIDDEN_CASES
+from harness.core.data_paths.descriptor import FORBIDDEN_CASES
 from harness.core.run.records import Refusal
 from harness.node.data_paths import opt_outs, other_validators
 from harness.node.data_paths.bridge.step import missing

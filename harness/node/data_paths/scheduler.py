@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from harness.core.cell.config import CellConfig
+from harness.core.packing.arithmetic import Workload
 from harness.core.packing.documents import Document
-from harness.core.packing.workload import Workload
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.lookup import Unavailable, module_unavailable, not_in_release, release, takes
 from harness.node.probe.truth import StepTruth

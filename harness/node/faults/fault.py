@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from harness.core.cell.canary_legs import Leg
-from harness.core.packing.workload import Workload
+from harness.core.packing.arithmetic import Workload
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.probe.truth import MicroTruth, StepTruth
 

@@ -10,9 +10,8 @@ import torch
 from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
 
-from harness.core.packing.arithmetic import MicroBatch, PackedParams
+from harness.core.packing.arithmetic import MicroBatch, PackedParams, Workload
 from harness.core.packing.fields import OFFSETS, PADDED
-from harness.core.packing.workload import Workload
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.faults.fault import Fault
 from harness.node.faults.truths import own_fields

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from harness.core.packing.arithmetic import pack, row_multiple
 from harness.core.packing.documents import MIXES, DocumentsConfig, documents_of_step
-from harness.core.packing.styles import PackingStyle
+from harness.core.packing.options import PackingStyle
 from harness.plan.rules.rule import Rule, Shape, not_divisible
 
 _PROBE = "harness: the probe shards whole heads, rows and layers evenly"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.core.data_paths.descriptor import ZIGZAG, DataPath, Limit
 from harness.core.data_paths.table import DATA_PATHS, names
-from harness.core.packing.styles import align_up
+from harness.core.packing.options import align_up
 from harness.core.text import counted
 from harness.plan.rules.rule import Rule, Shape, not_divisible
 

@@ -12,8 +12,7 @@ from harness.core.cell.model import ModelConfig
 from harness.core.data_paths.descriptor import DataPath
 from harness.core.packing.arithmetic import MicroBatch
 from harness.core.packing.documents import Document, DocumentsConfig
-from harness.core.packing.options import PackingOptions
-from harness.core.packing.styles import PackingStyle
+from harness.core.packing.options import PackingOptions, PackingStyle
 
 
 class Shape(Protocol):

@@ -12,7 +12,7 @@ from harness.core.data_paths.megatron_lm import SFT
 from harness.core.data_paths.own import REFERENCE
 from harness.core.outcomes import Finding
 from harness.core.packing.arithmetic import MicroBatch
-from harness.core.packing.styles import align_up
+from harness.core.packing.options import align_up
 from harness.core.setting import upstream_of
 
 MOST_RANKS = 8

@@ -6,7 +6,7 @@ import pytest
 
 from harness.core.cell.config import CellConfig, TrainConfig
 from harness.core.cell.layout import Layout
-from harness.core.packing.dealing import dealt
+from harness.core.packing.arithmetic import dealt
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.packing.options import PackingOptions
 

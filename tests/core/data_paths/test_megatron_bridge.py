@@ -10,8 +10,7 @@ from harness.core.cell.config import CellConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.data_paths.table import DATA_PATHS
 from harness.core.packing.documents import DocumentsConfig
-from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions
-from harness.core.packing.styles import PackingStyle
+from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions, PackingStyle
 from tests.packing_styles import packing_style
 
 

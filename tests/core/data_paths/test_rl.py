@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from harness.core.cell.layout import Layout
-from harness.core.data_paths.megatron_rl import MEGATRON_RL, MOST_ROLLOUTS
+from harness.core.data_paths.megatron_lm import MEGATRON_RL, MOST_ROLLOUTS
 from harness.core.data_paths.nemo_rl import NEMO_RL
 from harness.core.data_paths.verl import VERL
 from harness.core.packing.arithmetic import PackedParams, plan_step

@@ -3,7 +3,7 @@ from __future__ import annotations
 from harness.core.cell.layout import Layout
 from harness.core.data_paths.skyrl import SKYRL
 from harness.core.packing.documents import Document
-from harness.core.packing.styles import PackingStyle
+from harness.core.packing.options import PackingStyle
 
 
 def test_skyrls_worker_gives_the_last_token_a_slot_and_a_document_a_row() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.core.data_paths.forbidden import FORBIDDEN_CASES
+from harness.core.data_paths.descriptor import FORBIDDEN_CASES
 from harness.node.data_paths import opt_outs
 from harness.node.data_paths.rules import CASES, Case
 from tests import forked

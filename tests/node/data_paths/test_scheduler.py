@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.cell.layout import Coordinates
+from harness.core.packing.arithmetic import Workload
 from harness.core.packing.documents import Document
-from harness.core.packing.workload import Workload
 from harness.node.data_paths import scheduler
 from harness.node.data_paths.base import RankContext
 from harness.node.data_paths.scheduler import MODULE, SchedulerPath, share

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.core.data_paths.forbidden import FORBIDDEN_CASES, ForbiddenCase
+from harness.core.data_paths.descriptor import FORBIDDEN_CASES, ForbiddenCase
 from harness.core.run.records import Refusal
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes

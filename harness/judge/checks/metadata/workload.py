@@ -7,7 +7,7 @@ that do not count their work are not compared.
 
 from __future__ import annotations
 
-from harness.core.packing.workload import ROUNDING, Workload, workloads
+from harness.core.packing.arithmetic import WORKLOAD_ROUNDING, Workload, workloads
 from harness.core.run.records import RankRecord, WorkloadSeen
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
@@ -61,9 +61,9 @@ def _note(evidence: CellEvidence, step: int, field: str, found: float, expected:
     whole = {"tokens": sum(rows), "squares": sum(slots**2 for slots in rows)}.get(field)
     if evidence.packed and whole is not None and _equal(found, whole):
         return ", as if every pack were one document"
-    name = ratio_name(found / expected, factors_of(evidence, step), ROUNDING) if expected else None
+    name = ratio_name(found / expected, factors_of(evidence, step), WORKLOAD_ROUNDING) if expected else None
     return f" ({name})" if name else ""
 
 
 def _equal(found: float, expected: float) -> bool:
-    return abs(found - expected) <= ROUNDING * expected
+    return abs(found - expected) <= WORKLOAD_ROUNDING * expected

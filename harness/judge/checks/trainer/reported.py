@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from harness.core.cell.flops import flops_of
-from harness.core.packing.workload import ROUNDING
+from harness.core.packing.arithmetic import WORKLOAD_ROUNDING
 from harness.core.run.records import RankRecord, ReportedStep
 from harness.core.tolerances import Bound
 from harness.judge.checks.finding import CheckFinding
@@ -34,7 +34,7 @@ class _Metric(NamedTuple):
     kind: str = fault_classes.REPORTED
 
 
-_ROUNDING = Bound(value=ROUNDING, origin="exact but for the rounding of sums in float32")
+_ROUNDING = Bound(value=WORKLOAD_ROUNDING, origin="exact but for the rounding of sums in float32")
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:

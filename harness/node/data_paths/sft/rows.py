@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from harness.core.cell.config import CellConfig
 from harness.core.packing.documents import Document
-from harness.core.packing.styles import align_up
+from harness.core.packing.options import align_up
 from harness.node.probe.truth import StepTruth
 from harness.oracle.drawing import END
 

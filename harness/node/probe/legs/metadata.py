@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.core.packing.workload import Workload
+from harness.core.packing.arithmetic import Workload
 from harness.core.run.records import BatchSeen, WorkloadSeen
 from harness.core.run.states import LegName
 from harness.node.data_paths.base import Adapter, RankContext

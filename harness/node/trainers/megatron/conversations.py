@@ -15,7 +15,7 @@ from pathlib import Path
 from harness.core.cell.config import CellConfig
 from harness.core.packing.arithmetic import Row
 from harness.core.packing.documents import Document
-from harness.core.packing.styles import align_up
+from harness.core.packing.options import align_up
 from harness.node.probe.truth import StepTruth
 from harness.node.trainers.tokenizer import conversation, text
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.core.data_paths.forbidden import FORBIDDEN_CASES
+from harness.core.data_paths.descriptor import FORBIDDEN_CASES
 from harness.core.outcomes import Outcome
 from harness.core.run.records import Refusal
 from harness.judge.checks.metadata import refused

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from harness.core.packing.styles import align_up
+from harness.core.packing.options import align_up
 from harness.node.probe.model.attention import ReferenceAttention
 from harness.node.probe.model.varlen import VarlenAttention
 from tests.node import varlen_contract

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from harness.core.cell.layout import Layout
 from harness.core.data_paths.descriptor import LAYOUT, DataPath
-from harness.core.packing.options import PackingOptions
-from harness.core.packing.styles import PackingStyle
+from harness.core.packing.options import PackingOptions, PackingStyle
 
 
 def _style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
