@@ -27,8 +27,8 @@ from figures import Figure, finished, parser
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from harness.core.cell.config import CellConfig, ModelConfig, TrainConfig
+from harness.core.cell.flops import work_of
 from harness.core.cell.layout import Coordinates, Layout
-from harness.core.cell.timed_loads import work_of
 from harness.core.cell.timing import TimingConfig
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.run.records import RankRecord

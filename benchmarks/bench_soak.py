@@ -40,7 +40,7 @@ from figures import ROOT, SMALLEST, Figure, finished, parser
 from slurm_figures import started_lab
 from soak_faults import Struck, Target, processes, strike
 
-from harness.core.run.journal import read_lines
+from harness.core.run.events import read_lines
 from tests.processes import heed_interrupts
 from tests.slurm.lab import SlurmLab
 from tests.slurm.machine import processes_of

@@ -9,9 +9,8 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
-from harness.core.cell.asked import asked
-from harness.core.run.events import CellFinished, CellStarted, Event, Finished, Loaded, Started
-from harness.core.run.journal import note
+from harness.core.cell.upstream_config import asked
+from harness.core.run.events import CellFinished, CellStarted, Event, Finished, Loaded, Started, note
 from harness.core.run.record_file import write_record
 from harness.core.run.records import BuiltSeen, RankRecord
 from harness.core.run.run_dir import RunDir, write_json
@@ -98,7 +97,7 @@ def run(folder: Path, cells: int) -> dict[str, float]:
     """The agents write records, results and journals; the launcher reads these and judges each cell that has ended."""
     from harness.app.pipeline.launch import Listener
     from harness.app.pipeline.live_judging import LiveJudging
-    from harness.core.run.journal import Journal
+    from harness.core.run.events import Journal
     from harness.infra.progress import Progress
 
     directory, found = _run(folder), _plan(folder)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from harness.core.run.journal import read_lines  # noqa: E402
+from harness.core.run.events import read_lines  # noqa: E402
 from tests.slurm.cluster import Cluster  # noqa: E402
 from tests.slurm.lab import SlurmLab  # noqa: E402
 

@@ -16,7 +16,7 @@ from figures import ROOT
 
 sys.path.insert(0, str(ROOT))
 
-from harness.core.run.journal import read_lines
+from harness.core.run.events import read_lines
 from harness.core.serialization import loads
 from tests.slurm.lab import SlurmLab
 from tests.slurm.lab_files import NODES

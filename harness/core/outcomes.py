@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Literal
 
-from harness.core.str_enum import StrEnum
+
+class StrEnum(str, Enum):
+    """Stands in for `enum.StrEnum` on Python 3.10, on which the node side also runs."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self.value), spec)
 
 
 class Lane(StrEnum):

@@ -1,9 +1,14 @@
-"""The upstream code that a stack puts under test: its distributions and the modules that carry their versions."""
+"""The upstream code that a stack puts under test: its distributions, its modules, and its frames in stacks.
+
+The owner of the code in a frame alone decides what an error is blamed on. As text, a frame is
+"megatron/core/utils.py:12 in name": the file relative to the folder of its package, so that records of two machines can
+be compared and contain no local paths. A script in the root of a checkout is "./train_rl.py:12 in name".
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 # Distribution -> its top module. In the order in which they say what was under test, the most specific first.
@@ -21,16 +26,14 @@ DISTRIBUTIONS: Mapping[str, str] = {
 TRAINING_MODULES = ("megatron.training", "pretrain_gpt")
 # The modules whose version and file every rank records.
 HEADS = (*DISTRIBUTIONS.values(), *TRAINING_MODULES)
+# Matrices run releases from 0.14 and commits of 0.13; of older ones some data paths do not run, others crash.
+OLDEST_CORE = (0, 13)
 
 
 def distribution_of(module: str) -> str:
     """The distribution of a top module, e.g. "megatron-bridge" of "megatron.bridge"."""
     named = {top: name for name, top in DISTRIBUTIONS.items()}
     return named.get(module, module.replace("_", "-"))
-
-
-# Matrices run releases from 0.14 and commits of 0.13; of older ones some data paths do not run, others crash.
-OLDEST_CORE = (0, 13)
 
 
 def why_unsupported(core: Path, what: str = "the harness", first: tuple[int, int] = OLDEST_CORE) -> str:
@@ -46,3 +49,74 @@ def why_unsupported(core: Path, what: str = "the harness", first: tuple[int, int
         return ""
     oldest = ".".join(map(str, first))
     return f"{core} is megatron-core {'.'.join(map(str, version))}, and {what} supports {oldest} and later"
+
+
+CODE = "code"  # the code under test
+HARNESS = "harness"
+KERNEL = "kernel"  # the harness's replacement of a kernel: it may refuse what the real one accepts
+UNOWNED = "unowned"  # torch, the standard library, other packages: what they raise is blamed on their caller
+
+# Top-level modules of the code under test.
+CODE_PACKAGES = (
+    *dict.fromkeys(head.partition(".")[0] for head in HEADS if head != "torch"),
+    "gpt_builders",  # further modules of Megatron-LM
+    "model_provider",
+)
+_FAULTS = "harness/node/faults/"  # injected faults count as upstream code
+_KERNELS = (
+    "harness/node/device/cpu_stubs.py:",
+    "harness/node/probe/model/attention.py:",
+    "harness/node/probe/model/core_attention.py:",
+    "harness/node/probe/model/varlen.py:",
+)
+# What the real kernel does not take either: tests in cpu_stubs.py.
+_NO_KERNEL_TAKES = "harness/node/device/cpu_stubs.py:", (" in _require_ascending", " in _require_tensor")
+# Wheels contain no pretrain_gpt: these functions copy the release's get_batch line by line, with its assertions.
+_FOLLOWS_UPSTREAM = "harness/node/data_paths/sft/wheel.py:"
+_FOLLOWERS = (" in _of_iterator", " in _of_batch", " in _params")
+_FORWARDS = (  # calls of torch, with another device or through host memory
+    "harness/node/device/cpu_factories.py:",
+    "harness/node/device/gloo_stubs.py:",
+)
+_PACKAGES = ("/site-packages/", "/dist-packages/")
+_ROOT = "./"  # before the name of a script in the root of a checkout
+
+
+def frame_text(file: str, line: int, function: str, paths: Sequence[str], roots: Collection[str] = ()) -> str:
+    """The frame as text. `file` is absolute; `paths`: the folders of the module search path; `roots`: of checkouts."""
+    folder, _, name = file.rpartition("/")
+    return f"{f'{_ROOT}{name}' if folder in roots else _relative(file, paths)}:{line} in {function}"
+
+
+def owner_of(frame: str) -> str:
+    """The owner of a frame's code: CODE, HARNESS, KERNEL or UNOWNED."""
+    if frame.startswith(_FORWARDS):
+        return UNOWNED
+    follows = frame.startswith(_FOLLOWS_UPSTREAM) and frame.endswith(_FOLLOWERS)
+    if follows or frame.startswith((_FAULTS, _ROOT)):
+        return CODE
+    if frame.startswith(_KERNELS):
+        return KERNEL
+    top = frame.partition(":")[0].partition("/")[0].removesuffix(".py")
+    return CODE if top in CODE_PACKAGES else HARNESS if top == "harness" else UNOWNED
+
+
+def deciding(frames: Iterable[str]) -> tuple[str, str]:
+    """(owner, frame) of the innermost frame that has an owner; (UNOWNED, "") if none has.
+
+    `frames`: innermost last. What no kernel takes is not the replacement's limit, but its caller's.
+    """
+    frames = list(frames)
+    file, functions = _NO_KERNEL_TAKES
+    if frames and frames[-1].startswith(file) and frames[-1].endswith(functions):
+        frames = [frame for frame in frames if owner_of(frame) != KERNEL]
+    owned = [(owner, frame) for frame in frames if (owner := owner_of(frame)) != UNOWNED]
+    return owned[-1] if owned else (UNOWNED, "")
+
+
+def _relative(file: str, paths: Sequence[str]) -> str:
+    for mark in _PACKAGES:
+        if mark in file:
+            return file.rpartition(mark)[2]
+    parents = [path.rstrip("/") for path in paths if path and file.startswith(f"{path.rstrip('/')}/")]
+    return file[len(max(parents, key=len)) + 1 :] if parents else file.rpartition("/")[2]

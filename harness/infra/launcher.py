@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Protocol
 
 from harness.core.errors import Problem
-from harness.core.run.cell_result import CellResult, sealed
 from harness.core.run.events import Event
+from harness.core.run.records import CellResult, sealed
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import RunPlan
 from harness.plan.jobs.cluster import ClusterProfile

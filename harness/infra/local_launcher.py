@@ -18,11 +18,9 @@ from typing import BinaryIO
 
 from harness.core.cell.config import CellConfig
 from harness.core.errors import InputError, Problem
-from harness.core.run.events import Event
-from harness.core.run.journal import Journal
+from harness.core.run.events import Event, Journal
 from harness.core.run.run_dir import RunDir, appending, refuse_links, text_of, write_atomic, write_json
-from harness.core.run.run_plan import Allocation, PlannedCell, RunPlan
-from harness.core.run.work_order import WorkOrder, cell_attempts, write_work_order
+from harness.core.run.run_plan import Allocation, PlannedCell, RunPlan, WorkOrder, cell_attempts, write_work_order
 from harness.core.secrets import secret_values, without_secrets_in
 from harness.core.serialization import dumps, loads
 from harness.core.stack import ReadyStack

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from harness.core.cell.asked import asked
 from harness.core.cell.axis_values import BUILT_IN_TRAINERS
-from harness.core.cell.built import Difference, differences, listed
+from harness.core.cell.upstream_config import Difference, asked, differences, listed
 from harness.core.run.records import BuiltSeen, RankRecord
 from harness.core.text import counted
 from harness.judge.evidence.cell_evidence import CellEvidence

@@ -22,9 +22,8 @@ from harness.core.layer_pattern import ATTENTION, EXPERTS, MIXERS
 from harness.core.outcomes import NODE_RULES
 from harness.core.packing.fields import OFFSETS, PADDED
 from harness.core.peft import PeftConfig, is_adapter
-from harness.core.run.cell_result import CellResult
 from harness.core.run.record_file import digest_of_choices
-from harness.core.run.records import SCHEMA_VERSION, LegSeen, RankRecord, ReportedStep, StepSeen
+from harness.core.run.records import SCHEMA_VERSION, CellResult, LegSeen, RankRecord, ReportedStep, StepSeen
 from harness.core.run.tensor_records import ActivationSeen, ParameterSeen
 from harness.core.serialization import to_jsonable
 from harness.core.upstream import HEADS

@@ -26,12 +26,10 @@ from harness.core.cell.config import CellConfig
 from harness.core.errors import DiskFullError, InfrastructureError, InputError
 from harness.core.hardware import AGENT_VARIABLES, GpuSlices
 from harness.core.outcomes import Missing, Rejection
-from harness.core.run.cell_result import CellResult, sealed
-from harness.core.run.events import CellFinished, CellStarted, Event, Failed, Finished, Gathered
-from harness.core.run.journal import Journal
+from harness.core.run.events import CellFinished, CellStarted, Event, Failed, Finished, Gathered, Journal
+from harness.core.run.records import CellResult, CellStatus, sealed
 from harness.core.run.run_dir import AttemptDir, RunDir, protect_new_files, refuse_links_below, text_of, write_json
-from harness.core.run.states import CellStatus
-from harness.core.run.work_order import read_work_order
+from harness.core.run.run_plan import read_work_order
 from harness.core.serialization import from_jsonable, loads
 from harness.core.text import counted
 from harness.node.coordination import rendezvous

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.core.run.cell_result import MOST_CONTENTION
+from harness.core.run.records import MOST_CONTENTION
 
 _SCHEDSTAT = Path("/proc/self/schedstat")
 _SHORTEST_NS = 50_000_000  # time on a core that is enough to measure

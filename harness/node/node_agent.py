@@ -18,10 +18,10 @@ from multiprocessing.process import BaseProcess
 from harness.core.cell.config import CellConfig
 from harness.core.errors import DriverError, InputError
 from harness.core.outcomes import Missing
-from harness.core.run import journal
+from harness.core.run import events
 from harness.core.run.events import Event, Failed, Finished, Loaded, Started
 from harness.core.run.run_dir import AttemptDir, RunDir, text_of
-from harness.core.run.work_order import read_work_order
+from harness.core.run.run_plan import read_work_order
 from harness.core.secrets import redacted, secret_values
 from harness.core.serialization import from_jsonable, loads
 from harness.node.contention import Contention
@@ -60,7 +60,7 @@ class Agent(ABC):
         self.others = HeartbeatMonitor(run, allocation, others, self.work_order.silence_s or rendezvous.SILENCE_S)
 
     def note(self, event: Event) -> None:
-        journal.note(self.journal, event)
+        events.note(self.journal, event)
 
     def main(self) -> None:
         import_s = 0.0

@@ -8,11 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from harness.core.errors import STORAGE_EXIT, DiskFullError
-from harness.core.run.cell_result import CellResult, RankEnding
 from harness.core.run.record_file import write_record
-from harness.core.run.records import RankRecord
+from harness.core.run.records import CellResult, CellStatus, ProcessEnd, RankEnding, RankRecord
 from harness.core.run.run_dir import AttemptDir, digest_of, temporary_beside, text_of
-from harness.core.run.states import CellStatus, ProcessEnd
 from harness.core.serialization import from_jsonable, loads
 from harness.node.coordination import rendezvous
 from harness.node.coordination.rendezvous import Abort

@@ -25,9 +25,8 @@ from harness.core.cell.config import CellConfig
 from harness.core.cell.modelled import follows_choices, same_micro_batches
 from harness.core.errors import InfrastructureError
 from harness.core.hardware import shown_gpus
-from harness.core.run.cell_result import CellResult, RankEnding, sealed
 from harness.core.run.record_file import RecordReader, digest_of_choices, write_record
-from harness.core.run.records import BuiltSeen, OracleRecord, RankRecord
+from harness.core.run.records import BuiltSeen, CellResult, OracleRecord, RankEnding, RankRecord, sealed
 from harness.core.run.run_dir import AttemptDir, appending, digest_of, text_of, write_json
 from harness.core.serialization import from_jsonable, loads
 from harness.node.coordination import rendezvous

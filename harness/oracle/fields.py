@@ -1,6 +1,6 @@
 """Fields of upstream's configurations: what the oracle reads of them, and which it does not model.
 
-It may ignore those that core/cell/built.py lists. Part "tower" is the configuration of an image tower.
+It may ignore those that core/cell/upstream_config.py lists. Part "tower" is the configuration of an image tower.
 
 Values are text, as ranks record them (core/run/records.py BuiltSeen): of a configuration those that differ from
 megatron-core's defaults, of a constructor all. `uncovered` names the fields for which the oracle would not compute what
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from harness.core.cell import built as core
+from harness.core.cell import upstream_config as core
 from harness.core.layer_pattern import EXPERTS, GATED_DELTA, MAMBA, MIXERS, layers_of
 from harness.core.peft import PeftConfig
 from harness.core.run.records import BuiltSeen

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Coordinates
-from harness.core.run.record_limits import PROJECTIONS
-from harness.core.run.records import BuiltSeen
+from harness.core.run.records import PROJECTIONS, BuiltSeen
 from harness.core.run.tensor_records import Fingerprint, OperationSeen, OperationsSeen, TensorOfOperation
 from harness.oracle.choices import NO_CHOICES, Choices
 from harness.oracle.drawing import draw

@@ -18,8 +18,8 @@ from torch import Tensor
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Coordinates
 from harness.core.cell.modelled import not_modelled_in
-from harness.core.run.record_limits import PROJECTIONS
 from harness.core.run.records import (
+    PROJECTIONS,
     BuiltSeen,
     EvaluationSeen,
     ExpertBiasSeen,

@@ -16,8 +16,7 @@ from pathlib import Path
 from harness.app.pipeline import plan_run
 from harness.app.pipeline.finalize import FinalizeOptions, judge_and_report
 from harness.core.run.run_dir import RunDir, write_json
-from harness.core.run.run_plan import RunPlan
-from harness.core.run.work_order import WorkOrder, cell_attempts, write_work_order
+from harness.core.run.run_plan import RunPlan, WorkOrder, cell_attempts, write_work_order
 from harness.core.serialization import loads
 from harness.node import agent
 from harness.node.load import loaded

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from harness.core.run.events import CellStarted, Launched
-from harness.core.run.journal import append_event
+from harness.core.run.events import CellStarted, Launched, append_event
 from harness.core.run.run_dir import RunDir
 from tests.judge.simulator import config_of, run_of
 from tests.judge.written import write_run

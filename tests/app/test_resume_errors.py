@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.app import cli
-from harness.core.run.events import Retry, Submitted
-from harness.core.run.journal import note, read_events
+from harness.core.run.events import Retry, Submitted, note, read_events
 from harness.core.run.run_dir import RunDir, write_json
 from harness.infra.runs.evidence_files import read_plan, read_result
 from harness.infra.slurm import follow

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.outcomes import Lane
-from harness.core.run.events import CellStarted, Loaded, Started
-from harness.core.run.journal import read_events
+from harness.core.run.events import CellStarted, Loaded, Started, read_events
 from harness.core.run.run_dir import AttemptDir, write_atomic
 from harness.core.run.run_plan import RunPlan, sealed_text
 from harness.core.serialization import from_jsonable

@@ -17,8 +17,7 @@ import pytest
 
 from harness.app.pipeline.judge_run import judge
 from harness.app.pipeline.reports import write_reports
-from harness.core.run.events import CellFinished
-from harness.core.run.journal import append_event
+from harness.core.run.events import CellFinished, append_event
 from harness.core.run.run_dir import RunDir
 from harness.infra.runs.evidence_files import read_plan
 from tests.app.runs import simulated_run

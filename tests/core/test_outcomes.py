@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from harness.core.outcomes import Outcome, exit_code, nothing_passed, verdict_of
+from harness.core.outcomes import KnownFailure, Outcome, exit_code, nothing_passed, verdict_of
+from harness.core.serialization import dumps, from_jsonable
 
 PASSED = {Outcome.PASS, Outcome.FLAKY, Outcome.XPASS}
 
@@ -39,3 +40,13 @@ def test_a_run_whose_cells_all_fail_as_expected_is_undecided() -> None:
     problem = nothing_passed([Outcome.XFAIL])
     assert problem == "no cell under test passed (1 XFAIL)"
     assert exit_code(verdict_of({Outcome.XFAIL: 1, Outcome.REJECTED: 2}, [problem])) == 3
+
+
+def test_members_print_and_format_as_their_values() -> None:
+    assert (str(Outcome.PASS), f"{Outcome.PASS:<6}|") == ("PASS", "PASS  |")
+
+
+def test_members_are_written_as_text_and_read_back() -> None:
+    assert dumps(KnownFailure.EXPIRED) == '"expired"'
+    assert from_jsonable(KnownFailure, "expired") is KnownFailure.EXPIRED
+    assert from_jsonable(KnownFailure, "") is KnownFailure.NONE and not KnownFailure.NONE

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.run.cell_result import CellResult
+from harness.core.run.records import CellResult
 from harness.core.serialization import MOST_INT, dumps, from_jsonable, loads, to_jsonable
 
 

@@ -4,7 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.upstream import DISTRIBUTIONS, HEADS, distribution_of, why_unsupported
+from harness.core.upstream import (
+    CODE,
+    DISTRIBUTIONS,
+    HARNESS,
+    HEADS,
+    KERNEL,
+    UNOWNED,
+    deciding,
+    distribution_of,
+    frame_text,
+    owner_of,
+    why_unsupported,
+)
 from harness.judge.diagnosis.known_issues import KNOWN_ISSUES
 
 
@@ -41,3 +53,59 @@ def test_a_release_below_what_is_supported_is_named_with_its_version(
 
 def test_a_release_that_does_not_say_its_version_is_tried(tmp_path: Path) -> None:
     assert why_unsupported(tmp_path) == ""
+
+
+@pytest.mark.parametrize(
+    ("frame", "owner"),
+    [
+        ("megatron/core/models/gpt/gpt_model.py:90 in forward", CODE),
+        ("megatron/bridge/training/gpt_step.py:12 in forward_step", CODE),
+        ("skyrl_train/distributed/megatron/megatron_utils.py:7 in preprocess_packed_seqs", CODE),
+        ("transformer_engine/pytorch/attention.py:7 in forward", CODE),
+        ("pretrain_gpt.py:120 in get_batch", CODE),
+        ("./train_rl.py:120 in forward_step", CODE),
+        ("harness/node/faults/endings.py:35 in on_step", CODE),
+        ("harness/node/data_paths/sft/wheel.py:90 in _of_iterator", CODE),
+        ("harness/node/data_paths/sft/wheel.py:40 in __init__", HARNESS),
+        ("harness/node/probe/hooks/prediction.py:41 in _before_output", HARNESS),
+        ("harness/node/device/cpu_stubs.py:85 in _thd_get_partitioned_indices", KERNEL),
+        ("harness/node/device/cpu_factories.py:46 in on_cpu", UNOWNED),
+        ("harness/node/device/gloo_stubs.py:50 in _send_by_host", UNOWNED),
+        ("harness/node/probe/model/attention.py:80 in _attend", KERNEL),
+        ("torch/nn/modules/module.py:1751 in _wrapped_call_impl", UNOWNED),
+        ("threading.py:355 in wait", UNOWNED),
+        ("megatron_like/core.py:1 in f", UNOWNED),
+    ],
+)
+def test_every_frame_has_its_owner(frame: str, owner: str) -> None:
+    assert owner_of(frame) == owner
+
+
+def test_the_innermost_owned_frame_decides() -> None:
+    ours, upstream = "harness/node/probe/run.py:9 in f", "megatron/core/utils.py:3 in g"
+    library = "torch/functional.py:4 in h"
+    assert deciding([ours, upstream, library]) == (CODE, upstream)
+    assert deciding([upstream, ours, library]) == (HARNESS, ours)
+    assert deciding([library]) == (UNOWNED, "")
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("/env/lib/python3.12/site-packages/megatron/core/utils.py", "megatron/core/utils.py:3 in f"),
+        ("/checkouts/abc/megatron/core/utils.py", "megatron/core/utils.py:3 in f"),
+        ("/checkouts/abc/nested/megatron/core/utils.py", "megatron/core/utils.py:3 in f"),
+        ("/elsewhere/script.py", "script.py:3 in f"),
+        ("<frozen runpy>", "<frozen runpy>:3 in f"),
+    ],
+)
+def test_frames_are_relative_to_the_folder_of_their_package(file: str, text: str) -> None:
+    assert frame_text(file, 3, "f", ["", "/checkouts/abc", "/checkouts/abc/nested/"]) == text
+
+
+@pytest.mark.parametrize("test", ["_require_ascending", "_require_tensor"])
+def test_offsets_that_no_kernel_takes_are_blamed_on_the_caller_of_the_replacement(test: str) -> None:
+    caller = "megatron/core/utils.py:7 in get_thd_batch_on_this_cp_rank"
+    stub = "harness/node/device/cpu_stubs.py:85 in _thd_get_partitioned_indices"
+    assert deciding([caller, stub]) == (KERNEL, stub)
+    assert deciding([caller, stub, f"harness/node/device/cpu_stubs.py:96 in {test}"]) == (CODE, caller)

@@ -12,8 +12,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
 from harness.core.run.events import Event, Failed
 from harness.core.run.run_dir import RunDir
-from harness.core.run.run_plan import Allocation
-from harness.core.run.work_order import WorkOrder, read_work_order
+from harness.core.run.run_plan import Allocation, WorkOrder, read_work_order
 from harness.core.serialization import loads
 from harness.core.stack import ReadyStack, Stack
 from harness.infra import local_launcher

@@ -12,23 +12,23 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from harness.core.cell.asked import asked, weight_decay
 from harness.core.cell.canary_legs import Leg, legs_of
 from harness.core.cell.config import CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.flops import train_flops
 from harness.core.cell.identity import cell_name
 from harness.core.cell.layout import Coordinates, Layout
 from harness.core.cell.reports import entry_point
+from harness.core.cell.upstream_config import asked, weight_decay
 from harness.core.layer_pattern import RECURRENT
 from harness.core.outcomes import Finding, Lane, LaneVerdict, Outcome, Severity
 from harness.core.packing.arithmetic import PAD, MicroBatch, PackedParams, workload
 from harness.core.packing.documents import Document, adversarial_mix
 from harness.core.packing.fields import PADDING_MASK
-from harness.core.run.cell_result import CellResult, RankEnding
 from harness.core.run.record_file import digest_of_choices
 from harness.core.run.records import (
     BatchSeen,
     BuiltSeen,
+    CellResult,
     DocumentLoss,
     EvaluationSeen,
     GradientScale,
@@ -38,6 +38,7 @@ from harness.core.run.records import (
     LegSeen,
     OracleRecord,
     Progress,
+    RankEnding,
     RankRecord,
     ReportedStep,
     SeenParams,

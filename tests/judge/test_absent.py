@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.cell.built import HARMLESS
+from harness.core.cell.upstream_config import HARMLESS
 from harness.core.data_paths.descriptor import FORBIDDEN_CASES
 from harness.core.outcomes import Outcome
 from harness.core.run.records import OracleRecord, RankRecord, Refusal

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.core.cell.built import HARMLESS, Difference, differences
+from harness.core.cell.upstream_config import HARMLESS, Difference, differences
 from harness.core.outcomes import LaneVerdict, Outcome
 from harness.core.run.records import BuiltSeen, RankRecord
 from harness.core.vision import VisionConfig

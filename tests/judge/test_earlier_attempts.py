@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from harness.core.outcomes import Lane, LaneVerdict, Outcome, Severity
-from harness.core.run.cell_result import CellResult, RankEnding
-from harness.core.run.records import Failure, Progress, RankRecord
+from harness.core.run.records import CellResult, Failure, Progress, RankEnding, RankRecord
 from harness.core.run.run_plan import XFail
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.verdict import CellVerdict, judge_cell

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from harness.core.outcomes import Lane, LaneVerdict, Outcome, Rejection, Severity
-from harness.core.run.cell_result import RankEnding
-from harness.core.run.records import Failure, Progress
+from harness.core.run.records import Failure, Progress, RankEnding
 from harness.core.run.run_plan import XFail
 from harness.judge.diagnosis import fault_classes
 from harness.judge.verdict import judge_cell

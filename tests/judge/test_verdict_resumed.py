@@ -8,8 +8,7 @@ import pytest
 
 from harness.core.outcomes import Lane, LaneVerdict, Outcome
 from harness.core.packing.options import PackingOptions
-from harness.core.run.cell_result import RankEnding
-from harness.core.run.records import Failure, Progress
+from harness.core.run.records import Failure, Progress, RankEnding
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.weight import weight_of
 from tests.judge.simulator import computed, config_of, drop_params, evidence_for, judge

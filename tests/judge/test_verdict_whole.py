@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from harness.core.outcomes import KnownFailure, Lane, LaneVerdict, Outcome, Rejection
-from harness.core.run.cell_result import RankEnding
-from harness.core.run.records import Progress
+from harness.core.run.records import Progress, RankEnding
 from harness.core.run.run_plan import XFail
 from harness.core.stack import ModuleHome, ReadyStack, Stack
 from harness.judge.evidence.cell_evidence import CellEvidence

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from harness.core.run.cell_result import CellResult, sealed
+from harness.core.run.records import CellResult, sealed
 from harness.core.run.run_dir import AttemptDir, RunDir, digest_of, text_of, write_atomic, write_json
 from harness.core.run.run_plan import RunPlan, sealed_text
 from harness.core.serialization import from_jsonable, loads

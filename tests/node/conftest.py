@@ -19,8 +19,7 @@ from harness.core.cell.config import CellConfig, TrainConfig
 from harness.core.cell.identity import cell_id
 from harness.core.cell.layout import Layout
 from harness.core.packing.documents import adversarial_mix
-from harness.core.run.cell_result import CellResult
-from harness.core.run.records import RankRecord
+from harness.core.run.records import CellResult, RankRecord
 from harness.core.run.run_dir import AttemptDir, RunDir, write_json
 from harness.core.serialization import from_jsonable, loads
 from tests.processes import HUNG_S

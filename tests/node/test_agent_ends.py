@@ -13,8 +13,7 @@ import pytest
 
 from harness.core.cell.identity import cell_id
 from harness.core.errors import DriverError, InfrastructureError
-from harness.core.run.events import CellStarted, Failed, Gathered
-from harness.core.run.journal import note, read_events
+from harness.core.run.events import CellStarted, Failed, Gathered, note, read_events
 from harness.core.run.run_dir import RunDir, write_json
 from harness.node import node_agent
 from harness.node.agent import Follower, Leader
@@ -129,7 +128,7 @@ def test_a_follower_with_a_broken_gpu_starts_no_cell_and_ends_with_the_leader(
 AGENT = """
 import os, resource, signal, sys, types
 from harness.core.errors import DriverError
-from harness.core.run.cell_result import CellResult
+from harness.core.run.records import CellResult
 from harness.core.run.run_dir import AttemptDir, write_json
 from harness.node import agent, node_agent
 from pathlib import Path

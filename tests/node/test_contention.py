@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.run.cell_result import MOST_CONTENTION
+from harness.core.run.records import MOST_CONTENTION
 from harness.node.contention import Contention
 
 SECOND = 1_000_000_000

@@ -15,7 +15,7 @@ import pytest
 
 from harness.core.cell.config import CellConfig
 from harness.core.errors import DriverError
-from harness.core.run.cell_result import CellResult
+from harness.core.run.records import CellResult
 from harness.core.run.run_dir import RunDir, write_json
 from harness.node import node_agent
 from harness.node.coordination.rendezvous import Heartbeat, NodeShare, heartbeat_file, read

@@ -15,8 +15,7 @@ import torch.distributed as dist
 
 from harness.core.cell.layout import Layout
 from harness.core.errors import STORAGE_EXIT
-from harness.core.run.cell_result import CellResult, RankEnding
-from harness.core.run.records import Failure, RankRecord
+from harness.core.run.records import CellResult, Failure, RankEnding, RankRecord
 from harness.core.run.run_dir import AttemptDir, RunDir, needs_room, write_json
 from harness.core.serialization import from_jsonable, loads
 from harness.judge.evidence.endings import endings_of
@@ -29,8 +28,8 @@ from harness.node.rank_endings import cell_result, rank_endings
 from harness.node.recording import flight_recorder
 from harness.node.recording.recorder import Recorder, progress_file
 from harness.node.supervisor import _wait, supervise
-from tests.core.run.test_flight_dump import entry, trace
 from tests.node.conftest import config, upstream_module
+from tests.node.recording.test_flight_recorder import entry, trace
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")

@@ -14,10 +14,9 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer.transformer_config import MLATransformerConfig
 
-from harness.core.cell.asked import asked
-from harness.core.cell.built import HARMLESS
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
+from harness.core.cell.upstream_config import HARMLESS, asked
 from harness.core.run.records import BuiltSeen
 from harness.core.vision import VisionConfig
 from harness.node.probe.built import _OF_STAGE, _defaults, text_of

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.cell.config import CellConfig
-from harness.core.run.cell_result import CellResult
-from harness.core.run.journal import read_lines
-from harness.core.run.records import RankRecord
+from harness.core.run.events import read_lines
+from harness.core.run.records import CellResult, RankRecord
 from harness.core.run.run_dir import RunDir, write_atomic, write_json
 from harness.core.run.run_plan import sealed_text
 from harness.core.serialization import from_jsonable, loads

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.run.journal import read_lines
+from harness.core.run.events import read_lines
 from harness.core.run.run_dir import RunDir
 from harness.infra.slurm.submit import submitted
 from tests.bisected import Project, checkout, copied, matrix_of, result_of

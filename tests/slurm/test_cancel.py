@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.outcomes import Outcome
-from harness.core.run.journal import append_line
+from harness.core.run.events import append_line
 from tests.processes import HUNG_S
 from tests.slurm.cluster import SMALL, Cluster
 from tests.slurm.lab import SlurmLab

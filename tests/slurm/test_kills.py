@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from harness.core.outcomes import Outcome
-from harness.core.run.journal import read_lines
+from harness.core.run.events import read_lines
 from harness.infra.slurm.client import SlurmClient
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.outcomes import Outcome
-from harness.core.run.journal import read_lines
+from harness.core.run.events import read_lines
 from tests.processes import HUNG_S
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.run.journal import read_lines
+from harness.core.run.events import read_lines
 from tests.docs.projects import settings, small_project
 from tests.processes import await_end
 from tests.slurm.lab import SlurmLab

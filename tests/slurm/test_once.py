@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.core.outcomes import Outcome
-from harness.core.run.journal import read_lines
+from harness.core.run.events import read_lines
 from harness.core.serialization import loads
 from harness.infra.inputs.shipped import shipped
 from tests.processes import HUNG_S

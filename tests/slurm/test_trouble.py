@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.outcomes import Outcome
-from harness.core.run.journal import read_lines
+from harness.core.run.events import read_lines
 from harness.infra.inputs.shipped import shipped
 from harness.judge.report.render_json import read_report
 from tests.app.conftest import only_run

@@ -8,8 +8,7 @@ from typing import Any
 from harness.app.pipeline.baselines import baseline_problem
 from harness.app.pipeline.judging import judge_all
 from harness.core.outcomes import Outcome
-from harness.core.run.events import Launched
-from harness.core.run.journal import read_events
+from harness.core.run.events import Launched, read_events
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import RunPlan
 from harness.core.secrets import without_secrets

@@ -14,9 +14,8 @@ from harness.app import plugins
 from harness.app.error_boundary import brief, keep_traceback
 from harness.app.garbage import no_collection
 from harness.app.pipeline.baselines import read_baselines
-from harness.core.run.cell_result import CellResult
-from harness.core.run.events import CellStarted, RunStopped
-from harness.core.run.journal import read_events
+from harness.core.run.events import CellStarted, RunStopped, read_events
+from harness.core.run.records import CellResult
 from harness.core.run.run_dir import LinkError, RunDir
 from harness.core.run.run_plan import PlannedCell, RunPlan
 from harness.core.serialization import to_jsonable

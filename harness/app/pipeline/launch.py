@@ -6,8 +6,18 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from harness.core.run.events import CellFinished, CellStarted, Event, Launched, Loaded, Started, to_line
-from harness.core.run.journal import append_event, note, read_events
+from harness.core.run.events import (
+    CellFinished,
+    CellStarted,
+    Event,
+    Launched,
+    Loaded,
+    Started,
+    append_event,
+    note,
+    read_events,
+    to_line,
+)
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import RunPlan
 from harness.core.serialization import dumps

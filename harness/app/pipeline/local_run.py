@@ -16,8 +16,7 @@ from harness.app.pipeline.reports import import_ahead
 from harness.app.signals import name_of
 from harness.core.errors import InputError, InterruptedRun, Problem
 from harness.core.outcomes import EXIT_INTERRUPTED
-from harness.core.run.events import RunStopped
-from harness.core.run.journal import note
+from harness.core.run.events import RunStopped, note
 from harness.core.run.run_dir import MOST_TOGETHER, RunDir, refuse_links_below, write_atomic, write_json
 from harness.core.run.run_plan import PlannedCell, RunPlan
 from harness.core.stack import ReadyStack

@@ -22,7 +22,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.cell.identity import cell_id
 from harness.core.errors import InfrastructureError, InputError, Problem
 from harness.core.outcomes import EXIT_PASS, EXIT_UNDECIDED, Finding, Lane, Outcome, Severity
-from harness.core.run.journal import append_line, read_lines
+from harness.core.run.events import append_line, read_lines
 from harness.core.run.run_dir import RunDir, write_atomic, write_json
 from harness.core.run.run_plan import PlannedCell, RunPlan
 from harness.core.serialization import dumps, from_jsonable

@@ -14,7 +14,7 @@ from harness.core.cell.config import CANARIES, NOISE, CellConfig
 from harness.core.cell.modelled import not_modelled_in
 from harness.core.packing.arithmetic import MicroBatch, row_multiple
 from harness.core.packing.documents import Document
-from harness.core.run.states import CanaryLeg
+from harness.core.run.records import CanaryLeg
 
 NOISE_LEGS = {
     "noise-order": "documents in reverse order",

@@ -1,7 +1,9 @@
-"""The resolved configuration of one cell: everything a rank needs."""
+"""The resolved configuration of one cell: everything a rank needs, with the sections and values it is made of."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,17 +23,15 @@ from harness.core.cell.axis_values import (
 )
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import ModelConfig
-from harness.core.cell.resume import checked, read, resumed_layout, split_for_both
 from harness.core.cell.timing import NOT_TIMED, TimingConfig
-from harness.core.cell.train import TrainConfig
 from harness.core.data_paths.descriptor import DataPath
+from harness.core.data_paths.own import NO_TESTS, UpstreamTests
 from harness.core.data_paths.table import DATA_PATHS, FORBIDDEN
 from harness.core.packing.arithmetic import MicroBatch, Row, dealt, plan_step, row_of, undealt
 from harness.core.packing.documents import Document, DocumentsConfig, documents_of_step
 from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions, PackingStyle, packed_of_documents
 from harness.core.setting import setting
 from harness.core.stack import DEFAULT, SAFE_NAME, stack_name
-from harness.core.upstream_tests import NO_TESTS, UpstreamTests
 
 __all__ = ["CellConfig", "ModelConfig", "TrainConfig"]
 
@@ -39,6 +39,106 @@ __all__ = ["CellConfig", "ModelConfig", "TrainConfig"]
 CANARIES = ("isolation", "repetition", "order", "determinism", "padding", "truncation")
 NOISE = "noise"  # for controls only: measures how far rounding alone moves the numbers of a dtype
 DEFAULT_CANARIES = ("isolation", "repetition", "order", "padding", "truncation")  # those without a backward pass
+SAME_LAYOUT = "same"  # of the axis `resume`
+_RESUMED_SIZES = ("tp", "pp", "cp", "vpp")
+_RESUMED_PART = re.compile(rf"({'|'.join(_RESUMED_SIZES)})([1-9][0-9]{{0,3}})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """The short training run, the same in every layout."""
+
+    steps: int = setting(
+        3,
+        doc="Training steps; 0: batches of a first step are fetched and compared, and nothing is trained.",
+        ge=0,
+        le=10_000,
+        aliases=("train_iters",),
+    )
+    global_batch: int = setting(8, doc="Documents per step.", ge=1, le=4_096, aliases=("global_batch_size", "gbs"))
+    seq_length: int = setting(
+        64, doc="Tokens of a full row; longer documents are truncated to it.", ge=4, le=2**20, aliases=("seq_len",)
+    )
+    lr: float = setting(1e-3, doc="Learning rate.", gt=0, le=1e6)
+    seed: int = setting(1234, doc="Seed of weights, tokens and lengths.", ge=0, le=2**63 - 1)
+    eval_interval: int = setting(
+        0, doc="Evaluate after every so many steps, and once more at the end; 0: never.", ge=0, le=10_000, later=True
+    )
+    save_step: int = setting(
+        1,
+        doc="With the axis `resume`: save a checkpoint after this many steps.",
+        ge=1,
+        le=9_999,
+        aliases=("save_interval",),
+        later=True,
+    )
+    label_smoothing: float = setting(
+        0.0,
+        doc="Share of a target's probability that all other tokens get. Above 0 the loss is computed from the logits "
+        "of the model, by upstream's `vocab_parallel_cross_entropy`.",
+        ge=0,
+        le=0.99,
+        later=True,
+    )
+
+    @property
+    def evaluated(self) -> tuple[int, ...]:
+        """The number of finished steps at each evaluation, as in Megatron-LM's `train` and `pretrain`.
+
+        Documents of evaluation n are those of step `steps` + n, which training does not have.
+        """
+        if not self.eval_interval or not self.steps:
+            return ()
+        return (*range(self.eval_interval, self.steps + 1, self.eval_interval), self.steps)
+
+    @property
+    def passes(self) -> int:
+        """Steps and evaluations."""
+        return self.steps + len(self.evaluated)
+
+
+def read_resume(value: Any) -> Any:
+    """A file's value: null says that a cell does not resume."""
+    return "" if value is None else value
+
+
+def checked_resume(value: str) -> str:
+    """The value itself; ValueError if it is neither `same` nor sizes such as tp1-pp4."""
+    if value not in ("", SAME_LAYOUT):
+        _resumed_sizes(value)
+    return value
+
+
+def resumed_layout(value: str, layout: Layout) -> Layout:
+    """The layout in which a cell of `layout` continues: its own sizes where `value` has none, and as many ranks.
+
+    ValueError if the ranks cannot be split so.
+    """
+    if value == SAME_LAYOUT:
+        return layout
+    sizes = {name: getattr(layout, name) for name in _RESUMED_SIZES} | _resumed_sizes(value)
+    each = sizes["tp"] * sizes["pp"] * sizes["cp"]
+    if layout.world_size % each:
+        raise ValueError(f"{layout.world_size} ranks are not divisible by tp x pp x cp = {each}")
+    sp = sizes["tp"] > 1 and (layout.sp or layout.tp == 1)
+    return replace(layout, **sizes, dp=layout.world_size // each, sp=sp)
+
+
+def split_for_both(layout: Layout, other: Layout) -> Layout:
+    """The layout with as many replicas as it takes for a number of rows that suits both."""
+    stages = layout.pp if layout.vpp > 1 else 1
+    needed = math.lcm(layout.dp * stages, other.dp * (other.pp if other.vpp > 1 else 1))
+    return replace(layout, dp=needed // stages)
+
+
+def _resumed_sizes(value: str) -> dict[str, int]:
+    parts = [_RESUMED_PART.fullmatch(part) for part in value.split("-")]
+    found = {part[1]: int(part[2]) for part in parts if part}
+    if len(found) != len(parts):
+        raise ValueError(
+            f"must be {SAME_LAYOUT}, or sizes of {', '.join(_RESUMED_SIZES)} such as tp1-pp4, each at most once"
+        )
+    return found
 
 
 class _Cache:
@@ -154,8 +254,8 @@ class CellConfig(_Cache):
         doc="Continue in new processes from a [checkpoint](trainers.md#checkpoints) of mid-training, in the same "
         "layout or in another one of as many ranks; sizes that are not named stay, and dp follows.",
         axis="resume",
-        read=read,
-        check=checked,
+        read=read_resume,
+        check=checked_resume,
         values="`null`, `same`, or sizes such as `tp1-pp4`",
         label="resume-{}",
     )

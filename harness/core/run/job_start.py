@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from signal import SIGTERM
 
 from harness.core.errors import STORAGE_EXITS
-from harness.core.run.cell_result import CellResult
+from harness.core.run.records import CellResult
 
 _STARTED_AGAIN = "Slurm started job"
 

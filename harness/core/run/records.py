@@ -1,15 +1,19 @@
-"""The records of ranks and agents, written as JSON by serialization.py; schema_version 1.
+"""The records of ranks and agents, and result.json, which says how an attempt ended. JSON, by serialization.py.
 
-The rank record is the evidence: written before each micro-batch's forward and at the end, atomically by rename.
+The rank record is the evidence: written before each micro-batch's forward and at the end, atomically by rename. The
+supervisor of node 0 writes the result, which seals the evidence: it holds a digest of every record and of itself, so
+that a reader sees any later change.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import hashlib
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from harness.core.cell.layout import Coordinates
 from harness.core.cell.timing import GpuState, Timed
-from harness.core.run.states import CanaryLeg, LegName, Phase, RankEnd
+from harness.core.outcomes import Rejection
 from harness.core.run.tensor_records import (
     ActivationSeen,
     Fingerprint,
@@ -19,8 +23,33 @@ from harness.core.run.tensor_records import (
     ParameterSeen,
     StateSeen,
 )
+from harness.core.serialization import dumps
 
 SCHEMA_VERSION = 2  # of records; in 1, cpu_stubs were called stand_ins
+PROJECTIONS = 2  # random projections in a fingerprint
+MOST_TOKEN_LOSSES = 8192  # per rank and pass, checked per micro-batch: more would make records larger than useful
+MOST_CONTENTION = 5.0  # a deadline is at most this many times longer on a busy machine
+
+RankEnd = Literal["running", "completed", "raised", "deadline", "killed"]
+ProcessEnd = Literal["running", "completed", "raised", "deadline", "killed", "missing"]  # missing: left no record
+CellStatus = Literal["completed", "failed", "rejected", "error"]
+Phase = Literal["setup", "start", "fetch", "forward", "backward", "reduce", "optimizer", "done"]  # start: of a step
+# In running order; the leg that changes the weights comes last.
+CanaryLeg = Literal[
+    "truncation",
+    "determinism",
+    "isolation",
+    "isolation-middle",
+    "repetition",
+    "order",
+    "padding",
+    "noise-order",
+    "noise-epsilon",
+    "noise-dtype",
+]
+# start, end: before and after all legs. An evaluation takes place before the training step of its number.
+LegName = Literal["start", "metadata", "training", "evaluation", CanaryLeg, "timing", "end"]
+CellRole = Literal["cell", "control"]  # control: added by the harness, not a cell of the matrix
 
 
 @dataclass(kw_only=True)
@@ -360,7 +389,7 @@ class Failure:
     message: str
     traceback: str
     time: float  # seconds since the epoch
-    frames: list[str] = field(default_factory=list)  # innermost last, as core/frames.py renders them
+    frames: list[str] = field(default_factory=list)  # innermost last, as core/upstream.py renders them
     errno: str = ""  # name of the first system error in the exception's chain, e.g. "ESTALE"
     refused: str = ""  # arguments that upstream's parser or validation refused: node/recording/refusals.py
     absent: str = ""  # name of upstream that the harness looked up: node/recording/absent.py
@@ -445,3 +474,47 @@ class OracleRecord:
     failed: str = ""  # the traceback of an exception in the oracle
     choices: str = ""  # digest of the ranks' choices that it followed (record_file.py); empty: of none
     schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(kw_only=True)
+class RankEnding:
+    """How a rank's process ended, as its parent saw it."""
+
+    rank: int
+    ended: ProcessEnd
+    exit_code: int | None = None
+    hang: str | None = None  # collective in the stack dump of a rank that hit the deadline
+    stack: list[str] | None = None  # frames of that dump, innermost last; None: there is no dump
+    flight: list[str] = field(default_factory=list)  # collectives that had not completed, from torch's flight recorder
+    still_s: float | None = None  # seconds without progress before the deadline
+    digest: str = ""  # SHA-256 of its record once its process had ended; empty: no record, or its node was lost
+
+
+@dataclass(kw_only=True)
+class CellResult:
+    """Written once by the agent at the end of an attempt; if it exists, the attempt is over."""
+
+    cell: str
+    attempt: int
+    status: CellStatus
+    reason: str = ""
+    rejection: Rejection | None = None
+    first_failure_rank: int | None = None
+    ranks: list[RankEnding] = field(default_factory=list)
+    started: float = 0.0  # seconds since the epoch
+    finished: float = 0.0
+    steps_s: float = 0.0  # largest sum of step times over the ranks
+    oracle: str = ""  # SHA-256 of oracle.json; empty: there is none
+    deadline_s: float = 0.0  # that the ranks had: the cell's, longer on a busy machine; 0 if none was started
+    seal: str = ""  # `digest_of_result` of everything else
+    schema_version: int = SCHEMA_VERSION
+
+
+def sealed(result: CellResult) -> CellResult:
+    """The result with its seal, to be written."""
+    return replace(result, seal=digest_of_result(result))
+
+
+def digest_of_result(result: CellResult) -> str:
+    """The SHA-256 of a result without its seal, in hexadecimal."""
+    return hashlib.sha256(dumps(replace(result, seal="")).encode()).hexdigest()

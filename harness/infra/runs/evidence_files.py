@@ -10,9 +10,8 @@ from typing import TypeVar
 
 from harness.core.cell.config import CellConfig
 from harness.core.errors import InfrastructureError, InputError, Problem
-from harness.core.run.cell_result import CellResult, digest_of_result
 from harness.core.run.record_file import RecordReader
-from harness.core.run.records import OracleRecord, RankRecord
+from harness.core.run.records import CellResult, OracleRecord, RankRecord, digest_of_result
 from harness.core.run.run_dir import AttemptDir, RunDir, digest_of, opened, record_name, text_of
 from harness.core.run.run_plan import PLAN_VERSION, RunPlan, seal_of
 from harness.core.run.tensor_records import OperationsSeen

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import TextIO
 
 from harness.core.errors import HarnessError, InputError, Problem
-from harness.core.run.cell_result import CellResult
-from harness.core.run.events import CellFinished, CellStarted, Event, JobEnded, Loaded
-from harness.core.run.journal import Journal, read_events
+from harness.core.run.events import CellFinished, CellStarted, Event, JobEnded, Journal, Loaded, read_events
+from harness.core.run.records import CellResult
 from harness.core.run.run_dir import RunDir, opened
-from harness.core.run.work_order import newest_work_order
+from harness.core.run.run_plan import newest_work_order
 from harness.core.secrets import ends_in_key, redacted
 from harness.infra.runs.evidence_files import newest, read_result
 from harness.infra.runs.lock import launcher_of

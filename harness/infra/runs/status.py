@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from harness.core.run.events import CellStarted
-from harness.core.run.journal import read_events
+from harness.core.run.events import CellStarted, read_events
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import RunPlan
 from harness.infra.runs.evidence_files import newest, read_result

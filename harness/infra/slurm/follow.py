@@ -23,13 +23,11 @@ from itertools import chain, count
 from pathlib import Path
 
 from harness.core.cell.config import CellConfig
-from harness.core.run.cell_result import CellResult
-from harness.core.run.events import Event, Failed, Finished, JobEnded, Refused, Retry
+from harness.core.run.events import Event, Failed, Finished, JobEnded, Journal, Refused, Retry, note, read_events
 from harness.core.run.job_start import was_cut_off
-from harness.core.run.journal import Journal, note, read_events
+from harness.core.run.records import CellResult
 from harness.core.run.run_dir import AttemptDir, RunDir, text_of, write_atomic, write_json
-from harness.core.run.run_plan import Allocation, RunPlan
-from harness.core.run.work_order import newest_work_order, read_work_order
+from harness.core.run.run_plan import Allocation, RunPlan, newest_work_order, read_work_order
 from harness.core.secrets import secret_values, without_secrets_in
 from harness.core.serialization import from_jsonable, loads
 from harness.infra.launcher import end_as_error

@@ -16,11 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.core.errors import DiskFullError, InfrastructureError
-from harness.core.run.events import Duplicate, NotSubmitted, Submitted, Submitting
-from harness.core.run.journal import note, read_events
+from harness.core.run.events import Duplicate, NotSubmitted, Submitted, Submitting, note, read_events
 from harness.core.run.run_dir import RunDir, text_of, write_atomic, write_json
-from harness.core.run.run_plan import Allocation, RunPlan
-from harness.core.run.work_order import WorkOrder, cell_attempts, write_work_order
+from harness.core.run.run_plan import Allocation, RunPlan, WorkOrder, cell_attempts, write_work_order
 from harness.core.serialization import from_jsonable, loads
 from harness.core.stack import ReadyStack
 from harness.infra.slurm import nemo_run, sbatch_template

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from harness.core.outcomes import ACCEPTED, EXIT_FAIL, EXIT_PASS, EXIT_SKIP, Finding, Outcome
-from harness.core.str_enum import StrEnum
+from harness.core.outcomes import ACCEPTED, EXIT_FAIL, EXIT_PASS, EXIT_SKIP, Finding, Outcome, StrEnum
 from harness.judge.report.model import Report
 
 SCHEMA_VERSION = 1

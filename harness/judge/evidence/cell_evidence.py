@@ -15,8 +15,7 @@ from harness.core.cell.canary_legs import Leg, legs_of
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
 from harness.core.packing.arithmetic import MicroBatch
-from harness.core.run.cell_result import CellResult
-from harness.core.run.records import DocumentLoss, OracleRecord, RankRecord, StepSeen
+from harness.core.run.records import CellResult, DocumentLoss, OracleRecord, RankRecord, StepSeen
 from harness.core.run.run_plan import BaselineRequest, PlannedCell
 from harness.core.run.tensor_records import Fingerprint, UpdateSeen
 from harness.core.stack import ReadyStack

@@ -8,9 +8,7 @@ from typing import Literal, get_args
 
 from harness.core.cell.canary_legs import LEG_NAMES
 from harness.core.cell.layout import Coordinates, Layout
-from harness.core.run.cell_result import CellResult, RankEnding
-from harness.core.run.records import Failure, Progress, RankRecord
-from harness.core.run.states import LegName, Phase
+from harness.core.run.records import CellResult, Failure, LegName, Phase, Progress, RankEnding, RankRecord
 
 LEGS: tuple[LegName, ...] = get_args(LegName)
 # Legs that use the model, after the metadata leg.

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.core.cell.config import CellConfig
-from harness.core.run.cell_result import CellResult
-from harness.core.run.records import OracleRecord, RankRecord
+from harness.core.run.records import CellResult, OracleRecord, RankRecord
 from harness.core.run.run_plan import PlannedCell, RunPlan
 from harness.core.tolerances import tolerances_for
 from harness.judge.evidence.cell_evidence import CellEvidence

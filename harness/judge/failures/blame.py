@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from harness.core.frames import CODE, HARNESS, KERNEL, deciding
 from harness.core.run.records import Failure, Progress
+from harness.core.upstream import CODE, HARNESS, KERNEL, deciding
 from harness.judge.failures import patterns as table
 from harness.judge.failures.pattern_row import Domain, Pattern, Role
 

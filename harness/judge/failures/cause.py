@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.core.run.cell_result import CellResult
+from harness.core.run.records import CellResult
 from harness.judge.evidence.endings import SIGTERM, Ending, signal_of
 from harness.judge.failures import patterns as table
 from harness.judge.failures.blame import blame_of

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from harness.core.frames import CODE, deciding, owner_of
+from harness.core.upstream import CODE, deciding, owner_of
 from harness.judge.evidence.endings import CRASH_SIGNALS, Ending, signal_of
 from harness.judge.failures import patterns as table
 from harness.judge.failures.patterns import Pattern
@@ -106,7 +106,7 @@ def _calls(waiting: Sequence[Ending]) -> set[object]:
 
 
 def _group(entry: str) -> str:
-    """The group in an entry of core/run/flight_dump.py, e.g. "TENSOR_MODEL_PARALLEL_GROUP [0, 1]"."""
+    """The group in an entry of node/recording/flight_recorder.py, e.g. "TENSOR_MODEL_PARALLEL_GROUP [0, 1]"."""
     return entry.partition(" of group ")[2].partition(", inputs")[0]
 
 

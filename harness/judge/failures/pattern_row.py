@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from harness.core.str_enum import StrEnum
+from harness.core.outcomes import StrEnum
 
 
 class Domain(StrEnum):

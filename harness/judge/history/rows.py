@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from harness.core.outcomes import Finding, KnownFailure, Outcome
-from harness.core.run.states import CellRole
+from harness.core.run.records import CellRole
 from harness.core.serialization import dumps
 from harness.core.stack import DEFAULT, StackFacts
 from harness.core.upstream import DISTRIBUTIONS

@@ -7,11 +7,20 @@ from typing import Any, Literal
 
 from harness.core.cell.layout import Coordinates, Layout
 from harness.core.cell.timing import GpuState
-from harness.core.outcomes import Finding, KnownFailure, Lane, LaneVerdict, Outcome, Rejection, RunVerdict, exit_code
+from harness.core.outcomes import (
+    Finding,
+    KnownFailure,
+    Lane,
+    LaneVerdict,
+    Outcome,
+    Rejection,
+    RunVerdict,
+    StrEnum,
+    exit_code,
+)
 from harness.core.packing.fields import NOT_READ
+from harness.core.run.records import CellRole
 from harness.core.run.run_plan import Selection
-from harness.core.run.states import CellRole
-from harness.core.str_enum import StrEnum
 from harness.core.text import counted, noun
 from harness.core.tolerances import Bound, NoiseFloor
 from harness.judge.failures.pattern_row import Domain, Retry, Role

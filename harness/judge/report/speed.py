@@ -6,8 +6,7 @@ import math
 import statistics
 from dataclasses import replace
 
-from harness.core.cell.flops import train_flops
-from harness.core.cell.timed_loads import load_config, work_of
+from harness.core.cell.flops import load_config, train_flops, work_of
 from harness.core.hardware import PeakFound, mfu, peak_of
 from harness.core.tolerances import Bound
 from harness.judge.evidence.cell_evidence import CellEvidence

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from harness.core.errors import InfrastructureError
-from harness.core.run.cell_result import CellResult, sealed
 from harness.core.run.job_start import Claim, JobStart, started_again, was_cut_off
+from harness.core.run.records import CellResult, sealed
 from harness.core.run.run_dir import RunDir, text_of, write_atomic, write_json, write_new
-from harness.core.run.work_order import CellAttempt, read_work_order, write_work_order
+from harness.core.run.run_plan import CellAttempt, read_work_order, write_work_order
 from harness.core.serialization import from_jsonable, loads
 from harness.node.coordination.rendezvous import POLL_S, STARTUP_S
 

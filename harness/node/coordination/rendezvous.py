@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from harness.core.run.cell_result import RankEnding
+from harness.core.run.records import RankEnding
 from harness.core.run.run_dir import AttemptDir, RunDir, refuse_links, text_of, write_json, write_new
 from harness.core.serialization import from_jsonable, loads
 from harness.core.text import counted

@@ -13,9 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from harness.core.cell.config import CellConfig
+from harness.core.data_paths.own import UpstreamTests, counted_tests
 from harness.core.outcomes import Missing
 from harness.core.run.records import UpstreamTestsSeen
-from harness.core.upstream_tests import UpstreamTests, counted
 from harness.node.data_paths.lookup import Unavailable
 from harness.node.data_paths.unpacked import UnpackedPath
 
@@ -54,7 +54,7 @@ class UpstreamTestsPath(UnpackedPath):
         (folder / "upstream_tests.log").write_text(done.stdout, encoding="utf-8")
         if not file.is_file():
             raise RuntimeError(f"pytest ended with {done.returncode} and without a report: {_end(done)}")
-        counts, failed = counted(file.read_text(encoding="utf-8"))
+        counts, failed = counted_tests(file.read_text(encoding="utf-8"))
         return UpstreamTestsSeen(
             passed=counts.passed, failed=counts.failed, skipped=counts.skipped, failures=failed[:_MOST_NAMES]
         )

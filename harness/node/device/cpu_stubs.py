@@ -74,14 +74,14 @@ def _thd_get_partitioned_indices(cu_seqlens: torch.Tensor, total: int, cp_size: 
 
 
 def _require_tensor(cu_seqlens: Any) -> None:
-    """TypeError as the real function raises it, before it starts a kernel; core/frames.py blames the caller."""
+    """TypeError as the real function raises it, before it starts a kernel; core/upstream.py blames the caller."""
     if not torch.is_tensor(cu_seqlens):
         kind = type(cu_seqlens).__name__
         raise TypeError(f"thd_get_partitioned_indices(): incompatible function arguments: cu_seqlens is a {kind}")
 
 
 def _require_ascending(bounds: Sequence[int]) -> None:
-    """ValueError for offsets that no kernel can take, e.g. -1 after the last; core/frames.py blames the caller."""
+    """ValueError for offsets that no kernel can take, e.g. -1 after the last; core/upstream.py blames the caller."""
     if bounds[0] < 0 or any(later < earlier for earlier, later in pairwise(bounds)):
         raise ValueError(f"cu_seqlens must ascend from 0: {bounds}")
 

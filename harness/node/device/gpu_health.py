@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from harness.core.cell.config import CellConfig
 from harness.core.errors import DriverError
 from harness.core.hardware import shown_gpus
-from harness.core.run.cell_result import CellResult
+from harness.core.run.records import CellResult
 from harness.core.run.run_dir import AttemptDir, text_of
 from harness.core.serialization import from_jsonable, loads
 from harness.node.coordination.rendezvous import NodeResult, NodeShare, node_file, read

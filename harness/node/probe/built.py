@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 
-from harness.core.cell.asked import asked
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Coordinates
+from harness.core.cell.upstream_config import asked
 from harness.core.run.records import BuiltSeen, RankRecord
 from harness.node.probe.model.bridge.vision import PACKAGE, language_of, tower_of
 from harness.node.probe.model.gpt import unwrap

@@ -8,9 +8,8 @@ import os
 import sys
 from functools import cache
 
-from harness.core.frames import CODE_PACKAGES
 from harness.core.run.records import ImportProof
-from harness.core.upstream import HEADS
+from harness.core.upstream import CODE_PACKAGES, HEADS
 
 # All modules of the code under test that ranks use, imported once by the agent before it forks.
 WARM_MODULES = (

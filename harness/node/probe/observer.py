@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from harness.core.packing.arithmetic import PAD
-from harness.core.run.record_limits import MOST_TOKEN_LOSSES
-from harness.core.run.records import DocumentLoss, TokenLoss
-from harness.core.run.states import LegName, Phase
+from harness.core.run.records import MOST_TOKEN_LOSSES, DocumentLoss, LegName, Phase, TokenLoss
 from harness.core.run.tensor_records import ParameterSeen
 from harness.node.data_paths.base import RankContext
 from harness.node.probe.hooks.fingerprints import gradient_fingerprint, part_fingerprints

@@ -15,7 +15,7 @@ from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 from torch import Tensor
 
 from harness.core.cell.config import CellConfig
-from harness.core.run.states import LegName
+from harness.core.run.records import LegName
 from harness.node.data_paths.base import FORWARD, Adapter, Batch, RankContext, Scored, batch_given
 from harness.node.faults import Fault
 from harness.node.probe.model.gpt import unwrap

@@ -21,9 +21,8 @@ import traceback
 from argparse import Namespace
 from types import ModuleType
 
-from harness.core.frames import CODE, CODE_PACKAGES, HARNESS, KERNEL, deciding, owner_of
 from harness.core.outcomes import STACK_UNDER_TEST, Missing, Rejection
-from harness.core.upstream import DISTRIBUTIONS
+from harness.core.upstream import CODE, CODE_PACKAGES, DISTRIBUTIONS, HARNESS, KERNEL, deciding, owner_of
 from harness.node.data_paths.lookup import checked_out, is_installed, release
 from harness.node.recording.frames import frames_of
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from harness.core.frames import frame_text
+from harness.core.upstream import frame_text
 
 _CRASH = "Fatal Python error"
 MOST = 40  # innermost frames to keep

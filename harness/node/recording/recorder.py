@@ -18,9 +18,19 @@ from torch import Tensor
 from harness.core.cell.timing import Lap
 from harness.core.packing.fields import ALWAYS_READ, OFFSETS, PADDED
 from harness.core.run.record_file import write_record
-from harness.core.run.records import ChoiceSeen, Failure, LayerSeen, Progress, RankRecord, SeenParams, TensorForm
+from harness.core.run.records import (
+    ChoiceSeen,
+    Failure,
+    LayerSeen,
+    LegName,
+    Phase,
+    Progress,
+    RankEnd,
+    RankRecord,
+    SeenParams,
+    TensorForm,
+)
 from harness.core.run.run_dir import AttemptDir, descriptor_of, needs_room, text_of
-from harness.core.run.states import LegName, Phase, RankEnd
 from harness.core.secrets import redacted, secret_values
 from harness.core.serialization import dumps, from_jsonable, loads
 from harness.node.recording.absent import absent_name

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from harness.core.frames import CODE, deciding, frame_text, owner_of
+from harness.core.upstream import CODE, deciding, frame_text, owner_of
 from harness.node.recording.frames import checkout_roots, frames_of
 
 _FILES = ("arguments.py", "argument_utils.py", "yaml_arguments.py", "mla_qk_norm_config.py")

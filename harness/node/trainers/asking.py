@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 
 from harness.core.cell.arguments import OF_OPTIMIZER, Argument, Arguments
-from harness.core.cell.built import Difference, differences, listed
 from harness.core.cell.config import CellConfig
+from harness.core.cell.upstream_config import Difference, differences, listed
 from harness.core.serialization import from_jsonable
 from harness.node.device import cpu_stubs, trainer_stubs
 from harness.node.device.placement import Device, choose_device

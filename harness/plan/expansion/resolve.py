@@ -16,13 +16,12 @@ from harness.core.cell.axis_values import HARNESS
 from harness.core.cell.config import NOISE, CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.timing import NOT_TIMED, TimingConfig
-from harness.core.data_paths.own import UNPACKED
+from harness.core.data_paths.own import NO_TESTS, UNPACKED
 from harness.core.data_paths.table import DATA_PATHS
 from harness.core.layer_pattern import pattern_name
 from harness.core.packing.documents import MIXES, DocumentsConfig, mix
 from harness.core.packing.options import PackingOptions
 from harness.core.stack import digest
-from harness.core.upstream_tests import NO_TESTS
 from harness.plan.expansion.combinations import IN_SHAPE, OPTIONS, OTHERS, of_section
 from harness.plan.matrix.load import Matrix
 from harness.plan.matrix.problems import Problems

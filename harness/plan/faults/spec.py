@@ -11,12 +11,11 @@ from harness.core.cell.axis_values import HARNESS
 from harness.core.cell.config import CANARIES, CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.timing import NOT_TIMED, TimingConfig
-from harness.core.data_paths.own import REFERENCE
+from harness.core.data_paths.own import NO_TESTS, REFERENCE, UpstreamTests
 from harness.core.outcomes import Lane, Outcome
 from harness.core.packing.documents import DocumentsConfig, adversarial_mix
 from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions
 from harness.core.stack import DEFAULT
-from harness.core.upstream_tests import NO_TESTS, UpstreamTests
 from harness.plan.expansion.resolve import control_of, with_noise_legs
 
 # Six layers divide over 1, 2 and 3 stages and over 3 chunks on each of 2, so that every fault shares one model.

@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 
 from harness.core.cell.config import ModelConfig, TrainConfig
 from harness.core.cell.timing import TimingConfig
+from harness.core.data_paths.own import UpstreamTests
+from harness.core.data_paths.own import upstream_tests_as_written as upstream_tests_as_written
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.packing.options import PackingOptions
 from harness.core.run.run_plan import BaselineRequest, MayReject, XFail
 from harness.core.stack import DEFAULT, Stack
 from harness.core.tolerances import ToleranceOverrides
-from harness.core.upstream_tests import UpstreamTests
-from harness.core.upstream_tests import as_written as tests_as_written
 from harness.plan.matrix.arguments import Layer, Profile, check_profiles, parse_arguments, parse_profiles
 from harness.plan.matrix.arguments import as_written as arguments_as_written
 from harness.plan.matrix.axes import AXES, AXIS_ALIASES, DOTTED, Axes, parse_axes
@@ -305,7 +305,7 @@ def resolved(matrix: Matrix) -> dict[str, Any]:
     result |= {"args": arguments_as_written(matrix.args)} if matrix.args else {}
     profiles = {name: arguments_as_written(profile.layer) for name, profile in matrix.profiles.items()}
     result |= {"profiles": profiles} if profiles else {}
-    tests = {name: tests_as_written(tests) for name, tests in matrix.upstream_tests.items()}
+    tests = {name: upstream_tests_as_written(tests) for name, tests in matrix.upstream_tests.items()}
     result |= {"upstream_tests": tests} if tests else {}
     result["launch"] = {key: value for key, value in dataclasses.asdict(matrix.launch).items() if value is not None}
     result["checks"] = {"numerics": as_written(matrix.tolerances.numerics), "canaries": list(matrix.canaries)}

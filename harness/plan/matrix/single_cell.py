@@ -10,11 +10,11 @@ from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.timing import NOT_TIMED
 from harness.core.data_paths.own import REFERENCE
+from harness.core.data_paths.own import upstream_tests_as_written as upstream_tests_as_written
 from harness.core.packing.options import PackingOptions
 from harness.core.setting import keys_of
 from harness.core.stack import ReadyStack, Stack
 from harness.core.tolerances import ToleranceOverrides
-from harness.core.upstream_tests import as_written as tests_as_written
 from harness.plan.matrix.arguments import as_written as arguments_as_written
 from harness.plan.schema.bounds import as_written
 from harness.plan.schema.throughput import as_written as throughput_as_written
@@ -51,7 +51,7 @@ def one_cell(
     given = {argument.name: argument.words for argument in config.args.given}
     written |= {"args": arguments_as_written(given)} if given else {}
     if config.upstream_tests.name:
-        written["upstream_tests"] = {config.upstream_tests.name: tests_as_written(config.upstream_tests)}
+        written["upstream_tests"] = {config.upstream_tests.name: upstream_tests_as_written(config.upstream_tests)}
         written["matrix"]["upstream_tests"] = config.upstream_tests.name
     written |= {"stacks": {config.stack: layers_of(stack)}} if stack is not None else {}
     written["launch"] = {"deadline_s": config.deadline_s}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from harness.core.cell.axis_values import WITH_CHECKPOINTS
-from harness.core.cell.config import CellConfig
-from harness.core.cell.resume import SAME, resumed_layout
+from harness.core.cell.config import SAME_LAYOUT, CellConfig, resumed_layout
 from harness.plan.rules import layout, loss, packing
 from harness.plan.rules.models import adapters, model
 from harness.plan.rules.rule import Own, Rule
@@ -40,7 +39,7 @@ def layout_of_the_ranks(config: CellConfig) -> str | None:
 
 def layout_is_allowed(config: CellConfig) -> str | None:
     """The first rule that forbids the layout in which the cell continues."""
-    if config.resume in ("", SAME) or layout_of_the_ranks(config):
+    if config.resume in ("", SAME_LAYOUT) or layout_of_the_ranks(config):
         return None
     resumed = config.resumed
     reason = next((found for rule in _OF_LAYOUT if (found := rule.predicate(resumed))), None)
@@ -55,7 +54,7 @@ def experts_as_other_weights(config: CellConfig) -> str | None:
 
 def shards_are_reshardable(config: CellConfig) -> str | None:
     """By default shards of the optimizer are saved for other sizes of dp x cp, but not of tp and pp."""
-    if config.resume in ("", SAME) or config.distributed_optimizer == "off" or layout_of_the_ranks(config):
+    if config.resume in ("", SAME_LAYOUT) or config.distributed_optimizer == "off" or layout_of_the_ranks(config):
         return None
     name = _RESHARDABLE[config.trainer == "bridge"]
     before, after = ((layout.tp, layout.pp) for layout in (config.layout, config.resumed.layout))
@@ -69,7 +68,7 @@ def shards_are_reshardable(config: CellConfig) -> str | None:
 
 def rows_stay(config: CellConfig) -> str | None:
     """A resumed run goes on in the same file, of which each row holds the same documents in every layout."""
-    if config.resume in ("", SAME) or layout_is_allowed(config) or layout_of_the_ranks(config):
+    if config.resume in ("", SAME_LAYOUT) or layout_is_allowed(config) or layout_of_the_ranks(config):
         return None
     resumed = config.resumed
     names = {step: f"step {step}" for step in resumed.steps}

@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from harness.core.cell.axes import axes
 from harness.core.cell.config import ModelConfig, TrainConfig
+from harness.core.data_paths.own import UpstreamTests
 from harness.core.data_paths.table import DATA_PATHS
 from harness.core.packing.documents import KEYS_OF_MODE, DocumentsConfig
 from harness.core.packing.options import PackingOptions
 from harness.core.run.run_plan import MayReject, XFail
 from harness.core.setting import Key, Limits, keys_of
 from harness.core.tolerances import BOUND_NAMES, DEFAULTS, RATIO_SCREEN, Override
-from harness.core.upstream_tests import UpstreamTests
 from harness.plan.jobs.cluster import ClusterProfile, Container
 from harness.plan.schema.model import PARTS
 from harness.plan.schema.section import Section, union_of

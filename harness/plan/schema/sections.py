@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from harness.core.cell.config import CANARIES, DEFAULT_CANARIES, ModelConfig, TrainConfig
+from harness.core.data_paths.own import UpstreamTests
 from harness.core.packing.documents import KEYS_OF_MODE, MIXES, DocumentsConfig
 from harness.core.packing.options import PackingOptions
 from harness.core.run.run_plan import MayReject, XFail
 from harness.core.setting import keys_of, setting
 from harness.core.stack import SAFE_NAME, safe_name
-from harness.core.upstream_tests import UpstreamTests
 from harness.plan.schema.bounds import Bounds
 from harness.plan.schema.section import Section, model_of, model_with, one_of
 from harness.plan.schema.select import SelectSection

@@ -18,10 +18,9 @@ from harness.app.pipeline import local_run, plan_run
 from harness.app.pipeline.finalize import judge_and_report
 from harness.core.errors import InputError
 from harness.core.outcomes import EXIT_PASS, EXIT_UNDECIDED
-from harness.core.run.events import CellStarted
-from harness.core.run.journal import read_events
+from harness.core.run.events import CellStarted, read_events
 from harness.core.run.run_dir import RunDir
-from harness.core.run.work_order import read_work_order
+from harness.core.run.run_plan import read_work_order
 from harness.infra import local_launcher
 from harness.infra.local_launcher import AgentAhead
 from harness.infra.runs.evidence_files import read_plan, run_problems

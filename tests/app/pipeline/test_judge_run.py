@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harness.app.pipeline.judge_run import ended_as_error, judge
 from harness.core.outcomes import Outcome
-from harness.core.run.cell_result import CellResult, sealed
+from harness.core.run.records import CellResult, sealed
 from harness.core.run.run_dir import RunDir, write_json
 from harness.infra.runs.evidence_files import read_plan
 from tests.app.runs import simulated_run

@@ -17,8 +17,7 @@ from harness.app.pipeline.local_run import _new_attempts, _without_result, resum
 from harness.app.signals import Stopped
 from harness.core.errors import InputError, InterruptedRun
 from harness.core.outcomes import EXIT_INTERRUPTED, EXIT_PASS, EXIT_UNDECIDED, Outcome
-from harness.core.run.events import CellStarted, RunStopped
-from harness.core.run.journal import append_event, note
+from harness.core.run.events import CellStarted, RunStopped, append_event, note
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import PlannedCell, RunPlan
 from harness.core.stack import Checkout, ReadyStack, Stack

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.core.run.cell_result import CellResult, RankEnding
 from harness.core.run.job_start import Claim, JobStart, started_again, was_cut_off
-from harness.core.run.states import CellStatus, ProcessEnd
+from harness.core.run.records import CellResult, CellStatus, ProcessEnd, RankEnding
 
 
 @pytest.mark.parametrize(

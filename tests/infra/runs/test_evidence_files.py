@@ -8,8 +8,7 @@ import pytest
 
 from harness.core.cell.layout import Coordinates
 from harness.core.errors import InputError
-from harness.core.run.cell_result import CellResult, RankEnding
-from harness.core.run.records import RankRecord
+from harness.core.run.records import CellResult, RankEnding, RankRecord
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.serialization import to_jsonable
 from harness.infra.runs.evidence_files import LOG_TAIL_BYTES, read_cell, read_plan, read_result

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.core.run.events import JobEnded
-from harness.core.run.journal import note
+from harness.core.run.events import JobEnded, note
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import Allocation
 from harness.infra.runs.logs import read_job_endings

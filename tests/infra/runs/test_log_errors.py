@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.core.run.cell_result import CellResult, RankEnding
-from harness.core.run.events import CellFinished, CellStarted
-from harness.core.run.journal import note
+from harness.core.run.events import CellFinished, CellStarted, note
+from harness.core.run.records import CellResult, RankEnding
 from harness.core.run.run_dir import RunDir, write_json
 from harness.infra.runs.lock import only_launcher
 from harness.infra.runs.logs import errors_text, follow_logs, traceback_in, without_noise

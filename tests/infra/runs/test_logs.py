@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import InputError
-from harness.core.run.cell_result import CellResult, RankEnding
+from harness.core.run.records import CellResult, RankEnding
 from harness.core.run.run_dir import RunDir, write_json
 from harness.infra import screen
 from harness.infra.runs.logs import (

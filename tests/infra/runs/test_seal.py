@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.run.cell_result import CellResult, sealed
+from harness.core.run.records import CellResult, sealed
 from harness.core.run.run_dir import AttemptDir, RunDir, text_of, write_json
 from harness.core.serialization import from_jsonable, loads
 from harness.infra.runs.evidence_files import read_cell

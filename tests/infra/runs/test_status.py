@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.run.events import CellStarted, Submitted
-from harness.core.run.journal import note
+from harness.core.run.events import CellStarted, Submitted, note
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import Allocation
 from harness.infra.runs.status import status_text

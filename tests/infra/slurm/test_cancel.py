@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.run.events import Event, JobEnded, NotSubmitted, Refused, Submitted, Submitting
-from harness.core.run.journal import append_event
+from harness.core.run.events import Event, JobEnded, NotSubmitted, Refused, Submitted, Submitting, append_event
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import Allocation
 from harness.infra.launcher import Cancelled

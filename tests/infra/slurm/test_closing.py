@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.run.cell_result import CellResult
-from harness.core.run.journal import read_lines
+from harness.core.run.events import read_lines
+from harness.core.run.records import CellResult
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import Allocation
 from harness.infra.runs.evidence_files import read_result

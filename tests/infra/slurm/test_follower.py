@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from harness.core.run.events import CellFinished, CellStarted, Event, Failed, Finished, Loaded
+from harness.core.run.events import CellFinished, CellStarted, Event, Failed, Finished, Loaded, note
 from harness.core.run.job_start import Claim
-from harness.core.run.journal import note
 from harness.core.run.run_dir import RunDir, write_new
 from harness.core.run.run_plan import Allocation
 from harness.infra.slurm.client import JobState, Pending, SlurmClient

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.run.cell_result import CellResult, RankEnding
-from harness.core.run.events import Failed, JobEnded
+from harness.core.run.events import Failed, JobEnded, note, read_lines
 from harness.core.run.job_start import Claim
-from harness.core.run.journal import note, read_lines
+from harness.core.run.records import CellResult, RankEnding
 from harness.core.run.run_dir import RunDir, write_json, write_new
-from harness.core.run.run_plan import Allocation
-from harness.core.run.work_order import newest_work_order
+from harness.core.run.run_plan import Allocation, newest_work_order
 from harness.infra.slurm.client import JobState, SlurmClient
 from harness.infra.slurm.follow import Ended, allocations_of, keep_from_starting, retry, retry_requested, unfinished
 from harness.infra.slurm.submit import order_allocation, write_submissions

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from harness.core.errors import InfrastructureError
-from harness.core.run.events import Submitting
+from harness.core.run.events import Submitting, note, read_lines
 from harness.core.run.job_start import Claim
-from harness.core.run.journal import note, read_lines
 from harness.core.run.run_dir import RunDir, write_json, write_new
 from harness.core.run.run_plan import Allocation
 from harness.infra.slurm.client import ControllerAwayError, SlurmClient

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from harness.core.cell.layout import Coordinates
-from harness.core.run.cell_result import CellResult
-from harness.core.run.records import Failure, Progress
+from harness.core.run.records import CellResult, Failure, Progress
 from harness.judge.evidence.endings import Ending
 from harness.judge.failures.cause import cause_of
 from harness.judge.failures.classification import JobEnding

@@ -52,7 +52,7 @@ def test_ranks_that_all_wait_in_different_calls_wait_for_each_other() -> None:
 
 
 def flown(size: str, *, number: int = 5, ranks: str = "[0, 1]") -> tuple[str, ...]:
-    """As core/run/flight_dump.py writes what NCCL's recorder had not seen complete."""
+    """As node/recording/flight_recorder.py writes what NCCL's recorder had not seen complete."""
     return (f"all_reduce number {number} of group TP {ranks}, inputs {size}",)
 
 

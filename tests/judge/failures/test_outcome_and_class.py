@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.core.outcomes import Outcome
-from harness.core.run.cell_result import RankEnding
-from harness.core.run.records import Failure, Progress
+from harness.core.run.records import Failure, Progress, RankEnding
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.failures.classification import JobEnding, LogTail
 from harness.judge.failures.pattern_row import Domain

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.core.cell.flops import train_flops
-from harness.core.cell.timed_loads import full_config, work_of
+from harness.core.cell.flops import full_config, train_flops, work_of
 from harness.core.cell.timing import GpuState
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.timings import Load

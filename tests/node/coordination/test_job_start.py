@@ -7,7 +7,7 @@ from threading import Barrier
 import pytest
 
 from harness.core.errors import InfrastructureError
-from harness.core.run.cell_result import CellResult, RankEnding
+from harness.core.run.records import CellResult, RankEnding
 from harness.core.run.run_dir import RunDir, write_json, write_new
 from harness.core.run.run_plan import Allocation
 from harness.core.serialization import loads

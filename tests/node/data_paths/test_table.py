@@ -17,7 +17,7 @@ from harness.core.data_paths.table import DATA_PATHS
 from harness.core.outcomes import Rejection
 from harness.core.packing.arithmetic import PAD
 from harness.core.packing.options import PackingOptions
-from harness.core.run.cell_result import CellResult
+from harness.core.run.records import CellResult
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.serialization import from_jsonable, loads
 from harness.node.data_paths.lookup import Unavailable

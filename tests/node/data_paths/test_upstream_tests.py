@@ -10,8 +10,8 @@ import pytest
 
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Coordinates
+from harness.core.data_paths.own import UpstreamTests
 from harness.core.outcomes import Missing
-from harness.core.upstream_tests import UpstreamTests
 from harness.node.data_paths import upstream_tests
 from harness.node.data_paths.base import RankContext
 from harness.node.data_paths.upstream_tests import UpstreamTestsPath

@@ -107,7 +107,7 @@ assert made[0].device.type == "cpu"
 def test_what_torch_refuses_is_blamed_on_the_caller(call: str) -> None:
     """Upstream makes a rotary table of an uninitialised max_seqlen's length."""
     run(f"""
-from harness.core.frames import UNOWNED, owner_of
+from harness.core.upstream import UNOWNED, owner_of
 from harness.node.recording.frames import frames_of
 try:
     {call}

@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from harness.core.frames import CODE, deciding
 from harness.core.packing.arithmetic import zigzag
+from harness.core.upstream import CODE, deciding
 from harness.node.device.cpu_stubs import _thd_get_partitioned_indices
 from tests import forked
 

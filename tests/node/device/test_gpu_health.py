@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from harness.core.errors import DriverError
-from harness.core.run.cell_result import CellResult
+from harness.core.run.records import CellResult
 from harness.core.run.run_dir import AttemptDir, write_json
 from harness.node import supervisor
 from harness.node.coordination.rendezvous import NodeShare

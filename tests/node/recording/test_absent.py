@@ -23,10 +23,10 @@ from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 import harness.node
-from harness.core.frames import CODE_PACKAGES
 from harness.core.outcomes import Missing, Rejection
 from harness.core.packing.fields import ALWAYS_READ
 from harness.core.run.records import Failure, Progress
+from harness.core.upstream import CODE_PACKAGES
 from harness.judge.failures.blame import blame_of
 from harness.node.data_paths import packed_fields
 from harness.node.data_paths.base import mask_and_loss

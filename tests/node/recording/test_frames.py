@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.frames import CODE, deciding
+from harness.core.upstream import CODE, deciding
 from harness.node.recording.frames import collective_in, frames_of, stack_of
 
 DUMP = """some warning

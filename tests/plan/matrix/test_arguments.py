@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.cell.built import HARMLESS
+from harness.core.cell.upstream_config import HARMLESS
 from harness.plan.matrix.arguments import MOST_ARGUMENTS, as_written, read_flags, words_of
 from harness.plan.matrix.load import resolved
 from harness.plan.matrix.owned_arguments import owner_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.core.upstream_tests import Counts
+from harness.core.data_paths.own import Counts
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence

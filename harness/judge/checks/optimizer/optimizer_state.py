@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from harness.core.cell.asked import weight_decay
+from harness.core.cell.upstream_config import weight_decay
 from harness.core.run.records import RankRecord
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from harness.core.packing.arithmetic import PAD
-from harness.core.run.record_limits import PROJECTIONS
+from harness.core.run.records import PROJECTIONS
 from harness.core.run.tensor_records import Fingerprint
 from harness.node.probe.weights import NamedParameter, parts_of
 from harness.oracle.drawing import draw

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from harness.core.run.records import LayerSeen
-from harness.core.run.states import LegName
+from harness.core.run.records import LayerSeen, LegName
 from harness.core.run.tensor_records import ActivationSeen
 from harness.node.data_paths.base import RankContext
 from harness.node.probe.hooks.fingerprints import document_fingerprints, merge

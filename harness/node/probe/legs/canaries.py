@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from harness.core.cell.canary_legs import Leg, legs_of, shared_passes
-from harness.core.run.records import EvaluationSeen, LaterSeen, LegSeen, StepSeen, TrainingSeen
-from harness.core.run.states import CanaryLeg
+from harness.core.run.records import CanaryLeg, EvaluationSeen, LaterSeen, LegSeen, StepSeen, TrainingSeen
 from harness.node.device.placement import synchronize
 from harness.node.probe.hooks.expert_biases import reset_routers
 from harness.node.probe.legs.metadata import observed_batches

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.core.packing.arithmetic import Workload
-from harness.core.run.records import BatchSeen, WorkloadSeen
-from harness.core.run.states import LegName
+from harness.core.run.records import BatchSeen, LegName, WorkloadSeen
 from harness.node.data_paths.base import Adapter, RankContext
 from harness.node.faults import Fault
 from harness.node.probe.hooks.batches import batch_seen

@@ -21,7 +21,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from harness.core.cell.config import CellConfig
-from harness.core.cell.timed_loads import load_config, slope_config
+from harness.core.cell.flops import load_config, slope_config
 from harness.core.cell.timing import Moment, Timed, rotary_tokens
 from harness.node.data_paths.base import Adapter, Batch
 from harness.node.data_paths.table import ADAPTERS

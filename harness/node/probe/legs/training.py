@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from harness.core.run.records import StepSeen
-from harness.core.run.states import LegName
+from harness.core.run.records import LegName, StepSeen
 from harness.node.device.placement import synchronize
 from harness.node.probe.adapter_record import AdapterRecord
 from harness.node.probe.legs.metadata import record_workload

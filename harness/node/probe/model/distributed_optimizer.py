@@ -17,8 +17,8 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from torch import Tensor
 
-from harness.core.cell.asked import optimizer_fields
 from harness.core.cell.config import CellConfig
+from harness.core.cell.upstream_config import optimizer_fields
 from harness.node.probe.model.groups import GLOBAL, Groups
 from harness.node.recording.absent import UnknownNameError
 

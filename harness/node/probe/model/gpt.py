@@ -17,11 +17,11 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from harness.core.cell.asked import ACTIVATION, constructor_arguments, model_fields
 from harness.core.cell.axes import upstream_names
 from harness.core.cell.axis_values import EXPLICIT
 from harness.core.cell.config import CellConfig
 from harness.core.cell.model import VANILLA
+from harness.core.cell.upstream_config import ACTIVATION, constructor_arguments, model_fields
 from harness.core.outcomes import STACK_UNDER_TEST, Missing, Rejection
 from harness.node.data_paths.base import RankContext
 from harness.node.data_paths.lookup import lacking, takes

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from harness.core.cell.asked import constructor_arguments, optimizer_fields, weight_decay
 from harness.core.cell.axis_values import TE_KINDS
 from harness.core.cell.config import CellConfig
 from harness.core.cell.reports import log_interval
+from harness.core.cell.upstream_config import constructor_arguments, optimizer_fields, weight_decay
 from harness.core.run.run_dir import AttemptDir
 from harness.node.data_paths.bridge.offline import tokenizer_config
 from harness.node.device.placement import Device

@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from harness.core.cell.asked import recurrent_fields
 from harness.core.cell.axis_values import TE_KINDS
 from harness.core.cell.config import CellConfig
+from harness.core.cell.upstream_config import recurrent_fields
 from harness.node.probe.model.gpt import hybrid_spec
 from harness.node.probe.model.hybrid import pattern_of, use_own_norm
 

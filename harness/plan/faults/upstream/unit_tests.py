@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from harness.core.cell.layout import Layout
+from harness.core.data_paths.own import UpstreamTests
 from harness.core.outcomes import Lane
-from harness.core.upstream_tests import UpstreamTests
 from harness.plan.faults.spec import FaultSpec
 
 # The shipped matrix that defines the stack, and its name there; it needs a clone beside the repository.

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.run.cell_result import RankEnding
-from harness.core.run.records import Failure, Progress, SeenParams
+from harness.core.run.records import Failure, Progress, RankEnding, SeenParams
 from harness.judge.checks.metadata import (
     params_agree_plan,
     params_present,

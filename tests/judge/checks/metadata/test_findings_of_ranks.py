@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from harness.core.data_paths.descriptor import FORBIDDEN_CASES
-from harness.core.run.cell_result import RankEnding
-from harness.core.run.records import Failure, Progress, Refusal, TensorSeen
+from harness.core.run.records import Failure, Progress, RankEnding, Refusal, TensorSeen
 from harness.judge.checks.metadata import (
     completeness,
     micro_batch_count,

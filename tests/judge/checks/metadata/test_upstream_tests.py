@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from harness.core.cell.config import CellConfig
+from harness.core.data_paths.own import UpstreamTests
 from harness.core.outcomes import Lane, LaneVerdict, Outcome
 from harness.core.run.records import UpstreamTestsSeen
-from harness.core.upstream_tests import UpstreamTests
 from harness.judge.checks.metadata import upstream_tests
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.simulator import config_of, evidence_for, judge

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from harness.core.outcomes import Lane, LaneVerdict, Outcome
-from harness.core.run.cell_result import RankEnding
-from harness.core.run.records import Failure, Progress, RankRecord
+from harness.core.run.records import Failure, Progress, RankEnding, RankRecord
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.simulator import at, config_of, evidence_for, judge, place_of, the_only_finding

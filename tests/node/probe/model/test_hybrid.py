@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from harness.core.cell.asked import recurrent_fields
 from harness.core.cell.model import ModelConfig
+from harness.core.cell.upstream_config import recurrent_fields
 from harness.node.probe.model.hybrid import numbered_layers, pattern_of, sections, unsupported_hybrid
 from harness.node.probe.weights import Shard
 from tests.node.conftest import config

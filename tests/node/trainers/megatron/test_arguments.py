@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from harness.core.cell.arguments import Arguments, merged
-from harness.core.cell.built import HARMLESS, unread
 from harness.core.cell.config import CellConfig
 from harness.core.cell.model import ModelConfig, MoeConfig
+from harness.core.cell.upstream_config import HARMLESS, unread
 from harness.core.serialization import dumps
 from harness.plan.matrix.owned_arguments import owner_of
 from tests import forked

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from harness.core.cell.config import CellConfig
+from harness.core.cell.config import CellConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import MlaConfig, ModelConfig, MoeConfig, MtpConfig
-from harness.core.cell.train import TrainConfig
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.packing.options import PackingOptions
 from harness.plan.rules.table import rejections

@@ -19,12 +19,16 @@ from harness.core.run.events import (
     Event,
     Finished,
     JobEnded,
+    Journal,
     Launched,
     Retry,
     Started,
+    append_event,
+    append_line,
+    read_events,
+    read_lines,
     to_line,
 )
-from harness.core.run.journal import Journal, append_event, append_line, read_events, read_lines
 from harness.core.run.run_plan import Allocation
 
 

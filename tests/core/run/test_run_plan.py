@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.run.run_dir import RunDir, write_json
-from harness.core.run.work_order import WorkOrder, cell_attempts, read_work_order, write_work_order
+from harness.core.run.run_plan import WorkOrder, cell_attempts, read_work_order, write_work_order
 
 ORDER = WorkOrder(cells=cell_attempts([("a", 1), ("b", 2)]), parallel_ranks=4)
 
