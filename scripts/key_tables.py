@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.plan.faults import FAULTS
-from harness.plan.faults.text import with_catalogue
+from harness.plan.faults.catalogue import FAULTS, with_catalogue
 from harness.plan.schema.key_tables import GENERATED_PAGES, filled, with_bounds
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

@@ -79,7 +79,7 @@ def _words(**_: Any) -> list[str]:
 
 
 def _faults(**_: Any) -> list[str]:
-    from harness.plan.faults import FAULTS
+    from harness.plan.faults.catalogue import FAULTS
 
     return [spec.name for spec in FAULTS]
 

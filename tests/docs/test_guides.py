@@ -10,7 +10,7 @@ import pytest
 
 from harness.core.data_paths.table import DATA_PATHS, FORBIDDEN
 from harness.judge.checks.table import CHECKS
-from harness.plan.faults import FAULTS
+from harness.plan.faults.catalogue import FAULTS
 from harness.plan.rules.table import RULES
 
 ROOT = Path(__file__).resolve().parents[2]

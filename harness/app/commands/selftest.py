@@ -22,10 +22,8 @@ from harness.core.stack import DEFAULT
 from harness.infra import screen
 from harness.infra.local_launcher import LocalLauncher
 from harness.judge.report.model import Report, ReportCell
-from harness.plan.faults import FAULTS, FaultSpec
-from harness.plan.faults.inject import faults_named
-from harness.plan.faults.spec import DEADLINE_S
-from harness.plan.faults.text import catalogue_text, demand_text, where_text
+from harness.plan.faults.catalogue import FAULTS, catalogue_text, demand_text, faults_named, where_text
+from harness.plan.faults.spec import DEADLINE_S, FaultSpec
 
 
 @dataclass(frozen=True, kw_only=True)

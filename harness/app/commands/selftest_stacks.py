@@ -13,16 +13,16 @@ from harness.infra.inputs.matrix_file import read_matrix
 from harness.infra.inputs.shipped import matrix_path
 from harness.infra.stacks.interpreters import require_torch
 from harness.infra.stacks.prepare import prepare
-from harness.plan.faults import FaultSpec
-from harness.plan.faults.upstream import rollouts, trainers, unit_tests
+from harness.plan.faults import trainers
+from harness.plan.faults.spec import FaultSpec
 from harness.plan.stacks.section import is_url
 
 STACKS = (
-    trainers.STACK,
-    rollouts.STACK,
-    rollouts.STACK_OF_NEMO_RL,
-    rollouts.STACK_OF_MEGATRON_RL,
-    unit_tests.STACK,
+    trainers.STACK_OF_TRAINERS,
+    trainers.STACK_OF_VERL,
+    trainers.STACK_OF_NEMO_RL,
+    trainers.STACK_OF_MEGATRON_RL,
+    trainers.STACK_OF_UNIT_TESTS,
 )
 
 

@@ -112,7 +112,7 @@ def plan_run(request: PlanRequest, source: Source | None = None, begin: Begin | 
     matrix, cluster = source.matrix, source.cluster
     expansion = select(expand_for(matrix, cluster, begin), request.only, request.expression)
     if request.fault is not None:
-        from harness.plan.faults.inject import with_fault  # the catalogue, which few runs need
+        from harness.plan.faults.catalogue import with_fault  # the catalogue, which few runs need
 
         expansion = with_fault(expansion, request.fault)
     plan = plan_cells(

@@ -1,15 +1,14 @@
-"""Faults of classes layout and content: the right tokens in the wrong slots, and the wrong tokens."""
+"""Faults of classes layout, content and canary: the right tokens in the wrong slots, and the wrong tokens.
+
+With a fault of class canary the training steps stay within their bounds, and only a canary leg shows the fault.
+"""
 
 from __future__ import annotations
 
-from harness.core.cell.layout import Layout
 from harness.core.outcomes import Lane
 from harness.core.packing.documents import DocumentsConfig, mix
-from harness.plan.faults.spec import HANG_DEADLINE_S, TRAIN, FaultSpec
+from harness.plan.faults.spec import CP, DP, HANG_DEADLINE_S, ONE, PP, TP, TRAIN, FaultSpec
 
-_ONE = Layout()
-_TP = Layout(tp=2, sp=True)
-_CP = Layout(cp=2)
 # Lengths differ between steps, unlike those of the adversarial mix.
 _CHANGING = DocumentsConfig(mode="distribution", min_seq_len=4, max_seq_len=64, mean_seq_len=24.0)
 _TURNS = mix("multi_turn", TRAIN.seq_length, 2)
@@ -21,7 +20,7 @@ LAYOUT: tuple[FaultSpec, ...] = (
         fault_class="layout",
         summary="cu_seqlens_padded holds the real offsets, which differ from where documents start",
         modelled_on="B2: NVIDIA/Megatron-LM 8e44748ee2",
-        layout=_TP,
+        layout=TP,
         why="real and padded lengths differ when documents are padded for sequence parallel",
         lane=Lane.METADATA,
         checks=("params_agree_plan",),
@@ -33,7 +32,7 @@ LAYOUT: tuple[FaultSpec, ...] = (
         fault_class="layout",
         summary="cu_seqlens_padded is rounded down to the alignment: documents have more tokens than slots",
         modelled_on="B21: NVIDIA/TransformerEngine issue 1930, real lengths rounded down under context parallelism",
-        layout=_TP,
+        layout=TP,
         why="real and padded lengths differ when documents are padded for sequence parallel",
         lane=Lane.METADATA,
         checks=("params_agree_plan", "ended"),
@@ -45,7 +44,7 @@ LAYOUT: tuple[FaultSpec, ...] = (
         fault_class="layout",
         summary="rotary positions restart at the real offsets; metadata is right, the model misuses it",
         modelled_on="B2: NVIDIA/Megatron-LM 8e44748ee2, MLA rotary with unpadded cu_seqlens",
-        layout=_TP,
+        layout=TP,
         why="real and padded lengths differ when documents are padded for sequence parallel",
         lane=Lane.NUMERICS,
         checks=("activations", "document_loss"),
@@ -56,7 +55,7 @@ LAYOUT: tuple[FaultSpec, ...] = (
         fault_class="layout",
         summary="cp rank 1 rotates its tokens by the positions of cp rank 0",
         modelled_on="B18: Megatron-LM dev cde56a4692, rotary embedding used another context-parallel group",
-        layout=_CP,
+        layout=CP,
         why=_SPLIT,
         lane=Lane.NUMERICS,
         checks=("activations", "document_loss"),
@@ -67,7 +66,7 @@ LAYOUT: tuple[FaultSpec, ...] = (
         fault_class="layout",
         summary="every cp rank gets a contiguous part of the row instead of its zigzag chunks",
         modelled_on="B5: Megatron-LM dev 244316c655, contiguous and zigzag partition mixed up",
-        layout=_CP,
+        layout=CP,
         why=_SPLIT,
         lane=Lane.METADATA,
         checks=("tokens_placed", "activations"),
@@ -78,7 +77,7 @@ LAYOUT: tuple[FaultSpec, ...] = (
         fault_class="layout",
         summary="the row is split into 2 * cp chunks as a whole instead of per document",
         modelled_on="B11: NVIDIA-NeMo/Megatron-Bridge PR 5463",
-        layout=_CP,
+        layout=CP,
         why=_SPLIT,
         lane=Lane.METADATA,
         checks=("tokens_placed", "activations"),
@@ -89,7 +88,7 @@ LAYOUT: tuple[FaultSpec, ...] = (
         fault_class="layout",
         summary="position ids count over the whole row instead of restarting with each document",
         modelled_on="B12: NVIDIA-NeMo/Megatron-Bridge e9ff89d97 and 9b51264b1",
-        layout=_ONE,
+        layout=ONE,
         why="one rank with more than one document in a row",
         lane=Lane.METADATA,
         checks=("tokens_placed",),
@@ -100,7 +99,7 @@ LAYOUT: tuple[FaultSpec, ...] = (
         fault_class="layout",
         summary="labels are the local tokens shifted by one, so they are wrong at chunk boundaries",
         modelled_on="B14: verl PR 4250",
-        layout=_CP,
+        layout=CP,
         why=_SPLIT,
         lane=Lane.METADATA,
         checks=("tokens_placed", "document_loss"),
@@ -120,7 +119,7 @@ CONTENT: tuple[FaultSpec, ...] = (
         fault_class="content",
         summary="a document that is too long loses its head instead of its tail",
         modelled_on="C3: NVIDIA/Megatron-LM 7952d7eff1",
-        layout=_ONE,
+        layout=ONE,
         why="one rank and a document longer than seq_length",
         lane=Lane.METADATA,
         checks=("tokens_placed", "activations"),
@@ -131,7 +130,7 @@ CONTENT: tuple[FaultSpec, ...] = (
         fault_class="content",
         summary="labels equal the tokens: the model learns to copy",
         modelled_on="D17: Megatron-LM dev 00309a0199",
-        layout=Layout(pp=2),
+        layout=PP,
         why="two stages, so that the place can be named",
         lane=Lane.METADATA,
         checks=("tokens_placed", "document_loss"),
@@ -142,7 +141,7 @@ CONTENT: tuple[FaultSpec, ...] = (
         fault_class="content",
         summary="the loss mask is zero at every end-of-sequence token, even inside documents",
         modelled_on="D12: NVIDIA-NeMo/Megatron-Bridge PR 5213",
-        layout=_ONE,
+        layout=ONE,
         why="the mask does not depend on the layout: one rank",
         lane=Lane.METADATA,
         checks=("tokens_placed", "token_count"),
@@ -153,7 +152,7 @@ CONTENT: tuple[FaultSpec, ...] = (
         fault_class="content",
         summary="from step 1 on, the loss mask is still that of step 0",
         modelled_on="E10: NVIDIA/Megatron-LM 52150ab8fe, buffers that a CUDA graph keeps from its first replay",
-        layout=_ONE,
+        layout=ONE,
         why="one rank; documents that differ between steps, in rows of one length",
         data_path="sft",
         documents=_CHANGING,
@@ -166,7 +165,7 @@ CONTENT: tuple[FaultSpec, ...] = (
         fault_class="content",
         summary="padding slots count in the loss",
         modelled_on="D12: NVIDIA-NeMo/Megatron-Bridge 07d0acf5c; C7: NVIDIA/Megatron-LM 1a244a5f19",
-        layout=_TP,
+        layout=TP,
         why="documents are padded for sequence parallel",
         lane=Lane.METADATA,
         checks=("tokens_placed", "grad_norm"),
@@ -177,7 +176,7 @@ CONTENT: tuple[FaultSpec, ...] = (
         fault_class="content",
         summary="in documents of several turns, the prompt of the second one counts in the loss",
         modelled_on="NVIDIA-NeMo/Megatron-Bridge ab7f61fb5 (PR 4169), answers searched for by their text",
-        layout=_ONE,
+        layout=ONE,
         why="one rank with a document of two turns",
         documents=_TURNS,
         lane=Lane.METADATA,
@@ -189,7 +188,7 @@ CONTENT: tuple[FaultSpec, ...] = (
         fault_class="content",
         summary="in documents of several turns, prompts count in the loss instead of answers",
         modelled_on="NVIDIA-NeMo/Megatron-Bridge ab7f61fb5 (PR 4169), answers searched for by their text",
-        layout=_CP,
+        layout=CP,
         why="documents of several turns, split over context",
         documents=_TURNS,
         lane=Lane.METADATA,
@@ -201,7 +200,7 @@ CONTENT: tuple[FaultSpec, ...] = (
         fault_class="content",
         summary="data-parallel replica 1 trains on the documents of replica 0",
         modelled_on="PR 2924: DpBalancedScheduler reroutes samples between replicas; D15 (seed ignored)",
-        layout=Layout(dp=2),
+        layout=DP,
         why="two replicas; rows of one length, so that nothing crashes",
         data_path="sft",
         lane=Lane.METADATA,
@@ -213,11 +212,113 @@ CONTENT: tuple[FaultSpec, ...] = (
         fault_class="content",
         summary="tp ranks above 0 of the last stage get no labels",
         modelled_on="A1: NVIDIA/Megatron-LM PR 3268, tensors of --sft not received on tp ranks",
-        layout=_TP,
+        layout=TP,
         why="needs a tp rank that does not read the data itself",
         lane=Lane.METADATA,
         checks=("tokens_placed",),
         where={"stage": 0, "tp": 1, "ranks": [1], "field": "labels"},
+        deadline_s=HANG_DEADLINE_S,
+    ),
+)
+
+
+# Three documents per row, so that training never has a pack of many documents.
+_THREE = DocumentsConfig(mode="file", max_seq_len=64, lengths=(20,) * 8)
+# The longest document comes first in every row, as in packers that sort by length.
+_SORTED = DocumentsConfig(mode="file", max_seq_len=64, lengths=(40, 12, 9, 30, 20, 10, 25, 14))
+
+CANARY: tuple[FaultSpec, ...] = (
+    FaultSpec(
+        name="state-leaks-faintly",
+        fault_class="canary",
+        summary="a millionth of each document's last state leaks into the first token of the next: below every bound",
+        modelled_on="C1: Mamba state without seq_idx; NVIDIA-NeMo/Megatron-Bridge PR 3484, NVIDIA-NeMo/RL PR 2529",
+        layout=ONE,
+        why="one rank with more than one document in a row",
+        lane=Lane.NUMERICS,
+        checks=("isolation",),
+        where={"stage": 0, "leg": "isolation", "micro_batch": 0, "document": 1, "culprit": 0},
+    ),
+    FaultSpec(
+        name="segment-table-too-short",
+        fault_class="canary",
+        summary="the attention kernel handles six documents of a pack, and merges the others into the sixth",
+        modelled_on="Megatron-LM dev thd_max_packed_sequences, CUDA graphs with buffers of fixed size; E8",
+        layout=ONE,
+        why="one rank; training has three documents in a row",
+        documents=_THREE,
+        lane=Lane.NUMERICS,
+        checks=("repetition",),
+        where={"stage": 0, "leg": "repetition", "document": 6, "number": 6, "original": 0},
+    ),
+    FaultSpec(
+        name="kernel-grid-of-the-first-document",
+        fault_class="canary",
+        summary="attention processes no more tokens of each document than the first document of the pack has",
+        modelled_on="B15: verl PR 4611, tables cut short; M18: max_seqlen of the wrong extent",
+        layout=ONE,
+        why="one rank; in training the longest document comes first in every row",
+        documents=_SORTED,
+        lane=Lane.NUMERICS,
+        checks=("order",),
+        where={"stage": 0, "leg": "order", "document": 1, "number": 1},
+    ),
+    FaultSpec(
+        name="padding-identified-by-token-id",
+        fault_class="canary",
+        summary="slots whose label is token 0 are treated as padding, whatever the plan says",
+        modelled_on="D12: NVIDIA-NeMo/Megatron-Bridge PR 5213; loss masks made from token ids",
+        layout=TP,
+        why="documents are padded for sequence parallel",
+        lane=Lane.NUMERICS,
+        checks=("padding",),
+        where={"stage": 0, "leg": "padding"},
+    ),
+    FaultSpec(
+        name="sum-in-another-order-each-time",
+        fault_class="canary",
+        summary="layer 3 rounds differently in each call, as with atomic additions",
+        modelled_on="B20: NVIDIA/TransformerEngine issue 3331, nondeterministic rows in packed context parallelism",
+        layout=PP,
+        why="two stages, so that stage and layer can be named",
+        lane=Lane.NUMERICS,
+        checks=("determinism",),
+        where={"stage": 0, "rank": 0, "leg": "determinism", "layer": 3},
+    ),
+    FaultSpec(
+        name="truncation-of-unseen-long-documents",
+        fault_class="canary",
+        summary="a document that is too long loses its head, but all documents of the training fit",
+        modelled_on="C3: NVIDIA/Megatron-LM 7952d7eff1; D14: PR 3185, wrong only when truncation happens",
+        layout=ONE,
+        why="one rank; no document is longer than seq_length",
+        documents=_THREE,
+        lane=Lane.NUMERICS,
+        checks=("truncation",),
+        where={"stage": 0, "leg": "truncation", "field": "tokens", "document": 0, "token": 0},
+    ),
+    FaultSpec(
+        name="packs-cached-by-their-lengths",
+        fault_class="canary",
+        summary="packs are cached by their document lengths, and reused for other documents of the same lengths",
+        modelled_on="D15: NVIDIA-NeMo/Megatron-Bridge 4c0c54c34, cached packs that ignore what they were made from",
+        layout=ONE,
+        why="one rank; the lengths repeat from step to step",
+        lane=Lane.NUMERICS,
+        checks=("document_loss", "isolation"),
+        where={"stage": 0, "step": 1, "document": 0},
+        also={"isolation": {"leg": "isolation-middle", "document": 2}},
+    ),
+    FaultSpec(
+        name="crash-on-a-pack-of-many",
+        fault_class="canary",
+        summary="tp rank 1 raises when a pack has more than six documents",
+        modelled_on="E8: NVIDIA-NeMo/Megatron-Bridge 4e085c1e4; buffers for a fixed number of documents",
+        layout=TP,
+        why="two ranks, to distinguish the rank that failed first from the one that lost its peer",
+        lane=Lane.NUMERICS,
+        checks=("ended",),
+        where={"tp": 1, "rank": 1, "leg": "repetition"},
         deadline_s=HANG_DEADLINE_S,
     ),
 )

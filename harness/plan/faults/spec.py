@@ -21,6 +21,8 @@ from harness.plan.expansion.resolve import control_of, with_noise_legs
 # Six layers divide over 1, 2 and 3 stages and over 3 chunks on each of 2, so that every fault shares one model.
 MODEL = ModelConfig(layers=6)
 TRAIN = TrainConfig(steps=2, global_batch=8, seq_length=64)
+# The layouts of most faults: one rank, and two ranks in one dimension.
+ONE, TP, PP, CP, DP = Layout(), Layout(tp=2, sp=True), Layout(pp=2), Layout(cp=2), Layout(dp=2)
 DOCUMENTS = adversarial_mix(TRAIN.seq_length, 2)
 DEADLINE_S = 60.0
 TIMED_DEADLINE_S = 900.0  # of timed cells: a timing leg whose rounds exceed a share of it gives up

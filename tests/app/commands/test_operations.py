@@ -20,7 +20,8 @@ from harness.core.run.run_plan import Expansion
 from harness.core.stack import Checkout, ReadyStack, Stack
 from harness.infra.local_launcher import LocalLauncher
 from harness.infra.runs.evidence_files import read_plan
-from harness.plan.faults import FAULTS, FaultSpec
+from harness.plan.faults.catalogue import FAULTS
+from harness.plan.faults.spec import FaultSpec
 from tests.app.runs import simulated_run
 from tests.infra.stacks.test_checkout import repository
 

@@ -20,13 +20,10 @@ from harness.core.stack import DEFAULT, Checkout, Stack
 from harness.infra.runs.evidence_files import read_plan
 from harness.judge import verdict
 from harness.judge.report.model import Report, ReportCell
-from harness.plan.faults import FAULTS, FaultSpec
-from harness.plan.faults.upstream.adapters import ADAPTERS
-from harness.plan.faults.upstream.rollouts import ROLLOUT
-from harness.plan.faults.upstream.scheduler import SCHEDULER
-from harness.plan.faults.upstream.trainers import TRAINER
-from harness.plan.faults.upstream.unit_tests import UNIT_TESTS
-from harness.plan.faults.upstream.vision import VISION
+from harness.plan.faults.catalogue import FAULTS
+from harness.plan.faults.models import ADAPTERS, VISION
+from harness.plan.faults.spec import FaultSpec
+from harness.plan.faults.trainers import ROLLOUT, SCHEDULER, TRAINER, UNIT_TESTS
 
 LEAK = next(spec for spec in FAULTS if spec.name == "attention-ignores-documents")
 KILLED = next(spec for spec in FAULTS if spec.name == "rank-killed-from-outside")

@@ -12,7 +12,7 @@ from harness.app.commands.selftest_stacks import with_clones
 from harness.core.cell.axis_values import HARNESS
 from harness.core.outcomes import Lane
 from harness.judge.report.render_json import read_report
-from harness.plan.faults import FAULTS
+from harness.plan.faults.catalogue import FAULTS
 from tests.app.conftest import harness, only_run
 from tests.smoke import green, verdicts
 

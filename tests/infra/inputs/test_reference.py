@@ -6,7 +6,7 @@ from harness.core.outcomes import Outcome
 from harness.infra.inputs.reference import Entry, reference
 from harness.judge.checks.table import CHECKS
 from harness.judge.failures.patterns import PATTERNS
-from harness.plan.faults import FAULTS
+from harness.plan.faults.catalogue import FAULTS
 from harness.plan.rules.table import RULES
 
 

@@ -12,7 +12,7 @@ from harness.node.device.placement import Device
 from harness.node.faults import FAULTS, Fault, fault_named
 from harness.node.faults.metadata import GARBAGE, changed
 from harness.node.faults.truths import local
-from harness.plan.faults import FAULTS as CATALOGUE
+from harness.plan.faults.catalogue import FAULTS as CATALOGUE
 
 SPECS = {spec.name: spec for spec in CATALOGUE}
 
