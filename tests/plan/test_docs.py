@@ -9,9 +9,7 @@ import pytest
 
 from harness.core.tolerances import BOUND_NAMES, FACTOR_NAMES
 from harness.plan.jobs.cluster import ClusterProfile
-from harness.plan.rules.attention import te_version_rule
-from harness.plan.rules.cluster import nodes_rule
-from harness.plan.rules.stack import container_rule
+from harness.plan.rules.runtime import container_rule, nodes_rule, te_version_rule
 from harness.plan.rules.table import RULES, world_size_rule
 from harness.plan.schema.key_tables import GENERATED_PAGES, filled, stale, tables, with_bounds
 from harness.plan.schema.sections import MatrixFile

@@ -9,9 +9,7 @@ from harness.core.stack import Stack
 from harness.plan.expansion.expand import Begin, expand
 from harness.plan.jobs.cluster import ClusterProfile
 from harness.plan.matrix.load import Matrix
-from harness.plan.rules.attention import te_version_rule
-from harness.plan.rules.cluster import nodes_rule
-from harness.plan.rules.stack import container_rule
+from harness.plan.rules.runtime import container_rule, nodes_rule, te_version_rule
 
 _NO_TURNS = Problem(
     key="checks.throughput.slower_than",

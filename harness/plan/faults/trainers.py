@@ -463,8 +463,6 @@ SCHEDULER: tuple[FaultSpec, ...] = (
 )
 
 
-UNIT_TESTS_DEADLINE_S = 600.0  # such cells took 34 to 71 s on two busy cores
-
 _unit_tests_spec = partial(
     FaultSpec,
     fault_class="tests",
@@ -478,7 +476,7 @@ _unit_tests_spec = partial(
     lane=Lane.METADATA,
     checks=("upstream_tests",),
     where={"tests": "seq_utils_06"},
-    deadline_s=UNIT_TESTS_DEADLINE_S,
+    deadline_s=600.0,  # such cells took 34 to 71 s on two busy cores
 )
 UNIT_TESTS: tuple[FaultSpec, ...] = (
     _unit_tests_spec(

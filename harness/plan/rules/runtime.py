@@ -1,11 +1,74 @@
-"""Rules of what backward recomputes, of process groups that are passed explicitly, and of upstream's unit tests."""
+"""Rules of how a cell runs and where: kernels, dtypes, recomputation, process groups, upstream's tests, stacks."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
+from harness.core.cell.attention import KERNELS, LIMITS, TE_KINDS, TE_PADDING, te_auto_padding
 from harness.core.cell.axis_values import EXPLICIT, GROUPS, SPLIT
 from harness.core.cell.config import CellConfig
 from harness.core.data_paths.own import UPSTREAM_TESTS
+from harness.core.stack import DEFAULT, Stack
+from harness.plan.jobs.cluster import ClusterProfile, nodes_for
 from harness.plan.rules.rule import Own, Rule
+
+_PINNED_ENGINE = re.compile(r"transformer[-_]engine(?:[-_](?:torch|cu\d+))?(?:\[[^\]]*\])?==(\d+(?:\.\d+)*)")
+_SETS_PAD_BETWEEN_SEQS = (0, 19)  # first megatron-core whose PackedSeqParams has pad_between_seqs
+_PINNED_CORE = re.compile(r"megatron[-_]core==(\d+(?:\.\d+)*)")
+
+
+def fp8(config: CellConfig) -> str | None:
+    """The first unmet requirement of fp8; the last one is a limit of the probe."""
+    if config.device == "cpu":
+        return "dtype fp8 needs a GPU of compute capability 8.9 or more, and device is cpu"
+    if config.attention not in TE_KINDS:
+        return f"dtype fp8 needs Transformer Engine, and attention is {config.attention}"
+    multiple = 16 * config.layout.cp
+    if config.style.packed and config.style.document_multiple % multiple:
+        return (
+            f"dtype fp8 needs documents padded to a multiple of 16 x cp {config.layout.cp} = {multiple}, and they are "
+            f"padded to a multiple of {config.style.document_multiple}"
+        )
+    return "dtype fp8 needs an fp8 recipe for every linear layer, which this version of the probe does not set"
+
+
+def te_version_rule(stacks: Mapping[str, Stack]) -> Rule[CellConfig]:
+    """The rule for stacks that pin Transformer Engine; for others the node checks the installed release."""
+
+    def concerns(own: Own) -> bool:
+        return own.attention in TE_KINDS and own.stack != DEFAULT and own.stack in stacks
+
+    def predicate(config: CellConfig) -> str | None:
+        packages = (*stacks[config.stack].packages, *stacks[config.stack].no_deps)
+        engine, core = _pinned(_PINNED_ENGINE, packages), _pinned(_PINNED_CORE, packages)
+        if engine is None:
+            return None
+        padding_set = config.path.sets_pad_between_seqs and core is not None and core[:2] >= _SETS_PAD_BETWEEN_SEQS
+        return te_auto_padding(engine, config, padding_set)
+
+    return Rule(*TE_PADDING, predicate, concerns)
+
+
+def _pinned(pattern: re.Pattern[str], packages: tuple[str, ...]) -> tuple[int, ...] | None:
+    """The version in the first matching requirement."""
+    found = next((match for item in packages if (match := pattern.match(item.replace(" ", "")))), None)
+    return tuple(int(part) for part in found.group(1).split(".")) if found else None
+
+
+def _asks_for_kernel(own: Own) -> bool:
+    return own.attention in KERNELS
+
+
+def _asks_for_fp8(own: Own) -> bool:
+    return own.dtype == "fp8"
+
+
+_FP8_SOURCE = "SkyRL get_packed_seq_align_size, verl: fp8 needs 16 tokens of each rank; harness"
+ATTENTION_RULES: tuple[Rule[CellConfig], ...] = (
+    *(Rule(limit.id, limit.source, limit.predicate, _asks_for_kernel) for limit in LIMITS),
+    Rule("dtype.fp8", _FP8_SOURCE, fp8, _asks_for_fp8),
+)
 
 
 def split_needs_whole_activations(config: CellConfig) -> str | None:
@@ -58,7 +121,7 @@ def tests_of_upstream(config: CellConfig) -> str | None:
     return f"upstream_tests is {name}, which only packing upstream_tests runs, and packing is {config.data_path}"
 
 
-RULES: tuple[Rule[CellConfig], ...] = (
+RUNTIME_RULES: tuple[Rule[CellConfig], ...] = (
     Rule("upstream-tests.case", "harness: packing upstream_tests needs tests, other packing none", tests_of_upstream),
     Rule(
         "recompute.split",
@@ -70,3 +133,37 @@ RULES: tuple[Rule[CellConfig], ...] = (
     Rule("groups.stages", "harness: the probe passes no P2PCommunicator", groups_of_stages, _passes_groups),
     Rule("groups.trainer", "harness: the adapters of upstream's trainers", groups_of_the_trainer, _passes_groups),
 )
+
+
+def container_rule(stacks: Mapping[str, Stack]) -> Rule[CellConfig]:
+    """For runs on this machine: the harness starts containers through Slurm only (pyxis)."""
+
+    def concerns(own: Own) -> bool:
+        return own.stack in stacks and bool(stacks[own.stack].container)
+
+    def predicate(config: CellConfig) -> str | None:
+        stack = stacks[config.stack]
+        return f"stack {stack.name} is container {stack.container}, and cells run on this machine; use --cluster"
+
+    return Rule("stack.container", "harness: containers are started through Slurm (pyxis)", predicate, concerns)
+
+
+def nodes_rule(cluster: ClusterProfile, nodes_per_cell: int = 1) -> Rule[CellConfig]:
+    """Ranks must split evenly over nodes (torch elastic: one nproc_per_node), and over no more than a job may take."""
+
+    def predicate(config: CellConfig) -> str | None:
+        layout, world = config.layout, config.layout.world_size
+        nodes = nodes_for(world, cluster, nodes_per_cell)
+        if nodes <= cluster.nodes and world % nodes == 0:
+            return None
+        sizes = f"tp {layout.tp} x pp {layout.pp} x cp {layout.cp} x dp {layout.dp} = {world} ranks"
+        needed = -(-world // cluster.ranks_per_node)
+        why = f"ceil({world} / {cluster.ranks_per_node} ranks per node) = {needed} nodes"
+        if nodes > needed:
+            why = f"launch.nodes_per_cell = {nodes_per_cell}: {nodes} nodes"
+        if nodes > cluster.nodes:
+            return f"{sizes}, {why}, more than the {cluster.nodes} that a job of cluster {cluster.name} may take"
+        rest = f"{world} = {world // nodes} * {nodes} + {world % nodes}"
+        return f"{sizes}, {why}, over which the ranks do not split evenly: {rest}"
+
+    return Rule("cluster.nodes", "harness: one number of ranks per node (torch elastic nproc_per_node)", predicate)

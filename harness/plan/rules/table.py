@@ -6,22 +6,17 @@ from collections.abc import Iterable
 
 from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Rejection
-from harness.plan.rules import attention, layout, loss, packing, resume, runtime, trainer
-from harness.plan.rules.models import adapters, experts, hybrid, model, vision
+from harness.plan.rules.model import ADAPTER_RULES, EXPERT_RULES, HYBRID_RULES, MODEL_RULES, VISION_RULES
+from harness.plan.rules.packing import LAYOUT_RULES, LOSS_RULES, PACKING_RULES
 from harness.plan.rules.rule import Own, Rule, Shape, own_of
+from harness.plan.rules.runtime import ATTENTION_RULES, RUNTIME_RULES
+from harness.plan.rules.trainer import RESUME_RULES, TRAINER_RULES
 
 SHAPE_RULES: tuple[Rule[Shape], ...] = (
-    layout.RULES
-    + packing.RULES
-    + loss.RULES
-    + model.RULES
-    + hybrid.RULES
-    + experts.RULES
-    + adapters.RULES
-    + vision.RULES
+    LAYOUT_RULES + PACKING_RULES + LOSS_RULES + MODEL_RULES + HYBRID_RULES + EXPERT_RULES + ADAPTER_RULES + VISION_RULES
 )
 # Of dtype, attention, device, recomputation, process groups, trainer, checkpoints.
-CELL_RULES: tuple[Rule[CellConfig], ...] = attention.RULES + runtime.RULES + trainer.RULES + resume.RULES
+CELL_RULES: tuple[Rule[CellConfig], ...] = ATTENTION_RULES + RUNTIME_RULES + TRAINER_RULES + RESUME_RULES
 RULES: tuple[Rule[CellConfig], ...] = SHAPE_RULES + CELL_RULES
 ADDED: list[Rule[CellConfig]] = []  # by plug-ins; they follow the others
 

@@ -1,13 +1,22 @@
-"""Rules of upstream's own trainers: what the harness passes to them, and what they need."""
+"""Rules of upstream's own trainers: what the harness passes to them, what they need, and how they continue."""
 
 from __future__ import annotations
 
 from harness.core.cell.arguments import OF_OPTIMIZER
-from harness.core.cell.axis_values import BUILT_IN_TRAINERS, HARNESS, WITH_BLENDS, WITH_COMMAND_LINE, WITH_FIELDS
-from harness.core.cell.config import CellConfig
+from harness.core.cell.axis_values import (
+    BUILT_IN_TRAINERS,
+    HARNESS,
+    WITH_BLENDS,
+    WITH_CHECKPOINTS,
+    WITH_COMMAND_LINE,
+    WITH_FIELDS,
+)
+from harness.core.cell.config import SAME_LAYOUT, CellConfig, resumed_layout
 from harness.core.cell.model import VANILLA
 from harness.core.data_paths.table import DATA_PATHS, names
 from harness.core.packing.documents import MIXES
+from harness.plan.rules.model import ADAPTER_RULES, MODEL_RULES
+from harness.plan.rules.packing import LAYOUT_RULES, LOSS_RULES, PACKING_RULES
 from harness.plan.rules.rule import Own, Rule
 
 _GLOBAL_BATCH = {"megatron": "--global-batch-size", "bridge": "TrainingConfig.global_batch_size"}
@@ -22,6 +31,9 @@ _OF_ATTENTION = ("window", "window_skip", "softmax_scale", "qk_layernorm")
 _NOT_SET = (None, False, "")
 _DYNAMIC = ("dynamic_context_parallel", "hybrid_context_parallel")
 _DYNAMIC_SCHEDULER = "default_dynamic_cp"
+# Argument that saves whole tensors of a sharded optimizer: of a command line, and of Megatron-Bridge's configuration.
+_RESHARDABLE = ("dist_ckpt_optim_fully_reshardable", "checkpoint.dist_ckpt_optim_fully_reshardable")
+_OF_LAYOUT = LAYOUT_RULES + PACKING_RULES + LOSS_RULES + MODEL_RULES + ADAPTER_RULES
 
 
 def data_path_has_trainer(config: CellConfig) -> str | None:
@@ -43,7 +55,7 @@ def equal_steps(config: CellConfig) -> str | None:
     if config.documents.mode in MIXES or config.trainer not in _GLOBAL_BATCH:
         return None
     try:
-        counts = [_rows(config, step) for step in range(config.train.passes)]
+        counts = [_rows_of_step(config, step) for step in range(config.train.passes)]
     except ValueError:
         return None  # a rule of the layout names the step
     other = next((step for step, count in enumerate(counts) if count != counts[0]), None)
@@ -53,7 +65,7 @@ def equal_steps(config: CellConfig) -> str | None:
     return f"step 0 has {counts[0]} rows and step {other} has {counts[other]}; {name} is one for all steps"
 
 
-def _rows(config: CellConfig, step: int) -> int:
+def _rows_of_step(config: CellConfig, step: int) -> int:
     return len(config.samples(step))
 
 
@@ -96,7 +108,7 @@ def rows_in_files(config: CellConfig) -> str | None:
         able = ", ".join(WITH_BLENDS)
         return f"data_files is {files}, and trainer is {config.trainer}; only {able} reads several files"
     try:
-        rows = _rows(config, 0)
+        rows = _rows_of_step(config, 0)
     except ValueError:
         return None  # a rule of the layout names the step
     return f"data_files is {files}, and a step has {rows} rows" if rows < files else None
@@ -224,7 +236,7 @@ def _with_arguments(own: Own) -> bool:
     return own.arguments
 
 
-RULES: tuple[Rule[CellConfig], ...] = (
+TRAINER_RULES: tuple[Rule[CellConfig], ...] = (
     Rule("trainer.data-path", "harness: the adapters of upstream's trainers", data_path_has_trainer, _by_upstream),
     Rule("trainer.needed", "harness: the adapters of upstream's trainers", data_path_needs_trainer),
     Rule("trainer.steps", "harness: the adapters of upstream's trainers", trains, _by_upstream),
@@ -278,4 +290,102 @@ RULES: tuple[Rule[CellConfig], ...] = (
         arguments_are_applied,
         _with_arguments,
     ),
+)
+
+
+def trainer_saves(config: CellConfig) -> str | None:
+    if not config.resume or config.trainer in WITH_CHECKPOINTS:
+        return None
+    able = " or ".join(WITH_CHECKPOINTS)
+    return f"resume is {config.resume}, and trainer {config.trainer} saves no checkpoint; use trainer {able}"
+
+
+def saves_in_mid_training(config: CellConfig) -> str | None:
+    train = config.train
+    if not config.resume or train.save_step < train.steps:
+        return None
+    return f"train.save_step is {train.save_step} of {train.steps} steps, so no step is left to resume"
+
+
+def layout_of_the_ranks(config: CellConfig) -> str | None:
+    if not config.resume:
+        return None
+    try:
+        resumed_layout(config.resume, config.layout)
+    except ValueError as error:
+        return f"resume is {config.resume}: {error}"
+    return None
+
+
+def layout_is_allowed(config: CellConfig) -> str | None:
+    """The first rule that forbids the layout in which the cell continues."""
+    if config.resume in ("", SAME_LAYOUT) or layout_of_the_ranks(config):
+        return None
+    resumed = config.resumed
+    reason = next((found for rule in _OF_LAYOUT if (found := rule.predicate(resumed))), None)
+    return None if reason is None else f"resume is {config.resume}: {reason}"
+
+
+def experts_as_other_weights(config: CellConfig) -> str | None:
+    if not config.resume or not config.layout.etp:
+        return None
+    return f"etp is {config.layout.etp}; the harness compares checkpoints of weights that are split over tp"
+
+
+def shards_are_reshardable(config: CellConfig) -> str | None:
+    """By default shards of the optimizer are saved for other sizes of dp x cp, but not of tp and pp."""
+    if config.resume in ("", SAME_LAYOUT) or config.distributed_optimizer == "off" or layout_of_the_ranks(config):
+        return None
+    name = _RESHARDABLE[config.trainer == "bridge"]
+    before, after = ((layout.tp, layout.pp) for layout in (config.layout, config.resumed.layout))
+    if before == after or config.args.text(name) in ("on", "true"):
+        return None
+    return (
+        f"resume is {config.resume}, from tp {before[0]} and pp {before[1]} to tp {after[0]} and pp {after[1]}, and "
+        f"distributed_optimizer is {config.distributed_optimizer}: set args {name}"
+    )
+
+
+def rows_stay(config: CellConfig) -> str | None:
+    """A resumed run goes on in the same file, of which each row holds the same documents in every layout."""
+    if config.resume in ("", SAME_LAYOUT) or layout_is_allowed(config) or layout_of_the_ranks(config):
+        return None
+    resumed = config.resumed
+    names = {step: f"step {step}" for step in resumed.steps}
+    names |= {config.train.steps + n: f"the evaluation after step {after}" for n, after in resumed.evaluations.items()}
+    for step, name in names.items():
+        try:
+            if _row_documents(config, step) == _row_documents(resumed, step):
+                continue
+        except ValueError:
+            return None  # a rule of the layout names the step
+        return (
+            f"resume is {config.resume}, and there the rows of {name} do not hold the same documents, since these "
+            f"are padded to a multiple of {resumed.style.document_multiple}, not {config.style.document_multiple}; use "
+            "documents that fill the same rows either way"
+        )
+    return None
+
+
+def _row_documents(config: CellConfig, step: int) -> list[list[int]]:
+    return [[item.document.index for item in row.placed] for row in config.samples(step)]
+
+
+def _resumes(own: Own) -> bool:
+    return own.resumes
+
+
+RESUME_RULES: tuple[Rule[CellConfig], ...] = (
+    Rule("resume.trainer", "harness: the adapters of upstream's trainers", trainer_saves, _resumes),
+    Rule("resume.step", "Megatron-LM --save-interval", saves_in_mid_training, _resumes),
+    Rule("resume.etp", "harness: the checks of a resume", experts_as_other_weights, _resumes),
+    Rule("resume.ranks", "harness: a cell has one number of ranks", layout_of_the_ranks, _resumes),
+    Rule("resume.layout", "the rules of layouts, for the one that continues", layout_is_allowed, _resumes),
+    Rule(
+        "resume.shards",
+        "Megatron-LM, Megatron-Bridge _load_base_checkpoint: sharding type dp_reshardable",
+        shards_are_reshardable,
+        _resumes,
+    ),
+    Rule("resume.rows", "Megatron-LM MegatronPretrainingSampler: consumed_samples counts rows", rows_stay, _resumes),
 )

@@ -12,7 +12,7 @@ from harness.core.cell.layout import Layout
 from harness.core.data_paths.table import DATA_PATHS
 from harness.core.packing.documents import DocumentsConfig, adversarial_mix
 from harness.core.packing.options import PackingOptions
-from harness.plan.rules.packing import RULES
+from harness.plan.rules.packing import PACKING_RULES
 from harness.plan.rules.table import rejections
 
 PATHS = [path.name for path in DATA_PATHS.values() if not path.validates and path.name != "upstream_tests"]
@@ -80,7 +80,7 @@ def test_a_combination_that_upstream_must_refuse_is_given_exactly_with_packing_r
 def test_each_limit_of_a_data_path_is_a_rule_for_cells_of_that_path_only() -> None:
     padded = cell("unpacked", Layout(cp=3), pad_to_max_length=True, remove_microbatch_padding=False)
     merged = replace(cell("unpacked", Layout(cp=3)), micro_batch_size=2)
-    rules = {rule.id: rule for rule in RULES}
+    rules = {rule.id: rule for rule in PACKING_RULES}
     for owner in DATA_PATHS.values():
         for limit in owner.limits:
             rule = rules[limit.rule]

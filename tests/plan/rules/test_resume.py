@@ -10,8 +10,8 @@ from harness.core.cell.arguments import Arguments, merged
 from harness.core.cell.config import CellConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.packing.documents import DocumentsConfig
-from harness.plan.rules.resume import RULES
 from harness.plan.rules.table import rejections
+from harness.plan.rules.trainer import RESUME_RULES
 
 DOCUMENTS = DocumentsConfig(mode="file", lengths=(16, 8, 24, 4))
 CELL = CellConfig(
@@ -114,6 +114,6 @@ def test_rows_of_a_layout_that_is_not_allowed_are_not_compared() -> None:
     assert broken("cp2-pp1-vpp3", documents=full).keys() == {"resume.layout"}
 
 
-@pytest.mark.parametrize("predicate", [rule.predicate for rule in RULES])
+@pytest.mark.parametrize("predicate", [rule.predicate for rule in RESUME_RULES])
 def test_no_rule_forbids_a_cell_that_does_not_resume(predicate: Callable[[CellConfig], str | None]) -> None:
     assert predicate(replace(CELL, trainer="harness")) is None

@@ -15,8 +15,7 @@ from harness.core.data_paths.table import DATA_PATHS, FORBIDDEN
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.packing.options import PackingOptions
 from harness.plan.jobs.cluster import ClusterProfile
-from harness.plan.rules.cluster import nodes_rule
-from harness.plan.rules.stack import container_rule
+from harness.plan.rules.runtime import container_rule, nodes_rule
 from harness.plan.rules.table import RULES, SHAPE_RULES, concerning_shape, rejections, world_size_rule
 
 SMALL = st.integers(1, 5)

@@ -1,1 +1,0 @@
-"""Rules of what a model is made of."""
