@@ -12,6 +12,7 @@ from zipfile import ZipFile
 import pytest
 
 from harness.infra.stacks.build import uv_environment
+from tests.goldens import assert_golden
 
 GOLDEN = Path(__file__).parent / "golden" / "first_hour.txt"
 ONE_CELL = """
@@ -183,7 +184,4 @@ def test_the_first_hour(installed: Path, tmp_path: Path) -> None:
                 one for one in tmp_path.glob("reports/first-*/report.md") if one.read_text().startswith("# FAIL:")
             ]
             transcript += f"$ cat report.md\n{_steady(report.read_text())}\n"
-    if os.environ.get("HARNESS_UPDATE_GOLDENS") == "1":
-        GOLDEN.write_text(transcript, encoding="utf-8")
-        pytest.fail(f"rewrote {GOLDEN.name}: read the difference, then run again without HARNESS_UPDATE_GOLDENS")
-    assert transcript == GOLDEN.read_text(encoding="utf-8")
+    assert_golden(GOLDEN, transcript)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from harness.app import cli
 from harness.core.run.run_plan import RunPlan
 from harness.core.serialization import from_jsonable, loads
+from tests.goldens import assert_golden
 
 GOLDEN = Path(__file__).parents[1] / "infra" / "golden" / "dry-run.txt"
 MATRIX = """\
@@ -70,10 +70,7 @@ def test_a_dry_run_writes_exactly_these_files(tmp_path: Path, capsys: pytest.Cap
         f"==> {path.relative_to(RUN)} <==\n{path.read_text()}" for path in sorted((RUN / "submissions").iterdir())
     ]
     text = "\n".join(parts).replace(str(tmp_path), "/home-of-the-user")
-    if os.environ.get("HARNESS_UPDATE_GOLDENS") == "1":
-        GOLDEN.write_text(text)
-        pytest.fail("rewritten; look at the difference")
-    assert text == GOLDEN.read_text()
+    assert_golden(GOLDEN, text)
 
 
 def test_a_dry_run_leaves_a_run_directory_that_is_ready_to_start() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from harness.core.run.records import Failure
 from harness.core.run.run_plan import Expansion, RejectedCell, RunPlan, XFail
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.report.model import Report
+from tests.goldens import assert_golden
 from tests.judge.checks.numerics.test_ended import cut_off
 from tests.judge.reports import build_report
 from tests.judge.simulator import TODAY, all_evidence, at, config_of, drop_params, refound, run_of
@@ -23,18 +23,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 @pytest.fixture
 def golden() -> Callable[[str, str], None]:
-    """Compare a text with a whole golden file. HARNESS_UPDATE_GOLDENS=1 rewrites the file and fails the test, so that
-    every rewrite is reviewed."""
-
-    def compare(name: str, text: str) -> None:
-        path = GOLDEN / name
-        if os.environ.get("HARNESS_UPDATE_GOLDENS") == "1":
-            path.write_text(text, encoding="utf-8")
-            pytest.fail(f"rewrote {path.name}: read the difference, then run again without HARNESS_UPDATE_GOLDENS")
-        assert path.is_file(), f"{path} is missing; HARNESS_UPDATE_GOLDENS=1 writes it"
-        assert text == path.read_text(encoding="utf-8")
-
-    return compare
+    return lambda name, text: assert_golden(GOLDEN / name, text)
 
 
 def _middle_stages_without_params(evidence: CellEvidence) -> None:
