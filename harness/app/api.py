@@ -31,7 +31,7 @@ from harness.core.run.run_dir import protect_new_files
 from harness.core.run.run_plan import Expansion, PlannedCell, RejectedCell
 from harness.core.tolerances import SLOWER_RUN, Bound
 from harness.infra import screen
-from harness.infra.inputs.shipped import matrix_path
+from harness.infra.inputs.files import matrix_path
 from harness.judge.compare.runs import CellChange, Comparison, compare_runs
 from harness.judge.report.model import Report, ReportCell, ReportRejected
 
@@ -224,7 +224,7 @@ def _written(key: str, value: object) -> str:
 
 
 def _options(record: bool, history: PathLike | None, notify: Sequence[str], found: list[Report]) -> FinalizeOptions:
-    from harness.infra.notify.receivers import problem_of
+    from harness.infra.notify import problem_of
 
     if problems := [Problem(key="notify", message=wrong) for one in notify if (wrong := problem_of(one))]:
         raise InputError(problems)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.app.pipeline import announce
 from harness.infra import screen
-from harness.infra.inputs.shipped import matrix_path
+from harness.infra.inputs.files import matrix_path
 
 RUN_PARENT = Path("reports")  # folder of run directories, unless the command or the cluster profile names another
 CLUSTER_JOBS = 3  # points that a bisection on a cluster judges at once: each round leaves a quarter of the history

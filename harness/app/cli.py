@@ -40,8 +40,8 @@ from harness.app.signals import end_on_signals
 from harness.core.errors import HarnessError, InputError
 from harness.core.outcomes import EXIT_ABORT, EXIT_INPUT, EXIT_INTERRUPTED, EXIT_MEANINGS, EXIT_SKIP, EXIT_UNDECIDED
 from harness.infra import screen
-from harness.infra.inputs.shipped import matrix_path
-from harness.infra.streams import flush_streams, own_streams
+from harness.infra.inputs.files import matrix_path
+from harness.infra.screen import flush_streams, own_streams
 
 # Plans and reports allocate many long-lived objects, which the default threshold (700 or 2,000) scans over and over.
 _GARBAGE_AFTER = 100_000

@@ -45,7 +45,7 @@ def _runs(parsed_args: Any, **_: Any) -> list[str]:
 
 
 def _matrices(prefix: str, **_: Any) -> list[str]:
-    from harness.infra.inputs.shipped import shipped
+    from harness.infra.inputs.files import shipped
 
     here = [str(path) for path in Path().glob(f"{prefix}*") if path.is_dir() or path.suffix in (".yaml", ".yml")]
     return [*here, *(path.stem for path in shipped("matrices").glob("*.yaml"))]

@@ -58,7 +58,7 @@ def _adders() -> dict[str, Add]:
     """How an entry of each group is added. The only place that changes the tables of the launcher."""
     from harness.core.cell.axis_values import BUILDERS, TRAINERS
     from harness.core.data_paths.table import DATA_PATHS
-    from harness.infra.notify.receivers import NOTIFIERS
+    from harness.infra.notify import NOTIFIERS
     from harness.judge.checks import table as checks
     from harness.judge.checks.table import Check
     from harness.plan.rules import table as rules

@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None) or config.getoption("tx", None):
         hint = "leave out -n: the harness itself runs cells side by side"
         raise pytest.UsageError(f"--harness cannot be used with workers of pytest-xdist; {hint}")
-    from harness.infra.inputs.shipped import matrix_path
+    from harness.infra.inputs.files import matrix_path
 
     files = [matrix_path(name).resolve() for name in names]
     if config.args_source is not pytest.Config.ArgsSource.ARGS:

@@ -16,7 +16,7 @@ import pytest
 from harness.core.serialization import from_jsonable, loads
 from harness.infra.html.compare import render_comparison_html
 from harness.infra.html.report import render_html
-from harness.infra.table_files import write_table
+from harness.infra.output_files import write_table
 from harness.judge.compare.render import render_comparison_markdown
 from harness.judge.compare.runs import compare_runs
 from harness.judge.report.annotations import annotation_lines

@@ -10,7 +10,7 @@ import pytest
 
 from harness.core.outcomes import Outcome
 from harness.core.run.events import read_lines
-from harness.infra.inputs.shipped import shipped
+from harness.infra.inputs.files import shipped
 from harness.judge.report.render_json import read_report
 from tests.app.conftest import only_run
 from tests.processes import HUNG_S

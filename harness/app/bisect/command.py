@@ -26,8 +26,8 @@ from harness.core.text import counted
 from harness.infra import screen
 from harness.infra.console import say
 from harness.infra.inputs.cluster_file import cluster_of
+from harness.infra.inputs.files import expanded
 from harness.infra.inputs.matrix_file import read_matrix
-from harness.infra.inputs.text_file import expanded
 from harness.infra.runs.lock import only_launcher
 from harness.infra.screen import relative_path
 from harness.infra.stacks.checkout import commit_of, release_worktrees

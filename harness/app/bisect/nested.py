@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.core.errors import InputError, Problem
 from harness.core.stack import Checkout, Stack
-from harness.infra.git.history import Repository
+from harness.infra.git_history import Repository
 from harness.infra.stacks.checkout import repository_of
 from harness.plan.stacks.bisection_cells import Subject, pinned_release, project_of
 from harness.plan.stacks.projects import PROJECTS

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from harness.core.errors import InputError, Problem
 from harness.core.stack import Checkout
-from harness.infra.git.history import Repository
-from harness.infra.inputs.text_file import expanded
+from harness.infra.git_history import Repository
+from harness.infra.inputs.files import expanded
 from harness.infra.stacks import build
 from harness.infra.stacks.checkout import commit_of, repository_of
 from harness.judge.bisect.result import Change, End, PointKind, short

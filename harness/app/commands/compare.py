@@ -10,7 +10,7 @@ from harness.app.arguments import add_run_parent, factor
 from harness.core.errors import InputError, Problem
 from harness.core.tolerances import SLOWER_RUN, Bound
 from harness.infra import screen
-from harness.infra.inputs.text_file import MIB, is_file, read_text
+from harness.infra.inputs.files import MIB, is_file, read_text
 
 if TYPE_CHECKING:
     from harness.judge.compare.runs import Comparison

@@ -8,7 +8,7 @@ from harness.app.arguments import RUN_PARENT
 from harness.core.errors import Problem
 from harness.core.outcomes import EXIT_PASS, EXIT_UNDECIDED
 from harness.infra import screen
-from harness.infra.inputs.text_file import expanded
+from harness.infra.inputs.files import expanded
 
 
 def doctor(name: str, run_parent: Path | None, *, as_json: bool = False) -> int:

@@ -43,7 +43,7 @@ _ACTIONS = {
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """The parser of the command; its actions share the filters."""
-    from harness.infra.table_files import FORMATS
+    from harness.infra.output_files import FORMATS
 
     text = "list, draw, export and prune the outcomes and figures of all runs"
     parser = commands.add_parser("history", help=text, description=text)
@@ -193,7 +193,7 @@ def _text(value: Any) -> str:
 def _export(arguments: argparse.Namespace, file: Path) -> int:
     from harness.infra.history.database import opened
     from harness.infra.history.queries import listing
-    from harness.infra.table_files import write_table
+    from harness.infra.output_files import write_table
 
     with opened(file, write=False) as history:
         rows = history.rows(listing(arguments.listing, _row_filters(vars(arguments), None)))
@@ -225,7 +225,7 @@ def _import(names: Sequence[str], parent: Path, file: Path) -> int:
     from harness.app.pipeline.finalize import record
     from harness.app.selection.find_run import find_run
     from harness.core.run.run_dir import refuse_links
-    from harness.infra.inputs.text_file import read_text
+    from harness.infra.inputs.files import read_text
     from harness.judge.report.render_json import read_report
 
     bad = 0
@@ -252,7 +252,7 @@ def _import(names: Sequence[str], parent: Path, file: Path) -> int:
 def _page(arguments: argparse.Namespace, file: Path) -> int:
     from harness.infra.history.database import opened
     from harness.infra.html.history import render_history
-    from harness.infra.output_file import written
+    from harness.infra.output_files import written
     from harness.infra.screen import relative_path
 
     page = arguments.output or file.with_name("history.html")

@@ -11,7 +11,7 @@ from harness.app.arguments import RUN_PARENT, add_history
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import EXIT_PASS
 from harness.infra import screen
-from harness.infra.inputs.text_file import is_folder
+from harness.infra.inputs.files import is_folder
 from harness.infra.screen import relative_path
 
 _DAYS = 90  # that history.html looks back

@@ -18,7 +18,7 @@ from harness.core.outcomes import EXIT_INTERRUPTED, EXIT_PASS
 from harness.core.run.run_dir import RunDir
 from harness.core.text import counted
 from harness.infra import screen
-from harness.infra.inputs.text_file import expanded
+from harness.infra.inputs.files import expanded
 from harness.infra.screen import relative_path
 
 if TYPE_CHECKING:

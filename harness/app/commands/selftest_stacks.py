@@ -9,8 +9,8 @@ from harness.app.pipeline import plan_run
 from harness.core.run.run_plan import RunPlan
 from harness.core.stack import DEFAULT, Stack
 from harness.infra.console import say
+from harness.infra.inputs.files import matrix_path
 from harness.infra.inputs.matrix_file import read_matrix
-from harness.infra.inputs.shipped import matrix_path
 from harness.infra.stacks.interpreters import require_torch
 from harness.infra.stacks.prepare import prepare
 from harness.plan.faults import trainers

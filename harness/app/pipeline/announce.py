@@ -19,7 +19,7 @@ def receiver(text: str) -> str:
     """Check a value of --notify; argparse prints the error and exits with 2."""
     from argparse import ArgumentTypeError
 
-    from harness.infra.notify.receivers import problem_of
+    from harness.infra.notify import problem_of
 
     if problem := problem_of(text):
         raise ArgumentTypeError(problem)  # without the text, which may hold a secret
@@ -31,7 +31,7 @@ def without_secrets(command: Sequence[str]) -> list[str]:
     known = screen.environment_secrets()
     if not any(_is_notify(word.partition("=")[0]) for word in command):
         return [redacted(word, known) for word in command]
-    from harness.infra.notify.receivers import shown  # loads an HTTP client
+    from harness.infra.notify import shown  # loads an HTTP client
 
     kept = []
     for before, word in zip(["", *command], command):
@@ -67,7 +67,7 @@ def announce_end(receivers: Sequence[str], what: str, message: str, exit_code: i
 
 def _send(receivers: Sequence[str], values: dict[str, Any]) -> None:
     from harness.core.serialization import dumps
-    from harness.infra.notify.receivers import notify, shown
+    from harness.infra.notify import notify, shown
 
     text = dumps(values)
     variables = {

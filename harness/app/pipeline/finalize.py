@@ -109,8 +109,8 @@ def _code(report: Report, plan: RunPlan, options: FinalizeOptions, problems: lis
 
 
 def _print(report: Report, paths: Iterable[Path], code: int) -> None:
+    from harness.app.pipeline.reports import write_ci_output
     from harness.infra.console import print_report
-    from harness.infra.notify.ci_systems import write_ci_output
 
     print_report(report, [relative_path(path) for path in paths], code=code)
     if not screen.VIEW.silent:

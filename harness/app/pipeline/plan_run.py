@@ -22,8 +22,8 @@ from harness.core.secrets import redacted, without_secrets
 from harness.core.stack import DEFAULT, ReadyStack, Stack
 from harness.infra.console import say
 from harness.infra.inputs.cluster_file import cluster_of
-from harness.infra.inputs.overrides import read_overridden
-from harness.infra.inputs.shipped import matrix_word
+from harness.infra.inputs.files import matrix_word
+from harness.infra.inputs.matrix_file import read_overridden
 from harness.infra.inputs.yaml_file import dump
 from harness.infra.local_launcher import end_without_agent
 from harness.infra.runs import provenance

@@ -105,7 +105,7 @@ def count_commits(plan: RunPlan, moves: Iterable[tuple[str, str, str]]) -> list[
 
     A repository that the plan names is not read otherwise: the plan may be of another machine, or written by anyone.
     """
-    from harness.infra.git.history import Repository
+    from harness.infra.git_history import Repository
     from harness.infra.stacks.checkout import own_copy
     from harness.judge.compare.since_previous import CommitCount
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.core.errors import InputError, Problem
 from harness.core.run.run_dir import RunDir
-from harness.infra.inputs.text_file import is_file, is_folder
+from harness.infra.inputs.files import is_file, is_folder
 from harness.infra.runs.lock import launcher_of
 
 

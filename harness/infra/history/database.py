@@ -1,5 +1,7 @@
 """The history of runs, an SQLite file (docs/history.md); no other module opens it.
 
+PRAGMA user_version of a file is the number of MIGRATIONS that were applied to it.
+
 On a local disk the journal is a write-ahead log: readers and one writer work side by side. That log needs
 memory shared between processes, which network file systems lack; there SQLite's rollback journal is used.
 A writer waits for others and takes the write lock before it reads, so that no transaction has to be retried.
@@ -23,11 +25,39 @@ from harness.core.errors import HarnessError, InputError, Problem
 from harness.core.outcomes import Outcome
 from harness.infra.file_system import is_network
 from harness.infra.history.queries import UNDECIDED, Query
-from harness.infra.history.schema import MIGRATIONS
-from harness.infra.inputs.text_file import is_file
+from harness.infra.inputs.files import is_file
 from harness.judge.history.rows import CellRow, RunRow
 
 WAIT_S = 5.0  # for other writers; then the run is not recorded, since its verdict must not wait
+_FIRST = (
+    """CREATE TABLE runs (
+      id INTEGER PRIMARY KEY, run_id TEXT NOT NULL UNIQUE, matrix TEXT NOT NULL, matrix_file TEXT NOT NULL,
+      started TEXT NOT NULL, verdict TEXT NOT NULL, wall_s REAL, harness TEXT, harness_commit TEXT, host TEXT,
+      device TEXT NOT NULL, hardware TEXT NOT NULL, directory TEXT NOT NULL)""",
+    "CREATE INDEX runs_started ON runs (started)",
+    # What is tracked over time. A cell's stack is part of its name.
+    """CREATE TABLE series (
+      id INTEGER PRIMARY KEY, matrix TEXT NOT NULL, name TEXT NOT NULL, device TEXT NOT NULL,
+      UNIQUE (matrix, name, device))""",
+    """CREATE TABLE cells (
+      id INTEGER PRIMARY KEY, run INTEGER NOT NULL REFERENCES runs (id) ON DELETE CASCADE,
+      series INTEGER NOT NULL REFERENCES series (id), started TEXT NOT NULL, cell_id TEXT NOT NULL, role TEXT NOT NULL,
+      stack TEXT NOT NULL, version TEXT NOT NULL, outcome TEXT NOT NULL, reason TEXT NOT NULL,
+      known TEXT NOT NULL, attempts INTEGER NOT NULL, line INTEGER, UNIQUE (run, cell_id))""",
+    "CREATE INDEX cells_series ON cells (series, started, outcome)",
+    """CREATE TABLE findings (
+      id INTEGER PRIMARY KEY, cell INTEGER NOT NULL REFERENCES cells (id) ON DELETE CASCADE, position INTEGER NOT NULL,
+      lane TEXT NOT NULL, "check" TEXT NOT NULL, severity TEXT NOT NULL, fault_class TEXT NOT NULL,
+      message TEXT NOT NULL, place TEXT NOT NULL, measured TEXT NOT NULL, bound TEXT NOT NULL)""",
+    "CREATE INDEX findings_cell ON findings (cell)",
+    # A value that is not a number is NULL.
+    """CREATE TABLE metrics (
+      cell INTEGER NOT NULL REFERENCES cells (id) ON DELETE CASCADE, name TEXT NOT NULL, value REAL,
+      PRIMARY KEY (cell, name)) WITHOUT ROWID""",
+)
+_BASELINES = ("CREATE INDEX cells_id ON cells (cell_id)",)
+_CONTROLS = ("UPDATE cells SET role = 'control' WHERE role = 'reference'",)
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _BASELINES, _CONTROLS)
 
 
 class HistoryError(HarnessError):

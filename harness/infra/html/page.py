@@ -22,7 +22,7 @@ from harness.core.outcomes import Finding, Outcome
 from harness.core.run.run_dir import AttemptDir, RunDir
 from harness.core.serialization import to_jsonable
 from harness.core.text import clip, counted, duration
-from harness.infra.inputs.text_file import exists
+from harness.infra.inputs.files import exists
 from harness.judge.report.model import ChangeKind, ReportCell
 
 # outcome -> (symbol, word); both are shown, so that the meaning never depends on colour alone

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from harness.core.errors import InputError, Problem
 from harness.infra.inputs import yaml_file
-from harness.infra.inputs.shipped import shipped
-from harness.infra.inputs.text_file import expanded, is_file, read_text
+from harness.infra.inputs.files import expanded, is_file, read_text, shipped
 from harness.infra.screen import environment_secrets
 from harness.plan.jobs.cluster import LOCAL, ClusterProfile, load_profile
 from harness.plan.matrix.load import Matrix

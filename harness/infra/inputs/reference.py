@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.infra.inputs.shipped import shipped
+from harness.infra.inputs.files import shipped
 
 PAGES = (
     "rules.md",

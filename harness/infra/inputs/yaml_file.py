@@ -20,7 +20,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
 from harness.core.errors import InputError, Problem
-from harness.infra.inputs.text_file import MIB, read_text
+from harness.infra.inputs.files import MIB, read_text
 
 KeyPath = tuple[str | int, ...]
 INVALID = "not valid YAML"

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from harness.core.run.run_dir import LinkError, RunDir, text_of
 from harness.core.serialization import loads
-from harness.infra.inputs.text_file import is_file
+from harness.infra.inputs.files import is_file
 from harness.infra.runs.lock import launcher_of
 
 _STARTED = re.compile(r".*-(\d{8}T\d{6}Z)-[0-9a-f]+")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import harness
 from harness.core.errors import InfrastructureError
-from harness.infra.git import git
-from harness.infra.inputs.shipped import checkout
+from harness.infra import git
+from harness.infra.inputs.files import checkout
 
 _PACKAGES = ("megatron-core", "torch", "transformer-engine", "numpy", "submitit")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from harness.infra.inputs.working_tree import standing_in
+from harness.infra.git import standing_in
 from harness.infra.local_launcher import cores, gpus_here
 from harness.plan.stacks.recipes import WorkingTree
 

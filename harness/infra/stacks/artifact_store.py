@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness.infra import screen
-from harness.infra.inputs.text_file import expanded
+from harness.infra.inputs.files import expanded
 from harness.infra.runs.lock import UNSUPPORTED, unlocked
 
 FOLDER_VARIABLE = "HARNESS_STACKS"

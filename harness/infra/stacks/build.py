@@ -25,7 +25,7 @@ from pathlib import Path
 from harness.core.errors import InfrastructureError, InputError, NotBuildableError, Problem
 from harness.core.run.run_dir import write_json
 from harness.core.serialization import dumps
-from harness.infra.inputs.shipped import checkout
+from harness.infra.inputs.files import checkout
 from harness.infra.stacks import interpreters
 from harness.infra.stacks.artifact_store import folder, locked
 from harness.infra.stacks.interpreters import Interpreter

@@ -23,8 +23,8 @@ from pathlib import Path
 from harness.core.errors import InfrastructureError, InputError, NotRevertibleError, Problem
 from harness.core.run.run_dir import write_atomic
 from harness.core.stack import Checkout
-from harness.infra.git import git
-from harness.infra.inputs.text_file import is_folder
+from harness.infra import git
+from harness.infra.inputs.files import is_folder
 from harness.infra.stacks.artifact_store import folder, locked
 from harness.infra.stacks.build import Say
 from harness.plan.stacks.projects import PROJECTS

@@ -16,11 +16,10 @@ from harness.app.commands.history import table_text
 from harness.core.errors import InputError
 from harness.core.run.run_plan import BaselineRequest
 from harness.infra.history import database as history_module
-from harness.infra.history.database import HistoryError, opened
+from harness.infra.history.database import MIGRATIONS, HistoryError, opened
 from harness.infra.history.queries import LISTINGS, Filters, baseline, calendar, listing
-from harness.infra.history.schema import MIGRATIONS
 from harness.infra.html.history import render_history
-from harness.infra.table_files import write_table
+from harness.infra.output_files import write_table
 from harness.judge.history.rows import run_row
 from tests.infra.history_runs import CELL, run_of, timed
 from tests.processes import HUNG_S

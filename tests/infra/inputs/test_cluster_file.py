@@ -8,8 +8,8 @@ from harness.app.cli import main
 from harness.core.errors import InputError
 from harness.core.outcomes import EXIT_INPUT
 from harness.infra.inputs.cluster_file import cluster_of, folders, read_profile, template_of
+from harness.infra.inputs.files import shipped
 from harness.infra.inputs.matrix_file import read_lengths, read_matrix
-from harness.infra.inputs.shipped import shipped
 from harness.plan.jobs.cluster import LOCAL, ClusterProfile
 from harness.plan.matrix.load import Matrix
 

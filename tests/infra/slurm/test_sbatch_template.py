@@ -23,7 +23,7 @@ from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import Allocation
 from harness.infra import templating
 from harness.infra.inputs.cluster_file import read_profile
-from harness.infra.inputs.shipped import shipped
+from harness.infra.inputs.files import shipped
 from harness.infra.slurm.sbatch_template import Job, array_indices, environment_of, job_name, render_job
 from harness.plan.jobs.cluster import ClusterProfile, Container
 from tests.goldens import assert_golden

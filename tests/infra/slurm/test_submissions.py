@@ -13,7 +13,7 @@ from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import Allocation, RunPlan
 from harness.core.serialization import from_jsonable, loads
 from harness.core.stack import ModuleHome, ReadyStack, Stack
-from harness.infra.inputs.shipped import shipped
+from harness.infra.inputs.files import shipped
 from harness.infra.slurm.submit import parallel_ranks, write_submissions
 from harness.plan.jobs.allocations import plan_allocations
 from harness.plan.jobs.cluster import ClusterProfile, Container

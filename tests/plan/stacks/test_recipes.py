@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from harness.core.stack import Checkout, Stack, digest
+from harness.infra.git import working_tree
 from harness.infra.inputs.matrix_file import read_matrix
-from harness.infra.inputs.working_tree import working_tree
 from harness.plan.matrix.load import load, resolved
 from harness.plan.stacks.projects import PROJECTS
 from harness.plan.stacks.recipes import RECIPES, TORCH, WORKING_TREE, WorkingTree, recipe_layers

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from harness.core.outcomes import EXIT_PASS
 from harness.infra import screen
+from harness.infra.git import working_tree
 from harness.infra.inputs.reference import Entry
-from harness.infra.inputs.working_tree import working_tree
 from harness.plan.stacks.recipes import RECIPES, Recipe, recipe_layers
 
 _PAGE = "stacks.md"

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from harness.infra.notify.receivers import notify, problem_of, shown
+from harness.infra.notify import notify, problem_of, shown
 from tests.processes import await_end
 
 TEXT = json.dumps({"text": "verdict é", "verdict": "fail"})

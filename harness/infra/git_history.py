@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.core.errors import InfrastructureError
-from harness.infra.git import git
+from harness.infra import git
 from harness.judge.bisect.search import History
 
 

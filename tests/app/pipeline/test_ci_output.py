@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.infra.notify.ci_systems import MOST_BYTES, write_ci_output
+from harness.app.pipeline.reports import MOST_BYTES, write_ci_output
 from tests.sample_report import big_report, passing_report, sample_report
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import InfrastructureError
-from harness.infra.git.history import Repository
+from harness.infra.git_history import Repository
 from tests.infra.stacks.test_checkout import git
 
 

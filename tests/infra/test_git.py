@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import InfrastructureError
-from harness.infra.git import git
-from harness.infra.git.history import Repository
+from harness.infra import git
+from harness.infra.git_history import Repository
 
 
 def test_a_hook_of_another_repository_does_not_redirect_commands(
