@@ -15,8 +15,7 @@ from pathlib import Path
 from harness.core.errors import InfrastructureError
 from harness.core.secrets import redacted
 from harness.plan.stacks.bisection_cells import project_of
-from harness.plan.stacks.projects import PROJECTS
-from harness.plan.stacks.recipes import WorkingTree
+from harness.plan.stacks.recipes import PROJECTS, WorkingTree
 
 TIMEOUT_S = 1800.0
 LOG_LINES = 20

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.infra.git import working_tree
-from harness.plan.stacks.projects import PROJECTS
-from harness.plan.stacks.recipes import WorkingTree
+from harness.plan.stacks.recipes import PROJECTS, WorkingTree
 from tests.infra.stacks.test_checkout import git
 
 

@@ -32,10 +32,10 @@ def facts() -> dict[str, Any]:
     from harness.core.cell.identity import cell_id, cell_name
     from harness.core.errors import InputError
     from harness.core.serialization import dumps, from_jsonable, loads
-    from harness.plan.matrix.single_cell import one_cell
+    from harness.plan.matrix.load import one_cell
     from harness.plan.schema.json_schema import json_schema
     from harness.plan.schema.key_tables import tables
-    from harness.plan.shrink.reductions import changes, reductions
+    from harness.plan.shrink.search import changes, reductions
     from tests.plan.helpers import expand_axes, matrix_of
 
     axes = {"packing": "sft", "weight-shuffling": ["none", "some", "all"]}

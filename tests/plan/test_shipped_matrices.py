@@ -12,7 +12,7 @@ from harness.core.data_paths.table import DATA_PATHS
 from harness.core.run.run_plan import Expansion
 from harness.infra.inputs.matrix_file import read_matrix
 from harness.plan.expansion.expand import expand
-from harness.plan.jobs.cost import estimate
+from harness.plan.jobs.allocations import estimate
 
 
 @pytest.fixture(scope="module")

@@ -23,8 +23,7 @@ from harness.infra.console import say
 from harness.infra.screen import relative_path
 from harness.infra.stacks.prepare import prepare
 from harness.judge.bisect.result import Bisection, End, Find, PointKind, short
-from harness.plan.shrink.search import Answer, Kind
-from harness.plan.shrink.text import smallest_text
+from harness.plan.shrink.search import Answer, Kind, smallest_text
 
 _PLAIN, _REVERTED = "newest", "newest-reverted"  # stacks
 

@@ -12,7 +12,7 @@ from harness.core.stack import Checkout, Stack
 from harness.infra.git_history import Repository
 from harness.infra.stacks.checkout import repository_of
 from harness.plan.stacks.bisection_cells import Subject, pinned_release, project_of
-from harness.plan.stacks.projects import PROJECTS
+from harness.plan.stacks.recipes import PROJECTS
 from harness.plan.stacks.section import distribution
 
 _FILES = ("pyproject.toml", "setup.cfg", "setup.py")

@@ -14,7 +14,7 @@ from harness.infra.stacks.checkout import commit_of, repository_of
 from harness.judge.bisect.result import Change, End, PointKind, short
 from harness.judge.bisect.search import History, simplified
 from harness.plan.stacks.bisection_cells import Subject, project_of
-from harness.plan.stacks.projects import PROJECTS
+from harness.plan.stacks.recipes import PROJECTS
 from harness.plan.stacks.section import distribution, is_url
 
 

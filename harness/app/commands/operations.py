@@ -37,7 +37,7 @@ from harness.infra.stacks.prepare import prepare
 from harness.judge.diagnosis.operations import OperationsCompared, compare_operations
 from harness.judge.diagnosis.operations_text import operations_text
 from harness.judge.stats.noise import noise_floors
-from harness.plan.matrix.single_cell import pinned
+from harness.plan.matrix.load import pinned
 
 
 def explain_operations(name: str, pattern: str, run_parent: Path, *, layer: int | None, as_json: bool) -> int:

@@ -33,8 +33,7 @@ def plan(matrix_file: Path, *, as_json: bool, all_rows: bool, cluster: str | Non
     from harness.infra.inputs.matrix_file import read_matrix
     from harness.infra.local_launcher import cores
     from harness.infra.stacks.prepare import forecasts
-    from harness.plan.jobs.allocations import plan_allocations
-    from harness.plan.jobs.cost import job_costs
+    from harness.plan.jobs.allocations import job_costs, plan_allocations
     from harness.plan.jobs.plan_text import plan_json, plan_text
 
     matrix = read_matrix(matrix_file)

@@ -42,7 +42,7 @@ def run(
     from harness.app.pipeline import local_run, plan_run
     from harness.app.pipeline.launch import launcher_for
     from harness.infra.launcher import NO_JOBS
-    from harness.plan.jobs.cost import refuse_above
+    from harness.plan.jobs.allocations import refuse_above
 
     source = plan_run.read_source(request)
     launcher = launcher_for(source.cluster)

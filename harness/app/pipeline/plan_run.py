@@ -32,9 +32,8 @@ from harness.infra.stacks.interpreters import require_torch
 from harness.infra.stacks.node_code import argument_problems
 from harness.infra.stacks.prepare import Forecast, forecasts, prepare
 from harness.plan.expansion.expand import Begin
-from harness.plan.jobs.allocations import plan_allocations
+from harness.plan.jobs.allocations import JobCost, job_costs, plan_allocations
 from harness.plan.jobs.cluster import ClusterProfile
-from harness.plan.jobs.cost import JobCost, job_costs
 from harness.plan.matrix.load import Matrix, resolved
 
 

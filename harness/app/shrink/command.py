@@ -35,9 +35,8 @@ from harness.infra.screen import relative_path
 from harness.infra.stacks.checkout import release_worktrees
 from harness.infra.stacks.prepare import prepare
 from harness.judge.report.model import Report, ReportCell
-from harness.plan.matrix.single_cell import one_cell, pinned
-from harness.plan.shrink.search import Answer, Kind, Smallest, minimal_cell, search
-from harness.plan.shrink.text import head_lines, smallest_text
+from harness.plan.matrix.load import one_cell, pinned
+from harness.plan.shrink.search import Answer, Kind, Smallest, head_lines, minimal_cell, search, smallest_text
 
 MOST_ROUNDS = 20
 _FAILED = (Outcome.FAIL, Outcome.XFAIL)

@@ -12,8 +12,8 @@ from harness.infra.inputs.yaml_file import dump
 from harness.infra.stacks.checkout import remote_of
 from harness.judge.bisect.result import Bisection
 from harness.judge.report.render_issue import Issue, public_repository, render_issue
-from harness.plan.matrix.single_cell import one_cell
-from harness.plan.shrink.text import needs_lines
+from harness.plan.matrix.load import one_cell
+from harness.plan.shrink.search import needs_lines
 
 
 def write_issue(

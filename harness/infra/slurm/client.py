@@ -16,7 +16,7 @@ from typing import Literal
 
 from harness.core.errors import DiskFullError, InfrastructureError
 from harness.infra.command import Answer, ask
-from harness.plan.jobs.slurm_flags import overriding
+from harness.plan.jobs.cluster import overriding
 
 TERMINAL = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED")

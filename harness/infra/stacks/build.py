@@ -29,8 +29,7 @@ from harness.infra.inputs.files import checkout
 from harness.infra.stacks import interpreters
 from harness.infra.stacks.artifact_store import folder, locked
 from harness.infra.stacks.interpreters import Interpreter
-from harness.plan.stacks.environment_request import EnvironmentRequest
-from harness.plan.stacks.section import PYTHONS
+from harness.plan.stacks.section import PYTHONS, EnvironmentRequest
 
 FORMAT = 1  # of the environments; a new number rebuilds all of them
 STAMP = "made-of.json"

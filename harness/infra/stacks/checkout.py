@@ -27,7 +27,7 @@ from harness.infra import git
 from harness.infra.inputs.files import is_folder
 from harness.infra.stacks.artifact_store import folder, locked
 from harness.infra.stacks.build import Say
-from harness.plan.stacks.projects import PROJECTS
+from harness.plan.stacks.recipes import PROJECTS
 from harness.plan.stacks.section import is_url
 
 _PLAIN_DIFF = ("--no-ext-diff", "--no-textconv", "--no-color", "--full-index", "--binary")

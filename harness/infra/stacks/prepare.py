@@ -18,10 +18,8 @@ from harness.infra.stacks import interpreters
 from harness.infra.stacks.build import Say
 from harness.infra.stacks.interpreters import Interpreter
 from harness.infra.stacks.node_code import compile_imports
-from harness.plan.stacks.environment_request import EnvironmentRequest, environment_request
-from harness.plan.stacks.projects import PROJECTS
-from harness.plan.stacks.recipes import recipes_for
-from harness.plan.stacks.section import distribution
+from harness.plan.stacks.recipes import PROJECTS, recipes_for
+from harness.plan.stacks.section import EnvironmentRequest, distribution, environment_request
 
 State = Literal["ready", "to build", "unavailable"]
 READY: State = "ready"

@@ -97,7 +97,7 @@ class Bisection:
 
     find: Find
     kind: PointKind
-    project: str  # a key of harness.plan.stacks.projects.PROJECTS, or a distribution
+    project: str  # a key of harness.plan.stacks.recipes.PROJECTS, or a distribution
     repository: str  # absolute path of the clone; empty for releases
     good: End
     bad: End

@@ -1,31 +1,41 @@
-"""From a matrix to its cells: resolve every combination, apply constraints and rules, find the controls."""
+"""From a matrix to its cells: resolve every combination, apply constraints and rules, find the controls.
+
+Timed cells of two stacks may be interleaved: each block of one runs next to a block of the other, on the same machine.
+"""
 
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from harness.core.cell.arguments import Arguments
+from harness.core.cell.arguments import PREFIX, Arguments
 from harness.core.cell.axes import always
 from harness.core.cell.config import CellConfig
-from harness.core.cell.identity import cell_id
+from harness.core.cell.identity import cell_id, joined_id, own_identity, shape_identity
 from harness.core.run.run_dir import MOST_CHARACTERS, has_safe_characters
 from harness.core.run.run_plan import Expansion, MayReject, PlannedCell, RejectedCell, XFail
 from harness.core.stack import DEFAULT
-from harness.plan.expansion.apply_rules import apply_rules
-from harness.plan.expansion.combinations import Combinations
-from harness.plan.expansion.interleaving import paired_cells
-from harness.plan.expansion.resolve import Resolver, axes_of, control_of, with_noise_legs
-from harness.plan.expansion.selection import Candidate, choose
+from harness.plan.expansion.resolve import NOT_IN_SHAPE, Combinations, Resolver, axes_of, control_of, with_noise_legs
+from harness.plan.expansion.selection import Candidate, Forbidden, choose
+from harness.plan.matrix.axes import SELECT_KEY
 from harness.plan.matrix.load import Matrix
 from harness.plan.matrix.problems import KeyPath, Problems
-from harness.plan.matrix.select_parse import KEY
-from harness.plan.rules.rule import Rule
-from harness.plan.rules.table import ADDED, CELL_RULES, SHAPE_RULES, world_size_rule
+from harness.plan.rules.rule import Rule, Shape, own_of
+from harness.plan.rules.table import (
+    ADDED,
+    CELL_RULES,
+    SHAPE_RULES,
+    concerning,
+    concerning_shape,
+    forbidden_by,
+    world_size_rule,
+)
 
 Begin = Callable[[PlannedCell, int], None]
 Entry = TypeVar("Entry", XFail, MayReject)
@@ -58,7 +68,7 @@ def expand(matrix: Matrix, more_rules: tuple[Rule[CellConfig], ...] = (), begin:
     allowed, selection = cells, None
     if matrix.covering and matrix.base:
         hint = "run every cell with select: full, or drop checks.throughput.slower_than"
-        problems.add(KEY, "a selection would leave out cells that others are interleaved with", hint=hint)
+        problems.add(SELECT_KEY, "a selection would leave out cells that others are interleaved with", hint=hint)
     elif matrix.covering and cells:
         cells, selection = choose(matrix.covering, matrix.axes, allowed, forbidden, problems)
     planned = _plan(cells, shown, known, lacking)
@@ -215,3 +225,150 @@ def _nothing_left(rejected: list[RejectedCell], excluded: Counter[str]) -> tuple
         listed = ", ".join(f"{text!r} ({count})" for text, count in excluded.items())
         return ("constraints",), f"nothing left to run: constraints drop every combination: {listed}"
     return ("matrix",), "nothing left to run: the matrix has no combination"
+
+
+class Applied(NamedTuple):
+    """Cells and rejected cells, in matrix order."""
+
+    cells: list[Candidate]
+    rejected: list[RejectedCell]
+    forbidden: list[Forbidden]  # of `rejected`, if they were asked for
+
+
+class _SharedShape:
+    """What all cells of one shape share, computed with the first of them."""
+
+    __slots__ = ("axes", "fields", "identity", "rejections")
+
+    def __init__(self, fields: dict[str, Any], first: CellConfig, shown: list[str], rules: Iterable[Rule[Shape]]):
+        self.fields = fields
+        self.axes = axes_of(first, shown)
+        self.identity = shape_identity(first)
+        self.rejections = forbidden_by(first, rules)
+
+
+class _SharedOwn:
+    """What all cells share that differ only in their shape."""
+
+    def __init__(self, fields: dict[str, Any], first: CellConfig, shown: list[str], rules: Iterable[Rule[CellConfig]]):
+        self.fields = fields
+        self.axes = axes_of(first, [name for name in shown if name in NOT_IN_SHAPE or name.startswith(PREFIX)])
+        self.identity = own_identity(first)
+        self.rules = concerning(own_of(first), rules)  # those that can forbid one of them
+
+
+class _Shared:
+    """The parts of combinations met so far."""
+
+    def __init__(
+        self,
+        combinations: Combinations,
+        resolver: Resolver,
+        rules: tuple[tuple[Rule[Shape], ...], tuple[Rule[CellConfig], ...]],
+        shown: list[str],
+    ) -> None:
+        self._combinations = combinations
+        self._resolver = resolver
+        self._shape_rules, self._rules = rules
+        self._shown = shown
+        self._shapes: dict[int, _SharedShape] = {}
+        self._owns: dict[int, _SharedOwn] = {}
+        self._kinds: dict[tuple[str, int], tuple[Rule[Shape], ...]] = {}  # data path, id of the model -> rules
+
+    def _rules_of(self, config: CellConfig) -> tuple[Rule[Shape], ...]:
+        """The rules that can forbid a cell with this data path and model; the resolver has one object per model."""
+        key = (config.data_path, id(config.model))
+        if key not in self._kinds:
+            self._kinds[key] = concerning_shape(config, self._shape_rules)
+        return self._kinds[key]
+
+    def of(self, shape_index: int, own_index: int) -> tuple[_SharedShape, _SharedOwn]:
+        shape, own = self._shapes.get(shape_index), self._owns.get(own_index)
+        if shape and own:
+            return shape, own
+        of_shape = shape.fields if shape else self._resolver.shape(self._combinations.shape(shape_index))
+        of_own = own.fields if own else self._resolver.own(self._combinations.own(own_index))
+        first = CellConfig(**of_shape, **of_own)  # not kept, since it caches what the rules read
+        shape = shape or _SharedShape(of_shape, first, self._shown, self._rules_of(first))
+        own = own or _SharedOwn(of_own, first, self._shown, self._rules)
+        self._shapes[shape_index], self._owns[own_index] = shape, own
+        return shape, own
+
+
+def apply_rules(
+    combinations: Combinations,
+    resolver: Resolver,
+    rules: tuple[tuple[Rule[Shape], ...], tuple[Rule[CellConfig], ...]],
+    shown: list[str],
+    *,
+    forbidden: bool,
+    first: bool = False,
+) -> Applied:
+    """Combinations that resolve to the same cell are merged. `first`: no further than the first cell.
+
+    `rules`: of shapes, and of cells. `shown`: axes of tables. `forbidden`: see Applied.
+    """
+    shared = _Shared(combinations, resolver, rules, shown)
+    cells: dict[str, Candidate] = {}
+    rejected: dict[str, RejectedCell] = {}
+    configs: list[Forbidden] = []
+    for indices, origin in combinations.found.items():
+        shape, own = shared.of(*indices)
+        name = joined_id(shape.identity, own.identity)
+        if name in cells and origin.included:
+            cells[name] = cells[name]._replace(included=True)
+        if name in cells or name in rejected:
+            continue
+        reasons = shape.rejections
+        if not reasons or own.rules or forbidden:
+            config = CellConfig(**shape.fields, **own.fields)
+            reasons += forbidden_by(config, own.rules)
+            if not reasons:
+                cells[name] = Candidate(name, config, *origin, (shape.axes, own.axes))
+                if first:
+                    break
+                continue
+            if forbidden:
+                configs.append(Forbidden(config, reasons[0].rule))
+        axes = shape.axes | own.axes
+        rejected[name] = RejectedCell(id=name, axes=axes, rejections=reasons, line=origin.line)
+    return Applied(list(cells.values()), list(rejected.values()), configs)
+
+
+_PAIRS_KEY = ("checks", "throughput", "slower_than", "stack")
+
+
+def paired_cells(cells: Sequence[PlannedCell], base: str, problems: Problems) -> list[PlannedCell]:
+    """The cells; timed ones that differ only in the stack become pairs. `base` is the stack to compare with.
+
+    A cell whose partner is rejected stays unpaired. Adds a problem unless there are two stacks, one of them the base.
+    """
+    stacks = list(dict.fromkeys(cell.config.stack for cell in cells))
+    if base not in stacks:
+        problems.add(_PAIRS_KEY, "no cell runs in this stack", found=repr(base), allowed=", ".join(stacks))
+    elif len(stacks) != 2:
+        hint = "run a matrix for each pair of stacks, or drop slower_than"
+        problems.add(_PAIRS_KEY, f"interleaving needs two stacks, and the axis 'stack' has {len(stacks)}", hint=hint)
+    groups: dict[str, list[PlannedCell]] = {}
+    for cell in cells:
+        if cell.config.timing.turns:
+            groups.setdefault(_pair(cell.config), []).append(cell)
+    partners = {cell.id: members for members in groups.values() if len(members) == 2 for cell in members}
+    return [_paired(cell, partners[cell.id], base) if cell.id in partners else _unpaired(cell) for cell in cells]
+
+
+def _pair(config: CellConfig) -> str:
+    """The name of a cell's pair: a hash of the cell without its stack."""
+    name = cell_id(replace(config, stack=""))
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
+def _unpaired(cell: PlannedCell) -> PlannedCell:
+    return replace(cell, config=replace(cell.config, timing=replace(cell.config.timing, turns="")))
+
+
+def _paired(cell: PlannedCell, members: Sequence[PlannedCell], base: str) -> PlannedCell:
+    is_base = cell.config.stack == base
+    timing = replace(cell.config.timing, turns=_pair(cell.config), first=is_base)
+    partner = next(member.id for member in members if member.id != cell.id)
+    return replace(cell, config=replace(cell.config, timing=timing), base=None if is_base else partner)

@@ -8,8 +8,7 @@ from typing import Any
 from harness.core.run.run_plan import Allocation, Expansion, PlannedCell, RejectedCell, Selection
 from harness.core.serialization import dumps
 from harness.core.text import counted, duration
-from harness.plan.jobs.allocations import plan_allocations
-from harness.plan.jobs.cost import Cost, JobCost, estimate
+from harness.plan.jobs.allocations import Cost, JobCost, estimate, plan_allocations
 
 MAX_ROWS = 50
 _SHORT_NOTE = len("control, added")

@@ -1,7 +1,8 @@
-"""The `matrix:` section: axes that multiply, tied lists, include and exclude, as in GitHub Actions.
+"""The `matrix:` section: axes that multiply, tied lists, include and exclude, as in GitHub Actions; and `select`.
 
 A key that names an axis holds one value or a list of values. Any other key holds a list of mappings whose
-keys are axes that vary together. Axes may also be packing options and `model.<key>` or `train.<key>`.
+keys are axes that vary together. Axes may also be packing options and `model.<key>` or `train.<key>`. What several
+keys amount to is limited; limits of a single key are declared at its field.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from pydantic import ValidationError
 
 from harness.core.cell.arguments import PREFIX
 from harness.core.cell.axes import SECTIONS, axes, dotted
+from harness.core.cell.config import ModelConfig, TrainConfig
+from harness.core.cell.flops import weights_per_token
 from harness.core.setting import aliases_of
 from harness.plan.matrix.arguments import INVALID, parse_axis_value
 from harness.plan.matrix.problems import KeyPath, Problems, shown
-from harness.plan.schema.model import PARTS
 from harness.plan.schema.section import model_of, model_with
+from harness.plan.schema.sections import MODEL_PARTS, PAIRS, SELECT_NAMES, CoveringSection
 
 AXES = tuple(axes())
 DOTTED = tuple(dotted())
@@ -206,8 +209,8 @@ def _value(name: str, value: Any, path: KeyPath, problems: Problems) -> Any:
     if name not in AXES and name not in DOTTED:
         problems.add_unknown(path, [*AXES, *_OPEN], [*ALIASES, *DOTTED])
         return INVALID
-    if prefix == "model" and key in PARTS:
-        part = None if value is None else problems.validate(PARTS[key], value, path)
+    if prefix == "model" and key in MODEL_PARTS:
+        part = None if value is None else problems.validate(MODEL_PARTS[key], value, path)
         return INVALID if part is None and value is not None else part
     model = model_of(SECTIONS[prefix]) if prefix else AxisRow
     try:
@@ -215,3 +218,71 @@ def _value(name: str, value: Any, path: KeyPath, problems: Problems) -> Any:
     except ValidationError as error:
         problems.add_validation(error, path, at_value=True)
         return INVALID
+
+
+MOST_WEIGHTS = 2**40  # of a model: 4 TiB in fp32
+MOST_DOCUMENTS = 2**16  # of all steps: planning generates each of them
+MOST_ROWS = 2**17  # combinations that satisfy the constraints: each becomes a cell or a rejected cell
+MOST_TESTS = 5_000_000  # of one combination against one row of include or exclude, one constraint or one entry
+
+
+def size_problems(model: ModelConfig, train: TrainConfig) -> list[tuple[str, str]]:
+    """Reasons why a cell is too large in every layout: (key, message with the arithmetic)."""
+    found = []
+    dense = replace(model, moe=replace(model.moe, topk=model.moe.experts)) if model.moe else model
+    weights = weights_per_token(dense)
+    if weights > MOST_WEIGHTS:
+        found.append(("model", f"a model of {weights:,} weights is too large: at most {MOST_WEIGHTS:,}"))
+    documents = train.steps * train.global_batch
+    if documents > MOST_DOCUMENTS:
+        sizes = f"steps {train.steps} x global_batch {train.global_batch} = {documents:,}"
+        found.append(("train", f"too many documents: {sizes}, at most {MOST_DOCUMENTS:,}"))
+    return found
+
+
+def check_tests(axes: Axes, constraints: int, entries: int, problems: Problems) -> None:
+    """Adds a problem if testing every combination against every row, constraint and entry takes too many tests."""
+    against = len(axes.include) + len(axes.exclude) + constraints + entries
+    tests = axes.count * against
+    if tests > MOST_TESTS:
+        found = f"{axes.count:,} combinations x {against:,} = {tests:,}"
+        allowed, hint = f"at most {MOST_TESTS:,}", "split the matrix over several files"
+        message = "too many combinations for so many rows of include, exclude, constraints, xfail and may_reject"
+        problems.add(("matrix",), message, found=found, allowed=allowed, hint=hint)
+
+
+SELECT_KEY: KeyPath = ("select",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Covering:
+    """A covering selection. `keep` holds patterns over cell names, and values by axis name."""
+
+    strength: int = PAIRS
+    keep: tuple[str | Mapping[str, Any], ...] = ()
+    written: tuple[Any, ...] = ()  # `keep` as the file has it
+
+    def section(self) -> dict[str, Any]:
+        """The section as in a matrix file."""
+        return {"covering": self.strength, "keep": list(self.written)}
+
+
+def parse_select(section: Any, problems: Problems) -> Covering | None:
+    """The covering selection, or None to run every cell; everything wrong with it is added to `problems`."""
+    if section == "full":
+        return None
+    if section == "covering":
+        return Covering()
+    if not isinstance(section, Mapping):
+        allowed = f"{', '.join(SELECT_NAMES)}, or a mapping like {{covering: 3}}"
+        problems.add(SELECT_KEY, "unknown selection", found=shown(section), allowed=allowed)
+        return None
+    checked = problems.validate(CoveringSection, section, SELECT_KEY)
+    if checked is None:
+        return None
+    keep: list[str | Mapping[str, Any]] = []
+    for number, item in enumerate(checked.keep):
+        row = item if isinstance(item, str) else parse_row(item, (*SELECT_KEY, "keep", number), problems)
+        if row:
+            keep.append(row if isinstance(row, str) else row.values)
+    return Covering(strength=checked.covering, keep=tuple(keep), written=tuple(checked.keep))

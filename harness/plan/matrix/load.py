@@ -1,4 +1,4 @@
-"""Checks a matrix file and turns its sections into the types of `core`.
+"""Checks a matrix file and turns its sections into the types of `core`; writes the values of a resolved file.
 
 `load` is pure: the values, their lines and the reader of length files come from `infra`
 (harness/infra/inputs/matrix_file.py).
@@ -9,30 +9,49 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
-from harness.core.cell.config import ModelConfig, TrainConfig
-from harness.core.cell.timing import TimingConfig
-from harness.core.data_paths.own import UpstreamTests
+from harness.core.cell.axes import axes
+from harness.core.cell.config import CellConfig, ModelConfig, TrainConfig
+from harness.core.cell.layout import Layout
+from harness.core.cell.timing import NOT_TIMED, TimingConfig
+from harness.core.data_paths.own import REFERENCE, UpstreamTests
 from harness.core.data_paths.own import upstream_tests_as_written as upstream_tests_as_written
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.packing.options import PackingOptions
 from harness.core.run.run_plan import BaselineRequest, MayReject, XFail
-from harness.core.stack import DEFAULT, Stack
+from harness.core.setting import keys_of
+from harness.core.stack import DEFAULT, ReadyStack, Stack
 from harness.core.tolerances import ToleranceOverrides
 from harness.plan.matrix.arguments import Layer, Profile, check_profiles, parse_arguments, parse_profiles
 from harness.plan.matrix.arguments import as_written as arguments_as_written
-from harness.plan.matrix.axes import AXES, AXIS_ALIASES, DOTTED, Axes, parse_axes
+from harness.plan.matrix.axes import (
+    AXES,
+    AXIS_ALIASES,
+    DOTTED,
+    Axes,
+    Covering,
+    check_tests,
+    parse_axes,
+    parse_select,
+    size_problems,
+)
 from harness.plan.matrix.constraints import Constraint, ConstraintError, compile_constraint
 from harness.plan.matrix.problems import KeyPath, Problems, shown
-from harness.plan.matrix.select_parse import Covering, parse_select
-from harness.plan.matrix.sizes import check_tests, size_problems
-from harness.plan.schema.bounds import as_written, overrides_of
-from harness.plan.schema.documents import LISTS, LengthsReader, parse_documents, parse_lists
-from harness.plan.schema.model import parse_model
-from harness.plan.schema.sections import ChecksSection, Launch, MatrixFile
-from harness.plan.schema.throughput import as_written as throughput_as_written
+from harness.plan.schema.sections import (
+    LISTS,
+    ChecksSection,
+    Launch,
+    LengthsReader,
+    MatrixFile,
+    bounds_as_written,
+    overrides_of,
+    parse_documents,
+    parse_lists,
+    parse_model,
+    throughput_as_written,
+)
 from harness.plan.stacks.recipes import RECIPES, TreeOf, WorkingTree
 from harness.plan.stacks.section import PathOf, layers_of, parse_stacks, recipe_stack
 
@@ -308,7 +327,7 @@ def resolved(matrix: Matrix) -> dict[str, Any]:
     tests = {name: upstream_tests_as_written(tests) for name, tests in matrix.upstream_tests.items()}
     result |= {"upstream_tests": tests} if tests else {}
     result["launch"] = {key: value for key, value in dataclasses.asdict(matrix.launch).items() if value is not None}
-    result["checks"] = {"numerics": as_written(matrix.tolerances.numerics), "canaries": list(matrix.canaries)}
+    result["checks"] = {"numerics": bounds_as_written(matrix.tolerances.numerics), "canaries": list(matrix.canaries)}
     result["checks"] |= {} if matrix.fingerprints else {"fingerprints": False}
     result["checks"]["throughput"] = _resolved_throughput(matrix)
     result["xfail"] = [{k: v for k, v in dataclasses.asdict(entry).items() if v} for entry in matrix.xfail]
@@ -326,3 +345,64 @@ def _resolved_throughput(matrix: Matrix) -> dict[str, Any]:
         since = {"since": matrix.history.since} if matrix.history.since else {}
         result["history"] = {"runs": matrix.history.runs, "slower": bounds["slower_than_history"], **since}
     return result
+
+
+_PLAIN = CellConfig(layout=Layout(), data_path=REFERENCE.name)
+_OWN_SECTION = (
+    "args",
+    "documents",
+    "timed",
+    "upstream_tests",
+    *keys_of(PackingOptions),
+)  # written in their sections, not as axes
+
+
+def one_cell(
+    config: CellConfig, *, name: str, stack: Stack | None = None, tolerances: ToleranceOverrides | None = None
+) -> dict[str, Any]:
+    """Values of a matrix file whose only cell is this one; if its documents are a built-in mix, the one for its cp.
+
+    `stack`: definition of the cell's stack, None for the default one. An injected fault is left out.
+    """
+    bounds = tolerances or ToleranceOverrides()
+    written: dict[str, Any] = {
+        "name": name,
+        "model": {key: value for key, value in asdict(config.model).items() if value is not None},
+        "train": asdict(config.train),
+        "documents": config.documents.section(),
+        "matrix": _axes(config),
+    }
+    options = asdict(config.options)
+    changed = {key: value for key, value in options.items() if value != getattr(_PLAIN.options, key)}
+    written |= {"packing_options": changed} if changed else {}
+    given = {argument.name: argument.words for argument in config.args.given}
+    written |= {"args": arguments_as_written(given)} if given else {}
+    if config.upstream_tests.name:
+        written["upstream_tests"] = {config.upstream_tests.name: upstream_tests_as_written(config.upstream_tests)}
+        written["matrix"]["upstream_tests"] = config.upstream_tests.name
+    written |= {"stacks": {config.stack: layers_of(stack)}} if stack is not None else {}
+    written["launch"] = {"deadline_s": config.deadline_s}
+    written["checks"] = {"canaries": list(config.canaries)}
+    written["checks"] |= {} if config.fingerprints else {"fingerprints": False}
+    written["checks"] |= {"numerics": bounds_as_written(bounds.numerics)} if bounds.numerics else {}
+    written["checks"] |= (
+        {"throughput": throughput_as_written(config.timing, bounds.throughput)} if config.timing != NOT_TIMED else {}
+    )
+    return written
+
+
+def pinned(stack: ReadyStack) -> Stack:
+    """The stack with refs of checkouts replaced by the commits that they resolved to; working trees stay."""
+    checkouts = [
+        replace(item, ref=item.ref and stack.commits.get(item.package, item.ref)) for item in stack.requested.checkouts
+    ]
+    return replace(stack.requested, checkouts=tuple(checkouts))
+
+
+def _axes(config: CellConfig) -> dict[str, Any]:
+    plain = replace(_PLAIN, layout=replace(_PLAIN.layout, sp=config.layout.tp > 1))
+    return {
+        name: value
+        for name, axis in axes().items()
+        if name not in _OWN_SECTION and ((value := axis.of(config)) != axis.of(plain) or axis.setting.always)
+    }

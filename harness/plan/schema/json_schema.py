@@ -10,10 +10,8 @@ from harness.core.packing.documents import MOST_LENGTH, MOST_LENGTHS
 from harness.core.packing.options import PackingOptions
 from harness.core.setting import aliases_of
 from harness.plan.matrix.axes import ALIASES, AXES, AXIS_ALIASES, AxisRow
-from harness.plan.schema.documents import LISTS
-from harness.plan.schema.model import PARTS
 from harness.plan.schema.section import model_of, without_links
-from harness.plan.schema.sections import DOCUMENT_MODES, MatrixFile
+from harness.plan.schema.sections import DOCUMENT_MODES, LISTS, MODEL_PARTS, MatrixFile
 
 _ARGUMENTS = "^args\\."  # axes of arguments of upstream's trainer, whose names only its parser knows
 _WORD = [{"type": "string", "minLength": 1}, {"type": "number", "minimum": -1e300, "maximum": 1e300}]
@@ -25,7 +23,7 @@ _LISTS = {
     "description": "Lists of lengths by name, for the axis documents: each a list, or the path of a CSV file.",
     "additionalProperties": {"anyOf": [_LENGTHS | {"maxItems": MOST_LENGTHS}, {"type": "string", "minLength": 1}]},
 }
-_DECLARED = (*SECTIONS.values(), *PARTS.values(), PackingOptions)
+_DECLARED = (*SECTIONS.values(), *MODEL_PARTS.values(), PackingOptions)
 
 
 def json_schema() -> dict[str, Any]:

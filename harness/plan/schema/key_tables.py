@@ -17,11 +17,17 @@ from harness.core.run.run_plan import MayReject, XFail
 from harness.core.setting import Key, Limits, keys_of
 from harness.core.tolerances import BOUND_NAMES, DEFAULTS, RATIO_SCREEN, Override
 from harness.plan.jobs.cluster import ClusterProfile, Container
-from harness.plan.schema.model import PARTS
 from harness.plan.schema.section import Section, union_of
-from harness.plan.schema.sections import ChecksSection, Launch, MatrixFile
-from harness.plan.schema.select import CoveringSection
-from harness.plan.schema.throughput import HistorySection, SlopeSection, ThroughputSection
+from harness.plan.schema.sections import (
+    MODEL_PARTS,
+    ChecksSection,
+    CoveringSection,
+    HistorySection,
+    Launch,
+    MatrixFile,
+    SlopeSection,
+    ThroughputSection,
+)
 from harness.plan.stacks.recipes import RECIPES
 from harness.plan.stacks.section import StackLayer
 
@@ -37,7 +43,9 @@ def tables() -> dict[str, str]:
     modes = {mode: [documents[name] for name in KEYS_OF_MODE[mode]] for mode in ("distribution", "file")}
     plain = [axis for axis in axes().values() if not axis.path.startswith("options.")]
     found = {"top level": section_table(MatrixFile), "model": table(keys_of(ModelConfig).values())}
-    found |= {part: table(keys_of(kind).values(), of=f"`{part}`", prefix=f"{part}.") for part, kind in PARTS.items()}
+    found |= {
+        part: table(keys_of(kind).values(), of=f"`{part}`", prefix=f"{part}.") for part, kind in MODEL_PARTS.items()
+    }
     found |= {"train": table(keys_of(TrainConfig).values())}
     found |= {mode: table(keys) for mode, keys in modes.items()}
     found |= {"packing_options": table(keys_of(PackingOptions).values()), "axes": table(plain)}

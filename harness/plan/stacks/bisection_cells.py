@@ -10,7 +10,7 @@ from typing import Any
 from harness.core.cell.identity import cell_id, cell_name
 from harness.core.run.run_plan import PlannedCell
 from harness.core.stack import DEFAULT, Checkout, Stack, content_of, digest
-from harness.plan.stacks.projects import PROJECTS
+from harness.plan.stacks.recipes import PROJECTS
 from harness.plan.stacks.section import distribution, layers_of
 
 NAME_LENGTH = 64

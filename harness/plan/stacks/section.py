@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
@@ -17,8 +18,7 @@ from harness.core.secrets import NAMES, holds_secret, is_secret_name
 from harness.core.stack import DEFAULT, SAFE_NAME, Checkout, Stack
 from harness.plan.matrix.problems import KeyPath, Problems, shown
 from harness.plan.schema.section import Section, one_of
-from harness.plan.stacks.projects import PROJECTS
-from harness.plan.stacks.recipes import RECIPES, TreeOf, layers_named
+from harness.plan.stacks.recipes import PROJECTS, RECIPES, UNDECLARED, TreeOf, layers_named
 
 PYTHONS = ("3.12", "3.13", "3.11", "3.10")  # in order of preference
 _REQUIREMENT = re.compile(
@@ -311,3 +311,41 @@ def distribution(requirement: str) -> str:
     """The normalised name of a requirement: "Megatron_Core==0.17.1" is megatron-core."""
     match = _REQUIREMENT.fullmatch(requirement)
     return re.sub(r"[-_.]+", "-", match["name"]).lower() if match else ""
+
+
+_NEWER_PYTHON = ("3.12", "3.13")  # megatron-core 0.17 and later
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentRequest:
+    """An environment to build; it is also the cache key: equal requests share an environment."""
+
+    pythons: tuple[str, ...]  # versions, in order of preference
+    packages: tuple[str, ...]
+    no_deps: tuple[str, ...] = ()
+
+
+def environment_request(stack: Stack, torch: str = "") -> EnvironmentRequest | None:
+    """The environment to build for a stack; None if it brings its own (an interpreter or a container).
+
+    It gets torch, the packages and what they import, and nothing of the harness. `torch`: the harness's version, used
+    where the stack names none, so that stacks differ only in what they name.
+    """
+    if stack.interpreter or stack.container:
+        return None
+    named = {distribution(item) for item in (*stack.packages, *stack.no_deps)}
+    wanted = list(stack.packages)
+    added = [need for project in named for need in UNDECLARED.get(project, ())]
+    added += [need for checkout in stack.checkouts for need in PROJECTS[checkout.package].needs]
+    added.append(f"torch=={torch}" if torch else "torch")
+    wanted += [need for need in dict.fromkeys(added) if distribution(need) not in named]
+    pythons = (stack.python,) if stack.python else _pythons_for(stack)
+    return EnvironmentRequest(pythons=pythons, packages=tuple(sorted(wanted)), no_deps=tuple(sorted(stack.no_deps)))
+
+
+def _pythons_for(stack: Stack) -> tuple[str, ...]:
+    """megatron-core 0.17 and later, and checkouts, need Python 3.12; older wheels take any version in PYTHONS."""
+    wanted = [item for item in (*stack.packages, *stack.no_deps) if distribution(item) == "megatron-core"]
+    pins = [re.search(r"==\s*0\.(\d+)", item) for item in wanted]
+    old = [pin for pin in pins if pin and int(pin[1]) < 17]
+    return PYTHONS if old and not stack.checkouts else _NEWER_PYTHON

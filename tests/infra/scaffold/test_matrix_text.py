@@ -12,8 +12,7 @@ from harness.infra.scaffold.machine import Machine, look
 from harness.infra.scaffold.matrix_text import matrix_text
 from harness.plan.expansion.expand import expand
 from harness.plan.matrix.load import Matrix
-from harness.plan.stacks.projects import PROJECTS
-from harness.plan.stacks.recipes import WorkingTree
+from harness.plan.stacks.recipes import PROJECTS, WorkingTree
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -14,14 +14,14 @@ import pytest
 from harness.core.errors import InfrastructureError, InputError
 from harness.infra.stacks import build as stack_build
 from harness.infra.stacks.build import build, is_built, key_of, place_of
-from harness.plan.stacks.environment_request import EnvironmentRequest
+from harness.plan.stacks.section import EnvironmentRequest
 
 VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 SIX = EnvironmentRequest(pythons=(VERSION,), packages=("six==1.16.0",))
 _BUILD = """
 import sys
 from harness.infra.stacks.build import build
-from harness.plan.stacks.environment_request import EnvironmentRequest
+from harness.plan.stacks.section import EnvironmentRequest
 build(EnvironmentRequest(pythons=(sys.argv[1],), packages=("six==1.16.0",)), print)
 """
 
@@ -68,7 +68,7 @@ def test_an_incomplete_environment_is_not_used_and_is_removed(kept: Path) -> Non
 _KILLED = """
 import os, pathlib, signal, sys
 from harness.infra.stacks.build import build
-from harness.plan.stacks.environment_request import EnvironmentRequest
+from harness.plan.stacks.section import EnvironmentRequest
 version, kill_at = sys.argv[1], int(sys.argv[2])
 rename, points = pathlib.Path.rename, iter(range(99))
 def dying(source, target):

@@ -20,7 +20,7 @@ from harness.infra.stacks import prepare as stack_forecast
 from harness.infra.stacks import prepare as stacks
 from harness.infra.stacks.node_code import agent_environment, copy_node_code
 from harness.infra.stacks.prepare import READY, TO_BUILD, UNAVAILABLE, forecasts, moved_since, prepare
-from harness.plan.stacks.environment_request import EnvironmentRequest, environment_request
+from harness.plan.stacks.section import EnvironmentRequest, environment_request
 from tests.infra.stacks.test_checkout import git, repository
 
 pytestmark = pytest.mark.usefixtures("kept")

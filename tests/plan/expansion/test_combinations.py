@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.plan.expansion.combinations import Combinations
+from harness.plan.expansion.resolve import Combinations
 from harness.plan.matrix.axes import Axes, Row
 from harness.plan.matrix.problems import Problems
 from tests.plan.helpers import expand_axes, matrix_of

@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.plan.expansion.covering import Row, Space, cover, covered
+from harness.plan.expansion.selection import Row, Space, cover, covered
 
 
 def texts(sizes: list[int]) -> list[list[str]]:
@@ -75,7 +75,7 @@ def test_the_choice_does_not_depend_on_the_order_of_factors_and_values() -> None
 
 CHOICE = """
 import itertools
-from harness.plan.expansion.covering import Space, cover
+from harness.plan.expansion.selection import Space, cover
 sizes = [2, 3, 4, 2]
 rows = list(itertools.product(*map(range, sizes)))
 print(cover(Space(rows, sizes), 2, [5], [[f"{f}={c}" for c in range(size)] for f, size in enumerate(sizes)]))

@@ -13,9 +13,8 @@ from harness.core.cell.layout import Layout
 from harness.core.outcomes import Rejection
 from harness.core.run.run_plan import Expansion, PlannedCell
 from harness.infra.inputs.matrix_file import read_matrix
-from harness.plan.expansion.combinations import Combinations
 from harness.plan.expansion.expand import expand
-from harness.plan.expansion.resolve import Resolver
+from harness.plan.expansion.resolve import Combinations, Resolver
 from harness.plan.matrix.problems import Problems
 from harness.plan.rules.table import RULES, rejections, world_size_rule
 from tests.plan.helpers import expand_axes, matrix_of, names, problems_of

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from harness.plan.jobs.allocations import arrays, plan_allocations
+from harness.plan.jobs.allocations import IMPORT_S, arrays, cell_seconds, plan_allocations
 from harness.plan.jobs.cluster import ClusterProfile
-from harness.plan.jobs.cost import IMPORT_S, cell_seconds
 from harness.plan.schema.sections import Launch
 from tests.plan.helpers import expand_axes
 

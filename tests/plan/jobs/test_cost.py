@@ -5,9 +5,16 @@ import pytest
 from harness.core.cell.config import CellConfig, ModelConfig
 from harness.core.cell.layout import Layout
 from harness.core.errors import InputError
-from harness.plan.jobs.allocations import plan_allocations
+from harness.plan.jobs.allocations import (
+    IMPORT_S,
+    cell_seconds,
+    estimate,
+    job_costs,
+    plan_allocations,
+    refuse_above,
+    step_flops,
+)
 from harness.plan.jobs.cluster import ClusterProfile
-from harness.plan.jobs.cost import IMPORT_S, cell_seconds, estimate, job_costs, refuse_above, step_flops
 from harness.plan.schema.sections import Launch
 from tests.plan.helpers import expand_axes
 

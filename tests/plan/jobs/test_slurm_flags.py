@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.plan.jobs.slurm_flags import Command, overriding, problem_of_flag, problem_of_variable, problems_of_line
+from harness.plan.jobs.cluster import Command, overriding, problem_of_flag, problem_of_variable, problems_of_line
 
 AGENTS = "it can start a second agent on a node"
 CORES = "it binds the agent of a node"

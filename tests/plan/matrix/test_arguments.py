@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.cell.upstream_config import HARMLESS
-from harness.plan.matrix.arguments import MOST_ARGUMENTS, as_written, read_flags, words_of
+from harness.plan.matrix.arguments import MOST_ARGUMENTS, as_written, owner_of, read_flags, words_of
 from harness.plan.matrix.load import resolved
-from harness.plan.matrix.owned_arguments import owner_of
 from tests.plan.helpers import expand_axes, matrix_of, names, problems_of
 
 SFT = {"packing": "sft", "trainer": "megatron"}

@@ -18,8 +18,8 @@ from harness.core.stack import Checkout, ReadyStack, Stack, digest
 from harness.core.tolerances import Override, ToleranceOverrides
 from harness.infra.inputs.yaml_file import dump
 from harness.plan.expansion.expand import expand
-from harness.plan.matrix.single_cell import one_cell, pinned
-from harness.plan.shrink.reductions import normalized
+from harness.plan.matrix.load import one_cell, pinned
+from harness.plan.shrink.search import normalized
 from tests.plan.helpers import matrix_of
 
 PLAIN = CellConfig(layout=Layout(), data_path="reference", documents=DocumentsConfig(mode="file", lengths=(3, 70)))

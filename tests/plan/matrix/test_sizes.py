@@ -8,7 +8,7 @@ from harness.core.cell.config import ModelConfig, TrainConfig
 from harness.core.cell.model import MoeConfig
 from harness.core.errors import InputError
 from harness.plan.expansion.expand import expand
-from harness.plan.matrix.sizes import size_problems
+from harness.plan.matrix.axes import size_problems
 from tests.plan.helpers import matrix_of
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.core.data_paths.own import NO_TESTS, UpstreamTests
-from harness.plan.matrix.load import resolved
-from harness.plan.matrix.single_cell import one_cell
+from harness.plan.matrix.load import one_cell, resolved
 from tests.plan.helpers import expand_axes, matrix_of, names, problems_of
 
 TESTS: dict[str, Any] = {

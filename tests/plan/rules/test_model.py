@@ -16,7 +16,7 @@ from harness.core.packing.options import PackingOptions
 from harness.core.peft import PeftConfig
 from harness.core.vision import VisionConfig
 from harness.plan.rules.table import rejections
-from harness.plan.schema.model import model_problems
+from harness.plan.schema.sections import model_problems
 
 EXPERTS = ModelConfig(moe=MoeConfig())
 MASKED = ModelConfig(moe=MoeConfig(aux_loss="aux_loss", padding_mask=True))

@@ -18,9 +18,22 @@ from harness.core.outcomes import Finding, Lane
 from harness.core.packing.documents import DocumentsConfig, adversarial_mix, mix
 from harness.core.vision import VisionConfig
 from harness.plan.rules.table import rejections
-from harness.plan.shrink.reductions import changes, normalized, reductions, size_of
-from harness.plan.shrink.search import Answer, Answers, Kind, Round, Smallest, minimal_cell, search
-from harness.plan.shrink.text import described, needs_lines, smallest_text
+from harness.plan.shrink.search import (
+    Answer,
+    Answers,
+    Kind,
+    Round,
+    Smallest,
+    changes,
+    described,
+    minimal_cell,
+    needs_lines,
+    normalized,
+    reductions,
+    search,
+    size_of,
+    smallest_text,
+)
 
 Predicate = Callable[[CellConfig], bool]
 PASSES, SAME = Answer(kind=Kind.PASSES, text="passes"), Answer(kind=Kind.SAME, text="fails the same way")

@@ -12,8 +12,7 @@ from harness.core.stack import Checkout, Stack, digest
 from harness.infra.git import working_tree
 from harness.infra.inputs.matrix_file import read_matrix
 from harness.plan.matrix.load import load, resolved
-from harness.plan.stacks.projects import PROJECTS
-from harness.plan.stacks.recipes import RECIPES, TORCH, WORKING_TREE, WorkingTree, recipe_layers
+from harness.plan.stacks.recipes import PROJECTS, RECIPES, TORCH, WORKING_TREE, WorkingTree, recipe_layers
 from tests.plan.helpers import matrix_of, no_file, problems_of
 
 UNRUN = "main"  # a moving branch: a matrix that runs it would change its verdict without a change here

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from harness.core.stack import Checkout, Stack
-from harness.plan.stacks.environment_request import EnvironmentRequest, environment_request
-from harness.plan.stacks.projects import UNDECLARED
-from harness.plan.stacks.section import distribution, is_url, layers_of
+from harness.plan.stacks.recipes import UNDECLARED
+from harness.plan.stacks.section import EnvironmentRequest, distribution, environment_request, is_url, layers_of
 from tests.plan.helpers import expand_axes, matrix_of, names, problems_of
 
 CORE = "megatron-core==0.17.1"

@@ -16,7 +16,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.cell.model import ModelConfig, MoeConfig
 from harness.core.cell.upstream_config import HARMLESS, unread
 from harness.core.serialization import dumps
-from harness.plan.matrix.owned_arguments import owner_of
+from harness.plan.matrix.arguments import owner_of
 from tests import forked
 from tests.node.conftest import config
 from tests.oracle.test_fields import defaults

@@ -17,7 +17,7 @@ from harness.core.setting import keys_of
 from harness.node.device.placement import choose_device
 from harness.node.trainers.megatron.conversations import lines
 from harness.node.trainers.megatron.flags import flags
-from harness.plan.matrix.owned_arguments import owner_of
+from harness.plan.matrix.arguments import owner_of
 from harness.plan.rules.table import rejections
 from tests.node.conftest import config
 
