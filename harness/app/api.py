@@ -92,7 +92,7 @@ def run(
     cells that had ended are judged.
     """
     from harness.app.commands import run as command
-    from harness.app.selection.failed import failed_cells
+    from harness.app.selection import failed_cells
 
     found: list[Report] = []
     with _as_command(show):
@@ -133,7 +133,7 @@ def run_folder(report: Report, *, run_dir: PathLike = RUN_PARENT) -> Path:
 
     `run_dir`: where to look unless `run` or `report` of this process returned the report.
     """
-    from harness.app.selection.find_run import find_run
+    from harness.app.selection import find_run
 
     with _as_command(False):
         return _FOLDERS.get(report.run_id) or find_run(report.run_id, Path(run_dir)).root

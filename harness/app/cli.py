@@ -31,7 +31,7 @@ from harness.app.arguments import (
     set_view,
 )
 from harness.app.bisect import options as bisect_options
-from harness.app.commands import compare, history, index
+from harness.app.commands import compare, history
 from harness.app.completers import VARIABLE, complete
 from harness.app.dispatch import dispatch
 from harness.app.parser import Parser
@@ -83,7 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
     _run_commands(commands)
     compare.add_parser(commands)
     history.add_parser(commands)
-    index.add_parser(commands)
+    history.add_index_parser(commands)
     selftest = commands.add_parser("selftest", help="inject known faults and check that each is caught")
     add_only(selftest, "FAULT", "inject only this fault (repeatable)")
     add_run_parent(selftest)

@@ -10,6 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from harness.core.outcomes import EXIT_PASS
+from harness.infra import screen
+
 VARIABLE = "_ARGCOMPLETE"
 
 
@@ -54,7 +57,7 @@ def _matrices(prefix: str, **_: Any) -> list[str]:
 def _cells(parsed_args: Any, **_: Any) -> list[str]:
     """Cells of the run on the line, else of the newest; of a matrix on the line its planned cells."""
     from harness.app.pipeline.planning import expand_for
-    from harness.app.selection.find_run import find_run
+    from harness.app.selection import find_run
     from harness.infra.inputs.cluster_file import cluster_of
     from harness.infra.inputs.matrix_file import read_matrix
     from harness.infra.runs.evidence_files import read_plan
@@ -95,3 +98,9 @@ _COMPLETERS: dict[str, Callable[..., list[str]]] = {
     "NAME": _clusters,
     "WORD": _words,
 }
+
+
+def completion(shell: str) -> int:
+    """Print the script, e.g. for `source <(harness completion bash)`."""
+    screen.data(script(shell))
+    return EXIT_PASS

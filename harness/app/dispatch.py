@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from harness.app.arguments import RUN_PARENT
 from harness.app.bisect import options as bisect_options
-from harness.app.commands import compare, history, index
+from harness.app.commands import compare, history
 from harness.core.errors import InputError
 
 
@@ -54,13 +54,13 @@ def dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
 def _failed(arguments: argparse.Namespace) -> list[str]:
     if not arguments.failed:
         return []
-    from harness.app.selection.failed import failed_cells
+    from harness.app.selection import failed_cells
 
     return failed_cells(arguments.matrix, arguments.run_dir or RUN_PARENT)
 
 
 def _init(arguments: argparse.Namespace) -> int:
-    from harness.app.commands.init import init
+    from harness.app.commands.machine import init
 
     return init(arguments.folder)
 
@@ -78,7 +78,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _completion(arguments: argparse.Namespace) -> int:
-    from harness.app.commands.completion import completion
+    from harness.app.completers import completion
 
     return completion(arguments.shell)
 
@@ -112,9 +112,9 @@ def _logs(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from harness.app.commands import doctor
+    from harness.app.commands import machine
 
-    return doctor.doctor(arguments.cluster, arguments.run_dir, as_json=arguments.json)
+    return machine.doctor(arguments.cluster, arguments.run_dir, as_json=arguments.json)
 
 
 def _selftest(arguments: argparse.Namespace) -> int:
@@ -129,14 +129,14 @@ def _selftest(arguments: argparse.Namespace) -> int:
 
 def _list(arguments: argparse.Namespace) -> int:
     if arguments.what == "stacks":
-        from harness.app.commands.listing.stacks import list_stacks
+        from harness.app.commands.explain import list_stacks
 
         return list_stacks(as_json=arguments.json)
     if arguments.what == "plugins":
-        from harness.app.commands.listing.plugins import list_plugins
+        from harness.app.commands.listing import list_plugins
 
         return list_plugins(as_json=arguments.json)
-    from harness.app.commands.listing.runs import list_runs
+    from harness.app.commands.listing import list_runs
 
     return list_runs(arguments.run_dir, limit=arguments.limit, as_json=arguments.json)
 
@@ -182,7 +182,7 @@ _READING: dict[str, Callable[[argparse.Namespace], int]] = {
     "doctor": _doctor,
     "compare": compare.run,
     "history": history.run,
-    "index": index.run,
+    "index": history.write_index,
     "shrink": _shrink,
     "selftest": _selftest,
 }

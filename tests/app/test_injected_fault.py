@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.app.cli import main
-from harness.app.selection.failed import failed_cells
+from harness.app.selection import failed_cells
 from harness.core.errors import InputError
 from harness.core.run.run_dir import RunDir, write_atomic, write_json
 from harness.core.run.run_plan import sealed_text

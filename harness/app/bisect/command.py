@@ -15,7 +15,7 @@ from harness.app.bisect.rounds import BisectContext, finish_interrupted
 from harness.app.bisect.search import BisectRequest, search
 from harness.app.bisect.sources import Commits, Source, commits_of, releases_of
 from harness.app.pipeline.planning import expand_for
-from harness.app.selection.cells import matching
+from harness.app.selection import matching
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import EXIT_PASS, EXIT_UNDECIDED
 from harness.core.run.run_dir import RunDir, write_json

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.app.bisect.rounds import BisectContext
-from harness.app.selection.find_run import find_run
+from harness.app.selection import find_run
 from harness.app.shrink.command import shrink_cell
 from harness.app.shrink.issues import write_issue
 from harness.app.shrink.reproducers import Ends, write_reproducers

@@ -105,7 +105,7 @@ def _counts(comparison: Comparison, folder: Path) -> Counts:
 
 def read(name: str, run_parent: Path) -> tuple[Report, Path]:
     """The report named by a run directory, a run id, 'latest' or a saved report.json; and its folder."""
-    from harness.app.selection.find_run import find_run
+    from harness.app.selection import find_run
     from harness.core.run.run_dir import refuse_links
     from harness.infra.screen import relative_path
     from harness.judge.report.render_json import read_report

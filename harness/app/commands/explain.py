@@ -1,20 +1,25 @@
-"""`harness explain`: what a rule, check, fault, key, recipe or term means, and why a cell ended as it did."""
+"""`harness explain`: what a rule, check, fault, key, recipe or term means, and why a cell ended so; `list stacks`."""
 
 from __future__ import annotations
 
 import difflib
+import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import EXIT_PASS, Outcome
 from harness.infra import screen
+from harness.infra.git import working_tree
+from harness.infra.inputs.reference import Entry
 from harness.infra.screen import relative_path
-from harness.plan.stacks.recipes import recipe_name
+from harness.plan.stacks.recipes import RECIPES, Recipe, recipe_layers, recipe_name
+
+_STACKS_PAGE = "stacks.md"
 
 
 def explain(word: str, run: str, run_parent: Path) -> int:
     """Print the documentation's entries of this name, or the cell of a run."""
-    from harness.app.commands.listing.stacks import stack_entries
     from harness.infra.inputs.reference import reference
 
     entries = [*reference(), *stack_entries()]
@@ -37,7 +42,7 @@ def _cells(word: str, run: str, run_parent: Path) -> list[str]:
     """Each cell of the run whose id or name begins with the word, or matches it as a pattern."""
     from fnmatch import fnmatchcase
 
-    from harness.app.selection.find_run import find_run
+    from harness.app.selection import find_run
     from harness.core.run.run_dir import LinkError, text_of
     from harness.judge.report.render_json import read_report
 
@@ -75,3 +80,54 @@ def _cells(word: str, run: str, run_parent: Path) -> list[str]:
             lines += [screen.wrapped(f"  {one.rule}: {one.reason} (source: {one.source})") for one in reasons]
             texts.append("\n".join(lines))
     return texts
+
+
+def list_stacks(*, as_json: bool) -> int:
+    """Print the name of each recipe and what software it is."""
+    if as_json:
+        found = [
+            {
+                "name": name,
+                "software": recipe.doc,
+                "layers": recipe_layers(name, working_tree),
+                "matrices": recipe.matrices,
+            }
+            for name, recipe in RECIPES.items()
+        ]
+        screen.json_data(json.dumps(found, indent=2) + "\n")
+        return EXIT_PASS
+    width = max(map(len, RECIPES))
+    for name, recipe in RECIPES.items():
+        screen.out(screen.beside(f"{name:<{width}}  ", recipe.doc))
+    return EXIT_PASS
+
+
+def stack_entries() -> list[Entry]:
+    return [
+        Entry(name=name, page=_STACKS_PAGE, section="Recipes", fields=tuple(_stack_fields(name, recipe)))
+        for name, recipe in RECIPES.items()
+    ]
+
+
+def _stack_fields(name: str, recipe: Recipe) -> list[tuple[str, str]]:
+    layers = [("layer", _layer_text(layer)) for layer in recipe_layers(name, working_tree)]
+    run_by = [("run by", ", ".join(f"matrices/{matrix}.yaml" for matrix in recipe.matrices))]
+    return [
+        ("software", recipe.doc),
+        *layers,
+        *(run_by if recipe.matrices else []),
+        ("use", f"matrix: {{stack: {name}}}"),
+    ]
+
+
+def _layer_text(layer: Mapping[str, object]) -> str:
+    """As a matrix file would have it."""
+    return f"{{{', '.join(f'{key}: {_layer_value(value)}' for key, value in layer.items())}}}"
+
+
+def _layer_value(value: object) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(value)}]"
+    if isinstance(value, Mapping):
+        return _layer_text(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

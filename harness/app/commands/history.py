@@ -1,4 +1,4 @@
-"""`harness history`: outcomes and metrics of all runs, as listings, files and a page."""
+"""`harness history`: outcomes and metrics of all runs, as listings, files and a page; `harness index`: their page."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from harness.core.serialization import dumps
 from harness.core.text import counted
 from harness.infra import screen
 from harness.infra.history.queries import LISTINGS
+from harness.infra.inputs.files import is_folder
+from harness.infra.screen import relative_path
 
 _ROWS = 40  # of a listing without --limit
 _FIRST_YEAR = 1970  # a date is compared as text, so its year needs four digits
@@ -39,6 +41,7 @@ _ACTIONS = {
     "prune": "remove old runs",
     "import": "add run directories to the history",
 }
+_INDEX_DAYS = 90  # that history.html looks back
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
@@ -223,7 +226,7 @@ def _import(names: Sequence[str], parent: Path, file: Path) -> int:
     """Record every readable run; unreadable ones are reported, and the exit code is then 2."""
     from harness.app.commands.compare import MOST_BYTES
     from harness.app.pipeline.finalize import record
-    from harness.app.selection.find_run import find_run
+    from harness.app.selection import find_run
     from harness.core.run.run_dir import refuse_links
     from harness.infra.inputs.files import read_text
     from harness.judge.report.render_json import read_report
@@ -264,3 +267,44 @@ def _page(arguments: argparse.Namespace, file: Path) -> int:
         stream.write(text.encode())
     screen.out(relative_path(page))
     return EXIT_PASS
+
+
+def add_index_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    text = "write a page over the runs of a folder, for a web server or CI artefacts"
+    parser = commands.add_parser("index", help=text, description=text)
+    words = "folder of runs (default: %(default)s)"
+    parser.add_argument("folder", nargs="?", type=Path, default=RUN_PARENT, metavar="DIR", help=words)
+    add_history(parser)
+
+
+def write_index(arguments: argparse.Namespace) -> int:
+    """Write index.html of a reports folder and, if there is a history, history.html; both link each other."""
+    from harness.app.pipeline.finalize import history_file
+    from harness.core.run.run_dir import write_atomic
+    from harness.infra.history.database import is_there
+    from harness.infra.html.history import render_index
+    from harness.infra.runs.listing import indexed_runs
+
+    folder: Path = arguments.folder
+    if not is_folder(folder):
+        hint = "harness run writes to reports/, or to --run-dir"
+        raise InputError(Problem(message="no such folder of runs", file=str(folder), hint=hint))
+    file = history_file(arguments.history, folder)
+    has_history = is_there(file)
+    pages = [folder / "index.html"]
+    write_atomic(pages[0], render_index(indexed_runs(folder), history=has_history))
+    if has_history:
+        pages.append(folder / "history.html")
+        write_atomic(pages[1], _index_history(file, folder))
+    screen.out("\n".join(str(relative_path(page)) for page in pages))
+    return EXIT_PASS
+
+
+def _index_history(file: Path, folder: Path) -> str:
+    from harness.infra.history.database import opened
+    from harness.infra.history.queries import Filters
+    from harness.infra.html.history import render_history
+
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    with opened(file, write=False) as history:
+        return render_history(history, Filters(), days=_INDEX_DAYS, now=now, folder=folder)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from harness.app.pipeline.finalize import FinalizeOptions, judge_and_report
-from harness.app.selection.find_run import find_run
+from harness.app.selection import find_run
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import EXIT_PASS, EXIT_UNDECIDED
 from harness.core.run.run_dir import RunDir
@@ -72,7 +72,7 @@ def follow(name: str, run_parent: Path, cell: str | None) -> int:
 
 def _cells(directory: RunDir, pattern: str | None) -> list[str]:
     """Ids of the cells that a pattern names; all without one."""
-    from harness.app.selection.cells import matching
+    from harness.app.selection import matching
     from harness.infra.runs.evidence_files import read_plan
 
     expansion = read_plan(directory).expansion
@@ -81,7 +81,7 @@ def _cells(directory: RunDir, pattern: str | None) -> list[str]:
 
 def logs(name: str, run_parent: Path, cell: str | None, rank: int | None) -> int:
     """Print the last lines of the logs of the run's jobs and agents, or of the ranks of cells."""
-    from harness.app.selection.cells import matching
+    from harness.app.selection import matching
     from harness.infra.runs.evidence_files import read_plan
     from harness.infra.runs.logs import job_logs_text, logs_of
 

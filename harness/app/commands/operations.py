@@ -15,8 +15,7 @@ from pathlib import Path
 
 from harness.app.pipeline import judge_run, launch, plan_run
 from harness.app.pipeline.local_run import refuse_changed_code
-from harness.app.selection.cells import matching, select
-from harness.app.selection.find_run import find_run
+from harness.app.selection import find_run, matching, select
 from harness.core.cell.config import CellConfig
 from harness.core.cell.timing import NOT_TIMED
 from harness.core.errors import InfrastructureError, InputError, Problem

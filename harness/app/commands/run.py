@@ -12,7 +12,7 @@ from harness.app import plugins
 from harness.app.arguments import RUN_PARENT
 from harness.app.commands.plan import any_to_make, forecast_lines
 from harness.app.pipeline.finalize import FinalizeOptions, judge_and_report
-from harness.app.selection.find_run import find_run
+from harness.app.selection import find_run
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import EXIT_INTERRUPTED, EXIT_PASS
 from harness.core.run.run_dir import RunDir

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.app.commands.selftest_stacks import in_stacks, with_clones
 from harness.app.pipeline import judge_run, launch, plan_run, reports
 from harness.core.cell.config import CellConfig
 from harness.core.cell.identity import cell_id, cell_name
@@ -18,12 +17,27 @@ from harness.core.errors import InputError
 from harness.core.outcomes import EXIT_FAIL, EXIT_PASS, EXIT_UNDECIDED, Finding, Lane, LaneVerdict, Outcome
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import Allocation, Expansion, PlannedCell, RunPlan
-from harness.core.stack import DEFAULT
+from harness.core.stack import DEFAULT, Stack
 from harness.infra import screen
+from harness.infra.console import say
+from harness.infra.inputs.files import matrix_path
+from harness.infra.inputs.matrix_file import read_matrix
 from harness.infra.local_launcher import LocalLauncher
+from harness.infra.stacks.interpreters import require_torch
+from harness.infra.stacks.prepare import prepare
 from harness.judge.report.model import Report, ReportCell
+from harness.plan.faults import trainers
 from harness.plan.faults.catalogue import FAULTS, catalogue_text, demand_text, faults_named, where_text
 from harness.plan.faults.spec import DEADLINE_S, FaultSpec
+from harness.plan.stacks.section import is_url
+
+STACKS = (
+    trainers.STACK_OF_TRAINERS,
+    trainers.STACK_OF_VERL,
+    trainers.STACK_OF_NEMO_RL,
+    trainers.STACK_OF_MEGATRON_RL,
+    trainers.STACK_OF_UNIT_TESTS,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,3 +287,33 @@ def _text(results: Sequence[Caught], alarms: Sequence[ReportCell], report: Repor
               f"{sum(cell.axes['fault'] == 'none' for cell in report.cells)} clean cells; "
               f"{report.timing.get('wall_s', 0.0):.0f} s"]  # fmt: skip
     return "\n".join(lines)
+
+
+def stacks_of(names: Iterable[str]) -> list[Stack]:
+    """The definitions of the named stacks."""
+    wanted = set(names)
+    return [read_matrix(matrix_path(matrix)).stacks[name] for matrix, name in STACKS if name in wanted]
+
+
+def in_stacks(plan: RunPlan) -> RunPlan:
+    """The plan with the stacks that its cells need, built unless they exist; some faults have one."""
+    names = {cell.config.stack for cell in plan.expansion.cells}
+    if DEFAULT in names:
+        require_torch()
+    stacks = stacks_of(names)
+    return plan_run.in_stacks(plan, prepare(stacks, say)) if stacks else plan
+
+
+def with_clones(specs: Sequence[FaultSpec]) -> list[FaultSpec]:
+    """Those whose stacks' clones are there; says which are left out, and which clone they need."""
+    absent = {stack.name: place for stack in stacks_of(spec.stack for spec in specs) if (place := _absent_clone(stack))}
+    for name, place in absent.items():
+        left = [spec.name for spec in specs if spec.stack == name]
+        say(f"left out, since no clone is at {place}: {', '.join(left)}")
+    return [spec for spec in specs if spec.stack not in absent]
+
+
+def _absent_clone(stack: Stack) -> str:
+    """The repository of a checkout that does not exist; empty when there is none."""
+    places = (item.repository for item in stack.checkouts)
+    return next((place for place in places if not is_url(place) and not Path(place).exists()), "")

@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.app import plugins
 from harness.app.pipeline.launch import launcher_for
 from harness.app.pipeline.planning import expand_for, requested_stacks
-from harness.app.selection.cells import select
+from harness.app.selection import select
 from harness.core.cell.arguments import PREFIX
 from harness.core.cell.axis_values import WITH_COMMAND_LINE, WITH_FIELDS
 from harness.core.errors import InfrastructureError, InputError, Problem

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.app.pipeline import judge_run
-from harness.app.selection.cells import matching, select
-from harness.app.selection.find_run import find_run
+from harness.app.selection import find_run, matching, select
 from harness.app.shrink.shrunk import Shrunk
 from harness.app.shrink.trial_run import answer_of, run_cells, sort_of
 from harness.core.cell.config import CellConfig

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from harness.app.commands import selftest, selftest_stacks
-from harness.app.commands.selftest_stacks import STACKS, with_clones
+from harness.app.commands import selftest
+from harness.app.commands.selftest import STACKS, with_clones
 from harness.app.pipeline import judge_run
 from harness.core.cell.identity import cell_id
 from harness.core.errors import InputError
@@ -130,8 +130,8 @@ def test_faults_whose_clone_is_not_there_are_left_out_and_named(
         Stack(name=name, checkouts=(Checkout(repository=str(place), ref="x", package="megatron-bridge"),))
         for (_, name), place in places.items()
     ]
-    monkeypatch.setattr(selftest_stacks, "stacks_of", lambda names: [s for s in stacks if s.name in set(names)])
-    assert selftest_stacks.with_clones([*UNIT_TESTS, TRAINER[0]]) == [TRAINER[0]]
+    monkeypatch.setattr(selftest, "stacks_of", lambda names: [s for s in stacks if s.name in set(names)])
+    assert selftest.with_clones([*UNIT_TESTS, TRAINER[0]]) == [TRAINER[0]]
     said = capsys.readouterr().err
     assert f"left out, since no clone is at {tmp_path / 'absent'}: {UNIT_TESTS[0].name}, {UNIT_TESTS[1].name}" in (
         " ".join(said.split())

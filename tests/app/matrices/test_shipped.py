@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.app.commands.selftest_stacks import with_clones
+from harness.app.commands.selftest import with_clones
 from harness.core.cell.axis_values import HARNESS
 from harness.core.outcomes import Lane
 from harness.judge.report.render_json import read_report

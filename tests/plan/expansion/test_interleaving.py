@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from harness.app.selection.cells import select
+from harness.app.selection import select
 from harness.core.cell.identity import cell_id
 from harness.core.errors import InputError
 from harness.core.run.run_plan import Expansion, PlannedCell

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.app.selection.cells import select
+from harness.app.selection import select
 from harness.core.cell.identity import cell_name
 from harness.core.errors import InputError
 from harness.core.run.run_plan import Expansion, PlannedCell, Selection

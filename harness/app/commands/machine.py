@@ -1,4 +1,7 @@
-"""`harness init`: writes a first matrix, and the profile of the cluster where there is one."""
+"""`harness doctor` checks this machine, or a cluster; `harness init` writes a first matrix for it.
+
+Where there is a cluster, init also writes its profile.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,29 @@ import os
 from pathlib import Path
 from shlex import quote
 
+from harness.app.arguments import RUN_PARENT
 from harness.core.errors import InputError, Problem
-from harness.core.outcomes import EXIT_PASS
+from harness.core.outcomes import EXIT_PASS, EXIT_UNDECIDED
 from harness.infra import screen
+from harness.infra.inputs.files import expanded
 
-MATRIX = "matrix.yaml"
+FIRST_MATRIX = "matrix.yaml"
+
+
+def doctor(name: str, run_parent: Path | None, *, as_json: bool = False) -> int:
+    """Check whether this machine can run cells under a profile; prints a line per check, returns 3 when one fails."""
+    from harness.core.serialization import dumps
+    from harness.infra.doctor import FAIL, check_line, checks, probe
+    from harness.infra.inputs.cluster_file import read_cluster
+
+    profile, _ = read_cluster(name, Path(), Path(), Problem(message="", key="--cluster"))
+    folder = run_parent or Path(profile.run_dir or RUN_PARENT)
+    found = checks(profile, probe(profile, expanded(str(folder)).resolve()))
+    if as_json:
+        screen.json_data(dumps({"cluster": profile.name, "checks": found}, indent=2) + "\n")
+    else:
+        screen.out(screen.wrapped("\n".join(map(check_line, found))))
+    return EXIT_UNDECIDED if any(check.level == FAIL for check in found) else EXIT_PASS
 
 
 def init(folder: Path) -> int:
@@ -19,16 +40,16 @@ def init(folder: Path) -> int:
     from harness.infra.scaffold.matrix_text import matrix_text
     from harness.infra.scaffold.profile_text import profile_text
 
-    matrix = folder / MATRIX
-    _refuse(matrix)
+    matrix = folder / FIRST_MATRIX
+    _refuse_existing(matrix)
     cluster = slurm.look(next(one for one in (folder.resolve(), *folder.resolve().parents) if one.exists()))
     texts = {matrix: matrix_text(machine.look(), "first", matrix, cluster is not None)}
     if cluster is not None:
         profile = folder / "clusters" / f"{cluster.name}.yaml"
-        _refuse(profile)
+        _refuse_existing(profile)
         texts[profile] = profile_text(cluster, profile)
     for path, text in texts.items():
-        _write(path, text)
+        _write_new(path, text)
         screen.out(f"wrote {path}")
     if cluster is None:
         screen.out(f"next: harness run {quote(str(matrix))}")
@@ -38,13 +59,13 @@ def init(folder: Path) -> int:
     return EXIT_PASS
 
 
-def _refuse(path: Path) -> None:
+def _refuse_existing(path: Path) -> None:
     if os.path.lexists(path):
         hint = "name another folder: harness init DIR; or remove the file"
         raise InputError(Problem(message="exists already, and init overwrites nothing", file=str(path), hint=hint))
 
 
-def _write(path: Path, text: str) -> None:
+def _write_new(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as stream:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.app.commands.explain import explain
-from harness.app.commands.listing.stacks import list_stacks
+from harness.app.commands.explain import explain, list_stacks
 from harness.plan.stacks.recipes import RECIPES
 
 

@@ -1,5 +1,3 @@
-"""`harness init` writes its files once, and says what to do next."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -7,10 +5,25 @@ from pathlib import Path
 import pytest
 
 from harness.app.cli import main
-from harness.app.commands.init import init
+from harness.app.commands.machine import doctor, init
+from harness.infra import doctor as machine
+from harness.infra.doctor import WARN, Check
 from harness.infra.inputs.cluster_file import cluster_of
 from harness.infra.inputs.matrix_file import read_matrix
 from tests.infra.scheduler import Scheduler, says
+
+
+def test_no_word_is_broken_at_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    found = Check(
+        "InfiniBand", WARN, "no active port on this machine (no device)", "if the nodes have none either, NCCL"
+    )
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(machine, "checks", lambda *_: [found])
+    doctor("local", None)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 80
+    assert " ".join(lines).split()[-1] == "NCCL)"
 
 
 @pytest.fixture

@@ -1,1 +1,0 @@
-"""What `harness list` shows."""

@@ -1,1 +1,0 @@
-"""Which cells, and which run, the words of a command line name."""
