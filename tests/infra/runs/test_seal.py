@@ -85,6 +85,12 @@ def test_a_failed_attempt_is_sealed_too(cell: tuple[RunDir, str]) -> None:
     assert damage(cell) == "rank-00001.json is the record of rank 1" or "rank-00000.json" in damage(cell)
 
 
+def test_a_number_that_is_whole_is_sealed_as_it_is_read(cell: tuple[RunDir, str]) -> None:
+    """The steps of ranks that ran none take 0 s, not 0.0."""
+    changed(attempt_of(cell), steps_s=0)
+    assert damage(cell) == ""
+
+
 def test_a_rank_of_a_lost_node_may_write_later(cell: tuple[RunDir, str]) -> None:
     """Its supervisor did not see the process end, so it gave no digest."""
     result = from_jsonable(CellResult, loads(text_of(attempt_of(cell).result)))
