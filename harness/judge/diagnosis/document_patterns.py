@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from harness.judge.checks.canaries.shared import changed_losses, exact_on_cpu
+from harness.judge.checks.canaries import changed_losses, exact_on_cpu
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 

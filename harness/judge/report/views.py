@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.core.cell.canary_legs import why_not
 from harness.core.outcomes import Finding
-from harness.judge.checks.numerics.grad_norm import grad_norms
+from harness.judge.checks.gradients import grad_norms
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.endings import Ending
 from harness.judge.evidence.observations import Observation

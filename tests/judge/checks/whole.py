@@ -9,11 +9,10 @@ from typing import Any
 
 from harness.core.packing.options import PackingOptions
 from harness.core.tolerances import Bound
-from harness.judge.checks.finding import CheckFinding
+from harness.judge.checks.finding import Check, CheckFinding
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.simulator import config_of, evidence_for
 
-Check = Callable[[CellEvidence], list[CheckFinding]]
 Case = Callable[[], CellEvidence]
 
 
@@ -25,7 +24,7 @@ class Cases:
 
     def __call__(self, check: Check) -> Callable[[Case], Case]:
         def add(case: Case) -> Case:
-            self.of.setdefault(check.__module__.rpartition(".")[2], []).append((check, case))
+            self.of.setdefault(check.name, []).append((check, case))
             return case
 
         return add

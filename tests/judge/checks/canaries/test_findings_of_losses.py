@@ -10,7 +10,7 @@ import pytest
 
 from harness.core.cell.model import ModelConfig, MoeConfig
 from harness.core.packing.documents import DocumentsConfig
-from harness.judge.checks.canaries import isolation, order, padding, repetition
+from harness.judge.checks import canaries
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.checks.whole import Cases, of, with_canary
 from tests.judge.simulator import at, config_of, evidence_for, leg_of
@@ -31,7 +31,7 @@ def on_gpu(evidence: CellEvidence) -> CellEvidence:
     return evidence
 
 
-@cases(isolation.check)
+@cases(canaries.isolation)
 def two_victims_of_the_first_document() -> CellEvidence:
     evidence = with_canary("isolation", pp=2)
     set_loss(evidence, "isolation", 1, 8.0, 8.5)
@@ -39,7 +39,7 @@ def two_victims_of_the_first_document() -> CellEvidence:
     return evidence
 
 
-@cases(isolation.check)
+@cases(canaries.isolation)
 def a_victim_of_a_document_in_another_micro_batch() -> CellEvidence:
     documents = DocumentsConfig(mode="file", lengths=(60, 60, 20, 20, 20, 20, 20, 20))  # one, one and three per row
     evidence = evidence_for(replace(config_of("sft", canaries=("isolation",)), documents=documents))
@@ -47,7 +47,7 @@ def a_victim_of_a_document_in_another_micro_batch() -> CellEvidence:
     return evidence
 
 
-@cases(isolation.check)
+@cases(canaries.isolation)
 def two_changed_documents_whose_losses_stay() -> CellEvidence:
     documents = DocumentsConfig(mode="file", lengths=(20, 20, 20))
     config = replace(config_of("sft", pp=2, canaries=("isolation",)), documents=documents)
@@ -57,7 +57,7 @@ def two_changed_documents_whose_losses_stay() -> CellEvidence:
     return evidence
 
 
-@cases(isolation.check)
+@cases(canaries.isolation)
 def a_changed_document_without_a_loss() -> CellEvidence:
     evidence = with_canary("isolation")
     (changed,) = evidence.legs["isolation-middle"].leg.changed
@@ -65,7 +65,7 @@ def a_changed_document_without_a_loss() -> CellEvidence:
     return evidence
 
 
-@cases(order.check)
+@cases(canaries.order)
 def documents_behind_others() -> CellEvidence:
     evidence = with_canary("order", pp=2, steps=1)
     set_loss(evidence, "order", 1, 8.0, 8.5)
@@ -73,7 +73,7 @@ def documents_behind_others() -> CellEvidence:
     return evidence
 
 
-@cases(order.check)
+@cases(canaries.order)
 def the_first_document_of_a_pack() -> CellEvidence:
     evidence = with_canary("order", pp=2)
     set_loss(evidence, "order", 4, 8.0, 8.5)
@@ -81,7 +81,7 @@ def the_first_document_of_a_pack() -> CellEvidence:
     return evidence
 
 
-@cases(order.check)
+@cases(canaries.order)
 def losses_that_are_not_finite() -> CellEvidence:
     evidence = with_canary("order")
     set_loss(evidence, "order", 1, 8.0, math.inf)
@@ -90,7 +90,7 @@ def losses_that_are_not_finite() -> CellEvidence:
     return evidence
 
 
-@cases(padding.check)
+@cases(canaries.padding)
 def losses_that_depend_on_the_padding() -> CellEvidence:
     evidence = with_canary("padding", pp=2)
     set_loss(evidence, "padding", 1, 8.0, 8.5)
@@ -98,14 +98,14 @@ def losses_that_depend_on_the_padding() -> CellEvidence:
     return evidence
 
 
-@cases(padding.check)
+@cases(canaries.padding)
 def padding_that_counts() -> CellEvidence:
     evidence = with_canary("padding", pp=2)
     leg_of(evidence.records[1], "padding").token_count += 3
     return evidence
 
 
-@cases(repetition.check)
+@cases(canaries.repetition)
 def copies_of_which_one_is_not_finite() -> CellEvidence:
     evidence = with_canary("repetition", pp=2)
     for copy, part in leg_of(evidence.records[1], "repetition").documents.items():
@@ -113,28 +113,28 @@ def copies_of_which_one_is_not_finite() -> CellEvidence:
     return evidence
 
 
-@cases(repetition.check)
+@cases(canaries.repetition)
 def a_copy_that_is_missing() -> CellEvidence:
     evidence = with_canary("repetition")
     del leg_of(evidence.records[0], "repetition").documents[5]
     return evidence
 
 
-@cases(repetition.check)
+@cases(canaries.repetition)
 def an_original_without_a_finite_loss() -> CellEvidence:
     evidence = with_canary("repetition")
     leg_of(evidence.records[0], "repetition").documents[0].loss_sum = math.inf
     return evidence
 
 
-@cases(repetition.check)
+@cases(canaries.repetition)
 def an_original_without_a_loss() -> CellEvidence:
     evidence = with_canary("repetition")
     del leg_of(evidence.records[0], "repetition").documents[0]
     return evidence
 
 
-@cases(repetition.check)
+@cases(canaries.repetition)
 def the_first_copy_of_a_second_pack() -> CellEvidence:
     evidence = with_canary("repetition", dp=2)
     leg = evidence.legs["repetition"]
@@ -145,14 +145,14 @@ def the_first_copy_of_a_second_pack() -> CellEvidence:
     return evidence
 
 
-@cases(isolation.check)
+@cases(canaries.isolation)
 def a_first_step_of_which_nothing_was_recorded() -> CellEvidence:
     evidence = with_canary("isolation")
     evidence.records[0].steps = evidence.records[0].steps[1:]
     return evidence
 
 
-@cases(order.check)
+@cases(canaries.order)
 def documents_without_a_loss() -> CellEvidence:
     evidence = with_canary("order")
     del evidence.records[0].steps[0].documents[1], leg_of(evidence.records[0], "order").documents[2]
@@ -160,7 +160,7 @@ def documents_without_a_loss() -> CellEvidence:
     return evidence
 
 
-@cases(isolation.check)
+@cases(canaries.isolation)
 def a_cell_with_experts_whose_shapes_change_with_the_tokens() -> CellEvidence:
     config = replace(config_of("sft", canaries=("isolation",)), model=ModelConfig(layers=2, moe=MoeConfig()))
     evidence = evidence_for(config)
@@ -169,7 +169,7 @@ def a_cell_with_experts_whose_shapes_change_with_the_tokens() -> CellEvidence:
     return evidence
 
 
-@cases(padding.check)
+@cases(canaries.padding)
 def a_rank_that_recorded_no_device() -> CellEvidence:
     evidence = with_canary("padding")
     evidence.records[0].environment = {}
@@ -177,14 +177,14 @@ def a_rank_that_recorded_no_device() -> CellEvidence:
     return evidence
 
 
-@cases(isolation.check)
-@cases(order.check)
-@cases(padding.check)
+@cases(canaries.isolation)
+@cases(canaries.order)
+@cases(canaries.padding)
 def a_cell_without_canaries() -> CellEvidence:
     return of()
 
 
-@cases(isolation.check)
+@cases(canaries.isolation)
 def a_victim_in_the_second_replica() -> CellEvidence:
     documents = DocumentsConfig(mode="file", lengths=(12, 12, 12, 12, 12, 50))
     evidence = evidence_for(replace(config_of("reference", canaries=("isolation",), dp=2), documents=documents))
@@ -193,7 +193,7 @@ def a_victim_in_the_second_replica() -> CellEvidence:
     return evidence
 
 
-@cases(padding.check)
+@cases(canaries.padding)
 def a_loss_on_a_gpu() -> CellEvidence:
     evidence = on_gpu(with_canary("padding"))
     set_loss(evidence, "padding", 1, 8.0, 8.0 + 2**-30)

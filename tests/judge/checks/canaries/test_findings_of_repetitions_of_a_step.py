@@ -10,7 +10,7 @@ import pytest
 
 from harness.core.cell.model import ModelConfig, MoeConfig
 from harness.core.run.tensor_records import Fingerprint
-from harness.judge.checks.canaries import determinism
+from harness.judge.checks import canaries
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.checks.whole import Cases, of, with_canary
 from tests.judge.simulator import at, config_of, evidence_for, leg_of
@@ -35,7 +35,7 @@ def on_gpu(evidence: CellEvidence) -> CellEvidence:
     return evidence
 
 
-@cases(determinism.check)
+@cases(canaries.determinism)
 def an_activation_of_a_later_rank_but_an_earlier_layer_comes_first() -> CellEvidence:
     evidence = with_canary("determinism", pp=2, vpp=2)
     for rank, layer in ((0, 3), (1, 2)):
@@ -45,7 +45,7 @@ def an_activation_of_a_later_rank_but_an_earlier_layer_comes_first() -> CellEvid
     return evidence
 
 
-@cases(determinism.check)
+@cases(canaries.determinism)
 def a_loss_before_a_gradient() -> CellEvidence:
     evidence = with_canary("determinism", tp=2, pp=2)
     set_loss(evidence, "determinism", 5, 8.0, 8.5)
@@ -53,7 +53,7 @@ def a_loss_before_a_gradient() -> CellEvidence:
     return evidence
 
 
-@cases(determinism.check)
+@cases(canaries.determinism)
 def a_gradient_that_differs_in_a_bit_that_its_norm_does_not_show() -> CellEvidence:
     evidence = with_canary("determinism", tp=2)
     evidence.records[1].parameters[3].gradient.norm_sq = 1.0
@@ -61,7 +61,7 @@ def a_gradient_that_differs_in_a_bit_that_its_norm_does_not_show() -> CellEviden
     return evidence
 
 
-@cases(determinism.check)
+@cases(canaries.determinism)
 def gradients_that_are_not_finite() -> CellEvidence:
     evidence = with_canary("determinism")
     again = leg_of(evidence.records[0], "determinism").parameters
@@ -70,7 +70,7 @@ def gradients_that_are_not_finite() -> CellEvidence:
     return evidence
 
 
-@cases(determinism.check)
+@cases(canaries.determinism)
 def a_parameter_and_a_layer_that_were_not_recorded_again() -> CellEvidence:
     evidence = with_canary("determinism")
     again = leg_of(evidence.records[0], "determinism")
@@ -78,7 +78,7 @@ def a_parameter_and_a_layer_that_were_not_recorded_again() -> CellEvidence:
     return evidence
 
 
-@cases(determinism.check)
+@cases(canaries.determinism)
 def a_first_step_that_is_not_whole() -> CellEvidence:
     evidence = with_canary("determinism")
     set_loss(evidence, "determinism", 5, 8.0, 8.5)
@@ -86,7 +86,7 @@ def a_first_step_that_is_not_whole() -> CellEvidence:
     return evidence
 
 
-@cases(determinism.check)
+@cases(canaries.determinism)
 def a_difference_on_a_gpu_beyond_the_bound() -> CellEvidence:
     evidence = on_gpu(with_canary("determinism"))
     seen = leg_of(evidence.records[0], "determinism")
@@ -97,7 +97,7 @@ def a_difference_on_a_gpu_beyond_the_bound() -> CellEvidence:
     return evidence
 
 
-@cases(determinism.check)
+@cases(canaries.determinism)
 def a_gradient_on_a_gpu_that_is_rounding_noise() -> CellEvidence:
     evidence = on_gpu(with_canary("determinism"))
     name = evidence.records[0].parameters[3].name
@@ -111,7 +111,7 @@ def a_gradient_on_a_gpu_that_is_rounding_noise() -> CellEvidence:
     return evidence
 
 
-@cases(determinism.check)
+@cases(canaries.determinism)
 def the_first_layer_that_differs_on_two_ranks() -> CellEvidence:
     evidence = with_canary("determinism", cp=2)
     for rank, layer, document in ((0, 2, 6), (0, 4, 3), (1, 2, 5)):
@@ -120,7 +120,7 @@ def the_first_layer_that_differs_on_two_ranks() -> CellEvidence:
     return evidence
 
 
-@cases(determinism.check)
+@cases(canaries.determinism)
 def a_cell_with_experts_gets_the_same_tokens_again() -> CellEvidence:
     config = replace(config_of("reference", canaries=("determinism",)), model=ModelConfig(layers=2, moe=MoeConfig()))
     evidence = evidence_for(config)
@@ -134,7 +134,7 @@ def a_cell_with_experts_gets_the_same_tokens_again() -> CellEvidence:
     return evidence
 
 
-@cases(determinism.check)
+@cases(canaries.determinism)
 def a_small_activation_on_a_gpu() -> CellEvidence:
     evidence = on_gpu(with_canary("determinism"))
     set_to(evidence.records[0].activations[0].documents[0], 1e-6)
@@ -142,7 +142,7 @@ def a_small_activation_on_a_gpu() -> CellEvidence:
     return evidence
 
 
-@cases(determinism.check)
+@cases(canaries.determinism)
 def a_small_gradient_on_a_gpu() -> CellEvidence:
     evidence = on_gpu(with_canary("determinism"))
     set_to(evidence.records[0].parameters[3].gradient, 1e-6)
@@ -150,7 +150,7 @@ def a_small_gradient_on_a_gpu() -> CellEvidence:
     return evidence
 
 
-@cases(determinism.check)
+@cases(canaries.determinism)
 def a_cell_without_canaries() -> CellEvidence:
     return of()
 

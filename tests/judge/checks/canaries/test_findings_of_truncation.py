@@ -9,7 +9,7 @@ import pytest
 
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.run.records import TensorSeen
-from harness.judge.checks.canaries import truncation
+from harness.judge.checks import canaries
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.checks.whole import Cases
 from tests.judge.simulator import config_of, evidence_for, leg_of
@@ -23,7 +23,7 @@ def truncated(data_path: str = "unpacked") -> CellEvidence:
     return evidence_for(replace(config_of(data_path, dp=2, canaries=("truncation",)), documents=uncut))
 
 
-@cases(truncation.check)
+@cases(canaries.truncation)
 def wrong_slots_on_two_ranks() -> CellEvidence:
     evidence = truncated()
     wrong = TensorSeen(shape=[1, 64], dtype="torch.int64", mismatches=63, first=[3, 2, 17, 99])
@@ -32,7 +32,7 @@ def wrong_slots_on_two_ranks() -> CellEvidence:
     return evidence
 
 
-@cases(truncation.check)
+@cases(canaries.truncation)
 def a_wrong_shape() -> CellEvidence:
     evidence = truncated()
     wrong = TensorSeen(shape=[1, 60], dtype="torch.int64", mismatches=4)
@@ -40,7 +40,7 @@ def a_wrong_shape() -> CellEvidence:
     return evidence
 
 
-@cases(truncation.check)
+@cases(canaries.truncation)
 def packed_params_of_other_documents() -> CellEvidence:
     evidence = truncated("reference")
     record = evidence.records[1]
@@ -51,7 +51,7 @@ def packed_params_of_other_documents() -> CellEvidence:
     return evidence
 
 
-@cases(truncation.check)
+@cases(canaries.truncation)
 def a_tensor_on_another_device() -> CellEvidence:
     evidence = truncated("reference")
     record = evidence.records[1]
@@ -64,7 +64,7 @@ def a_tensor_on_another_device() -> CellEvidence:
     return evidence
 
 
-@cases(truncation.check)
+@cases(canaries.truncation)
 def a_batch_without_params_and_one_that_the_plan_does_not_have() -> CellEvidence:
     evidence = truncated("reference")
     batches = leg_of(evidence.records[1], "truncation").batches
@@ -73,7 +73,7 @@ def a_batch_without_params_and_one_that_the_plan_does_not_have() -> CellEvidence
     return evidence
 
 
-@cases(truncation.check)
+@cases(canaries.truncation)
 def wrong_params_behind_a_batch_without_any() -> CellEvidence:
     evidence = truncated("reference")
     record = evidence.records[1]

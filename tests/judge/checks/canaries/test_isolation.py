@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from harness.core.packing.documents import DocumentsConfig
-from harness.judge.checks.canaries import isolation
+from harness.judge.checks import canaries
 from harness.judge.diagnosis import fault_classes
 from tests.judge.simulator import at, config_of, evidence_for, leg_of, place_of, the_only_finding
 
@@ -29,10 +29,10 @@ def test_on_a_gpu_the_bound_is_that_of_document_losses() -> None:
     evidence.records[0].environment["device"] = "NVIDIA H200"
     seen = leg_of(evidence.records[0], "isolation").documents[1]
     seen.loss_sum *= 1 + 1e-7
-    assert isolation.check(evidence) == []
+    assert canaries.isolation(evidence) == []
     seen.loss_sum *= 1.01
     del evidence.__dict__["legs"]  # cached: read it again
-    [finding] = isolation.check(evidence)
+    [finding] = canaries.isolation(evidence)
     assert finding.bound["value"] == evidence.tolerances.document_loss.value
 
 
@@ -63,4 +63,4 @@ def test_a_changed_document_may_keep_its_loss_by_chance_while_it_is_shorter_than
     assert [(item.length, item.index in evidence.legs["isolation"].leg.changed) for item in changed] == [(length, True)]
     before = evidence.records[0].steps[0].documents[0].loss_sum
     leg_of(evidence.records[0], "isolation").documents[0].loss_sum = before
-    assert len(isolation.check(evidence)) == found
+    assert len(canaries.isolation(evidence)) == found

@@ -8,7 +8,7 @@ import pytest
 from harness.core.cell.config import CellConfig
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.run.records import TensorSeen
-from harness.judge.checks.canaries import truncation
+from harness.judge.checks import canaries
 from harness.judge.diagnosis import fault_classes
 from tests.judge.simulator import config_of, evidence_for, leg_of, place_of
 
@@ -24,7 +24,7 @@ def test_the_first_wrong_slot_of_a_cut_document_is_named() -> None:
     wrong = TensorSeen(shape=[1, 64], dtype="torch.int64", mismatches=63, first=[0, 0, 17, 99])
     batches = leg_of(evidence.records[1], "truncation").batches
     batches[0].tokens = wrong
-    (finding,) = truncation.check(evidence)
+    (finding,) = canaries.truncation(evidence)
     assert place_of(finding, "rank", "tp", "field", "document", "token") == (1, 1, "tokens", 0, 0)
     assert finding.fault_class == fault_classes.TRUNCATION
     assert "token 0 of document 0 is 99, expected 17" in finding.message
@@ -34,7 +34,7 @@ def test_measured_and_bound_are_the_value_found_and_the_planned_one() -> None:
     evidence = evidence_for(config())
     wrong = TensorSeen(shape=[1, 64], dtype="torch.int64", mismatches=63, first=[0, 0, 17, 99])
     leg_of(evidence.records[0], "truncation").batches[0].labels = wrong
-    (finding,) = truncation.check(evidence)
+    (finding,) = canaries.truncation(evidence)
     assert (finding.measured, finding.bound["value"]) == (99, 17)
 
 
@@ -42,7 +42,7 @@ def test_without_a_first_slot_the_number_of_wrong_slots_is_measured() -> None:
     evidence = evidence_for(config())
     wrong = TensorSeen(shape=[1, 60], dtype="torch.int64", mismatches=4)
     leg_of(evidence.records[0], "truncation").batches[0].labels = wrong
-    (finding,) = truncation.check(evidence)
+    (finding,) = canaries.truncation(evidence)
     assert (finding.measured, finding.bound["value"]) == (4, 0)
     assert "its shape is [1, 60]" in finding.message
 
@@ -58,12 +58,12 @@ def test_packed_params_of_cut_documents_are_those_of_the_plan(change: dict[str, 
     evidence = evidence_for(
         replace(config_of("reference", tp=2, canaries=("truncation",)), documents=config().documents)
     )
-    assert truncation.check(evidence) == []
+    assert canaries.truncation(evidence) == []
     record = evidence.records[1]
     batch = leg_of(record, "truncation").batches[0]
     assert batch.params is not None
     record.packed_params.append(replace(record.packed_params[batch.params], **change))
     batch.params = len(record.packed_params) - 1
-    (finding,) = truncation.check(evidence)
+    (finding,) = canaries.truncation(evidence)
     assert words in finding.message
     assert place_of(finding, "rank", "leg", "field") == (1, "truncation", next(iter(change)))

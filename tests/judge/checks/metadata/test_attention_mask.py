@@ -8,7 +8,7 @@ import pytest
 
 from harness.core.cell.model import ModelConfig
 from harness.core.run.records import LayerSeen
-from harness.judge.checks.metadata import attention_mask
+from harness.judge.checks import packed_params
 from tests.judge.simulator import config_of, evidence_for
 
 
@@ -17,7 +17,7 @@ def test_causal_types_mean_the_same(given: str) -> None:
     evidence = evidence_for(config_of("sft", pp=2))
     for record in evidence.records.values():
         record.layers = [replace(seen, mask=given) for seen in record.layers]
-    assert attention_mask.check(evidence) == []
+    assert packed_params.attention_mask(evidence) == []
 
 
 @pytest.mark.parametrize("given", ["no_mask", "padding", "arbitrary", None])
@@ -27,7 +27,7 @@ def test_another_type_is_found_at_its_layer(given: str | None, recomputed: bool)
     last = evidence.records[1]
     last.recomputed = [replace(seen) for seen in last.layers]
     _change(last.recomputed if recomputed else last.layers, mask=given)
-    (found,) = attention_mask.check(evidence)
+    (found,) = packed_params.attention_mask(evidence)
     assert found.measured == f"mask type {given}"
     assert (found.where["stage"], found.where["layer"]) == (1, evidence.cell.config.model.layers)
 
@@ -35,7 +35,7 @@ def test_another_type_is_found_at_its_layer(given: str | None, recomputed: bool)
 def test_a_bias_of_the_scores_is_found() -> None:
     evidence = evidence_for(config_of("unpacked"))
     _change(evidence.records[0].layers, biased=True)
-    (found,) = attention_mask.check(evidence)
+    (found,) = packed_params.attention_mask(evidence)
     assert found.measured == "mask type causal, with a bias of the scores"
 
 
@@ -44,7 +44,7 @@ def test_recurrent_layers_are_given_none() -> None:
     evidence = evidence_for(replace(config_of("reference"), model=model))
     given = {seen.layer: seen.mask for seen in evidence.records[0].layers}
     assert given == {1: None, 2: None, 3: "causal", 4: "causal"}
-    assert attention_mask.check(evidence) == []
+    assert packed_params.attention_mask(evidence) == []
 
 
 def _change(layers: list[LayerSeen], **fields: object) -> None:

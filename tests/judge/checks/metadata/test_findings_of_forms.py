@@ -7,10 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from harness.core.run.records import SeenParams
-from harness.judge.checks.metadata import (
-    params_form,
-    params_identity,
-)
+from harness.judge.checks import packed_params
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.checks.whole import Cases, of
 from tests.judge.simulator import alter_params
@@ -23,7 +20,7 @@ def longest(seen: SeenParams) -> None:
     seen.max_seqlen_q, seen.max_seqlen_kv = seen.max_seqlen_q + 1, seen.max_seqlen_kv + 1
 
 
-@cases(params_form.check)
+@cases(packed_params.params_form)
 def two_tensors_of_another_type_and_a_format() -> CellEvidence:
     evidence = of("reference", tp=2)
 
@@ -35,7 +32,7 @@ def two_tensors_of_another_type_and_a_format() -> CellEvidence:
     return evidence
 
 
-@cases(params_form.check)
+@cases(packed_params.params_form)
 def a_longest_document_that_is_a_tensor() -> CellEvidence:
     evidence = of(tp=2)
 
@@ -47,7 +44,7 @@ def a_longest_document_that_is_a_tensor() -> CellEvidence:
     return evidence
 
 
-@cases(params_form.check)
+@cases(packed_params.params_form)
 def three_tensors_and_one_on_another_rank() -> CellEvidence:
     evidence = of("reference", tp=2)
 
@@ -63,7 +60,7 @@ def three_tensors_and_one_on_another_rank() -> CellEvidence:
     return evidence
 
 
-@cases(params_form.check)
+@cases(packed_params.params_form)
 def packed_params_in_an_unpacked_run() -> CellEvidence:
     evidence = of("unpacked", pp=2)
     record = evidence.records[1]
@@ -72,7 +69,7 @@ def packed_params_in_an_unpacked_run() -> CellEvidence:
     return evidence
 
 
-@cases(params_identity.check)
+@cases(packed_params.params_identity)
 def copies_of_the_offsets_in_two_micro_batches() -> CellEvidence:
     evidence = of("reference", pp=2)
 
@@ -84,7 +81,7 @@ def copies_of_the_offsets_in_two_micro_batches() -> CellEvidence:
     return evidence
 
 
-@cases(params_identity.check)
+@cases(packed_params.params_identity)
 def copies_of_wrong_offsets_which_another_check_names() -> CellEvidence:
     evidence = of("reference")
 

@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 
 from harness.core.run.records import Failure, Progress, RankEnding, SeenParams
-from harness.judge.checks.metadata import (
-    params_agree_plan,
-    params_present,
-)
+from harness.judge.checks import packed_params
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.checks.whole import Cases, of
 from tests.judge.simulator import alter_params, at, config_of, drop_params, evidence_for
@@ -60,7 +57,7 @@ def padded(evidence: CellEvidence, micro_batch: int = 0) -> list[int]:
     return list(truth.cu_seqlens_q_padded)
 
 
-@cases(params_agree_plan.check)
+@cases(packed_params.params_agree_plan)
 def an_end_before_the_physical_length() -> CellEvidence:
     evidence = of(cp=2)
     for record in evidence.records.values():
@@ -68,7 +65,7 @@ def an_end_before_the_physical_length() -> CellEvidence:
     return evidence
 
 
-@cases(params_agree_plan.check)
+@cases(packed_params.params_agree_plan)
 def a_garbage_longest_document() -> CellEvidence:
     evidence = of(tp=2, pp=4)
 
@@ -80,14 +77,14 @@ def a_garbage_longest_document() -> CellEvidence:
     return evidence
 
 
-@cases(params_agree_plan.check)
+@cases(packed_params.params_agree_plan)
 def offsets_and_longest_document_of_another_micro_batch() -> CellEvidence:
     evidence = of(tp=2)
     alter_params(evidence.records[1], offsets(cu_seqlens_q=plain(evidence, 0)), micro_batch=1)
     return evidence
 
 
-@cases(params_agree_plan.check)
+@cases(packed_params.params_agree_plan)
 def offsets_that_are_absent() -> CellEvidence:
     evidence = of(tp=2, pp=4)
 
@@ -99,7 +96,7 @@ def offsets_that_are_absent() -> CellEvidence:
     return evidence
 
 
-@cases(params_agree_plan.check)
+@cases(packed_params.params_agree_plan)
 def three_empty_segments() -> CellEvidence:
     evidence = of()
     longer = [*plain(evidence), *[plain(evidence)[-1]] * 3]
@@ -107,21 +104,21 @@ def three_empty_segments() -> CellEvidence:
     return evidence
 
 
-@cases(params_agree_plan.check)
+@cases(packed_params.params_agree_plan)
 def plain_offsets_in_place_of_padded_ones() -> CellEvidence:
     evidence = of("reference", tp=2, cp=2)
     alter_params(evidence.records[1], offsets(cu_seqlens_q_padded=plain(evidence)), micro_batch=0)
     return evidence
 
 
-@cases(params_agree_plan.check)
+@cases(packed_params.params_agree_plan)
 def padded_offsets_in_place_of_plain_ones() -> CellEvidence:
     evidence = of("reference", tp=2, cp=2)
     alter_params(evidence.records[1], offsets(cu_seqlens_q=padded(evidence)), micro_batch=0)
     return evidence
 
 
-@cases(params_agree_plan.check)
+@cases(packed_params.params_agree_plan)
 def wrong_plain_offsets_beside_right_padded_ones() -> CellEvidence:
     evidence = of("reference", tp=2, cp=2)
     values = plain(evidence)
@@ -129,7 +126,7 @@ def wrong_plain_offsets_beside_right_padded_ones() -> CellEvidence:
     return evidence
 
 
-@cases(params_agree_plan.check)
+@cases(packed_params.params_agree_plan)
 def wrong_padded_offsets_of_kv_alone() -> CellEvidence:
     evidence = of("reference", tp=2, cp=2)
 
@@ -146,7 +143,7 @@ def longest(seen: SeenParams) -> None:
     seen.max_seqlen_q, seen.max_seqlen_kv = seen.max_seqlen_q + 1, seen.max_seqlen_kv + 1
 
 
-@cases(params_agree_plan.check)
+@cases(packed_params.params_agree_plan)
 def every_group_of_fields_on_another_rank() -> CellEvidence:
     evidence = of("reference", tp=2, cp=2)
     alter_params(evidence.records[1], longest, micro_batch=1)
@@ -155,7 +152,7 @@ def every_group_of_fields_on_another_rank() -> CellEvidence:
     return evidence
 
 
-@cases(params_present.check)
+@cases(packed_params.params_present)
 def no_params_on_a_middle_stage() -> CellEvidence:
     evidence = of(tp=2, pp=4)
     for record in at(evidence, pp=1, tp=1):
@@ -163,7 +160,7 @@ def no_params_on_a_middle_stage() -> CellEvidence:
     return evidence
 
 
-@cases(params_present.check)
+@cases(packed_params.params_present)
 def a_layer_and_a_batch_that_were_never_recorded() -> CellEvidence:
     evidence = of(pp=2, vpp=2)
     evidence.records[1].layers = [seen for seen in evidence.records[1].layers if seen.layer != 4]
@@ -171,14 +168,14 @@ def a_layer_and_a_batch_that_were_never_recorded() -> CellEvidence:
     return evidence
 
 
-@cases(params_present.check)
+@cases(packed_params.params_present)
 def batches_of_a_rank_that_was_killed_after_it_had_fetched_them() -> CellEvidence:
     evidence = cut_short("training", "killed", exit_code=-9)
     evidence.records[1].layers, evidence.records[1].batches = [], []
     return evidence
 
 
-@cases(params_present.check)
+@cases(packed_params.params_present)
 def a_rank_of_upstreams_trainer_that_was_killed_while_it_trained() -> CellEvidence:
     evidence = evidence_for(replace(config_of("sft", tp=2), trainer="megatron"))
     assert evidence.result is not None
@@ -189,7 +186,7 @@ def a_rank_of_upstreams_trainer_that_was_killed_while_it_trained() -> CellEviden
     return evidence
 
 
-@cases(params_present.check)
+@cases(packed_params.params_present)
 def micro_batches_that_were_not_run_which_another_check_names() -> CellEvidence:
     evidence = of()
     record = evidence.records[0]
@@ -199,14 +196,14 @@ def micro_batches_that_were_not_run_which_another_check_names() -> CellEvidence:
     return evidence
 
 
-@cases(params_agree_plan.check)
+@cases(packed_params.params_agree_plan)
 def offsets_of_twenty_documents() -> CellEvidence:
     evidence = of()
     alter_params(evidence.records[0], offsets(cu_seqlens_q=list(range(0, 42, 2))), micro_batch=0)
     return evidence
 
 
-@cases(params_agree_plan.check)
+@cases(packed_params.params_agree_plan)
 def other_offsets_on_each_rank() -> CellEvidence:
     evidence = of(tp=2)
     alter_params(evidence.records[0], offsets(cu_seqlens_q=[0, 30, 64]), micro_batch=0)
@@ -214,7 +211,7 @@ def other_offsets_on_each_rank() -> CellEvidence:
     return evidence
 
 
-@cases(params_present.check)
+@cases(packed_params.params_present)
 def a_rank_that_was_killed_at_its_end() -> CellEvidence:
     evidence = of(tp=2)
     record = evidence.records[1]
@@ -222,7 +219,7 @@ def a_rank_that_was_killed_at_its_end() -> CellEvidence:
     return evidence
 
 
-@cases(params_agree_plan.check)
+@cases(packed_params.params_agree_plan)
 def other_offsets_in_the_model_than_before_it() -> CellEvidence:
     evidence = of()
     record = evidence.records[0]

@@ -8,10 +8,7 @@ from dataclasses import replace
 import pytest
 
 from harness.core.run.records import SeenParams
-from harness.judge.checks.metadata import (
-    params_agree_ranks,
-    params_recomputed,
-)
+from harness.judge.checks import packed_params
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.checks.whole import Cases, of
 from tests.judge.simulator import alter_params, config_of, evidence_for
@@ -28,7 +25,7 @@ def add_padded(seen: SeenParams) -> None:
     seen.cu_seqlens_q_padded, seen.cu_seqlens_kv_padded = seen.cu_seqlens_q, seen.cu_seqlens_kv
 
 
-@cases(params_agree_ranks.check)
+@cases(packed_params.params_agree_ranks)
 def padded_offsets_on_two_ranks_of_eight() -> CellEvidence:
     evidence = of(tp=2, pp=2, cp=2)
     for rank in (5, 7):
@@ -36,7 +33,7 @@ def padded_offsets_on_two_ranks_of_eight() -> CellEvidence:
     return evidence
 
 
-@cases(params_agree_ranks.check)
+@cases(packed_params.params_agree_ranks)
 def padded_offsets_on_all_ranks_but_one() -> CellEvidence:
     evidence = of(tp=2, pp=2)
     for rank in (0, 1, 3):
@@ -44,7 +41,7 @@ def padded_offsets_on_all_ranks_but_one() -> CellEvidence:
     return evidence
 
 
-@cases(params_agree_ranks.check)
+@cases(packed_params.params_agree_ranks)
 def wrong_values_and_forms_which_other_checks_name() -> CellEvidence:
     evidence = of(tp=2, pp=2)
 
@@ -65,7 +62,7 @@ def recomputed(**layout: int) -> CellEvidence:
     return evidence_for(replace(config_of("reference", **layout), recompute="full"))
 
 
-@cases(params_recomputed.check)
+@cases(packed_params.params_recomputed)
 def params_of_another_micro_batch_in_two_layers() -> CellEvidence:
     evidence = recomputed(pp=2)
     record = evidence.records[1]
@@ -76,7 +73,7 @@ def params_of_another_micro_batch_in_two_layers() -> CellEvidence:
     return evidence
 
 
-@cases(params_recomputed.check)
+@cases(packed_params.params_recomputed)
 def params_that_one_forward_did_not_get() -> CellEvidence:
     evidence = recomputed()
     record = evidence.records[0]
@@ -85,14 +82,14 @@ def params_that_one_forward_did_not_get() -> CellEvidence:
     return evidence
 
 
-@cases(params_recomputed.check)
+@cases(packed_params.params_recomputed)
 def a_layer_that_only_the_second_forward_recorded() -> CellEvidence:
     evidence = recomputed()
     evidence.records[0].layers = evidence.records[0].layers[1:]
     return evidence
 
 
-@cases(params_agree_ranks.check)
+@cases(packed_params.params_agree_ranks)
 def other_fields_on_each_rank() -> CellEvidence:
     evidence = of(tp=2, pp=2)
 
@@ -104,7 +101,7 @@ def other_fields_on_each_rank() -> CellEvidence:
     return evidence
 
 
-@cases(params_agree_ranks.check)
+@cases(packed_params.params_agree_ranks)
 def padded_offsets_on_another_device_which_another_check_names() -> CellEvidence:
     evidence = of(tp=2)
 
@@ -116,7 +113,7 @@ def padded_offsets_on_another_device_which_another_check_names() -> CellEvidence
     return evidence
 
 
-@cases(params_agree_ranks.check)
+@cases(packed_params.params_agree_ranks)
 def tensors_that_only_one_rank_copied() -> CellEvidence:
     evidence = of(tp=2)
 
@@ -127,7 +124,7 @@ def tensors_that_only_one_rank_copied() -> CellEvidence:
     return evidence
 
 
-@cases(params_agree_ranks.check)
+@cases(packed_params.params_agree_ranks)
 def a_form_that_most_ranks_have_though_no_rank_has_it_everywhere() -> CellEvidence:
     evidence = of(tp=2, pp=2, cp=2)
     for rank in (0, 1, 2):
@@ -135,7 +132,7 @@ def a_form_that_most_ranks_have_though_no_rank_has_it_everywhere() -> CellEviden
     return evidence
 
 
-@cases(params_agree_ranks.check)
+@cases(packed_params.params_agree_ranks)
 def padded_offsets_on_the_first_rank_alone_and_only_for_kv_in_its_layers() -> CellEvidence:
     evidence = of(tp=2, pp=2)
 
@@ -148,14 +145,14 @@ def padded_offsets_on_the_first_rank_alone_and_only_for_kv_in_its_layers() -> Ce
     return evidence
 
 
-@cases(params_agree_ranks.check)
+@cases(packed_params.params_agree_ranks)
 def padded_offsets_on_the_first_rank_alone() -> CellEvidence:
     evidence = of(tp=4)
     alter_params(evidence.records[0], add_padded)
     return evidence
 
 
-@cases(params_agree_ranks.check)
+@cases(packed_params.params_agree_ranks)
 def padded_offsets_on_the_first_rank_alone_while_every_rank_has_its_own_tensors() -> CellEvidence:
     evidence = of(tp=4)
     alter_params(evidence.records[0], add_padded)

@@ -10,13 +10,7 @@ import pytest
 
 from harness.core.data_paths.descriptor import FORBIDDEN_CASES
 from harness.core.run.records import Failure, Progress, RankEnding, Refusal, TensorSeen
-from harness.judge.checks.metadata import (
-    completeness,
-    micro_batch_count,
-    refused,
-    tokens_placed,
-    workload,
-)
+from harness.judge.checks import answers, batches
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.checks.whole import Cases, of
 from tests.judge.simulator import config_of, evidence_for
@@ -42,7 +36,7 @@ def cut_short(leg: Any, ended: str, **ending: Any) -> CellEvidence:
     return evidence
 
 
-@cases(completeness.check)
+@cases(batches.completeness)
 def an_exception_while_batches_are_fetched() -> CellEvidence:
     evidence = cut_short("metadata", "raised", exit_code=1)
     assert evidence.records[1].failure is not None
@@ -50,7 +44,7 @@ def an_exception_while_batches_are_fetched() -> CellEvidence:
     return evidence
 
 
-@cases(completeness.check)
+@cases(batches.completeness)
 def an_exception_while_the_model_trains() -> CellEvidence:
     evidence = cut_short("training", "raised", exit_code=1)
     assert evidence.records[1].failure is not None
@@ -58,19 +52,19 @@ def an_exception_while_the_model_trains() -> CellEvidence:
     return evidence
 
 
-@cases(completeness.check)
+@cases(batches.completeness)
 def a_rank_that_was_killed_from_outside() -> CellEvidence:
     return cut_short("metadata", "killed", exit_code=-9)
 
 
-@cases(completeness.check)
+@cases(batches.completeness)
 def a_rank_without_a_record() -> CellEvidence:
     evidence = cut_short("metadata", "missing")
     del evidence.records[1]
     return evidence
 
 
-@cases(completeness.check)
+@cases(batches.completeness)
 def an_exception_of_the_harness() -> CellEvidence:
     evidence = cut_short("metadata", "raised", exit_code=1)
     assert evidence.records[1].failure is not None
@@ -78,7 +72,7 @@ def an_exception_of_the_harness() -> CellEvidence:
     return evidence
 
 
-@cases(completeness.check)
+@cases(batches.completeness)
 def a_full_disk() -> CellEvidence:
     evidence = cut_short("metadata", "raised", exit_code=1)
     evidence.records[1].failure = Failure(
@@ -87,14 +81,14 @@ def a_full_disk() -> CellEvidence:
     return evidence
 
 
-@cases(completeness.check)
+@cases(batches.completeness)
 def a_module_that_cannot_be_imported() -> CellEvidence:
     evidence = cut_short("setup", "raised", exit_code=1)
     evidence.records[1].failure = Failure(type="ImportError", message="no megatron", traceback="", time=5.0)
     return evidence
 
 
-@cases(completeness.check)
+@cases(batches.completeness)
 def a_hang_while_batches_are_fetched() -> CellEvidence:
     evidence = cut_short("metadata", "deadline", exit_code=-9)
     assert evidence.result is not None
@@ -107,7 +101,7 @@ def a_hang_while_batches_are_fetched() -> CellEvidence:
     return evidence
 
 
-@cases(micro_batch_count.check)
+@cases(batches.micro_batch_count)
 def too_many_on_two_ranks_and_the_first_step_leads() -> CellEvidence:
     evidence = of(tp=2, pp=2)
     evidence.records[1].micro_batches[1] += 1
@@ -115,14 +109,14 @@ def too_many_on_two_ranks_and_the_first_step_leads() -> CellEvidence:
     return evidence
 
 
-@cases(micro_batch_count.check)
+@cases(batches.micro_batch_count)
 def replicas_that_run_different_numbers() -> CellEvidence:
     evidence = of(dp=2)
     evidence.records[1].steps[1].micro_batches -= 1
     return evidence
 
 
-@cases(micro_batch_count.check)
+@cases(batches.micro_batch_count)
 def a_step_beyond_the_plan() -> CellEvidence:
     evidence = of(tp=2)
     evidence.records[1].micro_batches.append(3)
@@ -137,34 +131,34 @@ def forbidden(**refusal: str) -> CellEvidence:
     return evidence
 
 
-@cases(refused.check)
+@cases(answers.refused)
 def an_accepted_combination() -> CellEvidence:
     return forbidden()
 
 
-@cases(refused.check)
+@cases(answers.refused)
 def a_refusal_for_another_reason() -> CellEvidence:
     return forbidden(type="KeyError", message="'x'")
 
 
-@cases(refused.check)
+@cases(answers.refused)
 def a_bare_assertion() -> CellEvidence:
     return forbidden(type="AssertionError", message="")
 
 
-@cases(refused.check)
+@cases(answers.refused)
 def a_validator_that_refuses_everything() -> CellEvidence:
     return forbidden(type="ValueError", message="no", allowed_refused="no GPU")
 
 
-@cases(refused.check)
+@cases(answers.refused)
 def a_rank_that_failed_before_it_asked() -> CellEvidence:
     evidence = forbidden()
     evidence.records[0].refusal = None
     return evidence
 
 
-@cases(tokens_placed.check)
+@cases(batches.tokens_placed)
 def two_fields_that_are_missing_and_one_too_many() -> CellEvidence:
     evidence = of(pp=4)
     for batch in evidence.records[3].batches[:2]:
@@ -173,7 +167,7 @@ def two_fields_that_are_missing_and_one_too_many() -> CellEvidence:
     return evidence
 
 
-@cases(tokens_placed.check)
+@cases(batches.tokens_placed)
 def wrong_content_next_to_another_document() -> CellEvidence:
     evidence = of(tp=2)
     evidence.records[1].batches[0].labels = tensor(5, [2, 0, 11, 99])
@@ -182,7 +176,7 @@ def wrong_content_next_to_another_document() -> CellEvidence:
     return evidence
 
 
-@cases(tokens_placed.check)
+@cases(batches.tokens_placed)
 def wrong_content_of_a_cut_document_and_a_wrong_shape() -> CellEvidence:
     evidence = of(cp=2)
     evidence.records[0].batches[-1].tokens = tensor(64, [7, 0, 11, 20])
@@ -190,14 +184,14 @@ def wrong_content_of_a_cut_document_and_a_wrong_shape() -> CellEvidence:
     return evidence
 
 
-@cases(tokens_placed.check)
+@cases(batches.tokens_placed)
 def log_probs_of_other_tokens() -> CellEvidence:
     evidence = of("skyrl", cp=2)
     evidence.records[1].batches[0].log_probs = tensor(5, [2, 3, 11, 7])
     return evidence
 
 
-@cases(tokens_placed.check)
+@cases(batches.tokens_placed)
 def fields_of_the_first_stage_on_its_later_chunk_are_no_waste() -> CellEvidence:
     evidence = of("reference", pp=2, vpp=2)
     for batch in evidence.records[0].batches:
@@ -205,14 +199,14 @@ def fields_of_the_first_stage_on_its_later_chunk_are_no_waste() -> CellEvidence:
     return evidence
 
 
-@cases(tokens_placed.check)
+@cases(batches.tokens_placed)
 def unpacked_batches_that_were_never_fetched() -> CellEvidence:
     evidence = of("unpacked", pp=2)
     evidence.records[1].batches = evidence.records[1].batches[:-2]
     return evidence
 
 
-@cases(tokens_placed.check)
+@cases(batches.tokens_placed)
 def unpacked_batches_of_ranks_that_did_not_complete() -> CellEvidence:
     evidence = of("unpacked", pp=2, dp=2)
     record = evidence.records[1]
@@ -221,7 +215,7 @@ def unpacked_batches_of_ranks_that_did_not_complete() -> CellEvidence:
     return evidence
 
 
-@cases(workload.check)
+@cases(batches.workload)
 def counts_of_two_ranks_and_three_fields() -> CellEvidence:
     evidence = of("scheduler", dp=2)
     for rank in (0, 1):
@@ -230,7 +224,7 @@ def counts_of_two_ranks_and_three_fields() -> CellEvidence:
     return evidence
 
 
-@cases(workload.check)
+@cases(batches.workload)
 def counts_times_the_number_of_model_chunks() -> CellEvidence:
     evidence = of("reference", pp=2, vpp=2)
     for seen in evidence.records[1].workloads:
@@ -238,7 +232,7 @@ def counts_times_the_number_of_model_chunks() -> CellEvidence:
     return evidence
 
 
-@cases(workload.check)
+@cases(batches.workload)
 def whole_packs_counted_as_documents() -> CellEvidence:
     evidence = of("reference")
     slots = [truth.batch.slots for truth in evidence.plan[0][0]]
@@ -247,7 +241,7 @@ def whole_packs_counted_as_documents() -> CellEvidence:
     return evidence
 
 
-@cases(micro_batch_count.check)
+@cases(batches.micro_batch_count)
 def a_wrong_plan_and_another_wrong_run() -> CellEvidence:
     evidence = of(tp=2)
     evidence.records[1].micro_batches[0] += 2
@@ -255,7 +249,7 @@ def a_wrong_plan_and_another_wrong_run() -> CellEvidence:
     return evidence
 
 
-@cases(tokens_placed.check)
+@cases(batches.tokens_placed)
 def missing_fields_come_before_wrong_content() -> CellEvidence:
     evidence = of(pp=2)
     evidence.records[0].batches[0].tokens = tensor(5, [2, 3, 11, 99])
@@ -263,14 +257,14 @@ def missing_fields_come_before_wrong_content() -> CellEvidence:
     return evidence
 
 
-@cases(tokens_placed.check)
+@cases(batches.tokens_placed)
 def packed_batches_that_were_never_fetched_which_another_check_names() -> CellEvidence:
     evidence = of()
     evidence.records[0].batches = evidence.records[0].batches[1:]
     return evidence
 
 
-@cases(workload.check)
+@cases(batches.workload)
 def padded_packs_counted_as_documents() -> CellEvidence:
     evidence = of("reference", cp=2)
     slots = [truth.batch.slots for truth in evidence.plan[0][0]]

@@ -7,7 +7,7 @@ import pytest
 from harness.core.packing.fields import OFFSETS, PADDED
 from harness.core.packing.options import PackingOptions
 from harness.core.run.records import SeenParams
-from harness.judge.checks.metadata import params_agree_plan
+from harness.judge.checks import packed_params
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.packed_params import ghosts, pairing
 from tests.judge.simulator import alter_params, at, config_of, evidence_for, judge, place_of, the_only_finding
@@ -220,5 +220,5 @@ def test_releases_of_megatron_bridge_may_repeat_the_last_offset(
     evidence = evidence_for(replace(config_of(data_path, cp=2), options=options))
     for record in evidence.records.values():
         alter_params(record, lambda seen: _one_copy_more(seen, fields))
-    found = [finding.where["field"] for finding in params_agree_plan.check(evidence)]
+    found = [finding.where["field"] for finding in packed_params.params_agree_plan(evidence)]
     assert (found == []) is right

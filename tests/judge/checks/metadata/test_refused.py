@@ -5,7 +5,7 @@ from dataclasses import replace
 from harness.core.data_paths.descriptor import FORBIDDEN_CASES
 from harness.core.outcomes import Outcome
 from harness.core.run.records import Refusal
-from harness.judge.checks.metadata import refused
+from harness.judge.checks import answers
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.simulator import config_of, evidence_for, judge, the_only_finding
@@ -52,4 +52,4 @@ def test_a_validator_that_refuses_everything_fails() -> None:
 
 
 def test_other_cells_have_no_case() -> None:
-    assert refused.check(evidence_for(config_of("unpacked"))) == []
+    assert answers.refused(evidence_for(config_of("unpacked"))) == []

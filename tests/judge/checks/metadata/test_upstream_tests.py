@@ -8,7 +8,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.data_paths.own import UpstreamTests
 from harness.core.outcomes import Lane, LaneVerdict, Outcome
 from harness.core.run.records import UpstreamTestsSeen
-from harness.judge.checks.metadata import upstream_tests
+from harness.judge.checks import answers
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.simulator import config_of, evidence_for, judge
 
@@ -41,7 +41,7 @@ def test_the_counts_of_the_matrix_pass() -> None:
     ],
 )
 def test_other_counts_fail_and_name_the_tests_that_failed(seen: UpstreamTestsSeen, said: str) -> None:
-    (found,) = upstream_tests.check(evidence(seen))
+    (found,) = answers.upstream_tests(evidence(seen))
     assert found.message == f"upstream's unit tests packing: {said}, expected 8 passed, 0 failed, 1 skipped" + (
         "; failed: a::b" if seen.failures else ""
     )
@@ -62,6 +62,6 @@ def test_a_run_of_no_tests_proves_nothing() -> None:
 
 def test_other_cells_count_no_tests() -> None:
     found = evidence_for(config_of("sft"))
-    assert upstream_tests.check(found) == []
+    assert answers.upstream_tests(found) == []
     found.records[0].upstream_tests = UpstreamTestsSeen(passed=1, failed=0, skipped=0)
     assert judge(found).outcome is Outcome.ERROR

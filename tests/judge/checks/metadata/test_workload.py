@@ -8,7 +8,7 @@ import pytest
 from harness.core.cell.config import TrainConfig
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.run.records import WorkloadSeen
-from harness.judge.checks.metadata import workload
+from harness.judge.checks import batches
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.simulator import at, config_of, evidence_for, place_of, the_only_finding
@@ -58,7 +58,7 @@ def test_the_truth_does_not_depend_on_model_chunks() -> None:
 def test_a_data_path_that_counts_nothing_is_not_judged() -> None:
     evidence = evidence_for(config_of("sft"))
     assert [record.workloads for record in evidence.records.values()] == [[]]
-    assert workload.check(evidence) == []
+    assert batches.workload(evidence) == []
 
 
 @pytest.mark.parametrize(("data_path", "named"), [("reference", True), ("unpacked", False)])
@@ -68,7 +68,7 @@ def test_only_packs_can_be_counted_as_if_they_were_one_document(data_path: str, 
     squares = sum(slots**2 for slots in packs)
     whole = WorkloadSeen(leg="training", step=0, micro_batches=len(packs), tokens=sum(packs), squares=squares)
     evidence.records[0].workloads = [whole]
-    found = [finding for finding in workload.check(evidence) if finding.where["field"] == "squares"]
+    found = [finding for finding in batches.workload(evidence) if finding.where["field"] == "squares"]
     assert ["as if every pack were one document" in finding.message for finding in found] == [named]
 
 
@@ -84,8 +84,8 @@ def test_a_sum_that_float32_cannot_hold_may_be_off_by_its_rounding_and_by_no_mor
     right = seen.squares
     (seen.squares,) = struct.unpack("f", struct.pack("f", right + 1))
     assert seen.squares != right
-    assert workload.check(evidence) == []
+    assert batches.workload(evidence) == []
     seen.squares = right - 4095**2 // 1000
-    assert workload.check(evidence)[0].where["field"] == "squares"
+    assert batches.workload(evidence)[0].where["field"] == "squares"
     seen.squares, seen.tokens = right, seen.tokens + 1
-    assert workload.check(evidence)[0].where["field"] == "tokens"
+    assert batches.workload(evidence)[0].where["field"] == "tokens"

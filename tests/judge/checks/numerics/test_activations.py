@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from harness.core.outcomes import Outcome
-from harness.judge.checks.numerics.activations import check
+from harness.judge.checks.outputs import activations
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.simulator import at, config_of, evidence_for, judge, place_of, the_only_finding
@@ -63,6 +63,6 @@ def test_a_layer_that_was_not_recorded() -> None:
     verdict = judge(evidence)
     assert verdict.outcome is Outcome.ERROR
     assert "record of rank 1: activations: recorded for layers [3], expected for [3, 4]" in verdict.reason
-    [finding] = check(evidence)
+    [finding] = activations(evidence)
     assert place_of(finding, "layer", "stage") == (4, 1)
     assert "not recorded" in finding.message

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.judge.checks.numerics import aux_loss
+from harness.judge.checks import experts
 from harness.judge.evidence.moe_router import own_aux_loss, routers
 from tests.judge.parts import with_routers
 
@@ -10,7 +10,7 @@ from tests.judge.parts import with_routers
 @pytest.mark.parametrize("layout", [{}, {"tp": 2}, {"cp": 2}, {"pp": 2}, {"dp": 2}, {"micro_batch_size": 2}], ids=str)
 @pytest.mark.parametrize("kind", ["aux_loss", "seq_aux_loss"])
 def test_what_agrees_with_the_arithmetic_gives_no_finding(kind: str, layout: dict[str, int]) -> None:
-    assert aux_loss.check(with_routers(aux_loss=kind, **layout)) == []
+    assert experts.aux_loss(with_routers(aux_loss=kind, **layout)) == []
 
 
 @pytest.mark.parametrize(("layout", "factor", "name"), [({"cp": 2}, 0.5, "x 1/cp"), ({"tp": 2}, 2.0, "x tp")])
@@ -20,7 +20,7 @@ def test_a_weight_that_is_off_by_a_factor_of_the_layout_is_named(
     evidence = with_routers(**layout)
     for record in evidence.records.values():
         record.aux_scale = factor
-    (finding,) = aux_loss.check(evidence)
+    (finding,) = experts.aux_loss(evidence)
     assert (finding.where["layer"], finding.where["ratio"]) == (1, name)
     assert finding.fault_class == f"D normalisation: {name}"
     assert "2 of 2 layers differ" in finding.message
@@ -33,7 +33,7 @@ def test_counted_padding_is_named_with_layer_and_micro_batch() -> None:
     for whole, seen in zip(routers(evidence), sorted(evidence.records[0].routers, key=lambda item: item.layer)):
         every = [*whole.real, *whole.padding]
         seen.aux_loss = own_aux_loss(moe, every)
-    (finding,) = aux_loss.check(evidence)
+    (finding,) = experts.aux_loss(evidence)
     assert "that is the value with padding tokens counted" in finding.message
     assert (finding.where["layer"], finding.where["micro_batch"], finding.fault_class) == (1, 0, "D router statistics")
 
@@ -44,7 +44,7 @@ def test_rows_taken_for_one_are_named() -> None:
     assert moe is not None
     for seen in evidence.records[0].routers:
         seen.aux_loss = own_aux_loss(moe, seen.real + seen.padding, kind="aux_loss")
-    (finding,) = aux_loss.check(evidence)
+    (finding,) = experts.aux_loss(evidence)
     assert "that is the value of its 2 rows taken for one" in finding.message
 
 
@@ -52,9 +52,9 @@ def test_a_loss_that_was_never_attached_is_a_finding() -> None:
     evidence = with_routers()
     for seen in evidence.records[0].routers:
         seen.aux_loss = None
-    (finding,) = aux_loss.check(evidence)
+    (finding,) = experts.aux_loss(evidence)
     assert "not recorded" in finding.message
 
 
 def test_routers_without_an_auxiliary_loss_are_left_alone() -> None:
-    assert aux_loss.check(with_routers(aux_loss="none")) == []
+    assert experts.aux_loss(with_routers(aux_loss="none")) == []

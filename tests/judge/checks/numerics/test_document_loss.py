@@ -6,7 +6,7 @@ import pytest
 
 from harness.core.packing.options import PackingOptions
 from harness.core.tolerances import Bound
-from harness.judge.checks.numerics import document_loss
+from harness.judge.checks import outputs
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.simulator import at, config_of, evidence_for, leg_of, place_of, the_only_finding
@@ -38,11 +38,11 @@ def test_later_documents_that_differ_are_no_leak_where_canary_isolation_saw_none
     _shift(evidence, document=3, first_token=1)
     for name in ("isolation", "isolation-middle"):  # whatever the other documents hold
         leg_of(record, name).documents[3].loss_sum = record.steps[0].documents[3].loss_sum
-    (finding,) = document_loss.check(evidence)
+    (finding,) = outputs.document_loss(evidence)
     assert finding.fault_class == fault_classes.POSITIONS
     leg_of(record, "isolation").documents[3].loss_sum += 0.2
     del evidence.__dict__["legs"]  # cached: read it again
-    (finding,) = document_loss.check(evidence)
+    (finding,) = outputs.document_loss(evidence)
     assert finding.fault_class == fault_classes.LEAK
 
 
@@ -99,7 +99,7 @@ def test_a_looser_bound_of_step_losses_holds_for_documents_once_weights_have_mov
     evidence.later = evidence.tolerances
     for record in evidence.records.values():
         record.steps[step].documents[3].loss_sum *= 1.001
-    assert len(document_loss.check(evidence)) == found
+    assert len(outputs.document_loss(evidence)) == found
 
 
 @pytest.mark.parametrize(("step", "found"), [(0, 1), (1, 0)])
@@ -108,4 +108,4 @@ def test_documents_of_other_rows_are_compared_before_weights_move_and_not_after(
     evidence = evidence_for(replace(config_of("sft"), options=options))
     for record in evidence.records.values():
         record.steps[step].documents[3].loss_sum *= 1.01
-    assert len(document_loss.check(evidence)) == found
+    assert len(outputs.document_loss(evidence)) == found

@@ -7,9 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from harness.core.run.records import DocumentLoss
-from harness.judge.checks.numerics import (
-    token_count,
-)
+from harness.judge.checks import outputs
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.checks.whole import Cases, of
 from tests.judge.simulator import at, leg_of
@@ -17,7 +15,7 @@ from tests.judge.simulator import at, leg_of
 cases = Cases()
 
 
-@cases(token_count.check)
+@cases(outputs.token_count)
 def documents_and_a_step_that_count_too_few() -> CellEvidence:
     evidence = of(pp=2)
     seen = evidence.records[1].steps[1]
@@ -27,14 +25,14 @@ def documents_and_a_step_that_count_too_few() -> CellEvidence:
     return evidence
 
 
-@cases(token_count.check)
+@cases(outputs.token_count)
 def a_cut_document_that_lost_more() -> CellEvidence:
     evidence = of(pp=2)
     evidence.records[1].steps[0].documents[7].tokens -= 3
     return evidence
 
 
-@cases(token_count.check)
+@cases(outputs.token_count)
 def a_cut_document_beside_a_whole_one() -> CellEvidence:
     evidence = of()
     for document in (7, 2):
@@ -42,7 +40,7 @@ def a_cut_document_beside_a_whole_one() -> CellEvidence:
     return evidence
 
 
-@cases(token_count.check)
+@cases(outputs.token_count)
 def a_masked_document_that_counts_and_one_that_the_plan_does_not_have() -> CellEvidence:
     evidence = of()
     losses = evidence.records[0].steps[0].documents
@@ -51,7 +49,7 @@ def a_masked_document_that_counts_and_one_that_the_plan_does_not_have() -> CellE
     return evidence
 
 
-@cases(token_count.check)
+@cases(outputs.token_count)
 def a_step_that_counts_every_context_parallel_rank() -> CellEvidence:
     evidence = of(cp=2, pp=2)
     for record in at(evidence, pp=1):
@@ -59,7 +57,7 @@ def a_step_that_counts_every_context_parallel_rank() -> CellEvidence:
     return evidence
 
 
-@cases(token_count.check)
+@cases(outputs.token_count)
 def a_count_that_no_rank_recorded() -> CellEvidence:
     evidence = of(tp=2)
     for record in evidence.records.values():
@@ -67,14 +65,14 @@ def a_count_that_no_rank_recorded() -> CellEvidence:
     return evidence
 
 
-@cases(token_count.check)
+@cases(outputs.token_count)
 def a_document_of_a_canary_leg() -> CellEvidence:
     evidence = of(pp=2, canaries=("truncation", "isolation"))
     leg_of(evidence.records[1], "isolation").documents[3].tokens -= 1
     return evidence
 
 
-@cases(token_count.check)
+@cases(outputs.token_count)
 def documents_without_a_loss_in_a_canary_leg() -> CellEvidence:
     evidence = of(canaries=("determinism",))
     documents = leg_of(evidence.records[0], "determinism").documents
@@ -83,21 +81,21 @@ def documents_without_a_loss_in_a_canary_leg() -> CellEvidence:
     return evidence
 
 
-@cases(token_count.check)
+@cases(outputs.token_count)
 def a_cut_document_of_a_canary_leg() -> CellEvidence:
     evidence = of(canaries=("determinism",))
     del leg_of(evidence.records[0], "determinism").documents[7]
     return evidence
 
 
-@cases(token_count.check)
+@cases(outputs.token_count)
 def a_document_without_a_loss() -> CellEvidence:
     evidence = of()
     del evidence.records[0].steps[0].documents[5]
     return evidence
 
 
-@cases(token_count.check)
+@cases(outputs.token_count)
 def documents_that_the_plan_does_not_have() -> CellEvidence:
     evidence = of()
     losses = evidence.records[0].steps[0].documents
@@ -106,7 +104,7 @@ def documents_that_the_plan_does_not_have() -> CellEvidence:
     return evidence
 
 
-@cases(token_count.check)
+@cases(outputs.token_count)
 def a_document_that_every_context_parallel_rank_counts() -> CellEvidence:
     evidence = of(cp=2)
     for record in evidence.records.values():
@@ -115,21 +113,21 @@ def a_document_that_every_context_parallel_rank_counts() -> CellEvidence:
     return evidence
 
 
-@cases(token_count.check)
+@cases(outputs.token_count)
 def a_count_that_the_last_stage_did_not_record() -> CellEvidence:
     evidence = of(pp=2)
     evidence.records[1].steps[0].token_count = None
     return evidence
 
 
-@cases(token_count.check)
+@cases(outputs.token_count)
 def a_wrong_count_of_the_second_rank() -> CellEvidence:
     evidence = of(tp=2)
     evidence.records[1].steps[0].token_count -= 1  # type: ignore[operator]
     return evidence
 
 
-@cases(token_count.check)
+@cases(outputs.token_count)
 def a_count_that_only_one_rank_recorded() -> CellEvidence:
     evidence = of(tp=2)
     evidence.records[1].steps[0].token_count = None

@@ -11,11 +11,7 @@ import pytest
 
 from harness.core.run.tensor_records import Fingerprint
 from harness.core.tolerances import Bound
-from harness.judge.checks.numerics import (
-    grad_norm,
-    parameter_gradients,
-    replica_gradients,
-)
+from harness.judge.checks import gradients
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.checks.whole import Cases, absolute, of, of_other_rows, off, tight
 from tests.judge.simulator import config_of, evidence_for
@@ -23,7 +19,7 @@ from tests.judge.simulator import config_of, evidence_for
 cases = Cases()
 
 
-@cases(grad_norm.check)
+@cases(gradients.grad_norm)
 def norms_times_the_context_parallel_size_in_the_second_step() -> CellEvidence:
     evidence = of(cp=2, pp=2)
     for record in evidence.records.values():
@@ -31,7 +27,7 @@ def norms_times_the_context_parallel_size_in_the_second_step() -> CellEvidence:
     return evidence
 
 
-@cases(grad_norm.check)
+@cases(gradients.grad_norm)
 def a_norm_of_one_rank() -> CellEvidence:
     evidence = of(tp=2, pp=2)
     evidence.records[2].steps[0].grad_norm = 2.2
@@ -39,7 +35,7 @@ def a_norm_of_one_rank() -> CellEvidence:
     return evidence
 
 
-@cases(grad_norm.check)
+@cases(gradients.grad_norm)
 def a_norm_where_the_control_has_none() -> CellEvidence:
     evidence = of()
     assert evidence.control is not None
@@ -47,7 +43,7 @@ def a_norm_where_the_control_has_none() -> CellEvidence:
     return evidence
 
 
-@cases(grad_norm.check)
+@cases(gradients.grad_norm)
 def a_norm_that_no_rank_recorded() -> CellEvidence:
     evidence = of(tp=2)
     for record in evidence.records.values():
@@ -55,7 +51,7 @@ def a_norm_that_no_rank_recorded() -> CellEvidence:
     return evidence
 
 
-@cases(grad_norm.check)
+@cases(gradients.grad_norm)
 def a_norm_that_only_one_rank_recorded() -> CellEvidence:
     evidence = of(tp=2)
     evidence.records[1].steps[1].grad_norm = None
@@ -63,7 +59,7 @@ def a_norm_that_only_one_rank_recorded() -> CellEvidence:
     return evidence
 
 
-@cases(grad_norm.check)
+@cases(gradients.grad_norm)
 def ranks_of_other_rows_that_differ() -> CellEvidence:
     evidence = of_other_rows(tp=2)
     evidence.records[0].steps[0].grad_norm = evidence.records[1].steps[0].grad_norm = 7.0
@@ -71,7 +67,7 @@ def ranks_of_other_rows_that_differ() -> CellEvidence:
     return evidence
 
 
-@cases(grad_norm.check)
+@cases(gradients.grad_norm)
 def norms_of_a_step_that_a_rank_of_the_last_stage_did_not_finish() -> CellEvidence:
     evidence = of(pp=2)
     evidence.records[0].steps[1].grad_norm = None
@@ -83,14 +79,14 @@ def gradient(evidence: CellEvidence, rank: int, name: str) -> Any:
     return next(seen for seen in evidence.records[rank].parameters if seen.name == name).gradient
 
 
-@cases(parameter_gradients.check)
+@cases(gradients.parameter_gradients)
 def a_shard_of_one_rank() -> CellEvidence:
     evidence = of(tp=2, pp=2)
     off(gradient(evidence, 3, "decoder.layers.2.mlp.linear_fc1.weight"), 1.5)
     return evidence
 
 
-@cases(parameter_gradients.check)
+@cases(gradients.parameter_gradients)
 def the_embedding_and_a_norm_weight() -> CellEvidence:
     evidence = of()
     off(gradient(evidence, 0, "embedding.word_embeddings.weight"), 1.5)
@@ -98,7 +94,7 @@ def the_embedding_and_a_norm_weight() -> CellEvidence:
     return evidence
 
 
-@cases(parameter_gradients.check)
+@cases(gradients.parameter_gradients)
 def gradients_of_the_only_step_times_the_context_parallel_size() -> CellEvidence:
     config = config_of("sft", cp=2)
     evidence = evidence_for(replace(config, train=replace(config.train, steps=1)))
@@ -108,7 +104,7 @@ def gradients_of_the_only_step_times_the_context_parallel_size() -> CellEvidence
     return evidence
 
 
-@cases(parameter_gradients.check)
+@cases(gradients.parameter_gradients)
 def a_parameter_that_was_not_recorded_and_one_that_is_twice_as_large() -> CellEvidence:
     evidence = of(cp=2)
     for record in evidence.records.values():
@@ -117,7 +113,7 @@ def a_parameter_that_was_not_recorded_and_one_that_is_twice_as_large() -> CellEv
     return evidence
 
 
-@cases(parameter_gradients.check)
+@cases(gradients.parameter_gradients)
 def a_parameter_that_the_control_does_not_have() -> CellEvidence:
     evidence = of()
     evidence.records[0].parameters[3].name = "decoder.layers.9.new.weight"
@@ -126,7 +122,7 @@ def a_parameter_that_the_control_does_not_have() -> CellEvidence:
     return evidence
 
 
-@cases(parameter_gradients.check)
+@cases(gradients.parameter_gradients)
 def no_parameters_at_all() -> CellEvidence:
     evidence = of()
     assert evidence.control is not None
@@ -135,21 +131,21 @@ def no_parameters_at_all() -> CellEvidence:
     return evidence
 
 
-@cases(parameter_gradients.check)
+@cases(gradients.parameter_gradients)
 def gradients_that_are_not_finite_or_of_other_rows() -> CellEvidence:
     evidence = of()
     evidence.records[0].parameters[3].gradient.norm_sq = math.nan
     return evidence
 
 
-@cases(parameter_gradients.check)
+@cases(gradients.parameter_gradients)
 def gradients_of_other_rows() -> CellEvidence:
     evidence = of_other_rows()
     off(evidence.records[0].parameters[3].gradient, 2.0)
     return evidence
 
 
-@cases(replica_gradients.check)
+@cases(gradients.replica_gradients)
 def copies_on_two_ranks() -> CellEvidence:
     evidence = of(tp=2, dp=2)
     for rank, number in ((2, 1), (3, 1), (3, 3)):
@@ -157,7 +153,7 @@ def copies_on_two_ranks() -> CellEvidence:
     return evidence
 
 
-@cases(replica_gradients.check)
+@cases(gradients.replica_gradients)
 def a_norm_weight_of_a_tensor_parallel_rank() -> CellEvidence:
     evidence = of(tp=2, pp=2)
     seen = next(seen for seen in evidence.records[3].parameters if not seen.sharded)
@@ -165,7 +161,7 @@ def a_norm_weight_of_a_tensor_parallel_rank() -> CellEvidence:
     return evidence
 
 
-@cases(replica_gradients.check)
+@cases(gradients.replica_gradients)
 def copies_that_differ_by_less_than_the_bound_or_are_not_finite() -> CellEvidence:
     evidence = of(dp=2)
     off(evidence.records[1].parameters[1].gradient, 1 + 1e-6)
@@ -174,7 +170,7 @@ def copies_that_differ_by_less_than_the_bound_or_are_not_finite() -> CellEvidenc
     return evidence
 
 
-@cases(grad_norm.check)
+@cases(gradients.grad_norm)
 def a_norm_beyond_a_bound_of_the_first_step() -> CellEvidence:
     evidence = tight(of(), "grad_norm")
     evidence.records[0].steps[0].grad_norm = 2.0 + 2e-6
@@ -194,17 +190,17 @@ def with_a_small_gradient() -> CellEvidence:
     return evidence
 
 
-@cases(parameter_gradients.check)
+@cases(gradients.parameter_gradients)
 def a_small_gradient() -> CellEvidence:
     return with_a_small_gradient()
 
 
-@cases(parameter_gradients.check)
+@cases(gradients.parameter_gradients)
 def a_gradient_that_is_rounding_noise() -> CellEvidence:
     return with_noise(with_a_small_gradient())
 
 
-@cases(parameter_gradients.check)
+@cases(gradients.parameter_gradients)
 def tied_embeddings_have_a_second_name() -> CellEvidence:
     evidence = of()
     config = replace(evidence.cell.config, model=replace(evidence.cell.config.model, tied=True))
@@ -231,27 +227,27 @@ def with_small_copies() -> CellEvidence:
     return evidence
 
 
-@cases(replica_gradients.check)
+@cases(gradients.replica_gradients)
 def small_copies() -> CellEvidence:
     return with_small_copies()
 
 
-@cases(replica_gradients.check)
+@cases(gradients.replica_gradients)
 def copies_that_are_rounding_noise() -> CellEvidence:
     return with_noise(with_small_copies())
 
 
-@cases(parameter_gradients.check)
+@cases(gradients.parameter_gradients)
 def a_small_gradient_within_an_absolute_bound() -> CellEvidence:
     return absolute(with_a_small_gradient(), "parameter_gradient")
 
 
-@cases(replica_gradients.check)
+@cases(gradients.replica_gradients)
 def small_copies_within_an_absolute_bound() -> CellEvidence:
     return absolute(with_small_copies(), "parameter_gradient")
 
 
-@cases(parameter_gradients.check)
+@cases(gradients.parameter_gradients)
 def an_output_layer_that_the_control_does_not_have() -> CellEvidence:
     evidence = of()
     evidence.records[0].parameters[-1].name = "output_layer.bias"
@@ -260,7 +256,7 @@ def an_output_layer_that_the_control_does_not_have() -> CellEvidence:
     return evidence
 
 
-@cases(parameter_gradients.check)
+@cases(gradients.parameter_gradients)
 def more_parameters_than_are_listed() -> CellEvidence:
     config = config_of("sft")
     evidence = evidence_for(replace(config, model=replace(config.model, layers=6)))
@@ -280,8 +276,8 @@ def test_a_bound_of_one_side_is_stated_with_its_side() -> None:
         evidence.tolerances, grad_norm=Bound(value=0.5, unit="absolute", direction="above", origin="the matrix")
     )
     evidence.records[0].steps[0].grad_norm = 1.0
-    assert grad_norm.check(evidence) == []
+    assert gradients.grad_norm(evidence) == []
     evidence.records[0].steps[0].grad_norm = 3.0
-    (finding,) = grad_norm.check(evidence)
+    (finding,) = gradients.grad_norm(evidence)
     assert "off by 1 > 0.5 absolute, above the expected value only (the matrix)" in finding.message
     assert finding.bound == {"value": 0.5, "unit": "absolute", "direction": "above", "origin": "the matrix"}

@@ -8,11 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from harness.core.run.records import Failure
-from harness.judge.checks.numerics import (
-    activations,
-    ended,
-    finiteness,
-)
+from harness.judge.checks import outputs
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.checks.numerics.test_ended import cut_off
 from tests.judge.checks.whole import Cases, of, shift
@@ -20,28 +16,28 @@ from tests.judge.checks.whole import Cases, of, shift
 cases = Cases()
 
 
-@cases(activations.check)
+@cases(outputs.activations)
 def documents_behind_others_after_a_hop_between_stages() -> CellEvidence:
     evidence = of(tp=2, pp=4, steps=1)
     shift(evidence, 2, 1, 2, 3)
     return evidence
 
 
-@cases(activations.check)
+@cases(outputs.activations)
 def all_documents_after_a_hop_between_stages() -> CellEvidence:
     evidence = of(pp=2)
     shift(evidence, 3, *range(8))
     return evidence
 
 
-@cases(activations.check)
+@cases(outputs.activations)
 def all_documents_after_a_layer_within_a_stage() -> CellEvidence:
     evidence = of(pp=2)
     shift(evidence, 2, *range(8))
     return evidence
 
 
-@cases(activations.check)
+@cases(outputs.activations)
 def a_document_from_a_token_on() -> CellEvidence:
     evidence = of(dp=2)
     shift(evidence, 2, 3)
@@ -51,35 +47,35 @@ def a_document_from_a_token_on() -> CellEvidence:
     return evidence
 
 
-@cases(activations.check)
+@cases(outputs.activations)
 def the_embedding() -> CellEvidence:
     evidence = of(pp=2)
     shift(evidence, 0, 3, 5)
     return evidence
 
 
-@cases(activations.check)
+@cases(outputs.activations)
 def the_embedding_of_context_parallel_ranks() -> CellEvidence:
     evidence = of(cp=2)
     shift(evidence, 0, 3, 5)
     return evidence
 
 
-@cases(activations.check)
+@cases(outputs.activations)
 def the_embedding_of_a_cut_document() -> CellEvidence:
     evidence = of(cp=2, steps=1)
     shift(evidence, 0, 7)
     return evidence
 
 
-@cases(activations.check)
+@cases(outputs.activations)
 def a_layer_that_was_not_recorded() -> CellEvidence:
     evidence = of(pp=2)
     evidence.records[1].activations = [seen for seen in evidence.records[1].activations if seen.layer != 4]
     return evidence
 
 
-@cases(activations.check)
+@cases(outputs.activations)
 def a_first_step_that_is_not_whole() -> CellEvidence:
     evidence = of(pp=2)
     shift(evidence, 2, 1)
@@ -97,14 +93,14 @@ def stopped(rank: int, failure: Failure) -> CellEvidence:
     return evidence
 
 
-@cases(ended.check)
+@cases(outputs.ended)
 def an_exception_of_the_model() -> CellEvidence:
     failure = Failure(type="RuntimeError", message="64 vs 32", traceback="", time=5.0)
     failure.frames = ["megatron/core/transformer/attention.py:33 in forward"]
     return stopped(1, failure)
 
 
-@cases(ended.check)
+@cases(outputs.ended)
 def a_rank_without_memory() -> CellEvidence:
     message = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 1 has a total capacity of 139.00 GiB"
     evidence = stopped(1, Failure(type="OutOfMemoryError", message=message, traceback="", time=5.0))
@@ -113,7 +109,7 @@ def a_rank_without_memory() -> CellEvidence:
     return evidence
 
 
-@cases(ended.check)
+@cases(outputs.ended)
 def a_hang() -> CellEvidence:
     evidence = of(tp=2)
     assert evidence.result is not None
@@ -127,19 +123,19 @@ def a_hang() -> CellEvidence:
     return evidence
 
 
-@cases(ended.check)
+@cases(outputs.ended)
 def an_exception_outside_the_code() -> CellEvidence:
     return stopped(1, Failure(type="OSError", message="[Errno 28] No space left on device", traceback="", time=5.0))
 
 
-@cases(finiteness.check)
+@cases(outputs.finiteness)
 def one_number() -> CellEvidence:
     evidence = of(tp=2)
     evidence.records[1].steps[1].grad_norm = math.inf
     return evidence
 
 
-@cases(finiteness.check)
+@cases(outputs.finiteness)
 def several_numbers_of_two_ranks() -> CellEvidence:
     evidence = of(tp=2, pp=2)
     evidence.records[1].steps[1].grad_norm = math.inf
@@ -148,12 +144,12 @@ def several_numbers_of_two_ranks() -> CellEvidence:
     return evidence
 
 
-@cases(activations.check)
+@cases(outputs.activations)
 def nothing_wrong_and_no_experts() -> CellEvidence:
     return of()
 
 
-@cases(activations.check)
+@cases(outputs.activations)
 def a_document_from_its_first_token_on() -> CellEvidence:
     evidence = of()
     shift(evidence, 2, 3)
@@ -162,7 +158,7 @@ def a_document_from_its_first_token_on() -> CellEvidence:
     return evidence
 
 
-@cases(finiteness.check)
+@cases(outputs.finiteness)
 def two_numbers() -> CellEvidence:
     evidence = of(tp=2)
     for record in evidence.records.values():

@@ -9,9 +9,7 @@ import pytest
 
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.records import DocumentLoss
-from harness.judge.checks.numerics import (
-    mtp_loss,
-)
+from harness.judge.checks import outputs
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.checks.whole import Cases
 from tests.judge.parts import with_predictions
@@ -19,7 +17,7 @@ from tests.judge.parts import with_predictions
 cases = Cases()
 
 
-@cases(mtp_loss.check)
+@cases(outputs.mtp_loss)
 def tokens_beyond_the_end_of_two_documents() -> CellEvidence:
     evidence = with_predictions("reference", depths=2, pp=2)
     seen = next(seen for seen in evidence.records[1].mtp if seen.depth == 2)
@@ -28,14 +26,14 @@ def tokens_beyond_the_end_of_two_documents() -> CellEvidence:
     return evidence
 
 
-@cases(mtp_loss.check)
+@cases(outputs.mtp_loss)
 def slots_outside_documents() -> CellEvidence:
     evidence = with_predictions()
     evidence.records[0].mtp[0].documents[PAD] = DocumentLoss(loss_sum=1.0, tokens=3)
     return evidence
 
 
-@cases(mtp_loss.check)
+@cases(outputs.mtp_loss)
 def slots_outside_documents_and_a_document_of_the_only_step() -> CellEvidence:
     evidence = with_predictions()
     config = evidence.cell.config
@@ -46,7 +44,7 @@ def slots_outside_documents_and_a_document_of_the_only_step() -> CellEvidence:
     return evidence
 
 
-@cases(mtp_loss.check)
+@cases(outputs.mtp_loss)
 def losses_of_two_documents_at_the_second_depth() -> CellEvidence:
     evidence = with_predictions(depths=2, dp=2)
     for record in evidence.records.values():
@@ -57,12 +55,12 @@ def losses_of_two_documents_at_the_second_depth() -> CellEvidence:
     return evidence
 
 
-@cases(mtp_loss.check)
+@cases(outputs.mtp_loss)
 def losses_that_a_second_tensor_parallel_rank_repeats() -> CellEvidence:
     return with_predictions(depths=1, tp=2)
 
 
-@cases(mtp_loss.check)
+@cases(outputs.mtp_loss)
 def predictions_of_a_first_step_that_is_not_whole() -> CellEvidence:
     evidence = with_predictions()
     evidence.records[0].mtp = []
@@ -70,12 +68,12 @@ def predictions_of_a_first_step_that_is_not_whole() -> CellEvidence:
     return evidence
 
 
-@cases(mtp_loss.check)
+@cases(outputs.mtp_loss)
 def predictions_of_four_ranks() -> CellEvidence:
     return with_predictions(depths=1, tp=2, dp=2)
 
 
-@cases(mtp_loss.check)
+@cases(outputs.mtp_loss)
 def predictions_of_a_document_in_two_parts() -> CellEvidence:
     evidence = with_predictions()
     seen = evidence.records[0].mtp[0]
@@ -86,7 +84,7 @@ def predictions_of_a_document_in_two_parts() -> CellEvidence:
     return evidence
 
 
-@cases(mtp_loss.check)
+@cases(outputs.mtp_loss)
 def a_document_that_the_control_did_not_predict() -> CellEvidence:
     evidence = with_predictions()
     assert evidence.control is not None

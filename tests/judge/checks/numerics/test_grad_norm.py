@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.judge.checks.numerics.grad_norm import check
+from harness.judge.checks.gradients import grad_norm
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.weight import weight_of
@@ -65,11 +65,11 @@ def of_other_rows(**layout: int) -> CellEvidence:
 def test_where_the_reference_has_other_rows_ranks_are_held_against_each_other(step: int) -> None:
     evidence = of_other_rows(tp=2)
     _scale(evidence, 1.1, step=step)
-    assert check(evidence) == []
+    assert grad_norm(evidence) == []
     norm = evidence.records[1].steps[step].grad_norm
     assert norm is not None
     evidence.records[1].steps[step].grad_norm = norm * 1.1
-    (finding,) = check(evidence)
+    (finding,) = grad_norm(evidence)
     assert place_of(finding, "step", "rank") == (step, 1)
     assert "the first rank's" in finding.message
 
@@ -78,7 +78,7 @@ def test_a_norm_that_no_rank_recorded() -> None:
     evidence = evidence_for(config_of("sft", tp=2))
     for record in evidence.records.values():
         record.steps[1].grad_norm = None
-    [finding] = check(evidence)
+    [finding] = grad_norm(evidence)
     assert place_of(finding, "step") == (1,)
     assert "record of rank 0: steps: step 1: grad_norm is missing" in judge(evidence).reason
 

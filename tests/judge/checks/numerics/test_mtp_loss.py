@@ -4,13 +4,13 @@ import pytest
 
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.records import DocumentLoss
-from harness.judge.checks.numerics import mtp_loss
+from harness.judge.checks import outputs
 from tests.judge.parts import with_predictions
 
 
 @pytest.mark.parametrize("layout", [{}, {"tp": 2}, {"pp": 2}, {"dp": 2}], ids=str)
 def test_what_the_plan_and_the_reference_say_gives_no_finding(layout: dict[str, int]) -> None:
-    assert mtp_loss.check(with_predictions(depths=2, **layout)) == []
+    assert outputs.mtp_loss(with_predictions(depths=2, **layout)) == []
 
 
 def test_a_token_that_counts_beyond_the_end_of_its_document_is_named_with_its_depth() -> None:
@@ -18,7 +18,7 @@ def test_a_token_that_counts_beyond_the_end_of_its_document_is_named_with_its_de
     seen = next(seen for seen in evidence.records[1].mtp if seen.depth == 2)
     document = min(seen.documents)
     seen.documents[document].tokens += 1
-    (finding,) = mtp_loss.check(evidence)
+    (finding,) = outputs.mtp_loss(evidence)
     assert (finding.where["stage"], finding.where["depth"], finding.where["document"]) == (1, 2, document)
     assert finding.fault_class == "C multi-token prediction across documents"
 
@@ -26,7 +26,7 @@ def test_a_token_that_counts_beyond_the_end_of_its_document_is_named_with_its_de
 def test_slots_outside_documents_that_count_are_named() -> None:
     evidence = with_predictions()
     evidence.records[0].mtp[0].documents[PAD] = DocumentLoss(loss_sum=1.0, tokens=3)
-    (finding,) = mtp_loss.check(evidence)
+    (finding,) = outputs.mtp_loss(evidence)
     assert "3 slots outside documents count" in finding.message
 
 
@@ -34,6 +34,6 @@ def test_a_loss_off_the_reference_is_a_finding() -> None:
     evidence = with_predictions()
     document = min(evidence.records[0].mtp[0].documents)
     evidence.records[0].mtp[0].documents[document].loss_sum *= 1.001
-    (finding,) = mtp_loss.check(evidence)
+    (finding,) = outputs.mtp_loss(evidence)
     assert (finding.where["depth"], finding.where["document"]) == (1, document)
     assert finding.measured == pytest.approx(1e-3)

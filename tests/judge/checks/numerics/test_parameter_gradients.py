@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from harness.core.outcomes import Outcome
 from harness.core.run.tensor_records import ParameterSeen
-from harness.judge.checks.numerics.parameter_gradients import check
+from harness.judge.checks.gradients import parameter_gradients
 from harness.judge.diagnosis import fault_classes
 from tests.judge.simulator import at, config_of, evidence_for, judge, place_of, the_only_finding
 
@@ -86,7 +86,7 @@ def test_a_factor_that_all_parameters_share_is_named() -> None:
 def test_a_parameter_that_was_not_recorded() -> None:
     evidence = evidence_for(config_of("sft"))
     gone = evidence.records[0].parameters.pop(4)
-    [finding] = check(evidence)
+    [finding] = parameter_gradients(evidence)
     assert place_of(finding, "parameter") == (gone.name,)
     assert "missing" in finding.message
     verdict = judge(evidence)
@@ -99,7 +99,7 @@ def test_nothing_to_compare_is_not_a_pass() -> None:
     assert evidence.control is not None
     for records in (evidence.records, evidence.control.records):
         records[0].parameters = []
-    [finding] = check(evidence)
+    [finding] = parameter_gradients(evidence)
     assert "no gradients to compare with" in finding.message
     assert judge(evidence).outcome is Outcome.ERROR
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from harness.core.packing.options import PackingOptions
-from harness.judge.checks.numerics import step_loss
+from harness.judge.checks import outputs
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.simulator import config_of, evidence_for, judge, place_of, the_only_finding
 
@@ -41,7 +41,7 @@ def test_a_loss_multiplied_by_the_context_parallel_size() -> None:
 def test_a_loss_that_was_not_recorded() -> None:
     evidence = evidence_for(config_of("sft"))
     evidence.records[0].steps[0].loss_sum = None
-    [finding] = step_loss.check(evidence)
+    [finding] = outputs.step_loss(evidence)
     assert "not recorded" in finding.message
     assert "record of rank 0: steps: step 0: loss_sum is missing" in judge(evidence).reason
 
@@ -60,4 +60,4 @@ def test_cells_of_other_rows_are_compared_before_weights_move_and_not_after(step
     for record in evidence.records.values():
         assert record.steps[step].loss_sum is not None
         record.steps[step].loss_sum *= 1.01
-    assert len(step_loss.check(evidence)) == found
+    assert len(outputs.step_loss(evidence)) == found

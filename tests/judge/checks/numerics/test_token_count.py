@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from harness.core.outcomes import Outcome
 from harness.core.packing.documents import DocumentsConfig
-from harness.judge.checks.numerics import token_count
+from harness.judge.checks import outputs
 from harness.judge.diagnosis import fault_classes
 from tests.judge.simulator import at, config_of, evidence_for, judge, leg_of, place_of, the_only_finding
 
@@ -57,7 +57,7 @@ def test_every_rank_of_the_last_stage_counts() -> None:
     assert verdict.outcome is Outcome.ERROR
     assert "record of rank 1: steps: step 0: token_count is missing" in verdict.reason
     evidence.records[0].steps[0].token_count = None
-    [finding] = token_count.check(evidence)
+    [finding] = outputs.token_count(evidence)
     assert finding.measured is None
 
 
@@ -66,13 +66,13 @@ def test_a_leg_without_the_model_has_no_losses_to_count() -> None:
     evidence = evidence_for(replace(config_of("sft", canaries=("truncation", "isolation")), documents=uncut))
     kinds = {leg.leg.model for leg in evidence.legs.values()}
     assert kinds == {False, True}
-    assert token_count.check(evidence) == []
+    assert outputs.token_count(evidence) == []
 
 
 def test_tokens_of_a_leg_with_the_model_are_counted() -> None:
     evidence = evidence_for(config_of("sft", canaries=("truncation", "isolation")))
     leg_of(evidence.records[0], "isolation").documents[3].tokens -= 1
-    (finding,) = token_count.check(evidence)
+    (finding,) = outputs.token_count(evidence)
     assert place_of(finding, "leg", "document") == ("isolation", 3)
     assert finding.measured == finding.bound["value"] - 1
 
@@ -96,13 +96,13 @@ def test_a_loss_that_returns_no_number_where_gradients_are_divided_by_it() -> No
     evidence = evidence_for(config_of("sft"))
     for step in evidence.records[0].steps:
         step.returned_tokens = None
-    (finding,) = token_count.check(evidence)
+    (finding,) = outputs.token_count(evidence)
     assert "return no number of tokens" in finding.message
 
 
 def test_a_loss_that_is_divided_before_it_is_returned_has_none() -> None:
     evidence = evidence_for(config_of("nemo_rl"))
-    assert token_count.check(evidence) == []
+    assert outputs.token_count(evidence) == []
     evidence.records[0].steps[0].returned_tokens = 8.0
-    (finding,) = token_count.check(evidence)
+    (finding,) = outputs.token_count(evidence)
     assert "expected none, since it is divided already" in finding.message

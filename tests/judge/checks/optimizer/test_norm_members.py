@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from harness.core.outcomes import Outcome
-from harness.judge.checks.optimizer import norm_members
+from harness.judge.checks import gradients
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.simulator import config_of, evidence_for, judge, place_of, the_only_finding
@@ -66,7 +66,7 @@ def test_a_rank_that_ended_before_its_first_update_leaves_the_count_open() -> No
     ended.steps.clear()
     for seen in ended.parameters:
         seen.in_norm = None
-    assert norm_members.check(evidence) == []
+    assert gradients.norm_members(evidence) == []
     assert judge(evidence).outcome is Outcome.ERROR
 
 
@@ -75,7 +75,7 @@ def test_updates_without_what_the_norm_counts_are_missing_evidence() -> None:
     for record in evidence.records.values():
         for seen in record.parameters:
             seen.in_norm = None
-    assert norm_members.check(evidence) == []
+    assert gradients.norm_members(evidence) == []
     verdict = judge(evidence)
     assert verdict.outcome is Outcome.ERROR
     assert "has no in_norm" in verdict.reason

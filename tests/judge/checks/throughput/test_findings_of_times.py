@@ -11,7 +11,7 @@ from harness.core.cell.config import TrainConfig
 from harness.core.cell.timing import Timed
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.tolerances import Bound
-from harness.judge.checks.throughput import packed_slower, segment_slope, slower_than, slower_than_history
+from harness.judge.checks import throughput
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.stats.baseline import Baseline, Sample
 from tests.judge.checks.whole import Cases, of
@@ -24,19 +24,19 @@ def factor(value: float) -> Bound:
     return Bound(value=value, unit="factor", origin="the matrix")
 
 
-@cases(packed_slower.check)
+@cases(throughput.packed_slower)
 def packed_rows_that_take_twice_as_long() -> CellEvidence:
     return timed({("packed", 0): 0.2, ("unpacked", 0): 0.1}, jitter=0.0)
 
 
-@cases(packed_slower.check)
+@cases(throughput.packed_slower)
 def packed_rows_within_the_bound_of_the_matrix() -> CellEvidence:
     evidence = timed({("packed", 0): 0.2, ("unpacked", 0): 0.1}, jitter=0.0)
     evidence.tolerances = replace(evidence.tolerances, packed_slower=factor(2.5))
     return evidence
 
 
-@cases(packed_slower.check)
+@cases(throughput.packed_slower)
 def loads_that_two_ranks_could_not_time() -> CellEvidence:
     evidence = timed({("packed", 0): 0.2, ("unpacked", 0): 0.1}, jitter=0.0, tp=2)
     for record in evidence.records.values():
@@ -45,31 +45,31 @@ def loads_that_two_ranks_could_not_time() -> CellEvidence:
     return evidence
 
 
-@cases(packed_slower.check)
+@cases(throughput.packed_slower)
 def an_unpacked_load_alone_that_could_not_be_timed() -> CellEvidence:
     evidence = timed({("packed", 0): 0.2}, jitter=0.0)
     evidence.records[0].untimed = {"unpacked": "too many rows"}
     return evidence
 
 
-@cases(segment_slope.check)
+@cases(throughput.segment_slope)
 def a_rotary_function_and_a_step_that_grow() -> CellEvidence:
     return timed(slope("rotary", 0.7) | slope("step", 0.3), jitter=0.0)
 
 
-@cases(segment_slope.check)
+@cases(throughput.segment_slope)
 def a_rotary_function_that_could_not_be_timed_beside_a_step_that_grows() -> CellEvidence:
     evidence = timed(slope("step", 0.3), jitter=0.0)
     evidence.records[0].untimed = {"rotary": "it has no fused rotary function"}
     return evidence
 
 
-@cases(segment_slope.check)
+@cases(throughput.segment_slope)
 def times_with_one_number_of_documents() -> CellEvidence:
     return timed({("step", 4): 0.1}, jitter=0.0)
 
 
-@cases(segment_slope.check)
+@cases(throughput.segment_slope)
 def times_with_two_numbers_of_documents() -> CellEvidence:
     return timed({("step", 4): 0.1, ("step", 256): 0.2}, jitter=0.0)
 
@@ -81,26 +81,26 @@ def against(times: float) -> CellEvidence:
     return evidence
 
 
-@cases(slower_than.check)
+@cases(throughput.slower_than)
 def a_stack_that_takes_a_third_longer() -> CellEvidence:
     return against(1.3)
 
 
-@cases(slower_than.check)
+@cases(throughput.slower_than)
 def a_stack_within_the_bound_of_the_matrix() -> CellEvidence:
     evidence = against(1.3)
     evidence.tolerances = replace(evidence.tolerances, slower_than=factor(1.4))
     return evidence
 
 
-@cases(slower_than.check)
+@cases(throughput.slower_than)
 def turns_that_could_not_be_timed() -> CellEvidence:
     evidence = against(1.3)
     evidence.records[0].timings, evidence.records[0].untimed = [], {"turn": "the other cell did not finish turn 3"}
     return evidence
 
 
-@cases(slower_than.check)
+@cases(throughput.slower_than)
 def a_cell_without_a_base() -> CellEvidence:
     return replace(against(1.3), base=None)
 
@@ -126,48 +126,48 @@ def after(seconds: float, *, nights: int = 10, versions: int = 0, gpu: bool = Fa
     return evidence
 
 
-@cases(slower_than_history.check)
+@cases(throughput.slower_than_history)
 def a_step_half_as_long_again() -> CellEvidence:
     return after(0.15045)
 
 
-@cases(slower_than_history.check)
+@cases(throughput.slower_than_history)
 def a_step_after_six_runs_of_three_versions() -> CellEvidence:
     return after(0.5, nights=6, versions=3)
 
 
-@cases(slower_than_history.check)
+@cases(throughput.slower_than_history)
 def a_step_after_ten_runs_of_five_versions() -> CellEvidence:
     return after(0.15, versions=5)
 
 
-@cases(slower_than_history.check)
+@cases(throughput.slower_than_history)
 def a_step_within_the_bound_of_the_matrix() -> CellEvidence:
     evidence = after(0.15)
     evidence.tolerances = replace(evidence.tolerances, slower_than_history=factor(1.6))
     return evidence
 
 
-@cases(slower_than_history.check)
+@cases(throughput.slower_than_history)
 def a_pass_on_a_gpu() -> CellEvidence:
     evidence = after(9.0, gpu=True)
     evidence.records[0].timings = [Timed(load="packed", documents=0, round=number, seconds=0.15) for number in range(7)]
     return evidence
 
 
-@cases(slower_than_history.check)
+@cases(throughput.slower_than_history)
 def a_gpu_without_a_timing_leg() -> CellEvidence:
     return after(9.0, gpu=True)
 
 
-@cases(slower_than_history.check)
+@cases(throughput.slower_than_history)
 def a_single_step() -> CellEvidence:
     evidence = after(9.0)
     evidence.cell = replace(evidence.cell, config=replace(evidence.cell.config, train=TrainConfig(steps=1)))
     return evidence
 
 
-@cases(slower_than_history.check)
+@cases(throughput.slower_than_history)
 def a_single_step_on_a_gpu_with_too_few_runs() -> CellEvidence:
     evidence = after(9.0, nights=4, gpu=True)
     evidence.records[0].timings = [Timed(load="packed", documents=0, round=number, seconds=0.15) for number in range(7)]
@@ -175,12 +175,12 @@ def a_single_step_on_a_gpu_with_too_few_runs() -> CellEvidence:
     return evidence
 
 
-@cases(slower_than_history.check)
+@cases(throughput.slower_than_history)
 def four_earlier_runs() -> CellEvidence:
     return after(9.0, nights=4)
 
 
-@cases(slower_than_history.check)
+@cases(throughput.slower_than_history)
 def five_earlier_runs_and_no_time_of_this_one() -> CellEvidence:
     evidence = after(9.0, nights=5)
     for step in evidence.records[0].steps:
@@ -188,12 +188,12 @@ def five_earlier_runs_and_no_time_of_this_one() -> CellEvidence:
     return evidence
 
 
-@cases(slower_than_history.check)
+@cases(throughput.slower_than_history)
 def a_cell_that_is_not_compared_with_earlier_runs() -> CellEvidence:
     return replace(after(9.0), before=None)
 
 
-@cases(packed_slower.check)
+@cases(throughput.packed_slower)
 def documents_that_differ_by_step() -> CellEvidence:
     evidence = timed({("packed", 0): 0.2, ("unpacked", 0): 0.1}, jitter=0.0)
     documents = DocumentsConfig(mode="file", lengths=(20, 7, 9))

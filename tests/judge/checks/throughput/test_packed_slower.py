@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.core.outcomes import Lane
-from harness.judge.checks.throughput.packed_slower import check
+from harness.judge.checks.throughput import packed_slower
 from tests.judge.simulator import the_only_finding
 from tests.judge.timed import timed
 
@@ -21,8 +21,8 @@ def test_packed_rows_that_take_twice_as_long_are_slower() -> None:
 
 @pytest.mark.parametrize("packed", [0.03, 0.1, 0.11])
 def test_packed_rows_that_are_faster_or_about_as_fast_pass(packed: float) -> None:
-    assert check(timed({("packed", 0): packed, ("unpacked", 0): 0.1})) == []
+    assert packed_slower(timed({("packed", 0): packed, ("unpacked", 0): 0.1})) == []
 
 
 def test_a_cell_whose_documents_cannot_be_unpacked_is_not_judged() -> None:
-    assert check(timed({("packed", 0): 0.2})) == []
+    assert packed_slower(timed({("packed", 0): 0.2})) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.core.outcomes import Lane, LaneVerdict, Outcome
-from harness.judge.checks.throughput.segment_slope import check
+from harness.judge.checks.throughput import segment_slope
 from tests.judge.simulator import judge, the_only_finding
 from tests.judge.timed import slope, timed
 
@@ -20,8 +20,8 @@ def test_a_rotary_function_that_takes_seven_times_as_long_is_named_with_its_fact
 
 
 def test_a_step_that_takes_a_third_longer_is_beyond_its_bound_and_a_rotary_function_is_not() -> None:
-    assert [item.where["part"] for item in check(timed(slope("step", 0.14), jitter=0.01))] == ["step"]
-    assert check(timed(slope("rotary", 0.14), jitter=0.01)) == []
+    assert [item.where["part"] for item in segment_slope(timed(slope("step", 0.14), jitter=0.01))] == ["step"]
+    assert segment_slope(timed(slope("rotary", 0.14), jitter=0.01)) == []
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.05, 0.2, 0.5])
@@ -32,14 +32,14 @@ def test_flat_times_pass_however_noisy(jitter: float) -> None:
 
 
 def test_a_large_factor_in_few_rounds_is_no_proof() -> None:
-    assert check(timed(slope("rotary", 0.7), rounds=6)) == []
+    assert segment_slope(timed(slope("rotary", 0.7), rounds=6)) == []
 
 
 def test_a_round_takes_as_long_as_its_slowest_rank() -> None:
     evidence = timed(slope("step", 0.1), jitter=0.0, pp=2)
     for seen in evidence.records[1].timings:
         seen.seconds *= 3.0 if seen.documents == 256 else 0.5
-    (finding,) = check(evidence)
+    (finding,) = segment_slope(evidence)
     assert finding.measured == pytest.approx(3)
 
 
@@ -47,4 +47,4 @@ def test_a_matrix_may_widen_the_bounds() -> None:
     evidence = timed(slope("rotary", 0.7))
     wide = evidence.tolerances.rotary_slope.__class__(value=10.0, unit="factor", origin="matrix")
     evidence.tolerances = evidence.tolerances.__class__(**{**vars(evidence.tolerances), "rotary_slope": wide})
-    assert check(evidence) == []
+    assert segment_slope(evidence) == []

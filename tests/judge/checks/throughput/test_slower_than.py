@@ -9,7 +9,7 @@ import pytest
 
 from harness.core.cell.timing import WARMUP
 from harness.core.outcomes import Lane, LaneVerdict, Outcome, Severity
-from harness.judge.checks.throughput.slower_than import check
+from harness.judge.checks.throughput import slower_than
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.report.speed import throughput
 from harness.judge.verdict import judge_cell
@@ -45,7 +45,7 @@ def test_only_rounds_in_which_both_took_their_turn_count() -> None:
     assert evidence.base is not None
     base = evidence.base.records[0]
     base.timings = base.timings[:6]
-    assert check(evidence) == []
+    assert slower_than(evidence) == []
 
 
 def _no_records(base: CellEvidence) -> None:
@@ -143,7 +143,7 @@ def test_turns_that_were_not_timed_are_a_warning_with_the_reason() -> None:
     evidence = against(1.3)
     record = evidence.records[0]
     record.timings, record.untimed = [], {"turn": "the cell of the other stack did not finish turn 3"}
-    (finding,) = check(evidence)
+    (finding,) = slower_than(evidence)
     assert (finding.severity, finding.message) == (
         Severity.WARNING,
         "not timed: the cell of the other stack did not finish turn 3",

@@ -9,7 +9,7 @@ import pytest
 from harness.core.cell.config import TrainConfig
 from harness.core.cell.timing import Timed
 from harness.core.outcomes import Lane, LaneVerdict, Outcome, Severity
-from harness.judge.checks.throughput.slower_than_history import check
+from harness.judge.checks.throughput import slower_than_history
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.report.speed import throughput
 from harness.judge.stats.baseline import Baseline, Sample
@@ -61,8 +61,8 @@ def on_gpu(evidence: CellEvidence, seconds: float | None) -> CellEvidence:
 
 
 def test_on_a_gpu_the_pass_of_the_timing_leg_is_compared_and_not_the_training_step() -> None:
-    assert check(on_gpu(after(NIGHTS, seconds=9.0), 0.1)) == []
-    (finding,) = check(on_gpu(after(NIGHTS, seconds=0.1), 0.15))
+    assert slower_than_history(on_gpu(after(NIGHTS, seconds=9.0), 0.1)) == []
+    (finding,) = slower_than_history(on_gpu(after(NIGHTS, seconds=0.1), 0.15))
     assert finding.where == {"leg": "timing"}
     assert finding.measured == pytest.approx(1.515)
     assert finding.message.startswith("a pass of the timing leg takes 152 ms, 1.51 times the median of 100 ms")
@@ -70,7 +70,7 @@ def test_on_a_gpu_the_pass_of_the_timing_leg_is_compared_and_not_the_training_st
 
 
 def test_on_a_gpu_without_a_timing_leg_a_warning_says_that_nothing_is_compared() -> None:
-    (finding,) = check(on_gpu(after(NIGHTS, seconds=9.0), None))
+    (finding,) = slower_than_history(on_gpu(after(NIGHTS, seconds=9.0), None))
     assert finding.severity is Severity.WARNING
     assert finding.message.endswith("on a GPU that needs the timing leg; set packed_slower to run it")
 
@@ -81,7 +81,7 @@ def test_the_code_of_the_earlier_runs_is_named() -> None:
     (samples,) = evidence.before.samples.values()
     versioned = [replace(one, version=f"megatron-lm main = {number // 4}") for number, one in enumerate(samples)]
     evidence.before = replace(evidence.before, samples={"EPYC x 8": versioned})
-    (finding,) = check(evidence)
+    (finding,) = slower_than_history(evidence)
     named = "megatron-lm main = 0, megatron-lm main = 1, megatron-lm main = 2"
     assert finding.message.endswith(f"and 7 more), of {named}")
 
@@ -102,7 +102,7 @@ def test_only_so_many_of_the_newest_runs_count() -> None:
 
 def test_too_few_runs_on_this_hardware_are_a_warning() -> None:
     for evidence, count in ((after(NIGHTS[:3], seconds=9.0), 3), (after(NIGHTS, seconds=9.0, hardware="old x 4"), 0)):
-        (finding,) = check(evidence)
+        (finding,) = slower_than_history(evidence)
         assert finding.severity is Severity.WARNING
         assert finding.message == f"no baseline yet ({count} of 5 green runs on this hardware)"
         assert judge(evidence).outcome is Outcome.PASS
@@ -112,7 +112,7 @@ def test_too_few_runs_on_this_hardware_are_a_warning() -> None:
 def test_one_step_is_a_warning_since_it_warms_up() -> None:
     evidence = after(NIGHTS)
     evidence.cell = replace(evidence.cell, config=replace(evidence.cell.config, train=TrainConfig(steps=1)))
-    (finding,) = check(evidence)
+    (finding,) = slower_than_history(evidence)
     assert finding.severity is Severity.WARNING
     assert finding.message.endswith("that needs a second step, since the first warms up")
 
@@ -120,7 +120,7 @@ def test_one_step_is_a_warning_since_it_warms_up() -> None:
 def test_there_is_no_warning_where_the_matrix_does_not_ask_for_a_comparison() -> None:
     evidence = after(NIGHTS, seconds=9.0)
     evidence.before = None
-    assert check(evidence) == []
+    assert slower_than_history(evidence) == []
 
 
 def test_a_rank_without_times_gives_no_verdict() -> None:
@@ -128,7 +128,7 @@ def test_a_rank_without_times_gives_no_verdict() -> None:
     evidence.records[1].steps[1].busy_s = 0.0
     for step in evidence.records[1].steps:
         step.busy_s = 0.0
-    assert check(evidence) == []
+    assert slower_than_history(evidence) == []
     verdict = judge(evidence)
     assert verdict.outcome is Outcome.ERROR
     assert verdict.reason.startswith("times cannot be compared with earlier runs: record of rank 1: ")

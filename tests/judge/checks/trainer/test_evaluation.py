@@ -10,7 +10,7 @@ from harness.core.cell.config import TrainConfig
 from harness.core.outcomes import Outcome
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.run.records import EvaluationSeen
-from harness.judge.checks.trainer import evaluation
+from harness.judge.checks import trainer
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.evaluations import evaluations_of
 from tests.judge.simulator import TRAIN, at, config_of, evidence_for, judge, place_of, the_only_finding, with_oracle
@@ -204,11 +204,11 @@ def test_with_other_rows_than_the_controls_only_reports_are_compared() -> None:
     assert evidence.control is not None
     for record in evidence.control.records.values():
         record.evaluations[0].loss_sum = 1.0
-    assert [finding.message[:8] for finding in evaluation.check(evidence)] == ["loss sum"]
+    assert [finding.message[:8] for finding in trainer.evaluation(evidence)] == ["loss sum"]
     options = replace(evidence.cell.config.options, calculate_per_token_loss=False)
     evidence.cell = replace(evidence.cell, config=replace(evidence.cell.config, options=options))
     assert not evidence.same_rows
-    assert evaluation.check(evidence) == []
+    assert trainer.evaluation(evidence) == []
 
 
 def test_documents_of_evaluations_are_not_those_of_steps() -> None:

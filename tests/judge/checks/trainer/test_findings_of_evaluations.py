@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from harness.core.run.records import DocumentLoss, EvaluationSeen
-from harness.judge.checks.trainer import evaluation
+from harness.judge.checks import trainer
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.evaluations import evaluations_of
 from tests.judge.checks.trainer.test_evaluation import EVERY, evaluated
@@ -43,7 +43,7 @@ def of_one_token(trainer: str) -> CellEvidence:
     return evidence
 
 
-@cases(evaluation.check)
+@cases(trainer.evaluation)
 def evaluations_that_did_not_take_place() -> CellEvidence:
     evidence = evaluated(tp=2, pp=2)
     evidence.records[1].evaluations.pop()
@@ -51,7 +51,7 @@ def evaluations_that_did_not_take_place() -> CellEvidence:
     return evidence
 
 
-@cases(evaluation.check)
+@cases(trainer.evaluation)
 def evaluations_of_a_rank_that_did_not_complete() -> CellEvidence:
     evidence = evaluated(pp=2)
     evidence.records[0].evaluations.pop()
@@ -59,7 +59,7 @@ def evaluations_of_a_rank_that_did_not_complete() -> CellEvidence:
     return evidence
 
 
-@cases(evaluation.check)
+@cases(trainer.evaluation)
 def modules_in_evaluation_mode_in_a_step() -> CellEvidence:
     evidence = evaluated(tp=2, pp=2)
     evidence.records[3].steps[0].training = False
@@ -67,7 +67,7 @@ def modules_in_evaluation_mode_in_a_step() -> CellEvidence:
     return evidence
 
 
-@cases(evaluation.check)
+@cases(trainer.evaluation)
 def modules_in_training_mode_in_evaluations() -> CellEvidence:
     evidence = evaluated(tp=2, pp=2)
     seen(evidence, 0, rank=2).training = True
@@ -75,7 +75,7 @@ def modules_in_training_mode_in_evaluations() -> CellEvidence:
     return evidence
 
 
-@cases(evaluation.check)
+@cases(trainer.evaluation)
 def documents_that_were_not_evaluated() -> CellEvidence:
     evidence = evaluated("harness", pp=2)
     del seen(evidence, 1, rank=1).documents[4]
@@ -84,7 +84,7 @@ def documents_that_were_not_evaluated() -> CellEvidence:
     return evidence
 
 
-@cases(evaluation.check)
+@cases(trainer.evaluation)
 def a_masked_document_without_a_record() -> CellEvidence:
     evidence = evaluated("harness")
     assert seen(evidence, 0).documents[6].tokens == 0
@@ -92,14 +92,14 @@ def a_masked_document_without_a_record() -> CellEvidence:
     return evidence
 
 
-@cases(evaluation.check)
+@cases(trainer.evaluation)
 def tokens_of_a_masked_document() -> CellEvidence:
     evidence = evaluated("harness")
     seen(evidence, 2).documents[6] = DocumentLoss(loss_sum=4.5, tokens=1)
     return evidence
 
 
-@cases(evaluation.check)
+@cases(trainer.evaluation)
 def token_counts_on_two_ranks() -> CellEvidence:
     evidence = evaluated("harness", tp=2, pp=2)
     seen(evidence, 1, rank=3).token_count = 3
@@ -107,7 +107,7 @@ def token_counts_on_two_ranks() -> CellEvidence:
     return evidence
 
 
-@cases(evaluation.check)
+@cases(trainer.evaluation)
 def losses_on_two_ranks() -> CellEvidence:
     evidence = evaluated("harness", tp=2, pp=2)
     for number, rank in ((1, 3), (2, 2)):
@@ -117,14 +117,14 @@ def losses_on_two_ranks() -> CellEvidence:
     return evidence
 
 
-@cases(evaluation.check)
+@cases(trainer.evaluation)
 def a_loss_that_was_not_recorded() -> CellEvidence:
     evidence = evaluated("harness", pp=2)
     seen(evidence, 1, rank=1).loss_sum = None
     return evidence
 
 
-@cases(evaluation.check)
+@cases(trainer.evaluation)
 def a_loss_that_the_control_did_not_record() -> CellEvidence:
     evidence = evaluated("harness")
     assert evidence.control is not None
@@ -132,7 +132,7 @@ def a_loss_that_the_control_did_not_record() -> CellEvidence:
     return evidence
 
 
-@cases(evaluation.check)
+@cases(trainer.evaluation)
 def a_loss_beyond_a_bound_of_the_first_step() -> CellEvidence:
     evidence = tight(evaluated("harness"), "step_loss")
     loss = seen(evidence, 0).loss_sum
@@ -141,7 +141,7 @@ def a_loss_beyond_a_bound_of_the_first_step() -> CellEvidence:
     return evidence
 
 
-@cases(evaluation.check)
+@cases(trainer.evaluation)
 def reports_of_two_ranks() -> CellEvidence:
     evidence = evaluated(dp=2, pp=2)
     seen(evidence, 1, rank=3).reported = 1.0
@@ -149,7 +149,7 @@ def reports_of_two_ranks() -> CellEvidence:
     return evidence
 
 
-@cases(evaluation.check)
+@cases(trainer.evaluation)
 def a_report_beyond_a_bound_of_the_first_step() -> CellEvidence:
     evidence = tight(evaluated(), "step_loss")
     reported = seen(evidence, 0).reported
@@ -158,33 +158,33 @@ def a_report_beyond_a_bound_of_the_first_step() -> CellEvidence:
     return evidence
 
 
-@cases(evaluation.check)
+@cases(trainer.evaluation)
 def losses_that_are_not_reported() -> CellEvidence:
     evidence = evaluated(pp=2)
     seen(evidence, 1, rank=1).reported = None
     return evidence
 
 
-@cases(evaluation.check)
+@cases(trainer.evaluation)
 def right_means_over_tokens() -> CellEvidence:
     return of_tokens(cp=2)
 
 
-@cases(evaluation.check)
+@cases(trainer.evaluation)
 def a_wrong_mean_over_tokens() -> CellEvidence:
     evidence = of_tokens(pp=2)
     seen(evidence, 0, rank=1).reported = 1.0
     return evidence
 
 
-@cases(evaluation.check)
+@cases(trainer.evaluation)
 def a_mean_over_tokens_of_a_loss_that_was_not_recorded() -> CellEvidence:
     evidence = of_tokens()
     seen(evidence, 0).loss_sum = None
     return evidence
 
 
-@cases(evaluation.check)
+@cases(trainer.evaluation)
 def a_mean_over_tokens_of_a_loss_of_zero() -> CellEvidence:
     evidence = of_tokens()
     assert evidence.control is not None
@@ -192,17 +192,17 @@ def a_mean_over_tokens_of_a_loss_of_zero() -> CellEvidence:
     return evidence
 
 
-@cases(evaluation.check)
+@cases(trainer.evaluation)
 def a_wrong_mean_over_one_token() -> CellEvidence:
     return of_one_token("bridge")
 
 
-@cases(evaluation.check)
+@cases(trainer.evaluation)
 def a_wrong_mean_over_a_micro_batch_of_one_token() -> CellEvidence:
     return of_one_token("megatron")
 
 
-@cases(evaluation.check)
+@cases(trainer.evaluation)
 def numbers_that_are_not_finite() -> CellEvidence:
     evidence = evaluated(pp=2)
     seen(evidence, 0, rank=1).loss_sum = math.inf
@@ -210,7 +210,7 @@ def numbers_that_are_not_finite() -> CellEvidence:
     return evidence
 
 
-@cases(evaluation.check)
+@cases(trainer.evaluation)
 def a_finding_of_every_kind() -> CellEvidence:
     evidence = evaluated(pp=2)
     evidence.records[0].evaluations.pop()

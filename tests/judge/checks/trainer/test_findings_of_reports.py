@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.judge.checks.trainer import reported
+from harness.judge.checks import trainer
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.checks.whole import Cases, of, tight
 from tests.judge.simulator import config_of, evidence_for
@@ -27,7 +27,7 @@ def report(evidence: CellEvidence, step: int, *ranks: int, **values: Any) -> Non
         reports[step] = replace(reports[step], **values)
 
 
-@cases(reported.check)
+@cases(trainer.reported)
 def a_loss_times_the_context_parallel_size() -> CellEvidence:
     evidence = trained(cp=2, pp=2)
     seen = evidence.records[2].steps[1]
@@ -36,7 +36,7 @@ def a_loss_times_the_context_parallel_size() -> CellEvidence:
     return evidence
 
 
-@cases(reported.check)
+@cases(trainer.reported)
 def every_metric_on_another_rank() -> CellEvidence:
     evidence = trained(tp=2, pp=2)
     report(evidence, 0, 1, grad_norm=2.1)
@@ -45,7 +45,7 @@ def every_metric_on_another_rank() -> CellEvidence:
     return evidence
 
 
-@cases(reported.check)
+@cases(trainer.reported)
 def what_is_counted() -> CellEvidence:
     evidence = trained(pp=2, vpp=2)
     report(evidence, 0, packed_tokens=512.0, packed_squares=1.0)
@@ -53,21 +53,21 @@ def what_is_counted() -> CellEvidence:
     return evidence
 
 
-@cases(reported.check)
+@cases(trainer.reported)
 def metrics_that_are_not_reported() -> CellEvidence:
     evidence = trained(pp=2)
     report(evidence, 1, 1, loss=None, grad_norm=None, learning_rate=None)
     return evidence
 
 
-@cases(reported.check)
+@cases(trainer.reported)
 def metrics_that_are_not_finite() -> CellEvidence:
     evidence = trained(pp=2)
     report(evidence, 1, 1, loss=math.nan, grad_norm=math.inf, learning_rate=math.nan)
     return evidence
 
 
-@cases(reported.check)
+@cases(trainer.reported)
 def metrics_of_a_step_that_no_rank_computed() -> CellEvidence:
     evidence = trained()
     for record in evidence.records.values():
@@ -75,7 +75,7 @@ def metrics_of_a_step_that_no_rank_computed() -> CellEvidence:
     return evidence
 
 
-@cases(reported.check)
+@cases(trainer.reported)
 def what_the_harness_reports() -> CellEvidence:
     evidence = of()
     evidence.records[0].reported = trained().records[0].reported
@@ -83,7 +83,7 @@ def what_the_harness_reports() -> CellEvidence:
     return evidence
 
 
-@cases(reported.check)
+@cases(trainer.reported)
 def metrics_beyond_a_bound_of_the_first_step() -> CellEvidence:
     evidence = tight(trained(), "step_loss", "grad_norm")
     loss = evidence.records[0].reported[0].loss
@@ -92,7 +92,7 @@ def metrics_beyond_a_bound_of_the_first_step() -> CellEvidence:
     return evidence
 
 
-@cases(reported.check)
+@cases(trainer.reported)
 def a_loss_sum_of_a_stage_that_computes_none() -> CellEvidence:
     evidence = trained(pp=2)
     evidence.records[0].steps[0].loss_sum = 1.0

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from harness.core.run.tensor_records import StoredParameter
-from harness.judge.checks.trainer import printed, resumed
+from harness.judge.checks import trainer
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.checks.whole import Cases
 from tests.judge.simulator import config_of, evidence_for
@@ -32,7 +32,7 @@ def stored(evidence: CellEvidence, name: str, rank: int, number: int = 0) -> Sto
     return next(item for item in evidence.records[rank].states[number].parameters if item.name == name)
 
 
-@cases(resumed.check)
+@cases(trainer.resumed)
 def counters_of_the_second_rank() -> CellEvidence:
     evidence = cell(pp=2)
     evidence.records[1].states[0].updates = -1
@@ -40,21 +40,21 @@ def counters_of_the_second_rank() -> CellEvidence:
     return evidence
 
 
-@cases(resumed.check)
+@cases(trainer.resumed)
 def only_the_schedule() -> CellEvidence:
     evidence = cell(pp=2)
     evidence.records[1].states[1].scheduled = 7
     return evidence
 
 
-@cases(resumed.check)
+@cases(trainer.resumed)
 def a_copy_of_another_replica() -> CellEvidence:
     evidence = cell("tp2", dp=2)
     stored(evidence, NORM, 1).second_moment.norm_sq = 3.0
     return evidence
 
 
-@cases(resumed.check)
+@cases(trainer.resumed)
 def bits_and_random_numbers_of_the_second_stage() -> CellEvidence:
     evidence = cell(pp=2)
     for name in (QKV, NORM):
@@ -63,14 +63,14 @@ def bits_and_random_numbers_of_the_second_stage() -> CellEvidence:
     return evidence
 
 
-@cases(resumed.check)
+@cases(trainer.resumed)
 def moments_in_another_layout() -> CellEvidence:
     evidence = cell("tp1-pp2", tp=2)
     stored(evidence, QKV, 1).first_moment.projections[0] += 1e-3
     return evidence
 
 
-@cases(resumed.check)
+@cases(trainer.resumed)
 def a_tensor_that_is_not_loaded_before_one_that_is_wrong() -> CellEvidence:
     evidence = cell("tp1-pp2", tp=2)
     del evidence.records[0].states[0].parameters[0]
@@ -78,7 +78,7 @@ def a_tensor_that_is_not_loaded_before_one_that_is_wrong() -> CellEvidence:
     return evidence
 
 
-@cases(resumed.check)
+@cases(trainer.resumed)
 def a_wrong_tensor_beside_a_rank_without_a_state() -> CellEvidence:
     evidence = cell("tp1-pp2", tp=2)
     evidence.records[0].states.clear()
@@ -86,7 +86,7 @@ def a_wrong_tensor_beside_a_rank_without_a_state() -> CellEvidence:
     return evidence
 
 
-@cases(resumed.check)
+@cases(trainer.resumed)
 def ranks_that_the_first_part_does_not_have() -> CellEvidence:
     evidence = cell(pp=2)
     assert evidence.saved is not None
@@ -95,7 +95,7 @@ def ranks_that_the_first_part_does_not_have() -> CellEvidence:
     return evidence
 
 
-@cases(resumed.check)
+@cases(trainer.resumed)
 def a_rank_of_the_first_part_is_missing() -> CellEvidence:
     evidence = cell(pp=2)
     assert evidence.saved is not None
@@ -106,7 +106,7 @@ def a_rank_of_the_first_part_is_missing() -> CellEvidence:
     return evidence
 
 
-@cases(resumed.check)
+@cases(trainer.resumed)
 def a_loss_and_a_norm() -> CellEvidence:
     evidence = cell(pp=2)
     (step,) = evidence.records[1].steps
@@ -114,7 +114,7 @@ def a_loss_and_a_norm() -> CellEvidence:
     return evidence
 
 
-@cases(resumed.check)
+@cases(trainer.resumed)
 def losses_of_documents() -> CellEvidence:
     evidence = cell(pp=2)
     (step,) = evidence.records[1].steps
@@ -135,22 +135,22 @@ def trained(*, steps: int = 2, **layout: int) -> CellEvidence:
     return evidence_for(replace(config, trainer="megatron", train=replace(config.train, steps=steps)))
 
 
-@cases(printed.check)
+@cases(trainer.printed)
 def the_line_of_the_end_after_a_step_without_one() -> CellEvidence:
     return line(trained(steps=3), lm_loss="1.000000E+00", grad_norm="9.000")
 
 
-@cases(printed.check)
+@cases(trainer.printed)
 def the_rows_of_a_cell_of_one_step() -> CellEvidence:
     return line(trained(steps=1), global_batch_size="7")
 
 
-@cases(printed.check)
+@cases(trainer.printed)
 def a_loss_that_is_no_number() -> CellEvidence:
     return line(trained(), lm_loss="nonenonenone")
 
 
-@cases(printed.check)
+@cases(trainer.printed)
 def a_loss_of_a_step_that_was_skipped() -> CellEvidence:
     """Upstream leaves it out of the mean, whose other steps are then not all."""
     evidence = trained()
@@ -160,14 +160,14 @@ def a_loss_of_a_step_that_was_skipped() -> CellEvidence:
     return line(evidence, lm_loss="1.000000E+00", number_of_skipped_iterations="1")
 
 
-@cases(printed.check)
+@cases(trainer.printed)
 def a_loss_that_is_not_finite() -> CellEvidence:
     evidence = trained()
     evidence.records[0].reported[0].loss = math.inf
     return line(evidence, lm_loss="1.000000E+00")
 
 
-@cases(printed.check)
+@cases(trainer.printed)
 def a_step_whose_loss_is_not_reported() -> CellEvidence:
     evidence = trained()
     evidence.records[0].reported[0].loss = None
@@ -191,7 +191,7 @@ def test_a_loss_is_printed_to_its_last_digit(off: float, right: bool) -> None:
         evidence.records[1].steps[told.step].loss_sum = None
         told.printed = {**(told.printed or {}), "lm loss": "1.250000E-02"}
     second.loss = 0.0125 + 2 * off * 1e-8
-    assert (printed.check(evidence) == []) is right
+    assert (trainer.printed(evidence) == []) is right
 
 
 @pytest.mark.parametrize(("text", "right"), [("5.000000E-07", True), ("5.000001E-07", False)])
@@ -200,4 +200,4 @@ def test_a_loss_of_zero_may_be_off_by_exactly_half_of_its_last_digit(text: str, 
     for told in evidence.records[0].reported:
         told.loss = 0.0
         told.printed = {**(told.printed or {}), "lm loss": "0.000000E+00"}
-    assert (printed.check(line(evidence, lm_loss=text)) == []) is right
+    assert (trainer.printed(line(evidence, lm_loss=text)) == []) is right

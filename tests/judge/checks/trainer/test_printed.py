@@ -7,7 +7,7 @@ import pytest
 
 from harness.core.cell.arguments import Arguments, merged
 from harness.core.outcomes import Outcome
-from harness.judge.checks.trainer import printed
+from harness.judge.checks import trainer
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.checks.whole import Cases
@@ -80,7 +80,7 @@ def test_with_an_interval_of_one_a_line_prints_the_loss_of_its_step() -> None:
     assert "mean" not in finding.message and f"reported was {last.loss:.6E}" in finding.message
 
 
-@cases(printed.check)
+@cases(trainer.printed)
 def two_fields_and_one_that_is_missing() -> CellEvidence:
     evidence = trained(pp=2)
     line(evidence)["lm loss"] = "1.000000E+00"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from harness.core.outcomes import Outcome
-from harness.judge.checks.trainer import reported
+from harness.judge.checks import trainer
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.weight import weight_of
@@ -121,6 +121,6 @@ def test_a_count_must_be_a_multiple_to_be_named_by_its_ratio() -> None:
         told = record.reported[0]
         assert told.packed_tokens is not None and told.loss is not None
         told.packed_tokens, told.loss = 2 * told.packed_tokens + 1, 2.01 * told.loss
-    found = {finding.where["metric"]: finding.where.get("ratio") for finding in reported.check(evidence)}
+    found = {finding.where["metric"]: finding.where.get("ratio") for finding in trainer.reported(evidence)}
     assert found["number of packed tokens"] is None
     assert found["loss"] == "x dp or micro-batches"

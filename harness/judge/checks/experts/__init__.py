@@ -1,1 +1,0 @@
-"""Checks of experts and their routers."""

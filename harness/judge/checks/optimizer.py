@@ -1,0 +1,296 @@
+"""The optimizer: its settings, its first update, and the weights after all steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from harness.core.cell.upstream_config import weight_decay
+from harness.core.outcomes import Lane
+from harness.core.run.records import RankRecord
+from harness.core.run.tensor_records import Fingerprint, UpdateSeen
+from harness.core.tolerances import ACCEPTS_NONE, Bound
+from harness.judge.checks import gradients
+from harness.judge.checks.finding import CheckFinding, check
+from harness.judge.diagnosis import fault_classes
+from harness.judge.evidence.assemble import copies
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.locations import numbered, where_of
+from harness.judge.stats.distance import beyond, bound_text, exactly, fingerprint_distance, finite, stated
+from harness.judge.stats.noise import least_norms
+
+
+class Kind(NamedTuple):
+    """A tensor of the optimizer, of every parameter."""
+
+    field: str  # of UpdateSeen
+    text: str
+    bound: Bound
+    right: str = "gradient"  # what is right where this is wrong
+    step: int = 0
+    noise: bool = False  # whether it can be compared where the gradient is nothing but rounding noise
+
+
+class Wrong(NamedTuple):
+    name: str
+    off: float
+    bound: Bound
+    record: RankRecord | None = None  # the rank that differs from a copy; None: the whole differs from the reference's
+    copy: int = 0  # rank of that copy
+
+
+class _Copy(NamedTuple):
+    name: str
+    update: UpdateSeen
+    copy: UpdateSeen  # on rank `other`
+    record: RankRecord
+    other: int
+
+
+def wrong_updates(evidence: CellEvidence, kind: Kind) -> list[Wrong]:
+    """Copies that differ from the first one, then whole tensors that differ from the reference's."""
+    return [*_among_copies(evidence, kind), *_against_reference(evidence, kind)]
+
+
+def _among_copies(evidence: CellEvidence, kind: Kind) -> Iterator[Wrong]:
+    differing = [*_copies(evidence)]
+    if not differing:
+        return
+    least = _least(evidence, kind, evidence.updates)
+    for one in differing:
+        if _compared(evidence, kind, one.name):
+            off = _distance(one.update, one.copy, kind.field, kind.bound, least.get(one.name, 0.0))
+            if off is not None:
+                yield Wrong(one.name, off, kind.bound, one.record, one.other)
+
+
+def _copies(evidence: CellEvidence) -> Iterator[_Copy]:
+    """Copies of a parameter over dp, cp and, where it is not sharded, tp, that are not equal bit for bit."""
+    for record, seen, other, copy in copies(evidence.records):
+        if seen.update is not None and copy.update is not None and seen.update != copy.update:
+            yield _Copy(seen.name, seen.update, copy.update, record, other)
+
+
+def _against_reference(evidence: CellEvidence, kind: Kind) -> Iterator[Wrong]:
+    reference = evidence.reference
+    if reference is None or not evidence.same_rows:
+        return
+    measured, expected = evidence.updates, reference.updates
+    least = _least(evidence, kind, expected)
+    for name, right in expected.items():
+        found = measured.get(name)
+        if found is None or not _compared(evidence, kind, name):
+            continue
+        bound = evidence.weight_bound(kind.field, name, kind.bound)
+        if bound is None:
+            continue  # rounding decides
+        if (off := _distance(found, right, kind.field, bound, least.get(name, 0.0))) is not None:
+            yield Wrong(name, off, bound)
+
+
+def _compared(evidence: CellEvidence, kind: Kind, name: str) -> bool:
+    return kind.noise or name not in evidence.tolerances.noise_only
+
+
+def _least(evidence: CellEvidence, kind: Kind, whole: dict[str, UpdateSeen]) -> dict[str, float]:
+    found = (getattr(one, kind.field) for one in whole.values())
+    return least_norms(evidence.tolerances, (one for one in found if one is not None))
+
+
+def _distance(found: UpdateSeen, right: UpdateSeen, field: str, bound: Bound, least: float) -> float | None:
+    """The distance if it is beyond the bound; values that are not finite are left to `finiteness`.
+
+    A rank that did not finish has no change over all steps.
+    """
+    mine: Fingerprint | None = getattr(found, field)
+    theirs: Fingerprint | None = getattr(right, field)
+    if mine is None or theirs is None or not (finite(mine) and finite(theirs)):
+        return None
+    off = fingerprint_distance(mine, theirs, bound, least_norm=least)
+    return off if beyond(off, bound) else None
+
+
+def finding(evidence: CellEvidence, kind: Kind, wrong: list[Wrong]) -> CheckFinding:
+    first = wrong[0]
+    names = list(dict.fromkeys(item.name for item in wrong))
+    where = {"parameter": first.name, "step": kind.step, "parameters": names[:16]}
+    against = f"the {evidence.origin}"
+    if first.record is not None:
+        where |= where_of(first.record.place, rank=first.record.rank)
+        against = f"its copy on rank {first.copy}; here rank {first.record.rank} ({first.record.place})"
+    return CheckFinding(
+        fault_class=fault_classes.OPTIMIZER,
+        message=f"{kind.text} of {first.name}, whose {kind.right} is right, is off by {first.off:.3g} > "
+        f"{bound_text(first.bound)} from {against}; differing: {numbered('parameter', names)}",
+        where=where,
+        measured=first.off,
+        bound=stated(first.bound),
+    )
+
+
+_FP32 = ["torch.float32"]
+_ROUNDING = 1e-9  # of schedules, which both sides compute in float64
+
+
+@check(Lane.NUMERICS)
+def optimizer_state(evidence: CellEvidence) -> list[CheckFinding]:
+    """The optimizer works in fp32, its rates and decays are those of the schedule, and the model has its weights.
+
+    Exact. A norm that does not get its update, or gradients that are summed in bf16, change too little in a few steps.
+    """
+    for _, record in sorted(evidence.records.items()):
+        if found := _state(evidence, record) or _scheduled(evidence, record) or _stale(evidence, record):
+            return [found]
+    return []
+
+
+def _scheduled(evidence: CellEvidence, record: RankRecord) -> CheckFinding | None:
+    """The first step for which the optimizer's groups have other learning rates or decays than the reference's."""
+    reference = evidence.reference.records.values() if evidence.reference else ()
+    right = {seen.step: seen for other in reference for seen in other.steps}
+    for seen in record.steps:
+        if seen.step not in right or not (seen.rates and seen.decays):
+            continue
+        for text, found, wanted in (
+            ("learning rates", seen.rates, right[seen.step].rates),
+            ("weight decays", seen.decays, right[seen.step].decays),
+        ):
+            if len(found) != len(wanted) or not all(map(_equal, found, wanted)):
+                message = (
+                    f"in step {seen.step} the optimizer's groups of parameters have {text} {_named(found)}, "
+                    f"{evidence.origin} {_named(wanted)}"
+                )
+                return _finding(record, message, {"step": seen.step}, found, wanted, "the schedule of the cell")
+    return None
+
+
+def _equal(found: float, wanted: float) -> bool:
+    return math.isclose(found, wanted, rel_tol=_ROUNDING)
+
+
+def _state(evidence: CellEvidence, record: RankRecord) -> CheckFinding | None:
+    config, seen = evidence.cell.config, record.optimizer
+    if seen is None:
+        return None
+    rows: tuple[tuple[str, Sequence[str | float], Sequence[str | float]], ...] = (
+        ("gradients are accumulated in", seen.gradients, _FP32),
+        ("the optimizer's copies of weights are", seen.weights, _FP32),
+        ("Adam's moments are", seen.moments, _FP32),
+        ("matrices decay by", seen.matrix_decays, [weight_decay(config)]),
+        ("biases and norms decay by", seen.vector_decays, [0.0]),
+    )
+    for text, found, right in rows:
+        if found != right and found:  # what is missing is not complete: judge/complete.py
+            message = f"{text} {_named(found)}, not {_named(right)}"
+            return _finding(record, message, {"step": 0}, _named(found), _named(right), "the cell's configuration")
+    return None
+
+
+def _stale(evidence: CellEvidence, record: RankRecord) -> CheckFinding | None:
+    stale = {one.name: one.update.stale for one in record.parameters if one.update and one.update.stale}
+    if not stale:
+        return None
+    name, count = next(iter(stale.items()))
+    message = (
+        f"the model of rank {record.rank} does not have the optimizer's weights after the last step: {count} elements "
+        f"of {name} are others; differing: {numbered('parameter', list(stale))}"
+    )
+    where = {"parameter": name, "step": evidence.cell.config.train.steps - 1, "parameters": list(stale)[:16]}
+    return _finding(record, message, where, count, 0, "the optimizer's weights, rounded")
+
+
+def _named(values: Sequence[str | float]) -> str:
+    return ", ".join(map(str, values)) or "nothing"
+
+
+def _finding(
+    record: RankRecord, message: str, where: dict[str, Any], measured: Any, right: Any, origin: str
+) -> CheckFinding:
+    return CheckFinding(
+        fault_class=fault_classes.OPTIMIZER,
+        message=message,
+        where=where_of(record.place, rank=record.rank) | where,
+        measured=measured,
+        bound=exactly(right, origin),
+    )
+
+
+_SQUARE = "the square of a gradient is off by twice as much"
+# In bf16 about one sign of a norm's 64 weights changes, and by chance it may be a few: of 24 clean cells with latent
+# attention on two ranks, a sixth of the signs of one weight.
+_FEW_SIGNS = 5
+_MOST_SIGNS = 0.95  # an update that is left out is off by 1
+_SIGNS = "Adam's first update is the sign of the gradient; an error of relative size e changes about a share e of signs"
+
+
+@check(Lane.NUMERICS)
+def first_update(evidence: CellEvidence) -> list[CheckFinding]:
+    """What the optimizer's first update makes of the gradients equals the control's: Adam's moments and the change of
+    every weight. With right gradients, it shows what lies between them and the weights: clipping, the optimizer's
+    shards, decay.
+    """
+    if not evidence.fingerprinted:
+        return []
+    for kind in kinds(evidence):
+        if wrong := wrong_updates(evidence, kind):
+            if gradients.parameter_gradients(evidence) or gradients.replica_gradients(evidence):
+                return []  # a consequence of wrong gradients
+            return [finding(evidence, kind, wrong)]
+    return []
+
+
+def kinds(evidence: CellEvidence) -> list[Kind]:
+    """What is compared: the bounds follow from that of gradients, and must be able to tell an update from none."""
+    bound = evidence.tolerances.parameter_gradient
+    double = replace(bound, value=4 * bound.value, origin=f"{bound.origin}; {_SQUARE}")
+    signs = replace(bound, value=sign_changes(evidence), origin=f"{bound.origin}; {_SIGNS}")
+    first = Kind("first_moment", "first moment", bound, noise=True)
+    if bound.unit == "absolute":  # a first moment is smaller than its gradient; the others have another scale
+        return [first]
+    others = (
+        Kind("second_moment", "second moment", double),
+        Kind("change", "change by the first update", signs),
+    )
+    return [first, *(kind for kind in others if kind.bound.value < ACCEPTS_NONE)]
+
+
+def sign_changes(evidence: CellEvidence) -> float:
+    """How far the signs of gradients, that is an update, may be off if gradients are within their bound."""
+    share = evidence.tolerances.parameter_gradient.value
+    off = 2 * math.sqrt(share)
+    if evidence.cell.config.dtype == "fp32" or off >= ACCEPTS_NONE:
+        return off
+    return min(2 * math.sqrt(_FEW_SIGNS * share), _MOST_SIGNS)
+
+
+# Adam's first update is the sign of the gradient. An error of relative size e in the gradient changes about a share e
+# of the signs, so the update is off by 2 sqrt(e). Errors of n updates, relative to their sum, grow by sqrt(n) at most.
+_FEW_SIGNS_OF_STEPS = 3  # of one update in bf16
+_ORIGIN = "2 sqrt({steps:g} x {gradient:g}), the bound of gradients: Adam's updates are about their signs"
+
+
+def bound_of(evidence: CellEvidence) -> Bound:
+    """Of the change over all steps; in bf16 signs that rounding changes in one update are right in most others."""
+    gradient, steps = evidence.tolerances.parameter_gradient, evidence.cell.config.train.steps
+    several = steps if evidence.cell.config.dtype == "fp32" else max(1.0, _FEW_SIGNS_OF_STEPS / steps)
+    origin = _ORIGIN.format(steps=several, gradient=gradient.value)
+    value = sign_changes(evidence) if steps == 1 else 2 * math.sqrt(several * gradient.value)
+    return replace(gradient, value=value, origin=origin)
+
+
+@check(Lane.NUMERICS)
+def trained_weights(evidence: CellEvidence) -> list[CheckFinding]:
+    """The change of every weight over all steps equals the control's, and copies of a weight have the same. With a
+    right first update, it shows what goes wrong in a later one: an update that a rank skips, a schedule, stale shards.
+    """
+    bound, steps = bound_of(evidence), evidence.cell.config.train.steps
+    if not evidence.fingerprinted or bound.unit == "absolute" or bound.value >= ACCEPTS_NONE:
+        return []
+    kind = Kind("trained", f"change over {steps} steps", bound, right="first update", step=steps - 1)
+    wrong = wrong_updates(evidence, kind)
+    earlier = (gradients.parameter_gradients, gradients.replica_gradients, first_update)
+    if not wrong or any(before(evidence) for before in earlier):
+        return []
+    return [finding(evidence, kind, wrong)]

@@ -1,1 +1,0 @@
-"""Checks of what the optimizer makes of the gradients."""

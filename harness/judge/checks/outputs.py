@@ -1,0 +1,521 @@
+"""What the model computes forward: how far it came, finite numbers, counts of tokens, outputs of layers, losses."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from harness.core.outcomes import Lane
+from harness.core.packing.arithmetic import PAD
+from harness.core.run.records import DocumentLoss
+from harness.core.text import counted
+from harness.core.tolerances import Bound, looser
+from harness.judge.checks.finding import CheckFinding, check
+from harness.judge.diagnosis import boundaries, fault_classes
+from harness.judge.diagnosis.boundaries import Boundaries
+from harness.judge.diagnosis.document_patterns import documents_pattern
+from harness.judge.diagnosis.localise import LayerOff, first_layer_off, first_token_off, token_boundaries
+from harness.judge.diagnosis.ratios import DOCUMENTS, common_ratio, factors_of, ratio_name
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.counted import counted_tokens, returned_tokens
+from harness.judge.evidence.endings import TRAINED
+from harness.judge.evidence.leg_evidence import LegEvidence
+from harness.judge.failures.out_of_memory import memory_text, out_of_memory
+from harness.judge.locations import numbered
+from harness.judge.stats.distance import beyond, bound_text, distance, exactly, stated
+
+
+@check(Lane.NUMERICS)
+def ended(evidence: CellEvidence) -> list[CheckFinding]:
+    """The legs that run the model ended on every rank without exception, native crash or hang."""
+    cause = evidence.cause
+    if cause is None or not cause.blames_code or cause.ending.progress.leg not in TRAINED:
+        return []
+    ending = cause.ending
+    fault_class, message = fault_classes.CRASH, cause.message
+    if ending.ended == "deadline":
+        fault_class = fault_classes.HANG
+    elif out_of_memory(ending.failure):
+        fault_class = fault_classes.OUT_OF_MEMORY
+        message = f"{memory_text(evidence.records[ending.rank])}: {message}"
+    return [
+        CheckFinding(
+            fault_class=fault_class,
+            message=f"{message}{cause.others_text}",
+            where=cause.where,
+            measured=ending.ended,
+            bound=exactly("completed", "every rank completes"),
+        )
+    ]
+
+
+@check(Lane.NUMERICS)
+def finiteness(evidence: CellEvidence) -> list[CheckFinding]:
+    """No number that a rank computed, in any leg, is NaN or infinite; later checks leave such values out.
+
+    Checked on each rank separately: a sum over ranks, or the copy of another rank, would hide which rank computed it.
+    Not checked where the control's training diverges.
+    """
+    bad = [
+        (number, rank)
+        for rank, found in evidence.scans.items()
+        for number in found.bad
+        if number.where.get("step", number.where.get("after", 0)) < evidence.diverges
+    ]
+    if not bad:
+        return []
+    first, rank = min(bad, key=lambda item: (item[0].order, item[1]))
+    ranks = sorted({item[1] for item in bad})
+    more = f"; {len(bad) - 1} further values on {numbered('rank', ranks)} are not finite" if len(bad) > 1 else ""
+    return [
+        CheckFinding(
+            fault_class=fault_classes.NON_FINITE,
+            message=f"{first.what} is {first.value} on rank {rank}{more}",
+            where=first.where | {"ranks": ranks},
+            measured=first.value,
+            bound=exactly("finite", "sums of finite numbers are finite"),
+        )
+    ]
+
+
+@check(Lane.NUMERICS)
+def token_count(evidence: CellEvidence) -> list[CheckFinding]:
+    """Exact: the tokens that count in the loss, per step and document, in canary legs too, and the number that it
+    returns.
+
+    Gradients are divided by the last.
+    """
+    for step in evidence.finished_steps:
+        findings = _documents(evidence, step) + _step(evidence, step) or _returned(evidence, step)
+        if findings:
+            return findings  # later steps only repeat the first
+    legs = (leg for leg in evidence.legs.values() if leg.leg.model)
+    return next((findings for leg in legs if (findings := _leg(evidence, leg))), [])
+
+
+def _leg(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
+    """Documents of a canary leg; the canary itself judges tokens outside documents."""
+    for item in leg.leg.documents:
+        right, seen = item.loss_tokens, leg.losses.get(item.index)
+        found = seen.tokens if seen else 0
+        if found != right:
+            where = leg.positions[item.index].where(leg.leg.name, evidence.last_stage) | {"document": item.index}
+            fault_class = fault_classes.TRUNCATION if item.original_length > item.length else fault_classes.TOKEN_COUNT
+            message = f"loss tokens of document {item.index} in canary leg {leg.leg.name}: {found}, expected {right}"
+            return [_count_finding(message, fault_class, where, found, right)]
+    return []
+
+
+def _documents(evidence: CellEvidence, step: int) -> list[CheckFinding]:
+    losses = evidence.document_losses[step]
+    expected = {
+        item.document.index: item.document.loss_tokens
+        for replica in evidence.plan[step]
+        for truth in replica
+        for item in truth.batch.placed
+    }
+    none = DocumentLoss(loss_sum=0.0, tokens=0)
+    wrong = [
+        document
+        for document in sorted({*expected, *losses})
+        if losses.get(document, none).tokens != expected.get(document, 0)
+    ]
+    if not wrong:
+        return []
+    document = wrong[0]
+    found, right = losses.get(document, none).tokens, expected.get(document, 0)
+    more = f"; {len(wrong)} of {len(expected)} documents are wrong" if len(wrong) > 1 else ""
+    home = evidence.homes[step].get(document)
+    truncated = home is not None and home.truncated and len(wrong) == 1
+    name = f"loss tokens of document {document} in step {step}"
+    where = {"stage": evidence.last_stage, "document": document, "step": step}
+    fault_class = fault_classes.TRUNCATION if truncated else _class_of_counts(evidence, step, found, right)
+    return [
+        _count_finding(f"{name}: {found}, expected {right} by the packing plan{more}", fault_class, where, found, right)
+    ]
+
+
+def _step(evidence: CellEvidence, step: int) -> list[CheckFinding]:
+    right = sum(truth.batch.loss_tokens for replica in evidence.plan[step] for truth in replica)
+    seen = [(record.rank, item.token_count) for record, item in evidence.step_records(step, pp=evidence.last_stage)]
+    for rank, found in [item for item in seen if item[1] is not None] or seen[:1]:
+        if found != right:
+            where = {"stage": evidence.last_stage, "rank": rank, "step": step}
+            message = f"loss tokens of step {step} on rank {rank}: {found}, expected {right} by the packing plan"
+            return [_count_finding(message, _class_of_counts(evidence, step, found, right), where, found, right)]
+    return []
+
+
+def _returned(evidence: CellEvidence, step: int) -> list[CheckFinding]:
+    config = evidence.cell.config
+    right = counted_tokens(evidence, step) * (config.layout.cp if config.path.loss_on_every_context_rank else 1)
+    for tp, found in enumerate(returned_tokens(evidence, step)):
+        if found is None and (config.path.counted != "labels" or config.trainer == "skyrl"):
+            continue  # a loss that is divided before it is returned
+        if found == right and config.path.counted:
+            continue
+        name = _ratio_of_counts(evidence, step, found, right)
+        number = "no number of tokens" if found is None else f"{found:g} tokens"
+        wanted = f"{right:g} by the packing plan" if config.path.counted else "none, since it is divided already"
+        message = f"the losses of step {step} return {number} on all ranks, expected {wanted}"
+        message += f"; the ratio is {name}" if name else ""
+        where = {"stage": evidence.last_stage, "tp": tp, "step": step} | ({"ratio": name} if name else {})
+        return [_count_finding(message, _class_of_counts(evidence, step, found, right), where, found, right)]
+    return []
+
+
+def _ratio_of_counts(evidence: CellEvidence, step: int, found: float | None, right: float) -> str | None:
+    return ratio_name(found / right, factors_of(evidence, step), screen=0.0) if found and right else None
+
+
+def _class_of_counts(evidence: CellEvidence, step: int, found: float | None, right: float) -> str:
+    name = _ratio_of_counts(evidence, step, found, right)
+    return f"{fault_classes.NORMALISATION}: {name}" if name else fault_classes.TOKEN_COUNT
+
+
+def _count_finding(
+    message: str, fault_class: str, where: dict[str, Any], found: float | None, right: float
+) -> CheckFinding:
+    return CheckFinding(
+        fault_class=fault_class,
+        message=message,
+        where=where,
+        measured=found,
+        bound=exactly(right, "the packing plan"),
+    )
+
+
+@check(Lane.NUMERICS)
+def activations(evidence: CellEvidence) -> list[CheckFinding]:
+    """Every layer's output for every document (step 0) equals the reference's; names the first that differs."""
+    if evidence.reference is None or not evidence.fingerprinted:
+        return []
+    found = first_layer_off(evidence, evidence.reference)
+    return [] if found is None else [_activation_finding(evidence, evidence.reference, found)]
+
+
+def _activation_finding(evidence: CellEvidence, control: CellEvidence, found: LayerOff) -> CheckFinding:
+    bound, layout, layers = evidence.tolerances.activation, evidence.layout, evidence.cell.config.model.spread
+    layer, wrong, off = found
+    document = wrong[0]
+    token = first_token_off(evidence, control, document)
+    edges = boundaries.of_layer(layout, layers, layer) + token_boundaries(evidence, document, token)
+    stage = layout.stage_of_layer(layers, layer) if layer else 0
+    value = "not recorded" if math.isinf(off[document]) else f"off by {off[document]:.3g} > {bound_text(bound)}"
+    where = {"stage": stage, "layer": layer, "step": 0, "document": document, "documents": wrong}
+    where |= {"token": token} if token is not None else {}
+    home = evidence.homes[0].get(document)
+    if home is not None:
+        where |= {"dp": home.dp, "micro_batch": home.micro_batch}
+    after = f"layer {layer} on stage {stage}" if layer else "the embedding on stage 0"
+    at = f" from token {token} on" if token is not None else ""
+    return CheckFinding(
+        fault_class=_class_of_outputs(evidence, found),
+        message=f"activations first differ after {after}: document {document}{at} {value}; "
+        f"{len(wrong)} of {len(off)} documents differ there{edges.text}",
+        where=where | edges.keys,
+        measured=off[document],
+        bound=stated(bound),
+    )
+
+
+def _class_of_outputs(evidence: CellEvidence, found: LayerOff) -> str:
+    pattern = documents_pattern(evidence, found.documents, 0)
+    if found.layer == 0 and pattern != fault_classes.TRUNCATION:
+        return fault_classes.CP_LAYOUT if evidence.layout.cp > 1 else fault_classes.TOKEN_CONTENT
+    hop = boundaries.hop_before(evidence.layout, evidence.cell.config.model.spread, found.layer)
+    return fault_classes.STAGE_BOUNDARY if hop and pattern == fault_classes.UNKNOWN else pattern
+
+
+_NONE = DocumentLoss(loss_sum=0.0, tokens=0)
+
+
+@check(Lane.NUMERICS)
+def document_loss(evidence: CellEvidence) -> list[CheckFinding]:
+    """The loss of every document equals the reference's; at step 0 the first token that differs is named."""
+    control = evidence.reference
+    if control is None:
+        return []
+    for step in evidence.finished_steps:
+        if step not in control.document_losses:
+            continue
+        if step and not evidence.same_rows:
+            break  # different gradients have moved the weights
+        if (bound := _bound(evidence, step)) is None:
+            break  # rounding decides
+        off = _off(evidence, control, step, bound)
+        wrong = sorted(document for document, value in off.items() if beyond(value, bound))
+        if wrong:
+            return [_loss_finding(evidence, control, step, wrong, off, bound)]
+    return []
+
+
+def _bound(evidence: CellEvidence, step: int) -> Bound | None:
+    """The bound at a step: after step 0, when weights have moved, the looser of the document's and the step's."""
+    at_step, of_step = evidence.bound("document_loss", step), evidence.bound("step_loss", step)
+    if step == 0 or at_step is None or of_step is None:
+        return at_step if step == 0 else None
+    return looser(at_step, of_step)
+
+
+def _losses(evidence: CellEvidence, control: CellEvidence, step: int) -> dict[int, tuple[float, float]]:
+    """Document -> (loss sum, the control's loss sum); 0 where there is none."""
+    losses, right = evidence.document_losses[step], control.document_losses[step]
+    return {
+        document: (losses.get(document, _NONE).loss_sum, right.get(document, _NONE).loss_sum)
+        for document in sorted({*losses, *right})
+    }
+
+
+def _off(evidence: CellEvidence, control: CellEvidence, step: int, bound: Bound) -> dict[int, float]:
+    """Document -> distance from the control; values that are not finite are left to `finiteness`."""
+    return {
+        document: distance(measured, expected, bound)
+        for document, (measured, expected) in _losses(evidence, control, step).items()
+        if math.isfinite(measured)
+    }
+
+
+def _loss_finding(
+    evidence: CellEvidence, control: CellEvidence, step: int, wrong: list[int], off: dict[int, float], bound: Bound
+) -> CheckFinding:
+    document = wrong[0]
+    found, right = _losses(evidence, control, step)[document]
+    home = evidence.homes[step].get(document)
+    place = f" (micro-batch {home.micro_batch} of replica {home.dp})" if home else ""
+    token = first_token_off(evidence, control, document) if step == 0 else None
+    ratio = _ratio(evidence, control, step)
+    # A factor common to all documents does not point to one token.
+    edges = _boundaries(evidence, control, document, None if ratio else token) if step == 0 else boundaries.NOTHING
+    where = {"stage": evidence.last_stage, "step": step, "document": document, "documents": wrong}
+    where |= {"token": token} if token is not None else {}
+    if home is not None:
+        where |= {"dp": home.dp, "micro_batch": home.micro_batch}
+    at = f", from token {token} on" if token is not None else ""
+    named = f"; the ratio is {ratio} on all" if ratio else ""
+    return CheckFinding(
+        fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else documents_pattern(evidence, wrong, step),
+        message=f"loss sum of document {document}{place} in step {step}: {found:.9g}, "
+        f"{evidence.origin} {right:.9g}, off by {off[document]:.3g} > {bound_text(bound)}{at}{named}; {len(wrong)} of "
+        f"{len(off)} documents differ{edges.text}",
+        where=where | ({"ratio": ratio} if ratio else {}) | edges.keys,
+        measured=off[document],
+        bound=stated(bound),
+    )
+
+
+def _boundaries(evidence: CellEvidence, control: CellEvidence, document: int, token: int | None) -> Boundaries:
+    """Boundaries at the token, and the output layer if no layer before it is off."""
+    layers_right = evidence.fingerprinted and first_layer_off(evidence, control) is None
+    edges = boundaries.of_output() if layers_right else boundaries.NOTHING
+    return edges + token_boundaries(evidence, document, token)
+
+
+def _ratio(evidence: CellEvidence, control: CellEvidence, step: int) -> str | None:
+    """The factor by which the losses of all documents are off, if any; documents per pack differ between documents."""
+    common = factors_of(evidence, step)
+    pairs = []
+    for document, (found, right) in _losses(evidence, control, step).items():
+        home = evidence.homes[step].get(document)
+        if right and math.isfinite(found) and home is not None:
+            members = len(evidence.plan[step][home.dp][home.micro_batch].batch.placed) if evidence.packed else 1
+            own = {name: size for name, size in common.items() if name != DOCUMENTS}
+            pairs.append((found / right, own | ({DOCUMENTS: float(members)} if members > 1 else {})))
+    return common_ratio(pairs, evidence.tolerances.ratio_screen)
+
+
+@check(Lane.NUMERICS)
+def repeated_document(evidence: CellEvidence) -> list[CheckFinding]:
+    """A document that repeats another has the same loss, wherever each is packed; needs no control.
+
+    Not where experts drop tokens beyond their capacity, which depends on the other documents of a row.
+    """
+    if evidence.cell.config.model.drops:
+        return []
+    for step in evidence.finished_steps:
+        losses = evidence.document_losses[step]
+        bound = evidence.own_bound("repeated_document", step)
+        for copy, original in _copies(evidence, step):
+            if copy not in losses or original not in losses:
+                continue  # token_count names absent documents
+            found, right = losses[copy].loss_sum, losses[original].loss_sum
+            if math.isfinite(found) and math.isfinite(right) and beyond(distance(found, right, bound), bound):
+                return [_repeated_finding(evidence, step, copy, original)]
+    return []
+
+
+def _copies(evidence: CellEvidence, step: int) -> list[tuple[int, int]]:
+    """(copy, original) of the step's documents."""
+    documents = evidence.cell.config.documents_of(step)
+    return [(item.index, item.copy_of) for item in documents if item.copy_of is not None]
+
+
+def _repeated_finding(evidence: CellEvidence, step: int, copy: int, original: int) -> CheckFinding:
+    bound = evidence.own_bound("repeated_document", step)
+    losses = evidence.document_losses[step]
+    found, right = losses[copy].loss_sum, losses[original].loss_sum
+    measured = distance(found, right, bound)
+    return CheckFinding(
+        fault_class=documents_pattern(evidence, [copy], step),
+        message=f"document {copy} repeats document {original}, but in step {step} their loss sums are {found:.9g} and "
+        f"{right:.9g}, off by {measured:.3g} > {bound_text(bound)}",
+        where={"stage": evidence.last_stage, "step": step, "document": copy, "original": original},
+        measured=measured,
+        bound=stated(bound),
+    )
+
+
+_NO_LOSS = DocumentLoss(loss_sum=0.0, tokens=0)
+
+
+@check(Lane.NUMERICS)
+def mtp_loss(evidence: CellEvidence) -> list[CheckFinding]:
+    """Multi-token prediction at step 0: the right tokens count per document and depth, with the reference's loss.
+
+    At depth d the labels of a document count that did but for its first d: for its last d slots, the predicted token is
+    beyond it.
+    """
+    mtp = evidence.cell.config.model.mtp
+    if mtp is None or not evidence.first_step_whole:
+        return []
+    for depth in range(1, mtp.layers + 1):
+        found = mtp_losses(evidence, depth)
+        wrong = {
+            document: tokens
+            for document, tokens in _tokens(evidence, depth).items()
+            if found.get(document, _NO_LOSS).tokens != tokens
+        }
+        if wrong:
+            return [_tokens_finding(evidence, depth, found, wrong)]
+        if evidence.reference is not None:
+            findings = _against(evidence, evidence.reference, depth, found)
+            if findings:
+                return findings
+    return []
+
+
+def mtp_losses(evidence: CellEvidence, depth: int) -> dict[int, DocumentLoss]:
+    """Document (or PAD) -> loss over all ranks; tp ranks see the same tokens, so only the first counts."""
+    whole: dict[int, DocumentLoss] = {}
+    for _, record in sorted(evidence.records.items()):
+        if record.place.tp:
+            continue
+        for seen in record.mtp:
+            for document, part in seen.documents.items() if seen.depth == depth else ():
+                old = whole.get(document, _NO_LOSS)
+                whole[document] = DocumentLoss(loss_sum=old.loss_sum + part.loss_sum, tokens=old.tokens + part.tokens)
+    return whole
+
+
+def _tokens(evidence: CellEvidence, depth: int) -> dict[int, int]:
+    """Document -> number of tokens that must count; 0 for PAD."""
+    placed = (item for replica in evidence.plan[0] for truth in replica for item in truth.batch.placed)
+    return {PAD: 0, **{item.document.index: sum(item.document.loss_mask[depth:]) for item in placed}}
+
+
+def _tokens_finding(
+    evidence: CellEvidence, depth: int, found: dict[int, DocumentLoss], wrong: dict[int, int]
+) -> CheckFinding:
+    document = min(wrong, key=lambda item: (item == PAD, item))
+    count, right = found.get(document, _NO_LOSS).tokens, wrong[document]
+    kind = "slots outside documents" if document == PAD else f"tokens of document {document}"
+    documents = sorted(wrong.keys() - {PAD})
+    more = f"; {counted(len(documents), 'document')} differ" if len(documents) > (document != PAD) else ""
+    return CheckFinding(
+        fault_class=fault_classes.PREDICTION,
+        message=f"{count} {kind} count at prediction depth {depth}, not {right}{more}",
+        where=_where(evidence, depth, document, documents),
+        measured=count,
+        bound=right,
+    )
+
+
+def _against(
+    evidence: CellEvidence, reference: CellEvidence, depth: int, found: dict[int, DocumentLoss]
+) -> list[CheckFinding]:
+    bound, right = evidence.tolerances.document_loss, mtp_losses(reference, depth)
+    off = {
+        document: distance(part.loss_sum, right.get(document, _NO_LOSS).loss_sum, bound)
+        for document, part in found.items()
+    }
+    wrong = sorted(document for document, value in off.items() if beyond(value, bound))
+    if not wrong:
+        return []
+    document = wrong[0]
+    message = (
+        f"loss sum of document {document} at prediction depth {depth}: {found[document].loss_sum:.9g}, "
+        f"{evidence.origin} {right.get(document, _NO_LOSS).loss_sum:.9g}, off by {off[document]:.3g} > "
+        f"{bound_text(bound)}; {len(wrong)} of {len(off)} documents differ"
+    )
+    return [
+        CheckFinding(
+            fault_class=fault_classes.PREDICTION,
+            message=message,
+            where=_where(evidence, depth, document, wrong),
+            measured=off[document],
+            bound=bound.value,
+        )
+    ]
+
+
+def _where(evidence: CellEvidence, depth: int, document: int, documents: list[int]) -> dict[str, object]:
+    where: dict[str, object] = {"stage": evidence.last_stage, "step": 0, "depth": depth}
+    if document != PAD:
+        where["document"] = document
+    home = evidence.homes[0].get(document)
+    if home is not None:
+        where |= {"dp": home.dp, "micro_batch": home.micro_batch}
+    return where | {"documents": documents}
+
+
+@check(Lane.NUMERICS)
+def step_loss(evidence: CellEvidence) -> list[CheckFinding]:
+    """The loss of every step (sum over its unmasked labels, all ranks) equals the reference's."""
+    wrong = []
+    for step, right in step_losses(evidence.reference).items() if evidence.reference else ():
+        if step and not evidence.same_rows:
+            break  # different gradients have moved the weights
+        if (bound := evidence.bound("step_loss", step)) is None:
+            break  # rounding decides
+        for rank, found in _recorded(evidence, step):
+            if found is None or (math.isfinite(found) and beyond(distance(found, right, bound), bound)):
+                wrong.append((step, rank, found, right, bound))
+    if not wrong:
+        return []
+    step, rank, found, right, bound = wrong[0]
+    steps = sorted({item[0] for item in wrong})
+    ratio = None
+    if found is not None and right:
+        ratio = ratio_name(found / right, factors_of(evidence, step), evidence.tolerances.ratio_screen)
+    measured = math.nan if found is None else distance(found, right, bound)
+    named = f"; the ratio is {ratio}" if ratio else ""
+    return [
+        CheckFinding(
+            fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else fault_classes.UNKNOWN,
+            message=f"loss sum of step {step} on rank {rank}: {_text(found)}, {evidence.origin} {right:.9g}, off by "
+            f"{measured:.3g} > {bound_text(bound)}{named}; {len(steps)} of {len(evidence.steps)} steps differ",
+            where={"stage": evidence.last_stage, "rank": rank, "step": step} | ({"ratio": ratio} if ratio else {}),
+            measured=measured,
+            bound=stated(bound),
+        )
+    ]
+
+
+def _recorded(evidence: CellEvidence, step: int) -> list[tuple[int, float | None]]:
+    """(rank, loss sum) of the ranks of the last stage that recorded one; if none did, the first rank with None."""
+    seen = [(record.rank, item.loss_sum) for record, item in evidence.step_records(step, pp=evidence.last_stage)]
+    return [item for item in seen if item[1] is not None] or seen[:1]
+
+
+def _text(value: float | None) -> str:
+    return "not recorded" if value is None else f"{value:.9g}"
+
+
+def step_losses(evidence: CellEvidence) -> dict[int, float]:
+    """Step -> loss sum of the first rank of the last stage that recorded one; other steps are left out."""
+    losses: dict[int, float] = {}
+    for step in evidence.finished_steps:
+        for _, seen in evidence.step_records(step, pp=evidence.last_stage):
+            if seen.loss_sum is not None:
+                losses.setdefault(step, seen.loss_sum)
+    return losses
