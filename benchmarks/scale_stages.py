@@ -95,8 +95,8 @@ def write(folder: Path, cells: int) -> dict[str, float]:
 
 def run(folder: Path, cells: int) -> dict[str, float]:
     """The agents write records, results and journals; the launcher reads these and judges each cell that has ended."""
+    from harness.app.pipeline.judging import LiveJudging
     from harness.app.pipeline.launch import Listener
-    from harness.app.pipeline.live_judging import LiveJudging
     from harness.core.run.events import Journal
     from harness.infra.progress import Progress
 
@@ -180,7 +180,7 @@ def status(folder: Path, cells: int) -> dict[str, float]:
 def judge(folder: Path, cells: int) -> dict[str, float]:
     """`harness report`, in its three parts."""
     from harness.app.pipeline.finalize import record
-    from harness.app.pipeline.judge_run import judge as judged
+    from harness.app.pipeline.judging import judge as judged
     from harness.app.pipeline.reports import write_reports
     from harness.core.outcomes import Outcome
 

@@ -34,7 +34,7 @@ VERSIONS = ((3, 12), (3, 13))  # megatron-core >= 0.17 needs 3.12
 # Each imported in a separate process, since the launcher never imports what the ranks import.
 USED_MODULES = (
     "harness.app.commands.run, harness.app.pipeline.plan_run, harness.app.pipeline.launch",
-    "harness.app.pipeline.judge_run, harness.app.pipeline.reports",
+    "harness.app.pipeline.judging, harness.app.pipeline.reports",
     "harness.node.supervisor, megatron.core.models.mimo",
 )
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from harness.app import error_boundary, plugins
+from harness.app import plugins, process
 from harness.app.arguments import RUN_PARENT
 from harness.app.commands import compare as compare_command
 from harness.app.pipeline.finalize import FinalizeOptions
@@ -252,7 +252,7 @@ def _as_command(show: bool) -> Iterator[None]:
     except HarnessError:
         raise
     except Exception as error:
-        raise error_boundary.uncaught(error) from error
+        raise process.uncaught(error) from error
     finally:
         screen.VIEW.silent, screen.VIEW.quiet = before.silent, before.quiet
         os.umask(umask)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from harness.app import error_boundary, plugins, run_options
+from harness.app import plugins, process, run_options
 from harness.app.arguments import (
     MATRIX,
     RUN,
@@ -36,7 +36,7 @@ from harness.app.completers import VARIABLE, complete
 from harness.app.dispatch import dispatch
 from harness.app.parser import Parser
 from harness.app.pipeline import announce
-from harness.app.signals import end_on_signals
+from harness.app.process import end_on_signals
 from harness.core.errors import HarnessError, InputError
 from harness.core.outcomes import EXIT_ABORT, EXIT_INPUT, EXIT_INTERRUPTED, EXIT_MEANINGS, EXIT_SKIP, EXIT_UNDECIDED
 from harness.infra import screen
@@ -233,7 +233,7 @@ def _main(words: list[str]) -> int:
         screen.err(f"harness: interrupted; run again with: {shlex.join(announce.without_secrets(command))}")
         return EXIT_INTERRUPTED
     except Exception as error:
-        found = error_boundary.uncaught(error)
+        found = process.uncaught(error)
         screen.err(f"harness: {found}")
         return _ended(arguments, found)
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from harness.app.error_boundary import FILE, tracebacks_in, uncaught
-from harness.app.pipeline.judge_run import judge
+from harness.app.pipeline.judging import judge
+from harness.app.process import ERROR_FILE, tracebacks_in, uncaught
 from harness.core.errors import InfrastructureError, InputError, InternalError
 from harness.core.outcomes import EXIT_INPUT, EXIT_PASS, EXIT_UNDECIDED, Outcome
 from harness.core.run.run_dir import write_json
@@ -35,8 +35,8 @@ def test_a_defect_of_the_harness_names_the_file_with_its_traceback(tmp_path: Pat
     ):
         _ = 1 // 0
     assert caught.value.exit_code == EXIT_UNDECIDED
-    assert str(tmp_path / FILE) in str(caught.value)
-    assert "ZeroDivisionError" in (tmp_path / FILE).read_text()
+    assert str(tmp_path / ERROR_FILE) in str(caught.value)
+    assert "ZeroDivisionError" in (tmp_path / ERROR_FILE).read_text()
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EIO, errno.ENOSPC, errno.EMFILE, errno.ESTALE])
@@ -61,7 +61,7 @@ def test_a_run_directory_that_cannot_be_written_sends_the_traceback_elsewhere(
     folder = tmp_path / "run"
     if kind == "file":
         folder.mkdir()
-        (folder / FILE).mkdir()  # as a full disk: opening it for writing fails, also for root
+        (folder / ERROR_FILE).mkdir()  # as a full disk: opening it for writing fails, also for root
     said = str(uncaught(KeyError("x"), folder))
     named = re.search(rf"{re.escape(str(tmp_path))}/harness-error-\S+\.txt", said)
     assert named
@@ -221,7 +221,7 @@ def test_a_cell_that_the_judge_cannot_compute_is_one_error_with_its_traceback(
     report = judge(run, plan)
     (broken,) = (cell for cell in report.cells if cell.outcome is Outcome.ERROR)
     assert broken.id == victim
-    kept = run.attempt(victim).root.parent / FILE
+    kept = run.attempt(victim).root.parent / ERROR_FILE
     assert str(kept) in broken.reason
     assert "TypeError" in kept.read_text()
     assert report.counts[Outcome.PASS] == 2

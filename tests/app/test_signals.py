@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.app.signals import Stopped, end_on_signals, name_of
+from harness.app.process import Stopped, end_on_signals, signal_name
 
 ENDING = [signal.SIGTERM, signal.SIGHUP]
 
@@ -28,7 +28,7 @@ def test_a_signal_is_raised_as_an_interrupt_with_its_name(number: signal.Signals
     with pytest.raises(KeyboardInterrupt) as raised:
         signal.raise_signal(number)
     assert isinstance(raised.value, Stopped)
-    assert name_of(raised.value) == number.name
+    assert signal_name(raised.value) == number.name
 
 
 def test_a_signal_that_the_caller_ignores_stays_ignored() -> None:
@@ -39,4 +39,4 @@ def test_a_signal_that_the_caller_ignores_stays_ignored() -> None:
 
 
 def test_an_interrupt_without_a_name_is_ctrl_c() -> None:
-    assert name_of(KeyboardInterrupt()) == "SIGINT"
+    assert signal_name(KeyboardInterrupt()) == "SIGINT"

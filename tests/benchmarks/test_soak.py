@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from harness.app.pipeline.judge_run import judge
+from harness.app.pipeline.judging import judge
 from harness.app.pipeline.reports import write_reports
 from harness.core.run.events import CellFinished, append_event
 from harness.core.run.run_dir import RunDir

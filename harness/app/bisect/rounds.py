@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.app.bisect.nested import Pins
-from harness.app.pipeline import judge_run, launch, plan_run, reports
+from harness.app.pipeline import judging, launch, plan_run, reports
 from harness.app.pipeline.launch import launcher_for
 from harness.core.cell.identity import cell_id
 from harness.core.outcomes import Outcome
@@ -219,7 +219,7 @@ def _harvest(
     keys: Mapping[str, dict[str, VerdictKey]] | None = None,
 ) -> dict[str, Point]:
     """The verdicts on the points of a finished run; those that are not ERROR are kept."""
-    report = judge_run.judge(directory, plan)
+    report = judging.judge(directory, plan)
     reports.write_reports(directory, report)
     keys = keys or _keys(context, points)
     names = {cell.id: plain_name(cell) for cell in context.chosen}

@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _counts(comparison: Comparison, folder: Path) -> Counts:
     """Number of commits between differing commits, from the repositories that the later run's stacks name."""
-    from harness.app.pipeline.run_diff import count_commits
+    from harness.app.pipeline.finalize import count_commits
     from harness.core.run.run_dir import RunDir
     from harness.infra.runs.evidence_files import read_plan
     from harness.judge.compare.stack_changes import Moved

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.app.pipeline import judge_run, launch, plan_run
+from harness.app.pipeline import judging, launch, plan_run
 from harness.app.pipeline.local_run import refuse_changed_code
 from harness.app.selection import find_run, matching, select
 from harness.core.cell.config import CellConfig
@@ -94,7 +94,7 @@ def _layer(directory: RunDir, plan: RunPlan, cell: PlannedCell, layer: int | Non
                 Problem(message=f"--layer {layer}: no such layer", allowed=f"0 (the embedding) to {layers}")
             )
         return layer
-    report = judge_run.judge(directory, replace(plan, expansion=select(plan.expansion, [cell.id])))
+    report = judging.judge(directory, replace(plan, expansion=select(plan.expansion, [cell.id])))
     findings = next((one.findings for one in report.cells if one.id == cell.id), [])
     named = [finding.where["layer"] for finding in findings if isinstance(finding.where.get("layer"), int)]
     if not named:

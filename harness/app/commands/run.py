@@ -165,7 +165,7 @@ def resume(name: str, run_parent: Path, *, errors: bool = False, options: Finali
 
 def _retry_errors(directory: RunDir, plan_: RunPlan) -> None:
     """Write new attempts of the cells that ended as ERROR, also in jobs that ended since a launcher followed them."""
-    from harness.app.pipeline import judge_run
+    from harness.app.pipeline import judging
     from harness.app.pipeline.launch import Listener
     from harness.infra.slurm.client import SlurmClient
     from harness.infra.slurm.follow import Follower, retry_requested
@@ -173,7 +173,7 @@ def _retry_errors(directory: RunDir, plan_: RunPlan) -> None:
 
     client = SlurmClient()
     close_ended(directory, plan_, Follower(directory, Listener(directory), client), client)
-    wanted = judge_run.ended_as_error(directory, plan_)
+    wanted = judging.ended_as_error(directory, plan_)
     directory.cancelled.unlink(missing_ok=True)  # the user wants jobs again
     made = retry_requested(directory, plan_, wanted)
     screen.out(f"retrying {sum(len(one.cells) for one in made)} cells that ended as ERROR")

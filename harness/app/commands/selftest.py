@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.app.pipeline import judge_run, launch, plan_run, reports
+from harness.app.pipeline import judging, launch, plan_run, reports
 from harness.core.cell.config import CellConfig
 from harness.core.cell.identity import cell_id, cell_name
 from harness.core.errors import InputError
@@ -68,7 +68,7 @@ def run(only: Sequence[str], run_parent: Path, *, trainers: bool = False) -> int
     directory = RunDir(run_parent.resolve() / plan.run_id)
     plan_run.write_plan(directory, plan, None)
     launch.launch(directory, plan, LocalLauncher())
-    report = judge_run.judge(directory, plan)
+    report = judging.judge(directory, plan)
     paths = reports.write_reports(directory, report)
     results = [judge_fault(spec, report) for spec in specs]
     alarms = false_alarms(specs, report)

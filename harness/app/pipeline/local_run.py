@@ -6,15 +6,14 @@ import shlex
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
-from harness.app.error_boundary import tracebacks_in
-from harness.app.pipeline import judge_run, launch, plan_run
-from harness.app.pipeline.expected_times import expected_times
+from harness.app.pipeline import judging, launch, plan_run
 from harness.app.pipeline.finalize import FinalizeOptions, history_file, judge_and_report
-from harness.app.pipeline.live_judging import EnoughFailures, LiveJudging
+from harness.app.pipeline.judging import EnoughFailures, LiveJudging
 from harness.app.pipeline.reports import import_ahead
-from harness.app.signals import name_of
-from harness.core.errors import InputError, InterruptedRun, Problem
+from harness.app.process import signal_name, tracebacks_in
+from harness.core.errors import HarnessError, InputError, InterruptedRun, Problem
 from harness.core.outcomes import EXIT_INTERRUPTED
 from harness.core.run.events import RunStopped, note
 from harness.core.run.run_dir import MOST_TOGETHER, RunDir, refuse_links_below, write_atomic, write_json
@@ -23,6 +22,7 @@ from harness.core.stack import ReadyStack
 from harness.core.text import counted
 from harness.infra import screen
 from harness.infra.local_launcher import AgentAhead, LocalLauncher, agent_ahead, begin_first
+from harness.infra.progress import Expected
 from harness.infra.runs.evidence_files import newest, read_result
 from harness.infra.runs.lock import only_launcher
 from harness.infra.screen import relative_path
@@ -102,7 +102,7 @@ def _judge(directory: RunDir, plan: RunPlan, options: FinalizeOptions, *, enough
     except KeyboardInterrupt as error:
         again = f"harness report {shlex.quote(relative_path(directory.root))}"
         raise InterruptedRun(
-            f"ended by {name_of(error)} while the run was judged; every cell has ended, so judge it with: {again}"
+            f"ended by {signal_name(error)} while the run was judged; every cell has ended, so judge it with: {again}"
         ) from error
 
 
@@ -130,9 +130,9 @@ def _launch(
         return True
     except KeyboardInterrupt as error:
         left = _without_result(directory, plan)
-        note(directory.events, RunStopped(why=f"the run was ended by {name_of(error)}", cells=tuple(sorted(left))))
+        note(directory.events, RunStopped(why=f"the run was ended by {signal_name(error)}", cells=tuple(sorted(left))))
         judge_and_report(directory, plan, replace(options, record=False, notify=(), code=EXIT_INTERRUPTED))
-        raise InterruptedRun(interruption(directory, plan, left, name_of(error))) from error
+        raise InterruptedRun(interruption(directory, plan, left, signal_name(error))) from error
     return False
 
 
@@ -161,7 +161,7 @@ def _without_result(directory: RunDir, plan: RunPlan) -> set[str]:
 def _errors(directory: RunDir, plan: RunPlan) -> set[str]:
     """Cells of usable stacks that ended as ERROR, without those that only lack their control."""
     usable = {cell for allocation in plan.allocations for cell in allocation.cells}
-    return judge_run.ended_as_error(directory, plan) & usable
+    return judging.ended_as_error(directory, plan) & usable
 
 
 def with_partners(cells: Collection[PlannedCell], wanted: Collection[str]) -> set[str]:
@@ -207,3 +207,21 @@ def _of(plan: RunPlan, cells: Collection[str]) -> RunPlan:
     ]
     left = tuple(cell for cell in plan.expansion.cells if cell.id in cells)
     return replace(plan, allocations=tuple(parts), expansion=replace(plan.expansion, cells=left))
+
+
+def expected_times(plan: RunPlan, file: Path) -> Expected:
+    """Empty where the history is missing, cannot be read, or knows none of the cells: it only serves an estimate."""
+    from harness.infra.history.database import opened
+    from harness.infra.history.queries import durations
+
+    if not file.exists():
+        return Expected()
+    try:
+        with opened(file, write=False) as history:
+            rows = list(history.rows(durations([cell.id for cell in plan.expansion.cells])))
+    except (HarnessError, OSError):
+        return Expected()
+    runs = {row["run"]: (row["cells_s"], row["wall_s"]) for row in rows if row["wall_s"]}
+    wall = sum(one for _, one in runs.values())
+    at_once = sum(cells for cells, _ in runs.values()) / wall if wall else 1.0
+    return Expected(cells={row["cell_id"]: row["seconds"] for row in rows}, at_once=at_once)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import harness
 from harness.app import plugins
 from harness.app.pipeline.launch import launcher_for
 from harness.app.pipeline.planning import expand_for, requested_stacks
@@ -20,13 +24,13 @@ from harness.core.run.run_dir import RunDir, write_atomic, write_json
 from harness.core.run.run_plan import Expansion, RunPlan, sealed_text
 from harness.core.secrets import redacted, without_secrets
 from harness.core.stack import DEFAULT, ReadyStack, Stack
+from harness.infra import git
 from harness.infra.console import say
 from harness.infra.inputs.cluster_file import cluster_of
-from harness.infra.inputs.files import matrix_word
+from harness.infra.inputs.files import checkout, matrix_word
 from harness.infra.inputs.matrix_file import read_overridden
 from harness.infra.inputs.yaml_file import dump
 from harness.infra.local_launcher import end_without_agent
-from harness.infra.runs import provenance
 from harness.infra.screen import environment_secrets
 from harness.infra.stacks.interpreters import require_torch
 from harness.infra.stacks.node_code import argument_problems
@@ -35,6 +39,8 @@ from harness.plan.expansion.expand import Begin
 from harness.plan.jobs.allocations import JobCost, job_costs, plan_allocations
 from harness.plan.jobs.cluster import ClusterProfile
 from harness.plan.matrix.load import Matrix, resolved
+
+_PROVENANCE_PACKAGES = ("megatron-core", "torch", "transformer-engine", "numpy", "submitit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +217,7 @@ def plan_cells(expansion: Expansion, *, name: str, file: str, command: Sequence[
         command=list(command),
         expansion=expansion,
         allocations=plan_allocations(expansion),
-        provenance=provenance.collect() | ({plugins.KEY: found} if (found := plugins.versions()) else {}),
+        provenance=collect_provenance() | ({plugins.KEY: found} if (found := plugins.versions()) else {}),
     )
 
 
@@ -247,3 +253,37 @@ def write_plan(run: RunDir, plan: RunPlan, matrix: Matrix | None, *, configured:
     for cell in plan.expansion.cells:
         if cell.config.stack in unusable:
             end_without_agent(run, cell.id, unusable[cell.config.stack])
+
+
+def collect_provenance() -> dict[str, object]:
+    """Facts for the report; an allow list, so that no secret of the environment leaks into it."""
+    return {
+        "harness": harness.__version__,
+        "harness_commit": _harness_commit(Path(harness.__file__).parent) if checkout() else "unknown",
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "host": platform.node(),
+        "system": platform.platform(),
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "interpreter": sys.executable,
+        "packages": {name: _package_version(name) for name in _PROVENANCE_PACKAGES},
+    }
+
+
+def _package_version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _harness_commit(folder: Path) -> str:
+    """Commit of the harness's checkout, with "+changes" when files differ; "unknown" outside a checkout."""
+    try:
+        head = git.run(folder, "rev-parse", "--short=12", "HEAD", timeout_s=10)
+        dirty = git.run(folder, "status", "--porcelain", ".", timeout_s=10)
+    except InfrastructureError:  # no git on this machine, or the file system is too slow
+        return "unknown"
+    if head.returncode:
+        return "unknown"
+    return head.stdout.strip() + ("+changes" if dirty.stdout.strip() else "")

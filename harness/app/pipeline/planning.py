@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.app.garbage import no_collection
+from harness.app.process import no_collection
 from harness.core.errors import InputError, Problem
 from harness.core.run.run_plan import Expansion
 from harness.core.stack import Stack

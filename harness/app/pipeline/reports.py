@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TextIO
 
-from harness.app.error_boundary import uncaught
+from harness.app.process import uncaught
 from harness.core.errors import HarnessError, InfrastructureError
 from harness.core.run.run_dir import RunDir, refuse_links, write_atomic
 from harness.core.serialization import dumps

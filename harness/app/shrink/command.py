@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.app.pipeline import judge_run
+from harness.app.pipeline import judging
 from harness.app.selection import find_run, matching, select
 from harness.app.shrink.shrunk import Shrunk
 from harness.app.shrink.trial_run import answer_of, run_cells, sort_of
@@ -102,7 +102,7 @@ def shrink_cell(directory: RunDir, pattern: str, *, rounds: int = MOST_ROUNDS, c
 def _origin(directory: RunDir, pattern: str, check: str | None) -> _Origin:
     plan = read_plan(directory)
     chosen = matching(plan.expansion, pattern)
-    report = judge_run.judge(directory, replace(plan, expansion=select(plan.expansion, chosen)))
+    report = judging.judge(directory, replace(plan, expansion=select(plan.expansion, chosen)))
     failed = [cell for cell in report.cells if cell.id in chosen and cell.outcome in _FAILED]
     if len(failed) != 1:
         raise InputError(_not_one(pattern, failed, report, chosen))
@@ -236,7 +236,7 @@ class _Trial:
         name = cell_id(config)
         directory = RunDir(self.origin.folder / self.known[self._key(config)].run)
         plan = read_plan(directory)
-        report = judge_run.judge(directory, replace(plan, expansion=select(plan.expansion, [name])))
+        report = judging.judge(directory, replace(plan, expansion=select(plan.expansion, [name])))
         return report, next(cell for cell in report.cells if cell.id == name)
 
     def _key(self, config: CellConfig) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from harness.app.pipeline import judge_run, launch, plan_run
+from harness.app.pipeline import judging, launch, plan_run
 from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Finding, Outcome, Severity
 from harness.core.run.run_dir import RunDir
@@ -37,7 +37,7 @@ def run_cells(
     plan = replace(plan, stacks=dict(stacks), tolerances=tolerances, allocations=tuple(usable))
     plan_run.write_plan(directory, plan, None)
     launch.launch(directory, plan, LocalLauncher())
-    return judge_run.judge(directory, plan)
+    return judging.judge(directory, plan)
 
 
 def sort_of(finding: Finding) -> tuple[str, str, str | None]:

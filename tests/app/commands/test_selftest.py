@@ -11,7 +11,7 @@ import pytest
 
 from harness.app.commands import selftest
 from harness.app.commands.selftest import STACKS, with_clones
-from harness.app.pipeline import judge_run
+from harness.app.pipeline import judging
 from harness.core.cell.identity import cell_id
 from harness.core.errors import InputError
 from harness.core.outcomes import Finding, Lane, LaneVerdict, Outcome
@@ -274,5 +274,5 @@ def test_real_faults_are_caught_and_a_check_that_is_taken_away_is_missed(
         left = tuple(check for check in verdict.CHECKS if check.name not in lost.checks)
         with monkeypatch.context() as patch:
             patch.setattr(verdict, "CHECKS", left)
-            again = judge_run.judge(RunDir(root), read_plan(RunDir(root)))
+            again = judging.judge(RunDir(root), read_plan(RunDir(root)))
         assert selftest.judge_fault(lost, again).problems

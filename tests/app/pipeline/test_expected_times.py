@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.app.pipeline.expected_times import expected_times
+from harness.app.pipeline.local_run import expected_times
 from harness.core.run.run_plan import RunPlan
 from harness.infra.history.database import opened
 from harness.infra.progress import Expected

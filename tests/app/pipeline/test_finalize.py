@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.app.pipeline.finalize import FinalizeOptions, judge_and_report
-from harness.app.pipeline.judge_run import judge
+from harness.app.pipeline.judging import judge
 from harness.core.outcomes import EXIT_FAIL, EXIT_PASS, EXIT_SKIP, EXIT_UNDECIDED, Outcome
 from harness.core.run.records import RankRecord
 from harness.core.run.run_dir import RunDir, text_of, write_atomic, write_json

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.app.pipeline.judge_run import ended_as_error, judge
+from harness.app.pipeline.judging import ended_as_error, judge
 from harness.core.outcomes import Outcome
 from harness.core.run.records import CellResult, sealed
 from harness.core.run.run_dir import RunDir, write_json

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.app.pipeline.baselines import baseline_problem, keep_baselines, read_baselines
-from harness.app.pipeline.judge_run import judge
+from harness.app.pipeline.judging import baseline_problem, judge, keep_baselines, read_baselines
 from harness.core.outcomes import Outcome
 from harness.core.run.records import RankRecord
 from harness.core.run.run_dir import RunDir, text_of, write_atomic, write_json

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.app.pipeline import judge_run, judging, launch, live_judging
+from harness.app.pipeline import judging, launch
 from harness.app.pipeline.finalize import FinalizeOptions
-from harness.app.pipeline.judging import RunFacts
-from harness.app.pipeline.live_judging import EnoughFailures, LiveJudging
+from harness.app.pipeline.judging import EnoughFailures, LiveJudging, RunFacts
 from harness.app.pipeline.local_run import _new_attempts, _without_result, resume, stopped, with_partners
-from harness.app.signals import Stopped
+from harness.app.process import Stopped
 from harness.core.errors import InputError, InterruptedRun
 from harness.core.outcomes import EXIT_INTERRUPTED, EXIT_PASS, EXIT_UNDECIDED, Outcome
 from harness.core.run.events import CellStarted, RunStopped, append_event, note
@@ -139,7 +138,7 @@ def test_after_a_signal_the_verdict_has_the_exit_code_of_the_process_and_the_mes
     )
     assert ("the others run with: harness resume" in message) is not finished
     assert ("record the run in the history" in message) is finished
-    cells = {cell.id: cell for cell in judge_run.judge(run, read_plan(run)).cells}
+    cells = {cell.id: cell for cell in judging.judge(run, read_plan(run)).cells}
     left = cells[result.parent.parent.name]
     assert (left.outcome, left.reason) == (
         (Outcome.PASS, "") if finished else (Outcome.NOT_RUN, f"the run was ended by {number}")
@@ -154,7 +153,7 @@ def test_a_signal_while_the_run_is_judged_names_the_command_that_judges_it(
     def judge(*_: object) -> None:
         raise Stopped("SIGTERM")
 
-    monkeypatch.setattr(judge_run, "judge", judge)
+    monkeypatch.setattr(judging, "judge", judge)
     with pytest.raises(InterruptedRun, match=r"^ended by SIGTERM while the run was judged; .* harness report "):
         resume(run, read_plan(run), FinalizeOptions(record=False), errors=False)
 
@@ -188,14 +187,14 @@ def test_each_cell_is_judged_once_without_reading_the_journal_of_the_run_again(
     for cell in cells:
         run.attempt(cell).result.unlink()
     judged: list[str] = []
-    here = live_judging.judge_here
+    here = judging.judge_here
 
     def counted(run: RunDir, part: RunPlan, facts: RunFacts, today: str) -> object:
         judged.append(part.expansion.cells[0].id)
         return here(run, part, facts, today)
 
     monkeypatch.setattr(judging, "read_events", None)  # grows with the run: reading it for each cell is not linear
-    monkeypatch.setattr(live_judging, "judge_here", counted)
+    monkeypatch.setattr(judging, "judge_here", counted)
     live = LiveJudging(run, plan, lambda cell: None)
     for cell in cells:
         run.attempt(cell).result.write_bytes(results[cell])
@@ -218,16 +217,16 @@ def test_the_cells_that_maxfail_left_are_not_run_until_they_are_started_again(tm
     control, ran, left = (cell.id for cell in plan.expansion.controls_first)
     shutil.rmtree(run.attempt(left).root / "ranks")
     run.attempt(left).result.unlink()
-    assert {cell.id: cell.outcome for cell in judge_run.judge(run, plan).cells}[left] is Outcome.ERROR
+    assert {cell.id: cell.outcome for cell in judging.judge(run, plan).cells}[left] is Outcome.ERROR
     note(run.events, RunStopped(why="the run was stopped after 1 failure (--maxfail)", cells=(left,)))
-    report = judge_run.judge(run, plan)
+    report = judging.judge(run, plan)
     found = {cell.id: cell for cell in report.cells}
     assert found[left].outcome is Outcome.NOT_RUN
     assert found[left].reason == "the run was stopped after 1 failure (--maxfail)"
     assert found[control].outcome is found[ran].outcome is Outcome.PASS
     assert (report.verdict, report.counts[Outcome.NOT_RUN]) == ("error", 1)
     append_event(run.events, CellStarted(time=99.0, cell=left, attempt=1, ranks=1))
-    assert {cell.id: cell.outcome for cell in judge_run.judge(run, plan).cells}[left] is Outcome.ERROR
+    assert {cell.id: cell.outcome for cell in judging.judge(run, plan).cells}[left] is Outcome.ERROR
 
 
 def test_cells_whose_control_was_not_run_are_not_run_either(tmp_path: Path) -> None:
@@ -237,6 +236,6 @@ def test_cells_whose_control_was_not_run_are_not_run_either(tmp_path: Path) -> N
     shutil.rmtree(run.attempt(control).root / "ranks")
     run.attempt(control).result.unlink()
     note(run.events, RunStopped(why="stopped", cells=(control,)))
-    found = {cell.id: cell for cell in judge_run.judge(run, plan).cells}
+    found = {cell.id: cell for cell in judging.judge(run, plan).cells}
     assert {found[one].outcome for one in others} == {Outcome.NOT_RUN}
     assert f"its control, cell {control}, was not run" in {found[one].reason for one in others}

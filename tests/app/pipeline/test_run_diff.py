@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.app.pipeline.finalize import record
-from harness.app.pipeline.run_diff import FILE, count_commits, with_run_diff
+from harness.app.pipeline.finalize import PREVIOUS_FILE, count_commits, record, with_run_diff
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import Expansion, RunPlan
 from harness.core.stack import Checkout, ReadyStack, Stack
@@ -62,7 +61,7 @@ def test_the_report_tells_what_changed_since_yesterday(tmp_path: Path, history: 
 
 def test_what_the_history_said_is_kept_and_the_history_asked_once(tmp_path: Path, history: Path) -> None:
     first = told(tmp_path, history)
-    assert (tmp_path / "tonight" / FILE).exists()
+    assert (tmp_path / "tonight" / PREVIOUS_FILE).exists()
     history.unlink()
     assert render_json(told(tmp_path, history)) == render_json(first)  # a NaN is not equal to itself
     assert render_json(told(tmp_path, None)) == render_json(first)
@@ -71,7 +70,7 @@ def test_what_the_history_said_is_kept_and_the_history_asked_once(tmp_path: Path
 def test_a_run_recorded_already_is_not_its_own_past(tmp_path: Path) -> None:
     history = remember(tmp_path, later_report())
     assert told(tmp_path, history).since is None
-    assert not (tmp_path / "tonight" / FILE).exists()
+    assert not (tmp_path / "tonight" / PREVIOUS_FILE).exists()
 
 
 @pytest.mark.parametrize("text", ["no database", ""])
@@ -87,7 +86,7 @@ def test_a_history_that_cannot_be_read_leaves_the_report_as_it_is(
 
 def test_a_damaged_file_of_the_past_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "tonight").mkdir()
-    (tmp_path / "tonight" / FILE).write_text('{"run_id": 3}')
+    (tmp_path / "tonight" / PREVIOUS_FILE).write_text('{"run_id": 3}')
     assert told(tmp_path, None).since is None
     assert "changes since the previous run are not shown" in capsys.readouterr().err
 

@@ -1,19 +1,26 @@
-"""Uncaught errors: a one-line message, exit code 3, and the traceback in a file that the message names."""
+"""The launcher's process: uncaught errors, signals, garbage collection.
+
+An uncaught error becomes a one-line message, exit code 3, and a traceback in a file that the message names. SIGTERM and
+SIGHUP end a launcher as Ctrl-C does: running cells are stopped, finished ones are judged.
+"""
 
 from __future__ import annotations
 
 import errno
+import gc
 import os
+import signal
 import tempfile
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from harness.core.errors import HarnessError, InfrastructureError, InputError, InternalError, Problem
 from harness.core.secrets import redacted
 
-FILE = "internal-error.txt"
+ERROR_FILE = "internal-error.txt"
 
 
 @contextmanager
@@ -47,7 +54,7 @@ def brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
-def keep_traceback(error: BaseException, folder: Path | None = None, name: str = FILE) -> str:
+def keep_traceback(error: BaseException, folder: Path | None = None, name: str = ERROR_FILE) -> str:
     """Append the traceback to a file in the folder, else to a temporary file; returns its path, empty if both fail."""
     text = redacted("".join(traceback.format_exception(type(error), error, error.__traceback__)))
     if folder is not None and folder.is_dir():  # a removed run directory is not created again
@@ -69,3 +76,35 @@ def _append(path: Path, text: str) -> str:
     with appending(path) as stream:
         stream.write(f"{text}\n".encode(errors="backslashreplace"))
     return str(path)
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal that asks the process to end; its argument is the signal's name."""
+
+
+def end_on_signals() -> None:
+    """Raise Stopped on SIGTERM and SIGHUP, unless the caller ignores them, as nohup does with SIGHUP."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _raise_stopped)
+
+
+def _raise_stopped(number: int, frame: FrameType | None) -> None:
+    raise Stopped(signal.Signals(number).name)
+
+
+def signal_name(error: BaseException) -> str:
+    """Name of the signal that raised a KeyboardInterrupt."""
+    return str(error) if isinstance(error, Stopped) and str(error) else "SIGINT"
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Switch the collector off, which would visit millions of long-lived objects without cycles again and again."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
