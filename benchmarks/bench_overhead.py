@@ -37,7 +37,7 @@ from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.table import ADAPTERS
 from harness.node.device import cpu_stubs
 from harness.node.device.placement import Device, choose_device, synchronize
-from harness.node.faults import fault_named
+from harness.node.faults.table import fault_named
 from harness.node.probe.legs.timing import TimingLeg
 from harness.node.probe.model import attention_kinds, gpt
 from harness.node.probe.passes import Passes

@@ -1,19 +1,24 @@
-"""Injections of classes layout and content: they change tokens, labels, masks or positions of a batch."""
+"""Injections of classes layout, content and canary: they change the fields of a batch.
+
+With those of class canary the effect on the training documents is zero, or stays within the bounds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from harness.core.packing.arithmetic import zigzag
+from harness.core.packing.arithmetic import PAD, zigzag
 from harness.core.packing.documents import Message
 from harness.node.data_paths.base import Batch, RankContext
-from harness.node.faults.fault import Fault
+from harness.node.faults.fault import Fault, at_slots, has_field, local_field, own_fields
 from harness.node.faults.metadata import of_plan
-from harness.node.faults.truths import at_slots, has, local, own_fields
+from harness.node.faults.numerics import misread, offsets_of
+from harness.node.probe.model.gpt import unwrap
 from harness.node.probe.truth import MicroTruth
 
 
@@ -35,14 +40,14 @@ class CpZigzagOverTheWholeRow(Fault):
 class PositionIdsNotReset(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
         truth = self.truths(context)[micro_batch]
-        continued = local(batch, "position_ids", truth, context, torch.arange(truth.plan.slots))
+        continued = local_field(batch, "position_ids", truth, context, torch.arange(truth.plan.slots))
         return replace(batch, position_ids=continued)
 
 
 class LabelsRolledAfterTheCpSplit(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
         truth = self.truths(context)[micro_batch]
-        tokens = local(batch, "labels", truth, context, truth.tokens)
+        tokens = local_field(batch, "labels", truth, context, truth.tokens)
         return replace(batch, labels=tokens.roll(-1, dims=1))
 
 
@@ -58,16 +63,18 @@ class TruncationKeepsTheTail(Fault):
                 real = slice(item.start, item.start + document.length)
                 tokens[real], labels[real] = tail[:-1], tail[1:]
         streams = {"tokens": tokens, "labels": labels}
-        found = {name: local(batch, name, truth, context, streams[name]) for name in streams if has(batch, name)}
+        found = {
+            name: local_field(batch, name, truth, context, streams[name]) for name in streams if has_field(batch, name)
+        }
         return replace(batch, **found)
 
 
 class LabelsNotShifted(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
-        if not has(batch, "labels"):
+        if not has_field(batch, "labels"):
             return batch
         truth = self.truths(context)[micro_batch]
-        return replace(batch, labels=local(batch, "labels", truth, context, truth.tokens))
+        return replace(batch, labels=local_field(batch, "labels", truth, context, truth.tokens))
 
 
 class LossMaskDropsATokenId(Fault):
@@ -96,14 +103,14 @@ class PromptOfTheSecondTurnCounts(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
         truth = self.truths(context)[micro_batch]
         mask = _counting(truth, lambda number, message: message.answer or number == 2)
-        return replace(batch, loss_mask=local(batch, "loss_mask", truth, context, mask))
+        return replace(batch, loss_mask=local_field(batch, "loss_mask", truth, context, mask))
 
 
 class LossMasksShiftedByAMessage(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
         truth = self.truths(context)[micro_batch]
         mask = _counting(truth, lambda number, message: number > 0 and not message.answer)
-        return replace(batch, loss_mask=local(batch, "loss_mask", truth, context, mask))
+        return replace(batch, loss_mask=local_field(batch, "loss_mask", truth, context, mask))
 
 
 def _counting(truth: MicroTruth, counts: Callable[[int, Message], bool]) -> Tensor:
@@ -127,3 +134,94 @@ class ReplicaReadsTheDocumentsOfAnother(Fault):
 class LabelsMissingOnTpRanks(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
         return replace(batch, labels=None) if context.place.tp > 0 else batch
+
+
+_MOST = 6  # documents of one pack that the fixed-size buffer holds
+
+
+def _after_attention(chunks: list[Any], change: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Pass the output of every layer's attention, [slots, heads * dim], and the document offsets through `change`."""
+    for chunk in chunks:
+        for layer in unwrap(chunk).decoder.layers:
+            module = layer.self_attention.core_attention
+            module.forward = _changing(module.forward, change)
+
+
+def _changing(forward: Callable[..., Tensor], change: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    def wrong(*args: Any, packed_seq_params: Any, **kwargs: Any) -> Tensor:
+        out = forward(*args, packed_seq_params=packed_seq_params, **kwargs)
+        return change(out, offsets_of(packed_seq_params))
+
+    return wrong
+
+
+class StateLeaksFaintly(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        _after_attention(chunks, _leak)
+
+
+def _leak(out: Tensor, offsets: Tensor) -> Tensor:
+    starts = offsets[1:-1].long()
+    return out.index_add(0, starts, out[starts - 1] * 1e-6)
+
+
+class SegmentTableTooShort(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        misread(
+            chunks,
+            lambda offsets: offsets if len(offsets) <= _MOST + 1 else torch.cat([offsets[:_MOST], offsets[-1:]]),
+        )
+
+
+class KernelGridOfTheFirstDocument(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        _after_attention(chunks, _cut_short)
+
+
+def _cut_short(out: Tensor, offsets: Tensor) -> Tensor:
+    lengths = offsets[1:] - offsets[:-1]
+    positions = torch.cat([torch.arange(length) for length in lengths.tolist()])
+    return out * (positions < lengths[0])[:, None]
+
+
+class PaddingIdentifiedByTokenId(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        if batch.labels is None or batch.loss_mask is None:
+            return batch
+        truth = self.truths(context)[micro_batch]
+        padding = local_field(batch, "labels", truth, context, truth.owners[:, 0]) == PAD
+        return replace(batch, loss_mask=torch.where(padding, batch.labels != 0, batch.loss_mask.bool()).float())
+
+
+class SumInAnotherOrderEachTime(Fault):
+    calls = 0
+
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        def wrong(module: Any, args: Any, output: Tensor) -> Tensor:
+            self.calls += 1
+            return output * (1 + 1e-6 * self.calls)
+
+        for chunk in chunks:
+            for layer in unwrap(chunk).decoder.layers:
+                if layer.layer_number == 3:
+                    layer.self_attention.core_attention.register_forward_hook(wrong)
+
+
+class TruncationOfUnseenLongDocuments(TruncationKeepsTheTail):
+    """The same injection; only the documents of the cell differ."""
+
+
+class PacksCachedByTheirLengths(Fault):
+    def __init__(self) -> None:
+        self.kept: dict[Any, Batch] = {}
+
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        lengths = tuple(offsets_of(batch.params).tolist())
+        return self.kept.setdefault((chunk, lengths), batch)
+
+
+class CrashOnAPackOfMany(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        if context.place.tp == 1 and len(offsets_of(batch.params)) > _MOST + 1:
+            raise IndexError(f"injected: index {_MOST} is out of bounds for dimension 0 with size {_MOST}")
+        return batch

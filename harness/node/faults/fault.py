@@ -1,13 +1,19 @@
-"""Base class of injected faults: hooks that the probe calls at fixed points, and that do nothing by default."""
+"""Base class of injected faults, and the true fields of a batch for those that deliver fields of other slots.
+
+The base class has hooks that the probe calls at fixed points, and that do nothing by default.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from harness.core.cell.canary_legs import Leg
 from harness.core.packing.arithmetic import Workload
+from harness.core.packing.fields import BATCH
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.probe.truth import MicroTruth, StepTruth
 
@@ -64,3 +70,33 @@ class Fault:
 
     def on_gradients(self, chunks: list[Any], context: RankContext) -> None:
         """Called after gradients are reduced, before they are recorded."""
+
+
+def at_slots(batch: Batch, truth: MicroTruth, slots: Sequence[int]) -> dict[str, Tensor]:
+    """The fields that the batch has, taken from other slots of the merged row: [1, len(slots)] each."""
+    chosen = torch.tensor(slots)
+    return {
+        name: _in_form_of(batch, name, getattr(truth, name)[chosen][None]) for name in BATCH if has_field(batch, name)
+    }
+
+
+def own_fields(batch: Batch, truth: MicroTruth, context: RankContext) -> dict[str, Tensor]:
+    """The fields that the batch has, taken from another micro-batch: [rows, local slots] each."""
+    return {name: local_field(batch, name, truth, context) for name in BATCH if has_field(batch, name)}
+
+
+def local_field(
+    batch: Batch, name: str, truth: MicroTruth, context: RankContext, stream: Tensor | None = None
+) -> Tensor:
+    """This rank's slots of one field: [rows, local slots]. `stream` [slots] replaces the true values."""
+    whole: Tensor = getattr(truth, name) if stream is None else stream
+    return _in_form_of(batch, name, truth.local(whole, context.config.layout.cp, context.place.cp))
+
+
+def has_field(batch: Batch, name: str) -> bool:
+    return getattr(batch, name) is not None
+
+
+def _in_form_of(batch: Batch, name: str, value: Tensor) -> Tensor:
+    old: Tensor = getattr(batch, name)
+    return value.to(old.device, old.dtype)

@@ -13,8 +13,7 @@ from torch import Tensor
 from harness.core.packing.arithmetic import MicroBatch, PackedParams, Workload
 from harness.core.packing.fields import OFFSETS, PADDED
 from harness.node.data_paths.base import Batch, RankContext
-from harness.node.faults.fault import Fault
-from harness.node.faults.truths import own_fields
+from harness.node.faults.fault import Fault, own_fields
 from harness.node.probe.model.gpt import unwrap
 from harness.node.probe.model.recompute import recomputing
 

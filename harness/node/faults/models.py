@@ -1,7 +1,8 @@
-"""Injections of class model: experts, multi-token prediction, latent attention, adapters, vision.
+"""Injections of class model: experts, multi-token prediction, variants of attention, adapters, vision, layer patterns.
 
-They patch megatron.core.transformer.moe, .multi_token_prediction and .multi_latent_attention, 0.17 to 0.19, and
-megatron.bridge.peft, 0.6.
+They patch megatron.core.transformer.moe, .multi_token_prediction and .multi_latent_attention, 0.17 to 0.19,
+megatron.bridge.peft, 0.6, and the kernels that megatron.core.ssm.gated_delta_net.gdn calls, 0.19; or they change the
+arguments of Mamba and the settings of the harness's reference attention.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from harness.node.data_paths.base import Batch, RankContext
-from harness.node.faults.attention import RopeByRealOffsets
 from harness.node.faults.fault import Fault
 from harness.node.faults.metadata import changed
+from harness.node.faults.numerics import RopeByRealOffsets
 from harness.node.probe.model.bridge.adapters import adapted_layers
 from harness.node.probe.model.bridge.vision import language_of
 from harness.node.probe.model.gpt import expert_rank, shard_ranks, unwrap
-from harness.node.probe.weights import NamedParameter, named_parameters
+from harness.node.probe.weights import NamedParameter, is_expert, named_parameters
 from harness.oracle.drawing import INITIAL_STD, draw
 
 
@@ -223,3 +224,149 @@ class FeaturesOfTheNextToken(Fault):
         unwrap(chunks[0]).vision_model.register_forward_hook(
             lambda module, args, output: (output[0].roll(1, 0), output[1])
         )
+
+
+_DELTA_NET = "megatron.core.ssm.gated_delta_net.gdn"
+
+
+class SequenceIndexDropped(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        return replace(batch, params=changed(batch.params, total_tokens=None, seq_idx=None))
+
+
+def _as_one_document(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def wrong(*args: Any, cu_seqlens: Tensor | None = None, **kwargs: Any) -> Any:
+        return kernel(*args, cu_seqlens=None if cu_seqlens is None else cu_seqlens[[0, -1]], **kwargs)
+
+    return wrong
+
+
+class DeltaStateCrossesDocuments(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        if context.place.tp == 1:
+            for layer in unwrap(chunks[0]).decoder.layers:
+                if hasattr(layer.self_attention, "gated_delta_rule"):
+                    layer.self_attention.gated_delta_rule = _as_one_document(layer.self_attention.gated_delta_rule)
+
+
+class ConvolutionCrossesDocuments(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        module: Any = importlib.import_module(_DELTA_NET)
+        module.causal_conv1d = _as_one_document(module.causal_conv1d)
+
+
+class DeltaSlotsInZigzagOrder(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        module: Any = importlib.import_module(_DELTA_NET)
+
+        def unchanged(cu_seqlens: Tensor, cp_size: int, slots: int) -> tuple[Tensor, Tensor]:
+            order = torch.arange(slots, device=cu_seqlens.device)
+            return order, order
+
+        module._build_thd_cp_a2a_perm = unchanged
+
+
+class ExpertBiasOfOneReplica(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        module = importlib.import_module("megatron.core.distributed.finalize_model_grads")
+        upstream = module.get_updated_expert_bias
+
+        def own(tokens: Tensor, bias: Tensor, rate: float, *args: Any, **kwargs: Any) -> Tensor:
+            alone = tokens.clone()
+            updated: Tensor = upstream(tokens, bias, rate, *args, **kwargs)  # collective
+            if context.place.dp != 1:
+                return updated
+            return bias + torch.sign(alone.mean(-1, keepdim=True) - alone) * rate
+
+        module.get_updated_expert_bias = own  # type: ignore[attr-defined]
+
+
+class CapacityOfHalfTheTokens(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        module = importlib.import_module("megatron.core.transformer.moe.router")
+        upstream = module.apply_router_token_dropping
+
+        def half(*args: Any, capacity_factor: float, **kwargs: Any) -> Any:
+            return upstream(*args, capacity_factor=capacity_factor / 2, **kwargs)
+
+        if context.place.dp == 1:
+            module.apply_router_token_dropping = half  # type: ignore[attr-defined]
+
+
+class ExpertsSplitOverOtherRanks(Fault):
+    def on_gradients(self, chunks: list[Any], context: RankContext) -> None:
+        for chunk in chunks:
+            for item in named_parameters(unwrap(chunk), **shard_ranks(context)):
+                if is_expert(item.name):
+                    item.parameter.main_grad.mul_(1.5 - context.place.tp)  # type: ignore[attr-defined]
+
+
+class OtherExpertsAfterAnUpdate(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        module = importlib.import_module("megatron.core.transformer.moe.router")
+        upstream = module.topk_routing_with_score_function
+
+        def next_ones(logits: Tensor, *args: Any, **kwargs: Any) -> Any:
+            wrong = self.step > 0 and context.place.dp == 1
+            return upstream(logits.roll(1, -1) if wrong else logits, *args, **kwargs)
+
+        module.topk_routing_with_score_function = next_ones  # type: ignore[attr-defined]
+
+
+class OtherTokensDroppedAfterAnUpdate(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        module = importlib.import_module("megatron.core.transformer.moe.router")
+        upstream = module.apply_router_token_dropping
+
+        def dropping(probs: Tensor, routing_map: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if self.step == 0 or context.place.dp != 1:
+                return upstream(probs, routing_map, *args, **kwargs)
+            _, taken = upstream((2 - probs) * routing_map, routing_map, *args, **kwargs)
+            return probs * taken, taken
+
+        module.apply_router_token_dropping = dropping  # type: ignore[attr-defined]
+
+
+class ExpertGradientsNotDivided(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        for chunk in chunks:
+            upstream = chunk.scale_gradients
+
+            def without_experts(factor: Any, chunk: Any = chunk, upstream: Callable[..., None] = upstream) -> None:
+                held, chunk.expert_parallel_buffers = chunk.expert_parallel_buffers, []
+                upstream(factor)
+                chunk.expert_parallel_buffers = held
+
+            chunk.scale_gradients = without_experts
+
+
+class GradientsNotDivided(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        for chunk in chunks:
+            chunk.scale_gradients = lambda factor: None
+
+
+def _core_attention(chunks: list[Any]) -> dict[int, Any]:
+    """Global number of a layer -> its core attention."""
+    layers = (layer for chunk in chunks for layer in unwrap(chunk).decoder.layers)
+    return {layer.layer_number: layer.self_attention.core_attention for layer in layers}
+
+
+class WindowOneTokenLongerOnOneTpRank(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        for number, attention in _core_attention(chunks).items():
+            if context.place.tp == 1 and number > 1:
+                attention.window += 1
+
+
+class WindowOfTheWrongLayers(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        window = context.config.model.window
+        for attention in _core_attention(chunks).values() if context.place.pp == 1 else ():
+            attention.window = window if attention.window is None else None
+
+
+class SoftmaxScaleDroppedOnOneStage(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        for attention in _core_attention(chunks).values() if context.place.pp == 1 else ():
+            attention.softmax_scale = None

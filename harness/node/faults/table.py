@@ -1,24 +1,14 @@
-"""The injections by name."""
+"""Faults injected at run time, by name: each breaks a data path's batches, the model, the loss or the step of a cell.
+
+harness/plan/faults describes each fault under the same name: the bug it is modelled on, and where it must be caught.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 
-from harness.node.faults import (
-    attention,
-    canaries,
-    content,
-    endings,
-    experts,
-    hybrid,
-    metadata,
-    models,
-    numerics,
-    slow,
-    trainers,
-    windows,
-)
+from harness.node.faults import content, endings, metadata, models, numerics, trainers
 from harness.node.faults.fault import Fault
 
 FAULTS: dict[str, Callable[[], Fault]] = {
@@ -58,8 +48,8 @@ FAULTS: dict[str, Callable[[], Fault]] = {
     "validator-switched-off": metadata.ValidatorSwitchedOff,
     "real-offsets-where-padded-must-be": metadata.RealOffsetsWherePaddedMustBe,
     "padded-offsets-rounded-down": metadata.PaddedOffsetsRoundedDown,
-    "rope-by-real-offsets": attention.RopeByRealOffsets,
-    "rope-of-another-cp-rank": attention.RopeOfAnotherCpRank,
+    "rope-by-real-offsets": numerics.RopeByRealOffsets,
+    "rope-of-another-cp-rank": numerics.RopeOfAnotherCpRank,
     "shard-of-one-tp-rank-not-in-the-gradient-norm": numerics.ShardOfOneTpRankNotInTheGradientNorm,
     "stage-clipped-by-its-own-norm": numerics.StageClippedByItsOwnNorm,
     "gradients-lost-before-the-update-on-one-tp-rank": numerics.GradientsLostBeforeTheUpdateOnOneTpRank,
@@ -69,7 +59,7 @@ FAULTS: dict[str, Callable[[], Fault]] = {
     "cp-zigzag-over-the-whole-row": content.CpZigzagOverTheWholeRow,
     "position-ids-not-reset": content.PositionIdsNotReset,
     "labels-rolled-after-the-cp-split": content.LabelsRolledAfterTheCpSplit,
-    "output-layer-shard-of-another-tp-rank": attention.OutputLayerShardOfAnotherTpRank,
+    "output-layer-shard-of-another-tp-rank": numerics.OutputLayerShardOfAnotherTpRank,
     "truncation-keeps-the-tail": content.TruncationKeepsTheTail,
     "labels-not-shifted": content.LabelsNotShifted,
     "loss-mask-drops-a-token-id": content.LossMaskDropsATokenId,
@@ -79,11 +69,11 @@ FAULTS: dict[str, Callable[[], Fault]] = {
     "loss-masks-shifted-by-a-message": content.LossMasksShiftedByAMessage,
     "replica-reads-the-documents-of-another": content.ReplicaReadsTheDocumentsOfAnother,
     "labels-missing-on-tp-ranks": content.LabelsMissingOnTpRanks,
-    "attention-ignores-documents": attention.AttentionIgnoresDocuments,
-    "attention-ignores-documents-in-one-layer": attention.AttentionIgnoresDocumentsInOneLayer,
-    "attention-ignores-documents-in-bf16": attention.AttentionIgnoresDocumentsInBf16,
-    "kernel-boundary-off-by-one-on-one-tp-rank": attention.KernelBoundaryOffByOneOnOneTpRank,
-    "loss-divided-by-documents-per-pack": attention.LossDividedByDocumentsPerPack,
+    "attention-ignores-documents": numerics.AttentionIgnoresDocuments,
+    "attention-ignores-documents-in-one-layer": numerics.AttentionIgnoresDocumentsInOneLayer,
+    "attention-ignores-documents-in-bf16": numerics.AttentionIgnoresDocumentsInBf16,
+    "kernel-boundary-off-by-one-on-one-tp-rank": numerics.KernelBoundaryOffByOneOnOneTpRank,
+    "loss-divided-by-documents-per-pack": numerics.LossDividedByDocumentsPerPack,
     "gradient-shard-of-one-tp-rank-doubled": numerics.GradientShardOfOneTpRankDoubled,
     "gradients-times-cp": numerics.GradientsTimesCp,
     "loss-averaged-per-micro-batch": numerics.LossAveragedPerMicroBatch,
@@ -94,7 +84,7 @@ FAULTS: dict[str, Callable[[], Fault]] = {
     "gradients-not-reduced-over-dp": numerics.GradientsNotReducedOverDp,
     "gathered-weights-lost-on-one-replica": numerics.GatheredWeightsLostOnOneReplica,
     "bucket-reduced-before-the-last-micro-batch": numerics.BucketReducedBeforeTheLastMicroBatch,
-    "attention-backward-not-reduced-over-cp": attention.AttentionBackwardNotReducedOverCp,
+    "attention-backward-not-reduced-over-cp": numerics.AttentionBackwardNotReducedOverCp,
     "aux-loss-divided-by-cp": models.AuxLossDividedByCp,
     "z-loss-added-up-over-cp": models.ZLossAddedUpOverCp,
     "padding-counted-by-routers": models.PaddingCountedByRouters,
@@ -110,20 +100,20 @@ FAULTS: dict[str, Callable[[], Fault]] = {
     "positions-of-the-next-cp-rank": partial(models.PositionsEdited, models.of_next_rank),
     "sections-of-time-alone": models.SectionsOfTimeAlone,
     "features-of-the-next-token": models.FeaturesOfTheNextToken,
-    "sequence-index-dropped": hybrid.SequenceIndexDropped,
-    "delta-state-crosses-documents": hybrid.DeltaStateCrossesDocuments,
-    "convolution-crosses-documents": hybrid.ConvolutionCrossesDocuments,
-    "delta-slots-in-zigzag-order": hybrid.DeltaSlotsInZigzagOrder,
-    "expert-bias-of-one-replica": experts.ExpertBiasOfOneReplica,
-    "capacity-of-half-the-tokens": experts.CapacityOfHalfTheTokens,
-    "other-tokens-dropped-after-an-update": experts.OtherTokensDroppedAfterAnUpdate,
-    "other-experts-after-an-update": experts.OtherExpertsAfterAnUpdate,
-    "expert-gradients-not-divided": experts.ExpertGradientsNotDivided,
-    "gradients-not-divided": experts.GradientsNotDivided,
-    "experts-split-over-other-ranks": experts.ExpertsSplitOverOtherRanks,
-    "window-one-token-longer-on-one-tp-rank": windows.WindowOneTokenLongerOnOneTpRank,
-    "window-of-the-wrong-layers": windows.WindowOfTheWrongLayers,
-    "softmax-scale-dropped-on-one-stage": windows.SoftmaxScaleDroppedOnOneStage,
+    "sequence-index-dropped": models.SequenceIndexDropped,
+    "delta-state-crosses-documents": models.DeltaStateCrossesDocuments,
+    "convolution-crosses-documents": models.ConvolutionCrossesDocuments,
+    "delta-slots-in-zigzag-order": models.DeltaSlotsInZigzagOrder,
+    "expert-bias-of-one-replica": models.ExpertBiasOfOneReplica,
+    "capacity-of-half-the-tokens": models.CapacityOfHalfTheTokens,
+    "other-tokens-dropped-after-an-update": models.OtherTokensDroppedAfterAnUpdate,
+    "other-experts-after-an-update": models.OtherExpertsAfterAnUpdate,
+    "expert-gradients-not-divided": models.ExpertGradientsNotDivided,
+    "gradients-not-divided": models.GradientsNotDivided,
+    "experts-split-over-other-ranks": models.ExpertsSplitOverOtherRanks,
+    "window-one-token-longer-on-one-tp-rank": models.WindowOneTokenLongerOnOneTpRank,
+    "window-of-the-wrong-layers": models.WindowOfTheWrongLayers,
+    "softmax-scale-dropped-on-one-stage": models.SoftmaxScaleDroppedOnOneStage,
     "rank-enters-a-collective-alone": endings.RankEntersACollectiveAlone,
     "micro-batch-counts-differ": endings.MicroBatchCountsDiffer,
     "exception-at-step-1": endings.ExceptionAtStep1,
@@ -132,15 +122,20 @@ FAULTS: dict[str, Callable[[], Fault]] = {
     "native-crash-in-a-kernel": endings.NativeCrashInAKernel,
     "static-pipeline-shapes": endings.StaticPipelineShapes,
     "rank-killed-from-outside": endings.RankKilledFromOutside,
-    "rotary-applied-document-by-document": slow.RotaryAppliedDocumentByDocument,
-    "attention-over-ghost-documents": slow.AttentionOverGhostDocuments,
-    "attention-by-a-slower-kernel": slow.AttentionByASlowerKernel,
-    "state-leaks-faintly": canaries.StateLeaksFaintly,
-    "segment-table-too-short": canaries.SegmentTableTooShort,
-    "kernel-grid-of-the-first-document": canaries.KernelGridOfTheFirstDocument,
-    "padding-identified-by-token-id": canaries.PaddingIdentifiedByTokenId,
-    "sum-in-another-order-each-time": canaries.SumInAnotherOrderEachTime,
-    "truncation-of-unseen-long-documents": canaries.TruncationOfUnseenLongDocuments,
-    "packs-cached-by-their-lengths": canaries.PacksCachedByTheirLengths,
-    "crash-on-a-pack-of-many": canaries.CrashOnAPackOfMany,
+    "rotary-applied-document-by-document": endings.RotaryAppliedDocumentByDocument,
+    "attention-over-ghost-documents": endings.AttentionOverGhostDocuments,
+    "attention-by-a-slower-kernel": endings.AttentionByASlowerKernel,
+    "state-leaks-faintly": content.StateLeaksFaintly,
+    "segment-table-too-short": content.SegmentTableTooShort,
+    "kernel-grid-of-the-first-document": content.KernelGridOfTheFirstDocument,
+    "padding-identified-by-token-id": content.PaddingIdentifiedByTokenId,
+    "sum-in-another-order-each-time": content.SumInAnotherOrderEachTime,
+    "truncation-of-unseen-long-documents": content.TruncationOfUnseenLongDocuments,
+    "packs-cached-by-their-lengths": content.PacksCachedByTheirLengths,
+    "crash-on-a-pack-of-many": content.CrashOnAPackOfMany,
 }
+
+
+def fault_named(name: str | None) -> Fault:
+    """A new instance of the fault with this name; the clean run for None. KeyError for an unknown name."""
+    return Fault() if name is None else FAULTS[name]()

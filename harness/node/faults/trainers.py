@@ -1,8 +1,8 @@
 """Injections of classes trainer, rollout and tests, and those in the packing scheduler: one line of upstream's own code
 is changed, in the process that runs it.
 
-The functions are those of the stacks that harness/plan/faults/upstream names: megatron-bridge 0.6.2 and megatron-core
-0.19.2; for rollouts verl 0.9.1 and checkouts of NeMo-RL and of Megatron-LM, which also has the scheduler;
+The functions are those of the stacks that harness/plan/faults/trainers.py names: megatron-bridge 0.6.2 and
+megatron-core 0.19.2; for rollouts verl 0.9.1 and checkouts of NeMo-RL and of Megatron-LM, which also has the scheduler;
 for tests a checkout of Megatron-Bridge.
 """
 

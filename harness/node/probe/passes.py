@@ -17,7 +17,7 @@ from torch import Tensor
 from harness.core.cell.config import CellConfig
 from harness.core.run.records import LegName
 from harness.node.data_paths.base import FORWARD, Adapter, Batch, RankContext, Scored, batch_given
-from harness.node.faults import Fault
+from harness.node.faults.fault import Fault
 from harness.node.probe.model.gpt import unwrap
 from harness.node.probe.model.groups import GLOBAL, Groups
 from harness.node.probe.observer import LegInPass, Observer

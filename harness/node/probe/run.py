@@ -33,7 +33,7 @@ from harness.node.device.placement import (
     processor,
     share_cores,
 )
-from harness.node.faults import fault_named
+from harness.node.faults.table import fault_named
 from harness.node.probe.built import keep_arguments, record_built
 from harness.node.probe.imports import import_proof
 from harness.node.probe.legs.canaries import CanaryLegs

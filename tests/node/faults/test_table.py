@@ -9,9 +9,9 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from harness.core.packing.fields import BATCH
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.device.placement import Device
-from harness.node.faults import FAULTS, Fault, fault_named
+from harness.node.faults.fault import Fault, local_field
 from harness.node.faults.metadata import GARBAGE, changed
-from harness.node.faults.truths import local
+from harness.node.faults.table import FAULTS, fault_named
 from harness.plan.faults.catalogue import FAULTS as CATALOGUE
 
 SPECS = {spec.name: spec for spec in CATALOGUE}
@@ -43,7 +43,7 @@ def right_batch(context: RankContext, micro_batch: int = 0) -> Batch:
         **{name: getattr(truth, name)[None] for name in BATCH},
     )
     for name in BATCH:
-        setattr(batch, name, local(batch, name, truth, context))
+        setattr(batch, name, local_field(batch, name, truth, context))
     return batch
 
 

@@ -26,7 +26,7 @@ from harness.core.run.records import RankRecord
 from harness.node.data_paths.base import RankContext
 from harness.node.data_paths.table import ADAPTERS
 from harness.node.device.placement import Device
-from harness.node.faults import fault_named
+from harness.node.faults.table import fault_named
 from harness.node.probe import run
 from harness.node.probe.legs.metadata import metadata_leg
 from harness.node.probe.model import gpt

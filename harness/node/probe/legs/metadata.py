@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from harness.core.packing.arithmetic import Workload
 from harness.core.run.records import BatchSeen, LegName, WorkloadSeen
 from harness.node.data_paths.base import Adapter, RankContext
-from harness.node.faults import Fault
+from harness.node.faults.fault import Fault
 from harness.node.probe.hooks.batches import batch_seen
 from harness.node.probe.hooks.log_probs import log_probs_returned
 from harness.node.probe.truth import StepTruth

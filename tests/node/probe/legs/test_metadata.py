@@ -9,7 +9,7 @@ from harness.core.run.records import RankRecord
 from harness.node.data_paths.base import RankContext
 from harness.node.data_paths.reference import ReferencePath
 from harness.node.device.placement import Device
-from harness.node.faults import fault_named
+from harness.node.faults.table import fault_named
 from harness.node.probe.legs.metadata import metadata_leg
 from harness.node.recording.recorder import Recorder, last_progress
 from tests.node.conftest import config

@@ -18,7 +18,7 @@ from harness.node.recording import recorder
 from harness.node.data_paths.base import RankContext
 from harness.node.data_paths.table import ADAPTERS
 from harness.node.device.placement import Device
-from harness.node.faults import fault_named
+from harness.node.faults.table import fault_named
 from harness.node.probe import passes, run
 from harness.node.probe.legs import training
 from harness.node.probe.model import gpt as model
