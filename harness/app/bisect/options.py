@@ -44,8 +44,7 @@ def add(bisect: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, command: list[str]) -> int:
     """Run the command; returns its exit code."""
-    from harness.app.bisect.command import bisect
-    from harness.app.bisect.search import BisectRequest
+    from harness.app.bisect.command import BisectRequest, bisect
     from harness.judge.bisect.result import Find
 
     return bisect(

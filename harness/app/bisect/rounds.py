@@ -1,30 +1,36 @@
-"""A round of a bisection: the chosen cells at several points, run side by side in one run and judged."""
+"""A round of a bisection: the chosen cells at several points, run side by side in one run and judged.
+
+Verdicts on cells are cached: one file each, written atomically. The key is everything that a verdict depends on; the
+file holds it as text. Undecided verdicts are not kept.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
-from harness.app.bisect.nested import Pins
+import harness
+from harness.app.bisect.sources import Pins
 from harness.app.pipeline import judging, launch, plan_run, reports
 from harness.app.pipeline.launch import launcher_for
 from harness.core.cell.identity import cell_id
 from harness.core.outcomes import Outcome
 from harness.core.run.run_dir import RunDir, text_of, write_atomic, write_json
 from harness.core.run.run_plan import Expansion, PlannedCell, RunPlan
-from harness.core.serialization import dumps, loads
+from harness.core.serialization import dumps, from_jsonable, loads
 from harness.core.stack import DEFAULT, Stack, content_of
 from harness.infra.console import say
 from harness.infra.inputs.yaml_file import dump
 from harness.infra.launcher import Launcher
-from harness.infra.runs import verdict_cache
 from harness.infra.runs.evidence_files import read_plan, read_result
 from harness.infra.runs.lock import only_launcher
-from harness.infra.runs.verdict_cache import KeptVerdict, VerdictKey
 from harness.infra.screen import relative_path
+from harness.infra.stacks.artifact_store import folder
 from harness.infra.stacks.checkout import release_worktrees
 from harness.infra.stacks.prepare import torch_version
 from harness.judge.bisect.result import JudgedCell, Point, judged, state_of
@@ -32,6 +38,8 @@ from harness.plan.jobs.allocations import plan_allocations
 from harness.plan.jobs.cluster import ClusterProfile
 from harness.plan.matrix.load import Matrix, resolved
 from harness.plan.stacks.bisection_cells import Subject, moved, named_at, plain_name
+
+VERDICT_FORMAT = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +95,13 @@ def _keys(context: BisectContext, points: Sequence[str]) -> dict[str, dict[str, 
         what = f"{plain} {dumps([cell.config.canaries, cell.config.deadline_s])} {judged_by}"
         for point in points:
             keys[point][cell.id] = VerdictKey(
-                code=code[point], stack=stack, cell=what, where=where, harness=verdict_cache.harness_version()
+                code=code[point], stack=stack, cell=what, where=where, harness=harness_version()
             )
     return keys
 
 
 def _kept(context: BisectContext, point: str, keys: Mapping[str, VerdictKey]) -> Point | None:
-    verdicts = {name: verdict_cache.read(key) for name, key in keys.items()}
+    verdicts = {name: read_verdict(key) for name, key in keys.items()}
     whole = [verdict for verdict in verdicts.values() if verdict is not None]
     if len(whole) < len(verdicts):
         return None
@@ -230,7 +238,7 @@ def _harvest(
             cell = judged(report, new[old].id, names[old])
             cells[cell.id] = cell
             if cell.outcome is not Outcome.ERROR:
-                verdict_cache.keep(KeptVerdict(key=key, cell=cell, run=str(directory.root)))
+                keep_verdict(KeptVerdict(key=key, cell=cell, run=str(directory.root)))
         stack = next(iter(new.values())).config.stack
         found[point] = _point(point, tuple(cells.values()), str(directory.root), stack)
     return found
@@ -239,3 +247,56 @@ def _harvest(
 def _point(name: str, cells: tuple[JudgedCell, ...], run: str, stack: str, *, kept: bool = False) -> Point:
     state, reason = state_of(cells)
     return Point(name=name, state=state, stack=stack, cells=cells, run=run, reason=reason, kept=kept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerdictKey:
+    """Everything that a verdict depends on."""
+
+    code: str  # hash of the tree under test, submodules included, or the requirement of the release
+    stack: str  # everything else of the stack
+    cell: str  # the cell without its stack, and its judging options
+    where: str  # cluster profile or kind of machine: results differ between devices
+    harness: str  # harness_version()
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(dumps((VERDICT_FORMAT, self)).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptVerdict:
+    key: VerdictKey
+    cell: JudgedCell
+    run: str  # the run directory that it comes from
+
+
+def read_verdict(key: VerdictKey) -> KeptVerdict | None:
+    """The verdict; None when there is none, or its file is damaged."""
+    try:
+        kept = from_jsonable(KeptVerdict, loads(_verdict_file(key).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+    return kept if kept.key == key else None
+
+
+def keep_verdict(verdict: KeptVerdict) -> None:
+    write_json(_verdict_file(verdict.key), verdict)
+
+
+def _verdict_file(key: VerdictKey) -> Path:
+    return folder() / "verdicts" / f"{key.digest}.json"
+
+
+@cache
+def harness_version() -> str:
+    """The version and a digest of the code, so that a changed check does not reuse an old verdict."""
+    return f"{harness.__version__}-{code_digest(Path(harness.__file__).parent)}"
+
+
+def code_digest(root: Path) -> str:
+    """Twelve hex digits over names and text of the Python files under `root`."""
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]

@@ -15,8 +15,7 @@ from typing import Any
 
 from harness.app.pipeline import judging
 from harness.app.selection import find_run, matching, select
-from harness.app.shrink.shrunk import Shrunk
-from harness.app.shrink.trial_run import answer_of, run_cells, sort_of
+from harness.app.shrink.trials import Shrunk, answer_of, run_cells, sort_of
 from harness.core.cell.config import CellConfig
 from harness.core.cell.identity import cell_id
 from harness.core.errors import InfrastructureError, InputError, Problem
@@ -62,8 +61,7 @@ def shrink(
     `check`: the check that must still fail; None: that of the leading finding. `issue`: write issue.md and, for cells
     that have them, standalone reproducers too.
     """
-    from harness.app.shrink.issues import write_issue
-    from harness.app.shrink.reproducers import write_reproducers
+    from harness.app.shrink.reproducers import write_issue, write_reproducers
 
     directory = find_run(name, run_parent)
     if issue and (faults := read_plan(directory).faults):

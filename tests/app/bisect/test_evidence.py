@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.app.bisect.evidence import confirmed
-from harness.app.shrink.shrunk import Shrunk
+from harness.app.bisect.command import confirmed
+from harness.app.shrink.trials import Shrunk
 from harness.core.cell.config import CellConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import ModelConfig

@@ -11,7 +11,7 @@ import pytest
 
 from harness.app.cli import main
 from harness.app.shrink.command import shrink_cell
-from harness.app.shrink.trial_run import answer_of, run_cells
+from harness.app.shrink.trials import answer_of, run_cells
 from harness.core.cell.config import CellConfig, TrainConfig
 from harness.core.cell.identity import cell_id
 from harness.core.cell.layout import Layout

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness.app.shrink.reproducers import Ends, write_reproducers
-from harness.app.shrink.shrunk import Shrunk
+from harness.app.shrink.trials import Shrunk
 from harness.core.cell.config import CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import MoeConfig

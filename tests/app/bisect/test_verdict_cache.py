@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import harness
+from harness.app.bisect import rounds
+from harness.app.bisect.rounds import KeptVerdict, VerdictKey
 from harness.core.outcomes import Finding, Lane, Outcome
-from harness.infra.runs import verdict_cache
-from harness.infra.runs.verdict_cache import KeptVerdict, VerdictKey
 from harness.judge.bisect.result import JudgedCell
 
 KEY = VerdictKey(code="tree", stack="packages", cell="tp1", where="cpu", harness="1")
@@ -29,31 +29,31 @@ def verdict(key: VerdictKey = KEY) -> KeptVerdict:
 
 
 def test_a_cached_verdict_round_trips() -> None:
-    assert verdict_cache.read(KEY) is None
-    verdict_cache.keep(verdict())
-    found = verdict_cache.read(KEY)
+    assert rounds.read_verdict(KEY) is None
+    rounds.keep_verdict(verdict())
+    found = rounds.read_verdict(KEY)
     assert found is not None
     assert repr(found) == repr(verdict())
 
 
 @pytest.mark.parametrize("field", ["code", "stack", "cell", "where", "harness"])
 def test_a_cached_verdict_is_used_for_no_other_key(field: str) -> None:
-    verdict_cache.keep(verdict())
-    assert verdict_cache.read(replace(KEY, **{field: "other"})) is None
+    rounds.keep_verdict(verdict())
+    assert rounds.read_verdict(replace(KEY, **{field: "other"})) is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"key": 1}'])
 def test_a_damaged_file_is_no_verdict(kept: Path, text: str) -> None:
-    verdict_cache.keep(verdict())
+    rounds.keep_verdict(verdict())
     (file,) = kept.glob("*.json")
     file.write_text(text)
-    assert verdict_cache.read(KEY) is None
+    assert rounds.read_verdict(KEY) is None
 
 
 def test_the_digest_changes_with_text_and_names_of_the_code_and_with_nothing_else(tmp_path: Path) -> None:
     code, other = tmp_path / "checks" / "a.py", tmp_path / "checks" / "b.py"
     code.parent.mkdir()
-    seen = [verdict_cache.code_digest(tmp_path)]
+    seen = [rounds.code_digest(tmp_path)]
     for change in (
         lambda: code.write_text("BOUND = 1\n"),
         lambda: code.write_text("BOUND = 2\n"),
@@ -61,14 +61,14 @@ def test_the_digest_changes_with_text_and_names_of_the_code_and_with_nothing_els
         lambda: other.with_name("c.py").write_text(""),
     ):
         change()
-        seen.append(verdict_cache.code_digest(tmp_path))
+        seen.append(rounds.code_digest(tmp_path))
         code.with_suffix(".pyc").write_text(f"{len(seen)}")
-        assert verdict_cache.code_digest(tmp_path) == seen[-1]
+        assert rounds.code_digest(tmp_path) == seen[-1]
     assert len(set(seen)) == len(seen)
 
 
 def test_the_version_of_the_harness_has_its_release_and_a_digest_of_its_code() -> None:
-    release, _, digest = verdict_cache.harness_version().rpartition("-")
+    release, _, digest = rounds.harness_version().rpartition("-")
     root = Path(harness.__file__).parent
-    assert (release, digest) == (harness.__version__, verdict_cache.code_digest(root))
+    assert (release, digest) == (harness.__version__, rounds.code_digest(root))
     assert root.joinpath("judge", "checks", "table.py").is_file()

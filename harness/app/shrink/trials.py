@@ -1,21 +1,23 @@
-"""Runs cells without a matrix, and compares the verdict on one with a wanted finding."""
+"""Runs cells without a matrix and compares the verdict on one with a wanted finding; the result of a shrink."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from harness.app.pipeline import judging, launch, plan_run
 from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Finding, Outcome, Severity
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import Expansion, PlannedCell
-from harness.core.stack import ReadyStack
+from harness.core.stack import ReadyStack, Stack
 from harness.core.tolerances import ToleranceOverrides
 from harness.infra.local_launcher import LocalLauncher
 from harness.judge.report.model import Report, ReportCell
 from harness.plan.expansion.expand import with_controls
-from harness.plan.shrink.search import Answer, Kind
+from harness.plan.shrink.search import Answer, Kind, Smallest
 
 
 def run_cells(
@@ -65,3 +67,25 @@ def _answer(cell: ReportCell, wanted: Finding) -> Answer:
     return Answer(
         kind=Kind.DIFFERS, text=f"fails in another way ({first.lane.value}, {first.check}: {first.fault_class})"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shrunk:
+    """The result of a shrink and its files."""
+
+    folder: Path
+    origin: ReportCell
+    finding: Finding  # of the origin; the smallest cell still has it
+    smallest: Smallest
+    cell: ReportCell  # the smallest cell as its round judged it; the origin when the finding did not reproduce
+    config: CellConfig
+    provenance: Mapping[str, Any]  # of the run that judged it
+    matrix: Path | None  # smallest.yaml; None: the finding did not reproduce
+    stack: Stack | None  # None: the environment of the harness
+    tolerances: ToleranceOverrides
+
+    @property
+    def reported(self) -> ReportCell:
+        """The cell with the wanted finding first."""
+        sought = sort_of(self.finding)
+        return replace(self.cell, findings=sorted(self.cell.findings, key=lambda one: sort_of(one) != sought))
