@@ -1,4 +1,4 @@
-"""The command line. Heavy modules are imported inside the commands, so that --help answers at once."""
+"""The command line: from its words to a command. Heavy modules are imported when it runs, so that --help is quick."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ import gc
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import harness
-from harness.app import plugins, process, run_options
+from harness.app import plugins, process
 from harness.app.arguments import (
-    MATRIX,
-    RUN,
+    CLUSTER_JOBS,
+    COMPLETION_VARIABLE,
+    MATRIX_TEXT,
+    RUN_PARENT,
+    RUN_TEXT,
+    Parser,
     add_cluster,
     add_history,
     add_json,
@@ -24,21 +28,28 @@ from harness.app.arguments import (
     add_notify,
     add_only,
     add_run,
+    add_run_options,
     add_run_parent,
     add_view,
+    complete,
+    completion_script,
     count,
     layer_number,
     set_view,
 )
-from harness.app.bisect import options as bisect_options
 from harness.app.commands import compare, history
-from harness.app.completers import VARIABLE, complete
-from harness.app.dispatch import dispatch
-from harness.app.parser import Parser
 from harness.app.pipeline import announce
 from harness.app.process import end_on_signals
 from harness.core.errors import HarnessError, InputError
-from harness.core.outcomes import EXIT_ABORT, EXIT_INPUT, EXIT_INTERRUPTED, EXIT_MEANINGS, EXIT_SKIP, EXIT_UNDECIDED
+from harness.core.outcomes import (
+    EXIT_ABORT,
+    EXIT_INPUT,
+    EXIT_INTERRUPTED,
+    EXIT_MEANINGS,
+    EXIT_PASS,
+    EXIT_SKIP,
+    EXIT_UNDECIDED,
+)
 from harness.infra import screen
 from harness.infra.inputs.files import matrix_path
 from harness.infra.screen import flush_streams, own_streams
@@ -60,7 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     init = commands.add_parser("init", help="write a first matrix for this machine, and a profile of its cluster")
     init.add_argument("folder", type=Path, nargs="?", default=Path(), metavar="DIR", help="folder (default: this one)")
-    run_options.add(commands.add_parser("run", help="run a matrix and judge it"))
+    add_run_options(commands.add_parser("run", help="run a matrix and judge it"))
     _bisect_options(commands.add_parser("bisect", help="find the first bad, or good, commit or release"))
     plan = commands.add_parser("plan", help="show cells, rejected combinations and cost without running")
     add_matrix(plan)
@@ -68,7 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_json(plan)
     plan.add_argument("--all", action="store_true", help="print all rows of long tables")
     verify = commands.add_parser("verify", help="check matrix files without running")
-    verify.add_argument("matrix", type=matrix_path, nargs="+", metavar="MATRIX", help=MATRIX)
+    verify.add_argument("matrix", type=matrix_path, nargs="+", metavar="MATRIX", help=MATRIX_TEXT)
     add_json(verify)
     completion = commands.add_parser("completion", help="print the script that completes words in a shell")
     completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
@@ -142,7 +153,9 @@ def _explain_options(explain: argparse.ArgumentParser) -> None:
         "word", metavar="WORD", help="a name from reports or the documentation, or a cell of RUN; or RUN, before CELL"
     )
     explain.add_argument("cell", metavar="CELL", nargs="?", help="cell of the run WORD, by id, name or pattern")
-    explain.add_argument("--run", default="latest", metavar="RUN", help=f"the run of a cell: {RUN} (default: latest)")
+    explain.add_argument(
+        "--run", default="latest", metavar="RUN", help=f"the run of a cell: {RUN_TEXT} (default: latest)"
+    )
     explain.add_argument(
         "--operations",
         action="store_true",
@@ -174,9 +187,44 @@ def _shrink_options(shrink: argparse.ArgumentParser) -> None:
 def _bisect_options(bisect: argparse.ArgumentParser) -> None:
     add_matrix(bisect)
     add_only(bisect, "CELL", "bisect only cells with this id, name or shell-style pattern (repeatable)")
-    bisect_options.add(bisect)
+    _add_search_options(bisect)
     add_cluster(bisect)
     add_run_parent(bisect, default=None, what="parent of the bisection's folder")
+
+
+def _add_search_options(bisect: argparse.ArgumentParser) -> None:
+    searched = bisect.add_mutually_exclusive_group(required=True)
+    searched.add_argument("--repo", metavar="PATH", help="clone (or URL) whose commits are searched")
+    searched.add_argument("--package", metavar="NAME", help="package whose releases are searched")
+    for end, shows in (("good", "every chosen cell passes"), ("bad", "a chosen cell fails")):
+        bisect.add_argument(f"--{end}", required=True, metavar="REF", help=f"commit or release at which {shows}")
+    bisect.add_argument(
+        "--find",
+        choices=("introduced", "fixed"),
+        default="introduced",
+        help="introduced: find the first bad point (default); fixed: the first good one",
+    )
+    bisect.add_argument("--paths", nargs="+", default=[], metavar="P", help="skip commits that touch none of these")
+    bisect.add_argument("--first-parent", action="store_true", help="follow only the first parent of merges")
+    bisect.add_argument("--pre", action="store_true", help="include pre-releases")
+    bisect.add_argument(
+        "--no-shrink",
+        action="store_true",
+        help="skip the smallest layout, the confirmation by revert, issue.md and reproducers",
+    )
+    bisect.add_argument(
+        "--run", dest="setup", default="", metavar="COMMAND", help="command to run once in each commit's worktree"
+    )
+    bisect.add_argument(
+        "--nested", default="", metavar="NAME", help="submodule or package to search next, if the found commit moved it"
+    )
+    bisect.add_argument("--fresh", action="store_true", help="ignore the verdicts of earlier bisections")
+    bisect.add_argument(
+        "--jobs",
+        type=count,
+        metavar="K",
+        help=f"points to judge at once (default: 1 here, {CLUSTER_JOBS} on a cluster)",
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -211,7 +259,7 @@ def _main(words: list[str]) -> int:
     command = ["harness", *words]
     try:
         parser = build_parser()
-        if VARIABLE in os.environ:
+        if COMPLETION_VARIABLE in os.environ:
             complete(parser)
         parser.parse_args(words, arguments)
         set_view(arguments)
@@ -244,6 +292,211 @@ def _ended(arguments: argparse.Namespace, error: HarnessError) -> int:
         what = str(getattr(arguments, "matrix", None) or arguments.run)
         announce.announce_end(receivers, what, str(error), error.exit_code)
     return error.exit_code
+
+
+def dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
+    """Run the command; the modules that it needs are imported here, not for --help."""
+    if arguments.command in _READING:
+        return _READING[arguments.command](arguments)
+    if arguments.command == "bisect":
+        return _bisect(arguments, command)
+    from harness.app.commands import inspect, run
+    from harness.app.pipeline.finalize import FinalizeOptions
+    from harness.app.pipeline.plan_run import PlanRequest
+
+    options = FinalizeOptions(
+        record=not arguments.no_history,
+        history=arguments.history,
+        notify=tuple(arguments.notify or ()),
+        for_git=getattr(arguments, "bisect", False),
+        most_failures=getattr(arguments, "maxfail", None),
+    )
+    if arguments.command == "resume":
+        return run.resume(arguments.run, arguments.run_dir, errors=arguments.errors, options=options)
+    if arguments.command == "report":
+        return inspect.report(arguments.run, arguments.run_dir, options)
+    request = PlanRequest(
+        matrix=arguments.matrix,
+        only=[*arguments.only, *_failed(arguments)],
+        settings=arguments.set,
+        expression=arguments.expression,
+        fault=arguments.fault,
+        command=command,
+        cluster=arguments.cluster,
+    )
+    return run.run(
+        request,
+        arguments.run_dir,
+        dry_run=arguments.dry_run,
+        max_gpu_hours=arguments.max_gpu_hours,
+        detach=arguments.detach,
+        options=options,
+    )
+
+
+def _failed(arguments: argparse.Namespace) -> list[str]:
+    if not arguments.failed:
+        return []
+    from harness.app.selection import failed_cells
+
+    return failed_cells(arguments.matrix, arguments.run_dir or RUN_PARENT)
+
+
+def _init(arguments: argparse.Namespace) -> int:
+    from harness.app.commands.machine import init
+
+    return init(arguments.folder)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from harness.app.commands import plan
+
+    return plan.plan(arguments.matrix, as_json=arguments.json, all_rows=arguments.all, cluster=arguments.cluster)
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from harness.app.commands import plan
+
+    return plan.verify(arguments.matrix, as_json=arguments.json)
+
+
+def _completion(arguments: argparse.Namespace) -> int:
+    screen.data(completion_script(arguments.shell))
+    return EXIT_PASS
+
+
+def _schema(_: argparse.Namespace) -> int:
+    from harness.app.commands import plan
+
+    return plan.schema()
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from harness.app.commands import inspect
+
+    return inspect.status(arguments.run, arguments.run_dir, as_json=arguments.json)
+
+
+def _cancel(arguments: argparse.Namespace) -> int:
+    from harness.app.commands import inspect
+
+    return inspect.cancel(arguments.run, arguments.run_dir)
+
+
+def _logs(arguments: argparse.Namespace) -> int:
+    from harness.app.commands import inspect
+
+    if arguments.follow:
+        return inspect.follow(arguments.run, arguments.run_dir, arguments.cell)
+    if arguments.errors:
+        return inspect.errors(arguments.run, arguments.run_dir, arguments.cell)
+    return inspect.logs(arguments.run, arguments.run_dir, arguments.cell, arguments.rank)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from harness.app.commands import machine
+
+    return machine.doctor(arguments.cluster, arguments.run_dir, as_json=arguments.json)
+
+
+def _selftest(arguments: argparse.Namespace) -> int:
+    from harness.app.commands import selftest
+
+    return (
+        selftest.list_faults()
+        if arguments.list
+        else selftest.run(arguments.only, arguments.run_dir, trainers=arguments.trainers)
+    )
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    if arguments.what == "stacks":
+        from harness.app.commands.explain import list_stacks
+
+        return list_stacks(as_json=arguments.json)
+    if arguments.what == "plugins":
+        from harness.app.commands.listing import list_plugins
+
+        return list_plugins(as_json=arguments.json)
+    from harness.app.commands.listing import list_runs
+
+    return list_runs(arguments.run_dir, limit=arguments.limit, as_json=arguments.json)
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from harness.app.commands.explain import explain
+
+    run, word = (arguments.word, arguments.cell) if arguments.cell else (arguments.run, arguments.word)
+    if arguments.operations:
+        from harness.app.commands.operations import explain_operations
+
+        return explain_operations(run, word, arguments.run_dir, layer=arguments.layer, as_json=arguments.json)
+    if arguments.json or arguments.layer is not None:
+        raise InputError("--layer and --json of `harness explain` need --operations")
+    return explain(word, run, arguments.run_dir)
+
+
+def _shrink(arguments: argparse.Namespace) -> int:
+    from harness.app.shrink.command import shrink
+
+    return shrink(
+        arguments.run,
+        arguments.cell,
+        arguments.run_dir,
+        rounds=arguments.rounds,
+        check=arguments.check,
+        issue=arguments.issue,
+    )
+
+
+def _bisect(arguments: argparse.Namespace, command: list[str]) -> int:
+    """Run the command; returns its exit code."""
+    from harness.app.bisect.command import BisectRequest, bisect
+    from harness.judge.bisect.result import Find
+
+    return bisect(
+        BisectRequest(
+            matrix=arguments.matrix,
+            good=arguments.good,
+            bad=arguments.bad,
+            repository=arguments.repo,
+            package=arguments.package,
+            only=arguments.only,
+            find=Find(arguments.find),
+            paths=arguments.paths,
+            first_parent=arguments.first_parent,
+            pre=arguments.pre,
+            setup=arguments.setup,
+            nested=arguments.nested,
+            fresh=arguments.fresh,
+            jobs=arguments.jobs,
+            cluster=arguments.cluster,
+            run_parent=arguments.run_dir,
+            shrink=not arguments.no_shrink,
+            command=command,
+        )
+    )
+
+
+# The commands that start no run, and judge none.
+_READING: dict[str, Callable[[argparse.Namespace], int]] = {
+    "init": _init,
+    "plan": _plan,
+    "verify": _verify,
+    "schema": _schema,
+    "completion": _completion,
+    "status": _status,
+    "cancel": _cancel,
+    "logs": _logs,
+    "list": _list,
+    "explain": _explain,
+    "doctor": _doctor,
+    "compare": compare.run,
+    "history": history.run,
+    "index": history.write_index,
+    "shrink": _shrink,
+    "selftest": _selftest,
+}
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from harness.app.arguments import RUN, RUN_PARENT, add_history, add_run_parent, count, days
+from harness.app.arguments import RUN_PARENT, RUN_TEXT, add_history, add_run_parent, count, days
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import EXIT_INPUT, EXIT_PASS, Outcome
 from harness.core.serialization import dumps
@@ -70,7 +70,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     prune.add_argument("--older-than", metavar="AGE", help="remove runs older than this: a date, or an age such as 90d")
     prune.add_argument("--keep-last", type=count, default=0, metavar="N", help="keep the last N runs of each matrix")
     prune.add_argument("--dry-run", action="store_true", help="show what would be removed, remove nothing")
-    made["import"].add_argument("runs", nargs="+", metavar="RUN", help=RUN)
+    made["import"].add_argument("runs", nargs="+", metavar="RUN", help=RUN_TEXT)
 
 
 def _place(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.app.completers import script
+from harness.app.arguments import completion_script
 from tests.processes import HUNG_S
 
 BASH = """
@@ -42,7 +42,7 @@ def place(tmp_path: Path) -> Path:
         (tmp_path / "reports" / run).mkdir(parents=True)
         (tmp_path / "reports" / run / "plan.json").write_text("{}")
     for name in ("bash", "zsh", "fish"):
-        (tmp_path / name).write_text(script(name))
+        (tmp_path / name).write_text(completion_script(name))
     return tmp_path
 
 
