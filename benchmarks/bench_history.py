@@ -22,7 +22,7 @@ from pathlib import Path
 from figures import ROOT, Figure, finished, parser
 
 from harness.infra.history.database import opened
-from harness.judge.history.rows import CellRow, FindingRow, RunRow, run_row
+from harness.judge.history import CellRow, FindingRow, RunRow, run_row
 from harness.judge.report.render_json import read_report
 
 MATRICES = 6

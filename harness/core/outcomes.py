@@ -70,7 +70,7 @@ class Finding:
 
     `where` holds any of: rank, stage, tp, cp, dp, chunk, layer, step, micro_batch, document, token, parameter,
     field, leg, attempt (if not the newest), ratio (the factor a number is off by), boundaries (the boundaries at that
-    place, see judge/diagnosis/boundaries.py). `measured` and `bound` are JSON values.
+    place, see judge/diagnosis/localise.py). `measured` and `bound` are JSON values.
     """
 
     lane: Lane

@@ -27,12 +27,12 @@ from harness.core.run.records import SCHEMA_VERSION, CellResult, LegSeen, RankRe
 from harness.core.run.tensor_records import ActivationSeen, ParameterSeen
 from harness.core.serialization import to_jsonable
 from harness.core.upstream import HEADS
-from harness.judge.diagnosis.boundaries import layer_of
+from harness.judge.diagnosis.localise import layer_of
+from harness.judge.evidence.assemble import whole_state
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.evidence.chunks import attention_layers, layers_with
 from harness.judge.evidence.numbers import scan
-from harness.judge.evidence.states import whole_state
 from harness.judge.evidence.timings import TURN, on_gpu, paired_times
+from harness.judge.evidence.truth import attention_layers, layers_with
 from harness.judge.import_check import import_problem
 
 T = TypeVar("T")

@@ -19,12 +19,12 @@ from harness.judge.complete import (
     uncompared,
     untrusted,
 )
+from harness.judge.diagnosis.fault_classes import led_by_root
 from harness.judge.diagnosis.known_issues import with_known
-from harness.judge.diagnosis.ordering import led_by_root
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.endings import TRAINED
 from harness.judge.evidence.timings import against_history
-from harness.judge.failures.cause import cause_of
+from harness.judge.failures.classification import cause_of
 from harness.judge.import_check import import_problem
 from harness.judge.weight import not_compared
 

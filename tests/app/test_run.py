@@ -19,7 +19,7 @@ from harness.core.run.run_dir import AttemptDir, write_atomic
 from harness.core.run.run_plan import RunPlan, sealed_text
 from harness.core.serialization import from_jsonable
 from harness.infra.history.database import opened
-from harness.judge.history.rows import run_row
+from harness.judge.history import run_row
 from harness.judge.report.render_json import read_report
 from tests.app.conftest import MATRIX, harness, only_run, write_matrix
 from tests.judge.written import seal

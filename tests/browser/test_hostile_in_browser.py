@@ -22,7 +22,7 @@ from harness.infra.html.history import render_history, render_index
 from harness.infra.html.report import render_html
 from harness.infra.runs.listing import FailingCell, IndexedRun
 from harness.judge.compare.runs import compare_runs
-from harness.judge.history.rows import run_row
+from harness.judge.history import run_row
 from harness.judge.report.model import Report, ReportCell, Weight
 from tests.browser.test_compare_in_browser import with_since
 from tests.browser.test_report_in_browser import BROKEN_LINKS, OPEN_ALL, open_view

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from harness.judge.history.rows import RunRow, run_row
+from harness.judge.history import RunRow, run_row
 from tests.sample_report import sample_report
 
 CELL = "tp2-pp1-cp1-sft"

@@ -19,8 +19,7 @@ from harness.infra.html.report import render_html
 from harness.infra.output_files import write_table
 from harness.judge.compare.render import render_comparison_markdown
 from harness.judge.compare.runs import compare_runs
-from harness.judge.report.annotations import annotation_lines
-from harness.judge.report.announcement import announcement
+from harness.judge.report.announcement import annotation_lines, announcement
 from harness.judge.report.model import Report
 from harness.judge.report.render_json import render_json
 from harness.judge.report.render_junit import render_junit

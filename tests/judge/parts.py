@@ -7,8 +7,8 @@ from dataclasses import replace
 from harness.core.cell.model import ModelConfig, MoeConfig, MtpConfig
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.records import ChoiceSeen, DocumentLoss, ExpertShare, MtpSeen, RouterSeen
+from harness.judge.checks.experts import RouterWhole, counted_rows, own_aux_loss, own_weight, own_z_loss
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.evidence.moe_router import RouterWhole, counted_rows, own_aux_loss, own_weight, own_z_loss
 from tests.judge.simulator import config_of, evidence_for
 
 LAYERS = 2

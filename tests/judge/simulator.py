@@ -61,8 +61,8 @@ from harness.core.run.tensor_records import (
     UpdateSeen,
 )
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.evidence.chunks import fields_used
 from harness.judge.evidence.in_turn import CellFound, evidence_in_turn
+from harness.judge.evidence.truth import fields_used
 from harness.judge.verdict import CellVerdict, judge_cell
 
 MODEL = ModelConfig(layers=4)

@@ -15,7 +15,7 @@ from harness.core.cell.layout import Coordinates
 from harness.core.run.records import Failure, Progress, RankRecord
 from harness.core.run.run_dir import write_json
 from harness.core.serialization import from_jsonable, loads
-from harness.judge.failures.blame import blame_of
+from harness.judge.failures.classification import blame_of
 from harness.node.data_paths.base import RankContext
 from harness.node.device import cpu_stubs
 from harness.node.faults.endings import ExceptionAtStep1

@@ -19,7 +19,7 @@ from harness.core.run.records import CellResult, Failure, RankEnding, RankRecord
 from harness.core.run.run_dir import AttemptDir, RunDir, needs_room, write_json
 from harness.core.serialization import from_jsonable, loads
 from harness.judge.evidence.endings import endings_of
-from harness.judge.failures.cause import Cause, cause_of
+from harness.judge.failures.classification import Cause, cause_of
 from harness.node import rank as rank_module
 from harness.node.agent import ANNOUNCING
 from harness.node.coordination.rendezvous import HeartbeatMonitor, NodeShare

@@ -39,8 +39,18 @@ from harness.infra.runs.lock import only_launcher
 from harness.infra.screen import relative_path
 from harness.infra.stacks.checkout import commit_of, release_worktrees
 from harness.infra.stacks.prepare import prepare
-from harness.judge.bisect.render import render_text
-from harness.judge.bisect.result import Bisection, Change, End, Find, Parent, Point, PointKind, PointState, short
+from harness.judge.bisect.result import (
+    Bisection,
+    Change,
+    End,
+    Find,
+    Parent,
+    Point,
+    PointKind,
+    PointState,
+    render_text,
+    short,
+)
 from harness.judge.bisect.search import NEW, OLD, UNKNOWN, Found, Judge, Undecided, next_step
 from harness.plan.matrix.load import Matrix, resolved
 from harness.plan.shrink.search import Answer, Kind, smallest_text

@@ -13,8 +13,7 @@ from harness.infra import screen
 from harness.infra.inputs.files import MIB, is_file, read_text
 
 if TYPE_CHECKING:
-    from harness.judge.compare.runs import Comparison
-    from harness.judge.compare.stack_changes import Counts
+    from harness.judge.compare.runs import Comparison, Counts
     from harness.judge.report.model import Report
 
 MOST_BYTES = 256 * MIB  # of a report.json
@@ -88,7 +87,7 @@ def _counts(comparison: Comparison, folder: Path) -> Counts:
     from harness.app.pipeline.finalize import count_commits
     from harness.core.run.run_dir import RunDir
     from harness.infra.runs.evidence_files import read_plan
-    from harness.judge.compare.stack_changes import Moved
+    from harness.judge.compare.runs import Moved
 
     moves = [
         (stack.stack.rpartition(" ")[2], item.before or "", item.after or "")

@@ -33,8 +33,7 @@ from harness.infra.runs.evidence_files import newest, read_cell, read_operations
 from harness.infra.screen import relative_path
 from harness.infra.stacks.checkout import release_worktrees
 from harness.infra.stacks.prepare import prepare
-from harness.judge.diagnosis.operations import OperationsCompared, compare_operations
-from harness.judge.diagnosis.operations_text import operations_text
+from harness.judge.diagnosis.operations import OperationsCompared, compare_operations, operations_text
 from harness.judge.stats.noise import noise_floors
 from harness.plan.matrix.load import pinned
 

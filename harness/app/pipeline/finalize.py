@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from harness.core.run.run_plan import RunPlan
     from harness.infra.history.database import CellHistory, History
     from harness.judge.compare.since_previous import CommitCount, Past, Previous
-    from harness.judge.history.rows import RunRow
+    from harness.judge.history import RunRow
     from harness.judge.report.model import Report
 
 HISTORY_VARIABLE = "HARNESS_HISTORY"
@@ -134,7 +134,7 @@ def history_file(named: Path | None, run_parent: Path) -> Path:
 def record(directory: RunDir, report: Report, file: Path) -> bool:
     """Add a report to the history; returns whether that worked. A failure is printed to stderr."""
     from harness.infra.history.database import opened
-    from harness.judge.history.rows import run_row
+    from harness.judge.history import run_row
 
     try:
         with opened(file, write=True) as history:
@@ -152,7 +152,7 @@ def with_run_diff(directory: RunDir, plan: RunPlan, report: Report, history: Pat
     printed to stderr, and the report is returned unchanged.
     """
     from harness.judge.compare.since_previous import since
-    from harness.judge.history.rows import run_row
+    from harness.judge.history import run_row
 
     try:
         row = run_row(report)
@@ -208,7 +208,7 @@ def _past_of(cell: CellHistory) -> Past:
 
 def _stacks_of_runs(history: History, runs: Iterable[str], stacks: set[str]) -> dict[str, dict[str, dict[str, str]]]:
     """Contents of the stacks of earlier runs, from their reports where those still exist."""
-    from harness.judge.compare.stack_changes import stack_facts
+    from harness.judge.compare.runs import stack_facts
     from harness.judge.report.render_json import read_provenance
 
     found = {}

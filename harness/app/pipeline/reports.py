@@ -16,7 +16,7 @@ from harness.core.serialization import dumps
 from harness.infra import screen
 from harness.infra.html.report import PARTS_FOLDER, render_pages
 from harness.infra.inputs.files import matrix_path
-from harness.judge.report.annotations import annotation_lines
+from harness.judge.report.announcement import annotation_lines
 from harness.judge.report.model import Report
 from harness.judge.report.render_json import render_json
 from harness.judge.report.render_junit import render_junit

@@ -26,7 +26,7 @@ from harness.core.outcomes import Outcome
 from harness.infra.file_system import is_network
 from harness.infra.history.queries import UNDECIDED, Query
 from harness.infra.inputs.files import is_file
-from harness.judge.history.rows import CellRow, RunRow
+from harness.judge.history import CellRow, RunRow
 
 WAIT_S = 5.0  # for other writers; then the run is not recorded, since its verdict must not wait
 _FIRST = (

@@ -23,7 +23,7 @@ from harness.infra.history.queries import Filters, calendar, listing, totals, tr
 from harness.infra.html import page
 from harness.infra.html.page import OUTCOME_MARKS, Link, anchor, clipped, link_from, seconds
 from harness.infra.runs.listing import IndexedRun, matrices
-from harness.judge.history.trends import Day, Point, calendar_rows, days_between, points
+from harness.judge.history import Day, Point, calendar_rows, days_between, points
 
 MOST_LISTED = 300  # cells in the table
 MOST_IN_CALENDAR = 80  # cells in the calendar

@@ -37,9 +37,8 @@ from harness.infra.html.page import (
     value_text,
 )
 from harness.judge.report.model import Report, ReportCell, ReportRejected
-from harness.judge.report.speed_text import gpu_texts, peak_texts, share_text
 from harness.judge.report.stack_versions import facts_of, imported_by
-from harness.judge.report.summaries import bound_label, canary_counts
+from harness.judge.report.summaries import bound_label, canary_counts, gpu_texts, peak_texts, share_text
 
 _MAX_FINDINGS = 12  # per cell
 _MAX_STEPS = 8  # of the losses of a cell that passed

@@ -5,10 +5,11 @@ A *point* is a commit or a release. It is good if every chosen cell passed, bad 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.core.outcomes import ACCEPTED, EXIT_FAIL, EXIT_PASS, EXIT_SKIP, Finding, Outcome, StrEnum
+from harness.core.text import one_line
 from harness.judge.report.model import Report
 
 SCHEMA_VERSION = 1
@@ -174,3 +175,54 @@ def git_exit_code(report: Report, planned: Collection[str]) -> int:
     ids += [cell.id for cell in report.rejected if cell.id in planned]
     state, _ = state_of([judged(report, name, name) for name in ids])
     return {PointState.GOOD: EXIT_PASS, PointState.BAD: EXIT_FAIL, PointState.SKIPPED: EXIT_SKIP}[state]
+
+
+_FINDINGS, _SKIPPED = 5, 5
+_REASON = 300  # characters
+
+
+def render_text(found: Bisection) -> str:
+    return "\n".join(_lines(found))
+
+
+def _lines(found: Bisection) -> Iterator[str]:
+    yield found.title
+    if found.found is None:
+        yield "  skipped points leave these candidates:"
+        for change in found.candidates:
+            yield f"    {short(change.name, found.kind)} {change.subject}".rstrip()
+    else:
+        yield from _change(found.found, found)
+    point = found.evidence
+    if point is not None:
+        yield f"  at {short(point.name, found.kind)}, which is {point.state}:"
+        findings = found.findings
+        yield from (f"    {item.lane.value}, {item.check}: {item.message}" for item in findings[:_FINDINGS])
+        if len(findings) > _FINDINGS:
+            yield f"    and {len(findings) - _FINDINGS} more findings: {point.run}"
+    yield from (f"  note: {note}" for note in found.notes)
+    yield f"  {_counts(found)}"
+    for point in found.skipped[:_SKIPPED]:
+        yield f"    skipped {short(point.name, found.kind)}: {one_line(point.reason, _REASON)}"
+    if len(found.skipped) > _SKIPPED:
+        yield f"    and {len(found.skipped) - _SKIPPED} more, see result.json"
+    yield f"  reproduce: {found.reproduce}"
+    if found.nested is not None:
+        yield "inside the dependency that it updates:"
+        yield from (f"  {line}" for line in _lines(found.nested))
+
+
+def _change(change: Change, found: Bisection) -> Iterator[str]:
+    if change.author:
+        yield f"  {change.author}, {change.date}"
+    for parent in change.parents:
+        what = "parent" if found.kind is PointKind.COMMIT else "previous release"
+        yield f"  {what} {short(parent.name, found.kind)} is {parent.state}"
+
+
+def _counts(found: Bisection) -> str:
+    kept = sum(point.kept for point in found.points)
+    parts = [f"{len(found.points)} {found.kind}s judged"]
+    parts += [f"{kept} of them by an earlier bisection"] if kept else []
+    parts += [f"{len(found.skipped)} skipped"] if found.skipped else []
+    return ", ".join(parts)

@@ -13,8 +13,8 @@ from harness.core.run.tensor_records import Fingerprint, MergedSeen
 from harness.core.tolerances import Bound
 from harness.judge.checks.finding import CheckFinding, check
 from harness.judge.diagnosis import fault_classes
-from harness.judge.diagnosis.boundaries import layer_of
-from harness.judge.evidence.adapters import merged_copies, whole_merged
+from harness.judge.diagnosis.localise import layer_of
+from harness.judge.evidence.assemble import merged_copies, whole_merged
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.locations import numbered, where_of
 from harness.judge.stats.distance import beyond, bound_text, exactly, fingerprint_distance, finite, stated

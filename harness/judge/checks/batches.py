@@ -9,15 +9,14 @@ from harness.core.packing.arithmetic import PAD, WORKLOAD_ROUNDING, Workload, wo
 from harness.core.packing.fields import BATCH, PADDING_MASK
 from harness.core.run.records import BatchSeen, RankRecord, TensorSeen, WorkloadSeen
 from harness.judge.checks.finding import CheckFinding, check
-from harness.judge.diagnosis import boundaries, fault_classes
-from harness.judge.diagnosis.boundaries import CHUNK_EDGE, Boundaries
+from harness.judge.diagnosis import fault_classes, localise
+from harness.judge.diagnosis.localise import CHUNK_EDGE, Boundaries
 from harness.judge.diagnosis.ratios import factors_of, ratio_name
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.evidence.chunks import fields_used
 from harness.judge.evidence.endings import TRAINED, Ending
-from harness.judge.failures.cause import Cause
-from harness.judge.failures.pattern_row import Domain
-from harness.judge.failures.patterns import ABSENT_NAME, CONFIGURATION
+from harness.judge.evidence.truth import fields_used
+from harness.judge.failures.classification import Cause
+from harness.judge.failures.patterns import ABSENT_NAME, CONFIGURATION, Domain
 from harness.judge.locations import RankLocation, extent, fold, listed, numbered, where_of
 
 _FIELDS = (*BATCH, PADDING_MASK)
@@ -125,10 +124,10 @@ def _content(evidence: CellEvidence, field: str, content: list[_Wrong]) -> Check
     where["field"] = field
     if named:
         where |= {"padding_slot": named[1]} if named[0] == PAD else {"document": named[0], "token": named[1]}
-    edges = boundaries.NOTHING
+    edges = localise.NOTHING
     if named and field != RETURNED:  # `named` holds slots for log-probabilities
         batch = evidence.plan[first.step][first.at.dp][first.micro_batch].batch
-        edges = boundaries.of_token(batch, evidence.layout, named[0], named[1])
+        edges = localise.of_token(batch, evidence.layout, named[0], named[1])
     if named:
         slot = "padding slot" if named[0] == PAD else f"document {named[0]}, token"
         detail = f": {slot} {named[1]} is {named[3]}, expected {named[2]}"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from harness.core.outcomes import Lane
 from harness.core.run.records import RankRecord
 from harness.judge.checks.finding import CheckFinding, check
-from harness.judge.diagnosis import boundaries, fault_classes
+from harness.judge.diagnosis import fault_classes, localise
 from harness.judge.diagnosis.localise import shards_off
 from harness.judge.diagnosis.ratios import factors_of, ratio_name, scale_of, stated_ratio
 from harness.judge.evidence.assemble import ParameterGradient, copies, shard_of
@@ -81,14 +81,14 @@ def _finding(evidence: CellEvidence, control: CellEvidence, wrong: list[str], of
     name, of = wrong[0], len(expected)
     ratio = _common_ratio(evidence, wrong, measured, expected)
     shards = shards_off(measured[name], expected[name], bound) if name in measured else None
-    edges = boundaries.of_parameter(evidence.layout, evidence.cell.config.model.spread, name, shards)
-    edges = boundaries.NOTHING if ratio else edges  # a factor common to all does not point to one place
+    edges = localise.of_parameter(evidence.layout, evidence.cell.config.model.spread, name, shards)
+    edges = localise.NOTHING if ratio else edges  # a factor common to all does not point to one place
     where = _where(measured, name) | {"parameter": name, "step": 0, "parameters": wrong[:16]}
     value = "missing" if math.isinf(off[name]) else f"off by {off[name]:.3g} > {bound_text(bound)}"
     named = f"; the ratio is {ratio} on all that differ" if ratio else ""
     # Backward reaches the last parameter first: if all before it differ and none after it, the fault is there.
     if not ratio and 1 < len(wrong) < of and wrong == list(expected)[: len(wrong)]:
-        named, edges = f"; backward meets {wrong[-1]} first", boundaries.NOTHING
+        named, edges = f"; backward meets {wrong[-1]} first", localise.NOTHING
     return CheckFinding(
         fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else fault_classes.GRADIENT_REDUCTION,
         message=f"gradient of {name}: {value}{named}; {len(wrong)} of {of} parameters differ{edges.text}",
@@ -115,7 +115,7 @@ def _unmatched(evidence: CellEvidence, extra: list[str]) -> CheckFinding:
 
 def _where(measured: Mapping[str, ParameterGradient], name: str) -> dict[str, int]:
     where = {"stage": measured[name].stage} if name in measured else {}
-    layer = boundaries.layer_of(name)
+    layer = localise.layer_of(name)
     return where | ({"layer": layer} if layer else {})
 
 

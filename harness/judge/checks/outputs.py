@@ -11,16 +11,15 @@ from harness.core.run.records import DocumentLoss
 from harness.core.text import counted
 from harness.core.tolerances import Bound, looser
 from harness.judge.checks.finding import CheckFinding, check
-from harness.judge.diagnosis import boundaries, fault_classes
-from harness.judge.diagnosis.boundaries import Boundaries
+from harness.judge.diagnosis import fault_classes, localise
 from harness.judge.diagnosis.document_patterns import documents_pattern
-from harness.judge.diagnosis.localise import LayerOff, first_layer_off, first_token_off, token_boundaries
+from harness.judge.diagnosis.localise import Boundaries, LayerOff, first_layer_off, first_token_off, token_boundaries
 from harness.judge.diagnosis.ratios import DOCUMENTS, common_ratio, factors_of, ratio_name
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.counted import counted_tokens, returned_tokens
 from harness.judge.evidence.endings import TRAINED
 from harness.judge.evidence.leg_evidence import LegEvidence
-from harness.judge.failures.out_of_memory import memory_text, out_of_memory
+from harness.judge.failures.classification import memory_text, out_of_memory
 from harness.judge.locations import numbered
 from harness.judge.stats.distance import beyond, bound_text, distance, exactly, stated
 
@@ -199,7 +198,7 @@ def _activation_finding(evidence: CellEvidence, control: CellEvidence, found: La
     layer, wrong, off = found
     document = wrong[0]
     token = first_token_off(evidence, control, document)
-    edges = boundaries.of_layer(layout, layers, layer) + token_boundaries(evidence, document, token)
+    edges = localise.of_layer(layout, layers, layer) + token_boundaries(evidence, document, token)
     stage = layout.stage_of_layer(layers, layer) if layer else 0
     value = "not recorded" if math.isinf(off[document]) else f"off by {off[document]:.3g} > {bound_text(bound)}"
     where = {"stage": stage, "layer": layer, "step": 0, "document": document, "documents": wrong}
@@ -223,7 +222,7 @@ def _class_of_outputs(evidence: CellEvidence, found: LayerOff) -> str:
     pattern = documents_pattern(evidence, found.documents, 0)
     if found.layer == 0 and pattern != fault_classes.TRUNCATION:
         return fault_classes.CP_LAYOUT if evidence.layout.cp > 1 else fault_classes.TOKEN_CONTENT
-    hop = boundaries.hop_before(evidence.layout, evidence.cell.config.model.spread, found.layer)
+    hop = localise.hop_before(evidence.layout, evidence.cell.config.model.spread, found.layer)
     return fault_classes.STAGE_BOUNDARY if hop and pattern == fault_classes.UNKNOWN else pattern
 
 
@@ -286,7 +285,7 @@ def _loss_finding(
     token = first_token_off(evidence, control, document) if step == 0 else None
     ratio = _ratio(evidence, control, step)
     # A factor common to all documents does not point to one token.
-    edges = _boundaries(evidence, control, document, None if ratio else token) if step == 0 else boundaries.NOTHING
+    edges = _boundaries(evidence, control, document, None if ratio else token) if step == 0 else localise.NOTHING
     where = {"stage": evidence.last_stage, "step": step, "document": document, "documents": wrong}
     where |= {"token": token} if token is not None else {}
     if home is not None:
@@ -307,7 +306,7 @@ def _loss_finding(
 def _boundaries(evidence: CellEvidence, control: CellEvidence, document: int, token: int | None) -> Boundaries:
     """Boundaries at the token, and the output layer if no layer before it is off."""
     layers_right = evidence.fingerprinted and first_layer_off(evidence, control) is None
-    edges = boundaries.of_output() if layers_right else boundaries.NOTHING
+    edges = localise.of_output() if layers_right else localise.NOTHING
     return edges + token_boundaries(evidence, document, token)
 
 

@@ -14,7 +14,6 @@ from harness.core.text import counted
 from harness.judge.checks.finding import CheckFinding, check
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.evidence.chunks import attention_layers
 from harness.judge.evidence.endings import TRAINED, Ending
 from harness.judge.evidence.packed_params import (
     FieldProblem,
@@ -26,7 +25,7 @@ from harness.judge.evidence.packed_params import (
     problems_of,
     structure,
 )
-from harness.judge.evidence.truth import ParamsSeen, Truth
+from harness.judge.evidence.truth import ParamsSeen, Truth, attention_layers
 from harness.judge.locations import RankLocation, extent, fold, listed, unequal
 
 # rank, leg, step, micro-batch, chunk, layer

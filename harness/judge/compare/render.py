@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from harness.core.outcomes import EXIT_FAIL, EXIT_PASS, EXIT_UNDECIDED
 from harness.core.serialization import dumps
-from harness.judge.compare.runs import REGRESSION, UNDECIDED, CellChange, Comparison
-from harness.judge.compare.stack_changes import differences_text
+from harness.judge.compare.runs import REGRESSION, UNDECIDED, CellChange, Comparison, differences_text
 from harness.judge.report.model import ChangeKind
 from harness.judge.report.render_markdown import MOST_BYTES, bold, code, cut, text
 from harness.judge.report.summaries import place_text

@@ -13,25 +13,326 @@ Numbers of another stack are shown, not judged here: each run judges them agains
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from harness.core.outcomes import ACCEPTED, DECIDED, SOUND, Finding, LaneVerdict, Outcome, Severity
+from harness.core.stack import DEFAULT, StackFacts
 from harness.core.text import counted
 from harness.core.tolerances import SLOWER_RUN, Bound
-from harness.judge.compare.cell_pairs import (
-    Pair,
-    change,
-    outcome_of,
-    pairs,
-    stack_of,
-)
-from harness.judge.compare.numbers import Drift, TimeChange, drifts, time_changes
-from harness.judge.compare.stack_changes import Counts, Difference, differences, stack_facts, with_counts
-from harness.judge.report.model import ChangeKind, LossCurve, Report, ReportCell
+from harness.judge.report.model import ChangeKind, LossCurve, Report, ReportCell, ReportRejected, Throughput, TimedRatio
+from harness.judge.report.stack_versions import facts_of, imported_by
+from harness.judge.stats.distance import distance
+from harness.judge.stats.paired import LEVEL, paired_ratio
+
+Facts = Mapping[str, str]  # name of a package, project or other fact -> version, commit or value
+_HASH = re.compile(r"[0-9a-f]{40}")
+_SHOWN_HASH = 10
+
+
+class Moved(NamedTuple):
+    """Commits added and removed from one commit to another."""
+
+    added: int
+    removed: int
+
+    @property
+    def text(self) -> str:
+        if self.added and self.removed:
+            return f"{counted(self.added, 'commit')} added, {self.removed} removed"
+        return f"back by {counted(self.removed, 'commit')}" if self.removed else counted(self.added, "commit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One fact of a stack that changed. None: the stack did not have it."""
+
+    what: str
+    before: str | None
+    after: str | None
+    commits: str = ""  # number between the two, if the checkout's repository is available
+
+    @property
+    def is_move(self) -> bool:
+        """Whether both are full commit hashes."""
+        return all(_HASH.fullmatch(value or "") for value in (self.before, self.after))
+
+    @property
+    def text(self) -> str:
+        """E.g. "torch 2.9.0 -> 2.9.1", "megatron-lm 5e4fc931ba..d30e165203, 312 commits"."""
+        if self.before is None or self.after is None:
+            return f"{self.what} {self.after} added" if self.before is None else f"{self.what} {self.before} removed"
+        if self.is_move:
+            ends = f"{self.what} {self.before[:_SHOWN_HASH]}..{self.after[:_SHOWN_HASH]}"
+            return f"{ends}, {self.commits}" if self.commits else ends
+        return f"{self.what} {self.before} -> {self.after}"
+
+
+Counts = Mapping[tuple[str, str], Moved]  # (commit before, commit after) -> commits between them
+
+
+def stack_facts(provenance: Mapping[str, Any], stack: str) -> dict[str, str]:
+    """The facts of a stack from a report's provenance; commits first."""
+    if stack == DEFAULT:
+        packages = provenance.get("packages", {}).items()
+        facts = {str(name): str(version) for name, version in packages if version != "not installed"}
+        return facts | ({"python": str(provenance["python"])} if provenance.get("python") else {})
+    known = facts_of(provenance, stack) or StackFacts()
+    facts = dict(known.commits)
+    facts |= {f"{item.project} without": ", ".join(item.reverted) for item in known.checkouts if item.reverted}
+    facts |= known.versions
+    if not known.packages:  # a container: only what ranks imported is known
+        facts |= {f"imported {item.name}": item.version for item in imported_by(provenance, stack)}
+    facts |= {f"variable {name}": value for name, value in known.env.items()}
+    named = {"python": known.python, "container": known.container}
+    return facts | {name: value for name, value in named.items() if value}
+
+
+def differences(before: Facts, after: Facts) -> list[Difference]:
+    """Commits first, then in the order of the facts."""
+    found = [
+        Difference(what=name, before=before.get(name), after=after.get(name))
+        for name in dict.fromkeys([*after, *before])
+        if before.get(name) != after.get(name)
+    ]
+    return sorted(found, key=lambda item: not item.is_move)
+
+
+def with_counts(items: Iterable[Difference], counts: Counts) -> list[Difference]:
+    """The differences with the number of commits between, where known."""
+    moved = ((item, counts.get((item.before or "", item.after or ""))) for item in items)
+    return [replace(item, commits=between.text) if between else item for item, between in moved]
+
+
+def differences_text(items: Iterable[Difference], most: int = 6) -> str:
+    """Several differences on one line; empty for none."""
+    texts = [item.text for item in items]
+    more = [f"{len(texts) - most} more"] if len(texts) > most else []
+    return "; ".join([*texts[:most], *more])
+
+
+Cell = ReportCell | ReportRejected
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A cell in two runs; None for a run that does not have it."""
+
+    before: Cell | None
+    after: Cell | None
+    matched: str = ""  # how, if not by id
+
+
+def pairs(before: Report, after: Report) -> list[Pair]:
+    """Every cell of either run once, in the order of the later run; cells of the earlier run alone come last."""
+    ways: tuple[tuple[str, Callable[[Cell], Any]], ...] = (
+        ("", lambda cell: cell.id),
+        ("by name: the configuration differs", lambda cell: cell.id.rpartition("-")[0]),
+        ("by name: a fault was injected", _sound_name),
+        ("by axes: the stack has another name", lambda cell: _without_stack(cell.axes)),
+    )
+    old: list[Cell] = [*before.cells, *before.rejected]
+    later: list[Cell] = [*after.cells, *after.rejected]
+    found: dict[str, Pair] = {}  # by the id in the later run
+    new = later
+    for matched, key in ways:
+        earlier, ours = _unique(old, key), _unique(new, key)
+        for name in earlier.keys() & ours.keys():
+            found[ours[name].id] = Pair(before=earlier[name], after=ours[name], matched=matched)
+        taken = {pair.before.id for pair in found.values() if pair.before}
+        old = [cell for cell in old if cell.id not in taken]
+        new = [cell for cell in new if cell.id not in found]
+    return [
+        *(found.get(cell.id, Pair(before=None, after=cell)) for cell in later),
+        *(Pair(before=cell, after=None) for cell in old),
+    ]
+
+
+def _unique(cells: Iterable[Cell], key: Callable[[Cell], Any]) -> dict[Any, Cell]:
+    """Cells by key, without those that share their key."""
+    groups: dict[Any, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(key(cell), []).append(cell)
+    return {name: members[0] for name, members in groups.items() if len(members) == 1}
+
+
+def _sound_name(cell: Cell) -> str:
+    """The name without an injected fault."""
+    name = cell.id.rpartition("-")[0]
+    return name.removesuffix(f"-{cell.fault}") if isinstance(cell, ReportCell) and cell.fault else name
+
+
+def _without_stack(axes: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((name, str(value)) for name, value in axes.items() if name != "stack"))
+
+
+def stack_of(cell: Cell) -> str:
+    return str(cell.axes.get("stack", DEFAULT))
+
+
+def change(before: Outcome | None, after: Outcome | None) -> ChangeKind:
+    """From the outcomes of a cell in the earlier and the later run; None: not in that run."""
+    if before is None or after is None:
+        return ChangeKind.NEW if before is None else ChangeKind.GONE
+    if after is Outcome.FAIL:
+        if before is Outcome.FAIL:
+            return ChangeKind.STILL_FAILING
+        return ChangeKind.NEWLY_FAILING if before in ACCEPTED else ChangeKind.UNJUDGED
+    if after in (Outcome.REJECTED, Outcome.NOT_RUN):
+        return ChangeKind.UNCHANGED if before is after else ChangeKind.NO_LONGER_RUN
+    if after is Outcome.XFAIL:
+        return ChangeKind.UNCHANGED if before is Outcome.XFAIL else ChangeKind.KNOWN_FAILURE
+    named = {Outcome.ERROR: ChangeKind.UNDECIDED, Outcome.FLAKY: ChangeKind.FLAKY}
+    fixed = ChangeKind.FIXED if before in (Outcome.FAIL, Outcome.XFAIL) else ChangeKind.UNCHANGED
+    return named.get(after) or fixed
+
+
+def outcome_of(cell: Cell | None) -> Outcome | None:
+    if cell is None:
+        return None
+    return cell.outcome if isinstance(cell, ReportCell) else Outcome.REJECTED
+
+
+Compared = Literal["loss", "gradient norm"]
+_UNDECIDED = "undecided"
+_ENOUGH = math.ceil(math.log2(1 / LEVEL))  # rounds: with fewer, a sign test cannot reach the level
+_RELATIVE = Bound(value=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drift:
+    """How far a quantity of the training steps moved from one run to the other; a NaN in one run alone is infinite."""
+
+    what: Compared
+    steps: int  # number that both runs have
+    largest: float  # relative difference, absolute where the earlier value is zero or the bound says so
+    step: int  # where it is largest
+    first: int | None  # first step that differs at all; None: all are equal, bit for bit
+    lengths: tuple[int, int]  # steps before, steps after
+    bound: Bound | None  # by which the cell is judged; None: not judged
+
+    @property
+    def equal(self) -> bool:
+        return self.first is None and self.lengths[0] == self.lengths[1]
+
+    @property
+    def beyond(self) -> bool:
+        return self.bound is not None and self.largest > self.bound.value
+
+    @property
+    def brief(self) -> str:
+        """Equal, or from which step on it differs and by how much at most."""
+        other = f"; {self.lengths[0]} steps before, {self.lengths[1]} after" if len(set(self.lengths)) > 1 else ""
+        if self.first is None:
+            return f"equal in {counted(self.steps, 'step')}{other}"
+        bound = f", bound {self.bound.value:.3g}" if self.bound else ""
+        return f"differs from step {self.first} on, by {self.largest:.3g} at most (step {self.step}{bound}){other}"
+
+    @property
+    def text(self) -> str:
+        return f"{self.what}: {self.brief}"
+
+
+def drifts(before: ReportCell, after: ReportCell, bounds: LossCurve) -> list[Drift]:
+    """Drifts of loss and gradient norm, if both runs have steps. `bounds`: a curve with the bounds of the cell."""
+    pairs: tuple[tuple[Compared, list[float], list[float], Bound | None], ...] = (
+        ("loss", before.curve.loss, after.curve.loss, bounds.loss_bound),
+        ("gradient norm", before.curve.grad_norm, after.curve.grad_norm, bounds.grad_norm_bound),
+    )
+    return [_drift(what, old, new, bound) for what, old, new, bound in pairs if old and new]
+
+
+def _drift(what: Compared, before: Sequence[float], after: Sequence[float], bound: Bound | None) -> Drift:
+    far = [_far(new, old, bound or _RELATIVE) for old, new in zip(before, after)]
+    largest = max(far)
+    return Drift(
+        what=what,
+        steps=len(far),
+        largest=largest,
+        step=far.index(largest),
+        first=next((step for step, one in enumerate(far) if one), None),
+        lengths=(len(before), len(after)),
+        bound=bound,
+    )
+
+
+def _far(after: float, before: float, bound: Bound) -> float:
+    """Distance of two values in either direction, since a drift has no good one."""
+    if after == before or (math.isnan(after) and math.isnan(before)):
+        return 0.0
+    far = distance(after, before, Bound(value=bound.value, unit=bound.unit))
+    return math.inf if math.isnan(far) else far
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeChange:
+    """Ratio of a time to that in the earlier run, with its confidence interval."""
+
+    ratio: TimedRatio
+    judged: bool  # whether slower than the bound is a regression
+    why_not: str = ""  # if not judged
+
+    @property
+    def slower(self) -> bool:
+        return self.judged and self.ratio.verdict == "slower"
+
+    @property
+    def text(self) -> str:
+        return f"{self.ratio.what}: {self.ratio.text}" + (f" ({self.why_not})" if self.why_not else "")
+
+
+def time_changes(
+    before: Throughput, after: Throughput, *, why_not: str, on_cpu: bool, bound: Bound
+) -> list[TimeChange]:
+    """Changes of everything that both runs timed. `why_not`: why seconds cannot be compared; empty: they can."""
+    found = [TimeChange(ratio=ratio, judged=True) for ratio in _ratios(before, after, bound)]
+    rounds = [
+        (f"timing leg, {load}", times, after.rounds_s[load], why_not)
+        for load, times in before.rounds_s.items()
+        if load in after.rounds_s
+    ]
+    shared = why_not or ("wall clock of a shared CPU: shown, not judged" if on_cpu else "")
+    steps = [("training step", before.step_times_s, after.step_times_s, shared)]
+    for what, old, new, reason in [*rounds, *steps]:
+        change = _times(what, old, new, bound)
+        if change is not None:
+            found.append(TimeChange(ratio=change, judged=not reason, why_not=reason))
+    return found
+
+
+def _ratios(before: Throughput, after: Throughput, bound: Bound) -> Iterator[TimedRatio]:
+    """Changes of ratios that both runs measured, with intervals from the ends of both: wide rather than wrong."""
+    known = {ratio.what: ratio for ratio in before.ratios}
+    for new in after.ratios:
+        old = known.get(new.what)
+        if old is not None and old.median > 0:
+            yield _timed(
+                new.what,
+                new.median / old.median,
+                new.low / old.high if old.high else 0.0,
+                new.high / old.low if old.low else math.inf,
+                min(old.rounds, new.rounds),
+                bound,
+            )
+
+
+def _times(what: str, before: Sequence[float], after: Sequence[float], bound: Bound) -> TimedRatio | None:
+    """Ratio of paired times: step k trains on the same documents in both runs."""
+    found = paired_ratio(after, before) if len(after) == len(before) else None
+    return _timed(what, found.median, found.low, found.high, found.rounds, bound) if found else None
+
+
+def _timed(what: str, median: float, low: float, high: float, rounds: int, bound: Bound) -> TimedRatio:
+    verdict = "slower" if low > bound.value else "faster" if high < 1 / bound.value else "no difference"
+    if verdict == "no difference" and rounds < _ENOUGH:
+        verdict = f"{_UNDECIDED}: fewer than {_ENOUGH} rounds"
+    return TimedRatio(what=what, median=median, low=low, high=high, rounds=rounds, bound=bound, verdict=verdict)
+
 
 COMPARISON_VERSION = 1  # schema_version of the JSON of a comparison
 REGRESSION: Final = "regression"

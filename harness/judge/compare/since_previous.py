@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from harness.core.outcomes import ACCEPTED, Outcome
-from harness.judge.compare.cell_pairs import stack_of
-from harness.judge.compare.stack_changes import Counts, Facts, Moved, differences, stack_facts, with_counts
-from harness.judge.history.rows import RunRow
+from harness.judge.compare.runs import Counts, Facts, Moved, differences, stack_facts, stack_of, with_counts
+from harness.judge.history import RunRow
 from harness.judge.report.model import CellSince, ChangeKind, Report, ReportCell, Since
 
 PREVIOUS_VERSION = 1  # schema_version of previous.json

@@ -1,18 +1,197 @@
-"""The first layer, document and token of step 0 at which a cell differs from its control."""
+"""The first layer, document and token of step 0 at which a cell differs from its control.
+
+And the boundaries at it, where packing and parallelism meet and where their bugs show: arithmetic on the plan alone.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
+from harness.core.cell.layout import Layers, Layout
+from harness.core.packing.arithmetic import MicroBatch, PlacedDocument
 from harness.core.run.tensor_records import Fingerprint
+from harness.core.text import counted
 from harness.core.tolerances import Bound
-from harness.judge.diagnosis import boundaries
-from harness.judge.diagnosis.boundaries import Boundaries
 from harness.judge.evidence.assemble import ParameterGradient
 from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.locations import numbered
 from harness.judge.stats.distance import beyond, distance, fingerprint_distance, finite
+
+DOCUMENT_BOUNDARY = "document boundary"  # the slot before or after belongs to another document
+CHUNK_EDGE = "cp chunk edge"  # the slot before or after is on another cp rank
+SEQUENCE_EDGE = "sequence-parallel edge"  # the slot before or after, on this cp rank, is on another tp rank
+PADDING = "padding"  # the slot before or after is padding
+STAGE_BOUNDARY = "stage boundary"  # the first layer after a hop between stages
+TP_SHARD = "tp shard"  # only some tp ranks' shards of a parameter differ
+EMBEDDING = "embedding"
+OUTPUT_LAYER = "output layer"  # with everything between the last layer and the loss
+
+_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boundaries:
+    """The boundaries at a location: their names, descriptions, and further keys for `where`."""
+
+    boundaries: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    where: Mapping[str, Any] = field(default_factory=dict)
+
+    def __add__(self, other: Boundaries) -> Boundaries:
+        boundaries = tuple(dict.fromkeys((*self.boundaries, *other.boundaries)))
+        return Boundaries(boundaries=boundaries, words=self.words + other.words, where={**self.where, **other.where})
+
+    @property
+    def text(self) -> str:
+        """'; location: a; b', or nothing."""
+        return f"; location: {'; '.join(self.words)}" if self.words else ""
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """For a finding's `where`."""
+        return {**self.where, **({"boundaries": list(self.boundaries)} if self.boundaries else {})}
+
+
+NOTHING = Boundaries()
+
+
+def of_token(batch: MicroBatch, layout: Layout, document: int, token: int) -> Boundaries:
+    """Boundaries at a token of a document, by its position; NOTHING when the micro-batch does not hold it."""
+    placed = batch.placed
+    number = next((index for index, item in enumerate(placed) if item.document.index == document), None)
+    if number is None or not 0 <= token < placed[number].document.length:
+        return NOTHING
+    item = placed[number]
+    found = _boundary(batch, placed, number, token) + _padding(placed, number, token)
+    if layout.cp > 1:
+        found += _chunk(item, layout.cp, token)
+    if layout.sp and layout.tp > 1:
+        found += _sequence_share(batch, layout, item, token)
+    return found
+
+
+def _boundary(batch: MicroBatch, placed: Sequence[PlacedDocument], number: int, token: int) -> Boundaries:
+    """DOCUMENT_BOUNDARY at the first or last token of a document with a neighbour in its pack."""
+    if not batch.style.packed:
+        return NOTHING
+    last = placed[number].document.length - 1
+    sides = [("first", number - 1, "after")] if token == 0 else []
+    sides += [("last", number + 1, "before")] if token == last else []
+    found = NOTHING
+    for which, neighbour, side in sides:
+        if 0 <= neighbour < len(placed):
+            other = placed[neighbour].document.index
+            words = f"document boundary, the {which} token of the document, right {side} document {other}"
+            where = {"neighbour": other} if not found.where else {}
+            found += Boundaries(boundaries=(DOCUMENT_BOUNDARY,), words=(words,), where=where)
+    return found
+
+
+def _padding(placed: Sequence[PlacedDocument], number: int, token: int) -> Boundaries:
+    item = placed[number]
+    after = item.padded_length - item.document.length
+    found = NOTHING
+    if token == 0 and number > 0:
+        before = item.start - placed[number - 1].start - placed[number - 1].document.length
+        found += _padding_words(before, "before")
+    if token == item.document.length - 1:
+        found += _padding_words(after, "after")
+    return found
+
+
+def _padding_words(slots: int, side: str) -> Boundaries:
+    if slots <= 0:
+        return NOTHING
+    return Boundaries(boundaries=(PADDING,), words=(f"{counted(slots, 'padding slot')} right {side} the token",))
+
+
+def holder(segment: int, cp: int, position: int) -> tuple[int, int]:
+    """(chunk, cp rank) that hold a position of a segment of `segment` slots: rank r has chunks r and 2 cp - 1 - r."""
+    chunk = position // (segment // (2 * cp))
+    return chunk, min(chunk, 2 * cp - 1 - chunk)
+
+
+def _chunk(item: PlacedDocument, cp: int, token: int) -> Boundaries:
+    """The cp rank that holds a token, and whether a neighbour in its segment is held by another."""
+    slots = item.padded_length
+    if slots % (2 * cp):
+        return NOTHING  # cannot be cut into chunks; the plan makes no such segment
+    chunk, rank = holder(slots, cp, token)
+    others = {holder(slots, cp, neighbour)[1] for neighbour in (token - 1, token + 1) if 0 <= neighbour < slots} - {
+        rank
+    }
+    held = f"chunk {chunk} of {2 * cp}, held by cp rank {rank}"
+    if not others:
+        return Boundaries(where={"cp": rank})
+    beside = " and ".join(str(other) for other in sorted(others))
+    return Boundaries(
+        boundaries=(CHUNK_EDGE,), words=(f"cp chunk edge, {held}, beside cp rank {beside}",), where={"cp": rank}
+    )
+
+
+def _sequence_share(batch: MicroBatch, layout: Layout, item: PlacedDocument, token: int) -> Boundaries:
+    """SEQUENCE_EDGE at a token: each tp rank holds a contiguous share of the slots of its cp rank."""
+    slot = item.start + token
+    for rank in range(layout.cp):
+        for row in batch.local_slots(layout.cp, rank):
+            if slot in row and len(row) % layout.tp == 0:
+                size, index = len(row) // layout.tp, row.index(slot)
+                share, within = divmod(index, size)
+                edge = (within == 0 and share > 0) or (within == size - 1 and share < layout.tp - 1)
+                words = f"sequence-parallel edge, held by tp rank {share}"
+                return Boundaries(boundaries=(SEQUENCE_EDGE,), words=(words,)) if edge else NOTHING
+    return NOTHING
+
+
+def of_layer(layout: Layout, layers: Layers, layer: int) -> Boundaries:
+    """Boundaries at a layer, by its global number from 1; 0 is the embedding."""
+    if layer == 0:
+        return Boundaries(boundaries=(EMBEDDING,), words=("the embedding on stage 0",))
+    hop = hop_before(layout, layers, layer)
+    if hop is None:
+        return NOTHING
+    words = f"stage boundary, the first layer after the hop from stage {hop[0]} to stage {hop[1]}"
+    return Boundaries(boundaries=(STAGE_BOUNDARY,), words=(words,))
+
+
+def hop_before(layout: Layout, layers: Layers, layer: int) -> tuple[int, int] | None:
+    """(stage before, stage) when activations travel between stages right before this layer."""
+    if layer <= 1 or layout.pp == 1:
+        return None
+    before, after = (layout.chunk_of_layer(layers, number) for number in (layer - 1, layer))
+    return None if before == after else (before % layout.pp, after % layout.pp)
+
+
+def of_parameter(layout: Layout, layers: Layers, name: str, shards: Sequence[int] | None = None) -> Boundaries:
+    """Boundaries at a parameter, by its global name; `shards`: tp ranks whose shard differs, None if unknown."""
+    found = NOTHING
+    if name.startswith("embedding."):
+        found = Boundaries(boundaries=(EMBEDDING,), words=("the embedding",))
+    elif name.startswith("output_layer."):
+        found = Boundaries(boundaries=(OUTPUT_LAYER,), words=("the output layer",))
+    elif layer := layer_of(name):
+        found = of_layer(layout, layers, layer)
+    if shards and len(shards) < layout.tp:
+        words = f"tp shard, wrong only on {numbered('tp rank', shards)}"
+        found += Boundaries(boundaries=(TP_SHARD,), words=(words,), where={"tp": shards[0]})
+    return found
+
+
+def layer_of(name: str) -> int:
+    """Global layer number, from 1, in a parameter's name; 0 when it belongs to no decoder layer."""
+    match = _LAYER.match(name)
+    return int(match.group(1)) + 1 if match else 0
+
+
+def of_output() -> Boundaries:
+    """OUTPUT_LAYER, for a wrong loss after layers that are all right."""
+    words = "output layer: all layers are right, so the final norm, the output layer, the labels or the loss are wrong"
+    return Boundaries(boundaries=(OUTPUT_LAYER,), words=(words,))
+
 
 Outputs = Mapping[int, Mapping[int, Fingerprint]]  # layer (0: embedding) -> document
 
@@ -67,9 +246,9 @@ def token_boundaries(evidence: CellEvidence, document: int, token: int | None) -
     """Boundaries at a token of step 0; NOTHING if the token is unknown."""
     home = evidence.homes[0].get(document)
     if home is None or token is None:
-        return boundaries.NOTHING
+        return NOTHING
     batch = evidence.plan[0][home.dp][home.micro_batch].batch
-    return boundaries.of_token(batch, evidence.layout, document, token)
+    return of_token(batch, evidence.layout, document, token)
 
 
 def shards_off(found: ParameterGradient, right: ParameterGradient, bound: Bound) -> list[int] | None:

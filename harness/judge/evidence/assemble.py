@@ -1,14 +1,24 @@
-"""Assembles values of the whole model from the ranks' shares: sums in float64, ranks in order."""
+"""Whole tensors from the shards that ranks recorded: gradients, updates, states of checkpoints, adapters."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 
 from harness.core.cell.layout import Coordinates
 from harness.core.run.records import RankRecord
-from harness.core.run.tensor_records import ActivationSeen, Fingerprint, MergedSeen, ParameterSeen, UpdateSeen
+from harness.core.run.tensor_records import (
+    STORED,
+    ActivationSeen,
+    Fingerprint,
+    MergedSeen,
+    ParameterSeen,
+    StateSeen,
+    StoredParameter,
+    UpdateSeen,
+)
 from harness.judge.stats.distance import add
 
 
@@ -118,3 +128,77 @@ def whole_activations(
             for document, part in seen.documents.items():
                 layer[document] = add(layer[document], part) if document in layer else part
     return {layer: whole[layer] for layer in sorted(whole)}
+
+
+def state_after(record: RankRecord, after: int) -> StateSeen | None:
+    """The state that a rank recorded after so many steps; None if it did not."""
+    return next((state for state in record.states if state.after == after), None)
+
+
+def held_copies(
+    records: Mapping[int, RankRecord], after: int
+) -> Iterator[tuple[RankRecord, StoredParameter, int, StoredParameter]]:
+    """Every further copy of a parameter, over dp, cp and, where it is not sharded, tp: its record and itself, then the
+    rank of the first copy and that copy.
+    """
+    first: dict[tuple[str, int, int], tuple[int, StoredParameter]] = {}
+    for record, seen in _stored(records, after):
+        key = (seen.name, record.place.pp, record.place.tp if seen.sharded else -1)
+        other, copy = first.setdefault(key, (record.rank, seen))
+        if copy is not seen:
+            yield record, seen, other, copy
+
+
+def whole_state(records: Mapping[int, RankRecord], after: int) -> dict[str, StoredParameter]:
+    """Parameter -> its whole tensors: shards add up over tp; of copies, which must be equal, the first counts."""
+    parts: dict[str, dict[tuple[int, int], StoredParameter]] = {}
+    for record, seen in _stored(records, after):
+        known = parts.setdefault(seen.name, {})
+        stage = min((pp for pp, _ in known), default=record.place.pp)  # a tied embedding is also on the last stage
+        if record.place.pp == stage:
+            known.setdefault((stage, record.place.tp if seen.sharded else -1), seen)
+    return {name: _whole_parameter(name, list(held.values())) for name, held in parts.items()}
+
+
+def _whole_parameter(name: str, shards: list[StoredParameter]) -> StoredParameter:
+    weight, first, second = (reduce(add, [getattr(shard, part) for shard in shards]) for part in STORED)
+    return StoredParameter(name=name, sharded=False, weight=weight, first_moment=first, second_moment=second)
+
+
+def _stored(records: Mapping[int, RankRecord], after: int) -> Iterator[tuple[RankRecord, StoredParameter]]:
+    for rank in sorted(records):
+        state = state_after(records[rank], after)
+        for seen in state.parameters if state else ():
+            yield records[rank], seen
+
+
+def whole_merged(records: Mapping[int, RankRecord]) -> dict[str, MergedSeen]:
+    """Weight -> its fingerprints with the adapter merged, in the order in which ranks list them.
+
+    Of copies, the first counts.
+    """
+    whole: dict[str, MergedSeen] = {}
+    counted: set[tuple[str, int]] = set()
+    for record, seen in _merged_seen(records):
+        known, key = whole.get(seen.name), (seen.name, shard_of(record.place, seen))
+        if known is None:
+            whole[seen.name] = seen
+        elif key not in counted:
+            after = add(known.after, seen.after) if known.after and seen.after else None
+            whole[seen.name] = replace(known, before=add(known.before, seen.before), after=after)
+        counted.add(key)
+    return whole
+
+
+def _merged_seen(records: Mapping[int, RankRecord]) -> Iterable[tuple[RankRecord, MergedSeen]]:
+    return ((records[rank], seen) for rank in sorted(records) for seen in records[rank].merged)
+
+
+def merged_copies(records: Mapping[int, RankRecord]) -> Iterator[tuple[RankRecord, MergedSeen, int, MergedSeen]]:
+    """Every further copy of a merged weight: its record and itself, then the rank of the first copy and that copy."""
+    first: dict[tuple[str, int, int], tuple[int, MergedSeen]] = {}
+    for record, seen in _merged_seen(records):
+        key = (seen.name, record.place.pp, shard_of(record.place, seen))
+        other, copy = first.setdefault(key, (record.rank, seen))
+        if copy is not seen:
+            yield record, seen, other, copy

@@ -7,15 +7,16 @@ recomputed from the cell's configuration.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, NamedTuple
 
 from harness.core.cell.canary_legs import Leg, legs_of
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
 from harness.core.packing.arithmetic import MicroBatch
-from harness.core.run.records import CellResult, DocumentLoss, OracleRecord, RankRecord, StepSeen
+from harness.core.run.records import CellResult, DocumentLoss, OracleRecord, RankRecord, SeenParams, StepSeen
 from harness.core.run.run_plan import BaselineRequest, PlannedCell
 from harness.core.run.tensor_records import Fingerprint, UpdateSeen
 from harness.core.stack import ReadyStack
@@ -37,12 +38,51 @@ from harness.judge.evidence.assemble import ParameterGradient, whole_activations
 from harness.judge.evidence.endings import Ending, endings_of
 from harness.judge.evidence.leg_evidence import LegEvidence, legs_seen
 from harness.judge.evidence.numbers import Scan, scan
-from harness.judge.evidence.observations import Observation, observations_of
 from harness.judge.evidence.truth import DocumentPosition, ParamsSeen, Truth
-from harness.judge.failures.cause import Cause, cause_of
-from harness.judge.failures.classification import FailureClass, JobEnding, LogTail
+from harness.judge.failures.classification import Cause, FailureClass, JobEnding, LogTail, cause_of
+from harness.judge.locations import RankLocation
 from harness.judge.stats.baseline import Baseline
 from harness.judge.stats.noise import later_floors
+
+
+class Observation(NamedTuple):
+    """Packed params as one rank saw them at one location; None if it saw none."""
+
+    place: RankLocation
+    params: SeenParams | None
+    device: str | None  # of the model on that rank, None if not recorded
+
+
+def observations_of(records: Iterable[RankRecord]) -> list[Observation]:
+    """Observations of the metadata leg, then of the training leg, of every record.
+
+    Equal params on devices of one name are one object, since many ranks hold the same few.
+    """
+    known: dict[tuple[Any, ...], list[SeenParams]] = {}
+    return [observation for record in records for observation in _observations(record, known)]
+
+
+def _observations(record: RankRecord, known: dict[tuple[Any, ...], list[SeenParams]]) -> Iterator[Observation]:
+    device = record.environment.get("torch_device")
+    table: list[SeenParams | None] = [_interned(params, device, known) for params in record.packed_params]
+    table.append(None)
+    at, rank = record.place, record.rank
+    for batch in record.batches:
+        place = RankLocation(rank, at, "metadata", batch.step, batch.micro_batch, batch.chunk)
+        yield Observation(place, table[-1 if batch.params is None else batch.params], device)
+    for seen in record.layers:
+        place = RankLocation(rank, at, "training", seen.step, seen.micro_batch, seen.chunk, seen.layer)
+        yield Observation(place, table[-1 if seen.params is None else seen.params], device)
+
+
+def _interned(params: SeenParams, device: str | None, known: dict[tuple[Any, ...], list[SeenParams]]) -> SeenParams:
+    """The equal params seen first, or these if they are new."""
+    similar = known.setdefault((device, tuple(params.cu_seqlens_q or ()), params.max_seqlen_q), [])
+    for other in similar:
+        if other == params:
+            return other
+    similar.append(params)
+    return params
 
 
 @dataclass(kw_only=True)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.core.cell.config import CellConfig
+from harness.core.layer_pattern import MIXERS
 from harness.core.packing.arithmetic import MicroBatch, PackedParams
+from harness.core.packing.fields import FIRST_STAGE, LAST_STAGE, PADDING_MASK
 from harness.core.run.records import SeenParams
 from harness.judge.locations import RankLocation
 
@@ -36,3 +39,41 @@ class ParamsSeen:
     truth: Truth
     expected: PackedParams
     places: list[RankLocation]
+
+
+def attention_layers(config: CellConfig, stage: int, chunk: int) -> list[int]:
+    """Numbers of a chunk's layers that get packed params, from 1; prediction layers follow the last of the model."""
+    return layers_with(config, stage, chunk, MIXERS)
+
+
+def layers_with(config: CellConfig, stage: int, chunk: int, letters: str) -> list[int]:
+    """Numbers of a chunk's layers that have one of these letters; without a pattern, every layer has all."""
+    model, layout = config.model, config.layout
+    wanted = model.numbers_of(letters)
+    layers = [layer for layer in layout.layers(model.spread, stage, chunk) if layer in wanted]
+    if model.mtp and is_last(config, stage, chunk):
+        layers += range(model.layers + 1, model.layers + 1 + model.mtp.layers)
+    return layers
+
+
+def fields_used(config: CellConfig, stage: int, chunk: int) -> tuple[str, ...]:
+    """Fields of a batch that a chunk uses; prediction layers embed tokens and have a loss, MRoPE needs positions on
+    every stage, and a data path that returns a mask of padding gives it to every stage.
+
+    Without those that the data path or upstream's trainer does not give to the model: attention takes positions from
+    cu_seqlens, and a loss of upstream takes logits.
+    """
+    mtp = config.model.mtp
+    predicts = mtp is not None and config.layout.ends(mtp.stage, stage, chunk)
+    embeds = (stage == 0 and chunk == 0) or predicts
+    fields = (FIRST_STAGE if embeds else ()) + (LAST_STAGE if predicts or is_last(config, stage, chunk) else ())
+    if config.model.vision and not embeds:
+        fields = ("position_ids", *fields)
+    if config.path.returns_padding_mask and config.own_trainer:
+        fields = (*fields, PADDING_MASK)
+    without = config.path.without if config.own_trainer else config.path.trained_without
+    return tuple(field for field in fields if field not in without)
+
+
+def is_last(config: CellConfig, stage: int, chunk: int) -> bool:
+    return stage == config.layout.pp - 1 and chunk == config.layout.vpp - 1

@@ -7,37 +7,305 @@ a failure, a cascade only follows from one, on this rank or another. docs/failur
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-from harness.judge.failures.ending_patterns import (
-    ABSENT_NAME,
-    DEADLINE,
-    FROZEN,
-    HANG,
-    HARNESS_DEFECT,
-    NATIVE_CRASH,
-    PYTHON,
-    REPLACEMENT,
-    SETUP,
-    STALLED,
-    UNKNOWN,
-    UNREACHABLE,
+from harness.core.outcomes import StrEnum
+
+
+class Domain(StrEnum):
+    """The part of the system at fault."""
+
+    CODE = "code"
+    HARNESS = "harness"
+    INFRASTRUCTURE = "infrastructure"
+    UNKNOWN = "unknown"
+
+
+class Role(StrEnum):
+    """Whether a failure can start by itself, or only follows from another."""
+
+    ROOT = "root"
+    CASCADE = "cascade"
+
+
+class Retry(StrEnum):
+    """Whether running the cell again can help. Advice: harness/infra/slurm/follow.py decides what is retried."""
+
+    NEVER = "never"
+    OTHER_NODES = "other nodes"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pattern:
+    """One failure class. All regular expressions are searched; an empty one never matches."""
+
+    name: str
+    title: str
+    domain: Domain
+    role: Role
+    retry_advice: Retry
+    advice: str  # what to do next, in one sentence
+    exception: str = ""  # in "Type: message" of an exception that a rank recorded
+    log: str = ""  # in one line of log text, without the prefixes of torch, srun and slurmstepd
+    states: tuple[str, ...] = ()  # of the job, as sacct and squeue name them
+
+    def in_exception(self, text: str) -> bool:
+        return bool(self.exception) and re.search(self.exception, text, re.I) is not None
+
+    def in_log(self, line: str) -> bool:
+        return bool(self.log) and re.search(self.log, line, re.I) is not None
+
+    def in_state(self, state: str) -> bool:
+        """`state` may carry a comment ("CANCELLED by 0") or be cut by sacct's column ("OUT_OF_ME+")."""
+        word = (state.split() or [""])[0]
+        if word.endswith("+"):
+            return len(word) > 4 and any(name.startswith(word[:-1]) for name in self.states)
+        return word in self.states
+
+
+HANG = Pattern(
+    name="hang",
+    title="hang in a collective",
+    domain=Domain.CODE,
+    role=Role.ROOT,
+    retry_advice=Retry.NEVER,
+    advice="Compare the stacks of the ranks that waited with that of the rank that never arrived.",
 )
-from harness.judge.failures.infrastructure_patterns import (
-    BOOT,
-    CANCELLED,
-    CONTAINER,
-    DISK,
-    GPU_HARDWARE,
-    GPU_UNAVAILABLE,
-    KILLED,
-    NETWORK,
-    NODE_FAILURE,
-    OPEN_FILES,
-    PREEMPTION,
-    STORAGE,
-    TIME_LIMIT,
+FROZEN = Pattern(
+    name="frozen-process",
+    title="frozen process",
+    domain=Domain.INFRASTRUCTURE,
+    role=Role.ROOT,
+    retry_advice=Retry.OTHER_NODES,
+    advice="The process could not even write its stack: check whether it was stopped, swapped out, or blocked in the "
+    "kernel (D state) on that node.",
 )
-from harness.judge.failures.pattern_row import Domain, Pattern, Retry, Role
+STALLED = Pattern(
+    name="collective-stall",
+    title="collective that did not end",
+    domain=Domain.UNKNOWN,
+    role=Role.ROOT,
+    retry_advice=Retry.UNKNOWN,
+    advice="Every rank had entered the same collective, so none is late: check the network between the nodes.",
+)
+UNREACHABLE = Pattern(
+    name="store-unreachable",
+    title="ranks did not connect",
+    domain=Domain.INFRASTRUCTURE,
+    role=Role.CASCADE,
+    retry_advice=Retry.OTHER_NODES,
+    advice="Check whether rank 0 started, and whether the other nodes can reach its node's address and port.",
+)
+ABSENT_NAME = Pattern(
+    name="absent-name",
+    title="name that the stack lacks",
+    domain=Domain.UNKNOWN,
+    role=Role.ROOT,
+    retry_advice=Retry.NEVER,
+    advice="Use a commit or release that has the name. If upstream has renamed it for good, the harness must follow.",
+)
+SETUP = Pattern(
+    name="setup-error",
+    title="ranks could not be set up",
+    domain=Domain.UNKNOWN,
+    role=Role.ROOT,
+    retry_advice=Retry.UNKNOWN,
+    advice="It failed before any code under test ran: read the traceback, and check that node's device and network.",
+)
+HARNESS_DEFECT = Pattern(
+    name="harness-defect",
+    title="defect of the harness",
+    domain=Domain.HARNESS,
+    role=Role.ROOT,
+    retry_advice=Retry.NEVER,
+    advice="The code under test is not to blame: please report this with the log and the version of the harness.",
+)
+REPLACEMENT = Pattern(
+    name="replacement-kernel",
+    title="limit of a replacement kernel",
+    domain=Domain.HARNESS,
+    role=Role.ROOT,
+    retry_advice=Retry.NEVER,
+    advice="The harness's replacement of a GPU kernel refused a call that the real kernel may accept: run the cell on "
+    "a GPU, and please report this with the log.",
+)
+PYTHON = Pattern(
+    name="python-exception",
+    title="Python exception",
+    domain=Domain.CODE,
+    role=Role.ROOT,
+    retry_advice=Retry.NEVER,
+    advice="Read the traceback of this rank.",
+)
+NATIVE_CRASH = Pattern(
+    name="native-crash",
+    title="native crash or exit",
+    domain=Domain.CODE,
+    role=Role.ROOT,
+    retry_advice=Retry.NEVER,
+    advice="Read the end of this rank's log: the interpreter dumps the stack there on a crash.",
+)
+DEADLINE = Pattern(
+    name="deadline",
+    title="cell deadline passed",
+    domain=Domain.UNKNOWN,
+    role=Role.ROOT,
+    retry_advice=Retry.UNKNOWN,
+    advice="Nothing proves a hang, so the cell may only be slow: raise deadline_s, or read the stack dumps.",
+)
+UNKNOWN = Pattern(
+    name="unknown",
+    title="unknown",
+    domain=Domain.UNKNOWN,
+    role=Role.ROOT,
+    retry_advice=Retry.UNKNOWN,
+    advice="The cause is unknown: read the logs of the attempt and of its job.",
+)
+
+
+NODE_FAILURE = Pattern(
+    name="node-failure",
+    title="node failure",
+    domain=Domain.INFRASTRUCTURE,
+    role=Role.ROOT,
+    retry_advice=Retry.OTHER_NODES,
+    advice="Run the cell again on other nodes, and tell the administrators which node failed.",
+    log=r"DUE TO NODE FAILURE|^Node failure on ",
+    states=("NODE_FAIL",),
+)
+PREEMPTION = Pattern(
+    name="preemption",
+    title="preempted or requeued",
+    domain=Domain.INFRASTRUCTURE,
+    role=Role.ROOT,
+    retry_advice=Retry.OTHER_NODES,
+    advice="Run the cell again; if this happens often, in a partition or QOS that is not preempted.",
+    log=r"DUE TO PREEMPTION|DUE TO JOB REQUEUE",
+    states=("PREEMPTED", "REQUEUED"),
+)
+TIME_LIMIT = Pattern(
+    name="time-limit",
+    title="job time limit",
+    domain=Domain.INFRASTRUCTURE,
+    role=Role.ROOT,
+    retry_advice=Retry.NEVER,
+    advice="Raise launch.time_limit_min or the time of the cluster profile, or lower launch.cells_per_allocation.",
+    log=r"DUE TO TIME LIMIT",
+    states=("TIMEOUT", "DEADLINE"),
+)
+CANCELLED = Pattern(
+    name="cancelled",
+    title="cancelled",
+    domain=Domain.INFRASTRUCTURE,
+    role=Role.ROOT,
+    retry_advice=Retry.NEVER,
+    advice="The job was cancelled: if that was not intended, run its cells again with harness resume RUN --errors.",
+    log=r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*",
+    states=("CANCELLED",),
+)
+BOOT = Pattern(
+    name="boot-failure",
+    title="node boot or task launch failure",
+    domain=Domain.INFRASTRUCTURE,
+    role=Role.ROOT,
+    retry_advice=Retry.OTHER_NODES,
+    advice="Run the cell again on other nodes, and tell the administrators which node failed to start it.",
+    log=r"wrong with the boot of the nodes|are still not ready|^Task launch for \S+ failed on node|"
+    r"^Application launch failed|^task \d+ launch failed",
+    states=("BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"),
+)
+CONTAINER = Pattern(
+    name="container-start",
+    title="container did not start",
+    domain=Domain.UNKNOWN,
+    role=Role.ROOT,
+    retry_advice=Retry.UNKNOWN,
+    advice="Check the image and mounts of the cluster profile with a manual srun.",
+    log=r"pyxis: (couldn't start container|failed to import docker image|container start failed)",
+)
+KILLED = Pattern(
+    name="killed",
+    title="killed from outside",
+    domain=Domain.UNKNOWN,
+    role=Role.ROOT,
+    retry_advice=Retry.UNKNOWN,
+    advice="Look for the kill in the node's kernel log (out of memory?) and in the job's accounting.",
+    # A rank that is killed itself is recognised by its exit code.
+    exception=r"DataLoader worker \(.*\) (is killed by signal: (Killed|Terminated)|exited unexpectedly)",
+)
+GPU_HARDWARE = Pattern(
+    name="gpu-hardware",
+    title="GPU hardware fault",
+    domain=Domain.INFRASTRUCTURE,
+    role=Role.ROOT,
+    retry_advice=Retry.OTHER_NODES,
+    advice="Run the cell again on other nodes, and have this node's GPU checked.",
+    exception=r"uncorrectable ECC|GPU has fallen off the bus|uncorrectable NVLink|peer GPU memory over nvlink",
+    # Xid numbers that NVIDIA's catalogue assigns to memory, link, bus and firmware; the program can cause 13, 31, 43.
+    log=r"uncorrectable ECC|fallen off the bus|uncorrectable NVLink|"
+    r"NVRM: Xid \([^)]*\): (48|6[1-4]|74|79|9[2458]|119|12[0-2]|140|14[3-9]),",
+)
+GPU_UNAVAILABLE = Pattern(
+    name="gpu-unavailable",
+    title="GPU not available",
+    domain=Domain.INFRASTRUCTURE,
+    role=Role.ROOT,
+    retry_advice=Retry.OTHER_NODES,
+    advice="Run the cell again on other nodes; check what holds this node's GPU, and that its fabric manager runs.",
+    exception=r"busy or unavailable|system not yet initialized|no CUDA-capable device is detected|"
+    r"CUDA driver initialization failed|failed to initialize NVML|nvmlInit_v2_\(\) INTERNAL ASSERT FAILED|"
+    r"exclusive \(compute\) mode|No CUDA GPUs are available",
+    log=r"CUDA error: .*(busy or unavailable|system not yet initialized)|no CUDA-capable device is detected|"
+    r"No CUDA GPUs are available",
+)
+NETWORK = Pattern(
+    name="network-error",
+    title="network or transport error",
+    domain=Domain.INFRASTRUCTURE,
+    role=Role.ROOT,
+    retry_advice=Retry.OTHER_NODES,
+    advice="Run the cell again on other nodes; NCCL's warnings in the logs name the interface and the peer.",
+    exception=r"ncclSystemError|ncclInternalError|unhandled system error|No route to host|Network is unreachable|"
+    r"Name or service not known|Temporary failure in name resolution",
+    log=r"ncclSystemError|ncclInternalError|unhandled system error|NET/IB.*: (Got async event|ibv_\w+ failed)|"
+    r"No route to host",
+)
+STORAGE = Pattern(
+    name="storage-error",
+    title="storage error",
+    domain=Domain.INFRASTRUCTURE,
+    role=Role.ROOT,
+    retry_advice=Retry.OTHER_NODES,
+    advice="Check that the run directory's file system is mounted, writable and healthy on that node, then run harness "
+    "resume RUN --errors.",
+    exception=r"Stale file handle|Input/output error|Read-only file system|No locks available|Remote I/O error|"
+    r"Transport endpoint is not connected",
+    log=r"Stale file handle|Input/output error|Read-only file system",
+)
+OPEN_FILES = Pattern(
+    name="too-many-open-files",
+    title="too many open files",
+    domain=Domain.INFRASTRUCTURE,
+    role=Role.ROOT,
+    retry_advice=Retry.NEVER,
+    advice="Raise the limit of open files (ulimit -n 65536 in the shell of the launcher, or under setup of the cluster "
+    "profile), or run fewer ranks side by side (launch.parallel_ranks).",
+    # torch passes tensors between processes as open files: one that cannot be received has no message of its own.
+    exception=r"Too many open files|received 0 items of ancdata",
+    log=r"Too many open files|received 0 items of ancdata",
+)
+DISK = Pattern(
+    name="disk-full",
+    title="disk full",
+    domain=Domain.INFRASTRUCTURE,
+    role=Role.ROOT,
+    retry_advice=Retry.NEVER,
+    advice="Free space or quota for the run directory and temporary files, then run harness resume RUN --errors.",
+    exception=r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing",
+    log=r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing",
+)
+
 
 # Import errors of an interpreter that is shutting down. The rows themselves exclude other tear-down noise: a plain
 # "STEP ... CANCELLED" is srun ending the other tasks, Xid 45 is the driver's clean-up, and CUDA's advice is no cause.

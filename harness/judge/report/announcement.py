@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.core.outcomes import Outcome
-from harness.core.text import chat_text, clip
+from harness.core.outcomes import Outcome, Severity
+from harness.core.text import chat_text, clip, visible
 from harness.judge.report.model import Report, ReportCell
 from harness.judge.report.summaries import place_text
 
@@ -76,3 +76,47 @@ def _text(report: Report, bad: list[ReportCell], directory: str) -> str:
 def _escaped(lines: list[str]) -> str:
     """The lines as one text, with the markup of chat systems escaped."""
     return clip("\n".join(chat_text(line, _MOST_LINE) for line in lines), _MOST_TEXT)
+
+
+MOST = 10  # errors that GitHub shows per step
+_MOST_OF_ANNOTATION = 1500
+
+
+def annotation_lines(report: Report, file: str) -> list[str]:
+    """One line per cell that failed or could not be decided, failures first; a last line counts the rest.
+
+    `file`: path of the matrix in the repository.
+    """
+    cells = [cell for outcome in (Outcome.FAIL, Outcome.ERROR) for cell in report.cells if cell.outcome is outcome]
+    lines = [_line("notice", report.faults_text, file=file)] if report.faults else []
+    lines += [_error(cell, file) for cell in cells[:MOST]]
+    if len(cells) > MOST:
+        lines.append(_line("notice", f"{len(cells) - MOST} more cells failed or are undecided", file=file))
+    return lines
+
+
+def _error(cell: ReportCell, file: str) -> str:
+    first = next((finding for finding in cell.findings if finding.severity is Severity.ERROR), None)
+    if cell.outcome is Outcome.FAIL and first is not None:
+        place = place_text(first.where)
+        message = f"{first.lane.value}, {first.check}: {first.message}{f' at {place}' if place else ''}"
+    else:
+        message = cell.reason or "failed"
+    line = {} if cell.line is None else {"line": str(cell.line)}
+    return _line(
+        "error", f"{message}\nreproduce: {cell.reproduce}", file=file, **line, title=f"{cell.outcome.value} {cell.id}"
+    )
+
+
+def _line(command: str, message: str, **properties: str) -> str:
+    given = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
+    return f"::{command} {given}::{_data(clip(message, _MOST_OF_ANNOTATION))}"
+
+
+def _data(text: str) -> str:
+    """Escapes a message; the percent sign first, since the other escapes contain it."""
+    return visible(text.replace("\r\n", "\n")).replace("%", "%25").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

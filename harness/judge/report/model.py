@@ -23,7 +23,7 @@ from harness.core.run.records import CellRole
 from harness.core.run.run_plan import Selection
 from harness.core.text import counted, noun
 from harness.core.tolerances import Bound, NoiseFloor
-from harness.judge.failures.pattern_row import Domain, Retry, Role
+from harness.judge.failures.patterns import Domain, Retry, Role
 
 _MOST_FAULTS = 3  # that are named
 NOT_JUDGED = "not judged"  # in the origin of the bound of a ratio that is only shown

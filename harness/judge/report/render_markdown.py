@@ -9,8 +9,7 @@ from typing import Any
 from harness.core.outcomes import Outcome, Severity
 from harness.core.text import counted, markdown_code, markdown_text
 from harness.judge.report.model import Report, ReportCell
-from harness.judge.report.speed_text import gpu_texts, peak_texts, share_text
-from harness.judge.report.summaries import canary_counts
+from harness.judge.report.summaries import canary_counts, gpu_texts, peak_texts, share_text
 
 MOST_BYTES = 1024 * 1024 - 4096
 _TEXT_LENGTH = 600

@@ -12,7 +12,7 @@ from harness.app.cli import main
 from harness.core.run.run_dir import RunDir
 from harness.infra.history.database import opened
 from harness.infra.html.report import render_html
-from harness.judge.history.rows import run_row
+from harness.judge.history import run_row
 from harness.judge.report.render_json import render_json
 from tests.infra.html.test_report import Page
 from tests.sample_report import passing_report, sample_report

@@ -20,7 +20,7 @@ from harness.infra.history.database import MIGRATIONS, HistoryError, opened
 from harness.infra.history.queries import LISTINGS, Filters, baseline, calendar, listing
 from harness.infra.html.history import render_history
 from harness.infra.output_files import write_table
-from harness.judge.history.rows import run_row
+from harness.judge.history import run_row
 from tests.infra.history_runs import CELL, run_of, timed
 from tests.processes import HUNG_S
 from tests.sample_report import sample_report
@@ -201,7 +201,7 @@ def dying(connection, table, **values):
 module._insert = dying
 module.is_network = lambda path: sys.argv[2] == "True"
 with module.opened(Path(sys.argv[1]), write=True) as history:
-    from harness.judge.history.rows import run_row
+    from harness.judge.history import run_row
     from tests.sample_report import sample_report
     history.record(run_row(sample_report()), Path(sys.argv[1]).parent)
 """

@@ -10,7 +10,7 @@ import pytest
 from harness.infra.history.database import opened
 from harness.infra.history.queries import Filters
 from harness.infra.html.history import render_history
-from harness.judge.history.rows import run_row
+from harness.judge.history import run_row
 from tests.infra.html.test_report import Page
 from tests.sample_report import sample_report
 

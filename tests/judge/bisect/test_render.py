@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.judge.bisect.render import render_text
-from harness.judge.bisect.result import Point, PointState
+from harness.judge.bisect.result import Point, PointState, render_text
 from tests.judge.report.test_render_issue import bisection
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from harness.core.outcomes import Outcome
-from harness.judge.compare.cell_pairs import change, outcome_of, pairs
+from harness.judge.compare.runs import change, outcome_of, pairs
 from harness.judge.report.model import ChangeKind
 from tests.sample_report import sample_report
 from tests.two_runs import cell_of

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.tolerances import SLOWER_RUN, Bound
-from harness.judge.compare.numbers import Drift, TimeChange, drifts, time_changes
+from harness.judge.compare.runs import Drift, TimeChange, drifts, time_changes
 from harness.judge.report.model import Throughput, TimedRatio
 from tests.sample_report import sample_report
 from tests.two_runs import cell_of

@@ -6,8 +6,7 @@ import pytest
 
 from harness.core.outcomes import Outcome
 from harness.judge.compare.render import exit_code
-from harness.judge.compare.runs import CellChange, Comparison, compare_runs, with_commits
-from harness.judge.compare.stack_changes import Moved
+from harness.judge.compare.runs import CellChange, Comparison, Moved, compare_runs, with_commits
 from harness.judge.report.model import Report, ReportRejected
 from tests.sample_report import lanes, sample_report
 from tests.two_runs import NEW, OLD, changed, earlier_report, in_stack, later_report, with_loss

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from harness.core.outcomes import Outcome
 from harness.core.serialization import dumps, from_jsonable, loads
+from harness.judge.compare.runs import stack_facts
 from harness.judge.compare.since_previous import CommitCount, Past, Point, Previous, moves, since
-from harness.judge.compare.stack_changes import stack_facts
-from harness.judge.history.rows import run_row
+from harness.judge.history import run_row
 from harness.judge.report.model import CellSince, Report
 from harness.judge.report.render_markdown import render_markdown
 from tests.sample_report import sample_report

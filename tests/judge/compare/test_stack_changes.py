@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from harness.judge.compare.stack_changes import Moved, differences, differences_text, stack_facts, with_counts
+from harness.judge.compare.runs import Moved, differences, differences_text, stack_facts, with_counts
 from tests.sample_report import sample_report
 from tests.two_runs import NEW, OLD, in_stack
 

@@ -8,8 +8,8 @@ import pytest
 from harness.core.cell.layout import Layout
 from harness.core.packing.arithmetic import PAD, MicroBatch, plan_step
 from harness.core.packing.documents import Document
-from harness.judge.diagnosis import boundaries
-from harness.judge.diagnosis.boundaries import (
+from harness.judge.diagnosis import localise
+from harness.judge.diagnosis.localise import (
     CHUNK_EDGE,
     DOCUMENT_BOUNDARY,
     PADDING,
@@ -40,7 +40,7 @@ def test_the_first_and_last_tokens_of_a_document_name_their_neighbours() -> None
     assert of_token(pack, Layout(), 2, 0).where["neighbour"] == 1
     assert of_token(pack, Layout(), 0, 0).boundaries == ()  # nothing is before the first document
     assert of_token(pack, Layout(), 2, 6).boundaries == ()  # nor after the last
-    assert of_token(pack, Layout(), 2, 3) == boundaries.NOTHING
+    assert of_token(pack, Layout(), 2, 3) == localise.NOTHING
 
 
 def test_padding_beside_a_token_is_named() -> None:
@@ -63,8 +63,8 @@ def test_a_chunk_edge_names_the_rank_that_holds_the_token() -> None:
 
 def test_a_document_of_another_micro_batch_has_no_boundaries() -> None:
     [pack] = packs([5], Layout(cp=2))
-    assert of_token(pack, Layout(cp=2), 3, 0) == boundaries.NOTHING
-    assert of_token(pack, Layout(cp=2), 0, 9) == boundaries.NOTHING
+    assert of_token(pack, Layout(cp=2), 3, 0) == localise.NOTHING
+    assert of_token(pack, Layout(cp=2), 0, 9) == localise.NOTHING
 
 
 def test_unpacked_rows_have_no_document_boundaries() -> None:

@@ -24,8 +24,8 @@ from harness.judge.diagnosis.operations import (
     OperationRow,
     OperationsCompared,
     compare_operations,
+    operations_text,
 )
-from harness.judge.diagnosis.operations_text import operations_text
 
 BOUND = Bound(value=1e-4, origin="test")
 WEIGHT = TensorOfOperation(shape=[8, 8], dtype="float32", norm=2.0, name="fc.weight")

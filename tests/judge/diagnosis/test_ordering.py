@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from harness.core.outcomes import Finding, Lane, LaneVerdict, Outcome, Severity
 from harness.core.run.records import Failure, SeenParams
-from harness.judge.diagnosis.ordering import led_by_root
+from harness.judge.diagnosis.fault_classes import led_by_root
 from tests.judge.checks.numerics.test_ended import IN_CODE, cut_off
 from tests.judge.reports import build_report
 from tests.judge.simulator import alter_params, at, config_of, drop_params, evidence_for, judge, run_of

@@ -4,7 +4,7 @@ import pytest
 
 from harness.core.cell.model import MoeConfig
 from harness.core.run.records import ExpertShare
-from harness.judge.evidence.moe_router import own_aux_loss
+from harness.judge.checks.experts import own_aux_loss
 
 
 def row(tokens: int, counts: list[int], scores: list[float]) -> ExpertShare:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.judge.evidence.states import state_after, whole_state
+from harness.judge.evidence.assemble import state_after, whole_state
 from harness.judge.stats.distance import fingerprint_distance
 from tests.judge.simulator import config_of, evidence_for
 

@@ -5,8 +5,7 @@ import pytest
 from harness.core.cell.layout import Coordinates
 from harness.core.run.records import CellResult, Failure, Progress
 from harness.judge.evidence.endings import Ending
-from harness.judge.failures.cause import cause_of
-from harness.judge.failures.classification import JobEnding
+from harness.judge.failures.classification import JobEnding, cause_of
 
 PLACE = Coordinates(tp=0, cp=0, dp=0, pp=0)
 UPSTREAM = ["harness/node/probe/run.py:110 in _model_legs", "megatron/core/models/gpt/gpt_model.py:90 in __init__"]

@@ -9,16 +9,15 @@ from harness.core.cell.layout import Coordinates
 from harness.core.run.records import Failure, Progress
 from harness.judge.evidence.endings import Ending
 from harness.judge.failures import patterns as table
-from harness.judge.failures.blame import pattern_of_exception
 from harness.judge.failures.classification import (
     FailureClass,
     FailureEvidence,
     LogTail,
     classify,
+    pattern_of_exception,
     patterns_of_log,
 )
-from harness.judge.failures.pattern_row import Domain, Retry, Role
-from harness.judge.failures.patterns import CLASSES, PATTERNS, Pattern
+from harness.judge.failures.patterns import CLASSES, PATTERNS, Domain, Pattern, Retry, Role
 from tests.judge.checks.numerics.test_ended import IN_CODE, cut_off
 from tests.judge.simulator import config_of, evidence_for
 

@@ -6,7 +6,7 @@ from harness.core.cell.layout import Coordinates
 from harness.core.run.records import Progress
 from harness.judge.evidence.endings import Ending
 from harness.judge.failures import patterns as table
-from harness.judge.failures.hangs import Stall, stall_of
+from harness.judge.failures.classification import Stall, stall_of
 
 STEP = "megatron/core/pipeline_parallel/schedules.py:400 in forward_step"
 GRADS = "megatron/core/distributed/finalize_model_grads.py:300 in finalize_model_grads"

@@ -6,7 +6,7 @@ import pytest
 
 from harness.core.cell.layout import Coordinates
 from harness.core.run.records import Failure, RankRecord
-from harness.judge.failures.out_of_memory import memory_text, out_of_memory, size_text, tried_bytes
+from harness.judge.failures.classification import memory_text, out_of_memory, size_text, tried_bytes
 from tests.judge.failures.test_classification import text_of
 
 

@@ -11,7 +11,7 @@ from harness.core.outcomes import Outcome
 from harness.core.run.records import Failure, Progress, RankEnding
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.failures.classification import JobEnding, LogTail
-from harness.judge.failures.pattern_row import Domain
+from harness.judge.failures.patterns import Domain
 from tests.judge.checks.numerics.test_ended import IN_CODE, OUTER
 from tests.judge.failures.test_classification import text_of
 from tests.judge.simulator import config_of, evidence_for, judge

@@ -8,7 +8,7 @@ import pytest
 from harness.core.outcomes import Outcome
 from harness.core.serialization import to_jsonable
 from harness.core.stack import CheckedOut, StackFacts, Version
-from harness.judge.history.rows import UNITS, drift, run_row
+from harness.judge.history import UNITS, drift, run_row
 from harness.judge.report.model import ReportCell
 from tests.sample_report import sample_report
 

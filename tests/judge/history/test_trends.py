@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.judge.history.trends import calendar_rows, days_between, points
+from harness.judge.history import calendar_rows, days_between, points
 
 
 def test_days_go_over_the_end_of_a_month() -> None:

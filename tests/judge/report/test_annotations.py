@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.judge.report.annotations import MOST, annotation_lines
+from harness.judge.report.announcement import MOST, annotation_lines
 from tests.sample_report import big_report, hostile_report, passing_report, sample_report
 from tests.two_runs import changed
 

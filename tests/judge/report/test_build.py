@@ -8,10 +8,10 @@ from harness.core.cell.flops import train_flops
 from harness.core.outcomes import Outcome
 from harness.core.run.run_plan import Selection
 from harness.judge.failures.classification import JobEnding
+from harness.judge.report.build import throughput
 from harness.judge.report.model import Report, ReportCell
 from harness.judge.report.render_json import read_report, render_json
 from harness.judge.report.render_markdown import render_markdown
-from harness.judge.report.speed import throughput
 from tests.judge.reports import build_report
 from tests.judge.simulator import TODAY, config_of, run_of, with_oracle
 from tests.judge.timed import slope, timed

@@ -12,7 +12,7 @@ from harness.core.outcomes import Outcome
 from harness.core.run.run_plan import XFail
 from harness.infra.console import print_report
 from harness.infra.html.report import render_html
-from harness.judge.history.rows import run_row
+from harness.judge.history import run_row
 from harness.judge.report.model import Report
 from harness.judge.report.render_json import render_json
 from harness.judge.report.render_junit import render_junit

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.judge.report.public_text import public, publish
+from harness.judge.report.render_issue import public, publish
 
 HOME = "/" + "home/melinda"
 HOST = "gpu-node-17.cluster.internal"

@@ -10,8 +10,8 @@ from harness.core.cell.flops import full_config, train_flops, work_of
 from harness.core.cell.timing import GpuState
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.timings import Load
+from harness.judge.report.build import FULL_ROWS, load_rates, throughput, timed_ratios
 from harness.judge.report.model import TimedRatio
-from harness.judge.report.speed import FULL_ROWS, load_rates, throughput, timed_ratios
 from tests.judge.timed import timed
 
 H200 = "NVIDIA H200"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.core.cell.timing import GpuState
-from harness.judge.report.speed_text import share_text, state_text
+from harness.judge.report.summaries import share_text, state_text
 
 
 def test_a_share_is_a_percentage_or_a_dash() -> None:

@@ -27,7 +27,7 @@ from harness.core.outcomes import Missing, Rejection
 from harness.core.packing.fields import ALWAYS_READ
 from harness.core.run.records import Failure, Progress
 from harness.core.upstream import CODE_PACKAGES
-from harness.judge.failures.blame import blame_of
+from harness.judge.failures.classification import blame_of
 from harness.node.data_paths import packed_fields
 from harness.node.data_paths.base import mask_and_loss
 from harness.node.probe.model.norm import RMSNorm

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from harness.core.run.records import Failure, Progress
-from harness.judge.failures.blame import blame_of
+from harness.judge.failures.classification import blame_of
 from harness.node.device import cpu_stubs
 from harness.node.recording.frames import frames_of
 from harness.node.recording.refusals import refusal_of, words_of

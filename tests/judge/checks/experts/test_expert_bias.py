@@ -7,8 +7,8 @@ import pytest
 from harness.core.cell.model import MoeConfig
 from harness.core.run.records import ExpertBiasSeen, OracleRecord, RankRecord
 from harness.judge.checks import experts
+from harness.judge.checks.experts import routers
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.evidence.moe_router import routers
 from tests.judge.parts import LAYERS, with_routers
 
 RATE = 0.01

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from harness.judge.checks import experts
-from harness.judge.evidence.moe_router import own_aux_loss, routers
+from harness.judge.checks.experts import own_aux_loss, routers
 from tests.judge.parts import with_routers
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from harness.core.tolerances import Bound
 from harness.judge.checks import experts
+from harness.judge.checks.experts import own_aux_loss
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.evidence.moe_router import own_aux_loss
 from tests.judge.checks.whole import Cases, of
 from tests.judge.parts import with_routers
 

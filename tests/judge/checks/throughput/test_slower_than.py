@@ -11,7 +11,7 @@ from harness.core.cell.timing import WARMUP
 from harness.core.outcomes import Lane, LaneVerdict, Outcome, Severity
 from harness.judge.checks.throughput import slower_than
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.report.speed import throughput
+from harness.judge.report.build import throughput
 from harness.judge.verdict import judge_cell
 from tests.judge.simulator import TODAY, config_of, evidence_for, judge, the_only_finding
 from tests.judge.timed import timed

@@ -11,8 +11,8 @@ from harness.core.outcomes import Outcome
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.run.records import EvaluationSeen
 from harness.judge.checks import trainer
+from harness.judge.checks.trainer import evaluations_of
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.evidence.evaluations import evaluations_of
 from tests.judge.simulator import TRAIN, at, config_of, evidence_for, judge, place_of, the_only_finding, with_oracle
 
 EVERY = replace(TRAIN, eval_interval=1)

@@ -10,8 +10,8 @@ import pytest
 
 from harness.core.run.records import DocumentLoss, EvaluationSeen
 from harness.judge.checks import trainer
+from harness.judge.checks.trainer import evaluations_of
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.evidence.evaluations import evaluations_of
 from tests.judge.checks.trainer.test_evaluation import EVERY, evaluated
 from tests.judge.checks.whole import Cases, tight
 from tests.judge.simulator import config_of, evidence_for

@@ -8,7 +8,7 @@ import pytest
 
 from harness.core.cell.model import ModelConfig
 from harness.core.cell.timing import ROUNDS, TimingConfig
-from harness.judge.failures.out_of_memory import memory_text, out_of_memory
+from harness.judge.failures.classification import memory_text, out_of_memory
 from tests.node.conftest import Ran, config, run_cells
 
 pytestmark = pytest.mark.train
