@@ -36,14 +36,12 @@ def doctor(name: str, run_parent: Path | None, *, as_json: bool = False) -> int:
 
 def init(folder: Path) -> int:
     """Write DIR/matrix.yaml and, where Slurm answers, DIR/clusters/NAME.yaml; InputError if one of them exists."""
-    from harness.infra.scaffold import machine, slurm
-    from harness.infra.scaffold.matrix_text import matrix_text
-    from harness.infra.scaffold.profile_text import profile_text
+    from harness.infra.scaffold import look_at_machine, look_for_cluster, matrix_text, profile_text
 
     matrix = folder / FIRST_MATRIX
     _refuse_existing(matrix)
-    cluster = slurm.look(next(one for one in (folder.resolve(), *folder.resolve().parents) if one.exists()))
-    texts = {matrix: matrix_text(machine.look(), "first", matrix, cluster is not None)}
+    cluster = look_for_cluster(next(one for one in (folder.resolve(), *folder.resolve().parents) if one.exists()))
+    texts = {matrix: matrix_text(look_at_machine(), "first", matrix, cluster is not None)}
     if cluster is not None:
         profile = folder / "clusters" / f"{cluster.name}.yaml"
         _refuse_existing(profile)

@@ -8,8 +8,7 @@ import pytest
 
 from harness.core.run.run_plan import Expansion
 from harness.infra.inputs.matrix_file import read_matrix
-from harness.infra.scaffold.machine import Machine, look
-from harness.infra.scaffold.matrix_text import matrix_text
+from harness.infra.scaffold import Machine, look_at_machine, matrix_text
 from harness.plan.expansion.expand import expand
 from harness.plan.matrix.load import Matrix
 from harness.plan.stacks.recipes import PROJECTS, WorkingTree
@@ -74,7 +73,7 @@ def test_cells_train_on_gpus_where_every_rank_has_one(gpus: int, cluster: bool, 
 
 
 def test_the_machine_is_asked_without_importing_torch() -> None:
-    found = look()
+    found = look_at_machine()
     assert found.cores >= 1
     assert found.megatron == "0.19.2"
     assert found.tree is None

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.infra.inputs.cluster_file import read_profile
-from harness.infra.scaffold.profile_text import profile_text
-from harness.infra.scaffold.slurm import Cluster, look
+from harness.infra.scaffold import Cluster, look_for_cluster, profile_text
 from tests.infra.scheduler import AWAY, Scheduler, fails, says
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -41,7 +40,7 @@ def system(tmp_path: Path) -> Path:
 
 
 def found(system: Path) -> Cluster:
-    cluster = look(Path("/"), system)
+    cluster = look_for_cluster(Path("/"), system)
     assert cluster is not None
     return cluster
 
@@ -81,7 +80,7 @@ def test_without_slurm_or_its_controller_there_is_no_profile(
     slurm: Scheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm.answers("sinfo", fails(AWAY))
-    assert look(tmp_path) is None
+    assert look_for_cluster(tmp_path) is None
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert look(tmp_path) is None
+    assert look_for_cluster(tmp_path) is None
     assert slurm.calls("scontrol") == []
