@@ -37,7 +37,7 @@ from harness.node.coordination.job_start import work_order_of
 from harness.node.coordination.rendezvous import NodeResult
 from harness.node.node_agent import ANNOUNCING, Agent
 from harness.node.process import die_with, end_process, other_threads
-from harness.node.recording.absent import lacking_name
+from harness.node.recording.errors import lacking_name
 
 LOOK_AHEAD = 64  # waiting cells that may start before one that does not fit; the configuration of each is read
 CLOCK_TOLERANCE_S = 5.0  # a larger offset to the leader's time stamp means that the clocks disagree

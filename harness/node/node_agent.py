@@ -26,11 +26,10 @@ from harness.core.secrets import redacted, secret_values
 from harness.core.serialization import from_jsonable, loads
 from harness.node.contention import Contention
 from harness.node.coordination import rendezvous
-from harness.node.coordination.heartbeat import HeartbeatWriter
-from harness.node.coordination.rendezvous import Abort, HeartbeatMonitor, NodeShare
+from harness.node.coordination.rendezvous import Abort, HeartbeatMonitor, HeartbeatWriter, NodeShare
 from harness.node.device.gpu_health import trouble_after
 from harness.node.load import load_plugins, loaded
-from harness.node.recording.absent import lacking_name
+from harness.node.recording.errors import lacking_name
 
 KILL_GRACE_S = 20.0  # after a cell's deadline, before its whole process group is killed
 ANNOUNCING = frozenset({signal.SIGUSR1, signal.SIGUSR2})  # signals that announce the end of a job

@@ -14,8 +14,8 @@ from harness.core.run.run_dir import AttemptDir, digest_of, temporary_beside, te
 from harness.core.serialization import from_jsonable, loads
 from harness.node.coordination import rendezvous
 from harness.node.coordination.rendezvous import Abort
+from harness.node.recording.errors import collective_in, stack_of
 from harness.node.recording.flight_recorder import pending_collectives
-from harness.node.recording.frames import collective_in, stack_of
 from harness.node.recording.recorder import last_progress, progress_file
 
 _UNWRITTEN = {

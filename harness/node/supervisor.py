@@ -30,13 +30,20 @@ from harness.core.run.records import BuiltSeen, CellResult, OracleRecord, RankEn
 from harness.core.run.run_dir import AttemptDir, appending, digest_of, text_of, write_json
 from harness.core.serialization import from_jsonable, loads
 from harness.node.coordination import rendezvous
-from harness.node.coordination.addresses import gloo_interface, own_addresses, reach
-from harness.node.coordination.rendezvous import Abort, HeartbeatMonitor, NodeResult, NodeShare
+from harness.node.coordination.rendezvous import (
+    Abort,
+    HeartbeatMonitor,
+    NodeResult,
+    NodeShare,
+    gloo_interface,
+    own_addresses,
+    reach,
+)
 from harness.node.deadline import Deadline
+from harness.node.device.gpu_health import xid_lines
 from harness.node.process import die_with, end_session, log_to, remove_secrets, temporary_files_in
 from harness.node.rank import rank_main
 from harness.node.rank_endings import cell_result, rank_endings
-from harness.node.recording.kernel_log import xid_lines
 from harness.oracle.choices import Choice, Place, choices_of
 from harness.oracle.operations import operations_of
 from harness.oracle.record import key_of, not_modelled, record_of

@@ -138,9 +138,9 @@ def test_an_agent_that_fails_kills_the_cells_that_run_and_not_those_that_were_re
 ENDS_WITHOUT_STOP = """
 import sys
 from pathlib import Path
-from harness.node.coordination import heartbeat
-heartbeat.HEARTBEAT_S = 0.01
-writer = heartbeat.HeartbeatWriter(Path(sys.argv[1]), "token")
+from harness.node.coordination import rendezvous
+rendezvous.HEARTBEAT_S = 0.01
+writer = rendezvous.HeartbeatWriter(Path(sys.argv[1]), "token")
 writer.start("ready")
 first = writer.path.read_text()
 while writer.path.read_text() == first:

@@ -391,8 +391,8 @@ class Failure:
     time: float  # seconds since the epoch
     frames: list[str] = field(default_factory=list)  # innermost last, as core/upstream.py renders them
     errno: str = ""  # name of the first system error in the exception's chain, e.g. "ESTALE"
-    refused: str = ""  # arguments that upstream's parser or validation refused: node/recording/refusals.py
-    absent: str = ""  # name of upstream that the harness looked up: node/recording/absent.py
+    refused: str = ""  # arguments that upstream's parser or validation refused: node/recording/errors.py
+    absent: str = ""  # name of upstream that the harness looked up: node/recording/errors.py
 
 
 @dataclass(kw_only=True)

@@ -5,21 +5,37 @@ agents/<allocation>.0.jsonl                      journal of the leader (node 0),
 cells/<cell>/attempt-<n>/rendezvous.json         Rendezvous: where rank 0 serves the store
 cells/<cell>/attempt-<n>/abort.json              Abort: the first failure, which ends the cell on all nodes
 cells/<cell>/attempt-<n>/nodes/node-<node>.json  NodeResult: how the ranks of a follower ended
+
+A separate process writes the heartbeat: imports, forks and driver calls exceed its period. It is written while the
+agent's main loop runs, however slowly, and stops with the agent. So silence means that the agent or its node is lost,
+not that the agent is busy. Node 0 announces the addresses of its network interfaces; the others try them in turn.
 """
 
 from __future__ import annotations
 
+import fcntl
+import ipaddress
+import multiprocessing
+import os
+import signal
 import socket
+import struct
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from multiprocessing.sharedctypes import RawArray, RawValue
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
+from harness.core.errors import DiskFullError, InfrastructureError
+from harness.core.hardware import interface_of, is_loopback, node_addresses
 from harness.core.run.records import RankEnding
 from harness.core.run.run_dir import AttemptDir, RunDir, refuse_links, text_of, write_json, write_new
 from harness.core.serialization import from_jsonable, loads
 from harness.core.text import counted
+from harness.node.process import die_with
 
 HEARTBEAT_S = 2.0  # between two heartbeats of an agent
 SILENCE_S = 30.0  # a node whose heartbeat has not changed for this long counts as lost
@@ -231,3 +247,147 @@ class HeartbeatMonitor:
         """Nodes whose agent has ended, or whose heartbeat has not changed for `silence_s`."""
         ended = {node for node, latest in self.latest().items() if latest.state == "ended"}
         return [node for node, quiet in self._quiet.items() if node in ended or quiet > self.silence_s]
+
+
+STUCK_S = 900.0  # an agent whose main loop makes no iteration for this long counts as hung
+TROUBLE_BYTES = 2000  # of a message in a heartbeat
+_AGENT_STATES: tuple[AgentState, ...] = get_args(AgentState)
+
+
+class HeartbeatWriter:
+    """Owns the heartbeat file. Call `start` before torch is imported, so that the forked process stays small."""
+
+    def __init__(self, path: Path, token: str) -> None:
+        self.path, self.token = path, token
+        self.host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()  # as Slurm names it, where it does
+        self._ticked = RawValue("d", time.monotonic())
+        self._state = RawValue("i")  # index in _STATES
+        self._trouble = RawArray("c", TROUBLE_BYTES)
+        self._process: BaseProcess | None = None
+
+    def start(self, state: AgentState) -> None:
+        self._ticked.value, self._state.value = time.monotonic(), _AGENT_STATES.index(state)
+        self._write(os.getpid())
+        child = multiprocessing.get_context("fork").Process(target=self._run, args=(os.getpid(),), daemon=True)
+        child.start()
+        self._process = child
+
+    def tick(self, state: AgentState = "ready") -> None:
+        """Note an iteration of the agent's main loop; write a new state at once.
+
+        DiskFullError when the disk of the run directory is full.
+        """
+        if self._process is not None and self._process.exitcode == DiskFullError.process_exit_code:
+            raise DiskFullError(f"cannot write {self.path}: no space left on its disk")
+        self._ticked.value = time.monotonic()
+        if self._state.value != _AGENT_STATES.index(state):
+            self._state.value = _AGENT_STATES.index(state)
+            self._write(os.getpid())
+
+    def report(self, trouble: str) -> None:
+        """Publish why no further cell may start on this node, for the other agents."""
+        self._trouble.value = trouble.encode()[: TROUBLE_BYTES - 1]
+        self._write(os.getpid())
+
+    def stop(self) -> None:
+        """Stop the process and write a last heartbeat with the state "ended"."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+        self._state.value = _AGENT_STATES.index("ended")
+        self._write(os.getpid())
+
+    def _run(self, agent: int) -> None:
+        # Not the inherited handler: an agent that exits without `stop` sends SIGTERM and waits for this process.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        die_with(agent)
+        while time.monotonic() < self._ticked.value + STUCK_S:
+            time.sleep(HEARTBEAT_S)
+            try:
+                self._write(agent)
+            except DiskFullError:  # `tick` raises it again in the agent
+                os._exit(DiskFullError.process_exit_code)
+            except OSError:
+                pass  # the file system may be unavailable for a moment; only a long silence counts
+
+    def _write(self, agent: int) -> None:
+        state = _AGENT_STATES[self._state.value]
+        trouble = self._trouble.value.decode(errors="replace")
+        write_json(
+            self.path,
+            Heartbeat(time=time.time(), state=state, token=self.token, pid=agent, host=self.host, trouble=trouble),
+        )
+
+
+REACH_S = 30.0  # time for node 0 to accept a connection; a listening socket accepts at once
+_ATTEMPT_S = 3.0  # time-out per address: packets to a wrong network are dropped, not refused
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+_IF_INET6 = Path("/proc/net/if_inet6")
+_LINK_LOCAL = "20"  # scope in /proc/net/if_inet6; such an address is valid only together with its interface
+_IFNAMES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+
+
+def interfaces() -> dict[str, list[str]]:
+    """Interface name -> its IPv4 and IPv6 addresses (Linux)."""
+    found: dict[str, list[str]] = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # no IPv4 address
+                request = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                found.setdefault(name, []).append(socket.inet_ntoa(request[20:24]))
+    with suppress(OSError):  # a kernel without IPv6
+        for line in _IF_INET6.read_text(encoding="ascii").splitlines():
+            address, _, _, scope, _, name = line.split()
+            if scope != _LINK_LOCAL:
+                found.setdefault(name, []).append(str(ipaddress.IPv6Address(bytes.fromhex(address))))
+    return found
+
+
+def resolved(name: str) -> list[str]:
+    """Addresses that a host name resolves to; empty when it does not resolve."""
+    try:
+        return [str(item[4][0]) for item in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+    except OSError:
+        return []
+
+
+def own_addresses() -> list[str]:
+    """Addresses at which other nodes may reach this one, the most likely first."""
+    wanted = next((os.environ[name] for name in _IFNAMES if os.environ.get(name)), "")
+    return node_addresses(interfaces(), resolved(socket.gethostname()), wanted)
+
+
+def reach(addresses: Sequence[str], port: int, timeout_s: float = REACH_S) -> tuple[str, str]:
+    """The first address that accepts a connection, and this host's own address on that connection.
+
+    InfrastructureError naming every address tried and why it failed.
+    """
+    until = time.monotonic() + timeout_s
+    while True:
+        failures = {}
+        for address in addresses:
+            try:
+                with socket.create_connection((address, port), timeout=_ATTEMPT_S) as connection:
+                    return address, str(connection.getsockname()[0])
+            except OSError as error:
+                failures[address] = error.strerror or str(error)
+        if time.monotonic() > until:
+            break
+        time.sleep(0.1)
+    tried = ", ".join(f"{address} port {port} ({why})" for address, why in failures.items())
+    raise InfrastructureError(
+        f"node 0 could not be reached from {socket.gethostname()} within {timeout_s:g} s: {tried}. Set "
+        "NCCL_SOCKET_IFNAME in the cluster profile's env to the network interface that connects the nodes"
+    )
+
+
+def gloo_interface(own: str) -> dict[str, str]:
+    """GLOO_SOCKET_IFNAME for a host whose name resolves to a loopback address, which gloo would bind to.
+
+    Empty when it is already set or not needed. `own`: the address of this host that other nodes use.
+    """
+    named = resolved(socket.gethostname())
+    if os.environ.get("GLOO_SOCKET_IFNAME") or is_loopback(own) or any(not is_loopback(one) for one in named):
+        return {}
+    name = interface_of(own, interfaces())
+    return {"GLOO_SOCKET_IFNAME": name} if name else {}

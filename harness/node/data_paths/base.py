@@ -15,7 +15,7 @@ from harness.core.cell.layout import Coordinates
 from harness.node.data_paths.lookup import Unavailable
 from harness.node.device.placement import Device
 from harness.node.probe.truth import StepTruth
-from harness.node.recording.absent import UnknownNameError
+from harness.node.recording.errors import UnknownNameError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from harness.node.recording.absent import UnknownNameError
+from harness.node.recording.errors import UnknownNameError
 
 
 class ModelStub:

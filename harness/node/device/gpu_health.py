@@ -1,9 +1,15 @@
-"""Whether the GPUs of a failed cell still compute, tested in a new process: the agent never initialises CUDA."""
+"""Whether the GPUs of a failed cell still compute, and what the kernel log says of them.
+
+They are tested in a new process: the agent never initialises CUDA. Xid lines, if this user may read the kernel log,
+name errors of a GPU's memory, bus, link or program.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from harness.core.cell.config import CellConfig
 from harness.core.errors import DriverError
@@ -65,3 +71,36 @@ def compute(device: str) -> None:
     total = float((ones @ ones).sum())
     if total != float(SIZE**3):
         raise RuntimeError(f"{device} computed {total:g} instead of {SIZE**3}")
+
+
+KMSG = Path("/dev/kmsg")
+_XID = re.compile(r"NVRM: Xid|NVRM: GPU .*fallen off the bus")
+_MOST_OF_RECORD = 8192  # maximum bytes of one record (Documentation/ABI/testing/dev-kmsg)
+
+
+def xid_lines(since: float, source: Path = KMSG) -> list[str]:
+    """Lines after `since` (seconds since boot, time.monotonic), formatted as by `dmesg`; empty if unreadable."""
+    found = []
+    for record in _kernel_records(source):
+        head, _, text = record.partition(";")
+        fields = head.split(",")
+        line = text.split("\n", 1)[0]
+        if len(fields) > 2 and fields[2].isdigit() and int(fields[2]) / 1e6 >= since and _XID.search(line):
+            found.append(f"[{int(fields[2]) / 1e6:12.6f}] {line}")
+    return found
+
+
+def _kernel_records(source: Path) -> list[str]:
+    try:
+        descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return []
+    records = []
+    try:
+        while data := os.read(descriptor, _MOST_OF_RECORD):
+            records += data.decode("utf-8", "replace").splitlines()
+    except OSError:  # EAGAIN: end of the log; EPIPE: records were overwritten meanwhile
+        pass
+    finally:
+        os.close(descriptor)
+    return records

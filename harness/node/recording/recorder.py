@@ -33,9 +33,7 @@ from harness.core.run.records import (
 from harness.core.run.run_dir import AttemptDir, descriptor_of, needs_room, text_of
 from harness.core.secrets import redacted, secret_values
 from harness.core.serialization import dumps, from_jsonable, loads
-from harness.node.recording.absent import absent_name
-from harness.node.recording.frames import errno_of, frames_of
-from harness.node.recording.refusals import refusal_of, words_of
+from harness.node.recording.errors import absent_name, errno_of, frames_of, refusal_of, words_of
 
 _PROGRESS_BYTES = 120  # longer than any progress line; lines are padded to it, so that each overwrites the last
 

@@ -21,7 +21,7 @@ from harness.core.serialization import from_jsonable
 from harness.node.device import cpu_stubs, trainer_stubs
 from harness.node.device.placement import Device, choose_device
 from harness.node.load import load
-from harness.node.recording.refusals import refusal_of, words_of
+from harness.node.recording.errors import refusal_of, words_of
 
 
 def ask(file: str, problem_of: Callable[[CellConfig], str]) -> None:

@@ -43,7 +43,7 @@ from harness.node.probe.stored_state import stored_state
 from harness.node.probe.truth import StepTruth
 from harness.node.probe.updates import Updates
 from harness.node.probe.weights import initialize
-from harness.node.recording.absent import UnknownNameError
+from harness.node.recording.errors import UnknownNameError
 from harness.node.recording.recorder import Recorder
 from harness.node.trainers.log_line import printed_fields
 

@@ -9,10 +9,9 @@ import pytest
 from harness.core.errors import DiskFullError
 from harness.core.run.run_dir import RunDir
 from harness.core.serialization import from_jsonable, loads
-from harness.node.coordination import heartbeat as module
 from harness.node.coordination import rendezvous
-from harness.node.coordination.heartbeat import HeartbeatWriter
-from harness.node.coordination.rendezvous import Heartbeat, HeartbeatMonitor, heartbeat_file, read
+from harness.node.coordination import rendezvous as module
+from harness.node.coordination.rendezvous import Heartbeat, HeartbeatMonitor, HeartbeatWriter, heartbeat_file, read
 
 
 def heartbeat_of(path: Path) -> Heartbeat:

@@ -108,7 +108,7 @@ def test_what_torch_refuses_is_blamed_on_the_caller(call: str) -> None:
     """Upstream makes a rotary table of an uninitialised max_seqlen's length."""
     run(f"""
 from harness.core.upstream import UNOWNED, owner_of
-from harness.node.recording.frames import frames_of
+from harness.node.recording.errors import frames_of
 try:
     {call}
 except RuntimeError as error:

@@ -16,8 +16,8 @@ from harness.core.run.run_dir import AttemptDir, write_json
 from harness.node import supervisor
 from harness.node.coordination.rendezvous import NodeShare
 from harness.node.device import cuda_forks, gpu_health
+from harness.node.device.gpu_health import xid_lines
 from harness.node.process import other_threads
-from harness.node.recording.kernel_log import xid_lines
 from tests.node.conftest import config
 
 BOOT = "6,100,1000000,-;NVRM: loading NVIDIA UNIX Open Kernel Module\n"

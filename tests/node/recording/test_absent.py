@@ -32,8 +32,7 @@ from harness.node.data_paths import packed_fields
 from harness.node.data_paths.base import mask_and_loss
 from harness.node.probe.model.norm import RMSNorm
 from harness.node.probe.model.parts import put
-from harness.node.recording.absent import UnknownNameError, absent_name, lacking_name
-from harness.node.recording.frames import frames_of
+from harness.node.recording.errors import UnknownNameError, absent_name, frames_of, lacking_name
 from harness.node.trainers import wrappers
 from tests.node.conftest import config
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.upstream import CODE, deciding
-from harness.node.recording.frames import collective_in, frames_of, stack_of
+from harness.node.recording.errors import collective_in, frames_of, stack_of
 
 DUMP = """some warning
   File "noise.py", line 3, in a traceback

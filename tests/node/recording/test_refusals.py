@@ -12,8 +12,7 @@ import torch
 from harness.core.run.records import Failure, Progress
 from harness.judge.failures.classification import blame_of
 from harness.node.device import cpu_stubs
-from harness.node.recording.frames import frames_of
-from harness.node.recording.refusals import refusal_of, words_of
+from harness.node.recording.errors import frames_of, refusal_of, words_of
 
 ARGUMENTS = """
 import argparse

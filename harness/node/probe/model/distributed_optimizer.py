@@ -20,7 +20,7 @@ from torch import Tensor
 from harness.core.cell.config import CellConfig
 from harness.core.cell.upstream_config import optimizer_fields
 from harness.node.probe.model.groups import GLOBAL, Groups
-from harness.node.recording.absent import UnknownNameError
+from harness.node.recording.errors import UnknownNameError
 
 _LARGEST_BUCKET = 40_000_000  # parameters: upstream's default, more than a small model has
 

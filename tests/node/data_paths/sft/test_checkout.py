@@ -17,7 +17,7 @@ from harness.core.cell.model import ModelConfig, MtpConfig
 from harness.core.outcomes import Missing
 from harness.node.data_paths.sft import checkout as sft_checkout
 from harness.node.data_paths.sft import data_path as sft
-from harness.node.recording.absent import UnknownNameError, absent_name
+from harness.node.recording.errors import UnknownNameError, absent_name
 from harness.node.trainers.megatron.trainer import MegatronTrainer
 from tests.node.conftest import config
 

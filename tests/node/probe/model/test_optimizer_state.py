@@ -11,7 +11,7 @@ from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
 
 from harness.node.probe.model import distributed_optimizer
 from harness.node.probe.model.optimizer_state import MOMENTS, Held, counted_in_norm, held_by, whole
-from harness.node.recording.absent import UnknownNameError, absent_name
+from harness.node.recording.errors import UnknownNameError, absent_name
 from tests.node.conftest import config
 
 
