@@ -20,8 +20,6 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harness.core.run.run_dir import needs_room, opened, temporary_beside
-
 T = TypeVar("T")
 HIDDEN = "***"
 NAMES = "PASSWORD, SECRET, TOKEN, KEY, CREDENTIAL, AUTH, COOKIE and the like"  # for messages
@@ -311,6 +309,8 @@ def without_secrets_in(log: Path, values: Collection[str]) -> None:
     `values`: secrets known by value, see `secret_values`. Bytes that are not UTF-8 are kept. DiskFullError if there is
     no space for the new log; the old one is then kept.
     """
+    from harness.core.run.run_dir import needs_room, opened, temporary_beside  # not for --help, which loads this module
+
     try:
         if not _has_secret(log, values):
             return
@@ -328,6 +328,8 @@ def without_secrets_in(log: Path, values: Collection[str]) -> None:
 
 
 def _has_secret(log: Path, values: Collection[str]) -> bool:
+    from harness.core.run.run_dir import opened
+
     with opened(log) as stream:
         return any(_clean(piece, values) != piece for piece in _pieces(stream))
 
