@@ -66,8 +66,8 @@ _FAULTS = "harness/node/faults/"  # injected faults count as upstream code
 _KERNELS = (
     "harness/node/device/cpu_stubs.py:",
     "harness/node/probe/model/attention.py:",
-    "harness/node/probe/model/core_attention.py:",
-    "harness/node/probe/model/varlen.py:",
+    "harness/node/probe/model/attention.py:",
+    "harness/node/probe/model/attention.py:",
 )
 # What the real kernel does not take either: tests in cpu_stubs.py.
 _NO_KERNEL_TAKES = "harness/node/device/cpu_stubs.py:", (" in _require_ascending", " in _require_tensor")

@@ -36,7 +36,7 @@ def load() -> None:
         raise InfrastructureError(why)
     gc.disable()  # saves a tenth of the CPU time of these imports, which create almost no garbage
     with forks_protected("importing the stack under test"):
-        from harness.node.probe.imports import import_all
+        from harness.node.probe.built import import_all
 
         import_all()
 

@@ -18,7 +18,7 @@ from harness.core.run.run_dir import AttemptDir
 from harness.core.secrets import redacted, secret_values
 from harness.node.coordination.rendezvous import Abort, NodeShare, write_abort
 from harness.node.deadline import DUMP
-from harness.node.probe.imports import import_proof, other_modules
+from harness.node.probe.built import import_proof, other_modules
 from harness.node.probe.run import run_probe
 from harness.node.process import die_with, log_to
 from harness.node.recording import flight_recorder

@@ -12,7 +12,7 @@ from harness.core.outcomes import Missing, Rejection
 from harness.node.data_paths.packed_fields import unavailable_fields
 from harness.node.data_paths.table import ADAPTERS
 from harness.node.device.cuda_forks import forks_protected, gpu_table
-from harness.node.probe.model import attention_kinds, gpt, kernels
+from harness.node.probe.model import attention_kinds, gpt, rotary
 from harness.node.probe.model import parts as model_parts
 from harness.node.probe.model.bridge.adapters import unavailable_adapters
 from harness.node.probe.model.bridge.vision import unavailable_vision
@@ -42,7 +42,7 @@ def refusal(config: CellConfig, ranks_here: int) -> Rejection | Missing | None:
     if refused := unplaced(config, len(table), ranks_here):
         return refused
     device = placed_rank(config.device, len(table), 0, ranks_here)
-    if reason := kernels.unsupported_kernel(config, device.kind):
+    if reason := rotary.unsupported_kernel(config, device.kind):
         if config.device == "cpu":
             return Rejection(rule="kernels.rope-fusion", reason=reason, source="Megatron-LM apply_rotary_pos_emb")
         return Missing(reason=reason)

@@ -67,7 +67,7 @@ def test_a_release_that_does_not_say_its_version_is_tried(tmp_path: Path) -> Non
         ("harness/node/faults/endings.py:35 in on_step", CODE),
         ("harness/node/data_paths/sft/wheel.py:90 in _of_iterator", CODE),
         ("harness/node/data_paths/sft/wheel.py:40 in __init__", HARNESS),
-        ("harness/node/probe/hooks/prediction.py:41 in _before_output", HARNESS),
+        ("harness/node/probe/hooks/layers.py:41 in _before_output", HARNESS),
         ("harness/node/device/cpu_stubs.py:85 in _thd_get_partitioned_indices", KERNEL),
         ("harness/node/device/cpu_factories.py:46 in on_cpu", UNOWNED),
         ("harness/node/device/gloo_stubs.py:50 in _send_by_host", UNOWNED),

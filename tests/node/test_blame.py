@@ -19,7 +19,7 @@ from harness.judge.failures.classification import blame_of
 from harness.node.data_paths.base import RankContext
 from harness.node.device import cpu_stubs
 from harness.node.faults.endings import ExceptionAtStep1
-from harness.node.probe.hooks.prediction import PredictionRecorder
+from harness.node.probe.hooks.layers import PredictionRecorder
 from harness.node.recording.recorder import Recorder
 from tests.node.conftest import config, upstream_module
 
@@ -180,7 +180,7 @@ def test_an_error_in_the_harness_is_never_blamed_on_the_code_under_test(kind: st
         message=str(error),
         traceback="",
         time=1.0,
-        frames=["skyrl/simulated.py:7 in calls", "harness/node/probe/hooks/prediction.py:41 in _before_output"],
+        frames=["skyrl/simulated.py:7 in calls", "harness/node/probe/hooks/layers.py:41 in _before_output"],
         errno=errno.errorcode.get(error.errno, "") if isinstance(error, OSError) else "",
     )
     found, row = blamed(failure)
@@ -209,7 +209,7 @@ def test_a_hook_that_upstream_calls_otherwise_is_blamed_on_neither_side(tmp_path
     failure = recorded(tmp_path, lambda: upstream.calls(hook, Hooked(), None, None, weight=None))
     assert failure.message.startswith("PredictionRecorder._before_output() got an unexpected keyword argument")
     assert blamed(failure) == ("unknown", "absent-name")
-    assert "upstream calls harness/node/probe/hooks/prediction.py otherwise" in failure.absent
+    assert "upstream calls harness/node/probe/hooks/layers.py otherwise" in failure.absent
 
 
 def test_a_wrong_argument_of_upstream_to_its_own_function_is_blamed_on_upstream(tmp_path: Path, upstream: Any) -> None:

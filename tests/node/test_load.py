@@ -11,7 +11,7 @@ import pytest
 from harness.core.errors import InfrastructureError
 from harness.node.device import cuda_forks
 from harness.node.load import installed, load
-from harness.node.probe import imports
+from harness.node.probe import built
 
 COMPILER = "TORCHDYNAMO_DISABLE"
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"
@@ -29,7 +29,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_the_version_of_a_checkout_has_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     """In an environment inside a repository, Megatron would take that repository's commit for its own."""
     assert installed("megatron.core") and not installed("harness.core") and not installed("absent")
-    monkeypatch.setattr(imports, "import_all", lambda: None)
+    monkeypatch.setattr(built, "import_all", lambda: None)
     load()
     assert os.environ[COMMIT] == "1"
     monkeypatch.delenv(COMMIT)
@@ -51,14 +51,14 @@ def test_the_compiler_is_off_only_without_a_gpu_and_the_user_decides(
     seen: list[str | None] = []
     monkeypatch.setattr(cuda_forks, "driver_installed", lambda: driver)
     monkeypatch.setattr(cuda_forks, "gpu_table", lambda: ())
-    monkeypatch.setattr(imports, "import_all", lambda: seen.append(os.environ.get(COMPILER)))
+    monkeypatch.setattr(built, "import_all", lambda: seen.append(os.environ.get(COMPILER)))
     load()
     assert seen == [expected]
 
 
 def test_garbage_collection_is_enabled_again_after_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
-    monkeypatch.setattr(imports, "import_all", lambda: seen.append(gc.isenabled()))
+    monkeypatch.setattr(built, "import_all", lambda: seen.append(gc.isenabled()))
     load()
     assert (seen, gc.isenabled()) == ([False], True)
 
@@ -71,7 +71,7 @@ def test_gpus_are_hidden_while_modules_load_and_visible_afterwards(
     if shown is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
     seen: list[str | None] = []
-    monkeypatch.setattr(imports, "import_all", lambda: seen.append(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    monkeypatch.setattr(built, "import_all", lambda: seen.append(os.environ.get("CUDA_VISIBLE_DEVICES")))
     load()
     assert (seen, os.environ.get("CUDA_VISIBLE_DEVICES")) == ([""], shown)
 
@@ -89,7 +89,7 @@ def test_a_node_that_compiles_nothing_leaves_no_folder_for_compiled_code(tmp_pat
 def test_a_folder_for_compiled_code_that_the_user_names_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER, "/users")
     monkeypatch.setattr(cuda_forks, "driver_installed", lambda: False)
-    monkeypatch.setattr(imports, "import_all", lambda: None)
+    monkeypatch.setattr(built, "import_all", lambda: None)
     load()
     assert os.environ[FOLDER] == "/users"
 
@@ -98,7 +98,7 @@ def test_a_release_below_what_is_supported_is_refused_before_it_is_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "package_info.py").write_text("MAJOR = 0\nMINOR = 11\nPATCH = 0\n")
-    monkeypatch.setattr(imports, "import_all", lambda: pytest.fail("it was imported"))
+    monkeypatch.setattr(built, "import_all", lambda: pytest.fail("it was imported"))
     found = type("Spec", (), {"origin": str(tmp_path / "__init__.py")})
     monkeypatch.setattr("harness.node.load.find_spec", lambda module: found)
     with pytest.raises(InfrastructureError, match=r"is megatron-core 0\.11\.0, and the harness supports 0\.13"):

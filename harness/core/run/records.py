@@ -105,7 +105,7 @@ class BatchSeen:
     position_ids: TensorSeen | None = None
     padding_mask: TensorSeen | None = None
     step: int = 0
-    log_probs: TensorSeen | None = None  # mapped back to documents; `first` names slots: node/probe/hooks/log_probs.py
+    log_probs: TensorSeen | None = None  # mapped back to documents; `first` names slots: node/probe/hooks/batches.py
 
 
 @dataclass(kw_only=True)

@@ -145,6 +145,8 @@ def own_weight(evidence: CellEvidence, rows: Sequence[ExpertShare]) -> float:
     return 1.0 / sum(len(replica) for replica in evidence.plan[0])
 
 
+# Comparison of a loss that acts on routers, at step 0, with the harness's own arithmetic: its value, and its weight in
+# gradients.
 @dataclass(frozen=True, kw_only=True)
 class RouterLoss:
     """`value`, `weighted`: fields of RouterWhole."""

@@ -119,6 +119,10 @@ def differences_text(items: Iterable[Difference], most: int = 6) -> str:
 Cell = ReportCell | ReportRejected
 
 
+# Pairs the cells of two runs, and classifies how each changed.
+#
+# A cell is the same in both runs if its id is (layout, data path, model, documents, training, stack). The remaining
+# cells are matched by name without the hash, then by all axes but the stack, if exactly one cell on each side fits.
 @dataclass(frozen=True, kw_only=True)
 class Pair:
     """A cell in two runs; None for a run that does not have it."""
@@ -204,6 +208,11 @@ _ENOUGH = math.ceil(math.log2(1 / LEVEL))  # rounds: with fewer, a sign test can
 _RELATIVE = Bound(value=0.0)
 
 
+# Numbers of one cell in two runs: drift of loss and gradient norm, and times that became slower or faster.
+#
+# Two runs are apart in time, so their times are compared with care: ratios that each run measured by itself, round by
+# round, hold whatever the machine did; times in seconds count only on the same hardware, and wall clock times only on
+# GPUs, since a CPU is shared.
 @dataclass(frozen=True, kw_only=True)
 class Drift:
     """How far a quantity of the training steps moved from one run to the other; a NaN in one run alone is infinite."""

@@ -159,6 +159,8 @@ _POINT_TO_POINT = re.compile(r"(send|recv) ")
 _MEMBERS = re.compile(r"\d+")
 
 
+# What the stacks of ranks at the deadline prove: a hang blames the code only if one rank waited and another never
+# arrived.
 class Stall(NamedTuple):
     """Ranks that had not ended by the deadline."""
 

@@ -82,6 +82,9 @@ MOST = 10  # errors that GitHub shows per step
 _MOST_OF_ANNOTATION = 1500
 
 
+# GitHub Actions annotations of failing cells: lines on stdout that point to the line of the matrix.
+#
+# Format: `::error file=...,line=...,title=...::message`, a workflow command as GitHub documents it.
 def annotation_lines(report: Report, file: str) -> list[str]:
     """One line per cell that failed or could not be decided, failures first; a last line counts the rest.
 

@@ -18,11 +18,8 @@ from harness.core.run.records import MOST_TOKEN_LOSSES, DocumentLoss, LegName, P
 from harness.core.run.tensor_records import ParameterSeen
 from harness.node.data_paths.base import RankContext
 from harness.node.probe.hooks.fingerprints import gradient_fingerprint, part_fingerprints
-from harness.node.probe.hooks.gradient_scale import ScaleRecorder
-from harness.node.probe.hooks.layers import LayerRecorder, PassState
+from harness.node.probe.hooks.layers import LayerRecorder, PassState, PredictionRecorder, Recomputed, ScaleRecorder
 from harness.node.probe.hooks.operations import record_operations
-from harness.node.probe.hooks.prediction import PredictionRecorder
-from harness.node.probe.hooks.recompute import Recomputed
 from harness.node.probe.hooks.routers import RouterRecorder
 from harness.node.probe.model.bridge.vision import language_of
 from harness.node.probe.model.distributed_optimizer import whole_gradients

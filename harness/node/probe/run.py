@@ -34,8 +34,7 @@ from harness.node.device.placement import (
     share_cores,
 )
 from harness.node.faults.table import fault_named
-from harness.node.probe.built import keep_arguments, record_built
-from harness.node.probe.imports import import_proof
+from harness.node.probe.built import import_proof, keep_arguments, record_built
 from harness.node.probe.legs.canaries import CanaryLegs
 from harness.node.probe.legs.metadata import metadata_leg
 from harness.node.probe.legs.timing import TimingLeg

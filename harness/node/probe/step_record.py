@@ -5,16 +5,19 @@ And that of an evaluation.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from torch import Tensor
 
-from harness.core.run.records import EvaluationSeen, StepSeen
-from harness.node.probe.hooks.expert_biases import record_biases
+from harness.core.run.records import EvaluationSeen, ExpertBiasSeen, StepSeen
 from harness.node.probe.hooks.routers import aux_scale
+from harness.node.probe.model.gpt import unwrap
 from harness.node.probe.model.optimizer_state import group_values
+from harness.node.probe.model.parts import routers_of
 from harness.node.probe.observer import Observer
 from harness.node.probe.truth import StepTruth
 from harness.node.probe.weights import is_expert
@@ -28,7 +31,9 @@ def observe(observer: Observer, seen: StepSeen, optimizer: Any) -> None:
     config, record = observer.context.config, observer.recorder.record
     seen.grad_norm = _gradient_norm(observer)
     seen.rates, seen.decays = group_values(optimizer, "lr"), group_values(optimizer, "weight_decay")
-    record_biases(observer, seen.step)
+    for layer, bias in _biases(observer.chunks, observer.context.config.model.layers):
+        values = [float(value) for value in bias.tolist()]
+        observer.recorder.record.expert_biases.append(ExpertBiasSeen(step=seen.step, layer=layer, values=values))
     if seen.step == 0 and config.fingerprints:
         record.parameters = observer.parameters_seen()
         record.activations = observer.layer_recorder.drain()
@@ -93,3 +98,11 @@ def _gradient_norm(observer: Observer) -> float:
     dist.all_reduce(totals[:1], group=parallel_state.get_model_parallel_group())
     dist.all_reduce(totals[1:], group=parallel_state.get_expert_tensor_model_pipeline_parallel_group())
     return float(totals.sum().sqrt())
+
+
+def _biases(chunks: Iterable[Any], layers: int) -> Iterator[tuple[int, Tensor]]:
+    """(layer, bias of its experts after the update); nothing for models without them."""
+    for chunk in chunks:
+        for layer, router in routers_of(unwrap(chunk), layers).items():
+            if router.config.moe_router_enable_expert_bias:
+                yield layer, router.expert_bias

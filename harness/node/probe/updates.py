@@ -1,23 +1,46 @@
-"""What the optimizer makes of each parameter: Adam's moments after the first update, and the change of the weight, in
-the optimizer's precision, by the first update and by all of them.
-"""
+"""What training makes of parameters: updates, states of checkpoints, weights that adapters leave alone."""
 
 from __future__ import annotations
 
+import hashlib
+import random
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
+from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from torch import Tensor
 
-from harness.core.run.tensor_records import OptimizerSeen, UpdateSeen
+from harness.core.run.tensor_records import (
+    Fingerprint,
+    FrozenSeen,
+    MergedSeen,
+    OptimizerSeen,
+    StateSeen,
+    StoredParameter,
+    UpdateSeen,
+)
 from harness.node.probe.hooks.fingerprints import gradient_fingerprint
+from harness.node.probe.model.bridge.adapters import adapted_layers, merged_weight, output_off
 from harness.node.probe.model.distributed_optimizer import gather_weights
+from harness.node.probe.model.gpt import unwrap
 from harness.node.probe.model.groups import GLOBAL, Groups
-from harness.node.probe.model.optimizer_state import MOMENTS, counted_in_norm, decay_of, held_by, whole
+from harness.node.probe.model.optimizer_state import (
+    MOMENTS,
+    Held,
+    counted_in_norm,
+    decay_of,
+    held_by,
+    updates_of,
+    whole,
+)
 from harness.node.probe.observer import Observer
+from harness.node.probe.weights import NamedParameter, is_expert
 
 
+# What the optimizer makes of each parameter: Adam's moments after the first update, and the change of the weight, in
+# the optimizer's precision, by the first update and by all of them.
 class Updates:
     """Create it before the first update. Every method is collective over replicas that hold shards.
 
@@ -91,3 +114,107 @@ class Updates:
             mine = held[item.parameter]
             weights[item.name] = whole(mine, mine.weight, item.parameter).to("cpu", torch.float64)
         return weights
+
+
+def stored_state(observer: Observer, optimizer: Any, scheduler: Any, after: int) -> StateSeen:
+    """Read it. Collective over replicas that hold shards. `after`: number of finished steps."""
+    held, config = held_by(optimizer), observer.context.config
+    exact = len(config.stored) > 1  # the same layout continues
+    return StateSeen(
+        after=after,
+        parameters=[
+            _parameter(item, held[item.parameter], config.train.seed, exact=exact)
+            for item in observer.named_parameters()
+        ],
+        updates=updates_of(optimizer),
+        scheduled=int(scheduler.num_steps),
+        random=_random() if exact and after == config.train.save_step else "",
+    )
+
+
+def _parameter(item: NamedParameter, held: Held, seed: int, *, exact: bool) -> StoredParameter:
+    parts = (held.weight, *(held.state.get(name) for name in MOMENTS))
+    weight, first, second = (gradient_fingerprint(item, whole(held, part, item.parameter), seed) for part in parts)
+    return StoredParameter(
+        name=item.name,
+        sharded=item.shard.dim is not None,
+        weight=weight,
+        first_moment=first,
+        second_moment=second,
+        digest=digest(*parts) if exact else "",
+    )
+
+
+def _random() -> str:
+    """What `megatron.training.checkpointing.get_rng_state` saves."""
+    trackers = get_cuda_rng_tracker().get_states()
+    _, key, *position = numpy.random.get_state()
+    found = hashlib.sha256(repr((random.getstate(), position)).encode() + key.tobytes())
+    found.update(digest(torch.get_rng_state(), *(trackers[name] for name in sorted(trackers))).encode())
+    return found.hexdigest()[:16]
+
+
+def digest(*tensors: Tensor | None) -> str:
+    """Of the bytes of tensors; None, which this rank does not hold, is not an empty tensor."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        data = b"-" if tensor is None else tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        found.update(len(data).to_bytes(8, "big") + data)
+    return found.hexdigest()[:16]
+
+
+class AdapterRecord:
+    """Create it before the first step. Both methods are collective over tp, and do nothing without adapters."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
+        config, record = observer.context.config, observer.recorder.record
+        self.peft, self.seed = config.model.peft, config.train.seed
+        if not self.peft:
+            return
+        record.frozen = [self._frozen(item) for item in self._frozen_parameters()]
+        record.merged = [self._merged(layer, item) for layer, item in self._adapted()] if self.peft.merges else []
+
+    def last(self) -> None:
+        """After the last step."""
+        record = self.observer.recorder.record
+        if not self.peft:
+            return
+        gather_weights(self.observer.chunks)
+        for seen, item in zip(record.frozen, self._frozen_parameters()):
+            seen.after, seen.gradient = digest(item.parameter), _has_gradient(item.parameter)
+        for merged, (layer, item) in zip(record.merged, self._adapted()):
+            merged.after = self._fingerprint(layer, item)
+
+    def _frozen_parameters(self) -> list[NamedParameter]:
+        return [item for item in self.observer.all_parameters() if not item.parameter.requires_grad]
+
+    def _adapted(self) -> list[tuple[Any, NamedParameter]]:
+        """Each adapted layer with its own weight."""
+        named = {item.parameter: item for item in self.observer.all_parameters()}
+        layers = [layer for chunk in self.observer.chunks for layer in adapted_layers(unwrap(chunk))]
+        return [(layer, named[layer.to_wrap.weight]) for layer in layers]
+
+    def _frozen(self, item: NamedParameter) -> FrozenSeen:
+        return FrozenSeen(
+            name=item.name,
+            sharded=item.shard.dim is not None,
+            before=digest(item.parameter),
+            shard=item.expert_shard,
+        )
+
+    def _merged(self, layer: Any, item: NamedParameter) -> MergedSeen:
+        return MergedSeen(
+            name=item.name,
+            sharded=item.shard.dim is not None,
+            before=self._fingerprint(layer, item),
+            output_off=None if is_expert(item.name) else output_off(layer, self.seed),
+            shard=item.expert_shard,
+        )
+
+    def _fingerprint(self, layer: Any, item: NamedParameter) -> Fingerprint:
+        return gradient_fingerprint(item, merged_weight(layer), self.seed)
+
+
+def _has_gradient(parameter: Any) -> bool:
+    return any(getattr(parameter, name, None) is not None for name in ("grad", "main_grad"))

@@ -33,15 +33,13 @@ from harness.core.cell.reports import LOSS
 from harness.core.run.records import BatchSeen, ReportedStep, StepSeen
 from harness.node.data_paths.base import Batch, RankContext, batch_given, mask_and_loss
 from harness.node.device.placement import synchronize
-from harness.node.probe.adapter_record import AdapterRecord
 from harness.node.probe.built import keep_arguments, record_built
 from harness.node.probe.hooks.batches import batch_seen
 from harness.node.probe.model.gpt import shard_ranks, unwrap
 from harness.node.probe.observer import Observer
 from harness.node.probe.step_record import begin_evaluation, end_evaluation, observe
-from harness.node.probe.stored_state import stored_state
 from harness.node.probe.truth import StepTruth
-from harness.node.probe.updates import Updates
+from harness.node.probe.updates import AdapterRecord, Updates, stored_state
 from harness.node.probe.weights import initialize
 from harness.node.recording.errors import UnknownNameError
 from harness.node.recording.recorder import Recorder

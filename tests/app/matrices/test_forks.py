@@ -189,7 +189,7 @@ def test_cells_that_need_a_renamed_module_or_field_are_errors_that_name_it(tmp_p
     for role in ("control", "cell"):
         outcome, reason = found["module", role]
         assert outcome == "ERROR" and f"has no megatron.core.packed_seq_params, {where} {tmp_path}/module" in reason
-        assert "harness/node/probe/imports.py needs it (Imports the modules under test" in reason
+        assert "harness/node/probe/built.py needs it (Imports the modules under test" in reason
     assert found["field", "control"][0] == "PASS"
     outcome, reason = found["field", "cell"]
     assert outcome == "ERROR" and f"PackedSeqParams.max_seqlen_q (rule stack.data_path), {where}" in reason

@@ -11,7 +11,7 @@ import pytest
 from harness.core.cell.layout import Layout
 from harness.core.run.records import RankRecord
 from harness.judge.import_check import proofs_of
-from harness.node.probe.imports import import_proof, other_modules
+from harness.node.probe.built import import_proof, other_modules
 
 
 def module(name: str, file: str | None, monkeypatch: pytest.MonkeyPatch, **names: str) -> None:

@@ -65,7 +65,7 @@ def test_all_kinds_of_look_ups_are_found() -> None:
 
 
 def look_ups() -> Iterator[LookUp]:
-    from harness.node.probe.imports import WARM_MODULES
+    from harness.node.probe.built import WARM_MODULES
 
     yield from (LookUp("probe/imports.py", name, "") for name in WARM_MODULES if under_test(name))
     for file in sorted(FOLDER.rglob("*.py")):

@@ -1,6 +1,9 @@
-"""Compares a micro-batch, as a model chunk gets it, with the packing plan."""
+"""Batches as a data path returns them, compared with the plan: fields, log-probabilities."""
 
 from __future__ import annotations
+
+import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,7 +12,7 @@ from harness.core.packing.arithmetic import PAD
 from harness.core.packing.fields import PADDING_MASK
 from harness.core.run.records import BatchSeen, TensorSeen
 from harness.node.data_paths.base import Batch, RankContext
-from harness.node.probe.truth import StepTruth, first_difference
+from harness.node.probe.truth import MicroTruth, StepTruth, first_difference
 from harness.node.recording.recorder import Recorder
 
 
@@ -52,3 +55,57 @@ def batch_seen(
         position_ids=against("position_ids"),
         padding_mask=against(PADDING_MASK),
     )
+
+
+LOWEST = -4.0  # log-probabilities are spaced evenly in [LOWEST, LOWEST / 4]
+
+
+# Whether a data path that unpacks log-probabilities returns each one for the right token.
+#
+# Synthetic logits replace the model: the next token of each slot gets a log-probability that is unique in the micro-
+# batch, so each returned value identifies the slot for which it was computed.
+def log_probs_returned(path: Any, micro: MicroTruth, context: RankContext, batch: Batch) -> TensorSeen | None:
+    """The comparison with the expected values; None when the path returns no log-probabilities.
+
+    `first` of the result: [document, position, expected slot, found slot or -1].
+    """
+    if not hasattr(path, "log_probs"):
+        return None
+    values = slot_values(micro.plan.slots)
+    returned = path.log_probs(micro, batch, _logits(micro, context, values))
+    count, first = 0, None
+    for item, scores in zip(micro.plan.placed, returned, strict=True):
+        scored = item.document.length - 1 + micro.plan.style.last_token_slots
+        expected = values[item.start : item.start + scored]
+        found = scores.detach().double().cpu()
+        if found.shape != expected.shape:
+            return TensorSeen(shape=list(found.shape), dtype=str(scores.dtype), mismatches=len(expected))
+        wrong = ((found - expected).abs() > _step(len(values)) / 4).nonzero().flatten().tolist()
+        if wrong and first is None:
+            nearest = int((values - found[wrong[0]]).abs().argmin())
+            known = abs(float(values[nearest] - found[wrong[0]])) <= _step(len(values)) / 4
+            first = [item.document.index, wrong[0], item.start + wrong[0], nearest if known else -1]
+        count += len(wrong)
+    return TensorSeen(shape=[len(values)], dtype=str(returned[0].dtype), mismatches=count, first=first)
+
+
+def slot_values(slots: int) -> Tensor:
+    """[slots] float64: the log-probability of each slot's next token."""
+    return torch.linspace(LOWEST, LOWEST / 4, slots, dtype=torch.float64)
+
+
+def _step(slots: int) -> float:
+    return -LOWEST * 3 / 4 / max(slots - 1, 1)
+
+
+def _logits(micro: MicroTruth, context: RankContext, values: Tensor) -> Tensor:
+    """[rows, local slots, vocabulary / tp] float32: 0 except at the next token."""
+    layout, vocab = context.config.layout, context.config.model.vocab
+    share = vocab // layout.tp
+    labels = micro.local(micro.labels, layout.cp, context.place.cp)
+    mine = micro.local(values, layout.cp, context.place.cp)
+    # softmax of a token with logit x, and 0 elsewhere: exp(x) / (exp(x) + vocab - 1) = exp(value)
+    heights = mine + math.log(vocab - 1) - torch.log1p(-mine.exp())
+    logits = torch.zeros(*labels.shape, vocab)
+    logits.scatter_(-1, labels[..., None], heights[..., None].float())
+    return logits[..., context.place.tp * share : (context.place.tp + 1) * share].to(context.device.torch_device)

@@ -1,21 +1,28 @@
-"""Records the packed params that each attention layer receives, and a fingerprint of each layer's output."""
+"""Records what layers receive and return, by wrapping their forward: the packed params of each attention layer, a
+fingerprint of each layer's output, the same of what backward recomputes, prediction heads, the scale of gradients.
+"""
 
 from __future__ import annotations
 
 import inspect
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from harness.core.run.records import LayerSeen, LegName
+from harness.core.run.records import DocumentLoss, GradientScale, LayerSeen, LegName, MtpSeen
 from harness.core.run.tensor_records import ActivationSeen
 from harness.node.data_paths.base import RankContext
 from harness.node.probe.hooks.fingerprints import document_fingerprints, merge
-from harness.node.probe.model.core_attention import CoreAttention
+from harness.node.probe.model.attention import CoreAttention
 from harness.node.probe.model.hybrid import numbered_layers
 from harness.node.probe.model.parts import mtp_layers
-from harness.node.probe.model.recompute import recomputing
+from harness.node.probe.model.recompute import recomputed_module, recomputing
+from harness.node.probe.weights import is_expert
 from harness.node.recording.recorder import Recorder
 
 # Arguments of core attention in order, which upstream's modules and the probe's share.
@@ -141,3 +148,142 @@ class LayerRecorder:
                 seed=config.train.seed,
             ),
         )
+
+
+# Restores the probe's position while backward recomputes a layer.
+#
+# With pipeline parallelism, forwards of later micro-batches have already run by then. Schedules run the backwards of a
+# model chunk in the order of its forwards, so a module's n-th recomputation belongs to its n-th forward in the pass.
+class Recomputed:
+    """Hooks around recomputed modules; construct it before registering hooks that read the state."""
+
+    def __init__(self, chunks: list[Any], context: RankContext, state: PassState) -> None:
+        self.state = state
+        self.waiting: list[deque[dict[str, Any]]] = []  # per module: positions of its forwards, until their backward
+        for chunk in chunks:
+            for layer in (*chunk.decoder.layers, *mtp_layers(chunk)):
+                module = recomputed_module(context.config.recomputes, layer)
+                if module is not None:
+                    self._watch(module)
+
+    def begin(self) -> None:
+        """Start a pass: drop the positions of a previous pass without backward."""
+        for positions in self.waiting:
+            positions.clear()
+
+    def _watch(self, module: Any) -> None:
+        positions: deque[dict[str, Any]] = deque()
+        interrupted: list[dict[str, Any]] = []  # positions to return to
+        self.waiting.append(positions)
+
+        def enter(*_: Any) -> None:
+            now = dict(vars(self.state))
+            if recomputing():
+                interrupted.append(now)
+                vars(self.state).update(positions.popleft())
+            else:
+                positions.append(now)
+
+        def leave(*_: Any) -> None:
+            if recomputing():
+                vars(self.state).update(interrupted.pop())
+
+        module.register_forward_pre_hook(enter)
+        module.register_forward_hook(leave)
+
+
+# Records multi-token prediction at step 0: its loss per document, over the tokens that upstream counts.
+#
+# The losses are what upstream's compute_language_model_loss returns for the labels that upstream rolled. Which tokens
+# count is read from what upstream saves for backward (MTPLossAutoScaler; megatron-core 0.14 to 0.19).
+class PredictionRecorder:
+    """Wraps the loss and hooks the output layer of the last stage's chunk; changes no values."""
+
+    def __init__(self, chunk: Any, depths: int, state: PassState, recorder: Recorder) -> None:
+        self.depths, self.state, self.recorder = depths, state, recorder
+        self.losses: list[Tensor] = []  # per depth, [rows, local slots] each
+        self.main_next = False  # whether the next loss is the main head's
+        self.upstream = chunk.compute_language_model_loss
+        chunk.compute_language_model_loss = self._loss
+        chunk.output_layer.register_forward_pre_hook(self._before_output, with_kwargs=True)
+
+    def _loss(self, labels: Tensor, logits: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        loss: Tensor = self.upstream(labels, logits, *args, **kwargs)
+        if not self.main_next:
+            self.losses.append(loss.detach())
+        self.main_next = False
+        return loss
+
+    def _before_output(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record all depths before the main head, whose input's autograd graph holds their losses, last depth first."""
+        if len(self.losses) < self.depths:
+            return
+        losses, self.losses, self.main_next = self.losses, [], True
+        if not self.state.first_step:
+            return
+        node = first_input(args, kwargs).grad_fn
+        for depth in range(self.depths, 0, -1):
+            (weighted,) = node.saved_tensors
+            self.recorder.record.mtp.append(self._seen(depth, losses[depth - 1], weighted))
+            node = node.next_functions[0][0]
+
+    def _seen(self, depth: int, losses: Tensor, weighted: Tensor) -> MtpSeen:
+        assert self.state.owners is not None
+        documents = self.state.owners[..., 0].flatten()
+        counted = weighted.detach().cpu().flatten() != 0  # owners are on the CPU
+        values = losses.cpu().flatten().double()
+        seen = {}
+        for document in torch.unique(documents[counted]).tolist():
+            mine = counted & (documents == document)
+            seen[int(document)] = DocumentLoss(loss_sum=float(values[mine].sum()), tokens=int(mine.sum()))
+        return MtpSeen(depth=depth, micro_batch=self.state.micro_batch, documents=seen)
+
+
+# Measures at step 0 what Megatron multiplies reduced gradients by, separately for experts, which DDP holds apart.
+#
+# DDP scales before it reduces, and finalize_model_grads scales afterwards with `scale_gradients` of each model chunk
+# (DistributedDataParallel, megatron-core 0.12 to 0.19), as the last thing that it does to gradients. The second factor
+# is measured on the gradients that the optimizer gets, not taken from the argument.
+class ScaleRecorder:
+    """Wraps `scale_gradients` of a model chunk; changes no values."""
+
+    def __init__(self, chunk: Any, number: int, state: PassState) -> None:
+        """`chunk`: a DDP module."""
+        self.chunk, self.number, self.state = chunk, number, state
+        named = [(name, one) for name, one in chunk.named_parameters() if one.requires_grad]
+        self.groups = {
+            "dense": [one for name, one in named if not is_expert(name)],
+            "experts": [one for name, one in named if is_expert(name)],
+        }
+        self.before: dict[str, float] = {}  # norms of gradients that upstream has not scaled yet
+        self.given = 1.0
+        self.upstream: Callable[[Any], None] = chunk.scale_gradients
+        chunk.scale_gradients = self._scale
+
+    def _scale(self, factor: Any) -> None:
+        if self.state.first_step:
+            self.before = self.before or {name: _norm(group) for name, group in self.groups.items()}
+            self.given *= float(factor)
+        self.upstream(factor)
+
+    def seen(self) -> GradientScale:
+        """Both factors together, as the gradients are now."""
+        found = {name: self._reduced(group[0]) * self._scaled(name) for name, group in self.groups.items() if group}
+        return GradientScale(chunk=self.number, dense=found.get("dense"), experts=found.get("experts"))
+
+    def _scaled(self, name: str) -> float:
+        """The factor of a group since its reduction; that which upstream was given if its gradients are all 0."""
+        norm = self.before.get(name)
+        return _norm(self.groups[name]) / norm if norm else self.given
+
+    def _reduced(self, parameter: Tensor) -> float:
+        """The factor of DDP's reduction: before it, and within it if the collective averages."""
+        buffers = (*self.chunk.buffers, *self.chunk.expert_parallel_buffers)
+        buffer = next(one for one in buffers if any(other is parameter for other in one.params))
+        averages = self.chunk.ddp_config.average_in_collective
+        return float(buffer.gradient_scaling_factor) / (buffer.data_parallel_group.size() if averages else 1)
+
+
+def _norm(parameters: Iterable[Tensor]) -> float:
+    squares = [one.main_grad.double().square().sum() for one in parameters]  # type: ignore[attr-defined]
+    return math.sqrt(float(torch.stack(squares).sum())) if squares else 0.0

@@ -7,7 +7,7 @@ own arithmetic. Wraps methods of megatron.core.transformer.moe.router.TopKRouter
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import megatron.core.transformer.moe.router as upstream_router
@@ -229,3 +229,21 @@ def routing_scores(moe: MoeConfig, logits: Tensor) -> Tensor:
         return torch.softmax(logits.float(), -1)
     scores = torch.sigmoid(logits.float())
     return scores / scores.sum(-1, keepdim=True)
+
+
+# The biases by which routers even out the load of experts. Upstream changes them when it finalises gradients
+# (megatron.core.distributed.finalize_model_grads, 0.14 to 0.19), and keeps them in a buffer of each router.
+def reset_routers(chunks: Iterable[Any]) -> None:
+    """Set what routers keep between passes to its initial value: biases of experts, and the counts of tokens from which
+    these and `global_aux_loss` follow.
+
+    Upstream forgets the counts when it finalises gradients, which a pass without a backward does not.
+    """
+    with torch.no_grad():
+        for chunk in chunks:
+            for router in chunk.modules():
+                for kept in ("expert_bias", "local_tokens_per_expert"):
+                    if isinstance(getattr(router, kept, None), Tensor):
+                        getattr(router, kept).zero_()
+                if hasattr(router, "reset_global_aux_loss_tracker"):
+                    router.reset_global_aux_loss_tracker()

@@ -15,7 +15,7 @@ from torch import Tensor
 from harness.core.cell.canary_legs import Leg, legs_of, shared_passes
 from harness.core.run.records import CanaryLeg, EvaluationSeen, LaterSeen, LegSeen, StepSeen, TrainingSeen
 from harness.node.device.placement import synchronize
-from harness.node.probe.hooks.expert_biases import reset_routers
+from harness.node.probe.hooks.routers import reset_routers
 from harness.node.probe.legs.metadata import observed_batches
 from harness.node.probe.legs.training import TrainingLeg
 from harness.node.probe.model.distributed_optimizer import build_optimizer

@@ -11,8 +11,7 @@ from harness.core.packing.arithmetic import Workload
 from harness.core.run.records import BatchSeen, LegName, WorkloadSeen
 from harness.node.data_paths.base import Adapter, RankContext
 from harness.node.faults.fault import Fault
-from harness.node.probe.hooks.batches import batch_seen
-from harness.node.probe.hooks.log_probs import log_probs_returned
+from harness.node.probe.hooks.batches import batch_seen, log_probs_returned
 from harness.node.probe.truth import StepTruth
 from harness.node.recording.recorder import Recorder
 

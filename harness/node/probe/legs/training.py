@@ -9,12 +9,11 @@ import torch
 
 from harness.core.run.records import LegName, StepSeen
 from harness.node.device.placement import synchronize
-from harness.node.probe.adapter_record import AdapterRecord
 from harness.node.probe.legs.metadata import record_workload
 from harness.node.probe.passes import Passes
 from harness.node.probe.step_record import begin_evaluation, end_evaluation, observe
 from harness.node.probe.truth import StepTruth
-from harness.node.probe.updates import Updates
+from harness.node.probe.updates import AdapterRecord, Updates
 
 
 class TrainingLeg:

@@ -32,8 +32,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.hardware import DevicePlacement, is_deterministic_te
 from harness.core.outcomes import STACK_UNDER_TEST, Missing, Rejection
 from harness.node.data_paths.reference import SETS_PAD_BETWEEN_SEQS
-from harness.node.probe.model.attention import ReferenceAttention
-from harness.node.probe.model.varlen import VarlenAttention
+from harness.node.probe.model.attention import ReferenceAttention, VarlenAttention
 
 FLASH_PACKAGES = (
     "flash-attn",

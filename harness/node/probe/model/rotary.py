@@ -1,20 +1,15 @@
-"""The stack's rotary function for packed (THD) tensors, called as attention calls it.
-
-| megatron-core | unfused THD function | cost per document |
-|---|---|---|
-| 0.14 | rotates document by document, then joins | a rotation |
-| 0.15 to 0.18 | gathers a table for the whole pack, rotates once | a slice of the table |
-| 0.19 | rotates document by document into the output (d30e165203) | a rotation, and a copy in backward |
-| main of 2026-08 | gathers by index; takes max_seqlen | none |
-
-All have apply_rotary_pos_emb(t, freqs, config, cu_seqlens, mscale, cp_group); max_seqlen is passed if they take it.
+"""Kernels that a cell asks for (fused rotary positions), the names of attention kernels that ran, and the rotary
+function that is timed alone.
 """
 
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import megatron.core.transformer.attention as upstream
@@ -22,10 +17,54 @@ import torch
 from megatron.core import parallel_state
 from torch import Tensor
 
+from harness.core.cell.config import CellConfig
 from harness.core.cell.timing import ROTARY_HEADS, ROTARY_SIZE
-from harness.node.probe.model.kernels import no_rope_fusion
+
+# Torch operators, each with one attention kernel, and autograd functions of Transformer Engine.
+_ATTENTION = re.compile(
+    r"aten::(_scaled_dot_product_\w+?|_(?:flash|cudnn|efficient)_attention_forward\w*?)(?:_for_cpu)?$|"
+    r"(FusedAttnFunc\w*|FlashAttnFunc\w*|FlashAttnVarlenFunc\w*|UnfusedDotProductAttention)$"
+)
 
 
+@contextmanager
+def attention_ops() -> Iterator[set[str]]:
+    """Operator names of the attention kernels that torch's profiler sees while the body runs; filled at its end."""
+    names: set[str] = set()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        yield names
+    for event in profiler.events() or ():
+        if found := _ATTENTION.match(event.name):
+            names.add(found[1] or found[2])
+
+
+def unsupported_kernel(config: CellConfig, device: str) -> str | None:
+    """Why a kernel that the cell asks for cannot run on `device`, "cpu" or "cuda"; None when all can."""
+    reason = no_rope_fusion(device) if config.model.rope_fusion else None
+    return f"model.rope_fusion is true: {reason}" if reason else None
+
+
+def no_rope_fusion(device: str) -> str | None:
+    """Why fused rotary kernels cannot run on `device`, "cpu" or "cuda"; None when they can."""
+    if device != "cuda":
+        return "fused rotary kernels (apply_rope_fusion) are CUDA kernels, and the ranks compute on the CPU"
+    # Imported here: releases before core_v0.9 do not have it.
+    rope_utils: Any = importlib.import_module("megatron.core.models.common.embeddings.rope_utils")
+    if rope_utils.fused_apply_rotary_pos_emb_thd is None:
+        return "fused rotary kernels (apply_rope_fusion) need Transformer Engine, which the stack does not have"
+    return None
+
+
+# The stack's rotary function for packed (THD) tensors, called as attention calls it.
+#
+# | megatron-core | unfused THD function | cost per document |
+# |---|---|---|
+# | 0.14 | rotates document by document, then joins | a rotation |
+# | 0.15 to 0.18 | gathers a table for the whole pack, rotates once | a slice of the table |
+# | 0.19 | rotates document by document into the output (d30e165203) | a rotation, and a copy in backward |
+# | main of 2026-08 | gathers by index; takes max_seqlen | none |
+#
+# All have apply_rotary_pos_emb(t, freqs, config, cu_seqlens, mscale, cp_group); max_seqlen is passed if they take it.
 def with_other_rotary(config: Any, device: str) -> Any:
     """Upstream's configuration with apply_rope_fusion inverted, or the reason (str) why the stack cannot run it."""
     other = copy.copy(config)

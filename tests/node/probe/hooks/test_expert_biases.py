@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from harness.node.probe.hooks.expert_biases import reset_routers
+from harness.node.probe.hooks.routers import reset_routers
 
 
 class Router(torch.nn.Module):

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.core.run.records import GradientScale
-from harness.node.probe.hooks.gradient_scale import ScaleRecorder
-from harness.node.probe.hooks.layers import PassState
+from harness.node.probe.hooks.layers import PassState, ScaleRecorder
 
 DENSE, EXPERT = "decoder.final_layernorm.weight", "decoder.layers.0.mlp.experts.0.linear_fc1.weight"
 

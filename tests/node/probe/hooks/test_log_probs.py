@@ -9,7 +9,7 @@ from harness.core.cell.layout import Coordinates
 from harness.core.run.records import TensorSeen
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.device.placement import Device
-from harness.node.probe.hooks.log_probs import log_probs_returned
+from harness.node.probe.hooks.batches import log_probs_returned
 from harness.node.probe.truth import MicroTruth, StepTruth
 from tests.node.conftest import config
 

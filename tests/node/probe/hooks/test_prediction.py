@@ -8,8 +8,7 @@ import torch
 
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.records import DocumentLoss
-from harness.node.probe.hooks.layers import PassState
-from harness.node.probe.hooks.prediction import PredictionRecorder
+from harness.node.probe.hooks.layers import PassState, PredictionRecorder
 from tests.node.fake_gpu import on_gpu
 
 

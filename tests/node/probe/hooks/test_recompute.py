@@ -11,8 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
-from harness.node.probe.hooks.layers import PassState
-from harness.node.probe.hooks.recompute import Recomputed
+from harness.node.probe.hooks.layers import PassState, Recomputed
 from harness.node.probe.model.recompute import recomputing
 
 CONFIG = CellConfig(layout=Layout(), data_path="reference", recompute="full")

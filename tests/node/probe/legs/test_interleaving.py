@@ -13,7 +13,7 @@ from harness.core.cell.timing import TimingConfig
 from harness.core.run.run_dir import RunDir
 from harness.node.data_paths.base import RankContext
 from harness.node.device.placement import Device
-from harness.node.probe.legs.interleaving import Interleaver, turn_numbers
+from harness.node.probe.legs.timing import Interleaver, turn_numbers
 from tests.node.conftest import config
 
 

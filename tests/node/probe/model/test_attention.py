@@ -12,7 +12,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from harness.node.probe.model import attention
 from harness.node.probe.model.attention import ReferenceAttention
-from harness.node.probe.model.kernels import attention_ops
+from harness.node.probe.model.rotary import attention_ops
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
 

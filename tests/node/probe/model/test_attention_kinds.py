@@ -19,9 +19,8 @@ from harness.core.packing.options import PackingOptions
 from harness.node import refusals
 from harness.node.device.cuda_forks import Gpu
 from harness.node.probe.model import attention_kinds
-from harness.node.probe.model.attention import ReferenceAttention
+from harness.node.probe.model.attention import ReferenceAttention, VarlenAttention
 from harness.node.probe.model.attention_kinds import core_attention, described, resolved, unsupported_attention
-from harness.node.probe.model.varlen import VarlenAttention
 from harness.node.refusals import refusal
 
 CPU, GPU = placed_rank("cpu", 0, 0, 1), placed_rank("auto", 1, 0, 1)

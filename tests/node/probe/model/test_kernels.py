@@ -9,7 +9,7 @@ from megatron.core.models.common.embeddings import rope_utils
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from harness.core.cell.model import ModelConfig
-from harness.node.probe.model.kernels import attention_ops, no_rope_fusion, unsupported_kernel
+from harness.node.probe.model.rotary import attention_ops, no_rope_fusion, unsupported_kernel
 from tests.node.conftest import config
 
 PLAIN = config()

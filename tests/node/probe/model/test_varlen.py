@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from harness.core.packing.options import align_up
-from harness.node.probe.model.attention import ReferenceAttention
-from harness.node.probe.model.varlen import VarlenAttention
+from harness.node.probe.model.attention import ReferenceAttention, VarlenAttention
 from tests.node import varlen_contract
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
