@@ -49,12 +49,6 @@ def test_files_as_they_were_written_are_not_damaged(cell: tuple[RunDir, str]) ->
     assert damage(cell) == ""
 
 
-def test_a_whole_number_in_place_of_a_float_is_no_change(cell: tuple[RunDir, str]) -> None:
-    """The sum of no step times is 0, which a reader gets as 0.0."""
-    changed(attempt_of(cell), steps_s=0)
-    assert damage(cell) == ""
-
-
 @pytest.mark.parametrize("file", ["result.json", "oracle.json", "ranks/rank-00000.json", "ranks/rank-00001.json"])
 def test_a_change_of_any_byte_is_seen(file: str, cell: tuple[RunDir, str]) -> None:
     path = attempt_of(cell).root / file
