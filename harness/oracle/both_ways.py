@@ -27,7 +27,7 @@ class BothWays:
     def __init__(self, oracle: Oracle) -> None:
         """`oracle`: in float64, before its first step."""
         self.oracle = oracle
-        self.weights = [{name: weight.to(_STORED, copy=True) for name, weight in oracle.trained.items()} for _ in _WAYS]
+        self.weights = [{name: weight.to(_STORED) for name, weight in oracle.trained.items()} for _ in _WAYS]
         self.adams = [Adam.of(oracle.adam.settings, weights) for weights in self.weights]
         self.first: dict[str, float] = {}
 
@@ -35,7 +35,7 @@ class BothWays:
         """The clipped gradients of the oracle's last step."""
         step = self.oracle.seen.steps[-1]
         for way, adam, weights in zip(_WAYS, self.adams, self.weights):
-            moved = {name: (own + way * (rounded[name].to(own.dtype) - own)).to(_STORED) for name, own in exact.items()}
+            moved = {name: (own + way * (rounded[name] - own)).to(_STORED) for name, own in exact.items()}
             adam.update(weights, moved, step.learning_rate, step.weight_decay)
         if not self.first:
             self.first = self._apart({name: seen.change for name, seen in self.oracle.seen.parameters.items()})

@@ -45,8 +45,8 @@ def choices_of(config: CellConfig, records: Sequence[RankRecord]) -> Choices:
             for choice in record.choices:
                 place = (choice.step, at.dp, choice.micro_batch, choice.layer)
                 seen.setdefault(place, {})[at.cp * parts + at.tp] = choice
-    found = ((place, _joined(config, place, shares)) for place, shares in seen.items())
-    return {place: choice for place, choice in sorted(found, key=lambda one: one[0]) if choice is not None}
+    joined = {place: _joined(config, place, seen[place]) for place in sorted(seen)}
+    return {place: choice for place, choice in joined.items() if choice is not None}
 
 
 def _joined(config: CellConfig, place: Place, seen: Mapping[int, ChoiceSeen]) -> Choice | None:
@@ -86,18 +86,17 @@ class Ranked(NamedTuple):
 def followed(exact: Mapping[Place, Ranked], rounded: Mapping[Place, Ranked]) -> list[FollowedSeen]:
     """How far choices were followed, by step and layer; `rounded`: in the cell's dtype."""
     worst: dict[tuple[int, int, bool], FollowedSeen] = {}
-    for place, ranked in sorted(exact.items(), key=lambda one: one[0]):
-        step, _, _, layer = place
-        other = rounded[place]
-        found = [_seen(ranked, _shortfall(ranked), _furthest(ranked.scores, other.scores))]
+    for place in sorted(exact):
+        ranked, other = exact[place], rounded[place]
+        found = [_seen(place, ranked, _shortfall(ranked), _furthest(ranked.scores, other.scores))]
         if ranked.order is not None and other.order is not None:
-            dropped = _seen(ranked, _overtaken(ranked, ranked.order), _furthest(ranked.order, other.order))
-            found.append(replace(dropped, dropped=True))
-        for one in found:
-            seen = replace(one, step=step, layer=layer)
-            known = worst.setdefault((step, layer, seen.dropped), seen)
+            overtaken, rounding = _overtaken(ranked, ranked.order), _furthest(ranked.order, other.order)
+            found.append(_seen(place, ranked, overtaken, rounding, dropped=True))
+        for seen in found:
+            key = (seen.step, seen.layer, seen.dropped)
+            known = worst.setdefault(key, seen)
             larger = known if known.shortfall >= seen.shortfall else seen
-            worst[step, layer, seen.dropped] = replace(larger, rounding=max(known.rounding, seen.rounding))
+            worst[key] = replace(larger, rounding=max(known.rounding, seen.rounding))
     return [worst[place] for place in sorted(worst)]
 
 
@@ -105,15 +104,18 @@ def _furthest(exact: Tensor, rounded: Tensor) -> float:
     return float((exact - rounded.double()).abs().max())
 
 
-def _seen(ranked: Ranked, short: tuple[Tensor, Tensor], rounding: float) -> FollowedSeen:
-    """Of the slot with the largest shortfall; `short`: [t] of every slot, and of which expert. Step and layer are 0."""
+def _seen(
+    place: Place, ranked: Ranked, short: tuple[Tensor, Tensor], rounding: float, *, dropped: bool = False
+) -> FollowedSeen:
+    """Of the slot with the largest shortfall; `short`: [t] of every slot, and of which expert."""
     values, experts = short
     real = values.masked_fill(ranked.documents == PAD, -torch.inf)
     slot = int((real if float(real.max()) > rounding else values).argmax())  # a token says more than padding
     document = int(ranked.documents[slot])
     return FollowedSeen(
-        step=0,
-        layer=0,
+        step=place[0],
+        layer=place[3],
+        dropped=dropped,
         shortfall=max(float(values[slot]), 0.0),
         rounding=rounding,
         document=document,
@@ -137,7 +139,7 @@ def _overtaken(ranked: Ranked, order: Tensor) -> tuple[Tensor, Tensor]:
     """By how much a slot that an expert drops ranks before the last one of its rank that the expert takes."""
     taken = ranked.choice.taken
     assert taken is not None
-    dropped, short = _chosen(ranked) & ~taken, torch.full_like(order, -torch.inf)
+    dropped, short = _chosen(ranked) & ~taken, torch.zeros_like(order)
     for share in ranked.shares:
         last = order[share].masked_fill(~taken[share], torch.inf).amin(0)
         short[share] = (order[share] - last).masked_fill(~dropped[share], -torch.inf)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from harness.core.vision import TOWER
 from harness.oracle.both_ways import BothWays
 from harness.oracle.train import Oracle
-from tests.oracle.test_train import BUILT, cell
+from tests.oracle.test_train import BUILT, SEEING, cell, seeing
 
 
 def apart(times: float, names: str = "") -> dict[str, tuple[float, float]]:
@@ -32,6 +33,17 @@ def test_the_way_that_rounding_did_not_go_counts_as_much(times: float) -> None:
     found = apart(times, "final_layernorm")
     for name, one in found.items():
         assert one == pytest.approx((1.0, 1.0) if "final_layernorm" in name else (0.0, 0.0), abs=1e-3), name
+
+
+def test_of_a_weight_that_does_not_train_the_distance_is_that_of_the_weights() -> None:
+    """Without images the tower has no gradients; where rounding makes some, Adam steps by the rate, twice."""
+    oracle = Oracle.of(seeing("unpacked", 1, images=0), SEEING)
+    ways, name = BothWays(oracle), f"{TOWER}decoder.layers.0.input_layernorm.weight"
+    for exact in oracle.updates():
+        assert not exact[name].any()
+        ways.add(exact, {one: own + float(one == name) for one, own in exact.items()})
+    far = ways.apart()[name]
+    assert (far.change, far.trained) == pytest.approx((1e-3 * 8**0.5, 2e-3 * 8**0.5), rel=1e-3)
 
 
 def test_rounding_to_float32_is_small() -> None:

@@ -43,7 +43,11 @@ def ranks(config: CellConfig, whole: Tensor) -> Iterator[RankRecord]:
             yield RankRecord(cell="", rank=0, place=Coordinates(tp=tp, cp=cp, dp=0, pp=0), choices=[seen])
 
 
-@pytest.mark.parametrize("layout", [{}, {"tp": 2}, {"tp": 2, "sp": True}, {"tp": 2, "cp": 2, "sp": True}], ids=str)
+@pytest.mark.parametrize(
+    "layout",
+    [{}, {"tp": 2}, {"tp": 2, "sp": True}, {"tp": 2, "cp": 2}, {"tp": 2, "cp": 2, "sp": True}],
+    ids=str,
+)
 def test_ranks_hold_their_slots_of_a_micro_batch(layout: dict[str, int]) -> None:
     config = rounding_cell(**layout)
     whole = torch.arange(config.micro_batches(0)[0][0].slots) % 5
@@ -51,6 +55,26 @@ def test_ranks_hold_their_slots_of_a_micro_batch(layout: dict[str, int]) -> None
     place, choice = found
     assert place == (0, 0, 0, 1) and choice.preferred is None
     assert choice.chosen[:, 0].tolist() == whole.tolist()
+
+
+@pytest.mark.parametrize("layout", [{"tp": 2}, {"tp": 2, "cp": 2}, {"tp": 2, "cp": 2, "sp": True}], ids=str)
+def test_the_order_of_records_does_not_matter(layout: dict[str, int]) -> None:
+    """Without sequence parallelism the second tensor-parallel rank repeats the first one's choice."""
+    config = rounding_cell(**layout)
+    whole = torch.arange(config.micro_batches(0)[0][0].slots) % 5
+    records = list(ranks(config, whole))
+    for record in records:
+        record.choices.append(replace(record.choices[0], layer=2))
+    found, turned = choices_of(config, records), choices_of(config, records[::-1])
+    assert list(found) == list(turned) == [(0, 0, 0, 1), (0, 0, 0, 2)]
+    assert all(torch.equal(found[place].chosen, turned[place].chosen) for place in found)
+
+
+def test_a_choice_for_a_micro_batch_that_no_plan_has_is_not_followed() -> None:
+    config = rounding_cell()
+    (record,) = ranks(config, torch.zeros(config.micro_batches(0)[0][0].slots, dtype=torch.int64))
+    record.choices[0].micro_batch = len(config.micro_batches(0)[0])
+    assert choices_of(config, [record]) == {}
 
 
 def test_a_choice_that_lacks_slots_is_not_followed() -> None:
@@ -154,6 +178,76 @@ def test_the_largest_shortfall_is_named_with_its_slot() -> None:
     (seen,) = followed(exact, {place: ranked._replace(scores=scores + 0.01) for place, ranked in exact.items()})
     assert (seen.step, seen.layer, seen.document, seen.position, seen.expert) == (2, 1, 4, 1, 2)
     assert seen.shortfall == pytest.approx(0.4) and seen.rounding == pytest.approx(0.01)
+
+
+def short_of(*shortfalls: float, owners: tuple[int, ...] = (), first: int = 0) -> Ranked:
+    """A slot for each shortfall, at positions from `first`: it was given expert 0 of two, the scores say 1."""
+    scores = torch.tensor([[0.0, short] for short in shortfalls], dtype=torch.float64)
+    choice = Choice(torch.zeros(len(scores), 1, dtype=torch.int64), None)
+    documents = torch.tensor(owners or [0] * len(scores))
+    return Ranked(scores, choice, documents, torch.arange(len(scores)) + first)
+
+
+def by_rounding(ranked: Ranked, rounding: float) -> Ranked:
+    return ranked._replace(scores=ranked.scores + rounding)
+
+
+@pytest.mark.parametrize(
+    ("shortfalls", "named"), [((0.5, 0.25), 0), ((0.25, 0.5), 100), ((0.5, 0.5), 0)], ids=["first", "second", "both"]
+)
+def test_of_micro_batches_the_first_with_the_largest_shortfall_is_named_and_the_largest_rounding_counts(
+    shortfalls: tuple[float, float], named: int
+) -> None:
+    for roundings in ((0.0, 0.125), (0.125, 0.0)):
+        exact = {(3, 0, number, 2): short_of(shortfalls[number], first=100 * number) for number in (1, 0)}
+        rounded = {place: by_rounding(ranked, roundings[place[2]]) for place, ranked in exact.items()}
+        (seen,) = followed(exact, rounded)
+        assert (seen.step, seen.layer, seen.position) == (3, 2, named)
+        assert (seen.shortfall, seen.rounding) == (max(shortfalls), 0.125)
+
+
+def test_shortfalls_of_steps_and_layers_are_apart() -> None:
+    exact = {(1, 0, 0, 1): short_of(0.5), (0, 0, 0, 2): short_of(0.25), (0, 0, 0, 1): short_of(0.125)}
+    found = [(seen.step, seen.layer, seen.shortfall) for seen in followed(exact, exact)]
+    assert found == [(0, 1, 0.125), (0, 2, 0.25), (1, 1, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("rounding", "document", "position", "shortfall"), [(0.125, 7, 11, 0.25), (0.25, PAD, 0, 0.5), (0.375, PAD, 0, 0.5)]
+)
+def test_padding_is_named_only_where_rounding_explains_all_tokens(
+    rounding: float, document: int, position: int, shortfall: float
+) -> None:
+    ranked = short_of(0.125, 0.25, 0.5, owners=(7, 7, PAD), first=10)
+    (seen,) = followed({(0, 0, 0, 1): ranked}, {(0, 0, 0, 1): by_rounding(ranked, rounding)})
+    assert (seen.document, seen.position, seen.shortfall) == (document, position, shortfall)
+
+
+def test_a_shortfall_is_within_a_slot() -> None:
+    """The second slot's highest score is far above the first one's; it was chosen."""
+    scores = torch.tensor([[0.0, 0.5], [9.0, 8.0]], dtype=torch.float64)
+    owners = torch.tensor([4, 4]), torch.tensor([0, 1])
+    ranked = Ranked(scores, Choice(torch.tensor([[0], [0]]), None), *owners)
+    (seen,) = followed({(0, 0, 0, 1): ranked}, {(0, 0, 0, 1): ranked})
+    assert (seen.position, seen.shortfall) == (0, 0.5)
+
+
+def dropped_by(order: list[list[float]], taken: list[list[int]]) -> float:
+    """The shortfall of what two experts, both chosen by every slot of one rank, drop."""
+    slots = len(order)
+    choice = Choice(torch.tensor([[0, 1]] * slots), None, torch.tensor(taken).bool())
+    places = torch.zeros(slots, dtype=torch.int64), torch.arange(slots)
+    by = torch.tensor(order, dtype=torch.float64)
+    ranked = Ranked(torch.zeros_like(by), choice, *places, by, (torch.arange(slots),))
+    _, dropped = followed({(0, 0, 0, 1): ranked}, {(0, 0, 0, 1): ranked})
+    return dropped.shortfall
+
+
+def test_each_expert_drops_by_its_own_order() -> None:
+    """The second expert's weights are all below those that the first one drops, and both drop their lightest slot."""
+    order = [[0.9, 0.3], [0.8, 0.2], [0.7, 0.1]]
+    assert dropped_by(order, [[1, 1], [1, 1], [0, 0]]) == 0.0
+    assert dropped_by(order, [[1, 1], [1, 0], [0, 1]]) == pytest.approx(0.1)
 
 
 def all_of_expert_0(config: CellConfig) -> Choices:
