@@ -149,10 +149,7 @@ def _within_capacity(order: Tensor, chosen: Tensor, experts: Experts, shares: Se
     for share in shares:
         slots = len(share)
         capacity = math.ceil(slots * experts.chosen / experts.count * experts.capacity)
-        if capacity > slots:
-            taken[share] = True
-            continue
-        first = order[share].topk(capacity, 0).indices
+        first = order[share].topk(min(capacity, slots), 0).indices
         taken[share] = torch.zeros_like(chosen[share]).scatter(0, first, True)
     return taken if experts.filled else taken & chosen
 

@@ -134,5 +134,8 @@ def _experts(tensors: Mapping[str, Tensor], ours: str, theirs: str, model: Model
         ),
     }
     if model.experts.shared:
-        found |= _feed_forward(tensors, f"{ours}.shared_experts", f"{theirs}.shared_experts", model)
+        gated = model.experts.shared_gate
+        shared = f"{theirs}.shared_expert" if gated else f"{theirs}.shared_experts"
+        found |= _feed_forward(tensors, f"{ours}.shared_experts", shared, model)
+        found |= {f"{shared}_gate.weight": tensors[f"{ours}.shared_experts.gate_weight"]} if gated else {}
     return found

@@ -95,29 +95,6 @@ def test_one_rank_may_prefer_others_where_another_prefers_what_it_chose() -> Non
     assert choice.preferred[:, 0].sum() == 3 * len(mine)
 
 
-@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
-def test_weights_and_counts_are_those_of_the_choice_that_is_followed(score: str) -> None:
-    experts, slots = Experts(count=4, chosen=2, ffn=2, score=score), stream(9, (6,))
-    logits = torch.randn(6, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    others = torch.tensor([[0, 1]] * 6)
-    own = route(logits, torch.zeros(4), 1, experts, slots)
-    same = route(logits, torch.zeros(4), 1, experts, slots, Choice(own.chosen.nonzero()[:, 1].view(6, 2), None))
-    assert torch.equal(own.weights, same.weights) and torch.equal(own.preferred, same.preferred)
-    made = route(logits, torch.zeros(4), 1, experts, slots, Choice(others, None))
-    assert made.chosen[:, :2].all() and not made.chosen[:, 2:].any()
-    assert torch.equal(made.preferred, made.chosen) and not made.weights[:, 2:].any()
-    values = logits[:, :2].softmax(-1) if score == "softmax" else logits[:, :2].sigmoid()
-    torch.testing.assert_close(made.weights[:, :2], values / values.sum(-1, keepdim=True))
-
-
-def test_what_is_preferred_by_score_alone_is_followed_apart() -> None:
-    experts, slots = Experts(count=4, chosen=1, ffn=2, score="sigmoid", biased=True), stream(9, (2,))
-    choice = Choice(torch.tensor([[0], [1]]), torch.tensor([[2], [3]]))
-    made = route(torch.zeros(2, 4), torch.zeros(4), 1, experts, slots, choice)
-    assert made.chosen.nonzero().tolist() == [[0, 0], [1, 1]]
-    assert made.preferred.nonzero().tolist() == [[0, 2], [1, 3]]
-
-
 @pytest.mark.parametrize("layout", [{}, {"tp": 2, "sp": True}, {"cp": 2}], ids=str)
 def test_what_experts_take_is_joined_too(layout: dict[str, int]) -> None:
     plain = rounding_cell(**layout)
@@ -133,17 +110,6 @@ def test_what_experts_take_is_joined_too(layout: dict[str, int]) -> None:
     kept = torch.zeros(len(whole), 5, dtype=torch.bool).scatter(1, whole[:, None], True)
     kept[:, 3] = False
     assert torch.equal(choice.taken, kept)
-
-
-def test_what_experts_take_is_followed() -> None:
-    experts, slots = Experts(count=2, chosen=1, ffn=2, capacity=1.0, before=True), stream(9, (4,))
-    logits = torch.tensor([[3.0, 0.0], [2.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    own = route(logits, torch.zeros(2), 1, experts, slots)
-    assert own.taken.nonzero().tolist() == [[0, 0], [1, 0], [3, 1]]
-    taken = torch.tensor([[0, 0], [1, 0], [1, 0], [0, 1]]).bool()
-    made = route(logits, torch.zeros(2), 1, experts, slots, Choice(torch.tensor([[0], [0], [0], [1]]), None, taken))
-    assert torch.equal(made.taken, taken) and made.weights[0].tolist() == [0.0, 0.0]
-    assert made.chosen[0].tolist() == [True, False]
 
 
 @pytest.mark.parametrize(("policy", "short"), [("probs", 0.4), ("position", 2.0)])
@@ -162,12 +128,6 @@ def test_a_dropped_slot_that_ranks_before_a_taken_one_of_its_rank_is_named(polic
     assert (choice.dropped, choice.shortfall) == (False, 0.0)
     assert (dropped.step, dropped.layer, dropped.document, dropped.position, dropped.expert) == (2, 1, 4, 0, 0)
     assert dropped.dropped and dropped.shortfall == pytest.approx(short)
-
-
-def test_weights_are_rounded_to_the_dtype_of_the_model() -> None:
-    logits = torch.randn(6, 4, generator=torch.Generator().manual_seed(3)).bfloat16()
-    routed = route(logits, torch.zeros(4), 1, Experts(count=4, chosen=2, ffn=2), stream(9, (6,)))
-    assert routed.weights.dtype == torch.float32 and torch.equal(routed.weights, routed.weights.bfloat16().float())
 
 
 def test_the_largest_shortfall_is_named_with_its_slot() -> None:

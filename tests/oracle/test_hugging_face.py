@@ -125,6 +125,19 @@ CASES = {
         },
         {},
     ),
+    "qwen2_moe": Case(
+        "qwen2_moe",
+        "Qwen2MoeConfig",
+        replace(PLAIN, qkv_bias=True, experts=replace(MIXED, shared=20, shared_gate=True)),
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 20,
+            "norm_topk_prob": True,
+        },
+        {},
+    ),
     "deepseek_v3": Case("deepseek_v3", "DeepseekV3Config", DEEP, DEEP_NAMES, {}),
     "deepseek_v3-yarn": Case(
         "deepseek_v3", "DeepseekV3Config", replace(DEEP, latent=STRETCHED), DEEP_NAMES, STRETCHED_NAMES
