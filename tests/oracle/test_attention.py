@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from harness.oracle.attention import angles, attend, frequencies, rotate
 from harness.oracle.fields import Latent, Model, Rotary
-from harness.oracle.layers import NOTED, Noted
+from harness.oracle.layers import Noted
 from harness.oracle.model import forward
 from harness.oracle.weights import initial_weights
 from tests.oracle.streams import stream
@@ -20,14 +19,6 @@ TINY = Model(layers=2, hidden=4, vocab=5, heads=2, groups=1, head=2, ffn=3)
 LATENT = Latent(query_rank=3, rank=3, still=2, turned=2, value=2, scale=0.5, rotary=Rotary(pairs_in=True))
 OF_LAYER = "decoder.layers.{}.self_attention.core_attention"
 SEGMENTS = (4, 3)
-
-
-@pytest.fixture
-def noted() -> Iterator[dict[Noted, tuple[Tensor, ...]]]:
-    notes: dict[Noted, tuple[Tensor, ...]] = {}
-    token = NOTED.set(notes)
-    yield notes
-    NOTED.reset(token)
 
 
 def run(model: Model) -> dict[str, Tensor]:
