@@ -44,13 +44,12 @@ def angles(positions: Tensor, rotary: Rotary, size: int, dtype: torch.dtype) -> 
     a patch, then times its column (arXiv 2502.13923, section 2.1; Megatron-Bridge 0.6.2, rot_pos_emb).
     """
     turns = frequencies(rotary, size // 2 if rotary.planar else size, dtype)
-    places = positions.to(turns.dtype)
     if rotary.planar:
-        return (places[:, :, None] * turns).flatten(1)
+        return (positions[:, :, None] * turns).flatten(1)
     if rotary.sections is None:
-        return places[:, None] * turns
+        return positions[:, None] * turns
     axes = [number % 3 if number < 3 * rotary.sections[number % 3] else 0 for number in range(len(turns))]
-    return places[:, axes] * turns
+    return positions[:, axes] * turns
 
 
 def rotate(x: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:

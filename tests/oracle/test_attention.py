@@ -83,6 +83,11 @@ def test_latent_layers_have_windows_and_sinks_too(
     assert not any(same)
 
 
+def test_in_a_window_of_one_token_each_returns_its_own_value() -> None:
+    query, key, value = torch.randn(3, 7, 2, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    torch.testing.assert_close(attend(query, key, value, SEGMENTS, scale=1.0, window=(0, 0)), value.flatten(1))
+
+
 def test_a_part_of_a_head_turns_in_whole_pairs() -> None:
     assert len(frequencies(Rotary(percent=0.5), 8, torch.float64)) == 2
     assert len(frequencies(Rotary(percent=1.0), 7, torch.float64)) == 4
