@@ -90,8 +90,8 @@ class Schedule:
     last: float = 0  # WSD: steps of the decay at the end
     last_style: str = "exponential"
     decay: float = 0.01
-    decay_end: float | None = None  # None: the decay is constant
-    decay_style: str = "constant"
+    decay_end: float = 0.01
+    decay_style: str = "constant"  # then `decay_end` is `decay`
 
     @classmethod
     def of(cls, config: CellConfig, settings: Optimizer) -> Schedule:
@@ -147,9 +147,8 @@ class Schedule:
 
     def weight_decay(self, step: int) -> float:
         """The decay of a step, from 0: from `decay` to `decay_end` over `length` steps."""
-        end = self.decay if self.decay_end is None else self.decay_end
-        if self.decay_style == "constant" or step > self.length:
-            return end
+        if step > self.length:
+            return self.decay_end
         done = step / self.length
         share = done if self.decay_style == "linear" else 0.5 * (1 - math.cos(math.pi * done))
-        return self.decay + (end - self.decay) * share
+        return self.decay + (self.decay_end - self.decay) * share

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from harness.core.cell.arguments import Argument, Arguments
 from harness.oracle.fields import Optimizer
 from harness.oracle.optimizer import Adam, Schedule, clip_coefficient, gradient_norm
+from tests.oracle.test_train import cell
 
 SHAPES = {"matrix": (3, 4), "norm": (4,)}
 
@@ -61,7 +64,7 @@ def test_without_a_limit_nothing_is_clipped() -> None:
     assert clip_coefficient(1e9, 0.0) == 1.0
 
 
-@pytest.mark.parametrize("warm", [0, 3])
+@pytest.mark.parametrize("warm", [0, 1, 3])
 @pytest.mark.parametrize(
     ("style", "last"),
     [
@@ -76,6 +79,7 @@ def test_without_a_limit_nothing_is_clipped() -> None:
     ],
 )
 def test_schedules_are_those_of_upstream(style: str, last: str, warm: int) -> None:
+    """Also where the decay at the end begins before the warm-up ends."""
     group: dict[str, float] = {"lr": 0.0, "weight_decay": 0.0}
     upstream = OptimizerParamScheduler(
         SimpleNamespace(param_groups=[group]),
@@ -89,7 +93,7 @@ def test_schedules_are_those_of_upstream(style: str, last: str, warm: int) -> No
         end_wd=0.4,
         wd_incr_steps=10,
         wd_incr_style="cosine" if warm else "linear",
-        wsd_decay_steps=4,
+        wsd_decay_steps=8 if warm == 3 else 4,
         lr_wsd_decay_style=last or "exponential",
     )
     own = Schedule(
@@ -99,7 +103,7 @@ def test_schedules_are_those_of_upstream(style: str, last: str, warm: int) -> No
         warm=warm,
         length=10,
         style=style,
-        last=4,
+        last=8 if warm == 3 else 4,
         last_style=last or "exponential",
         decay=0.1,
         decay_end=0.4,
@@ -109,3 +113,45 @@ def test_schedules_are_those_of_upstream(style: str, last: str, warm: int) -> No
         assert own.rate(step) == pytest.approx(group["lr"], rel=1e-12), step
         assert own.weight_decay(step) == pytest.approx(group["weight_decay"], rel=1e-12), step
         upstream.step(1)
+
+
+def schedule_of(**given: float | str) -> Schedule:
+    words = tuple(Argument(name=name, words=(str(value),)) for name, value in given.items())
+    return Schedule.of(replace(cell(), args=Arguments(words)), Optimizer(lr=0.3, decay=0.2))
+
+
+PLAIN = Schedule(most=0.3, length=2, decay=0.2, decay_end=0.2)
+
+
+def test_without_arguments_rate_and_decay_are_constant() -> None:
+    assert schedule_of() == PLAIN
+    assert [(PLAIN.rate(step), PLAIN.weight_decay(step)) for step in range(4)] == [(0.3, 0.2)] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "field"),
+    [
+        ("lr_decay_iters", 7, "length"),
+        ("lr_decay_iters", 1, "length"),
+        ("min_lr", 0.1, "least"),
+        ("lr_warmup_init", 0.1, "least_warm"),
+        ("lr_warmup_iters", 3, "warm"),
+        ("lr_decay_style", "cosine", "style"),
+        ("lr_wsd_decay_iters", 3, "last"),
+        ("lr_wsd_decay_style", "linear", "last_style"),
+        ("start_weight_decay", 0.1, "decay"),
+        ("end_weight_decay", 0.1, "decay_end"),
+        ("weight_decay_incr_style", "cosine", "decay_style"),
+    ],
+)
+def test_each_argument_of_a_schedule_is_read(name: str, value: float | str, field: str) -> None:
+    assert schedule_of(**{name: value}) == replace(PLAIN, **{field: value})  # type: ignore[arg-type]
+
+
+def test_a_warm_up_may_be_a_part_of_the_decay() -> None:
+    found = schedule_of(lr_warmup_fraction=0.25, lr_decay_iters=8, lr_warmup_iters=5)
+    assert found == replace(PLAIN, warm=2, length=8)
+
+
+def test_a_schedule_has_at_least_one_step() -> None:
+    assert schedule_of(lr_decay_iters=0).length == 1
