@@ -71,7 +71,7 @@ class Stream:
 
 def stream_of(config: CellConfig, step: int, plan: MicroBatch) -> Stream:
     """The slots of one micro-batch of a step."""
-    owners = torch.tensor(plan.slot_owners(), dtype=torch.int64)
+    owners = torch.tensor(plan.slot_owners())
     rows = tuple(row.length for row in plan.rows)
     segments = tuple(padded for _, padded in plan.segments) if plan.style.packed else rows
     ends = config.path.pads_with_end if config.own_trainer else config.path.trained_pads_with_end
@@ -83,7 +83,7 @@ def stream_of(config: CellConfig, step: int, plan: MicroBatch) -> Stream:
         given = length + plan.style.last_token_slots  # some data paths feed the last token too, which has no label
         tokens[start : start + given] = ids[:given]
         labels[start : start + length] = ids[1:]
-        mask[start : start + length] = torch.tensor(item.document.loss_mask, dtype=mask.dtype)
+        mask[start : start + length] = torch.tensor(item.document.loss_mask)
     return Stream(
         tokens=tokens,
         labels=labels,
@@ -95,7 +95,7 @@ def stream_of(config: CellConfig, step: int, plan: MicroBatch) -> Stream:
         shares=shares_of(config, plan),
         counted=owners[:, 0] != PAD if config.model.padding_mask else torch.ones(plan.slots, dtype=torch.bool),
         axes=_axes(plan, segments) if config.model.vision else None,
-        images=_images(config, step, plan) if config.model.vision else None,
+        images=_images(config, step, plan),
     )
 
 
@@ -123,5 +123,5 @@ def shares_of(config: CellConfig, plan: MicroBatch) -> tuple[Tensor, ...]:
     found: list[Tensor] = []
     for rank in range(layout.cp):
         local = torch.tensor(plan.local_slots(layout.cp, rank))  # [rows, slots of a row]
-        found += local.T.chunk(parts, 0)
+        found += local.T.chunk(parts)
     return tuple(part.flatten() for part in found)

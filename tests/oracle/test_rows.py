@@ -11,7 +11,7 @@ from harness.core.cell.layout import Layout
 from harness.core.cell.model import MoeConfig
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.vision import IMAGE, MERGE, VisionConfig, positions
-from harness.oracle.drawing import END, PADDING
+from harness.oracle.drawing import END, PADDING, document_pixels, document_tokens
 from harness.oracle.rows import Stream, stream_of
 
 
@@ -42,12 +42,36 @@ def test_rows_that_are_not_packed_attend_to_their_padding() -> None:
     assert stream.documents.tolist() == [0] * 5 + [-1] * 11
 
 
+def test_tokens_and_pixels_are_those_of_their_step() -> None:
+    config = seeing("unpacked", 1, (14,))
+    for step in (0, 1):
+        plan = config.micro_batches(step)[0][0]
+        stream, document = stream_of(config, step, plan), plan.placed[0].document
+        assert torch.equal(stream.tokens[:13], document_tokens(config, step, document)[:13])
+        assert stream.images is not None
+        assert torch.equal(stream.images.pixels, torch.cat(document_pixels(config, step, document)))
+
+
+def test_padding_after_documents_with_images_is_text() -> None:
+    config = seeing("bridge_offline", 1, (6,))
+    stream = stream_of(config, 0, config.micro_batches(0)[0][0])
+    tail = stream.segments[-1]
+    assert stream.axes is not None and (stream.documents[-tail:] < 0).all()
+    assert stream.axes[-tail:].tolist() == [[at] * 3 for at in range(tail)]
+
+
+def seeing(data_path: str, documents: int, lengths: tuple[int, ...]) -> CellConfig:
+    """With two images in documents that are long enough; as many documents in a row."""
+    plain, _ = first(data_path)
+    model = replace(plain.model, vision=VisionConfig())
+    given = replace(plain.documents, lengths=lengths, masked=(), images=2)
+    return replace(plain, micro_batch_size=documents, model=model, documents=given)
+
+
 def test_images_are_in_the_order_of_their_tokens_and_positions_start_again_at_each_document() -> None:
-    plain, text = first("unpacked")
+    _, text = first("unpacked")
     assert (text.axes, text.images) == (None, None)
-    seeing = replace(plain.model, vision=VisionConfig())
-    documents = replace(plain.documents, lengths=(14, 12), masked=(), images=2)
-    config = replace(plain, data_path="bridge_in_batch", micro_batch_size=2, model=seeing, documents=documents)
+    config = seeing("bridge_in_batch", 2, (14, 12))
     plan = config.micro_batches(0)[0][0]
     stream = stream_of(config, 0, plan)
     images = [image for item in plan.placed for image in item.document.images]
@@ -86,6 +110,12 @@ def test_routers_count_padding_unless_it_is_masked() -> None:
     masked = replace(plain, model=replace(plain.model, moe=MoeConfig(padding_mask=True)))
     counted = stream_of(masked, 0, masked.micro_batches(0)[0][0]).counted
     assert counted.tolist() == [True] * 5 + [False] * 11
+
+
+def test_without_sequence_parallelism_tensor_parallel_ranks_route_the_same_slots() -> None:
+    for layout in (Layout(), Layout(tp=2)):
+        _, stream = first("unpacked", layout)
+        assert [share.tolist() for share in stream.shares] == [list(range(16))]
 
 
 def test_ranks_route_their_slots_in_the_order_of_their_hidden_states() -> None:
