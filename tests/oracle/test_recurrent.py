@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor
 
 from harness.oracle.fields import DeltaNet, Mamba, Model
-from harness.oracle.recurrent import delta_net, mamba
+from harness.oracle.recurrent import convolved, delta_net, mamba
 from harness.oracle.weights import initial_weights
 from tests.oracle.hugging_face import in_float64, module_of
 from tests.oracle.streams import stream
@@ -114,3 +114,12 @@ def test_outputs_and_gradients_agree_segment_by_segment(kind: str, made: Any, at
     own, other = (torch.autograd.grad((out * toward).sum(), list(weights.values())) for out in (ours, right))
     for one, two in zip(own, other):
         assert_near(one, two)
+
+
+def test_layers_of_a_bf16_model_take_and_return_bf16() -> None:
+    x, rows = torch.ones(sum(SEGMENTS), MODEL.hidden, dtype=torch.bfloat16), stream(MODEL.vocab, SEGMENTS)
+    weights = initial_weights(MODEL, 5, torch.bfloat16)
+    assert delta_net(x, weights, "decoder.layers.0.self_attention", MODEL, DELTA, rows).dtype == torch.bfloat16
+    assert mamba(x, weights, "decoder.layers.1.mixer", MODEL, MAMBA, rows).dtype == torch.bfloat16
+    mixed = convolved(x, weights["decoder.layers.0.self_attention.conv1d.weight"][: MODEL.hidden], None, SEGMENTS)
+    assert mixed.dtype == torch.bfloat16
