@@ -52,7 +52,7 @@ BUILT = [
 
 def cell(data_path: str = "reference", dp: int = 1, **more) -> CellConfig:
     plain = CellConfig(layout=Layout(dp=dp), data_path=data_path, documents=mix("adversarial", 32, 1))
-    settings = replace(plain.train, steps=2, global_batch=8, seq_length=32, **more)
+    settings = replace(plain.train, **{"steps": 2, "global_batch": 8, "seq_length": 32} | more)
     return replace(plain, train=settings)
 
 
