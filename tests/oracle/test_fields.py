@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import pytest
+import torch
 import torch.nn.functional as F
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.models.gpt.gpt_model import GPTModel
@@ -17,10 +20,25 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.upstream_config import HARMLESS, asked
+from harness.core.peft import PeftConfig
 from harness.core.run.records import BuiltSeen
 from harness.core.vision import VisionConfig
 from harness.node.probe.built import _OF_STAGE, _defaults, text_of
-from harness.oracle.fields import MODELLED, NOT_MODELLED, Model, Rotary, group_of, uncovered
+from harness.oracle.fields import (
+    MODELLED,
+    NOT_MODELLED,
+    DeltaNet,
+    Experts,
+    Latent,
+    Mamba,
+    Model,
+    Optimizer,
+    Rotary,
+    Vision,
+    Yarn,
+    group_of,
+    uncovered,
+)
 
 PLAIN = {"hidden_dropout": "0.0", "attention_dropout": "0.0"}
 # What Megatron-Bridge's Qwen3VLTransformerConfig adds, in 0.5, 0.6 and its main branch: it is not installed.
@@ -224,3 +242,309 @@ def test_layers_with_experts_follow_a_frequency_or_a_list() -> None:
 def test_windows_leave_out_every_so_many_layers_or_those_of_a_list(skip: str, windowed: list[bool]) -> None:
     read = Model.read(model(num_layers="4", num_attention_heads="1", window_size="[4, 0]", window_attn_skip_freq=skip))
     assert [read.is_windowed(number) for number in range(1, 5)] == windowed
+
+
+SMALL = {"num_layers": "2", "hidden_size": "8", "num_attention_heads": "2"}
+DEFAULT = Model(
+    layers=2,
+    hidden=8,
+    vocab=0,
+    heads=2,
+    groups=2,
+    head=4,
+    ffn=32,
+    normalization="LayerNorm",
+    gated=False,
+    activation="gelu",
+    bias=True,
+    qkv_bias=True,
+    rotary=None,
+    per_token=False,
+)
+
+
+def test_a_model_is_as_upstream_has_it_where_nothing_is_given() -> None:
+    assert Model.read(model(**SMALL)) == DEFAULT
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "changed"),
+    [
+        ("num_layers", "3", {"layers": 3}),
+        ("hidden_size", "16", {"hidden": 16, "head": 8, "ffn": 64}),
+        ("num_attention_heads", "4", {"heads": 4, "groups": 4, "head": 2}),
+        ("num_query_groups", "1", {"groups": 1}),
+        ("kv_channels", "6", {"head": 6}),
+        ("ffn_hidden_size", "12", {"ffn": 12}),
+        ("normalization", '"RMSNorm"', {"normalization": "RMSNorm"}),
+        ("layernorm_epsilon", "0.001", {"epsilon": 1e-3}),
+        ("layernorm_zero_centered_gamma", "true", {"centered_gamma": True}),
+        ("gated_linear_unit", "true", {"gated": True}),
+        ("activation_func", "silu", {"activation": "silu"}),
+        ("bias_activation_fusion", "true", {"approximate": True}),
+        ("glu_linear_offset", "1.0", {"glu_offset": 1.0}),
+        ("activation_func_clamp_value", "7.0", {"clamp": 7.0}),
+        ("add_bias_linear", "false", {"bias": False, "qkv_bias": False}),
+        ("qk_layernorm", "true", {"qk_norm": True}),
+        ("window_size", "[4, 0]", {"window": (4, 0)}),
+        ("window_attn_skip_freq", "3", {"window_skip": 3}),
+        ("softmax_type", '"learnable"', {"softmax": "learnable"}),
+        ("softmax_scale", "0.3", {"softmax_scale": 0.3}),
+        ("mtp_num_layers", "2", {"predictions": 2}),
+        ("mtp_loss_scaling_factor", "0.3", {"prediction_weight": 0.3}),
+        ("mtp_loss_scaling_factor", "null", {"prediction_weight": 0.0}),
+        ("calculate_per_token_loss", "true", {"per_token": True}),
+        ("params_dtype", "torch.bfloat16", {"stored": torch.bfloat16}),
+    ],
+)
+def test_each_field_of_a_model_is_read(name: str, text: str, changed: dict[str, Any]) -> None:
+    assert Model.read(model(**SMALL | {name: text})) == replace(DEFAULT, **changed)
+
+
+def test_biases_of_queries_keys_and_values_may_be_the_only_ones() -> None:
+    read = Model.read(model(**SMALL, add_bias_linear="false", add_qkv_bias="true"))
+    assert (read.bias, read.qkv_bias) == (False, True)
+
+
+def test_adapters_and_a_pattern_come_from_the_cell() -> None:
+    assert Model.read(model(**SMALL), PeftConfig(rank=3)) == replace(DEFAULT, adapters=PeftConfig(rank=3))
+    read = Model.read(model(**SMALL), pattern="*-|*-")
+    assert (read.layers, read.pattern, read.delta, read.mamba) == (4, "*-*-", None, None)
+
+
+def constructed(**values: str) -> Model:
+    return Model.read([*model(**SMALL), BuiltSeen(of="constructor", values=values)])
+
+
+def test_arguments_of_the_constructor_are_read() -> None:
+    assert constructed(vocab_size="9") == replace(DEFAULT, vocab=9)
+    assert constructed(share_embeddings_and_output_weights="true").tied
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "changed"),
+    [
+        ("rotary_base", "500", {"base": 500}),
+        ("rotary_percent", "0.5", {"percent": 0.5}),
+        ("seq_len_interpolation_factor", "4.0", {"interpolation": 4.0}),
+        ("rope_scaling_factor", "4.0", {}),
+        ("rope_scaling", "true", {"llama_factor": 8.0}),
+    ],
+)
+def test_each_argument_of_positions_is_read(name: str, text: str, changed: dict[str, Any]) -> None:
+    read = constructed(**{"position_embedding_type": '"rope"', name: text})
+    assert read.rotary == replace(Rotary(), **changed)
+
+
+def test_interleaved_pairs_are_a_field_of_the_model_and_none_has_no_positions() -> None:
+    turned = BuiltSeen(of="constructor", values={"position_embedding_type": '"rope"'})
+    assert Model.read([*model(**SMALL, rotary_interleaved="true"), turned]).rotary == Rotary(interleaved=True)
+    assert constructed(position_embedding_type='"none"', rope_scaling="true").rotary is None
+
+
+LATENT = SMALL | {"multi_latent_attention": "true"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "changed"),
+    [
+        ("q_lora_rank", "null", {"query_rank": None}),
+        ("kv_lora_rank", "5", {"rank": 5}),
+        ("qk_head_dim", "36", {"still": 36, "scale": 0.1}),
+        ("qk_pos_emb_head_dim", "272", {"turned": 272, "scale": 0.05}),
+        ("v_head_dim", "5", {"value": 5}),
+        ("rotary_base", "500", {"rotary": Rotary(base=500, pairs_in=True)}),
+        ("rotary_percent", "0.5", {"rotary": Rotary(percent=0.5, pairs_in=True)}),
+    ],
+)
+def test_each_field_of_latent_attention_is_read(name: str, text: str, changed: dict[str, Any]) -> None:
+    read = Model.read(model(**LATENT | {"rope_type": '"rope"', name: text})).latent
+    assert read is not None
+    right = Latent(
+        query_rank=512, rank=512, still=128, turned=64, value=128, scale=192**-0.5, rotary=Rotary(pairs_in=True)
+    )
+    assert read == replace(right, **{"scale": pytest.approx(192**-0.5)} | changed)
+
+
+def test_yarn_of_latent_attention_is_read_and_turns_whole_heads() -> None:
+    stretched = {
+        "rotary_scaling_factor": "8",
+        "original_max_position_embeddings": "64",
+        "beta_fast": "16",
+        "beta_slow": "2",
+        "mscale": "0.7",
+        "mscale_all_dim": "0.9",
+        "rotary_percent": "0.5",
+    }
+    read = Model.read(model(**LATENT | stretched)).latent
+    assert read is not None
+    yarn = Yarn(factor=8, context=64, fast=16, slow=2, mscale=0.7, mscale_all=0.9)
+    assert read.rotary == Rotary(yarn=yarn, pairs_in=True)
+    assert read.scale == pytest.approx((0.1 * 0.9 * math.log(8) + 1) ** 2 / 192**0.5)
+    plain = Model.read(model(**LATENT | stretched | {"rope_type": '"rope"'})).latent
+    assert plain is not None and plain.scale == read.scale
+
+
+ROUTED = SMALL | {"num_moe_experts": "4"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "changed"),
+    [
+        ("num_moe_experts", "6", {"count": 6}),
+        ("moe_router_topk", "3", {"chosen": 3}),
+        ("moe_ffn_hidden_size", "5", {"ffn": 5}),
+        ("moe_router_score_function", '"sigmoid"', {"score": "sigmoid"}),
+        ("moe_router_pre_softmax", "true", {"before": True}),
+        ("moe_router_topk_scaling_factor", "2.5", {"factor": 2.5}),
+        ("moe_router_num_groups", "2", {"groups": 2}),
+        ("moe_router_group_topk", "1", {"chosen_groups": 1}),
+        ("moe_router_enable_expert_bias", "true", {"biased": True}),
+        ("moe_router_bias_update_rate", "0.5", {"bias_rate": 0.5}),
+        ("moe_router_load_balancing_type", '"seq_aux_loss"', {}),
+        ("moe_aux_loss_coeff", "0.5", {"balance": "aux_loss", "balance_weight": 0.5}),
+        ("moe_z_loss_coeff", "0.5", {"z_weight": 0.5}),
+        ("moe_expert_capacity_factor", "1.5", {"capacity": 1.5}),
+        ("moe_token_drop_policy", '"position"', {"drop": "position"}),
+        ("moe_pad_expert_input_to_capacity", "true", {"filled": True}),
+        ("moe_shared_expert_intermediate_size", "5", {"shared": 5}),
+        ("moe_shared_expert_gate", "true", {"shared_gate": True}),
+    ],
+)
+def test_each_field_of_experts_is_read(name: str, text: str, changed: dict[str, Any]) -> None:
+    """A kind of auxiliary loss without a weight is none."""
+    read = Model.read(model(**ROUTED | {"ffn_hidden_size": "12", name: text}))
+    assert read.experts == replace(Experts(count=4, chosen=2, ffn=12), **changed)
+    assert read.expert_layers == (True, True)
+
+
+HYBRID = {
+    "linear_conv_kernel_dim": "3",
+    "linear_key_head_dim": "5",
+    "linear_value_head_dim": "6",
+    "linear_num_key_heads": "2",
+    "linear_num_value_heads": "4",
+    "mamba_state_dim": "7",
+    "mamba_head_dim": "4",
+    "mamba_num_groups": "2",
+}
+
+
+def test_recurrent_layers_are_read_where_the_pattern_has_them() -> None:
+    read = Model.read(model(**SMALL | HYBRID), pattern="GM")
+    assert read.delta == DeltaNet(heads=4, value=6, key_heads=2, key=5, taps=3)
+    assert read.mamba == Mamba(heads=4, size=4, groups=2, state=7)
+    given = Model.read(model(**SMALL | HYBRID | {"mamba_num_heads": "6"}), pattern="GM").mamba
+    assert given == Mamba(heads=6, size=4, groups=2, state=7)
+    assert Model.read(model(**SMALL | HYBRID), pattern="G*").mamba is None
+    assert Model.read(model(**SMALL | HYBRID), pattern="M*").delta is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "changed"),
+    [
+        ("lr", "0.5", {"lr": 0.5}),
+        ("adam_beta1", "0.5", {"beta1": 0.5}),
+        ("adam_beta2", "0.5", {"beta2": 0.5}),
+        ("adam_eps", "0.5", {"epsilon": 0.5}),
+        ("weight_decay", "0.5", {"decay": 0.5}),
+        ("decoupled_weight_decay", "false", {"decoupled": False}),
+        ("clip_grad", "0.5", {"clip": 0.5}),
+    ],
+)
+def test_each_field_of_an_optimizer_is_read(name: str, text: str, changed: dict[str, Any]) -> None:
+    assert Optimizer.read([BuiltSeen(of="optimizer", values={name: text})], 0.1) == replace(
+        Optimizer(lr=0.1), **changed
+    )
+
+
+TOWER = {"hidden_size": "16", "num_attention_heads": "2", "num_layers": "3"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "changed"),
+    [
+        ("num_query_groups", "1", {"groups": 1}),
+        ("kv_channels", "6", {"head": 6}),
+        ("ffn_hidden_size", "12", {"ffn": 12}),
+        ("normalization", '"RMSNorm"', {"normalization": "RMSNorm"}),
+        ("layernorm_epsilon", "0.001", {"epsilon": 1e-3}),
+        ("layernorm_zero_centered_gamma", "true", {"centered_gamma": True}),
+        ("activation_func", 'gelu(approximate: "tanh")', {"approximate": True}),
+        ("activation_func", "silu", {"activation": "silu"}),
+        ("add_bias_linear", "false", {"bias": False, "qkv_bias": False}),
+    ],
+)
+def test_each_field_of_the_layers_of_a_tower_is_read(name: str, text: str, changed: dict[str, Any]) -> None:
+    read = Model.read(seeing(SMALL, {}, **TOWER | {name: text})).vision
+    right = replace(DEFAULT, layers=3, hidden=16, head=8, ffn=64, causal=False, rotary=Rotary(planar=True))
+    assert read is not None and read.tower == replace(right, **{"per_token": True} | changed)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "changed"),
+    [
+        ("patch_size", "14", {"patch": (3, 2, 14, 14)}),
+        ("temporal_patch_size", "1", {"patch": (3, 1, 16, 16)}),
+        ("in_channels", "1", {"patch": (1, 2, 16, 16)}),
+        ("spatial_merge_size", "3", {"merge": 3}),
+        ("num_position_embeddings", "9", {"places": 9}),
+        ("out_hidden_size", "8", {"out": 8}),
+        ("deepstack_visual_indexes", "[1]", {"deepstack": (1,)}),
+    ],
+)
+def test_each_field_of_a_tower_is_read(name: str, text: str, changed: dict[str, Any]) -> None:
+    read, plain = (Model.read(seeing(SMALL, {}, **TOWER | more)).vision for more in ({name: text}, {}))
+    assert read is not None and plain is not None
+    defaults = {"patch": (3, 2, 16, 16), "merge": 2, "places": 2304, "out": 4096, "deepstack": (8, 16, 24)}
+    assert plain == Vision(tower=plain.tower, token=151655, **defaults)  # type: ignore[arg-type]
+    assert read == replace(plain, **changed)
+
+
+def test_biases_of_a_tower_may_be_those_of_queries_keys_and_values_alone() -> None:
+    read = Model.read(seeing(SMALL, {}, **TOWER, add_bias_linear="false", add_qkv_bias="true")).vision
+    assert read is not None and (read.tower.bias, read.tower.qkv_bias) == (False, True)
+
+
+def test_what_later_chunks_of_a_rank_record_counts() -> None:
+    chunks = [*model(**SMALL), *model(num_layers="5")]
+    assert Model.read(chunks) == replace(DEFAULT, layers=5)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "group"),
+    [
+        ("model", "num_layers", "modelled"),
+        ("tower", "patch_size", "modelled"),
+        ("model", "use_hf_vision_model", "not modelled"),
+        ("model", "min_lr", "harmless"),
+        ("optimizer", "num_layers", None),
+        ("nothing", "brand_new", None),
+    ],
+)
+def test_fields_are_in_the_group_of_their_part(part: str, name: str, group: str | None) -> None:
+    assert group_of(part, name) == group
+
+
+def test_other_combinations_that_are_not_modelled_are_named() -> None:
+    both = model(multi_latent_attention="true", rotary_interleaved="true")
+    assert uncovered(both) == [("multi_latent_attention, rotary_interleaved", "both")]
+    assert uncovered([*seeing({}, {})[1:], *model()]) == [
+        ("position_embedding_type, rope_scaling, rotary_interleaved, mrope_section", "not those of Qwen3-VL")
+    ]
+    assert uncovered([*model(), BuiltSeen(of="tower", values=PLAIN)])[0] == ("position_embedding_type", "null")
+
+
+def test_values_are_modelled_in_any_spelling() -> None:
+    assert uncovered(model(hidden_dropout="0", normalization='"RMSNorm"')) == []
+    assert uncovered(model(normalization='"Other"')) == [("normalization", '"Other"')]
+
+
+def test_yarn_divides_the_frequencies_between_its_turns_by_more_and_more() -> None:
+    """Of base 16, 16 turns in a context of 256 belong to the number 2.7, and one to 10.7."""
+    yarn = Yarn(factor=4.0, context=256, fast=16.0, slow=1.0, mscale=1.0, mscale_all=0.0)
+    plain = torch.ones(8, dtype=torch.float64)
+    found = yarn.stretched(plain, 16, 16.0)
+    assert found.tolist() == pytest.approx([1, 1, 1, *(1 - 0.75 * share / 9 for share in range(1, 6))])
+    assert yarn.temperature(0.5) == pytest.approx(0.05 * math.log(4.0) + 1)
+    assert replace(yarn, factor=1.0).temperature(0.5) == 1.0
