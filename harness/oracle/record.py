@@ -195,11 +195,11 @@ def _parts(name: str, tensor: Tensor, seed: int) -> list[Fingerprint]:
     Gate and up projection of a feed-forward block are stacked, and each is split; an image tower has no gates.
     """
     dim = 0 if _BY_ROWS.search(name) else 1 if _BY_COLUMNS.search(name) else None
+    if dim is None:
+        return []
     stacked = "linear_fc1." in name and "linear_in." not in name and ".adapter_" not in name
     pieces = 2 if stacked and not name.startswith(TOWER) else 1
-    count = next((n for n in _PART_COUNTS if dim is not None and tensor.shape[dim] % (pieces * n) == 0), 0)
-    if dim is None or not count:
-        return []
+    count = next((n for n in _PART_COUNTS if tensor.shape[dim] % (pieces * n) == 0), 0)
 
     def part(whole: Tensor, number: int) -> Tensor:
         return torch.cat([piece.chunk(count, dim)[number] for piece in whole.chunk(pieces, dim)], dim)

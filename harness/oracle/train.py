@@ -120,7 +120,7 @@ class Oracle:
         self.adam, self.schedule = Adam.of(settings, self.trained), Schedule.of(config, settings)
         layers = range(1, model.layers + model.predictions + 1)
         count = model.experts.count if model.experts else 0
-        self.biases = {number: torch.zeros(count, dtype=wide) for number in layers if model.has_experts(number)}
+        self.biases = {number: torch.zeros(count) for number in layers if model.has_experts(number)}
         self.seen = Trained(model=model)
 
     @classmethod
@@ -212,7 +212,7 @@ class Oracle:
             passes = {replica: self.forward(stream, step, replica, number) for replica, stream in streams.items()}
             together = [(streams[replica], passes[replica]) for replica in streams]
             before = before or [[] for _ in together[0][1].routed]
-            total = torch.zeros((), dtype=torch.promote_types(together[0][1].logits.dtype, torch.float32))
+            total = torch.zeros(())
             for replica, stream in streams.items():
                 part = micro_loss(passes[replica], stream, self.model, self._smoothing, together, before)
                 by = Divisors(
@@ -257,17 +257,17 @@ class Oracle:
     def _evaluation(self, step: int) -> Step:
         """Losses of documents that no step has."""
         replicas = self.config.micro_batches(step)
-        seen = Step(documents={}, tokens=0, divided_by=0, micro_batches=sum(map(len, replicas)))
+        plans = [plan for replica in replicas for plan in replica]
+        tokens = sum(plan.loss_tokens for plan in plans)
+        seen = Step(documents={}, tokens=tokens, divided_by=tokens, micro_batches=len(plans))
         with torch.no_grad():
-            for replica, plans in enumerate(replicas):
-                for number, plan in enumerate(plans):
+            for replica, own in enumerate(replicas):
+                for number, plan in enumerate(own):
                     stream = stream_of(self.config, step, plan)
                     passed = self.forward(stream, step, replica, number)
                     part = micro_loss(passed, stream, self.model, self._smoothing, (), ())
                     seen.documents |= _by_document(part.losses, stream.mask, stream, padding=False)
                     _add_outputs(seen.outputs, passed, stream)
-                    seen.tokens += plan.loss_tokens
-        seen.divided_by = seen.tokens
         return seen
 
     def _keep(self, passed: Forward, part: MicroLoss, stream: Stream, replica: int, number: int) -> None:

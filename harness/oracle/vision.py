@@ -65,8 +65,8 @@ def _learned(grid: tuple[int, int, int], weights: Mapping[str, Tensor], vision: 
     learned, side = weights[f"{TOWER}pos_embed.weight"], round(vision.places**0.5)
     wide = widened(learned).dtype
     steps = torch.tensor([(side - 1) / max(size - 1, 1) for size in grid[1:]], dtype=wide)
-    at = _rows_and_columns(grid, vision.merge).to(wide) * steps
-    weighed = (1 - (at[:, :, None] - torch.arange(side, dtype=wide)).abs()).clamp(min=0)
+    at = _rows_and_columns(grid, vision.merge) * steps
+    weighed = (1 - (at[:, :, None] - torch.arange(side)).abs()).clamp(min=0)
     down, across = weighed.to(learned.dtype).unbind(1)
     return torch.einsum("pi,pj,ijh->ph", down, across, learned.view(side, side, -1))
 

@@ -232,22 +232,22 @@ class Recorded(NamedTuple):
     rounded: Trained
 
 
-@pytest.fixture(scope="module")
 def recorded() -> Recorded:
     """A cell with padding, experts, a prediction layer and evaluations, in float32."""
-    config = cell("sft", global_batch=4, eval_interval=1)
+    config = cell("sft", global_batch=2, eval_interval=1)
     exact, rounded = (Oracle.of(config, BALANCED, dtype).run() for dtype in (torch.float64, torch.float32))
     return Recorded(record_of("name", config, BALANCED), exact, rounded)
 
 
-def test_a_record_is_that_of_one_rank_that_has_completed(recorded: Recorded) -> None:
-    record = recorded.record
+def test_a_record_is_that_of_one_rank_that_has_completed() -> None:
+    record, _, _ = recorded()
     assert (record.cell, record.rank, record.ended) == ("name", 0, "completed")
     assert record.place == Coordinates(tp=0, cp=0, dp=0, pp=0)
 
 
-def test_steps_are_recorded_as_they_were_and_tokens_of_the_first(recorded: Recorded) -> None:
-    for number, (seen, step) in enumerate(zip(recorded.record.steps, recorded.exact.steps, strict=True)):
+def test_steps_are_recorded_as_they_were_and_tokens_of_the_first() -> None:
+    record, exact, _ = recorded()
+    for number, (seen, step) in enumerate(zip(record.steps, exact.steps, strict=True)):
         assert seen == StepSeen(
             step=number,
             micro_batches=step.micro_batches,
@@ -257,9 +257,9 @@ def test_steps_are_recorded_as_they_were_and_tokens_of_the_first(recorded: Recor
             rates=[0.001],
             decays=[0.0, 0.01],
             documents=step.documents,
-            tokens=[] if number else recorded.exact.tokens,
+            tokens=[] if number else exact.tokens,
         )
-    assert recorded.exact.tokens and recorded.exact.steps[1].loss_sum > 0
+    assert exact.tokens and exact.steps[1].loss_sum > 0
 
 
 def of_documents(outputs: Outputs) -> dict[int, dict[int, Fingerprint]]:
@@ -287,35 +287,40 @@ def assert_same(found: Fingerprint, right: Fingerprint) -> None:
     )
 
 
-def test_activations_have_the_fingerprints_that_ranks_make(recorded: Recorded) -> None:
-    assert_printed(recorded.record.activations, recorded.exact.steps[0].outputs)
-    assert len(recorded.record.activations) == 3
+def test_activations_have_the_fingerprints_that_ranks_make() -> None:
+    record, exact, _ = recorded()
+    assert_printed(record.activations, exact.steps[0].outputs)
+    assert len(record.activations) == 3
 
 
-def test_evaluations_are_recorded_in_order(recorded: Recorded) -> None:
-    assert [seen.after for seen in recorded.record.evaluations] == [1, 2, 2]
-    for number, seen in enumerate(recorded.record.evaluations):
-        right = recorded.exact.evaluations[number]
+def test_evaluations_are_recorded_in_order() -> None:
+    record, exact, _ = recorded()
+    assert [seen.after for seen in record.evaluations] == [1, 2, 2]
+    for number, seen in enumerate(record.evaluations):
+        right = exact.evaluations[number]
         assert (seen.micro_batches, seen.loss_sum) == (right.micro_batches, right.loss_sum)
         assert (seen.token_count, seen.documents) == (right.tokens, right.documents)
         assert_printed(seen.activations, right.outputs)
 
 
-def test_biases_of_experts_are_recorded_by_step_and_layer(recorded: Recorded) -> None:
-    found = [(seen.step, seen.layer, seen.values) for seen in recorded.record.expert_biases]
+def test_biases_of_experts_are_recorded_by_step_and_layer() -> None:
+    record, exact, _ = recorded()
+    found = [(seen.step, seen.layer, seen.values) for seen in record.expert_biases]
     assert [(step, layer) for step, layer, _ in found] == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3)]
-    assert all(values == recorded.exact.steps[step].biases[layer] for step, layer, values in found)
+    assert all(values == exact.steps[step].biases[layer] for step, layer, values in found)
 
 
-def test_prediction_layers_are_recorded_by_micro_batch(recorded: Recorded) -> None:
-    found = [(seen.depth, seen.micro_batch, seen.documents) for seen in recorded.record.mtp]
-    assert found == [(seen.depth, seen.micro_batch, seen.documents) for seen in recorded.exact.predictions]
-    assert {micro_batch for _, micro_batch, _ in found} == set(range(recorded.exact.steps[0].micro_batches))
+def test_prediction_layers_are_recorded_by_micro_batch() -> None:
+    record, exact, _ = recorded()
+    found = [(seen.depth, seen.micro_batch, seen.documents) for seen in record.mtp]
+    assert found == [(seen.depth, seen.micro_batch, seen.documents) for seen in exact.predictions]
+    assert {micro_batch for _, micro_batch, _ in found} == set(range(exact.steps[0].micro_batches))
 
 
-def test_routers_are_recorded_with_what_tokens_and_padding_chose(recorded: Recorded) -> None:
-    assert len(recorded.record.routers) == len(recorded.exact.routers) > 0
-    for seen, right in zip(recorded.record.routers, recorded.exact.routers):
+def test_routers_are_recorded_with_what_tokens_and_padding_chose() -> None:
+    record, exact, _ = recorded()
+    assert len(record.routers) == len(exact.routers) > 0
+    for seen, right in zip(record.routers, exact.routers):
         assert (seen.layer, seen.micro_batch) == (right.layer, right.micro_batch)
         assert (seen.aux_loss, seen.z_loss) == (right.balance, right.z)
         for (share,), mine in ((seen.real, right.real), (seen.padding, ~right.real)):
@@ -333,10 +338,11 @@ def shards(name: str, tensor: Tensor, dim: int | None = None, count: int = 1, pi
     return [gradient_fingerprint(item, item.shard.take(tensor), cell().train.seed) for item in named]
 
 
-def test_parameters_have_the_fingerprints_that_ranks_make(recorded: Recorded) -> None:
-    assert [seen.name for seen in recorded.record.parameters] == list(recorded.exact.parameters)
-    for seen in recorded.record.parameters:
-        right, update = recorded.exact.parameters[seen.name], seen.update
+def test_parameters_have_the_fingerprints_that_ranks_make() -> None:
+    record, exact, _ = recorded()
+    assert [seen.name for seen in record.parameters] == list(exact.parameters)
+    for seen in record.parameters:
+        right, update = exact.parameters[seen.name], seen.update
         assert update is not None and update.trained is not None and not seen.sharded
         for found, tensor in (
             (seen.gradient, right.gradient),
@@ -417,10 +423,11 @@ def test_blocks_of_an_image_tower_have_no_gate() -> None:
     assert_split({**split, "deepstack_merger_list.0.linear_fc2.weight": COLUMNS}, SEEING, seeing("unpacked", 1))
 
 
-def test_the_second_training_is_that_in_the_dtype_of_the_cell(recorded: Recorded) -> None:
-    (leg,), right = recorded.record.legs, recorded.rounded
+def test_the_second_training_is_that_in_the_dtype_of_the_cell() -> None:
+    record, exact, rounded = recorded()
+    (leg,), right = record.legs, rounded
     assert (leg.leg, leg.loss_sum, leg.token_count) == ("noise-dtype", right.steps[0].loss_sum, right.steps[0].tokens)
-    assert leg.loss_sum != recorded.exact.steps[0].loss_sum
+    assert leg.loss_sum != exact.steps[0].loss_sum
     assert leg.documents == right.steps[0].documents
     assert_printed(leg.activations, right.steps[0].outputs)
     for seen in leg.parameters:
@@ -428,8 +435,9 @@ def test_the_second_training_is_that_in_the_dtype_of_the_cell(recorded: Recorded
         assert_same(seen.gradient, *shards(seen.name, right.parameters[seen.name].gradient))
 
 
-def test_later_steps_and_evaluations_of_the_second_training_are_recorded_too(recorded: Recorded) -> None:
-    (leg,), right = recorded.record.legs, recorded.rounded
+def test_later_steps_and_evaluations_of_the_second_training_are_recorded_too() -> None:
+    record, _, rounded = recorded()
+    (leg,), right = record.legs, rounded
     assert leg.training is not None
     (later,) = leg.training.steps
     assert (later.after, later.loss_sum, later.grad_norm) == (1, right.steps[1].loss_sum, right.steps[1].gradient_norm)

@@ -175,6 +175,13 @@ def test_frames_of_an_image_attend_to_themselves_alone() -> None:
     assert max(off(one, right) for one, right in zip(added, seen.deepstack_features, strict=True)) < WITHIN
 
 
+def test_features_of_a_bf16_model_are_bf16() -> None:
+    images = with_images().images
+    assert images
+    features, added = image_features(images, initial_weights(MODEL, 7, torch.bfloat16), VISION)
+    assert {one.dtype for one in (features, *added)} == {torch.bfloat16}
+
+
 def test_a_row_of_text_turns_as_without_axes() -> None:
     at = torch.arange(5)
     plain, axes = Rotary(base=100), Rotary(base=100, sections=(2, 1, 1))
