@@ -430,6 +430,7 @@ def test_the_second_training_is_that_in_the_dtype_of_the_cell() -> None:
     assert leg.loss_sum != exact.steps[0].loss_sum
     assert leg.documents == right.steps[0].documents
     assert_printed(leg.activations, right.steps[0].outputs)
+    assert [seen.name for seen in leg.parameters] == list(right.parameters)
     for seen in leg.parameters:
         assert (seen.parts, seen.update) == ([], None)
         assert_same(seen.gradient, *shards(seen.name, right.parameters[seen.name].gradient))
