@@ -210,24 +210,23 @@ def test_adapters_have_two_factors_for_each_linear_layer() -> None:
 
 def test_a_tower_has_patches_places_layers_and_mergers() -> None:
     tower = replace(MODEL, layers=1, hidden=4, heads=2, groups=2, head=2, ffn=3, gated=False, bias=True)
-    vision = Vision(tower=tower, patch=(3, 2, 5, 5), merge=2, places=9, out=6, deepstack=(0,), token=4)
+    vision = Vision(tower=tower, patch=(3, 2, 5, 5), merge=3, places=9, out=6, deepstack=(0,), token=4)
     found = {
         name.removeprefix(TOWER): shape for name, shape in more(replace(MODEL, vision=vision)).items() if TOWER in name
     }
-    layer = {name.removeprefix(TOWER) for name in found if name.startswith("decoder.layers.")}
-    assert {name: shape for name, shape in found.items() if name not in layer} == {
+    assert {name: shape for name, shape in found.items() if not name.startswith("decoder.layers.")} == {
         "patch_embed.proj.weight": (4, 3, 2, 5, 5),
         "patch_embed.proj.bias": (4,),
         "pos_embed.weight": (9, 4),
-        "decoder.deepstack_merger_list.0.patch_norm.weight": (16,),
-        "decoder.deepstack_merger_list.0.linear_fc1.weight": (16, 16),
-        "decoder.deepstack_merger_list.0.linear_fc1.bias": (16,),
-        "decoder.deepstack_merger_list.0.linear_fc2.weight": (6, 16),
+        "decoder.deepstack_merger_list.0.patch_norm.weight": (36,),
+        "decoder.deepstack_merger_list.0.linear_fc1.weight": (36, 36),
+        "decoder.deepstack_merger_list.0.linear_fc1.bias": (36,),
+        "decoder.deepstack_merger_list.0.linear_fc2.weight": (6, 36),
         "decoder.deepstack_merger_list.0.linear_fc2.bias": (6,),
         "merger.patch_norm.weight": (4,),
-        "merger.linear_fc1.weight": (16, 16),
-        "merger.linear_fc1.bias": (16,),
-        "merger.linear_fc2.weight": (6, 16),
+        "merger.linear_fc1.weight": (36, 36),
+        "merger.linear_fc1.bias": (36,),
+        "merger.linear_fc2.weight": (6, 36),
         "merger.linear_fc2.bias": (6,),
     }
     assert found["decoder.layers.0.self_attention.linear_qkv.weight"] == (12, 4)
