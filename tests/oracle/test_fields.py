@@ -540,11 +540,35 @@ def test_values_are_modelled_in_any_spelling() -> None:
     assert uncovered(model(normalization='"Other"')) == [("normalization", '"Other"')]
 
 
-def test_yarn_divides_the_frequencies_between_its_turns_by_more_and_more() -> None:
-    """Of base 16, 16 turns in a context of 256 belong to the number 2.7, and one to 10.7."""
-    yarn = Yarn(factor=4.0, context=256, fast=16.0, slow=1.0, mscale=1.0, mscale_all=0.0)
-    plain = torch.ones(8, dtype=torch.float64)
-    found = yarn.stretched(plain, 16, 16.0)
-    assert found.tolist() == pytest.approx([1, 1, 1, *(1 - 0.75 * share / 9 for share in range(1, 6))])
-    assert yarn.temperature(0.5) == pytest.approx(0.05 * math.log(4.0) + 1)
-    assert replace(yarn, factor=1.0).temperature(0.5) == 1.0
+@pytest.mark.parametrize(
+    ("context", "fast", "slow", "shares"),
+    [
+        (256, 16.0, 1.0, [0, 0, 0, *(number / 9 for number in range(1, 6))]),  # numbers 2.7 and 10.7
+        (65_536, 4096.0, 1.0, [0, 0, 0, *(number / 13 for number in range(1, 6))]),  # 2.7 and 26.7, of at most 15
+        (5, 2.0, 1.0, [0, *[1] * 7]),  # both below the first
+    ],
+)
+def test_yarn_divides_the_frequencies_between_its_turns_by_more_and_more(
+    context: int, fast: float, slow: float, shares: list[float]
+) -> None:
+    """Of 8 frequencies of base 16."""
+    yarn = Yarn(factor=4.0, context=context, fast=fast, slow=slow, mscale=1.0, mscale_all=0.0)
+    found = yarn.stretched(torch.ones(8, dtype=torch.float64), 16, 16.0)
+    assert found.tolist() == pytest.approx([1 - 0.75 * share for share in shares], rel=1e-12)
+
+
+@pytest.mark.parametrize(("factor", "more"), [(4.0, 0.05 * math.log(4.0)), (1.5, 0.05 * math.log(1.5)), (0.5, 0.0)])
+def test_only_what_is_stretched_is_warmer(factor: float, more: float) -> None:
+    yarn = Yarn(factor=factor, context=256, fast=16.0, slow=1.0, mscale=1.0, mscale_all=0.0)
+    assert yarn.temperature(0.5) == pytest.approx(1 + more)
+
+
+def test_letters_of_a_pattern_mix_or_feed_and_other_layers_do_both() -> None:
+    read = Model.read(model(**SMALL), pattern="*-M-")
+    assert [read.mixes(number) for number in range(1, 5)] == [True, False, True, False]
+    assert [read.feeds(number) for number in range(1, 5)] == [False, True, False, True]
+    assert all(DEFAULT.mixes(number) and DEFAULT.feeds(number) for number in (1, 2))
+
+
+def test_all_fields_of_an_unknown_part_are_named() -> None:
+    assert uncovered([*model(), BuiltSeen(of="other", values={"brand_new": "1"})]) == [("brand_new", "1")]
