@@ -433,7 +433,7 @@ HYBRID = {
 def test_recurrent_layers_are_read_where_the_pattern_has_them() -> None:
     read = Model.read(model(**SMALL | HYBRID), pattern="GM")
     assert read.delta == DeltaNet(heads=4, value=6, key_heads=2, key=5, taps=3)
-    assert read.mamba == Mamba(heads=4, size=4, groups=2, state=7)
+    assert read.mamba == Mamba(heads=4, size=4, groups=2, state=7) and isinstance(read.mamba.heads, int)
     given = Model.read(model(**SMALL | HYBRID | {"mamba_num_heads": "6"}), pattern="GM").mamba
     assert given == Mamba(heads=6, size=4, groups=2, state=7)
     assert Model.read(model(**SMALL | HYBRID), pattern="G*").mamba is None
@@ -564,7 +564,8 @@ def test_only_what_is_stretched_is_warmer(factor: float, more: float) -> None:
 
 
 def test_letters_of_a_pattern_mix_or_feed_and_other_layers_do_both() -> None:
-    read = Model.read(model(**SMALL), pattern="*-M-")
+    read = Model.read(model(**SMALL), pattern="*-ME")
+    assert [read.has_experts(number) for number in range(1, 5)] == [False, False, False, True]
     assert [read.mixes(number) for number in range(1, 5)] == [True, False, True, False]
     assert [read.feeds(number) for number in range(1, 5)] == [False, True, False, True]
     assert all(DEFAULT.mixes(number) and DEFAULT.feeds(number) for number in (1, 2))
