@@ -396,6 +396,10 @@ def _together(built: Sequence[BuiltSeen]) -> Iterator[tuple[str, str]]:
         yield "position_embedding_type, rope_scaling, rotary_interleaved, mrope_section", "not those of Qwen3-VL"
     if model["num_moe_experts"] and model["add_bias_linear"]:
         yield "num_moe_experts, add_bias_linear", "biases of experts"
+    if model["window_size"] and model["window_attn_skip_freq"] and model["mtp_num_layers"]:
+        # By number a layer has the window; core 0.17 begins anew with 1 at prediction layers, 0.16 goes on, and before
+        # all are 1.
+        yield "window_attn_skip_freq, mtp_num_layers", "the number of a prediction layer differs between releases"
     if model["multi_latent_attention"] and model["rotary_interleaved"]:
         yield "multi_latent_attention, rotary_interleaved", "both"
 

@@ -175,6 +175,11 @@ def test_details_of_what_is_off_are_not_named() -> None:
 
 def test_combinations_that_are_not_modelled_are_named() -> None:
     assert uncovered(model(num_moe_experts="4")) == [("num_moe_experts, add_bias_linear", "biases of experts")]
+    windows = {"window_size": "[4, 0]", "window_attn_skip_freq": "2"}
+    assert uncovered(model(**windows)) == uncovered(model(window_size="[4, 0]", mtp_num_layers="1")) == []
+    assert [name for name, _ in uncovered(model(**windows, mtp_num_layers="1"))] == [
+        "window_attn_skip_freq, mtp_num_layers"
+    ]
 
 
 def seeing(model_values: dict[str, str], constructor: dict[str, str], **tower: str) -> list[BuiltSeen]:
