@@ -95,7 +95,8 @@ def key_of(config: CellConfig, built: Sequence[BuiltSeen], choices: Choices = NO
                     digest.update(tensor.numpy().tobytes())
                 lengths = [(item.document.index, item.document.length) for item in plan.placed]
                 grids = stream.images.grids if stream.images else ()
-                digest.update(repr((step, number, stream.segments, stream.rows, lengths, grids)).encode())
+                shares = [len(share) for share in stream.shares] if limited else []
+                digest.update(repr((step, number, stream.segments, stream.rows, lengths, grids, shares)).encode())
     return digest.hexdigest()[:32]
 
 
