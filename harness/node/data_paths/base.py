@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Coordinates
 from harness.node.data_paths.lookup import Unavailable
 from harness.node.device.placement import Device
-from harness.node.probe.truth import StepTruth
+from harness.node.probe.truth import MicroTruth, StepTruth
 from harness.node.recording.errors import UnknownNameError
 
 
@@ -147,3 +148,12 @@ class Adapter(Protocol):
     def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
         """The next micro-batch; may communicate within the tensor-parallel group."""
         ...
+
+
+def rows_by_slot(rows: Sequence[Tensor], micro: MicroTruth, context: RankContext) -> Tensor:
+    """[1, local slots] float32 of this rank. `rows`: one per document, in order, its labels first; 0 elsewhere."""
+    stream = torch.zeros(micro.plan.slots, device=context.device.torch_device)
+    for row, item in zip(rows, micro.plan.placed, strict=True):
+        values = row[: item.document.length].float()
+        stream[item.start : item.start + len(values)] = values
+    return micro.local(stream, context.config.layout.cp, context.place.cp)

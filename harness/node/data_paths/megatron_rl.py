@@ -28,10 +28,9 @@ from torch import Tensor
 from harness.core.cell.config import CellConfig
 from harness.core.data_paths.megatron_lm import MOST_ROLLOUTS
 from harness.core.outcomes import Missing
-from harness.node.data_paths.base import Batch, RankContext, Scored, mask_and_loss
+from harness.node.data_paths.base import Batch, RankContext, Scored, mask_and_loss, rows_by_slot
 from harness.node.data_paths.lookup import Unavailable, not_in_release, release
 from harness.node.data_paths.scheduler import share
-from harness.node.data_paths.scored import rows_by_slot
 from harness.node.data_paths.sft.checkout import find, set_arguments
 from harness.node.probe.truth import MicroTruth, StepTruth
 

@@ -11,18 +11,238 @@ says: harness/core/data_paths/descriptor.py; whether this one does is for the ju
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from torch import Tensor
 
 from harness.core.cell.config import CellConfig
 from harness.core.data_paths.descriptor import FORBIDDEN_CASES
 from harness.core.run.records import Refusal
-from harness.node.data_paths import opt_outs, other_validators
-from harness.node.data_paths.bridge.step import missing
+from harness.node.data_paths.bridge.step import CalledModel, missing, state_of
 from harness.node.data_paths.lookup import Unavailable, module_unavailable, none_of
 from harness.node.data_paths.unpacked import UnpackedPath
+
+_OFFSETS = torch.tensor([[0, 4, 8]], dtype=torch.int32)  # of one row of two documents
+
+
+# Packing that parts of Megatron-Bridge and Megatron-LM refuse at run time, each by upstream's own function.
+#
+# | case | refused by | releases |
+# |---|---|---|
+# | offsets of two rows | Megatron-Bridge training.gpt_step | 0.4 to 0.6 |
+# | virtual tokens | GPTSFTPackedDataset: data.datasets.sft up to 0.5, data.packing.gpt_sft in 0.6 | 0.4 to 0.6 |
+# | packing in a step that needs it in the collator | training.vlm_step.forward_step | 0.6 |
+# | packing in a collator whose step packs itself | models.qwen_vl.qwen3_vl_step | 0.6 |
+# | packing that a step does not have | models.qwen_omni.qwen3_omni_step | 0.6 |
+# | packing that a collator does not have | models.nemotron_vl.data.collate_fn, models.qwen_omni.data.collate_fn | 0.6 |
+# | packed attention without Transformer Engine | megatron.core.transformer.dot_product_attention | 0.14 to 0.19 |
+def rows_of_offsets(forbidden: bool, folder: Path) -> None:
+    """Split packed rows over context-parallel ranks: forbidden with the offsets of two rows."""
+    split = importlib.import_module("megatron.bridge.training.gpt_step")._partition_packed_batch_for_cp
+    by_group = "cp_group" in inspect.signature(split).parameters  # from 0.6
+    offsets = _OFFSETS.repeat(2, 1) if forbidden else _OFFSETS
+    batch = {"tokens": torch.zeros(1, 8, dtype=torch.int64), "cu_seqlens": offsets}
+    split(batch, parallel_state.get_context_parallel_group() if by_group else 1)
+
+
+def virtual_tokens(forbidden: bool, folder: Path) -> None:
+    """Open a packed file for prompt tuning, which puts virtual tokens before each document."""
+    from harness.node.data_paths.bridge.offline import Numbers, write_packed_row
+
+    try:
+        from megatron.bridge.data.packing.gpt_sft import GPTSFTPackedDataset
+    except ModuleNotFoundError:  # up to 0.5
+        from megatron.bridge.data.datasets.sft import GPTSFTPackedDataset
+    rows = folder / "virtual.npy"
+    write_packed_row(rows)
+    GPTSFTPackedDataset(
+        str(rows),
+        Numbers(),
+        max_seq_length=64,
+        label_key="output",
+        prompt_template="{input} {output}",
+        truncation_field="input",
+        virtual_tokens=4 if forbidden else 0,
+    )
+
+
+def packing_in_vlm_step(forbidden: bool, folder: Path) -> None:
+    """A training step that takes rows packed by the collator: forbidden if the collator leaves packing to the step."""
+    _reads("megatron.bridge.training.vlm_step", enable_in_batch_packing=True, defer_in_batch_packing_to_step=forbidden)
+
+
+def packing_in_omni_step(forbidden: bool, folder: Path) -> None:
+    """A training step that takes unpacked rows: forbidden with in-batch packing."""
+    tokens = torch.ones(2, 4, dtype=torch.int64)
+    batch = {"input_ids": tokens, "labels": tokens, "loss_mask": tokens.float(), "position_ids": tokens}
+    _reads("megatron.bridge.models.qwen_omni.qwen3_omni_step", batch, enable_in_batch_packing=forbidden)
+
+
+def packed_for_qwen3_vl_step(forbidden: bool, folder: Path) -> None:
+    """Read a batch for a training step that packs itself: forbidden with a packed one."""
+    step = importlib.import_module("megatron.bridge.models.qwen_vl.qwen3_vl_step")
+    batch = {"tokens": torch.ones(1, 8, dtype=torch.int64)} | ({"cu_seqlens_q": _OFFSETS} if forbidden else {})
+    step.get_batch_from_iterator(iter([batch]), is_first_pp_stage=True, is_last_pp_stage=True)
+
+
+def collated(module: str, name: str) -> Callable[[bool, Path], None]:
+    """Pack rows in a collator: allowed for text, forbidden in that of a model that opts out."""
+
+    def validate(forbidden: bool, folder: Path) -> None:
+        if forbidden:
+            example = {"conversation": [{"role": "user", "content": [{"type": "text", "text": "1"}]}]}
+            getattr(importlib.import_module(module), name)([example, example], None, enable_in_batch_packing=True)
+            return
+        from megatron.bridge.data.collators.sequence import prepare_sequence_batch
+
+        tokens = torch.ones(2, 4, dtype=torch.int64)
+        batch: dict[str, Any] = {"tokens": tokens, "position_ids": torch.arange(4).expand(2, 4).clone()}
+        prepare_sequence_batch(batch, sequence_length=64, enable_in_batch_packing=True)
+
+    return validate
+
+
+def local_attention(forbidden: bool, folder: Path) -> None:
+    """Megatron's attention without Transformer Engine: forbidden with packed rows."""
+    from megatron.core.packed_seq_params import PackedSeqParams
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
+    from megatron.core.transformer.enums import AttnMaskType
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    config = TransformerConfig(
+        num_layers=1, hidden_size=8, num_attention_heads=2, masked_softmax_fusion=False, attention_dropout=0.0
+    )
+    attend = DotProductAttention(config, 1, AttnMaskType.causal, "self")
+    states = torch.ones(8, 1, 2, 4)  # [slots, rows, heads, size of a head]
+    params = PackedSeqParams(qkv_format="thd", cu_seqlens_q=_OFFSETS[0], cu_seqlens_kv=_OFFSETS[0])
+    mask = torch.ones(1, 1, 8, 8, dtype=torch.bool).triu(1)
+    attend(states, states, states, mask, AttnMaskType.causal, packed_seq_params=params if forbidden else None)
+
+
+def _reads(module: str, *batches: dict[str, Tensor], **dataset: Any) -> None:
+    """Call the forward_step of a module, which is over when it asks for one more batch, or has called the model."""
+    step: Any = importlib.import_module(module)
+    sizes = SimpleNamespace(
+        seq_length=4, sequence_parallel=False, mtp_num_layers=None, virtual_pipeline_model_parallel_size=None
+    )
+    with suppress(StopIteration):
+        step.forward_step(state_of(SimpleNamespace(**dataset), sizes), iter(batches), CalledModel(sizes, None))
+
+
+# Forbidden combinations that are refused by validators other than ConfigContainer.validate.
+#
+# | case | validator | releases |
+# |---|---|---|
+# | missing metadata | GPTSFTPackedDataset: data.datasets.sft up to 0.5, data.packing.gpt_sft in 0.6 | 0.4 to 0.6 |
+# | cp and seq_length | megatron.training.arguments.validate_args | megatron-core wheels 0.17 to 0.19 |
+# | iterators of tp ranks above 0 | megatron.core.datasets.data_schedule.wrap_data_iterator | main and dev of 2026-08 |
+def pad_cu_seqlens(forbidden: bool, folder: Path) -> None:
+    """Open a packed file with pad_cu_seqlens: forbidden without the file's metadata."""
+    from harness.node.data_paths.bridge.offline import Numbers, write_packed_row
+
+    try:
+        from megatron.bridge.data.packing.gpt_sft import GPTSFTPackedDataset
+    except ModuleNotFoundError:  # up to 0.5
+        from megatron.bridge.data.datasets.sft import GPTSFTPackedDataset
+    rows, metadata = folder / "rules.npy", folder / "rules_metadata.json"
+    write_packed_row(rows)
+    counts = {"max_samples_per_bin": 1, "dataset_max_seqlen": 4, "min_packed_seqlen": 4}
+    metadata.write_text(json.dumps([counts]), encoding="utf-8")
+    GPTSFTPackedDataset(
+        str(rows),
+        Numbers(),
+        max_seq_length=64,
+        label_key="output",
+        prompt_template="{input} {output}",
+        truncation_field="input",
+        pad_to_max_length=True,
+        pad_cu_seqlens=True,
+        pack_metadata_file_path=None if forbidden else str(metadata),
+    )
+
+
+def megatron_arguments(forbidden: bool, folder: Path) -> None:
+    """Validate Megatron-LM's command line for cp 2: forbidden with a sequence length that is not a multiple of 4."""
+    from megatron.training import arguments
+
+    length = "66" if forbidden else "64"
+    options = {
+        "--num-layers": "2",
+        "--hidden-size": "64",
+        "--num-attention-heads": "8",
+        "--seq-length": length,
+        "--max-position-embeddings": length,
+        "--micro-batch-size": "1",
+        "--global-batch-size": "2",
+        "--train-iters": "2",
+        "--lr": "0.001",
+        "--context-parallel-size": "2",
+        "--transformer-impl": "local",
+        "--tokenizer-type": "NullTokenizer",
+        "--vocab-size": "128",
+    }
+    argv = [word for pair in options.items() for word in pair]
+    with _command_line(argv, ranks=2), _architecture(arguments):
+        arguments.validate_args(arguments.parse_args())
+
+
+def iterator_on_every_rank(forbidden: bool, folder: Path) -> None:
+    """Schedule one document: forbidden on tp rank 1, which reads it too, as ranks of NeMo-RL do."""
+    from megatron.core.datasets import data_schedule
+    from megatron.core.process_groups_config import ProcessGroupCollection
+
+    groups = ProcessGroupCollection.use_mpu_process_groups(["tp", "pp", "dp", "dp_cp"])
+    if forbidden:
+        groups.tp = SimpleNamespace(rank=lambda: 1, size=lambda: 2)
+    names = "tokens", "labels", "loss_mask", "position_ids"
+    document = {name: torch.ones(4, dtype=torch.int64) for name in names} | {"loss_mask": torch.ones(4)}
+    document |= {name: torch.tensor([4]) for name in ("original_seq_len", "padded_seq_len")}
+    config = SimpleNamespace(
+        sequence_packing_scheduler="dp_balanced",
+        max_seqlen_per_dp_cp_rank=8,
+        virtual_pipeline_model_parallel_size=None,
+        mtp_num_layers=None,
+        pipeline_model_parallel_layout=None,
+    )
+    data_schedule.wrap_data_iterator(iter([document]), config, 1, groups)
+
+
+@contextmanager
+def _command_line(argv: list[str], ranks: int) -> Iterator[None]:
+    """Set the command line, and the environment of rank 0 of `ranks`."""
+    kept = list(sys.argv), dict(os.environ)
+    sys.argv[1:] = argv
+    os.environ.update(RANK="0", WORLD_SIZE=str(ranks))
+    try:
+        yield
+    finally:
+        sys.argv[:] = kept[0]
+        os.environ.clear()
+        os.environ.update(kept[1])
+
+
+@contextmanager
+def _architecture(arguments: Any) -> Iterator[None]:
+    """Without a GPU, let validate_args, which queries the architecture, see that of Blackwell."""
+    kept = arguments.get_device_arch_version
+    if not torch.cuda.is_available():
+        arguments.get_device_arch_version = lambda: 10
+    try:
+        yield
+    finally:
+        arguments.get_device_arch_version = kept
 
 
 @dataclass(frozen=True)
@@ -94,7 +314,7 @@ def _graphs_of_full_rows(config: Any) -> None:
 
 
 def _collator(module: str, name: str) -> OtherCase:
-    return OtherCase(opt_outs.collated(module, name), (module,))
+    return OtherCase(collated(module, name), (module,))
 
 
 _BRIDGE_MODELS = "megatron.bridge.models"
@@ -107,33 +327,25 @@ CASES: dict[str, Case | OtherCase] = {
     "pad-cu-seqlens-free-rows": Case(_fixed_entries),
     "offline-and-in-batch": Case(_set_in_batch),
     "pad-cu-seqlens-no-metadata": OtherCase(
-        other_validators.pad_cu_seqlens,
+        pad_cu_seqlens,
         ("megatron.bridge.data.packing.gpt_sft", "megatron.bridge.data.datasets.sft"),
     ),
     "in-batch-opt-out": _collator(f"{_BRIDGE_MODELS}.qwen_omni.data.collate_fn", "qwen3_omni_collate_fn"),
     "in-batch-nemotron-vl": _collator(
         f"{_BRIDGE_MODELS}.nemotron_vl.data.collate_fn", "nemotron_nano_v2_vl_collate_fn"
     ),
-    "in-batch-qwen3-omni-step": OtherCase(
-        opt_outs.packing_in_omni_step, (f"{_BRIDGE_MODELS}.qwen_omni.qwen3_omni_step",)
-    ),
-    "collated-qwen3-vl-step": OtherCase(
-        opt_outs.packed_for_qwen3_vl_step, (f"{_BRIDGE_MODELS}.qwen_vl.qwen3_vl_step",)
-    ),
-    "deferred-vlm-step": OtherCase(opt_outs.packing_in_vlm_step, ("megatron.bridge.training.vlm_step",)),
-    "offsets-of-two-rows": OtherCase(opt_outs.rows_of_offsets, ("megatron.bridge.training.gpt_step",)),
+    "in-batch-qwen3-omni-step": OtherCase(packing_in_omni_step, (f"{_BRIDGE_MODELS}.qwen_omni.qwen3_omni_step",)),
+    "collated-qwen3-vl-step": OtherCase(packed_for_qwen3_vl_step, (f"{_BRIDGE_MODELS}.qwen_vl.qwen3_vl_step",)),
+    "deferred-vlm-step": OtherCase(packing_in_vlm_step, ("megatron.bridge.training.vlm_step",)),
+    "offsets-of-two-rows": OtherCase(rows_of_offsets, ("megatron.bridge.training.gpt_step",)),
     "offline-virtual-tokens": OtherCase(
-        opt_outs.virtual_tokens, ("megatron.bridge.data.packing.gpt_sft", "megatron.bridge.data.datasets.sft")
+        virtual_tokens, ("megatron.bridge.data.packing.gpt_sft", "megatron.bridge.data.datasets.sft")
     ),
     "offline-graphs-free-rows": Case(_graphs),
     "offline-graphs-free-offsets": Case(_graphs_of_full_rows),
-    "megatron-local-attention": OtherCase(
-        opt_outs.local_attention, ("megatron.core.transformer.dot_product_attention",)
-    ),
-    "megatron-cp-seq-length": OtherCase(other_validators.megatron_arguments, ("megatron.training.arguments",)),
-    "megatron-iterator-on-every-rank": OtherCase(
-        other_validators.iterator_on_every_rank, ("megatron.core.datasets.data_schedule",)
-    ),
+    "megatron-local-attention": OtherCase(local_attention, ("megatron.core.transformer.dot_product_attention",)),
+    "megatron-cp-seq-length": OtherCase(megatron_arguments, ("megatron.training.arguments",)),
+    "megatron-iterator-on-every-rank": OtherCase(iterator_on_every_rank, ("megatron.core.datasets.data_schedule",)),
 }
 
 

@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 
 from harness.core.cell.config import CellConfig
-from harness.node.data_paths.base import Batch, RankContext, Scored
+from harness.node.data_paths.base import Batch, RankContext, Scored, rows_by_slot
 from harness.node.data_paths.lookup import Unavailable, module_unavailable
-from harness.node.data_paths.scored import rows_by_slot
 from harness.node.probe.model.gpt import transformer_config
 from harness.node.probe.truth import MicroTruth, StepTruth
 

@@ -20,6 +20,7 @@ which functions of upstream they are put around, and reads what differs between 
 from __future__ import annotations
 
 import inspect
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,13 +30,17 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from harness.core.cell.reports import LOSS
+from harness.core.cell.axis_values import TE_KINDS
+from harness.core.cell.reports import LOSS, PRINTED
 from harness.core.run.records import BatchSeen, ReportedStep, StepSeen
 from harness.node.data_paths.base import Batch, RankContext, batch_given, mask_and_loss
 from harness.node.device.placement import synchronize
 from harness.node.probe.built import keep_arguments, record_built
 from harness.node.probe.hooks.batches import batch_seen
+from harness.node.probe.model.attention_kinds import core_attention
 from harness.node.probe.model.gpt import shard_ranks, unwrap
+from harness.node.probe.model.norm import RMSNorm
+from harness.node.probe.model.parts import put
 from harness.node.probe.observer import Observer
 from harness.node.probe.step_record import begin_evaluation, end_evaluation, observe
 from harness.node.probe.truth import StepTruth
@@ -43,7 +48,40 @@ from harness.node.probe.updates import AdapterRecord, Updates, stored_state
 from harness.node.probe.weights import initialize
 from harness.node.recording.errors import UnknownNameError
 from harness.node.recording.recorder import Recorder
-from harness.node.trainers.log_line import printed_fields
+
+_ITERATION = re.compile(r"\]\s*iteration\s+(\d+)/\s*(\d+)\s*$")  # after the time, in brackets
+
+
+# The line of metrics that upstream prints after a step.
+def printed_fields(line: str) -> dict[str, str]:
+    """The values of the fields PRINTED, as they were printed; empty if this is another kind of line.
+
+    " [2026-08-01 10:00:00] iteration        2/       3 | consumed samples:            8 | ..." gives
+    {"iteration": "2/3", "consumed samples": "8", ...}.
+    """
+    first, *others = line.split("|")
+    found = _ITERATION.search(first)
+    if found is None:
+        return {}
+    pairs = [part.partition(":") for part in others]
+    values = {"iteration": "/".join(found.groups())} | {name.strip(): value.strip() for name, _, value in pairs}
+    return {name: values[name] for name in PRINTED if name in values}
+
+
+# The cell's attention and the probe's norm in Megatron's local layers, whose own ones refuse packed rows, context
+# parallelism and sequence parallelism. Layers of Transformer Engine are left as they are.
+def use_own_layers(kind: str) -> None:
+    """Put them where upstream's specs of local layers take theirs from. `kind`: the cell's attention, resolved."""
+    import megatron.core.models.backends as backends
+    import megatron.core.models.gpt.gpt_layer_specs as layer_specs
+    import megatron.core.transformer.transformer_block as transformer_block
+
+    if kind in TE_KINDS:
+        return
+    attention, local = core_attention(kind), backends.LocalSpecProvider
+    put(local, core_attention=lambda self: attention, layer_norm=lambda self, *args, **kwargs: RMSNorm)
+    put(layer_specs, LNImpl=RMSNorm)
+    put(transformer_block, LayerNormImpl=RMSNorm)
 
 
 class Arguments(dict[str, Any]):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from harness.core.data_paths.descriptor import FORBIDDEN_CASES
-from harness.node.data_paths import opt_outs
+from harness.node.data_paths import rules
 from harness.node.data_paths.rules import CASES, Case
 from tests import forked
 
@@ -56,7 +56,7 @@ def test_offsets_of_one_row_or_of_two_are_split(monkeypatch: pytest.MonkeyPatch,
     for split in (old, new):
         module(monkeypatch, "megatron.bridge.training.gpt_step", _partition_packed_batch_for_cp=split)
         for forbidden in (False, True):
-            opt_outs.rows_of_offsets(forbidden, tmp_path)
+            rules.rows_of_offsets(forbidden, tmp_path)
     assert seen == [((1, 3), 1), ((2, 3), 1)] * 2
 
 
@@ -68,10 +68,10 @@ def test_a_step_is_over_when_it_asks_for_one_more_batch(monkeypatch: pytest.Monk
         raise AssertionError("there is no batch")
 
     module(monkeypatch, "megatron.bridge.training.vlm_step", forward_step=forward_step)
-    monkeypatch.setattr(opt_outs, "CalledModel", lambda sizes, stage: SimpleNamespace(config=sizes))
-    opt_outs.packing_in_vlm_step(False, tmp_path)
+    monkeypatch.setattr(rules, "CalledModel", lambda sizes, stage: SimpleNamespace(config=sizes))
+    rules.packing_in_vlm_step(False, tmp_path)
     with pytest.raises(ValueError, match="set it to False"):
-        opt_outs.packing_in_vlm_step(True, tmp_path)
+        rules.packing_in_vlm_step(True, tmp_path)
 
 
 def test_a_step_that_packs_itself_gets_offsets_only_in_the_forbidden_case(
@@ -80,8 +80,8 @@ def test_a_step_that_packs_itself_gets_offsets_only_in_the_forbidden_case(
     seen: list[set[str]] = []
     name = "megatron.bridge.models.qwen_vl.qwen3_vl_step"
     module(monkeypatch, name, get_batch_from_iterator=lambda batches, **_: seen.append(set(next(batches))))
-    opt_outs.packed_for_qwen3_vl_step(False, tmp_path)
-    opt_outs.packed_for_qwen3_vl_step(True, tmp_path)
+    rules.packed_for_qwen3_vl_step(False, tmp_path)
+    rules.packed_for_qwen3_vl_step(True, tmp_path)
     assert seen == [{"tokens"}, {"tokens", "cu_seqlens_q"}]
 
 
@@ -98,4 +98,4 @@ def test_graphs_are_asked_for_with_rows_of_free_or_full_length(name: str, padded
 
 
 def test_the_offsets_are_those_of_packed_rows() -> None:
-    assert opt_outs._OFFSETS.dtype == torch.int32
+    assert rules._OFFSETS.dtype == torch.int32

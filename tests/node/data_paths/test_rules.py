@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.core.data_paths.table import FORBIDDEN
-from harness.node.data_paths import other_validators
+from harness.node.data_paths import rules
 from harness.node.data_paths.rules import CASES, OtherCase, _refusal
 
 
@@ -31,7 +31,7 @@ def test_both_combinations_are_validated_and_a_refusal_is_returned_with_its_type
 def test_the_command_line_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     before = list(sys.argv)
-    with other_validators._command_line(["--seq-length", "64"], ranks=2):
+    with rules._command_line(["--seq-length", "64"], ranks=2):
         assert (sys.argv[1:], os.environ["WORLD_SIZE"]) == (["--seq-length", "64"], "2")
     assert sys.argv == before
     assert "WORLD_SIZE" not in os.environ
@@ -40,6 +40,6 @@ def test_the_command_line_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_gpu_the_validator_sees_the_architecture_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     arguments = SimpleNamespace(get_device_arch_version=lambda: 9)
-    with other_validators._architecture(arguments):
+    with rules._architecture(arguments):
         assert arguments.get_device_arch_version() == 10
     assert arguments.get_device_arch_version() == 9

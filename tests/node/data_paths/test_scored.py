@@ -5,8 +5,7 @@ from dataclasses import replace
 import torch
 
 from harness.core.cell.layout import Coordinates
-from harness.node.data_paths.base import RankContext
-from harness.node.data_paths.scored import rows_by_slot
+from harness.node.data_paths.base import RankContext, rows_by_slot
 from harness.node.device.placement import Device
 from harness.node.probe.truth import StepTruth
 from tests.node.conftest import config

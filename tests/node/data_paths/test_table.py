@@ -22,7 +22,7 @@ from harness.core.run.run_dir import RunDir, write_json
 from harness.core.serialization import from_jsonable, loads
 from harness.node.data_paths.lookup import Unavailable
 from harness.node.data_paths.sft.data_path import SftPath
-from harness.node.data_paths.sft.rows import DATASET_MODULE, rows
+from harness.node.data_paths.sft.wheel import DATASET_MODULE, rows
 from harness.node.data_paths.table import ADAPTERS
 from harness.node.probe.truth import StepTruth
 from tests.node.conftest import config

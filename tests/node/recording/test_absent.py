@@ -28,7 +28,7 @@ from harness.core.packing.fields import ALWAYS_READ
 from harness.core.run.records import Failure, Progress
 from harness.core.upstream import CODE_PACKAGES
 from harness.judge.failures.classification import blame_of
-from harness.node.data_paths import packed_fields
+from harness.node import refusals
 from harness.node.data_paths.base import mask_and_loss
 from harness.node.probe.model.norm import RMSNorm
 from harness.node.probe.model.parts import put
@@ -53,7 +53,7 @@ class LookUp(NamedTuple):
 
 def test_all_kinds_of_look_ups_are_found() -> None:
     assert {
-        LookUp("probe/imports.py", "megatron.core.packed_seq_params", ""),
+        LookUp("probe/built.py", "megatron.core.packed_seq_params", ""),
         LookUp("data_paths/reference.py", "megatron.core.packed_seq_params", "PackedSeqParams"),
         LookUp("data_paths/sft/wheel.py", "megatron.core.utils", "get_batch_on_this_tp_rank"),
         LookUp("data_paths/sft/checkout.py", "megatron.training.arguments", "parse_args"),
@@ -67,7 +67,7 @@ def test_all_kinds_of_look_ups_are_found() -> None:
 def look_ups() -> Iterator[LookUp]:
     from harness.node.probe.built import WARM_MODULES
 
-    yield from (LookUp("probe/imports.py", name, "") for name in WARM_MODULES if under_test(name))
+    yield from (LookUp("probe/built.py", name, "") for name in WARM_MODULES if under_test(name))
     for file in sorted(FOLDER.rglob("*.py")):
         path = str(file.relative_to(FOLDER))
         if not path.startswith(OWN):
@@ -169,9 +169,9 @@ def test_a_trainer_s_function_is_named_by_what_wraps_it() -> None:
 
 def test_attributes_of_objects_and_arguments_are_names_too() -> None:
     params = upstream.PackedSeqParams()
-    told = absent_name(raised("data_paths/scored.py", "params.longest", params=params))
-    assert "has no megatron.core.packed_seq_params.PackedSeqParams.longest; harness/node/data_paths/scored.py" in told
-    told = absent_name(raised("data_paths/scored.py", "make(longest=1)", make=upstream.PackedSeqParams))
+    told = absent_name(raised("data_paths/verl.py", "params.longest", params=params))
+    assert "has no megatron.core.packed_seq_params.PackedSeqParams.longest; harness/node/data_paths/verl.py" in told
+    told = absent_name(raised("data_paths/verl.py", "make(longest=1)", make=upstream.PackedSeqParams))
     assert "has no argument longest of megatron.core.packed_seq_params.PackedSeqParams; " in told
     assert "(Why it is needed)" in told
 
@@ -261,7 +261,7 @@ def test_a_part_of_a_layer_that_upstream_does_not_have_is_not_put_there() -> Non
 
 def test_a_model_that_takes_packed_params_by_another_name_is_missing_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GPTModel, "forward", lambda self, packed_params: None)
-    found = packed_fields.unavailable_fields(config("unpacked"))
+    found = refusals.unavailable_fields(config("unpacked"))
     assert isinstance(found, Rejection) and "has no argument packed_seq_params of GPTModel.forward" in found.reason
 
 
@@ -274,19 +274,19 @@ def test_a_trainer_needs_every_argument_of_the_model_by_its_name(name: str, monk
         other for other in ("input_ids", "position_ids", "labels", "loss_mask", "packed_seq_params") if other != name
     ]
     monkeypatch.setattr(GPTModel, "forward", eval(f"lambda self, {', '.join(given)}: None"))
-    found = packed_fields.unavailable_fields(dataclasses.replace(config("sft"), trainer="megatron"))
+    found = refusals.unavailable_fields(dataclasses.replace(config("sft"), trainer="megatron"))
     assert isinstance(found, Rejection) and f"has no argument {name} of GPTModel.forward" in found.reason
-    assert packed_fields.unavailable_fields(config("sft")) is None
+    assert refusals.unavailable_fields(config("sft")) is None
 
 
 @pytest.mark.parametrize(
     ("file", "statement"),
     [
-        ("data_paths/scored.py", "import no_such_package"),  # a gap in the environment
-        ("data_paths/scored.py", "import nemo_rl.algorithms"),  # not installed
-        ("data_paths/scored.py", "None.name"),
-        ("data_paths/scored.py", "params.name"),  # an object of the harness
-        ("data_paths/scored.py", "{}['name']"),
+        ("data_paths/verl.py", "import no_such_package"),  # a gap in the environment
+        ("data_paths/verl.py", "import nemo_rl.algorithms"),  # not installed
+        ("data_paths/verl.py", "None.name"),
+        ("data_paths/verl.py", "params.name"),  # an object of the harness
+        ("data_paths/verl.py", "{}['name']"),
         ("../../site-packages/megatron/core/utils.py", "import megatron.core.renamed"),  # upstream's own
     ],
 )
@@ -295,7 +295,7 @@ def test_other_errors_are_no_absent_names(file: str, statement: str) -> None:
     assert absent_name(error) == "" and lacking_name(error) is None
 
 
-FIELDS = [*ALWAYS_READ, *packed_fields._SET]
+FIELDS = [*ALWAYS_READ, *refusals._SET]
 
 
 @pytest.mark.parametrize("field", FIELDS)
@@ -308,16 +308,16 @@ def test_a_field_of_packed_seq_params_that_is_absent_is_named(
     monkeypatch.setattr("megatron.core.package_info.MINOR", 20)
     if checkout:
         monkeypatch.setattr(megatron.core, "__file__", str(tmp_path / "megatron" / "core" / "__init__.py"))
-    found = packed_fields.unavailable_fields(config())
+    found = refusals.unavailable_fields(config())
     assert isinstance(found, Missing if checkout else Rejection)
     assert f"has no megatron.core.packed_seq_params.PackedSeqParams.{field}" in found.reason
-    assert packed_fields.unavailable_fields(config("unpacked")) is None
-    assert (packed_fields.unavailable_fields(config("sft")) is None) == (field in packed_fields._SET)
+    assert refusals.unavailable_fields(config("unpacked")) is None
+    assert (refusals.unavailable_fields(config("sft")) is None) == (field in refusals._SET)
 
 
 def test_a_field_may_be_absent_from_commits_before_the_release_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream, "PackedSeqParams", dataclasses.make_dataclass("PackedSeqParams", ALWAYS_READ))
-    wanted = partial(packed_fields.unavailable_fields, config())
+    wanted = partial(refusals.unavailable_fields, config())
     monkeypatch.setattr("megatron.core.package_info.MINOR", 17)
     assert wanted() is None
     monkeypatch.setattr("megatron.core.package_info.MINOR", 18)

@@ -1,4 +1,4 @@
-from harness.node.trainers.log_line import printed_fields
+from harness.node.trainers.wrappers import printed_fields
 
 LINE = (
     " [2026-08-22 10:11:12.123456] iteration        2/       3 | consumed samples:           12 | "

@@ -20,7 +20,7 @@ from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.lookup import Unavailable, module_unavailable
 from harness.node.data_paths.sft import checkout as sft_checkout
 from harness.node.data_paths.sft import wheel as sft_wheel
-from harness.node.data_paths.sft.rows import DATASET_MODULE, rows
+from harness.node.data_paths.sft.wheel import DATASET_MODULE, rows
 from harness.node.probe.truth import StepTruth
 
 

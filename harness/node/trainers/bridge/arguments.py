@@ -14,8 +14,7 @@ from harness.node.data_paths.lookup import Unavailable
 from harness.node.probe.built import text_of, values_of
 from harness.node.process import end_process
 from harness.node.trainers.asking import Built, as_a_rank, ask, other_model, refused
-from harness.node.trainers.bridge.config import container
-from harness.node.trainers.bridge.fields import FieldError
+from harness.node.trainers.bridge.config import FieldError, container
 from harness.node.trainers.bridge.files import reserve_files
 from harness.node.trainers.bridge.trainer import BridgeTrainer
 

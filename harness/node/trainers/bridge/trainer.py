@@ -10,9 +10,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
+from functools import partial
 from typing import Any
 
+from harness.core.cell.axis_values import TE_KINDS
 from harness.core.cell.config import CellConfig
 from harness.core.cell.reports import entry_point
 from harness.node.data_paths.base import RankContext
@@ -24,8 +27,23 @@ from harness.node.recording.recorder import Recorder
 from harness.node.trainers.bridge.attach import Attached
 from harness.node.trainers.bridge.config import container
 from harness.node.trainers.bridge.files import reserve_pretrained, write_files
-from harness.node.trainers.bridge.layers import use_local_prediction
-from harness.node.trainers.layers import use_own_layers
+from harness.node.trainers.wrappers import use_own_layers
+
+
+# Prediction layers without Transformer Engine.
+#
+# Whatever the layer spec, GPTModelProvider asks megatron.core for prediction layers of Transformer Engine
+# (`mtp_block_spec`, 0.6), which need a GPU. Here it gets those that core builds from its local layers.
+def use_local_prediction(kind: str) -> None:
+    """Put them where upstream takes prediction layers from. `kind`: the cell's attention, resolved."""
+    import megatron.core.models.gpt.gpt_layer_specs as layer_specs
+
+    if kind not in TE_KINDS:
+        layer_specs.get_gpt_mtp_block_spec = partial(_local, layer_specs.get_gpt_mtp_block_spec)
+
+
+def _local(upstream: Callable[..., Any], config: Any, spec: Any, use_transformer_engine: bool, **more: Any) -> Any:
+    return upstream(config, spec, use_transformer_engine=False, **more)
 
 
 class BridgeTrainer:

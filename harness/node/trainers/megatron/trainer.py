@@ -22,12 +22,10 @@ from harness.node.data_paths.sft import checkout
 from harness.node.device import trainer_stubs
 from harness.node.device.placement import barrier
 from harness.node.recording.recorder import Recorder
-from harness.node.trainers.layers import use_own_layers
 from harness.node.trainers.megatron.attach import Attached
-from harness.node.trainers.megatron.files import write_files
-from harness.node.trainers.megatron.flags import flags
-from harness.node.trainers.megatron.hybrid import use_own_hybrid_layers
-from harness.node.trainers.megatron.indexed import HELPERS
+from harness.node.trainers.megatron.files import HELPERS, write_files
+from harness.node.trainers.megatron.flags import flags, use_own_hybrid_layers
+from harness.node.trainers.wrappers import use_own_layers
 
 _PACKAGES = ("datasets", "psutil", "transformers")  # that upstream imports, and does not bring
 _NEEDED = ("megatron.training.training", *_PACKAGES, "tokenizers")

@@ -20,11 +20,10 @@ from harness.node.data_paths.lookup import Unavailable, module_unavailable, not_
 from harness.node.device import trainer_stubs
 from harness.node.device.placement import barrier
 from harness.node.recording.recorder import Recorder
-from harness.node.trainers.layers import use_own_layers
 from harness.node.trainers.skyrl.attach import HOME, Attached
-from harness.node.trainers.skyrl.config import trainer_config
+from harness.node.trainers.skyrl.config import trainer_config, write_files
 from harness.node.trainers.skyrl.documents import batch_of
-from harness.node.trainers.skyrl.files import write_files
+from harness.node.trainers.wrappers import use_own_layers
 
 _WORKER = f"{HOME}.workers.megatron.megatron_worker"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.core.cell.arguments import Arguments, merged
-from harness.node.trainers.bridge.fields import FieldError, set_fields
+from harness.node.trainers.bridge.config import FieldError, set_fields
 
 
 class Backend(Enum):

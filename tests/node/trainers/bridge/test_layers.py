@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from megatron.core.models.gpt import gpt_layer_specs
 
-from harness.node.trainers.bridge.layers import use_local_prediction
+from harness.node.trainers.bridge.trainer import use_local_prediction
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.packing.arithmetic import Row
 from harness.core.packing.documents import DocumentsMode, mix
 from harness.node.probe.truth import StepTruth
-from harness.node.trainers.megatron.conversations import lines, messages_of
+from harness.node.trainers.megatron.files import lines, messages_of
 from tests.node.conftest import config
 
 

@@ -15,7 +15,7 @@ from harness.core.packing.options import PackingOptions
 from harness.core.peft import PeftConfig
 from harness.core.setting import keys_of
 from harness.node.device.placement import choose_device
-from harness.node.trainers.megatron.conversations import lines
+from harness.node.trainers.megatron.files import lines
 from harness.node.trainers.megatron.flags import flags
 from harness.plan.matrix.arguments import owner_of
 from harness.plan.rules.table import rejections

@@ -12,7 +12,7 @@ import torch
 
 from harness.core.packing.documents import mix
 from harness.node.probe.truth import StepTruth
-from harness.node.trainers.megatron.indexed import HELPERS, write
+from harness.node.trainers.megatron.files import HELPERS, write_indexed
 from harness.oracle.drawing import END, PADDING
 from tests.node.conftest import config
 
@@ -35,7 +35,7 @@ def test_upstream_reads_the_rows_in_order_and_leaves_padding_out_of_the_loss(
     cell = replace(config(data_path), trainer="megatron")
     cell = replace(cell, documents=mix("plain", cell.train.seq_length, 1))
     rows = [(step, row) for step in range(cell.train.steps) for row in cell.rows(step)]
-    write(tmp_path / "rows", cell, rows)
+    write_indexed(tmp_path / "rows", cell, rows)
     files = gpt_dataset.IndexedDataset(str(tmp_path / "rows"))
     asked = gpt_dataset.GPTDatasetConfig(
         random_seed=cell.train.seed,

@@ -16,9 +16,8 @@ from harness.core.cell.axes import axes, dotted, with_value
 from harness.core.cell.config import CellConfig
 from harness.core.packing.documents import mix
 from harness.node.device.placement import choose_device
-from harness.node.trainers.skyrl.config import trainer_config
+from harness.node.trainers.skyrl.config import fields, trainer_config
 from harness.node.trainers.skyrl.documents import examples
-from harness.node.trainers.skyrl.files import fields
 from harness.plan.rules.table import rejections
 from tests.node.conftest import config
 from tests.node.trainers.megatron.test_flags import OTHER_VALUES

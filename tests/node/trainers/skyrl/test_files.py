@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.node.trainers.skyrl.files import fields
+from harness.node.trainers.skyrl.config import fields
 from tests.node.conftest import config
 
 
