@@ -61,7 +61,7 @@ def test_the_wheel_has_every_file_that_is_no_module_once(wheel: Path, root: Path
     shipped += [file.relative_to(root) for file in (root / "docs").glob("*.md")]  # for `harness explain`
     listed = subprocess.run(["git", "check-ignore", *map(str, shipped)], cwd=root, capture_output=True, text=True)
     kept = {f"harness/shipped/{file}" for file in shipped if str(file) not in listed.stdout.splitlines()}
-    templates = {str(file.relative_to(root)) for file in root.glob("harness/infra/*/templates/*")}
+    templates = {str(file.relative_to(root)) for file in root.glob("harness/**/templates/*")}
     assert {"harness/shipped/matrices/smoke.yaml", "harness/shipped/matrices/clusters/slurm-lab.yaml"} <= kept
     assert sorted(names) == sorted({"harness/py.typed", *kept, *templates})
 
