@@ -1,8 +1,8 @@
-"""Interleaved timing of two cells in different stacks, which take turns by writing a file at the end of each turn.
+"""Timing leg: times loads one after the other, in rounds, and records only seconds.
 
-Turns are numbered from 0 over both cells, in the order ABAB, so that every turn follows a wait. (With ABBA, one cell of
-each round would have warm caches.) Only rank 0 of a cell reads the files. A cell that waits too long gives up and
-writes a file, so that the other one stops waiting too.
+A load is a piece of work that is timed as a whole: a forward and backward over one step's batches, or the rotary
+function. The leg runs last and removes the probe's hooks from the model, since they cost time per document. Batches are
+fetched beforehand.
 """
 
 from __future__ import annotations
@@ -37,6 +37,11 @@ MAX_WAIT = 0.5  # fraction of the deadline; the other cell may still have to imp
 _POLL_S = 0.005
 
 
+# Interleaved timing of two cells in different stacks, which take turns by writing a file at the end of each turn.
+#
+# Turns are numbered from 0 over both cells, in the order ABAB, so that every turn follows a wait. (With ABBA, one cell
+# of each round would have warm caches.) Only rank 0 of a cell reads the files. A cell that waits too long gives up and
+# writes a file, so that the other one stops waiting too.
 def turn_numbers(rounds: int, first: bool) -> Iterator[tuple[int, int]]:
     """(round, turn) of one cell, in order; `first`: whether the cell begins."""
     for turn in range(rounds):
@@ -84,11 +89,6 @@ Run = Callable[[], None]
 Reading = Callable[[], float]  # seconds; on a GPU only after a synchronisation
 
 
-# Timing leg: times loads one after the other, in rounds, and records only seconds.
-#
-# A load is a piece of work that is timed as a whole: a forward and backward over one step's batches, or the rotary
-# function. The leg runs last and removes the probe's hooks from the model, since they cost time per document. Batches
-# are fetched beforehand.
 @dataclass(frozen=True, kw_only=True)
 class Load:
     """A piece of work to time; `run` is None on ranks that do not take part."""
