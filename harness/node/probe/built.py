@@ -1,4 +1,4 @@
-"""What ran: the modules that were imported, and what upstream built."""
+"""Imports the modules under test, and records from which files they came and what upstream built of them."""
 
 from __future__ import annotations
 

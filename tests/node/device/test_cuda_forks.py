@@ -28,7 +28,7 @@ import importlib, json, os, sys, torch
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 from harness.node import load, refusals
 from harness.node.device import cuda_forks
-from harness.node.probe import imports
+from harness.node.probe import built
 from harness.core.cell.config import CellConfig
 from harness.core.errors import InfrastructureError
 from harness.core.cell.layout import Layout
@@ -43,7 +43,7 @@ def alone(package):
     return repr(shown)
 
 def loaded(package):
-    imports.import_all = lambda: importlib.import_module(package)
+    built.import_all = lambda: importlib.import_module(package)
     load.load()
 
 def refused(package):
