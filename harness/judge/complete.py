@@ -7,6 +7,7 @@ result.json seals it, and that the probe contradicts itself nowhere is a matter 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 
 from harness.core.cell.attention import kind_of, possible_kinds
 from harness.core.cell.canary_legs import Leg
+from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Coordinates
 from harness.core.cell.modelled import follows_choices
 from harness.core.cell.reports import WITH_COUNTERS, counting_ranks, counts_lengths, counts_packed, entry_point, logged
@@ -32,7 +34,7 @@ from harness.judge.evidence.assemble import whole_state
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.numbers import scan
 from harness.judge.evidence.timings import TURN, on_gpu, paired_times
-from harness.judge.evidence.truth import attention_layers, layers_with
+from harness.judge.evidence.truth import attention_layers, fields_used, is_last, layers_with
 from harness.judge.import_check import import_problem
 
 T = TypeVar("T")
@@ -324,6 +326,10 @@ def _legs(expected: Expected, record: RankRecord) -> Iterator[str]:
         yield f"workloads: recorded for {work}, expected for {expected.workloads}"
     batches = ((batch.step, batch.chunk, batch.micro_batch) for batch in record.batches)
     yield from _keys("batches", batches, expected.once(expected.batch_keys, at.dp))
+    for batch in record.batches:
+        returns = expected.config.path.returns_log_probs and is_last(expected.config, at.pp, batch.chunk)
+        if returns and batch.log_probs is None:
+            yield f"batches: step {batch.step}, chunk {batch.chunk}, micro-batch {batch.micro_batch}: no log_probs"
     for name, seen_layers, right in (
         ("layers", record.layers, expected.once(expected.layer_keys, at.pp, at.dp)),
         ("recomputed", record.recomputed, expected.once(expected.recomputed_keys, at.pp, at.dp)),
@@ -372,6 +378,14 @@ def _leg(expected: Expected, record: RankRecord, seen: LegSeen, leg: Leg) -> Ite
     if not leg.model:
         keys = ((batch.step, batch.chunk, batch.micro_batch) for batch in seen.batches)
         yield from _keys("batches", keys, expected.leg_keys(leg, record.place.dp))
+        for batch in seen.batches:
+            used = fields_used(expected.config, record.place.pp, batch.chunk)
+            lost = [name for name in used if getattr(batch, name) is None]
+            if (batch.params is not None) != expected.config.style.packed:
+                lost.append("packed params as the path has them")
+            yield from (
+                f"batches: chunk {batch.chunk}, micro-batch {batch.micro_batch}: no {name}" for name in lost[:1]
+            )
     layers = expected.outputs(record.place) if leg.backward else []
     yield from _outputs(seen.activations, layers, record.activations)
     names, all_names = _names(seen.parameters), _names(record.parameters)
@@ -383,6 +397,14 @@ def _leg(expected: Expected, record: RankRecord, seen: LegSeen, leg: Leg) -> Ite
         yield "its later steps are missing"
         return
     training = seen.training
+    if any(one.grad_norm is None for one in training.steps):
+        yield "steps: a gradient norm is missing"
+    for name, later, first in (
+        ("steps", training.steps, record.steps[1:]),
+        ("evaluations", training.evaluations, record.evaluations),
+    ):
+        if [one.documents.keys() for one in later] != [one.documents.keys() for one in first]:
+            yield f"{name}: their documents are not those of the training leg"
     for name, found, wanted in (
         ("steps", [one.after for one in training.steps], [one.step for one in record.steps[1:]]),
         ("evaluations", [one.after for one in training.evaluations], [one.after for one in record.evaluations]),
@@ -417,7 +439,9 @@ def _model(expected: Expected, record: RankRecord) -> Iterator[str]:
     if bool(record.parameters) != expected.fingerprints:
         wanted = "some" if expected.fingerprints else "none"
         yield f"parameters: {len(record.parameters)} recorded, {wanted} expected"
-    elif record.parameters and expected.model.peft is None:
+    if len({one.name for one in record.parameters}) != len(record.parameters):
+        yield "parameters: one is listed twice"
+    if record.parameters and expected.model.peft is None:
         yield from (f"parameters: {problem}" for problem in _whole_stage(expected, at, _bare(record.parameters)))
     # A trainer that never calls its optimizer has no gradients that a norm counts.
     updated = expected.config.own_trainer or any(one.update and one.update.change.norm_sq for one in record.parameters)
@@ -592,6 +616,9 @@ def _times(expected: Expected, record: RankRecord) -> Iterator[str]:
     rounds: dict[tuple[str, int], list[int]] = {}
     for seen in record.timings:
         rounds.setdefault((seen.load, seen.documents), []).append(seen.round)
+    yield from (
+        f"timings: {seen.load} took {seen.seconds!r} s" for seen in record.timings if not 0 < seen.seconds < math.inf
+    )
     cut = {TURN} if TURN[0] in record.untimed else set()
     if not loads - cut <= rounds.keys() <= loads:
         yield f"timings: recorded for {sorted(rounds)}, expected for {sorted(loads)}"
@@ -615,10 +642,29 @@ def _loads(timing: TimingConfig, first: bool, untimed: set[str]) -> set[tuple[st
 def _together(expected: Expected, records: Mapping[int, RankRecord]) -> Iterator[str]:
     """What all ranks hold together: one code, the parameters of the reference, and what was saved."""
     ranks = sorted(records)
-    control = expected.evidence.control
+    yield from _same_code(expected, records)
+    for name in ("backend", "attention"):  # with `auto`, nodes that are not equal may choose others
+        values = {rank: records[rank].environment[name] for rank in ranks}
+        other = next((rank for rank in ranks if values[rank] != values[ranks[0]]), None)
+        if other is not None:
+            yield f"environment: {name} is {values[other]!r} on rank {other}, {values[ranks[0]]!r} on rank {ranks[0]}"
+    stages: dict[int, tuple[int, list[tuple[str, bool]]]] = {}
+    for rank in ranks:
+        names = [item for item in _names(records[rank].parameters) if not _EXPERT.search(item[0])]
+        first, right = stages.setdefault(records[rank].place.pp, (rank, names))
+        if names != right:
+            odd = sorted({*names} ^ {*right}) or names
+            yield f"record of rank {rank}: parameters: {odd[0][0]} differs from rank {first} of its stage"
+    yield from _all_parameters(expected, records)
+    yield from _same_states(expected, records)
+
+
+def _same_code(expected: Expected, records: Mapping[int, RankRecord]) -> Iterator[str]:
+    """Every rank imported the same files, and the control in the same stack."""
+    ranks, control = sorted(records), expected.evidence.control
     same_stack = control is not None and control.cell.config.stack == expected.config.stack
-    others = [("the control", record) for record in control.records.values()] if control and same_stack else []
-    others = [(f"rank {rank}", records[rank]) for rank in ranks[1:]] + others
+    others = [(f"rank {rank}", records[rank]) for rank in ranks[1:]]
+    others += [("the control", record) for record in control.records.values()] if control and same_stack else []
     proofs = {proof.module: proof for proof in records[ranks[0]].imports}
     for who, record in others:
         for proof in record.imports:
@@ -628,20 +674,23 @@ def _together(expected: Expected, records: Mapping[int, RankRecord]) -> Iterator
             if own is not None and own != proof:
                 code = f"{proof.module} is {proof.version} from {proof.path}"
                 yield f"record of {who}: imports: {code}, on rank {ranks[0]} {own.version} from {own.path}"
-    first: dict[int, tuple[int, list[tuple[str, bool]]]] = {}
-    for rank in ranks:
-        names = [item for item in _names(records[rank].parameters) if not _EXPERT.search(item[0])]
-        other, right = first.setdefault(records[rank].place.pp, (rank, names))
-        if names != right:
-            odd = sorted({*names} ^ {*right}) or names
-            yield f"record of rank {rank}: parameters: {odd[0][0]} differs from rank {other} of its stage"
-    yield from _all_parameters(expected, records)
+
+
+def _same_states(expected: Expected, records: Mapping[int, RankRecord]) -> Iterator[str]:
+    """Ranks of a stage hold the same parameters of a checkpoint, and all ranks together those that were saved."""
     saved = expected.evidence.saved
-    for after in expected.config.stored if saved is not None else ():
-        held, needed = whole_state(records, after).keys(), whole_state(saved.records, after).keys()  # type: ignore[union-attr]
-        if odd_names := sorted(held ^ needed):
-            lost = "not saved" if odd_names[0] in held else "not loaded"
-            yield f"states: {odd_names[0]} after step {after} is {lost}"
+    for after in expected.config.stored:
+        stages: dict[int, tuple[int, list[tuple[str, bool]]]] = {}
+        for rank in sorted(records):
+            state = next(one for one in records[rank].states if one.after == after)
+            names = [(item.name, item.sharded) for item in state.parameters if not _EXPERT.search(item.name)]
+            first, right = stages.setdefault(records[rank].place.pp, (rank, names))
+            if names != right:
+                yield f"record of rank {rank}: states: parameters after step {after} are not those of rank {first}"
+        if saved is not None:
+            held, needed = whole_state(records, after).keys(), whole_state(saved.records, after).keys()
+            if odd := sorted(held ^ needed):
+                yield f"states: {odd[0]} after step {after} is {'not saved' if odd[0] in held else 'not loaded'}"
 
 
 def _all_parameters(expected: Expected, records: Mapping[int, RankRecord]) -> Iterator[str]:
@@ -704,12 +753,7 @@ def _computed(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:
         yield "it lacks the output of a layer for a document"
     if not record.parameters or any(one.update is None or one.update.trained is None for one in record.parameters):
         yield "it lacks parameters or their updates"
-    if [seen.after for seen in record.evaluations] != list(config.evaluated):
-        yield f"it has {len(record.evaluations)} of {len(config.evaluated)} evaluations"
-    for evaluation in record.evaluations:
-        outputs = {one.layer: one.documents.keys() for one in evaluation.activations}
-        if outputs != dict.fromkeys(layers, evaluation.documents.keys()):
-            yield f"it lacks the output of a layer for a document in the evaluation after step {evaluation.after}"
+    yield from _computed_evaluations(config, record, layers)
     choices = [choice for rank in evidence.records.values() for choice in rank.choices]
     chosen = {(one.step, one.layer, dropped) for one in choices for dropped in {False, one.taken is not None}}
     if {(one.step, one.layer, one.dropped) for one in record.followed} != chosen:
@@ -718,6 +762,19 @@ def _computed(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:
     late = ("step", "after")
     bad = [one for one in scan(record).bad if max(one.where.get(name, 0) for name in late) < evidence.diverges]
     yield from (f"{item.what} is {item.value}" for item in bad[:1])
+
+
+def _computed_evaluations(config: CellConfig, record: RankRecord, layers: Sequence[int]) -> Iterator[str]:
+    if [seen.after for seen in record.evaluations] != list(config.evaluated):
+        yield f"it has {len(record.evaluations)} of {len(config.evaluated)} evaluations"
+    for number, evaluation in enumerate(record.evaluations):
+        rows = config.micro_batches(config.train.steps + number)
+        placed = {item.document.index for replica in rows for batch in replica for item in batch.placed}
+        if evaluation.loss_sum is None or evaluation.documents.keys() != placed:
+            yield f"it lacks losses in the evaluation after step {evaluation.after}"
+        outputs = {one.layer: one.documents.keys() for one in evaluation.activations}
+        if outputs != dict.fromkeys(layers, evaluation.documents.keys()):
+            yield f"it lacks the output of a layer for a document in the evaluation after step {evaluation.after}"
 
 
 def _second_training(record: RankRecord) -> Iterator[str]:
@@ -737,6 +794,11 @@ def _second_training(record: RankRecord) -> Iterator[str]:
         ),
         ([seen.after for seen in training.steps], [seen.step for seen in record.steps[1:]]),
         ([seen.after for seen in training.evaluations], [seen.after for seen in record.evaluations]),
+        ([seen.documents.keys() for seen in training.steps], [seen.documents.keys() for seen in record.steps[1:]]),
+        (
+            [seen.documents.keys() for seen in training.evaluations],
+            [seen.documents.keys() for seen in record.evaluations],
+        ),
         (training.apart.keys(), {*names}),
         (len(training.expert_biases), len(record.expert_biases)),
     ]

@@ -124,7 +124,7 @@ def _absences(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, list) and value:
         yield from (("empty", []), ("shorter", value[:-1]))
     elif isinstance(value, dict) and value:
-        yield "empty", {}
+        yield from (("empty", {}), ("none", None))
     elif isinstance(value, str) and value:
         yield "empty", ""
     elif value is not None and not isinstance(value, (bool, list, dict, str)):

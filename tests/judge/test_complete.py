@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from harness.core.cell.config import TrainConfig
 from harness.core.cell.layout import Coordinates
 from harness.core.cell.timing import Timed, TimingConfig
 from harness.core.outcomes import NODE_RULES, Outcome, Rejection
+from harness.core.packing.documents import DocumentsConfig
 from harness.core.run.records import Failure, RankRecord
 from harness.core.run.run_plan import BaselineRequest
 from harness.judge.complete import incomplete, missing, rejection_problem, uncompared, untrusted
@@ -20,7 +22,7 @@ from harness.judge.stats.baseline import Baseline, Sample
 from tests.judge.checks.adapters.of_adapters import LAYER, adapted_cell
 from tests.judge.checks.numerics.test_ended import cut_off
 from tests.judge.parts import with_predictions, with_routers
-from tests.judge.simulator import config_of, evidence_for, judge
+from tests.judge.simulator import TRAIN, computed, config_of, evidence_for, judge
 from tests.judge.timed import timed
 
 CANARIES = ("isolation", "determinism", "padding", "repetition", "order")
@@ -420,3 +422,98 @@ def test_what_adapters_need_is_named(change: OfRecord, said: str) -> None:
     assert not any(said in problem for problem in missing(evidence))
     change(evidence.records[0])
     assert any(said in problem for problem in missing(evidence))
+
+
+def by_oracle(**layout: int) -> CellEvidence:
+    evidence = evidence_for(config_of("reference", **layout))
+    evidence.oracle = computed(evidence)
+    return evidence
+
+
+def oracle_record(evidence: CellEvidence) -> RankRecord:
+    assert evidence.oracle is not None and evidence.oracle.record is not None
+    return evidence.oracle.record
+
+
+def test_the_training_that_bounds_follow_from_has_the_documents_of_every_step() -> None:
+    evidence = by_oracle(dp=2)
+    training = oracle_record(evidence).legs[0].training
+    assert training is not None and judge(evidence).outcome is Outcome.PASS
+    for step in training.steps:
+        step.documents = {}
+    problem = "the training that bounds follow from lacks steps, documents, layers or parameters"
+    assert incomplete(evidence) == f"incomplete evidence: oracle.json: {problem}"
+
+
+def truncated() -> CellEvidence:
+    documents = DocumentsConfig(mode="file", lengths=(20, 7, 9))
+    evidence = evidence_for(replace(config_of("reference", tp=2, canaries=("truncation",)), documents=documents))
+    evidence.oracle = computed(evidence)
+    return evidence
+
+
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [("params", "packed params as the path has them"), ("tokens", "tokens"), ("loss_mask", "loss_mask")],
+)
+def test_batches_of_a_leg_that_does_not_run_the_model_are_whole(name: str, lost: str) -> None:
+    evidence = truncated()
+    assert judge(evidence).outcome is Outcome.PASS
+    for record in evidence.records.values():
+        for batch in record.legs[0].batches:
+            setattr(batch, name, None)
+    assert f"legs: truncation: batches: chunk 0, micro-batch 0: no {lost}" in incomplete(evidence)
+
+
+def test_a_path_that_returns_log_probabilities_does_so_on_the_last_stage() -> None:
+    evidence = evidence_for(config_of("skyrl", pp=2))
+    assert incomplete(evidence) == ""
+    for record in evidence.records.values():
+        for batch in record.batches:
+            batch.log_probs = None
+    assert "record of rank 1: batches: step 0, chunk 0, micro-batch 0: no log_probs" in incomplete(evidence)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
+def test_a_load_takes_time(seconds: float) -> None:
+    evidence = timed(BOTH)
+    evidence.records[0].timings[0].seconds = seconds
+    assert f"timings: packed took {seconds!r} s" in incomplete(evidence)
+
+
+@pytest.mark.parametrize("name", ["backend", "attention"])
+def test_ranks_use_the_same_kernel_and_backend(name: str) -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    other = "reference attention of another build" if name == "attention" else "nccl"
+    evidence.records[1].environment[name] = other
+    assert any(problem.startswith(f"environment: {name} is {other!r} on rank 1") for problem in missing(evidence)) or (
+        "environment: attention" in incomplete(evidence)
+    )
+
+
+def test_ranks_of_a_stage_hold_the_same_parameters_of_a_checkpoint() -> None:
+    evidence = evidence_for(replace(config_of("sft", tp=2), trainer="megatron", resume="same"))
+    part = evidence.resumed
+    assert part is not None
+    for state in part.records[1].states:
+        state.parameters = state.parameters[:1]
+    assert "states: parameters after step 1 are not those of rank 0" in incomplete(part)
+
+
+def test_a_parameter_is_listed_once() -> None:
+    evidence = evidence_for(config_of("sft"))
+    evidence.records[0].parameters.append(evidence.records[0].parameters[0])
+    assert "parameters: one is listed twice" in incomplete(evidence)
+
+
+def test_evaluations_of_the_oracle_have_losses() -> None:
+    train = replace(TRAIN, eval_interval=1)
+    evidence = evidence_for(replace(config_of("sft"), trainer="megatron", train=train))
+    evidence.oracle = computed(evidence)
+    seen = oracle_record(evidence).evaluations[0]
+    problem = "oracle.json: it lacks losses in the evaluation after step"
+    assert not any(problem in one for one in missing(evidence))
+    seen.loss_sum = None
+    assert any(problem in one for one in missing(evidence))
+    seen.loss_sum, seen.documents = 1.0, {}
+    assert any(problem in one for one in missing(evidence))

@@ -518,4 +518,4 @@ def sealed(result: CellResult) -> CellResult:
 
 def digest_of_result(result: CellResult) -> str:
     """The SHA-256 of a result without its seal, in hexadecimal."""
-    return hashlib.sha256(dumps(replace(result, seal="")).encode()).hexdigest()
+    return hashlib.sha256(dumps(replace(result, seal="")).encode("utf-8", "surrogatepass")).hexdigest()

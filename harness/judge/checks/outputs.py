@@ -102,6 +102,11 @@ def _leg(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
             fault_class = fault_classes.TRUNCATION if item.original_length > item.length else fault_classes.TOKEN_COUNT
             message = f"loss tokens of document {item.index} in canary leg {leg.leg.name}: {found}, expected {right}"
             return [_count_finding(message, fault_class, where, found, right)]
+    right = sum(batch.loss_tokens for replica in leg.plan for batch in replica)
+    if leg.leg.canary != "padding" and leg.token_count != right:
+        where = {"stage": evidence.last_stage, "leg": leg.leg.name, "step": 0}
+        message = f"loss tokens in canary leg {leg.leg.name}: {leg.token_count}, expected {right}"
+        return [_count_finding(message, fault_classes.TOKEN_COUNT, where, leg.token_count, right)]
     return []
 
 

@@ -156,7 +156,8 @@ def _loss_differences(
     for document, (measured, expected) in losses.items():
         if expected:
             yield "document_loss", distance(measured, expected, _RELATIVE), f"document {document}"
-    yield "step_loss", _sum_difference([*losses.values()]), ""
+    if losses:
+        yield "step_loss", _sum_difference([*losses.values()]), ""
 
 
 def least_norms(bounds: Tolerances, gradients: Iterable[Fingerprint]) -> dict[str, float]:
@@ -206,7 +207,8 @@ def _differences(record: RankRecord, leg: LegSeen, noise_only: frozenset[str]) -
             value = distance(measured, expected, _RELATIVE)
             yield "document_loss", value, f"document {document}"
             yield "repeated_document", value, f"document {document}"
-    yield "step_loss", _sum_difference([*losses.values()]), ""
+    if losses:
+        yield "step_loss", _sum_difference([*losses.values()]), ""
     found = {seen.name: seen.gradient for seen in leg.parameters}
     pairs = {seen.name: (found[seen.name], seen.gradient) for seen in record.parameters if seen.name in found}
     for name, (gradient, own) in pairs.items():

@@ -2,8 +2,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from harness.core.outcomes import Outcome
+from harness.core.packing.arithmetic import PAD
 from harness.core.packing.documents import DocumentsConfig
+from harness.core.run.records import DocumentLoss
 from harness.judge.checks import outputs
 from harness.judge.diagnosis import fault_classes
 from tests.judge.simulator import at, config_of, evidence_for, judge, leg_of, place_of, the_only_finding
@@ -106,3 +110,14 @@ def test_a_loss_that_is_divided_before_it_is_returned_has_none() -> None:
     evidence.records[0].steps[0].returned_tokens = 8.0
     (finding,) = outputs.token_count(evidence)
     assert "expected none, since it is divided already" in finding.message
+
+
+@pytest.mark.parametrize("canary", ["order", "determinism", "repetition"])
+def test_tokens_outside_documents_that_count_in_a_canary_leg_are_a_finding(canary: str) -> None:
+    evidence = evidence_for(config_of("reference", canaries=(canary,)))
+    assert judge(evidence).outcome is Outcome.PASS
+    (leg,) = evidence.records[0].legs
+    leg.token_count += 5
+    leg.documents[PAD] = DocumentLoss(loss_sum=30.0, tokens=5)
+    finding = the_only_finding(evidence, "token_count")
+    assert finding.message.startswith(f"loss tokens in canary leg {leg.leg}: {leg.token_count}, expected ")
