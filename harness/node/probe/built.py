@@ -24,7 +24,6 @@ from harness.core.cell.upstream_config import asked
 from harness.core.run.records import BuiltSeen, ImportProof, RankRecord
 from harness.core.upstream import CODE_PACKAGES, HEADS
 from harness.node.probe.model.bridge.vision import PACKAGE, language_of, tower_of
-from harness.node.probe.model.gpt import unwrap
 from harness.oracle.fields import MODELLED
 
 # All modules of the code under test that ranks use, imported once by the agent before it forks.
@@ -172,6 +171,9 @@ def _keeping(upstream: Callable[..., None]) -> Callable[..., None]:
 
 def record_built(record: RankRecord, config: CellConfig, chunks: Sequence[Any], optimizer: Any) -> None:
     """Record with what the model chunks and their optimizer were built. Where chunks differ, each is recorded."""
+    # Not above: whoever imports this module has yet to find out which names of upstream are there.
+    from harness.node.probe.model.gpt import unwrap
+
     found: list[BuiltSeen] = []
     for chunk in chunks:
         model = language_of(unwrap(chunk))
