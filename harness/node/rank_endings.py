@@ -76,13 +76,13 @@ def cell_result(
     for code, why in _UNWRITTEN.items():
         hit = [str(ending.rank) for ending in failed if ending.exit_code == code]
         troubles = [*troubles, *([f"{why} the record of rank {', '.join(hit)}"] if hit else [])]
-    status: CellStatus = ("error" if troubles else "failed") if failed else "completed"
+    status: CellStatus = "error" if troubles else "failed" if failed else "completed"
     counted = f"{len(failed)} of {len(endings)} ranks did not complete"
     return CellResult(
         cell=cell,
         attempt=number,
         status=status,
-        reason="; ".join([counted, *troubles]) if failed else "",
+        reason="" if status == "completed" else "; ".join([*([counted] if failed else []), *troubles]),
         first_failure_rank=_first_failure(attempt, records, failed),
         ranks=endings,
         started=started,

@@ -13,8 +13,9 @@ from typing import Any, NoReturn
 import pytest
 import torch.distributed as dist
 
-from harness.core.cell.layout import Layout
+from harness.core.cell.layout import Coordinates, Layout
 from harness.core.errors import STORAGE_EXIT
+from harness.core.run.record_file import write_record
 from harness.core.run.records import CellResult, Failure, RankEnding, RankRecord
 from harness.core.run.run_dir import AttemptDir, RunDir, needs_room, write_json
 from harness.core.serialization import from_jsonable, loads
@@ -49,6 +50,18 @@ def test_a_rank_that_finds_the_disk_full_exits_with_code_28(
     process.join()
     assert process.exitcode == 28
     assert f"rank 0: cannot write {tmp_path}: No space left on device" in capfd.readouterr().err
+
+
+def test_a_node_that_is_lost_after_its_ranks_completed_is_an_error_that_names_it(tmp_path: Path) -> None:
+    endings = [RankEnding(rank=rank, ended="completed", exit_code=0) for rank in range(2)]
+    for rank in range(2):
+        place = Coordinates(tp=rank, cp=0, dp=0, pp=0)
+        write_record(
+            AttemptDir(tmp_path).record(rank), RankRecord(cell="cell", rank=rank, place=place, ended="completed")
+        )
+    trouble = "node 1 sent no heartbeats and wrote no result"
+    result = cell_result("cell", 1, AttemptDir(tmp_path), endings, [trouble], 0.0, deadline_s=60.0)
+    assert (result.status, result.reason) == ("error", trouble)
 
 
 def test_a_full_disk_is_not_a_failure_of_the_code_under_test(tmp_path: Path) -> None:
