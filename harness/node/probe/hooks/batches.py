@@ -80,7 +80,8 @@ def log_probs_returned(path: Any, micro: MicroTruth, context: RankContext, batch
         found = scores.detach().double().cpu()
         if found.shape != expected.shape:
             return TensorSeen(shape=list(found.shape), dtype=str(scores.dtype), mismatches=len(expected))
-        wrong = ((found - expected).abs() > _step(len(values)) / 4).nonzero().flatten().tolist()
+        right = (found - expected).abs() <= _step(len(values)) / 4  # NaN is not
+        wrong = (~right).nonzero().flatten().tolist()
         if wrong and first is None:
             nearest = int((values - found[wrong[0]]).abs().argmin())
             known = abs(float(values[nearest] - found[wrong[0]])) <= _step(len(values)) / 4

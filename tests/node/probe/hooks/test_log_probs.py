@@ -55,5 +55,11 @@ def test_a_log_prob_that_no_token_has_is_reported_without_a_slot() -> None:
     assert seen.first[3] == -1
 
 
+def test_a_log_prob_that_is_not_a_number_is_a_mismatch() -> None:
+    seen = returned(Unpacks(lambda stream: stream * float("nan")))
+    assert seen is not None
+    assert seen.mismatches > 10
+
+
 def test_a_data_path_that_returns_no_log_probs_has_no_comparison() -> None:
     assert returned(object()) is None
