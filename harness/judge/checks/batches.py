@@ -21,6 +21,10 @@ from harness.judge.locations import RankLocation, extent, fold, listed, numbered
 
 _FIELDS = (*BATCH, PADDING_MASK)
 _MOVED = ("tokens", "position_ids", "labels")  # a mask may look the same in other places
+_INTEGERS, _FLOATS = ("torch.int64", "torch.int32"), ("torch.float32", "torch.float64")
+# In another one a sum over slots is wrong: a float16 mask counts 2048 tokens at most, the complement of an integer is
+# no mask.
+_DTYPES = dict.fromkeys((*BATCH, PADDING_MASK), _INTEGERS) | {"loss_mask": _FLOATS, PADDING_MASK: ("torch.bool",)}
 RETURNED = "log_probs"  # of data paths that return unpacked log-probabilities: `first` names slots, not documents
 
 
@@ -39,10 +43,11 @@ def tokens_placed(evidence: CellEvidence) -> list[CheckFinding]:
     missing: list[_Wrong] = []
     content: list[_Wrong] = []
     extra: list[_Wrong] = []
+    dtypes: list[_Wrong] = []
     for ending in evidence.endings:
         record = evidence.records.get(ending.rank)
         for batch in record.batches if record else ():
-            _classify(evidence, ending, batch, missing, content, extra)
+            _classify(evidence, ending, batch, missing, content, extra, dtypes)
         missing += _absent(evidence, ending)
     findings = [
         _content(evidence, field, content)
@@ -51,6 +56,7 @@ def tokens_placed(evidence: CellEvidence) -> list[CheckFinding]:
     ]
     if missing:
         findings.insert(0, _folded(missing, Severity.ERROR, "missing", "present"))
+    findings += [_dtype(field, dtypes) for field in _FIELDS if any(item.field == field for item in dtypes)]
     if extra:
         findings.append(_folded(extra, Severity.WARNING, "given to a stage that does not use it", "absent"))
     return findings
@@ -63,6 +69,7 @@ def _classify(
     missing: list[_Wrong],
     content: list[_Wrong],
     extra: list[_Wrong],
+    dtypes: list[_Wrong],
 ) -> None:
     place = _place(ending, batch.step, batch.chunk, batch.micro_batch)
     stage, chunks = ending.place.pp, range(evidence.layout.vpp)
@@ -76,6 +83,8 @@ def _classify(
             missing += [_Wrong(place=place, field=field, seen=None)] if field in needed else []
         elif seen.mismatches:
             content.append(_Wrong(place=place, field=field, seen=seen))
+        elif seen.dtype not in _DTYPES[field]:
+            dtypes.append(_Wrong(place=place, field=field, seen=seen))
         elif field not in useful and field != PADDING_MASK:  # of the harness's own paths, where routers ask for it
             extra.append(_Wrong(place=place, field=field, seen=seen))
     if batch.log_probs is not None and batch.log_probs.mismatches:
@@ -140,6 +149,19 @@ def _content(evidence: CellEvidence, field: str, content: list[_Wrong]) -> Check
         where=edges.keys | where,  # the rank that saw it overrides the one that should hold it
         measured=named[3] if named else seen.mismatches,
         bound=named[2] if named else 0,
+    )
+
+
+def _dtype(field: str, dtypes: list[_Wrong]) -> CheckFinding:
+    wrong = [item for item in dtypes if item.field == field]
+    first, where = fold([item.place for item in wrong])
+    found, right = next(item.seen.dtype for item in wrong if item.seen), " or ".join(_DTYPES[field])
+    return CheckFinding(
+        fault_class=fault_classes.TOKEN_CONTENT,
+        message=f"{field} is {found}, not {right}, at {first}{extent(where)}",
+        where={**where, "field": field},
+        measured=found,
+        bound=right,
     )
 
 

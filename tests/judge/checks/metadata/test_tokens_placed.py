@@ -127,3 +127,19 @@ def test_a_wrong_shape_and_a_wrong_padding_slot_are_named() -> None:
     batch.tokens = _tensor()
     batch.loss_mask = _tensor(mismatches=3, first=[-1, 4, 0, 1])
     assert "padding slot 4 is 1, expected 0" in the_only_finding(evidence, "tokens_placed").message
+
+
+@pytest.mark.parametrize(
+    ("field", "dtype", "right"),
+    [
+        ("loss_mask", "torch.float16", "torch.float32 or torch.float64"),
+        ("labels", "torch.float32", "torch.int64 or torch.int32"),
+    ],
+)
+def test_right_content_in_a_dtype_that_upstream_does_not_use_is_a_finding(field: str, dtype: str, right: str) -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    for batch in evidence.records[1].batches:
+        setattr(batch, field, replace(getattr(batch, field), dtype=dtype))
+    finding = the_only_finding(evidence, "tokens_placed")
+    assert finding.message.startswith(f"{field} is {dtype}, not {right}, at stage 0, tp 1")
+    assert (finding.measured, finding.where["field"]) == (dtype, field)
