@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import Any
 
 from harness.core.outcomes import Lane
@@ -22,6 +24,8 @@ from harness.judge.evidence.leg_evidence import LegEvidence
 from harness.judge.failures.classification import memory_text, out_of_memory
 from harness.judge.locations import numbered
 from harness.judge.stats.distance import beyond, bound_text, distance, exactly, stated
+
+_FP32_SUM = Bound(value=1e-4, origin="a sum in fp32 over the tokens of a micro-batch")
 
 
 @check(Lane.NUMERICS)
@@ -474,18 +478,23 @@ def _where(evidence: CellEvidence, depth: int, document: int, documents: list[in
 
 @check(Lane.NUMERICS)
 def step_loss(evidence: CellEvidence) -> list[CheckFinding]:
-    """The loss of every step (sum over its unmasked labels, all ranks) equals the reference's."""
-    wrong = []
+    """The loss of every step (sum over its unmasked labels, all ranks) equals the reference's.
+
+    Where that cannot be compared, it is still the sum of the documents' losses; in canary legs all tensor-parallel
+    ranks have the same.
+    """
+    wrong, compared = [], set[int]()
     for step, right in step_losses(evidence.reference).items() if evidence.reference else ():
         if step and not evidence.same_rows:
             break  # different gradients have moved the weights
         if (bound := evidence.bound("step_loss", step)) is None:
             break  # rounding decides
+        compared.add(step)
         for rank, found in _recorded(evidence, step):
             if found is None or (math.isfinite(found) and beyond(distance(found, right, bound), bound)):
                 wrong.append((step, rank, found, right, bound))
     if not wrong:
-        return []
+        return _other_sums(evidence, compared)
     step, rank, found, right, bound = wrong[0]
     steps = sorted({item[0] for item in wrong})
     ratio = None
@@ -503,6 +512,45 @@ def step_loss(evidence: CellEvidence) -> list[CheckFinding]:
             bound=stated(bound),
         )
     ]
+
+
+def _other_sums(evidence: CellEvidence, compared: Collection[int]) -> list[CheckFinding]:
+    """The first loss sum of a rank of the last stage that is another than what it must equal within its own cell."""
+    for rank, name, where, found, of, right in (*_step_sums(evidence, compared), *_leg_sums(evidence)):
+        if math.isfinite(found) and math.isfinite(right) and beyond(distance(found, right, _FP32_SUM), _FP32_SUM):
+            return [
+                CheckFinding(
+                    fault_class=fault_classes.UNKNOWN,
+                    message=f"loss sum of {name} on rank {rank}: {found:.9g}, {of} {right:.9g}",
+                    where={"stage": evidence.last_stage, "rank": rank, **where},
+                    measured=found,
+                    bound=right,
+                )
+            ]
+    return []
+
+
+_Sum = tuple[int, str, dict[str, Any], float, str, float]  # rank, of what, where, found, what is right, right
+
+
+def _step_sums(evidence: CellEvidence, compared: Collection[int]) -> Iterator[_Sum]:
+    """Of steps that are not `compared` with a reference, over all ranks, as each rank of the last stage has it."""
+    for step in evidence.document_losses.keys() - compared if evidence.reference else ():
+        right = sum(loss.loss_sum for loss in evidence.document_losses[step].values())
+        for rank, loss in _recorded(evidence, step):
+            if loss is not None:
+                yield rank, f"step {step}", {"step": step}, loss, "its documents add up to", right
+
+
+def _leg_sums(evidence: CellEvidence) -> Iterator[_Sum]:
+    """Of the slots of one rank, which are those of its whole tensor-parallel group."""
+    for name, leg in evidence.legs.items():
+        for rank, seen in sorted(leg.seen.items()) if leg.leg.model else ():
+            at = evidence.layout.coordinates(rank)
+            if at.pp == evidence.last_stage and at.tp:
+                first = evidence.layout.rank(replace(at, tp=0))
+                right = leg.seen[first].loss_sum
+                yield rank, f"canary leg {name}", {"leg": name, "step": 0}, seen.loss_sum, f"on rank {first}", right
 
 
 def _recorded(evidence: CellEvidence, step: int) -> list[tuple[int, float | None]]:

@@ -58,6 +58,24 @@ def other_rows() -> CellEvidence:
 def test_cells_of_other_rows_are_compared_before_weights_move_and_not_after(step: int, found: int) -> None:
     evidence = other_rows()
     for record in evidence.records.values():
-        assert record.steps[step].loss_sum is not None
-        record.steps[step].loss_sum *= 1.01
+        seen = record.steps[step]
+        assert seen.loss_sum is not None
+        seen.loss_sum *= 1.01
+        for loss in seen.documents.values():
+            loss.loss_sum *= 1.01
     assert len(outputs.step_loss(evidence)) == found
+
+
+def test_a_later_loss_of_other_rows_is_that_of_its_documents() -> None:
+    evidence = other_rows()
+    evidence.records[0].steps[1].loss_sum = 3.0
+    (found,) = outputs.step_loss(evidence)
+    assert found.message.startswith("loss sum of step 1 on rank 0: 3, its documents add up to ")
+
+
+def test_tensor_parallel_ranks_have_the_same_loss_in_a_canary_leg() -> None:
+    evidence = evidence_for(config_of("sft", tp=2, canaries=("order",)))
+    assert outputs.step_loss(evidence) == []
+    evidence.records[1].legs[0].loss_sum *= 1.5
+    (found,) = outputs.step_loss(evidence)
+    assert found.message.startswith("loss sum of canary leg order on rank 1: ") and "on rank 0" in found.message
