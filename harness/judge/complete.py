@@ -246,6 +246,7 @@ def missing(evidence: CellEvidence) -> Iterator[str]:
                 partial = True
                 yield f"record of rank {rank}: {problem}"
     yield from (f"oracle.json: {problem}" for problem in _oracle(evidence))
+    yield from _all_frozen(expected, evidence.records)
     if not partial:
         yield from _together(expected, evidence.records)
 
@@ -457,7 +458,11 @@ def _model(expected: Expected, record: RankRecord) -> Iterator[str]:
         yield f"gradient_scales: of chunks {found}, not {chunks}"
     trained = {".experts." in item.name for item in record.parameters} if found else set()
     for kind, experts in (("dense", False), ("experts", True)):
-        if experts in trained and not any(getattr(seen, kind) is not None for seen in record.gradient_scales):
+        held = [getattr(seen, kind) is not None for seen in record.gradient_scales]
+        whole = (
+            all(held) if kind == "dense" and expected.model.peft is None else any(held)
+        )  # some chunks have no experts
+        if experts in trained and not whole:
             yield f"gradient_scales: {kind} is missing"
     mtp = expected.model.mtp
     depths = range(1, mtp.layers + 1) if mtp and expected.is_last(at) and expected.has_first_step else ()
@@ -710,6 +715,18 @@ def _all_parameters(expected: Expected, records: Mapping[int, RankRecord]) -> It
         yield f"parameters: {side} {name}; the cell has {len(held)}, the {origin} {len(right)}"
 
 
+def _all_frozen(expected: Expected, records: Mapping[int, RankRecord]) -> Iterator[str]:
+    """All ranks together hold the frozen weights of the control."""
+    control = expected.evidence.control
+    if expected.model.peft is None or control is None:
+        return
+    held, right = (
+        {item.name for record in side.values() for item in record.frozen} for side in (records, control.records)
+    )
+    if right - held:
+        yield f"frozen: no rank holds {min(right - held)}; the cell has {len(held)}, the control {len(right)}"
+
+
 def _oracle(evidence: CellEvidence) -> Iterator[str]:
     """The oracle's record is there, of the model that rank 0 built, and has all that a cell is compared with."""
     trained = any(record.steps for record in evidence.records.values())
@@ -798,6 +815,10 @@ def _second_training(record: RankRecord) -> Iterator[str]:
         (
             [seen.documents.keys() for seen in training.evaluations],
             [seen.documents.keys() for seen in record.evaluations],
+        ),
+        (
+            [{one.layer: one.documents.keys() for one in seen.activations} for seen in training.evaluations],
+            [{one.layer: one.documents.keys() for one in seen.activations} for seen in record.evaluations],
         ),
         (training.apart.keys(), {*names}),
         (len(training.expert_biases), len(record.expert_biases)),

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import reduce
 from itertools import chain
 from typing import Any
 
@@ -16,6 +17,8 @@ import pytest
 from harness.core.cell.upstream_config import HARMLESS
 from harness.core.data_paths.descriptor import FORBIDDEN_CASES
 from harness.core.outcomes import Outcome
+from harness.core.packing.documents import DocumentsConfig
+from harness.core.packing.fields import BATCH
 from harness.core.run.records import OracleRecord, RankRecord, Refusal
 from harness.core.serialization import from_jsonable, to_jsonable
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -42,11 +45,9 @@ ABSENT = {
         f"packed_params.*.forms.{name}.same_as": "a copy is a warning about a slow kernel"
         for name in ("cu_seqlens_kv", "cu_seqlens_kv_padded")
     },
-    **{
-        f"batches.*.{name}.{what}": _PLACED
-        for name in ("tokens", "labels", "loss_mask", "position_ids")
-        for what in ("shape", "dtype")
-    },
+    **{f"batches.*.{name}.shape": _PLACED for name in (*BATCH, "log_probs")},
+    **{f"legs.*.batches.*.{name}.{what}": _PLACED for name in BATCH for what in ("shape", "dtype")},
+    "batches.*.log_probs.dtype": "upstream's, shown beside a mismatch",
     "refusal.type": _SHOWN,
     "refusal.wanted": "shown; the message is compared with the pattern of the case",
     "refusal.validator": _SHOWN,
@@ -54,6 +55,8 @@ ABSENT = {
     "choices.*.experts.*": "the oracle follows them, and has their digest",
     "oracle.record.cell": "its oracle.json names the cell",
     "oracle.record.steps.*.token_count": "the plan counts tokens",
+    "oracle.record.evaluations.*.token_count": "the plan counts tokens",
+    "oracle.record.evaluations.*.reported": "a copy of what simulated ranks report; the oracle reports nothing",
     "oracle.record.steps.*.tokens": "of thousands of tokens the first are kept; one that is not there is not compared",
     "oracle.record.parameters.*.parts": _PARTS,
 }
@@ -74,10 +77,19 @@ def by_upstream() -> CellEvidence:
     return evidence_for(replace(config_of("sft", tp=2, pp=2), trainer="megatron", train=train))
 
 
-def by_oracle() -> CellEvidence:
-    evidence = evidence_for(config_of("reference", tp=2, pp=2))
+def with_oracle(evidence: CellEvidence) -> CellEvidence:
     evidence.oracle = computed(evidence)
     return evidence
+
+
+def by_oracle() -> CellEvidence:
+    return with_oracle(evidence_for(config_of("reference", tp=2, pp=2)))
+
+
+def truncated() -> CellEvidence:
+    documents = DocumentsConfig(mode="file", lengths=(20, 7, 9))
+    config = replace(config_of("reference", tp=2, canaries=("truncation",)), documents=documents)
+    return with_oracle(evidence_for(config))
 
 
 def alone(evidence: CellEvidence) -> CellEvidence:
@@ -91,6 +103,10 @@ CELLS: dict[str, tuple[Callable[[], CellEvidence], tuple[str, ...]]] = {
     "by the oracle": (by_oracle, ("",)),
     "timed": (lambda: timed({("packed", 0): 0.1, ("unpacked", 0): 0.1}, jitter=0.01, tp=2), ("",)),
     "by upstream": (by_upstream, ("",)),
+    "by upstream and the oracle": (lambda: with_oracle(by_upstream()), ("evaluations", "oracle.", "reported")),
+    "truncation": (truncated, ("legs", "batches")),
+    "log-probabilities": (lambda: evidence_for(config_of("skyrl", pp=2)), ("batches",)),
+    "virtual stages": (lambda: evidence_for(config_of("reference", pp=2, vpp=2)), ("layers", "gradient_scales")),
     "routers": (lambda: alone(with_routers(pp=2)), ("routers", "choices", "aux_scale", "expert_biases")),
     "predictions": (lambda: alone(with_predictions(depths=2, pp=2)), ("mtp",)),
     "rules": (rules, ("refusal", "environment", "imports", "ended")),
@@ -141,14 +157,26 @@ def _with(value: Any, path: tuple[Any, ...], item: Any) -> Any:
     return [*value[:key], _with(value[key], rest, item), *value[key + 1 :]]
 
 
-def passing_without(evidence: CellEvidence, parts: tuple[str, ...]) -> tuple[dict[str, Any], int]:
-    """Patterns of fields without which the cell has the verdict that it had, with what replaced them; and the tries."""
+def _has(value: Any, path: tuple[Any, ...]) -> bool:
+    with suppress(LookupError, TypeError):
+        return reduce(lambda held, key: held[key], path, value) is not None
+    return False
+
+
+def passing_without(
+    evidence: CellEvidence, parts: tuple[str, ...], *, everywhere: bool = False
+) -> tuple[dict[str, Any], int]:
+    """Patterns of fields without which the cell has the verdict that it had, with what replaced them; and the tries.
+
+    They are taken from the last rank's record, or `everywhere` from those of all ranks that have them.
+    """
     before = judge(evidence)
     assert before.outcome in GREEN, before.reason
     rank, record = max(evidence.records.items())
     wholes = {"": to_jsonable(record)}
     if evidence.oracle is not None and evidence.oracle.record is not None:
         wholes["oracle."] = to_jsonable(evidence.oracle)
+    others = {other: to_jsonable(one) for other, one in evidence.records.items() if everywhere and other != rank}
     found, count = {}, 0
     for prefix, whole in wholes.items():
         for pattern, path, item in taken_away(whole):
@@ -161,6 +189,12 @@ def passing_without(evidence: CellEvidence, parts: tuple[str, ...]) -> tuple[dic
                     again = replace(evidence, oracle=from_jsonable(OracleRecord, changed, whole=True))
                 else:
                     records = {**evidence.records, rank: from_jsonable(RankRecord, changed, whole=True)}
+                    if everywhere:
+                        records |= {
+                            other: from_jsonable(RankRecord, _with(values, path, item), whole=True)
+                            for other, values in others.items()
+                            if _has(values, path)
+                        }
                     again = replace(evidence, records=records)
                 after = judge(again)
                 if (after.outcome, after.lanes) == (before.outcome, before.lanes):
@@ -168,10 +202,11 @@ def passing_without(evidence: CellEvidence, parts: tuple[str, ...]) -> tuple[dic
     return found, count
 
 
+@pytest.mark.parametrize("everywhere", [False, True])
 @pytest.mark.parametrize("name", CELLS)
-def test_no_cell_passes_without_a_field_that_is_not_listed(name: str) -> None:
+def test_no_cell_passes_without_a_field_that_is_not_listed(name: str, everywhere: bool) -> None:
     make, parts = CELLS[name]
-    found, tried = passing_without(make(), parts)
+    found, tried = passing_without(make(), parts, everywhere=everywhere)
     assert tried > 3
     assert {pattern: item for pattern, item in found.items() if pattern not in ABSENT} == {}
 

@@ -517,3 +517,14 @@ def test_evaluations_of_the_oracle_have_losses() -> None:
     assert any(problem in one for one in missing(evidence))
     seen.loss_sum, seen.documents = 1.0, {}
     assert any(problem in one for one in missing(evidence))
+
+
+def test_a_frozen_weight_that_the_control_has_is_held_by_some_rank() -> None:
+    evidence = adapted_cell()
+    assert evidence.control is not None
+    only_first_layer(evidence.control.records[0])
+    for record in evidence.records.values():
+        only_first_layer(record)
+        record.frozen.pop()
+    name = evidence.control.records[0].frozen[-1].name
+    assert any(problem.startswith(f"frozen: no rank holds {name}") for problem in missing(evidence))
