@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 
 class StrEnum(str, Enum):
-    """Stands in for `enum.StrEnum` on Python 3.10, on which the node side also runs."""
+    """Replaces `enum.StrEnum`, which Python 3.10 does not have; the node side runs on it too."""
 
     def __str__(self) -> str:
         return str(self.value)

@@ -291,7 +291,7 @@ OPEN_FILES = Pattern(
     retry_advice=Retry.NEVER,
     advice="Raise the limit of open files (ulimit -n 65536 in the shell of the launcher, or under setup of the cluster "
     "profile), or run fewer ranks side by side (launch.parallel_ranks).",
-    # torch passes tensors between processes as open files: one that cannot be received has no message of its own.
+    # torch passes tensors between processes as open files: one that cannot be received has no message.
     exception=r"Too many open files|received 0 items of ancdata",
     log=r"Too many open files|received 0 items of ancdata",
 )
