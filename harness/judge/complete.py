@@ -443,7 +443,8 @@ def _model(expected: Expected, record: RankRecord) -> Iterator[str]:
     if len({one.name for one in record.parameters}) != len(record.parameters):
         yield "parameters: one is listed twice"
     if record.parameters and expected.model.peft is None:
-        yield from (f"parameters: {problem}" for problem in _whole_stage(expected, at, _bare(record.parameters)))
+        names = [one.name for one in record.parameters]
+        yield from (f"parameters: {problem}" for problem in _whole_stage(expected, at, names))
     # A trainer that never calls its optimizer has no gradients that a norm counts.
     updated = expected.config.own_trainer or any(one.update and one.update.change.norm_sq for one in record.parameters)
     for one in record.parameters:
@@ -468,10 +469,6 @@ def _model(expected: Expected, record: RankRecord) -> Iterator[str]:
     depths = range(1, mtp.layers + 1) if mtp and expected.is_last(at) and expected.has_first_step else ()
     heads = [(depth, number) for depth in depths for number in expected.micro_batches(0, at.dp)]
     yield from _keys("mtp", ((seen.depth, seen.micro_batch) for seen in record.mtp), heads)
-
-
-def _bare(parameters: Iterable[ParameterSeen]) -> list[str]:
-    return [item.name for item in parameters]
 
 
 def _whole_stage(expected: Expected, at: Coordinates, names: Sequence[str]) -> Iterator[str]:
