@@ -6,21 +6,22 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 ON_A_CLUSTER = ("slurm", "soak_slurm")  # run by tests/slurm/test_benchmarks.py
 
 
-def assert_measures(name: str, folder: Path) -> None:
-    """Run one benchmark of all.py, with its temporary files in `folder`: it writes figures, not all of them zero."""
-    page = folder / "page.md"
-    command = [sys.executable, str(FOLDER / "all.py"), "--smallest", "--only", name, "--page", str(page)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=folder, env={**os.environ, "TMPDIR": str(folder)}
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    text = page.read_text(encoding="utf-8")
+def assert_measures(name: str) -> None:
+    """Run one benchmark of all.py in a folder of its own: it writes figures, not all of them zero."""
+    # Chromium makes a socket under TMPDIR, whose path has at most 107 characters: pytest's folders are too long.
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder, "page.md")
+        command = [sys.executable, str(FOLDER / "all.py"), "--smallest", "--only", name, "--page", str(page)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env={**os.environ, "TMPDIR": folder})
+        assert done.returncode == 0, done.stdout + done.stderr
+        text = page.read_text(encoding="utf-8")
     section = text.partition(f"## {name}\n")[2].partition("\n## ")[0]
     rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
     assert rows

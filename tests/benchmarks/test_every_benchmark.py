@@ -44,8 +44,8 @@ def test_the_table_has_every_benchmark(benchmarks: ModuleType) -> None:
         *(pytest.param(name, marks=[pytest.mark.train, pytest.mark.long]) for name in LONG),
     ],
 )
-def test_a_benchmark_measures_at_its_smallest_size(name: str, tmp_path: Path) -> None:
-    assert_measures(name, tmp_path)
+def test_a_benchmark_measures_at_its_smallest_size(name: str) -> None:
+    assert_measures(name)
 
 
 def test_a_benchmark_that_measures_nothing_fails(benchmarks: ModuleType) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.benchmarks.smallest import ON_A_CLUSTER, assert_measures
@@ -13,5 +11,5 @@ pytestmark = [pytest.mark.slurm, pytest.mark.train]
 
 @pytest.mark.usefixtures("may_run_slurm")
 @pytest.mark.parametrize("name", ON_A_CLUSTER)
-def test_a_benchmark_measures_at_its_smallest_size(name: str, tmp_path: Path) -> None:
-    assert_measures(name, tmp_path)
+def test_a_benchmark_measures_at_its_smallest_size(name: str) -> None:
+    assert_measures(name)
