@@ -33,7 +33,7 @@ types: setup ## mypy, strict; the node side also as Python 3.10
 unit: setup ## the fast tests: no training, no browser, no Slurm
 	$(PYTEST) -m "not train and not browser and not slurm"
 
-bench: setup ## every benchmark but the soaks, an hour and a half on two quiet cores; writes docs/benchmarks.md
+bench: setup ## every benchmark but the soaks, an hour and a half on two quiet cores; writes docs/generated/benchmarks.md
 	$(BIN)/python benchmarks/all.py $(BENCH)
 
 clean: ## remove .venv and caches; reports stay

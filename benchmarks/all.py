@@ -1,6 +1,6 @@
 """Runs every benchmark and writes one page of their figures: machine, load, medians, limits, rivals of the same run.
 
-    python benchmarks/all.py [--only smoke plan ...] [--clone ../Megatron-LM] [--smallest] [--page docs/benchmarks.md]
+    python benchmarks/all.py [--only smoke plan ...] [--clone ../Megatron-LM] [--smallest] [--page FILE]
 
 They run one after the other, an hour and a half on two quiet cores; the soaks, an hour each, only by --only. What a
 benchmark needs and this machine lacks is named in the page in its place. A page that exists keeps the figures of the
@@ -25,7 +25,7 @@ from pathlib import Path
 
 from figures import ROOT, Figure, read, shown
 
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE = ROOT / "docs" / "generated" / "benchmarks.md"
 HOUR = ("--minutes", "60", "--faults", "60")
 
 
@@ -177,7 +177,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
     parser.add_argument("--clone", type=Path, help="a clone of Megatron-LM: trainer and bisect use its code")
     parser.add_argument("--smallest", action="store_true", help="only show that each measures")
-    parser.add_argument("--page", type=Path, help="where to write the page (docs/benchmarks.md)")
+    parser.add_argument("--page", type=Path, help="where to write the page (docs/generated/benchmarks.md)")
     arguments = parser.parse_args()
     clone = arguments.clone.resolve() if arguments.clone else None
     file = arguments.page or (None if arguments.smallest else PAGE)

@@ -1,4 +1,6 @@
-"""Which real bugs the gates find: runs each gate on bugs of its project and on main, writes the tables of docs/gate.md.
+"""Which real bugs the gates find: runs each gate on bugs of its project and on main.
+
+Writes the tables of docs/generated/gates.md.
 
     .venv/bin/python benchmarks/gate.py CLONE [--fork megatron-lm] [--only ID] [--folder gate-runs] [--again]
 
@@ -31,7 +33,7 @@ from harness.judge.report.model import Report, ReportCell
 from harness.judge.report.render_json import read_report
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "gate.md"
+PAGE = ROOT / "docs" / "generated" / "gates.md"
 STACK = "fork"  # of the matrix
 RECIPE = f"{STACK}: working-tree"
 OLDER = (
@@ -219,7 +221,7 @@ def problems(bugs: Sequence[Bug], reports: dict[str, Report]) -> list[str]:
 
 
 def table(fork: Fork, reports: dict[str, Report]) -> str:
-    """The table of the project in docs/gate.md."""
+    """The table of the project in docs/generated/gates.md."""
     lines = ["| fix | what was wrong | run on | red in | check | other red cells |", "|---|---|---|---|---|---|"]
     for bug in fork.bugs:
         cell, finding = found_by(bug, reports[bug.id])[0]

@@ -114,7 +114,7 @@ STACK_TRAINERS = {"bridge-0.6.2": (HARNESS, "bridge"), "skyrl-0.4.0": (HARNESS, 
 
 
 class Known(NamedTuple):
-    """A fault of released code that docs/models.md lists, and of which no finding can name it with certainty."""
+    """A fault of released code that the scoreboard lists, and of which no finding can name it with certainty."""
 
     what: str
     has: Callable[[Mapping[str, Any]], bool]  # whether a row is one that has it

@@ -1,4 +1,6 @@
-"""Which real bugs of upstream the harness shows, and what its verdicts on clean cells are: writes docs/scoreboard.md.
+"""Which real bugs of upstream the harness shows, and what its verdicts on clean cells are.
+
+Writes docs/generated/scoreboard.md.
 
     .venv/bin/python benchmarks/scoreboard.py [--runs reports] [--run]
 
@@ -36,7 +38,7 @@ from scoreboard_counts import (
 )
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "scoreboard.md"
+PAGE = ROOT / "docs" / "generated" / "scoreboard.md"
 KEPT = ROOT / "benchmarks" / "scoreboard_runs.json"
 INTRODUCTION = [
     "Which real bugs of upstream the harness shows, and whether it fails cells that have none. Written by",
@@ -72,7 +74,7 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def page(table: Table, runs: Mapping[str, Run]) -> str:
-    """The whole of docs/scoreboard.md."""
+    """The whole of docs/generated/scoreboard.md."""
     scores = [scored(fault, runs) for fault in table.faults]
     clean = sorted(clean_cells(runs).items())
     lists = {heading: [score for score in scores if score.fault.list == name] for name, heading in table.lists.items()}
@@ -106,7 +108,7 @@ def _summary(table: Table, runs: Mapping[str, Run], scores: Sequence[Score]) -> 
 
 def linked(fix: str) -> str:
     """The commits, pull requests, issues and reproducers of a fix as links."""
-    fix = re.sub(r"\bdocs/(reproducers/\w+\.py)", r"[reproducer](\1)", fix)
+    fix = re.sub(r"\bdocs/(reproducers/\w+\.py)", r"[reproducer](../\1)", fix)
     project = next((name for name in REPOSITORIES if fix.startswith(name)), "")
     if not project:
         return fix

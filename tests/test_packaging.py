@@ -58,7 +58,8 @@ def test_the_wheel_has_every_file_that_is_no_module_once(wheel: Path, root: Path
         names = [name for name in archive.namelist() if not name.endswith(".py") and ".dist-info/" not in name]
     folders = ("matrices", "sbatch_templates")
     shipped = [file.relative_to(root) for folder in folders for file in (root / folder).rglob("*") if file.is_file()]
-    shipped += [file.relative_to(root) for file in (root / "docs").glob("*.md")]  # for `harness explain`
+    pages = [*(root / "docs").glob("*.md"), *(root / "docs" / "generated").glob("*.md")]  # for `harness explain`
+    shipped += [file.relative_to(root) for file in pages]
     listed = subprocess.run(["git", "check-ignore", *map(str, shipped)], cwd=root, capture_output=True, text=True)
     kept = {f"harness/shipped/{file}" for file in shipped if str(file) not in listed.stdout.splitlines()}
     templates = {str(file.relative_to(root)) for file in root.glob("harness/**/templates/*")}

@@ -20,8 +20,8 @@ def test_help_names_every_verb_and_the_exit_codes() -> None:
         assert word in text
 
 
-def test_the_readme_gives_the_meaning_of_every_exit_code(root: Path) -> None:
-    page = (root / "README.md").read_text(encoding="utf-8")
+def test_the_page_of_commands_gives_the_meaning_of_every_exit_code(root: Path) -> None:
+    page = (root / "docs" / "commands.md").read_text(encoding="utf-8")
     table = page[page.index("| exit code | meaning |") :].partition("\n\n")[0]
     assert table.splitlines()[2:] == [f"| {code} | {meaning} |" for code, meaning in EXIT_MEANINGS.items()]
 

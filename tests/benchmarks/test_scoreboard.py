@@ -107,7 +107,7 @@ def test_the_page_is_that_of_the_runs_kept_beside_it(
     board: ModuleType, counts: ModuleType, table: Any, root: Path
 ) -> None:
     runs = counts.read_kept((BENCHMARKS / "scoreboard_runs.json").read_text(encoding="utf-8"))
-    assert (root / "docs" / "scoreboard.md").read_text(encoding="utf-8") == board.page(table, runs)
+    assert (root / "docs" / "generated" / "scoreboard.md").read_text(encoding="utf-8") == board.page(table, runs)
     wrong = board.problems(table, runs)
     assert [one for one in wrong if "NOT RUN: " not in one and ": no run" not in one] == []
 
@@ -174,7 +174,7 @@ def test_commits_reports_and_reproducers_are_links(board: ModuleType) -> None:
     assert board.linked("Megatron-LM dev 4bce841d24 and issue 12") == (
         f"Megatron-LM dev [4bce841d24]({home}/commit/4bce841d24) and [issue 12]({home}/issues/12)"
     )
-    assert board.linked("none; docs/reproducers/x.py") == "none; [reproducer](reproducers/x.py)"
+    assert board.linked("none; docs/reproducers/x.py") == "none; [reproducer](../reproducers/x.py)"
     assert board.linked("router.py of core_v0.19.0") == "router.py of core_v0.19.0"
 
 

@@ -25,6 +25,7 @@ def test_every_command_exists_with_its_arguments_and_matrices(root: Path, comman
     assert {command.where.partition(":")[0] for command in commands} >= {
         "README.md",
         "docs/ci.md",
+        "docs/commands.md",
         "docs/clusters.md",
         "docs/examples/nightly.sh",
         "docs/examples/github-actions.yaml",

@@ -11,7 +11,7 @@ from harness.core.data_paths.table import DATA_PATHS
 from tests.docs.pages import Block, anchors_of, blocks_of, link_problems, path_problems, yaml_problem
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCS = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "generated").glob("*.md")])
 PAGES = [*(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "reports/README.md")), *DOCS]
 BLOCKS = [
     block
@@ -22,7 +22,7 @@ BLOCKS = [
 RECIPES = [block for block in BLOCKS if block.where.startswith("docs/data_paths.md")]
 
 each_block = pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.where)
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
 
 @each_block
@@ -58,10 +58,25 @@ def test_files_and_make_targets_of_a_page_exist(page: Path) -> None:
     assert path_problems(ROOT, page) == []
 
 
-def test_there_are_few_pages_and_the_readme_links_all() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(DOCS) <= 27
-    assert [page.name for page in DOCS if f"(docs/{page.name}" not in readme] == []
+def test_the_index_links_every_page_and_the_readme_links_the_index() -> None:
+    docs = ROOT / "docs"
+    index = docs / "README.md"
+    text = index.read_text(encoding="utf-8")
+    assert [page for page in DOCS if page != index and f"({page.relative_to(docs).as_posix()})" not in text] == []
+    assert "(docs/README.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_has_the_figures_of_the_scoreboard() -> None:
+    readme, board = (
+        (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/generated/scoreboard.md")
+    )
+    shown = re.findall(
+        r"\[(\d+) bugs\].*?(\d+) of them unknown.*?with no false alarm in (\d+) clean", readme, re.DOTALL
+    )
+    bugs = re.findall(r"\*\*(\d+) distinct bugs", board)
+    unknown = re.findall(r"\| Not known before \| (\d+) \|", board)
+    clean = re.findall(r"\*\*0 false alarms in (\d+) clean", board)
+    assert shown == [(*bugs, *unknown, *clean)]
 
 
 def test_the_glossary_is_short_and_linked() -> None:

@@ -31,7 +31,7 @@ def test_the_tables_of_the_pages_match_the_declarations(root: Path) -> None:
 
 
 def test_an_outdated_table_is_found_and_regenerated(root: Path) -> None:
-    page = (root / "docs" / "matrix.md").read_text()
+    page = (root / "docs" / "generated" / "keys.md").read_text()
     wrong = page.replace("| `lr` | number > 0, at most 1000000 | `0.001` |", "| `lr` | number | `0.001` |")
     assert list(stale(wrong)) == ["train"]
     assert filled(wrong) == page
@@ -59,8 +59,8 @@ def test_an_outdated_bound_is_regenerated(right: str, wrong: str) -> None:
     assert with_bounds(wrong) == right
 
 
-def test_the_matrix_page_has_every_key_of_the_file(root: Path) -> None:
-    rows = rows_of((root / "docs" / "matrix.md").read_text())
+def test_the_page_of_keys_has_every_key_of_the_file(root: Path) -> None:
+    rows = rows_of((root / "docs" / "generated" / "keys.md").read_text())
     assert [name for name in MatrixFile.model_fields if name not in rows] == []
 
 

@@ -52,7 +52,8 @@ _OF_SECTIONS = (
         type=str,
         default=MIXES[0],
         setting=Setting(
-            doc="Instead of those of the section `documents`: a built-in mix, or a name under [`lists`](#documents).",
+            doc="Instead of those of the section `documents`: a built-in mix, or a name under "
+            "[`lists`](matrix.md#documents).",
             check=safe_name,
             values=f"{', '.join(f'`{name}`' for name in MIXES)}, a name",
             written={"anyOf": [{"enum": [*MIXES]}, {"type": "string", "pattern": f"^{SAFE_NAME}$"}]},
@@ -97,7 +98,7 @@ _OF_SECTIONS = (
 
 @cache
 def axes() -> dict[str, Axis]:
-    """The axes with plain names, in the order of docs/matrix.md."""
+    """The axes with plain names, in the order of docs/generated/keys.md."""
     found = [_axis(key, f"layout.{key.name}") for key in keys_of(Layout).values()]
     own = [_axis(key, key.name) for key in keys_of(CellConfig).values() if key.setting.axis]
     found += [*own, *_OF_SECTIONS]

@@ -15,11 +15,12 @@ PAGES = (
     "rules.md",
     "checks.md",
     "failures.md",
+    "generated/faults.md",
     "glossary.md",
-    "matrix.md",
+    "generated/keys.md",
     "data_paths.md",
     "trainers.md",
-    "scoreboard.md",
+    "generated/scoreboard.md",
 )
 _LINK = re.compile(r"\[([^]]+)]\([^)]*\)")
 _NAME = re.compile(r"`([^`]+)`|\*\*([^*]+)\*\*|^ ([A-F][0-9]+) $")  # the last: a bug of the corpus

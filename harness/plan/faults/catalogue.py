@@ -100,7 +100,7 @@ def _needed_for(spec: FaultSpec) -> str:
     return f"cells with {' and '.join(needed)} that are compared with a control"
 
 
-_SECTION_HEAD = """## Fault catalogue
+_PAGE_HEAD = """# Fault catalogue
 
 `harness selftest` injects each of these faults into a real training cell and requires that it is caught: the first
 finding must be of the first check named, in its lane, at its place, and the other checks named must have a finding
@@ -114,7 +114,7 @@ in the packing scheduler, on stacks of the shipped matrices `trainer_bridge`, `r
 It leaves out, and names, faults whose stack needs a clone that is not there. Labels such as A3 or 2.1 number a
 collection of packing bugs; most come with the upstream commit, pull request or issue.
 
-`python scripts/key_tables.py` writes this section from the catalogue in `harness/plan/faults`. The injections are in
+`python scripts/key_tables.py` writes this page from the catalogue in `harness/plan/faults`. The injections are in
 `harness/node/faults`, under the same names.
 """
 
@@ -136,19 +136,13 @@ def catalogue_text(faults: Sequence[FaultSpec]) -> str:
 
 
 def catalogue_markdown(faults: Sequence[FaultSpec]) -> str:
-    """The last section of docs/failures.md."""
-    parts = [_SECTION_HEAD]
+    """The page docs/generated/faults.md."""
+    parts = [_PAGE_HEAD]
     for fault_class in CLASSES:
         rows = [spec for spec in faults if spec.fault_class == fault_class]
         if rows:
-            parts.append(f"\n### {fault_class.capitalize()}\n\n{_class_table(rows)}")
+            parts.append(f"\n## {fault_class.capitalize()}\n\n{_class_table(rows)}")
     return "".join(parts)
-
-
-def with_catalogue(page: str, faults: Sequence[FaultSpec]) -> str:
-    """The page with its last section, the catalogue, generated anew."""
-    before, _, _ = page.partition(_SECTION_HEAD.splitlines()[0] + "\n")
-    return before + catalogue_markdown(faults)
 
 
 def demand_text(spec: FaultSpec) -> str:

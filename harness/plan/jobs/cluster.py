@@ -252,7 +252,7 @@ class ClusterProfile:
     name: Name = setting("local", doc="Names the profile.", required=True)
     kind: Literal["local", "slurm"] = setting("local", doc="`local`: this machine; `slurm`: jobs.", required=True)
     launcher: Literal["submitit", "nemo-run"] = setting(
-        "submitit", doc="What runs sbatch. `nemo-run` also writes the job files: [NeMo-Run](#nemo-run)."
+        "submitit", doc="What runs sbatch. `nemo-run` also writes the job files: [NeMo-Run](clusters.md#nemo-run)."
     )
     partition: Line | None = setting(None, doc="`--partition`")
     account: Line | None = setting(None, doc="`--account`")
@@ -308,7 +308,9 @@ class ClusterProfile:
     setup: tuple[Line, ...] = setting(
         (), doc="Shell lines of the batch script before `srun`, on the first node; what they export reaches all nodes."
     )
-    sbatch_flags: tuple[Line, ...] = setting((), doc="More flags, `--name=value` each: [which](#flags-of-slurm).")
+    sbatch_flags: tuple[Line, ...] = setting(
+        (), doc="More flags, `--name=value` each: [which](clusters.md#flags-of-slurm)."
+    )
     srun_flags: tuple[Line, ...] = setting((), doc="Likewise for `srun`.")
     run_dir: Line | None = setting(
         None, doc="Folder of run directories when `--run-dir` is not given; every node must see it."

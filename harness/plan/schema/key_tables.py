@@ -8,6 +8,7 @@ from dataclasses import MISSING, is_dataclass, replace
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from harness.core.cell.axes import axes
+from harness.core.cell.axis_values import HARNESS, TRAINERS
 from harness.core.cell.config import ModelConfig, TrainConfig
 from harness.core.data_paths.own import UpstreamTests
 from harness.core.data_paths.table import DATA_PATHS
@@ -28,13 +29,16 @@ from harness.plan.schema.sections import (
     SlopeSection,
     ThroughputSection,
 )
-from harness.plan.stacks.recipes import RECIPES
+from harness.plan.stacks.recipes import PROJECTS, RECIPES
 from harness.plan.stacks.section import StackLayer
 
-GENERATED_PAGES = ("matrix.md", "data_paths.md", "stacks.md", "clusters.md")  # in docs
+GENERATED_PAGES = ("generated/keys.md", "data_paths.md", "stacks.md", "../README.md")  # in docs
+# Project -> how the names of its recipes begin, for the table of the README.
+_RELEASES = {"Megatron-LM": "core-", "Megatron-Bridge": "bridge-", "SkyRL": "skyrl-", "NeMo-RL": "", "verl": ""}
 _MARK = re.compile(r"(?m)^<!-- generated: (.+) -->\n(?:\|.*\n)*")
 _BOUND = re.compile(r"`(\w+)`: (?:fp32 \S+, bf16 (measured, else )?[\de.-]+|[\d.]+ times)")
 _SCREEN = re.compile(r"ratio screen [\d.]+ %")
+_LINK = re.compile(r"\]\((?=\w+\.md)")  # to another page, as the declarations write it
 
 
 def tables() -> dict[str, str]:
@@ -59,7 +63,7 @@ def tables() -> dict[str, str]:
     found |= {"bound": table(keys_of(Override).values(), of="a bound"), "xfail": table(keys_of(XFail).values())}
     found |= {"may_reject": table(keys_of(MayReject).values())}
     found |= {"upstream_tests": table(keys_of(UpstreamTests).values())}
-    return found | {"data_paths": _data_paths(), "recipes": _recipes()}
+    return found | {"data_paths": _data_paths(), "recipes": _recipes(), "support": _support()}
 
 
 def filled(page: str) -> str:
@@ -126,7 +130,11 @@ def _schema_values(schema: Mapping[str, Any]) -> str:
 
 
 def _markdown(rows: Iterable[Iterable[str]]) -> str:
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows).replace("| --- | --- | --- | --- |", "|---|---|---|---|")
+    """The table as docs/generated/keys.md has it: pages that it links are in the folder above."""
+    lines = "".join(f"| {' | '.join(row)} |\n" for row in rows).replace(
+        "| --- | --- | --- | --- |", "|---|---|---|---|"
+    )
+    return _LINK.sub("](../", lines)
 
 
 def _data_paths() -> str:
@@ -137,6 +145,24 @@ def _data_paths() -> str:
 def _recipes() -> str:
     lines = [f"| `{name}` | {one.doc} | {', '.join(map(_matrix, one.matrices))} |\n" for name, one in RECIPES.items()]
     return "| recipe | software | run by |\n|---|---|---|\n" + "".join(lines)
+
+
+def _support() -> str:
+    """Upstream projects with the releases, data paths and trainers that can be tested."""
+    lines = "| | releases | your checkout | `packing` | `trainer` |\n|---|---|---|---|---|\n"
+    for project, prefix in _RELEASES.items():
+        paths = [path for path in DATA_PATHS.values() if path.code.startswith(project)]
+        trainers = [name for name in TRAINERS if any(name in path.trainers for path in paths)]
+        releases = [name.removeprefix(prefix) for name in RECIPES if prefix and name.startswith(prefix)]
+        columns = (
+            project,
+            ", ".join(releases) or "in your own [stack](docs/stacks.md)",
+            "yes" if project.lower() in PROJECTS else "no",
+            ", ".join(f"`{path.name}`" for path in paths),
+            ", ".join(f"`{name}`" for name in (HARNESS, *trainers)),
+        )
+        lines += f"| {' | '.join(columns)} |\n"
+    return lines
 
 
 def _matrix(name: str) -> str:

@@ -1,6 +1,6 @@
 """The sections of a matrix file. Most are dataclasses, from which section.py makes models; the others are models.
 
-Every description ends up in the JSON Schema (`harness schema`) and in the tables of docs/matrix.md. The sections
+Every description ends up in the JSON Schema (`harness schema`) and in docs/generated/keys.md. The sections
 `documents` and `model` are parsed here too: their keys depend on each other.
 """
 
@@ -445,7 +445,7 @@ class MatrixFile(Section):
         description="Expressions over axes; combinations that violate one are dropped and counted.",
     )
     select: SelectSection = Field(
-        default="full", description="Which of the allowed cells run: [all or a covering selection](#select)."
+        default="full", description="Which of the allowed cells run: [all or a covering selection](matrix.md#select)."
     )
     args: str | dict[str, Any] = Field(
         default_factory=dict,
@@ -467,7 +467,7 @@ class MatrixFile(Section):
         default_factory=list, description="Known failures."
     )
     may_reject: list[model_of(MayReject)] = Field(  # type: ignore[valid-type]
-        default_factory=list, description="Cells that a checkout may [lack something for](#may_reject)."
+        default_factory=list, description="Cells that a checkout may [lack something for](matrix.md#may_reject)."
     )
     stacks: dict[str, RecipeName | StackLayer | Annotated[list[RecipeName | StackLayer], Field(min_length=1)]] = Field(
         default_factory=dict,

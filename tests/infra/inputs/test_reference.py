@@ -31,15 +31,15 @@ def test_an_entry_has_the_columns_of_its_table_without_markdown() -> None:
 
 
 def test_bugs_of_the_corpus_are_entries_with_what_shows_them() -> None:
-    (entry,) = (entry for entry in _named("A2") if entry.page == "scoreboard.md")
+    (entry,) = (entry for entry in _named("A2") if entry.page == "generated/scoreboard.md")
     assert "tp ranks above 0 of the last stage have no metadata" in entry.text
 
 
 def test_a_key_is_known_by_its_path_too() -> None:
     found = [entry for entry in reference() if "train.seq_length" in entry.names]
-    assert [(entry.name, entry.page) for entry in found] == [("seq_length", "matrix.md")]
+    assert [(entry.name, entry.page) for entry in found] == [("seq_length", "generated/keys.md")]
 
 
 def test_terms_and_keys_are_entries_too() -> None:
     assert "the unit that runs" in _named("cell")[0].text
-    assert any(entry.page == "matrix.md" and "Tensor parallel size" in entry.text for entry in _named("tp"))
+    assert any(entry.page == "generated/keys.md" and "Tensor parallel size" in entry.text for entry in _named("tp"))
