@@ -60,4 +60,4 @@ def test_tables_show_it_and_the_page_gets_its_row(facts: dict[str, Any]) -> None
     assert facts["label"] == "shuffling=all"
     (row,) = facts["page"]
     assert row.split(" | ")[:3] == ["| `shuffling`<br>`weight_shuffling`", "`none`, `some`, `all`", "`none`"]
-    assert row.endswith(" | How weights are [shuffled](models.md). |")
+    assert row.endswith(" | How weights are [shuffled](../models.md). |")
