@@ -84,7 +84,7 @@ def _without_programs(repository: Path, timeout_s: float) -> list[Setting]:
 
 
 def _emptied(name: str) -> str:
-    """What a replacement of this setting replaces: an empty credential helper removes those of all hosts."""
+    """Return the setting that clears this one: an empty credential helper removes those of all hosts."""
     return "credential.helper" if name.startswith("credential.") else name
 
 

@@ -141,7 +141,7 @@ def _call(notifier: Callable[[str, str], None], target: str, text: str, answer: 
 
 
 def _within(timeout_s: float, work: Callable[..., None], *arguments: object) -> str:
-    """What `work` stores in the list that it gets last; runs it in a thread, which cannot block the harness."""
+    """Run `work` in a daemon thread with a time limit; return what it put into the list that it gets last."""
     answer = [f"no answer within {timeout_s:g} s"]
     thread = threading.Thread(target=work, args=(*arguments, answer), daemon=True)
     thread.start()

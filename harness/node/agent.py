@@ -74,7 +74,7 @@ class Leader(Agent):
             raise InfrastructureError(f"{obstacle}; {counted(len(self.waiting), 'cell')} not started")
 
     def _obstacle(self) -> str:
-        """Why no further cell may start; empty while cells may. Sets `failed_nodes`."""
+        """Return why no more cells can start, or ''. Sets `failed_nodes`."""
         self.lost.update(self.others.silent())
         known = self.others.known()
         troubles = {node: beat.trouble for node, beat in known.items() if beat.trouble and node not in self.lost}

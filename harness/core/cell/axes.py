@@ -31,7 +31,7 @@ class Axis(Key):
     path: str  # attributes that lead from a CellConfig to its value
 
     def of(self, config: CellConfig) -> Any:
-        """The cell's value, resolved."""
+        """Return the axis value of a resolved cell."""
         return attrgetter(self.path)(config)
 
     @property

@@ -83,7 +83,7 @@ class MoeConfig:
     )
     shared_ffn: int | None = _count(
         None,
-        "Hidden size of the expert that gets every token; if omitted, there is none.",
+        "FFN hidden size of the shared expert; if omitted, there is none.",
         le=2**20,
         upstream="moe_shared_expert_intermediate_size",
         later=True,
@@ -96,7 +96,7 @@ class MoeConfig:
     )
     capacity_factor: float | None = setting(
         None,
-        doc="Most tokens that an expert takes, relative to an equal share; others skip it. If omitted, no limit.",
+        doc="Expert capacity factor; tokens over capacity are dropped. If omitted, no limit.",
         ge=0.01,
         le=1e6,
         upstream="moe_expert_capacity_factor",
@@ -163,7 +163,7 @@ class MoeConfig:
 class MtpConfig:
     """Multi-token prediction: layers after the last one that predict tokens further ahead."""
 
-    layers: int = _count(1, "Tokens predicted beyond the next one.", le=64, upstream="mtp_num_layers")
+    layers: int = _count(1, "Number of MTP layers (prediction depth).", le=64, upstream="mtp_num_layers")
     loss_factor: float = setting(
         0.1,
         doc="Weight of their mean loss; with 0 they would have no gradients to compare.",
@@ -232,7 +232,7 @@ class ModelConfig:
     )
     softmax: str = setting(
         VANILLA,
-        doc="Attention weights that need not add up to 1: a sink per head takes the rest, fixed at 0 or `learnable`.",
+        doc="Softmax variant: `off-by-one` and `learnable` add an attention sink per head, fixed at 0 or learned.",
         choices=SOFTMAXES,
         upstream="softmax_type",
         later=True,
@@ -247,7 +247,7 @@ class ModelConfig:
     )
     window_skip: int | None = _count(
         None,
-        "Every layer whose number this divides attends to all tokens in spite of `window`.",
+        "Every N-th layer uses full attention instead of the sliding window.",
         le=1_024,
         upstream="window_attn_skip_freq",
         later=True,

@@ -83,7 +83,7 @@ def common_ratio(ratios: Iterable[tuple[float, Mapping[str, float]]], screen: fl
 
 def scale_of(pairs: Iterable[tuple[Fingerprint, Fingerprint]], screen: float) -> float | None:
     """The one factor by which every (measured, control) fingerprint is scaled, direction unchanged; None when there is
-    none. Projections scale with the norm, so a different tensor whose norm happens to fit is no multiple."""
+    none. Projections scale with the norm, so a different tensor whose norm happens to fit is not reported as one."""
     found: list[float] = []
     for measured, control in pairs:
         if not (measured.norm_sq > 0 and control.norm_sq > 0):

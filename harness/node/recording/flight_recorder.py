@@ -75,7 +75,7 @@ def _write(path: Path) -> None:
 
 
 def dumped(c10d: Any) -> dict[str, Any] | None:
-    """The recorder's complete dump, from the newest function that this torch has; None when torch has none."""
+    """Dump the flight recorder with the newest API of this torch; None if it has none."""
     for name, read in _DUMPS:
         function = getattr(c10d, name, None)
         if function is not None:

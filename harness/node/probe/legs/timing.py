@@ -315,7 +315,7 @@ def _remove_hooks(chunk: Any) -> None:
 
 
 def stopwatch(device: Device) -> Callable[[Run], Reading]:
-    """A function that runs a load and returns its reading, a function to call later, since it synchronises."""
+    """Return a function that runs the load and returns a deferred reader, since reading synchronises."""
     return by_events if device.kind == "cuda" else by_cpu_time
 
 
