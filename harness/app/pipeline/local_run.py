@@ -16,7 +16,7 @@ from harness.app.process import signal_name, tracebacks_in
 from harness.core.errors import HarnessError, InputError, InterruptedRun, Problem
 from harness.core.outcomes import EXIT_INTERRUPTED
 from harness.core.run.events import RunStopped, note
-from harness.core.run.run_dir import MOST_TOGETHER, RunDir, refuse_links_below, write_atomic, write_json
+from harness.core.run.run_dir import RunDir, refuse_links_below, write_atomic, write_json
 from harness.core.run.run_plan import PlannedCell, RunPlan
 from harness.core.stack import ReadyStack
 from harness.core.text import counted
@@ -31,6 +31,9 @@ from harness.infra.stacks.prepare import moved_since
 from harness.judge.report.model import ReportCell
 
 _MOVED = "restore it, or start a new run: cells of one run are compared with each other"
+
+
+MOST_TOGETHER = 5000  # combinations of which an agent imports sooner than all are named
 
 
 class EarlyStart:
@@ -48,7 +51,6 @@ class EarlyStart:
         if combinations > MOST_TOGETHER:
             require_torch()
             self.lock.enter_context(only_launcher(self.directory))
-            self.directory.spread(combinations)
             plan_run.write_plugins(self.directory)
             begin_first(self.directory, cell, self.source.matrix.launch, self.agent)
             self.first = cell

@@ -223,7 +223,6 @@ def plan_cells(expansion: Expansion, *, name: str, file: str, command: Sequence[
 
 def write_run(run: RunDir, planned: Planned) -> None:
     """Write the run directory before the start: the launcher's files, then plan.json, which completes it."""
-    run.spread(len(planned.plan.expansion.cells))
     write_plugins(run)
     launcher = launcher_for(planned.cluster)
     launcher.write(run, planned.plan, planned.matrix.launch, planned.cluster, planned.cluster_file)

@@ -7,7 +7,6 @@ reports/<run_id>/
   cells/<cell_id>/attempt-<n>/{config.json, ranks/rank-00007.json, log/rank-00007.log, oracle.json, result.json,
                                interrupted, data/, checkpoint/, pretrained/,
                                resumed/{config.json, ranks/, log/, oracle.json, result.json, data/}}
-  cells/<two digits>/<cell_id>/ instead in a run of more than 5,000 cells
   interleaving/<pair>/attempt-<n>/<turn>
   oracles/<key>.json
   node-code/harness/
@@ -25,7 +24,6 @@ import os
 import re
 import secrets
 import stat
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -39,9 +37,8 @@ from harness.core.serialization import dumps, from_jsonable, loads
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _RESUMED = "resumed"
-_CELLS, _SPREAD = "cells", ".spread"
+_CELLS = "cells"
 MOST_CHARACTERS = 200  # of a name that a run gives a file or a folder; suffixes come on top
-MOST_TOGETHER = 5000  # cells in one folder: far more entries slow down shared file systems
 _RUN_ID_BYTES = 1000  # of plan.json, enough for its run id
 
 _ROOTS: set[str] = set()  # absolute paths of the runs that this process has named
@@ -276,7 +273,7 @@ class AttemptDir:
     def run(self) -> RunDir:
         """The run directory that it is in."""
         above = self._whole.root.absolute().parents
-        return RunDir(next((above[depth + 1] for depth in (1, 2) if above[depth].name == _CELLS), self._whole.root))
+        return RunDir(above[2] if above[1].name == _CELLS else self._whole.root)
 
     @property
     def run_id(self) -> str:
@@ -415,20 +412,13 @@ class RunDir:
         """What the oracle computed for all cells of this key; they have copies."""
         return self.root / "oracles" / f"{path_component(key)}.json"
 
-    def spread(self, cells: int) -> None:
-        """Before the first cell is written: lay out the folders for this number of cells."""
-        if cells > MOST_TOGETHER:
-            write_atomic(self.root / _CELLS / _SPREAD, "")
-
     def cell(self, cell: str) -> Path:
-        """The folder of a cell's attempts; of a run of many cells in one of 256 folders, by a checksum of the id."""
-        name, folder = path_component(cell), self.root / _CELLS
-        return folder / (f"{zlib.crc32(name.encode()) % 256:02x}" if (folder / _SPREAD).exists() else "") / name
+        """The folder of a cell's attempts."""
+        return self.root / _CELLS / path_component(cell)
 
     def cells(self) -> list[Path]:
         """The folders of cells that exist."""
-        folder = self.root / _CELLS
-        return list(folder.glob("*/*" if (folder / _SPREAD).exists() else "*"))
+        return list((self.root / _CELLS).glob("*"))
 
     def attempt(self, cell: str, attempt: int = 1) -> AttemptDir:
         return AttemptDir(self.cell(cell) / f"attempt-{attempt}")

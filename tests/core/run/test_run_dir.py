@@ -92,19 +92,12 @@ def test_another_folder_is_no_attempt(name: str) -> None:
     assert (attempt.number, attempt.run_id) == (0, "")
 
 
-def test_the_cells_of_a_large_run_are_spread_over_folders(tmp_path: Path) -> None:
-    small, large = RunDir(tmp_path / "small"), RunDir(tmp_path / "large")
-    small.spread(5000)
-    large.spread(5001)
-    assert small.attempt("tp1").root == tmp_path / "small" / "cells" / "tp1" / "attempt-1"
-    names = [f"cell-{number}" for number in range(3000)]
-    folders = {large.attempt(name).root.parent.parent for name in names}
-    assert {folder.parent for folder in folders} == {tmp_path / "large" / "cells"}
-    assert len(folders) == 256
-    write_json(large.plan, {"run_id": "large-1"})
-    for run in (small, large):
-        for name in names[:3]:
-            run.attempt(name).root.mkdir(parents=True)
-        assert sorted(path.name for path in run.cells()) == names[:3]
-        assert run.attempt(names[0]).run == run
-    assert large.attempt(names[0]).resumed.run_id == "large-1"
+def test_a_run_knows_its_cells_and_they_know_their_run(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    write_json(run.plan, {"run_id": "run-1"})
+    for name in ("tp1", "tp2"):
+        run.attempt(name).root.mkdir(parents=True)
+    assert run.attempt("tp1").root == tmp_path / "run" / "cells" / "tp1" / "attempt-1"
+    assert sorted(path.name for path in run.cells()) == ["tp1", "tp2"]
+    assert run.attempt("tp1").run == run
+    assert run.attempt("tp1").resumed.run_id == "run-1"
