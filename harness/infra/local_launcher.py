@@ -16,11 +16,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from harness.core.cell.config import CellConfig
 from harness.core.errors import InputError, Problem
 from harness.core.run.events import Event, Journal
 from harness.core.run.run_dir import RunDir, appending, refuse_links, text_of, write_atomic, write_json
-from harness.core.run.run_plan import Allocation, PlannedCell, RunPlan, WorkOrder, cell_attempts, write_work_order
+from harness.core.run.run_plan import Allocation, RunPlan, WorkOrder, cell_attempts, write_work_order
 from harness.core.secrets import secret_values, without_secrets_in
 from harness.core.serialization import dumps, loads
 from harness.core.stack import ReadyStack
@@ -28,7 +27,6 @@ from harness.infra.launcher import NO_JOBS, Cancelled, Observer, end_as_error
 from harness.infra.runs.logs import tail
 from harness.infra.stacks.interpreters import clean_environment
 from harness.infra.stacks.node_code import agent_environment, copy_node_code, plugin_packages
-from harness.plan.jobs.allocations import HERE
 from harness.plan.jobs.cluster import ClusterProfile
 from harness.plan.schema.sections import Launch
 
@@ -36,10 +34,8 @@ Listener = Callable[[Event], None]
 POLL_S = 0.05
 STOP_GRACE_S = 10.0
 LOG_LINES = 15  # of a failed agent's log, quoted in the results of its cells
-_ALL_WRITTEN = object()
 MOST_AGENTS = 4  # at once; each holds torch and Megatron in memory
 AHEAD_COMMAND = (sys.executable, "-m", "harness.node.agent_ahead")
-BEGIN_WITH, AT_ONCE = 500, 50  # cells whose configurations are written before agents start, and between two polls
 
 
 def cores() -> int:
@@ -98,21 +94,11 @@ class LocalLauncher:
         raise InputError(NO_JOBS)
 
     def follow(self, run: RunDir, plan: RunPlan, observer: Observer) -> None:
-        ranks, configs = _parallel_ranks(run), {cell.id: cell.config for cell in plan.expansion.cells}
-        run_allocations(run, plan.allocations, plan.stacks, observer.event, ranks, self.attempts, self.ahead, configs)
+        ranks = _parallel_ranks(run)
+        run_allocations(run, plan.allocations, plan.stacks, observer.event, ranks, self.attempts, self.ahead)
 
     def cancel(self, run: RunDir, plan: RunPlan) -> Cancelled:
         raise InputError(Problem(message="ran on this machine, not on a cluster: it has no jobs", file=str(run.root)))
-
-
-def begin_first(run: RunDir, cell: PlannedCell, launch: Launch, ahead: AgentAhead) -> None:
-    """Have an agent run one cell, while the others are still being named: its work order says that more follow."""
-    write_json(run.attempt(cell.id).config, cell.config)
-    ranks = launch.parallel_ranks or default_parallel_ranks()
-    write_work_order(run, HERE, WorkOrder(cells=cell_attempts([(cell.id, 1)]), parallel_ranks=ranks, more=True))
-    log = run.submission(HERE, ".log")
-    write_atomic(log, "")
-    ahead.begin(_arguments(run, HERE), log)
 
 
 def _launch_file(run: RunDir) -> Path:
@@ -136,14 +122,13 @@ def run_allocations(
     parallel_ranks: int | None = None,
     attempts: Mapping[str, int] | None = None,
     ahead: AgentAhead | None = None,
-    configs: Mapping[str, CellConfig] | None = None,
 ) -> None:
     """Run allocations, each in its stack, and pass on the agents' events until all have ended.
 
     The two with interleaved cells run first, side by side and without others, so that they are timed on an idle
     machine. An agent that fails ends only its own cells. On KeyboardInterrupt the agents are stopped first. Where there
     are GPUs, all other agents run one after another (`at_once`). `attempts`: cell -> number of its attempt, else 1.
-    `ahead`: becomes the agent of an allocation without a stack. `configs`: written for cells that have none yet.
+    `ahead`: becomes the agent of an allocation without a stack.
     """
     ranks = parallel_ranks or default_parallel_ranks()
     if any(allocation.stack in stacks for allocation in allocations):
@@ -151,43 +136,10 @@ def run_allocations(
     for interleaved in (True, False):
         members = [allocation for allocation in allocations if allocation.interleaved is interleaved]
         beside = at_once(len(members), ranks, interleaved=interleaved, gpus=gpus_here())
-        orders = _orders(run, members, attempts or {}, configs or {}, max(1, ranks // beside))
-        _side_by_side(run, members, stacks, listener, beside, orders, attempts or {}, ahead)
-
-
-def _orders(
-    run: RunDir,
-    allocations: Sequence[Allocation],
-    attempts: Mapping[str, int],
-    configs: Mapping[str, CellConfig],
-    parallel_ranks: int,
-) -> Iterator[None]:
-    """Write the work orders of the allocations and the missing configurations of their cells, in steps.
-
-    After the first step agents can begin: with 20,000 cells, they would wait seconds for the last configuration. An
-    order that is not complete says so, and names only cells that have a configuration.
-    """
-
-    def order(one: Allocation, cells: Sequence[str], *, more: bool) -> None:
-        numbered = cell_attempts((cell, attempts.get(cell, 1)) for cell in cells)
-        write_work_order(run, one.name, WorkOrder(cells=numbered, parallel_ranks=parallel_ranks, more=more or None))
-
-    def configure(cells: Sequence[str]) -> None:
-        for cell in cells:
-            file = run.attempt(cell, attempts.get(cell, 1)).config
-            if cell in configs and not file.exists():
-                write_json(file, configs[cell])
-
-    for one in allocations:
-        configure(one.cells[:BEGIN_WITH])
-        order(one, one.cells[:BEGIN_WITH], more=len(one.cells) > BEGIN_WITH)
-    yield
-    for one in allocations:
-        for begin in range(BEGIN_WITH, len(one.cells), AT_ONCE):
-            configure(one.cells[begin : begin + AT_ONCE])
-            yield
-        if len(one.cells) > BEGIN_WITH:
-            order(one, one.cells, more=False)
+        for one in members:
+            numbered = cell_attempts((cell, (attempts or {}).get(cell, 1)) for cell in one.cells)
+            write_work_order(run, one.name, WorkOrder(cells=numbered, parallel_ranks=max(1, ranks // beside)))
+        _side_by_side(run, members, stacks, listener, beside, attempts or {}, ahead)
 
 
 def _side_by_side(
@@ -196,12 +148,10 @@ def _side_by_side(
     stacks: Mapping[str, ReadyStack],
     listener: Listener,
     at_once: int,
-    orders: Iterator[None],
     attempts: Mapping[str, int],
     ahead: AgentAhead | None,
 ) -> None:
-    """Run at most `at_once` agents at a time; `orders` is what `_orders` has left to write."""
-    next(orders, None)
+    """Run at most `at_once` agents at a time."""
     waiting, running = list(allocations), list[_Agent]()
     try:
         while waiting or running:
@@ -216,10 +166,7 @@ def _side_by_side(
                 if ended:
                     running.remove(agent)
                     agent.close()
-            if next(orders, _ALL_WRITTEN) is _ALL_WRITTEN:
-                time.sleep(POLL_S)
-        for _ in orders:  # those of cells that an agent left when it failed
-            pass
+            time.sleep(POLL_S)
     finally:
         for agent in running:
             agent.process.terminate()  # all first, since each needs time to end its cells
@@ -241,12 +188,11 @@ class _Agent:
         self.run, self.allocation, self.attempts = run, allocation, attempts
         self.log = run.submission(allocation.name, ".log")
         self.journal = Journal(run.agent_journal(allocation.name, 0))
-        if not (ahead and ahead.begun):
-            list(self.journal.new_events())  # skips events of an earlier launch
-            write_atomic(self.log, "")
-        begun = ahead is not None and not stack and ahead.begin(_arguments(run, allocation.name), self.log)
+        list(self.journal.new_events())  # skips events of an earlier launch
+        write_atomic(self.log, "")
+        begun = ahead.begin(_arguments(run, allocation.name), self.log) if ahead and not stack else None
         self.ahead = ahead if begun else None
-        self.process = self.ahead.leave() if self.ahead else self._start(stack)
+        self.process = begun or self._start(stack)
 
     def _start(self, stack: ReadyStack | None) -> subprocess.Popen[bytes]:
         with appending(self.log) as stream:
@@ -302,27 +248,18 @@ class AgentAhead:
         self._output = output
         command = [*AHEAD_COMMAND, str(os.getpid()), str(run_parent)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT)
-        self._run: tuple[str, ...] | None = None  # the arguments with which it has begun
-        self._left = False  # to a launcher, which follows it to its end
+        self._begun = False
 
-    @property
-    def begun(self) -> bool:
-        return bool(self._run)
-
-    def begin(self, arguments: Sequence[str], log: Path) -> bool:
-        """Make it the agent with these arguments; False if it is another one already, or has ended."""
+    def begin(self, arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes] | None:
+        """Make it the agent with these arguments, whose process the caller ends; None if it has begun or has ended."""
         stream = self._process.stdin
-        if stream is not None and not stream.closed:
-            with suppress(BrokenPipeError), stream:
-                stream.write((dumps({"arguments": arguments, "log": str(log)}) + "\n").encode())
-                stream.flush()
-                self._run = tuple(arguments)
-        return self._run == tuple(arguments)
-
-    def leave(self) -> subprocess.Popen[bytes]:
-        """The process, which the caller now ends."""
-        self._left = True
-        return self._process
+        if stream is None or stream.closed:
+            return None
+        with suppress(BrokenPipeError), stream:
+            stream.write((dumps({"arguments": arguments, "log": str(log)}) + "\n").encode())
+            stream.flush()
+            self._begun = True
+        return self._process if self._begun else None
 
     def add_output(self, log: Path) -> None:
         """Put the output of the imports before the rest of the log; only once the process has ended."""
@@ -332,13 +269,10 @@ class AgentAhead:
             log.write_bytes(earlier + log.read_bytes())
 
     def end(self) -> None:
-        """End the process, and its cells, unless it is left to a launcher."""
-        if not self._left:
+        """End the process, unless it has begun: then the launcher follows it to its end."""
+        if not self._begun:
             with self._process as process:  # closes its standard input
-                if self._run:
-                    process.terminate()
-                else:
-                    process.kill()
+                process.kill()
 
 
 @contextmanager

@@ -29,7 +29,6 @@ from harness.core.outcomes import Missing, Rejection
 from harness.core.run.events import CellFinished, CellStarted, Event, Failed, Finished, Gathered, Journal
 from harness.core.run.records import CellResult, CellStatus, sealed
 from harness.core.run.run_dir import AttemptDir, RunDir, protect_new_files, refuse_links_below, text_of, write_json
-from harness.core.run.run_plan import read_work_order
 from harness.core.serialization import from_jsonable, loads
 from harness.core.text import counted
 from harness.node.coordination import rendezvous
@@ -61,16 +60,15 @@ class Leader(Agent):
             from harness.node.device.cuda_forks import gpu_table
 
             self.gpus = GpuSlices(len(gpu_table()))
-        while self.running or ((self.waiting or self.work_order.more) and not obstacle):
+        while self.running or (self.waiting and not obstacle):
             if not obstacle:
-                self._add_cells()
                 self._start_what_fits()
-            if self.running or self.work_order.more:
-                self.reap(rendezvous.POLL_S if self.work_order.more else rendezvous.HEARTBEAT_S)
+            if self.running:
+                self.reap(rendezvous.HEARTBEAT_S)
             self.heartbeat.tick()
             obstacle = self._obstacle()
         # After the loss of a node, the last cells may need to run elsewhere.
-        if self.waiting or self.work_order.more or self.failed_nodes:
+        if self.waiting or self.failed_nodes:
             raise InfrastructureError(f"{obstacle}; {counted(len(self.waiting), 'cell')} not started")
 
     def _obstacle(self) -> str:
@@ -103,12 +101,6 @@ class Leader(Agent):
             self.heartbeat.tick()
             time.sleep(rendezvous.POLL_S)
         self.note(Gathered(tokens={str(node): found.token for node, found in ready.items()}))
-
-    def _add_cells(self) -> None:
-        """Add the cells that the launcher has added to the work order since it was read."""
-        if self.work_order.more and len(self.waiting) < LOOK_AHEAD:
-            known, self.work_order = self.work_order.attempts, read_work_order(self.run, self.allocation)
-            self.waiting += [(item.cell, item.attempt) for item in self.work_order.cells if item.cell not in known]
 
     def _start_what_fits(self) -> None:
         """Start waiting cells in order while their ranks fit; a cell larger than the capacity runs alone."""

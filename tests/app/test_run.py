@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.outcomes import Lane
-from harness.core.run.events import CellStarted, Loaded, Started, read_events
+from harness.core.run.events import Loaded, Started, read_events
 from harness.core.run.run_dir import AttemptDir, write_atomic
 from harness.core.run.run_plan import RunPlan, sealed_text
 from harness.core.serialization import from_jsonable
@@ -65,27 +64,6 @@ def test_the_agent_had_imported_when_its_run_was_planned(
     (began,) = (event for event in events if isinstance(event, Started))
     (loaded,) = (event for event in events if isinstance(event, Loaded))
     assert 0 < loaded.time - began.time < loaded.import_s
-
-
-EARLY = """
-import sys
-from harness.app import cli
-from harness.app.pipeline import local_run
-
-local_run.MOST_TOGETHER = 3
-raise SystemExit(cli.main(sys.argv[1:]))
-"""
-
-
-@pytest.mark.long
-def test_a_run_whose_first_cell_began_before_the_others_were_named_passes(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", EARLY, "run", str(write_matrix(tmp_path)), "--run-dir", str(tmp_path / "runs")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert "PASS: 5 PASS" in done.stdout, done.stdout + done.stderr
-    run = only_run(tmp_path / "runs")
-    first = next(event for event in read_events(run / "events.jsonl") if isinstance(event, CellStarted))
-    assert "tp1-pp1-cp1-unpacked" in first.cell
-    assert done.returncode == 0
 
 
 def test_no_secret_of_the_environment_is_written_anywhere(

@@ -12,7 +12,6 @@ import pytest
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import Allocation
 from harness.infra import local_launcher
-from harness.infra import local_launcher as module
 from harness.infra.local_launcher import agent_ahead
 from tests.processes import await_end
 
@@ -35,7 +34,7 @@ def pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    monkeypatch.setattr(module, "AHEAD_COMMAND", (sys.executable, "-c", AGENT.format(pipe=str(path))))
+    monkeypatch.setattr(local_launcher, "AHEAD_COMMAND", (sys.executable, "-c", AGENT.format(pipe=str(path))))
     return path
 
 
@@ -70,16 +69,12 @@ def test_one_that_has_ended_is_replaced(pipe: Path, tmp_path: Path) -> None:
         assert not ahead.begin([], tmp_path / "log")
 
 
-def test_one_that_has_begun_is_ended_with_a_signal_unless_a_launcher_follows_it(tmp_path: Path) -> None:
+def test_one_that_has_begun_is_left_to_its_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits = "import sys, time; sys.stdin.readline(); time.sleep(3600)"
-    for left in (True, False):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "AHEAD_COMMAND", (sys.executable, "-c", waits))
-            with agent_ahead(tmp_path) as ahead:
-                assert ahead.begin(["run"], tmp_path / "log")
-                assert ahead.begin(["run"], tmp_path / "log")
-                process = ahead.leave() if left else ahead._process
-        if left:
-            assert process.poll() is None
-            process.kill()
-        assert process.wait() == -(signal.SIGKILL if left else signal.SIGTERM)
+    monkeypatch.setattr(local_launcher, "AHEAD_COMMAND", (sys.executable, "-c", waits))
+    with agent_ahead(tmp_path) as ahead:
+        process = ahead.begin(["run"], tmp_path / "log")
+        assert not ahead.begin(["run"], tmp_path / "log")
+    assert process and process.poll() is None
+    process.kill()
+    process.wait()

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from harness.core.cell.config import CellConfig
-from harness.core.cell.layout import Layout
 from harness.core.run.events import Event, Failed
 from harness.core.run.run_dir import RunDir
-from harness.core.run.run_plan import Allocation, WorkOrder, read_work_order
+from harness.core.run.run_plan import Allocation
 from harness.core.serialization import loads
 from harness.core.stack import ReadyStack, Stack
 from harness.infra import local_launcher
@@ -135,39 +133,6 @@ def test_agents_are_stopped_when_the_launcher_is_interrupted(run: RunDir, monkey
         run_allocations(run, allocations, {}, interrupt, parallel_ranks=2)
     assert started
     assert all(agent.process.poll() is not None for agent in started)
-
-
-def test_agents_start_before_the_last_configuration_is_written(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    cells, config = tuple(f"cell-{number}" for number in range(9)), CellConfig(layout=Layout(), data_path="sft")
-    did: list[object] = []
-    write, order, start = local_launcher.write_json, local_launcher.write_work_order, local_launcher._Agent.__init__
-
-    def wrote(path: Path, value: object) -> None:
-        write(path, value)
-        did.append(path.parts[-3])
-
-    def ordered(run: RunDir, name: str, work: WorkOrder) -> None:
-        order(run, name, work)
-        did.append((len(work.cells), work.more))
-
-    def started(agent: local_launcher._Agent, *arguments: Any) -> None:
-        did.append("agent")
-        start(agent, *arguments)
-
-    monkeypatch.setattr(local_launcher, "write_json", wrote)
-    monkeypatch.setattr(local_launcher, "write_work_order", ordered)
-    monkeypatch.setattr(local_launcher._Agent, "__init__", started)
-    monkeypatch.setattr(local_launcher, "BEGIN_WITH", 2)
-    monkeypatch.setattr(local_launcher, "AT_ONCE", 3)
-    monkeypatch.setattr(
-        local_launcher, "agent_command", lambda run, *_: [sys.executable, "-c", AGENT, str(run.root), "local", "1"]
-    )
-    write(run.attempt("cell-8").config, {"is": "kept"})
-    allocations = [Allocation(name="local", cells=cells)]
-    run_allocations(run, allocations, {}, list[Event]().append, configs=dict.fromkeys(cells, config))
-    assert did == [*cells[:2], (2, True), "agent", *cells[2:8], (9, None)]
-    assert loads(run.attempt("cell-8").config.read_text()) == {"is": "kept"}
-    assert [item.cell for item in read_work_order(run, "local").cells] == list(cells)
 
 
 def test_a_stack_that_cannot_be_used_ends_its_cells_as_error(run: RunDir) -> None:

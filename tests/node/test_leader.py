@@ -73,27 +73,3 @@ def test_no_two_cells_of_the_throughput_matrix_run_side_by_side(root: Path, tmp_
     ranks = matrix.launch.parallel_ranks or 8
     together = started(tmp_path, [cell.config for cell in made.cells], ranks)
     assert [len(cells) for cells in together] == [1] * len(made.cells)
-
-
-class Growing(Starting):
-    """Its launcher completes the work order once the leader has nothing left to do."""
-
-    def reap(self, at_most_s: float) -> None:
-        idle = not self.running
-        super().reap(at_most_s)
-        if idle:
-            cells = [{"cell": path.name, "attempt": 1} for path in self.run.cells()]
-            write_json(self.run.submission("local"), {"cells": cells, "parallel_ranks": 1})
-
-
-def test_a_leader_starts_the_first_cells_of_a_work_order_and_waits_for_the_others(tmp_path: Path) -> None:
-    run, cells = RunDir(tmp_path), [config(), config("sft"), config(tp=2)]
-    for one in cells:
-        write_json(run.attempt(cell_id(one)).config, one)
-    first = [{"cell": cell_id(cells[0]), "attempt": 1}]
-    write_json(run.submission("local"), {"cells": first, "parallel_ranks": 1, "more": True})
-    leader = Growing(run, "local")
-    leader.work()
-    together = [[cell for cell, _ in some] for some in leader.together]
-    assert together[:2] == [[cell_id(cells[0])], []]
-    assert sorted(cell for some in together for cell in some) == sorted(map(cell_id, cells))  # each once

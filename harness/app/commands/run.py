@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,7 @@ def run(
     from harness.app.pipeline import local_run, plan_run
     from harness.app.pipeline.launch import launcher_for
     from harness.infra.launcher import NO_JOBS
+    from harness.infra.local_launcher import agent_ahead
     from harness.plan.jobs.allocations import refuse_above
 
     source = plan_run.read_source(request)
@@ -54,10 +55,8 @@ def run(
         )
     parent = (run_parent or expanded(source.cluster.run_dir or str(RUN_PARENT))).resolve()
     directory = RunDir(parent / source.run_id)
-    with ExitStack() as held:
-        early = local_run.EarlyStart(directory, source, held) if source.here and not dry_run else None
-        certain = not (request.selects or source.with_arguments) and max_gpu_hours is None
-        planned = plan_run.plan_run(request, source, early.begin if early and certain else None)
+    with agent_ahead(parent) if source.here and not dry_run else nullcontext() as ahead:
+        planned = plan_run.plan_run(request, source)
         if max_gpu_hours is not None:
             refuse_above(planned.jobs, max_gpu_hours, planned.cluster)
         if dry_run:
@@ -66,7 +65,7 @@ def run(
         planned = plan_run.prepare_stacks(planned)
         plan_run.check_arguments(planned)
         if not launcher.detached:
-            return local_run.start(directory, planned, options, early)
+            return local_run.start(directory, planned, options, ahead)
     plan_run.write_run(directory, planned)
     return _detach(directory, planned.plan) if detach else _follow(directory, planned.plan, options)
 

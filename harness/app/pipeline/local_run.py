@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,56 +20,25 @@ from harness.core.run.run_plan import PlannedCell, RunPlan
 from harness.core.stack import ReadyStack
 from harness.core.text import counted
 from harness.infra import screen
-from harness.infra.local_launcher import AgentAhead, LocalLauncher, agent_ahead, begin_first
+from harness.infra.local_launcher import AgentAhead, LocalLauncher
 from harness.infra.progress import Expected
 from harness.infra.runs.evidence_files import newest, read_result
 from harness.infra.runs.lock import only_launcher
 from harness.infra.screen import relative_path
-from harness.infra.stacks.interpreters import require_torch
 from harness.infra.stacks.prepare import moved_since
 from harness.judge.report.model import ReportCell
 
 _MOVED = "restore it, or start a new run: cells of one run are compared with each other"
 
 
-MOST_TOGETHER = 5000  # combinations of which an agent imports sooner than all are named
-
-
-class EarlyStart:
-    """What begins on this machine before the run is planned: an agent's imports, and the first of many cells."""
-
-    def __init__(self, directory: RunDir, source: plan_run.Source, held: ExitStack) -> None:
-        """`held`: ends the agent if nothing is planned for it."""
-        self.directory, self.source = directory, source
-        self.agent = held.enter_context(agent_ahead(directory.root.parent))
-        self.lock = held.enter_context(ExitStack())  # of the run, once a cell begins
-        self.first: PlannedCell | None = None
-
-    def begin(self, cell: PlannedCell, combinations: int) -> None:
-        """Start the cell, unless all are named sooner than the agent has imported torch and Megatron."""
-        if combinations > MOST_TOGETHER:
-            require_torch()
-            self.lock.enter_context(only_launcher(self.directory))
-            plan_run.write_plugins(self.directory)
-            begin_first(self.directory, cell, self.source.matrix.launch, self.agent)
-            self.first = cell
-
-    def check(self, plan: RunPlan) -> None:
-        """RuntimeError unless the plan has the cell that began, with the configuration that it has."""
-        if self.first and all(cell.config != self.first.config for cell in plan.expansion.cells if not cell.control):
-            raise RuntimeError(f"the plan lacks its first cell {self.first.id}")
-
-
 def start(
-    directory: RunDir, planned: plan_run.Planned, options: FinalizeOptions, early: EarlyStart | None = None
+    directory: RunDir, planned: plan_run.Planned, options: FinalizeOptions, ahead: AgentAhead | None = None
 ) -> int:
     """Run a plan on this machine and judge it. On a signal: InterruptedRun, after the finished cells are judged."""
     plan = planned.plan
-    with tracebacks_in(directory.root), early.lock if early and early.first else only_launcher(directory):
-        if early:
-            early.check(plan)
+    with tracebacks_in(directory.root), only_launcher(directory):
         plan_run.write_run(directory, planned)
-        enough = _launch(directory, plan, plan, {}, options, early.agent if early else None)
+        enough = _launch(directory, plan, plan, {}, options, ahead)
     return _judge(directory, plan, options, enough=enough)
 
 

@@ -17,7 +17,6 @@ from harness.app import plugins
 from harness.app.pipeline.launch import launcher_for
 from harness.app.pipeline.planning import expand_for, requested_stacks
 from harness.app.selection import select
-from harness.core.cell.arguments import PREFIX
 from harness.core.cell.axis_values import WITH_COMMAND_LINE, WITH_FIELDS
 from harness.core.errors import InfrastructureError, InputError, Problem
 from harness.core.run.run_dir import RunDir, write_atomic, write_json
@@ -35,7 +34,6 @@ from harness.infra.screen import environment_secrets
 from harness.infra.stacks.interpreters import require_torch
 from harness.infra.stacks.node_code import argument_problems
 from harness.infra.stacks.prepare import Forecast, forecasts, prepare
-from harness.plan.expansion.expand import Begin
 from harness.plan.jobs.allocations import JobCost, job_costs, plan_allocations
 from harness.plan.jobs.cluster import ClusterProfile
 from harness.plan.matrix.load import Matrix, resolved
@@ -54,11 +52,6 @@ class PlanRequest:
     fault: str | None = None  # --fault
     command: Sequence[str] = ()
     cluster: str | None = None  # --cluster; None: as the matrix says
-
-    @property
-    def selects(self) -> bool:
-        """Whether it chooses or changes cells by their names."""
-        return bool(self.only or self.expression or self.fault)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,12 +83,6 @@ class Source:
         """Whether all cells run on this machine, in the environment of the harness."""
         return self.cluster.kind == "local" and "stack" not in self.matrix.axes.names
 
-    @property
-    def with_arguments(self) -> bool:
-        """Whether cells give upstream's trainer arguments, which it may refuse."""
-        named = any(name.startswith(PREFIX) for name in self.matrix.axes.names)
-        return bool(named or self.matrix.args or self.matrix.profiles)
-
 
 def new_run_id(name: str) -> str:
     now = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
@@ -108,14 +95,11 @@ def read_source(request: PlanRequest) -> Source:
     return Source(run_id=new_run_id(matrix.name), matrix=matrix, cluster=cluster, cluster_file=file)
 
 
-def plan_run(request: PlanRequest, source: Source | None = None, begin: Begin | None = None) -> Planned:
-    """The plan of a matrix file; reads only files, the clock and facts of the machine.
-
-    `source`: if it is read. `begin`: see harness/plan/expansion/expand.py.
-    """
+def plan_run(request: PlanRequest, source: Source | None = None) -> Planned:
+    """The plan of a matrix file; reads only files, the clock and facts of the machine. `source`: if it is read."""
     source = source or read_source(request)
     matrix, cluster = source.matrix, source.cluster
-    expansion = select(expand_for(matrix, cluster, begin), request.only, request.expression)
+    expansion = select(expand_for(matrix, cluster), request.only, request.expression)
     if request.fault is not None:
         from harness.plan.faults.catalogue import with_fault  # the catalogue, which few runs need
 
@@ -223,31 +207,26 @@ def plan_cells(expansion: Expansion, *, name: str, file: str, command: Sequence[
 
 def write_run(run: RunDir, planned: Planned) -> None:
     """Write the run directory before the start: the launcher's files, then plan.json, which completes it."""
-    write_plugins(run)
+    _write_plugins(run)
     launcher = launcher_for(planned.cluster)
     launcher.write(run, planned.plan, planned.matrix.launch, planned.cluster, planned.cluster_file)
-    write_plan(run, planned.plan, planned.matrix, configured=launcher.detached)
+    write_plan(run, planned.plan, planned.matrix)
 
 
-def write_plugins(run: RunDir) -> None:
+def _write_plugins(run: RunDir) -> None:
     """Name the plug-ins that agents must load; first, since launchers copy their code."""
     if of_nodes := [plugin for plugin in plugins.active() if plugin.of_nodes]:
         write_json(run.plugins, of_nodes)
 
 
-def write_plan(run: RunDir, plan: RunPlan, matrix: Matrix | None, *, configured: bool = True) -> None:
-    """Write what is known before the start: plan.json, the resolved matrix, each cell's configuration.
-
-    `configured` False: without configurations, which the launcher of this machine then writes, those that come first
-    before it starts agents.
-    """
+def write_plan(run: RunDir, plan: RunPlan, matrix: Matrix | None) -> None:
+    """Write what is known before the start: the resolved matrix, each cell's configuration, then plan.json."""
     if matrix is not None:
         write_atomic(run.matrix, redacted(dump(resolved(matrix)), environment_secrets()))
-    write_plugins(run)
+    _write_plugins(run)
     unusable = {name: stack for name, stack in plan.stacks.items() if not stack.usable}
     for cell in plan.expansion.cells:
-        if configured or cell.config.stack in unusable:
-            write_json(run.attempt(cell.id).config, cell.config)
+        write_json(run.attempt(cell.id).config, cell.config)
     write_atomic(run.plan, sealed_text(without_secrets(plan, environment_secrets())))
     for cell in plan.expansion.cells:
         if cell.config.stack in unusable:

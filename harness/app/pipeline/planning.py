@@ -6,7 +6,7 @@ from harness.app.process import no_collection
 from harness.core.errors import InputError, Problem
 from harness.core.run.run_plan import Expansion
 from harness.core.stack import Stack
-from harness.plan.expansion.expand import Begin, expand
+from harness.plan.expansion.expand import expand
 from harness.plan.jobs.cluster import ClusterProfile
 from harness.plan.matrix.load import Matrix
 from harness.plan.rules.runtime import container_rule, nodes_rule, te_version_rule
@@ -18,14 +18,14 @@ _NO_TURNS = Problem(
 )
 
 
-def expand_for(matrix: Matrix, cluster: ClusterProfile, begin: Begin | None = None) -> Expansion:
-    """The cells of a matrix on a cluster; those that cannot run there are rejected. `begin`: see `expand`."""
+def expand_for(matrix: Matrix, cluster: ClusterProfile) -> Expansion:
+    """The cells of a matrix on a cluster; those that cannot run there are rejected."""
     slurm = cluster.kind == "slurm"
     if slurm and matrix.base:
         raise InputError(_NO_TURNS)
     rule = nodes_rule(cluster, matrix.launch.nodes_per_cell) if slurm else container_rule(matrix.stacks)
     with no_collection():
-        return expand(matrix, (rule, te_version_rule(matrix.stacks)), begin)
+        return expand(matrix, (rule, te_version_rule(matrix.stacks)))
 
 
 def requested_stacks(expansion: Expansion, matrix: Matrix) -> list[Stack]:

@@ -279,11 +279,10 @@ class AttemptDir:
     def run_id(self) -> str:
         """Of the run that it belongs to; empty outside a run directory.
 
-        plan.json begins with it, and ranks read no more of the file, which may be megabytes. Before a launcher has
-        written plan.json, the run's folder has its name.
+        plan.json begins with it, and ranks read no more of the file, which may be megabytes.
         """
         if not self.number or not (plan := self.run.plan).exists():
-            return self.run.root.name if self.number and (self.run.root / "launcher.lock").exists() else ""
+            return ""
         with opened(plan) as stream:
             found = re.match(rb'\s*\{\s*"run_id": "([^"\\]+)"', stream.read(_RUN_ID_BYTES))
         return found.group(1).decode() if found else ""

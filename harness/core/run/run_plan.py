@@ -249,7 +249,6 @@ class WorkOrder:
     parallel_ranks: int  # ranks that may run at once on a node
     nodes: int | None = None  # None: one
     ranks_per_node: int | None = None  # of each cell that spans nodes; None: not checked
-    more: bool | None = None  # the launcher is about to write the file again, with further cells; None: no
     silence_s: float | None = None  # a node counts as lost so long after a heartbeat; None: rendezvous.SILENCE_S
 
     @property

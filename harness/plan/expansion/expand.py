@@ -9,7 +9,7 @@ import fnmatch
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -37,16 +37,14 @@ from harness.plan.rules.table import (
     world_size_rule,
 )
 
-Begin = Callable[[PlannedCell, int], None]
 Entry = TypeVar("Entry", XFail, MayReject)
 _ALWAYS = always()  # axes that every table shows
 
 
-def expand(matrix: Matrix, more_rules: tuple[Rule[CellConfig], ...] = (), begin: Begin | None = None) -> Expansion:
+def expand(matrix: Matrix, more_rules: tuple[Rule[CellConfig], ...] = ()) -> Expansion:
     """Cells, rejected cells and counts of excluded combinations; InputError when nothing is left to run.
 
-    `more_rules`: those of the cluster that the cells run on. `begin`: is called before the cells are named, with one
-    of them that can run first and the number of combinations, unless the matrix may yet turn out to be wrong.
+    `more_rules`: those of the cluster that the cells run on.
     """
     problems = Problems(matrix.file, matrix.lines)
     combinations = Combinations(matrix, problems)
@@ -56,11 +54,6 @@ def expand(matrix: Matrix, more_rules: tuple[Rule[CellConfig], ...] = (), begin:
     problems.raise_any()
     rules = ((*SHAPE_RULES, world_size_rule(matrix.launch.max_ranks)), (*CELL_RULES, *ADDED, *more_rules))
     shown = list(dict.fromkeys([*_ALWAYS, *matrix.axes.names]))
-    if begin is not None and not (matrix.covering or matrix.base or matrix.xfail or matrix.may_reject):
-        first, _, _ = apply_rules(combinations, resolver, rules, shown, forbidden=False, first=True)
-        for cell in _plan(first, shown):
-            if cell.control is None:
-                begin(cell, len(combinations.found))
     cells, rejected, forbidden = apply_rules(combinations, resolver, rules, shown, forbidden=bool(matrix.covering))
     if not cells:
         problems.add(*_nothing_left(rejected, combinations.excluded))
@@ -302,9 +295,8 @@ def apply_rules(
     shown: list[str],
     *,
     forbidden: bool,
-    first: bool = False,
 ) -> Applied:
-    """Combinations that resolve to the same cell are merged. `first`: no further than the first cell.
+    """Combinations that resolve to the same cell are merged.
 
     `rules`: of shapes, and of cells. `shown`: axes of tables. `forbidden`: see Applied.
     """
@@ -325,8 +317,6 @@ def apply_rules(
             reasons += forbidden_by(config, own.rules)
             if not reasons:
                 cells[name] = Candidate(name, config, *origin, (shape.axes, own.axes))
-                if first:
-                    break
                 continue
             if forbidden:
                 configs.append(Forbidden(config, reasons[0].rule))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from harness.core.cell.config import NOISE, CellConfig, ModelConfig
 from harness.core.cell.identity import cell_id, cell_name
 from harness.core.cell.layout import Layout
 from harness.core.outcomes import Rejection
-from harness.core.run.run_plan import Expansion, PlannedCell
+from harness.core.run.run_plan import Expansion
 from harness.infra.inputs.matrix_file import read_matrix
 from harness.plan.expansion.expand import expand
 from harness.plan.expansion.resolve import Combinations, Resolver
@@ -350,18 +349,3 @@ def test_a_rule_of_nodes_that_upstream_does_not_share_can_be_lifted() -> None:
     assert (
         expand_axes({"packing": "sft", "lift": "attention.te-padding"}).cells[1].config.lift == "attention.te-padding"
     )
-
-
-@pytest.mark.parametrize(
-    "name", ["smoke", "layouts", "models", "experts", "hybrid", "attention_variants", "thd", "memory", "long_rows"]
-)
-def test_the_cell_that_may_begin_early_is_a_control_of_the_plan_with_the_same_configuration(
-    name: str, root: Path
-) -> None:
-    begun: list[tuple[PlannedCell, int]] = []
-    matrix = replace(read_matrix(root / "matrices" / f"{name}.yaml"), covering=None, xfail=(), base="")
-    made = expand(matrix, begin=lambda *cell: begun.append(cell))
-    ((first, combinations),) = begun
-    (planned,) = [cell for cell in made.cells if cell.id == first.id]
-    assert (planned.config, planned.control) == (first.config, None)
-    assert combinations >= len([cell for cell in made.cells if cell.role == "cell"])
