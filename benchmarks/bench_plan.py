@@ -1,4 +1,4 @@
-"""Time and memory of `harness plan` for a matrix of 110,593 combinations.
+"""Time and memory of `harness plan` for a matrix of 18,433 combinations.
 
     python benchmarks/bench_plan.py [--runs 5] [--covering 2]
 
@@ -32,11 +32,9 @@ matrix:
   cp: [1, 2, 4, 8]
   dp: [1, 2, 4, 8]
   vpp: [1, 2]
-  sp: [auto, false]
-  micro_batch_size: [1, 2, 4]
+  micro_batch_size: [1, 2]
   packing: [unpacked, reference, sft]
   dtype: [fp32, bf16]
-  attention: [auto, reference]
   train.seq_length: [1024, 2048, 4096]
   include:
     - {tp: 16, packing: sft}

@@ -46,7 +46,7 @@ class Setting(Limits):
     axis: str = ""  # for a field of CellConfig: the axis that sets it
     always: bool = False  # part of a cell's name even at its default
     label: str = ""  # that part of the name, with "{}" for the value; empty: the name and the value
-    shape: bool = False  # part of plan.rules.rule.Shape, which decides the rows and the model of a cell
+    leads: bool = False  # in the name of a cell it follows the layout; others follow the packing options
     in_control: bool = False  # a cell's control takes the cell's value, not the default
     shrink: bool = True  # a smaller cell may have the default
     later: bool = False  # added after ids were first stored: at its default it does not change an id

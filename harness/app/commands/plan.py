@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.app.process import no_collection
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import EXIT_INPUT, EXIT_PASS
 from harness.core.serialization import dumps
@@ -25,7 +24,6 @@ def any_to_make(stacks: Sequence[Forecast]) -> bool:
     return any(part.state == "to build" for stack in stacks for part in stack.parts)
 
 
-@no_collection()
 def plan(matrix_file: Path, *, as_json: bool, all_rows: bool, cluster: str | None = None) -> int:
     """Print cells, rejected combinations and cost."""
     from harness.app.pipeline.planning import expand_for, requested_stacks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from harness.app.process import no_collection
 from harness.core.errors import InputError, Problem
 from harness.core.run.run_plan import Expansion
 from harness.core.stack import Stack
@@ -24,8 +23,7 @@ def expand_for(matrix: Matrix, cluster: ClusterProfile) -> Expansion:
     if slurm and matrix.base:
         raise InputError(_NO_TURNS)
     rule = nodes_rule(cluster, matrix.launch.nodes_per_cell) if slurm else container_rule(matrix.stacks)
-    with no_collection():
-        return expand(matrix, (rule, te_version_rule(matrix.stacks)))
+    return expand(matrix, (rule, te_version_rule(matrix.stacks)))
 
 
 def requested_stacks(expansion: Expansion, matrix: Matrix) -> list[Stack]:

@@ -144,4 +144,4 @@ def with_value(config: CellConfig, axis: Axis, value: Any) -> CellConfig:
 def labelled(name: str, value: Any) -> str:
     """An axis with its value for tables: "bf16" where the value speaks for itself, else "metadata=True"."""
     axis = axes().get(name)
-    return str(value) if axis and axis.setting.label == "{}" and not axis.setting.shape else f"{name}={value}"
+    return str(value) if axis and axis.setting.label == "{}" and not axis.setting.leads else f"{name}={value}"

@@ -141,18 +141,13 @@ def _resumed_sizes(value: str) -> dict[str, int]:
     return found
 
 
-class _Cache:
-    """Gives a class with slots a place for its cached properties, made only when one is read."""
-
-
-# With slots, since a matrix may have 100,000: each takes a fifth of the memory and half of the time to make.
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CellConfig(_Cache):
+@dataclass(frozen=True, kw_only=True)
+class CellConfig:
     """One point of the matrix, resolved."""
 
     layout: Layout
     data_path: str = setting(
-        doc="Data path under test.", axis="packing", choices=DATA_PATHS.keys(), always=True, label="{}", shape=True
+        doc="Data path under test.", axis="packing", choices=DATA_PATHS.keys(), always=True, label="{}", leads=True
     )
     forbidden: str = setting(
         "",
@@ -161,7 +156,7 @@ class CellConfig(_Cache):
         choices=("", *FORBIDDEN),
         values="a case of `rules`",
         label="{}",
-        shape=True,
+        leads=True,
         shrink=False,
     )
     lift: str = setting(
@@ -170,7 +165,7 @@ class CellConfig(_Cache):
         axis="lift",
         values="a rule's id",
         label="lift-{}",
-        shape=True,
+        leads=True,
         shrink=False,
     )
     micro_batch_size: int = setting(
@@ -181,7 +176,7 @@ class CellConfig(_Cache):
         le=4_096,
         aliases=("mbs",),
         label="mbs{}",
-        shape=True,
+        leads=True,
     )
     dtype: str = setting(
         "fp32",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -64,7 +63,7 @@ class Layout:
         sizes = labels(replace(self, sp=False))
         return [*sizes, "nosp"] if self.tp > 1 and not self.sp else sizes
 
-    @cached_property  # read many times for each of 100,000 cells, which share few layouts
+    @property
     def world_size(self) -> int:
         return self.tp * self.pp * self.cp * self.dp
 

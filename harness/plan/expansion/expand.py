@@ -11,54 +11,47 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
-from harness.core.cell.arguments import PREFIX, Arguments
 from harness.core.cell.axes import always
 from harness.core.cell.config import CellConfig
-from harness.core.cell.identity import cell_id, joined_id, own_identity, shape_identity
+from harness.core.cell.identity import cell_id
 from harness.core.run.run_dir import MOST_CHARACTERS, has_safe_characters
 from harness.core.run.run_plan import Expansion, MayReject, PlannedCell, RejectedCell, XFail
 from harness.core.stack import DEFAULT
-from harness.plan.expansion.resolve import NOT_IN_SHAPE, Combinations, Resolver, axes_of, control_of, with_noise_legs
+from harness.plan.expansion.resolve import Resolver, axes_of, combinations_of, control_of, with_noise_legs
 from harness.plan.expansion.selection import Candidate, Forbidden, choose
-from harness.plan.matrix.axes import SELECT_KEY
+from harness.plan.matrix.axes import SELECT_KEY, Row
 from harness.plan.matrix.load import Matrix
 from harness.plan.matrix.problems import KeyPath, Problems
-from harness.plan.rules.rule import Rule, Shape, own_of
-from harness.plan.rules.table import (
-    ADDED,
-    CELL_RULES,
-    SHAPE_RULES,
-    concerning,
-    concerning_shape,
-    forbidden_by,
-    world_size_rule,
-)
+from harness.plan.rules.rule import Rule
+from harness.plan.rules.table import rejections, rules_of
 
 Entry = TypeVar("Entry", XFail, MayReject)
 _ALWAYS = always()  # axes that every table shows
 
 
-def expand(matrix: Matrix, more_rules: tuple[Rule[CellConfig], ...] = ()) -> Expansion:
+def expand(matrix: Matrix, more_rules: tuple[Rule, ...] = ()) -> Expansion:
     """Cells, rejected cells and counts of excluded combinations; InputError when nothing is left to run.
 
     `more_rules`: those of the cluster that the cells run on.
     """
     problems = Problems(matrix.file, matrix.lines)
-    combinations = Combinations(matrix, problems)
+    combinations, excluded = combinations_of(matrix, problems)
     problems.raise_any()
-    resolver = Resolver(matrix, largest_cp=combinations.largest_cp)
-    resolver.check_models(combinations.shapes, problems)
+    resolver = Resolver(matrix, largest_cp=max((row.values["cp"] for row in combinations), default=1))
+    resolver.check_models(combinations, problems)
     problems.raise_any()
-    rules = ((*SHAPE_RULES, world_size_rule(matrix.launch.max_ranks)), (*CELL_RULES, *ADDED, *more_rules))
+    allowed, forbidden = apply_rules(combinations, resolver, rules_of(matrix.launch.max_ranks, more_rules))
     shown = list(dict.fromkeys([*_ALWAYS, *matrix.axes.names]))
-    cells, rejected, forbidden = apply_rules(combinations, resolver, rules, shown, forbidden=bool(matrix.covering))
-    if not cells:
-        problems.add(*_nothing_left(rejected, combinations.excluded))
+    rejected = [
+        RejectedCell(id=cell.id, axes=axes_of(cell.config, shown), rejections=cell.rejections, line=cell.line)
+        for cell in forbidden
+    ]
+    if not allowed:
+        problems.add(*_nothing_left(rejected, excluded))
     known, lacking = _Entries("xfail", matrix.xfail), _Entries("may_reject", matrix.may_reject)
-    allowed, selection = cells, None
+    cells, selection = allowed, None
     if matrix.covering and matrix.base:
         hint = "run every cell with select: full, or drop checks.throughput.slower_than"
         problems.add(SELECT_KEY, "a selection would leave out cells that others are interleaved with", hint=hint)
@@ -70,8 +63,7 @@ def expand(matrix: Matrix, more_rules: tuple[Rule[CellConfig], ...] = ()) -> Exp
     lacking.check_used(allowed, rejected, problems)
     _check_ids(planned, problems)
     problems.raise_any()
-    excluded = dict(combinations.excluded)
-    return Expansion(cells=tuple(planned), rejected=tuple(rejected), excluded=excluded, selection=selection)
+    return Expansion(cells=tuple(planned), rejected=tuple(rejected), excluded=dict(excluded), selection=selection)
 
 
 def _check_ids(cells: Sequence[PlannedCell], problems: Problems) -> None:
@@ -104,13 +96,9 @@ def _group(config: CellConfig) -> str:
     Within one matrix, the variant names all differences in model, train and documents. A stack is compared only with
     itself: releases may compute different numbers, and a broken release must not make another one fail.
     """
-    return _group_name(config.dtype, config.variant, config.args, config.device, config.stack)
-
-
-@lru_cache(maxsize=4096)  # of 100,000 cells, very few differ here
-def _group_name(dtype: str, variant: str, args: Arguments, device: str, stack: str) -> str:
-    own_device, own_stack = ("" if value == usual else value for value, usual in ((device, "auto"), (stack, DEFAULT)))
-    parts = (dtype, variant, *args.of_optimizer().flags(), own_device, own_stack)
+    device = "" if config.device == "auto" else config.device
+    stack = "" if config.stack == DEFAULT else config.stack
+    parts = (config.dtype, config.variant, *config.args.of_optimizer().flags(), device, stack)
     return "-".join(part for part in parts if part)
 
 
@@ -138,7 +126,7 @@ def _plan(
             result.append(
                 PlannedCell(
                     id=cell.id,
-                    axes=axes_of(cell.config, shown) if cell.axes is None else cell.axes[0] | cell.axes[1],
+                    axes=axes_of(cell.config, shown),
                     config=with_noise_legs(cell.config) if cell.id in used else cell.config,
                     group=group,
                     control=None if control == cell.id else control,
@@ -157,16 +145,13 @@ def with_controls(config: CellConfig) -> list[PlannedCell]:
 
 
 def _control_ids(cells: Iterable[Candidate], controls: dict[str, Candidate]) -> dict[str, str]:
-    """Cell id -> id of its control, in one group; the controls are added to `controls`, by their ids.
-
-    A variant does not name every size of a part of the model, and cells share the objects of their sections. So a
-    control is looked up once for each of these objects, which is fast for many cells.
-    """
-    common: dict[tuple[str, bool, int, int, int], str] = {}
+    """Cell id -> id of its control, in one group; the controls are added to `controls`, by their ids."""
+    common: dict[tuple[Any, ...], str] = {}
     found: dict[str, str] = {}
     for cell in cells:
         own = cell.config
-        key = (own.attention, own.token_mean, id(own.model), id(own.train), id(own.documents))
+        # The variant, which cells of a group have in common, does not name every size of a part of the model.
+        key = (own.attention, own.token_mean, own.model, own.train, own.documents)
         if key not in common:
             control = control_of(own)
             common[key] = cell_id(control)
@@ -220,109 +205,26 @@ def _nothing_left(rejected: list[RejectedCell], excluded: Counter[str]) -> tuple
     return ("matrix",), "nothing left to run: the matrix has no combination"
 
 
-class Applied(NamedTuple):
-    """Cells and rejected cells, in matrix order."""
-
-    cells: list[Candidate]
-    rejected: list[RejectedCell]
-    forbidden: list[Forbidden]  # of `rejected`, if they were asked for
-
-
-class _SharedShape:
-    """What all cells of one shape share, computed with the first of them."""
-
-    __slots__ = ("axes", "fields", "identity", "rejections")
-
-    def __init__(self, fields: dict[str, Any], first: CellConfig, shown: list[str], rules: Iterable[Rule[Shape]]):
-        self.fields = fields
-        self.axes = axes_of(first, shown)
-        self.identity = shape_identity(first)
-        self.rejections = forbidden_by(first, rules)
-
-
-class _SharedOwn:
-    """What all cells share that differ only in their shape."""
-
-    def __init__(self, fields: dict[str, Any], first: CellConfig, shown: list[str], rules: Iterable[Rule[CellConfig]]):
-        self.fields = fields
-        self.axes = axes_of(first, [name for name in shown if name in NOT_IN_SHAPE or name.startswith(PREFIX)])
-        self.identity = own_identity(first)
-        self.rules = concerning(own_of(first), rules)  # those that can forbid one of them
-
-
-class _Shared:
-    """The parts of combinations met so far."""
-
-    def __init__(
-        self,
-        combinations: Combinations,
-        resolver: Resolver,
-        rules: tuple[tuple[Rule[Shape], ...], tuple[Rule[CellConfig], ...]],
-        shown: list[str],
-    ) -> None:
-        self._combinations = combinations
-        self._resolver = resolver
-        self._shape_rules, self._rules = rules
-        self._shown = shown
-        self._shapes: dict[int, _SharedShape] = {}
-        self._owns: dict[int, _SharedOwn] = {}
-        self._kinds: dict[tuple[str, int], tuple[Rule[Shape], ...]] = {}  # data path, id of the model -> rules
-
-    def _rules_of(self, config: CellConfig) -> tuple[Rule[Shape], ...]:
-        """The rules that can forbid a cell with this data path and model; the resolver has one object per model."""
-        key = (config.data_path, id(config.model))
-        if key not in self._kinds:
-            self._kinds[key] = concerning_shape(config, self._shape_rules)
-        return self._kinds[key]
-
-    def of(self, shape_index: int, own_index: int) -> tuple[_SharedShape, _SharedOwn]:
-        shape, own = self._shapes.get(shape_index), self._owns.get(own_index)
-        if shape and own:
-            return shape, own
-        of_shape = shape.fields if shape else self._resolver.shape(self._combinations.shape(shape_index))
-        of_own = own.fields if own else self._resolver.own(self._combinations.own(own_index))
-        first = CellConfig(**of_shape, **of_own)  # not kept, since it caches what the rules read
-        shape = shape or _SharedShape(of_shape, first, self._shown, self._rules_of(first))
-        own = own or _SharedOwn(of_own, first, self._shown, self._rules)
-        self._shapes[shape_index], self._owns[own_index] = shape, own
-        return shape, own
-
-
 def apply_rules(
-    combinations: Combinations,
-    resolver: Resolver,
-    rules: tuple[tuple[Rule[Shape], ...], tuple[Rule[CellConfig], ...]],
-    shown: list[str],
-    *,
-    forbidden: bool,
-) -> Applied:
-    """Combinations that resolve to the same cell are merged.
+    combinations: Iterable[Row], resolver: Resolver, rules: Sequence[Rule]
+) -> tuple[list[Candidate], list[Forbidden]]:
+    """Cells that no rule forbids and cells that one does, in matrix order.
 
-    `rules`: of shapes, and of cells. `shown`: axes of tables. `forbidden`: see Applied.
+    Combinations that resolve to the same cell are merged.
     """
-    shared = _Shared(combinations, resolver, rules, shown)
-    cells: dict[str, Candidate] = {}
-    rejected: dict[str, RejectedCell] = {}
-    configs: list[Forbidden] = []
-    for indices, origin in combinations.found.items():
-        shape, own = shared.of(*indices)
-        name = joined_id(shape.identity, own.identity)
-        if name in cells and origin.included:
-            cells[name] = cells[name]._replace(included=True)
-        if name in cells or name in rejected:
-            continue
-        reasons = shape.rejections
-        if not reasons or own.rules or forbidden:
-            config = CellConfig(**shape.fields, **own.fields)
-            reasons += forbidden_by(config, own.rules)
-            if not reasons:
-                cells[name] = Candidate(name, config, *origin, (shape.axes, own.axes))
-                continue
-            if forbidden:
-                configs.append(Forbidden(config, reasons[0].rule))
-        axes = shape.axes | own.axes
-        rejected[name] = RejectedCell(id=name, axes=axes, rejections=reasons, line=origin.line)
-    return Applied(list(cells.values()), list(rejected.values()), configs)
+    allowed: dict[str, Candidate] = {}
+    forbidden: dict[str, Forbidden] = {}
+    for row in combinations:
+        config = resolver.config(row.values)
+        name = cell_id(config)
+        if name in allowed:
+            allowed[name] = allowed[name]._replace(included=allowed[name].included or row.included)
+        elif name not in forbidden:
+            if found := rejections(config, rules):
+                forbidden[name] = Forbidden(name, config, row.line, found)
+            else:
+                allowed[name] = Candidate(name, config, row.line, row.included)
+    return list(allowed.values()), list(forbidden.values())
 
 
 _PAIRS_KEY = ("checks", "throughput", "slower_than", "stack")

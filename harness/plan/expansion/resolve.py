@@ -1,8 +1,4 @@
-"""The combinations of a matrix that its constraints allow, the configuration of each, and the control of a cell.
-
-A matrix may have 100,000 combinations of 40 values each. Their shapes are far fewer, and so are their other values, so
-each part is kept once: a combination is two parts that many of them share.
-"""
+"""The combinations of a matrix that its constraints allow, the configuration of each, and the control of a cell."""
 
 from __future__ import annotations
 
@@ -10,11 +6,11 @@ import dataclasses
 import difflib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING
 from functools import cache
-from operator import attrgetter, itemgetter, methodcaller
-from typing import Any, NamedTuple
+from operator import attrgetter, methodcaller
+from typing import Any
 
 from harness.core.cell.arguments import PREFIX, Arguments, label_of, merged
 from harness.core.cell.axes import LAYOUT, axes, dotted
@@ -30,7 +26,7 @@ from harness.core.packing.documents import MIXES, DocumentsConfig, mix
 from harness.core.packing.options import PackingOptions
 from harness.core.setting import keys_of
 from harness.core.stack import digest
-from harness.plan.matrix.axes import MOST_ROWS, size_problems
+from harness.plan.matrix.axes import MOST_ROWS, Row, size_problems
 from harness.plan.matrix.constraints import ConstraintError
 from harness.plan.matrix.load import Matrix
 from harness.plan.matrix.problems import Problems
@@ -44,10 +40,10 @@ _LIMITS = {  # rules of where cells run, and what to do instead of lifting them
     "stack.container": "use --cluster NAME: containers are started through Slurm",
 }
 _AXIS_FIELDS = tuple(axis for axis in axes().values() if axis.field)  # axes that set a field of CellConfig
-IN_SHAPE = {axis.field: axis.name for axis in _AXIS_FIELDS if axis.setting.shape}  # field -> axis
-OTHERS = {axis.field: axis.name for axis in _AXIS_FIELDS if not axis.setting.shape}
-NOT_IN_SHAPE = (*OTHERS.values(), "args", "timed", "upstream_tests")  # axes that a plan.rules.rule.Shape does not have
-_OF_IDENTITY = ("packing", "micro_batch_size", "forbidden")  # of the shape, but hashed with what it does not have
+_FEWER = (
+    "give axes fewer values, in the file or for one run with --set matrix.AXIS=VALUE; drop combinations by constraints "
+    "or exclude; or split the matrix over several files"
+)
 
 
 def default_values(matrix: Matrix) -> dict[str, Any]:
@@ -64,78 +60,21 @@ def of_section(section: str, values: dict[str, Any]) -> dict[str, Any]:
     return {name.partition(".")[2]: value for name, value in values.items() if name.startswith(f"{section}.")}
 
 
-class Origin(NamedTuple):
-    """Where a combination comes from."""
+def combinations_of(matrix: Matrix, problems: Problems) -> tuple[list[Row], Counter[str]]:
+    """The combinations that constraints allow, in matrix order and with every axis filled in; and how many
+    combinations each constraint drops.
 
-    line: int | None
-    included: bool  # made by an include row that extends no combination
-
-
-class Parts:
-    """Splits the values of a combination in two: those of its shape, and the others."""
-
-    def __init__(self, matrix: Matrix) -> None:
-        arguments = [name for name in matrix.axes.names if name.startswith(PREFIX)]
-        names = dict.fromkeys([*default_values(matrix), *matrix.axes.names, "packing"])
-        beyond = {*NOT_IN_SHAPE, *arguments} - {"trainer"}  # upstream's trainer may pack other rows
-        self.shape_names = tuple(name for name in names if name not in beyond)
-        self.own_names = (*NOT_IN_SHAPE, *arguments, *_OF_IDENTITY)
-        self.shape_of: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(*self.shape_names)
-        self.own_of: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(*self.own_names)
-
-
-class Combinations:
-    """Those that constraints allow, in matrix order; ones that differ in nothing are merged."""
-
-    def __init__(self, matrix: Matrix, problems: Problems) -> None:
-        """Adds what is wrong to `problems`; then the combinations are not complete."""
-        parts = Parts(matrix)
-        self.excluded: Counter[str] = Counter()  # constraint -> combinations it dropped
-        self.found: dict[tuple[int, int], Origin] = {}  # index of the shape and of the other values -> origin
-        shapes: dict[tuple[Any, ...], int] = {}
-        others: dict[tuple[Any, ...], int] = {}
-        for number, (values, origin) in enumerate(_allowed(matrix, self.excluded, problems)):
-            if number == MOST_ROWS:
-                hint = "drop some by constraints or exclude, or split the matrix over several files"
-                allowed = f"at most {MOST_ROWS:,}"
-                problems.add(("matrix",), "too many combinations are left", allowed=allowed, hint=hint)
-                break
-            shape = shapes.setdefault(parts.shape_of(values), len(shapes))
-            own = others.setdefault(parts.own_of(values), len(others))
-            if self.found.setdefault((shape, own), origin) is not origin and origin.included:
-                self.found[shape, own] = self.found[shape, own]._replace(included=True)
-        self._parts = parts
-        self._shapes, self._others = tuple(shapes), tuple(others)
-        _check_lifted(self, problems)
-
-    @property
-    def shapes(self) -> list[dict[str, Any]]:
-        """Values by axis of every shape, by index."""
-        return [self.shape(index) for index in range(len(self._shapes))]
-
-    @property
-    def largest_cp(self) -> int:
-        return max((values["cp"] for values in self.shapes), default=1)
-
-    def shape(self, index: int) -> dict[str, Any]:
-        """Values by axis of a shape."""
-        return dict(zip(self._parts.shape_names, self._shapes[index]))
-
-    def own(self, index: int) -> dict[str, Any]:
-        """The other values by axis, and those of the shape that are hashed with them."""
-        return dict(zip(self._parts.own_names, self._others[index]))
-
-
-def _allowed(matrix: Matrix, excluded: Counter[str], problems: Problems) -> Iterator[tuple[dict[str, Any], Origin]]:
-    """Combinations with every axis filled in, less those that a constraint drops."""
+    Adds what is wrong to `problems`; then the combinations are not complete.
+    """
+    found: list[Row] = []
+    excluded: Counter[str] = Counter()
     base = default_values(matrix)
     dotted = any("." in constraint.text for constraint in matrix.constraints)
-    origins: dict[Origin, Origin] = {}
-    for combination in matrix.axes.combinations():
-        values = {**base, **combination.values}
+    for row in matrix.axes.combinations():
+        values = {**base, **row.values}
         if "packing" not in values:
             problems.add(("matrix",), "a combination has no packing", hint="add the axis 'packing'")
-            return
+            break
         if values["sp"] is None:
             values["sp"] = values["tp"] > 1
         values["world_size"] = values["tp"] * values["pp"] * values["cp"] * values["dp"]
@@ -144,12 +83,16 @@ def _allowed(matrix: Matrix, excluded: Counter[str], problems: Problems) -> Iter
             broken = next((constraint for constraint in matrix.constraints if not constraint.holds(names)), None)
         except ConstraintError as error:
             problems.add(("constraints",), str(error))
-            return
-        if broken is None:
-            origin = Origin(combination.line, combination.included)
-            yield values, origins.setdefault(origin, origin)
-        else:
+            break
+        if broken is not None:
             excluded[broken.text] += 1
+        elif len(found) < MOST_ROWS:
+            found.append(row._replace(values=values))
+        else:
+            problems.add(("matrix",), "too many combinations are left", allowed=f"at most {MOST_ROWS:,}", hint=_FEWER)
+            break
+    _check_lifted(found, problems)
+    return found, excluded
 
 
 def _sections(matrix: Matrix, values: dict[str, Any]) -> dict[str, Any]:
@@ -160,12 +103,11 @@ def _sections(matrix: Matrix, values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_lifted(found: Combinations, problems: Problems) -> None:
+def _check_lifted(combinations: Sequence[Row], problems: Problems) -> None:
     """Adds a problem for each value of the axis `lift` that is no rule's id, or a rule that cannot be lifted."""
     known = [rule.id for rule in (*RULES, *ADDED)] + [rule for rule, why in NODE_RULES.items() if not why]
     fixed = {rule: why for rule, why in NODE_RULES.items() if rule not in known} | _LIMITS
-    lifted = [values["lift"] for values in found.shapes]
-    for name, line in {lifted[shape]: origin.line for (shape, _), origin in found.found.items()}.items():
+    for name, line in {row.values["lift"]: row.line for row in combinations}.items():
         if name in fixed:
             problems.add_at(line, ("matrix", "lift"), "this rule cannot be lifted", found=repr(name), hint=fixed[name])
         elif name and name not in known:
@@ -201,16 +143,23 @@ class Resolver:
             "fingerprints": matrix.fingerprints,
         }
 
-    def own(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The fields of CellConfig that `shape` does not set; `values`: those of a combination's own part."""
-        return {
+    def config(self, values: dict[str, Any]) -> CellConfig:
+        """The configuration of a combination; `values`: of every axis."""
+        model, train, documents, variant = self.base(values)
+        return CellConfig(
+            layout=self._layout(values),
+            model=model,
+            train=train,
+            documents=documents,
+            options=self._packing_options(values),
+            variant=variant,
+            made_of=self._made_of.get(values["stack"], ""),
+            args=self._given(values),
+            upstream_tests=self.matrix.upstream_tests.get(values["upstream_tests"], NO_TESTS),
+            timing=self._timing(values),
+            **{axis.field: values[axis.name] for axis in _AXIS_FIELDS},
             **self._common,
-            **{field: values[name] for field, name in OTHERS.items()},
-            "made_of": self._made_of.get(values["stack"], ""),
-            "args": self._given(values),
-            "upstream_tests": self.matrix.upstream_tests.get(values["upstream_tests"], NO_TESTS),
-            "timing": self._timing(values),
-        }
+        )
 
     def _given(self, values: dict[str, Any]) -> Arguments:
         """Arguments of the section, then of the profile, then of axes."""
@@ -221,24 +170,12 @@ class Resolver:
         given = merged(self.matrix.args, pasted, left_out, own)
         return Arguments(given, profile=profile, label=label_of(own, profile))
 
-    def shape(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The fields of CellConfig that SHAPE_RULES may read, and the variant's name; `values`: those of a shape."""
-        model, train, documents, variant = self.base(values)
-        return {
-            "layout": self._layout(values),
-            **{field: values[name] for field, name in IN_SHAPE.items()},
-            "model": model,
-            "train": train,
-            "documents": documents,
-            "options": self._packing_options(values),
-            "variant": variant,
-        }
-
-    def check_models(self, shapes: Iterable[dict[str, Any]], problems: Problems) -> None:
+    def check_models(self, combinations: Iterable[Row], problems: Problems) -> None:
         """Adds problems for models and training runs that no layout can run."""
         if not self._dotted:
             return
-        different = {tuple([values[name] for name in ("documents", *self._dotted)]): values for values in shapes}
+        names = ("documents", *self._dotted)
+        different = {tuple([row.values[name] for name in names]): row.values for row in combinations}
         bases = {(base[0], base[1], base[3]): None for base in map(self.base, different.values())}
         for model, train, variant in bases:
             for _, message in (*model_problems(model), *size_problems(model, train)):

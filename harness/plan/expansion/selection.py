@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from harness.core.cell.config import CellConfig, TrainConfig
 from harness.core.cell.identity import cell_name
+from harness.core.outcomes import Rejection
 from harness.core.packing.documents import DocumentsConfig, documents_of_step
 from harness.core.run.run_plan import Selection
 from harness.plan.expansion.resolve import value_of
@@ -36,14 +37,15 @@ class Candidate(NamedTuple):
     config: CellConfig
     line: int | None
     included: bool = False  # made by an include row
-    axes: tuple[dict[str, Any], dict[str, Any]] | None = None  # as in PlannedCell, in two parts that cells share
 
 
 class Forbidden(NamedTuple):
-    """A cell that a rule forbids, and the rule."""
+    """A cell that rules forbid."""
 
+    id: str
     config: CellConfig
-    rule: str
+    line: int | None
+    rejections: tuple[Rejection, ...]
 
 
 def choose(
@@ -70,7 +72,7 @@ def choose(
             possible += 1
         else:
             found = others.first(part)
-            impossible[NOT_THERE if found is None else f"rule {forbidden[found].rule}"] += 1
+            impossible[NOT_THERE if found is None else f"rule {forbidden[found].rejections[0].rule}"] += 1
     selection = Selection(
         strength=covering.strength,
         cells=len(numbers),

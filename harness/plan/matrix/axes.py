@@ -90,26 +90,13 @@ class Axes:
         yield from (row._replace(included=True) for number, row in enumerate(self.include) if number not in used)
 
     def _product(self) -> Iterator[tuple[dict[str, Any], int | None]]:
-        """Values and line of every combination; the last dimension varies fastest."""
+        """Values of every combination, and the line of its first tied list; the last dimension varies fastest."""
         if not self.dimensions:
             return
         tied = next((index for index, rows in enumerate(self.dimensions) if len(rows[0].values) > 1), None)
-        half = len(self.dimensions) // 2
-        slow, fast = self._part(0, half, tied), self._part(half, len(self.dimensions), tied)
-        for values, line in slow:
-            for more, other in fast:
-                yield {**values, **more}, line or other or self.line
-
-    def _part(self, begin: int, end: int, tied: int | None) -> list[tuple[dict[str, Any], int | None]]:
-        """Combinations of dimensions[begin:end]; their line is that of dimension `tied`, if it is among them."""
-        combined: list[tuple[dict[str, Any], int | None]] = [({}, None)]
-        for index in range(begin, end):
-            combined = [
-                ({**values, **row.values}, row.line if index == tied else line)
-                for values, line in combined
-                for row in self.dimensions[index]
-            ]
-        return combined
+        for rows in itertools.product(*self.dimensions):
+            line = None if tied is None else rows[tied].line
+            yield {name: value for row in rows for name, value in row.values.items()}, line or self.line
 
 
 def _extends(row: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
@@ -222,7 +209,7 @@ def _value(name: str, value: Any, path: KeyPath, problems: Problems) -> Any:
 
 MOST_WEIGHTS = 2**40  # of a model: 4 TiB in fp32
 MOST_DOCUMENTS = 2**16  # of all steps: planning generates each of them
-MOST_ROWS = 2**17  # combinations that satisfy the constraints: each becomes a cell or a rejected cell
+MOST_ROWS = 20_000  # combinations that satisfy the constraints: each becomes a cell or a rejected cell
 MOST_TESTS = 5_000_000  # of one combination against one row of include or exclude, one constraint or one entry
 
 

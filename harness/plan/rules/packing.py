@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from harness.core.cell.config import CellConfig
 from harness.core.data_paths.descriptor import ZIGZAG, DataPath, Limit
 from harness.core.data_paths.table import DATA_PATHS, names
 from harness.core.packing.arithmetic import PAD, pack, row_multiple
 from harness.core.packing.documents import MIXES, DocumentsConfig, documents_of_step
 from harness.core.packing.options import PackingStyle, align_up
 from harness.core.text import counted
-from harness.plan.rules.rule import Rule, Shape, not_divisible
+from harness.plan.rules.rule import Rule, not_divisible
 
 _EVEN_SHARDS = "harness: the probe shards whole heads, rows and layers evenly"
 
 
-def layers_by_pp(config: Shape) -> str | None:
+def layers_by_pp(config: CellConfig) -> str | None:
     layout = config.layout
     stages = layout.pp * layout.vpp
     if not isinstance(config.model.spread, int):
@@ -23,41 +24,41 @@ def layers_by_pp(config: Shape) -> str | None:
     return not_divisible("model.layers", config.model.layers, f"pp {layout.pp} x vpp {layout.vpp} = {stages}", stages)
 
 
-def heads_by_tp(config: Shape) -> str | None:
+def heads_by_tp(config: CellConfig) -> str | None:
     return _by_tp(config, "heads", config.model.heads)
 
 
-def kv_heads_by_tp(config: Shape) -> str | None:
+def kv_heads_by_tp(config: CellConfig) -> str | None:
     return _by_tp(config, "kv_heads", config.model.kv_heads)
 
 
-def ffn_by_tp(config: Shape) -> str | None:
+def ffn_by_tp(config: CellConfig) -> str | None:
     return _by_tp(config, "ffn", config.model.ffn)
 
 
-def vocab_by_tp(config: Shape) -> str | None:
+def vocab_by_tp(config: CellConfig) -> str | None:
     return _by_tp(config, "vocab", config.model.vocab)
 
 
-def _by_tp(config: Shape, key: str, value: int) -> str | None:
+def _by_tp(config: CellConfig, key: str, value: int) -> str | None:
     tp = config.layout.tp
     return not_divisible(f"model.{key}", value, f"tp {tp}", tp) if value % tp else None
 
 
-def sp_needs_tp(config: Shape) -> str | None:
+def sp_needs_tp(config: CellConfig) -> str | None:
     if not config.layout.sp or config.layout.tp > 1:
         return None
     return "sp splits the sequence over the tp ranks, and tp is 1; set tp above 1 or sp: false"
 
 
-def vpp_needs_pp(config: Shape) -> str | None:
+def vpp_needs_pp(config: CellConfig) -> str | None:
     layout = config.layout
     if layout.vpp == 1 or layout.pp > 1:
         return None
     return f"vpp {layout.vpp} interleaves model chunks over the pipeline stages, and pp is 1"
 
 
-def documents_by_replicas(config: Shape) -> str | None:
+def documents_by_replicas(config: CellConfig) -> str | None:
     """Unpacked rows are documents, so the documents of a step must split evenly over replicas.
 
     So must rollouts that replicas exchange before they are packed.
@@ -69,7 +70,7 @@ def documents_by_replicas(config: Shape) -> str | None:
     return not_divisible("train.global_batch", documents, _parts(config, parts), parts) if documents % parts else None
 
 
-def rows_by_replicas(config: Shape) -> str | None:
+def rows_by_replicas(config: CellConfig) -> str | None:
     """Packed rows must split evenly over replicas too; rows may be split for that until each has one document."""
     if not config.style.packed:
         return None
@@ -99,7 +100,7 @@ def rows_by_replicas(config: Shape) -> str | None:
     return None
 
 
-def _parts(config: Shape, parts: int) -> str:
+def _parts(config: CellConfig, parts: int) -> str:
     layout = config.layout
     interleaved = f" x pp {layout.pp} (interleaved)" if layout.vpp > 1 else ""
     return f"dp {layout.dp} x micro_batch_size {config.micro_batch_size}{interleaved} = {parts}"
@@ -123,7 +124,7 @@ def _row_count(
         return 0
 
 
-LAYOUT_RULES: tuple[Rule[Shape], ...] = (
+LAYOUT_RULES: tuple[Rule, ...] = (
     Rule("layout.layers-by-pp", "Megatron-LM TransformerConfig: num_layers % (PP * VPP) == 0", layers_by_pp),
     Rule("layout.heads-by-tp", "Megatron-LM TransformerConfig: num_attention_heads % TP == 0", heads_by_tp),
     Rule(
@@ -148,12 +149,12 @@ LAYOUT_RULES: tuple[Rule[Shape], ...] = (
 )
 
 
-def seq_length_by_cp(config: Shape) -> str | None:
+def seq_length_by_cp(config: CellConfig) -> str | None:
     cp = config.layout.cp
     return _seq_length(config, f"2 * cp = 2 * {cp} = {2 * cp}", 2 * cp) if cp > 1 else None
 
 
-def seq_length_by_sp(config: Shape) -> str | None:
+def seq_length_by_sp(config: CellConfig) -> str | None:
     """Rows of fixed length are split over cp, then over tp; rows of variable length are aligned for that already."""
     tp, cp = config.layout.tp, config.layout.cp
     style = config.style
@@ -162,7 +163,7 @@ def seq_length_by_sp(config: Shape) -> str | None:
     return _seq_length(config, f"tp {tp} x cp {cp} = {tp * cp} (sp is on)", tp * cp)
 
 
-def row_holds_alignment(config: Shape) -> str | None:
+def row_holds_alignment(config: CellConfig) -> str | None:
     """A document truncated to seq_length and then padded must still fit in a row."""
     if not config.style.packed:
         return None
@@ -176,7 +177,7 @@ def row_holds_alignment(config: Shape) -> str | None:
     )
 
 
-def documents_aligned(config: Shape) -> str | None:
+def documents_aligned(config: CellConfig) -> str | None:
     """Padded documents must split evenly over 2 * cp; with sp, where a row may end with a document, also over cp * tp.
 
     Only pad_seq_to_mult can violate this: the multiples that data paths choose are aligned.
@@ -197,19 +198,19 @@ def documents_aligned(config: Shape) -> str | None:
     return f"{base}: {multiple} % {needed} = {multiple % needed}"
 
 
-def _multiple(config: Shape) -> str:
+def _multiple(config: CellConfig) -> str:
     """The origin of the multiple to which a cell's documents are padded."""
     if config.options.pad_seq_to_mult is not None:
         return "pad_seq_to_mult"
     return f"the alignment {config.path.alignment.text(config.layout)}"
 
 
-def _seq_length(config: Shape, by: str, divisor: int) -> str | None:
+def _seq_length(config: CellConfig, by: str, divisor: int) -> str | None:
     length = config.train.seq_length
     return not_divisible("train.seq_length", length, by, divisor) if length % divisor else None
 
 
-def packing_has_switch(config: Shape) -> str | None:
+def packing_has_switch(config: CellConfig) -> str | None:
     if config.options.remove_microbatch_padding or "remove_microbatch_padding" in config.path.options:
         return None
     return (
@@ -218,13 +219,13 @@ def packing_has_switch(config: Shape) -> str | None:
     )
 
 
-def loss_has_switch(config: Shape) -> str | None:
+def loss_has_switch(config: CellConfig) -> str | None:
     if not config.options.fuse_loss or "fuse_loss" in config.path.options:
         return None
     return f"fuse_loss is set, and packing is {config.data_path}: only {_with_option('fuse_loss')} has this switch"
 
 
-def forbidden_with_rules(config: Shape) -> str | None:
+def forbidden_with_rules(config: CellConfig) -> str | None:
     cases = config.path.validates
     if config.forbidden in cases or not (cases or config.forbidden):
         return None
@@ -234,19 +235,19 @@ def forbidden_with_rules(config: Shape) -> str | None:
     return f"forbidden {config.forbidden} is a case of packing {owner}, and packing is {config.data_path}"
 
 
-def pad_cu_seqlens_needs_max_length(config: Shape) -> str | None:
+def pad_cu_seqlens_needs_max_length(config: CellConfig) -> str | None:
     if not config.options.pad_cu_seqlens or config.options.pad_to_max_length:
         return None
     return "pad_cu_seqlens is true and pad_to_max_length is false: a fixed cu_seqlens needs rows of fixed length"
 
 
-def pad_cu_seqlens_needs_metadata(config: Shape) -> str | None:
+def pad_cu_seqlens_needs_metadata(config: CellConfig) -> str | None:
     if not config.options.pad_cu_seqlens or config.options.metadata:
         return None
     return "pad_cu_seqlens is true and metadata is false: the number of entries comes from the pack metadata"
 
 
-def pad_cu_seqlens_has_path(config: Shape) -> str | None:
+def pad_cu_seqlens_has_path(config: CellConfig) -> str | None:
     if not config.options.pad_cu_seqlens or "pad_cu_seqlens" in config.path.options:
         return None
     return f"packing {config.data_path} does not pad cu_seqlens; only {_with_option('pad_cu_seqlens')} does"
@@ -257,14 +258,12 @@ def _with_option(name: str) -> str:
     return names(path for path in DATA_PATHS.values() if name in path.options)
 
 
-def limit_of(path: DataPath, limit: Limit) -> Rule[Shape]:
+def limit_of(path: DataPath, limit: Limit) -> Rule:
     """A limit of a data path as a rule."""
-    return Rule(
-        limit.rule, limit.source, lambda config: limit.reason(config) if config.path is path else None, path=path.name
-    )
+    return Rule(limit.rule, limit.source, lambda config: limit.reason(config) if config.path is path else None)
 
 
-PACKING_RULES: tuple[Rule[Shape], ...] = (
+PACKING_RULES: tuple[Rule, ...] = (
     Rule("cp.seq-length", "Megatron-LM validate_args; Megatron-Bridge ConfigContainer.validate", seq_length_by_cp),
     Rule("sp.seq-length", "Megatron-LM sequence parallel scatter of each cp rank's slab", seq_length_by_sp),
     Rule("packing.row-holds-alignment", "harness: a row has at most seq_length slots", row_holds_alignment),
@@ -294,7 +293,7 @@ PACKING_RULES: tuple[Rule[Shape], ...] = (
 _BRIDGE_WITH_CP = "Megatron-Bridge ConfigContainer.validate: fine-tuning with CP > 1"
 
 
-def per_token_loss_with_cp(config: Shape) -> str | None:
+def per_token_loss_with_cp(config: CellConfig) -> str | None:
     cp = config.layout.cp
     if cp == 1 or config.options.calculate_per_token_loss or config.path.step_mean:
         return None
@@ -311,7 +310,7 @@ def per_token_loss_with_cp(config: Shape) -> str | None:
     )
 
 
-def _uneven(config: Shape) -> tuple[int, int, list[int]] | None:
+def _uneven(config: CellConfig) -> tuple[int, int, list[int]] | None:
     """(step, micro-batch, unmasked tokens per cp rank) of the first micro-batch with unequal counts over cp.
 
     None also where rows cannot be made or split over cp, which other rules reject.
@@ -332,7 +331,7 @@ def _uneven(config: Shape) -> tuple[int, int, list[int]] | None:
     return None
 
 
-def no_average_with_cp(config: Shape) -> str | None:
+def no_average_with_cp(config: CellConfig) -> str | None:
     cp = config.layout.cp
     if cp == 1 or not config.options.average_in_collective:
         return None
@@ -342,13 +341,13 @@ def no_average_with_cp(config: Shape) -> str | None:
     )
 
 
-def no_average_with_per_token_loss(config: Shape) -> str | None:
+def no_average_with_per_token_loss(config: CellConfig) -> str | None:
     if not (config.options.average_in_collective and config.options.calculate_per_token_loss):
         return None
     return "calculate_per_token_loss divides by the tokens of all ranks; average_in_collective would divide again"
 
 
-def per_token_loss_only(config: Shape) -> str | None:
+def per_token_loss_only(config: CellConfig) -> str | None:
     if config.options.calculate_per_token_loss or config.path.step_mean or config.path.own:
         return None
     return (
@@ -357,7 +356,7 @@ def per_token_loss_only(config: Shape) -> str | None:
     )
 
 
-def smoothing_without_other_heads(config: Shape) -> str | None:
+def smoothing_without_other_heads(config: CellConfig) -> str | None:
     if not config.train.label_smoothing or config.model.mtp is None:
         return None
     return (
@@ -366,13 +365,13 @@ def smoothing_without_other_heads(config: Shape) -> str | None:
     )
 
 
-def smoothing_of_shards(config: Shape) -> str | None:
+def smoothing_of_shards(config: CellConfig) -> str | None:
     if not config.train.label_smoothing or not config.model.gathered_logits:
         return None
     return "train.label_smoothing takes logits split over tp, and model.gathered_logits gathers them"
 
 
-LOSS_RULES: tuple[Rule[Shape], ...] = (
+LOSS_RULES: tuple[Rule, ...] = (
     Rule("loss.per-token-with-cp", _BRIDGE_WITH_CP, per_token_loss_with_cp),
     Rule("loss.no-average-with-cp", _BRIDGE_WITH_CP, no_average_with_cp),
     Rule(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from harness.core.cell.attention import KERNELS, LIMITS, TE_KINDS, TE_PADDING, te_auto_padding
-from harness.core.cell.axis_values import EXPLICIT, GROUPS, SPLIT
+from harness.core.cell.attention import KERNELS, LIMITS, TE_KINDS, TE_PADDING, Limit, te_auto_padding
+from harness.core.cell.axis_values import EXPLICIT, SPLIT
 from harness.core.cell.config import CellConfig
 from harness.core.data_paths.own import UPSTREAM_TESTS
 from harness.core.stack import DEFAULT, Stack
 from harness.plan.jobs.cluster import ClusterProfile, nodes_for
-from harness.plan.rules.rule import Own, Rule
+from harness.plan.rules.rule import Rule
 
 _PINNED_ENGINE = re.compile(r"transformer[-_]engine(?:[-_](?:torch|cu\d+))?(?:\[[^\]]*\])?==(\d+(?:\.\d+)*)")
 _SETS_PAD_BETWEEN_SEQS = (0, 19)  # first megatron-core whose PackedSeqParams has pad_between_seqs
@@ -20,6 +20,8 @@ _PINNED_CORE = re.compile(r"megatron[-_]core==(\d+(?:\.\d+)*)")
 
 def fp8(config: CellConfig) -> str | None:
     """The first unmet requirement of fp8; the last one is a limit of the probe."""
+    if config.dtype != "fp8":
+        return None
     if config.device == "cpu":
         return "dtype fp8 needs a GPU of compute capability 8.9 or more, and device is cpu"
     if config.attention not in TE_KINDS:
@@ -33,13 +35,12 @@ def fp8(config: CellConfig) -> str | None:
     return "dtype fp8 needs an fp8 recipe for every linear layer, which this version of the probe does not set"
 
 
-def te_version_rule(stacks: Mapping[str, Stack]) -> Rule[CellConfig]:
+def te_version_rule(stacks: Mapping[str, Stack]) -> Rule:
     """The rule for stacks that pin Transformer Engine; for others the node checks the installed release."""
 
-    def concerns(own: Own) -> bool:
-        return own.attention in TE_KINDS and own.stack != DEFAULT and own.stack in stacks
-
     def predicate(config: CellConfig) -> str | None:
+        if config.stack == DEFAULT or config.stack not in stacks:
+            return None
         packages = (*stacks[config.stack].packages, *stacks[config.stack].no_deps)
         engine, core = _pinned(_PINNED_ENGINE, packages), _pinned(_PINNED_CORE, packages)
         if engine is None:
@@ -47,7 +48,7 @@ def te_version_rule(stacks: Mapping[str, Stack]) -> Rule[CellConfig]:
         padding_set = config.path.sets_pad_between_seqs and core is not None and core[:2] >= _SETS_PAD_BETWEEN_SEQS
         return te_auto_padding(engine, config, padding_set)
 
-    return Rule(*TE_PADDING, predicate, concerns)
+    return Rule(*TE_PADDING, predicate)
 
 
 def _pinned(pattern: re.Pattern[str], packages: tuple[str, ...]) -> tuple[int, ...] | None:
@@ -56,18 +57,15 @@ def _pinned(pattern: re.Pattern[str], packages: tuple[str, ...]) -> tuple[int, .
     return tuple(int(part) for part in found.group(1).split(".")) if found else None
 
 
-def _asks_for_kernel(own: Own) -> bool:
-    return own.attention in KERNELS
-
-
-def _asks_for_fp8(own: Own) -> bool:
-    return own.dtype == "fp8"
+def limit_of_kernels(limit: Limit) -> Rule:
+    """A limit of attention kernels as a rule."""
+    return Rule(limit.id, limit.source, lambda config: limit.predicate(config) if config.attention in KERNELS else None)
 
 
 _FP8_SOURCE = "SkyRL get_packed_seq_align_size, verl: fp8 needs 16 tokens of each rank; harness"
-ATTENTION_RULES: tuple[Rule[CellConfig], ...] = (
-    *(Rule(limit.id, limit.source, limit.predicate, _asks_for_kernel) for limit in LIMITS),
-    Rule("dtype.fp8", _FP8_SOURCE, fp8, _asks_for_fp8),
+ATTENTION_RULES: tuple[Rule, ...] = (
+    *(limit_of_kernels(limit) for limit in LIMITS),
+    Rule("dtype.fp8", _FP8_SOURCE, fp8),
 )
 
 
@@ -104,14 +102,6 @@ def groups_of_the_trainer(config: CellConfig) -> str | None:
     return f"trainer {config.trainer} uses Megatron's global groups; groups: {EXPLICIT} needs trainer: harness"
 
 
-def _splits(own: Own) -> bool:
-    return own.recompute == SPLIT
-
-
-def _passes_groups(own: Own) -> bool:
-    return own.groups != GROUPS[0]
-
-
 def tests_of_upstream(config: CellConfig) -> str | None:
     name, own = config.upstream_tests.name, config.data_path == UPSTREAM_TESTS.name
     if own == bool(name):
@@ -121,34 +111,32 @@ def tests_of_upstream(config: CellConfig) -> str | None:
     return f"upstream_tests is {name}, which only packing upstream_tests runs, and packing is {config.data_path}"
 
 
-RUNTIME_RULES: tuple[Rule[CellConfig], ...] = (
+RUNTIME_RULES: tuple[Rule, ...] = (
     Rule("upstream-tests.case", "harness: packing upstream_tests needs tests, other packing none", tests_of_upstream),
     Rule(
         "recompute.split",
         "Megatron-LM TransformerConfig: distribute_saved_activations without sequence_parallel",
         split_needs_whole_activations,
-        _splits,
     ),
-    Rule("groups.other-ranks", "harness: the probe's other order of ranks", groups_of_other_ranks, _passes_groups),
-    Rule("groups.stages", "harness: the probe passes no P2PCommunicator", groups_of_stages, _passes_groups),
-    Rule("groups.trainer", "harness: the adapters of upstream's trainers", groups_of_the_trainer, _passes_groups),
+    Rule("groups.other-ranks", "harness: the probe's other order of ranks", groups_of_other_ranks),
+    Rule("groups.stages", "harness: the probe passes no P2PCommunicator", groups_of_stages),
+    Rule("groups.trainer", "harness: the adapters of upstream's trainers", groups_of_the_trainer),
 )
 
 
-def container_rule(stacks: Mapping[str, Stack]) -> Rule[CellConfig]:
+def container_rule(stacks: Mapping[str, Stack]) -> Rule:
     """For runs on this machine: the harness starts containers through Slurm only (pyxis)."""
 
-    def concerns(own: Own) -> bool:
-        return own.stack in stacks and bool(stacks[own.stack].container)
-
     def predicate(config: CellConfig) -> str | None:
-        stack = stacks[config.stack]
+        stack = stacks.get(config.stack)
+        if stack is None or not stack.container:
+            return None
         return f"stack {stack.name} is container {stack.container}, and cells run on this machine; use --cluster"
 
-    return Rule("stack.container", "harness: containers are started through Slurm (pyxis)", predicate, concerns)
+    return Rule("stack.container", "harness: containers are started through Slurm (pyxis)", predicate)
 
 
-def nodes_rule(cluster: ClusterProfile, nodes_per_cell: int = 1) -> Rule[CellConfig]:
+def nodes_rule(cluster: ClusterProfile, nodes_per_cell: int = 1) -> Rule:
     """Ranks must split evenly over nodes (torch elastic: one nproc_per_node), and over no more than a job may take."""
 
     def predicate(config: CellConfig) -> str | None:

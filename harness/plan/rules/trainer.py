@@ -17,7 +17,7 @@ from harness.core.data_paths.table import DATA_PATHS, names
 from harness.core.packing.documents import MIXES
 from harness.plan.rules.model import ADAPTER_RULES, MODEL_RULES
 from harness.plan.rules.packing import LAYOUT_RULES, LOSS_RULES, PACKING_RULES
-from harness.plan.rules.rule import Own, Rule
+from harness.plan.rules.rule import Rule
 
 _GLOBAL_BATCH = {"megatron": "--global-batch-size", "bridge": "TrainingConfig.global_batch_size"}
 # Parts of the model that its adapter passes on.
@@ -37,7 +37,7 @@ _OF_LAYOUT = LAYOUT_RULES + PACKING_RULES + LOSS_RULES + MODEL_RULES + ADAPTER_R
 
 
 def data_path_has_trainer(config: CellConfig) -> str | None:
-    if config.trainer in config.path.trainers or config.trainer not in BUILT_IN_TRAINERS:
+    if config.own_trainer or config.trainer in config.path.trainers or config.trainer not in BUILT_IN_TRAINERS:
         return None  # a trainer of a plug-in says itself what it cannot run
     able = names(path for path in DATA_PATHS.values() if config.trainer in path.trainers)
     return f"trainer is {config.trainer}, which reads the data of packing {able}, and packing is {config.data_path}"
@@ -70,7 +70,7 @@ def _rows_of_step(config: CellConfig, step: int) -> int:
 
 
 def trains(config: CellConfig) -> str | None:
-    if config.train.steps:
+    if config.own_trainer or config.train.steps:
         return None
     return f"train.steps is 0, and trainer {config.trainer} fetches batches only to train; use trainer: harness"
 
@@ -88,7 +88,7 @@ def plain_model(config: CellConfig) -> str | None:
 
 def equal_metadata(config: CellConfig) -> str | None:
     """Upstream reads the rows of all steps from one file, so its offsets have as many entries in every step."""
-    if not config.style.fixed_entries or config.documents.mode in MIXES:
+    if config.own_trainer or not config.style.fixed_entries or config.documents.mode in MIXES:
         return None
     try:
         found = [config.micro_batches(step)[0][0].metadata for step in range(config.train.passes)]
@@ -228,68 +228,37 @@ def arguments_are_applied(config: CellConfig) -> str | None:
     return f"trainer is {config.trainer}, which gets {what}, not {other.flag[0]}"
 
 
-def _by_upstream(own: Own) -> bool:
-    return own.trainer != HARNESS
-
-
-def _with_arguments(own: Own) -> bool:
-    return own.arguments
-
-
-TRAINER_RULES: tuple[Rule[CellConfig], ...] = (
-    Rule("trainer.data-path", "harness: the adapters of upstream's trainers", data_path_has_trainer, _by_upstream),
+TRAINER_RULES: tuple[Rule, ...] = (
+    Rule("trainer.data-path", "harness: the adapters of upstream's trainers", data_path_has_trainer),
     Rule("trainer.needed", "harness: the adapters of upstream's trainers", data_path_needs_trainer),
-    Rule("trainer.steps", "harness: the adapters of upstream's trainers", trains, _by_upstream),
-    Rule("trainer.rows", "Megatron-LM and Megatron-Bridge: one global batch size", equal_steps, _by_upstream),
-    Rule(
-        "trainer.metadata",
-        "Megatron-Bridge PackedSequenceSpecs: one packed_metadata_path",
-        equal_metadata,
-        _by_upstream,
-    ),
+    Rule("trainer.steps", "harness: the adapters of upstream's trainers", trains),
+    Rule("trainer.rows", "Megatron-LM and Megatron-Bridge: one global batch size", equal_steps),
+    Rule("trainer.metadata", "Megatron-Bridge PackedSequenceSpecs: one packed_metadata_path", equal_metadata),
     Rule("trainer.files", "harness: the adapters of upstream's trainers", rows_in_files),
-    Rule(
-        "trainer.masks",
-        "Megatron-LM GPTDataset: _get_ltor_masks_and_position_ids with eod_mask_loss",
-        documents_end,
-        _by_upstream,
-    ),
-    Rule(
-        "trainer.replicas",
-        "Megatron-LM MegatronPretrainingSampler",
-        replicas_read_alike,
-        _by_upstream,
-    ),
-    Rule("trainer.truncation", "Megatron-LM VarlenDataset.__getitem__ of branch dev", documents_fit, _by_upstream),
-    Rule("trainer.padding", "Megatron-LM SFTDataset._calculate_padding_divisor", documents_not_padded, _by_upstream),
+    Rule("trainer.masks", "Megatron-LM GPTDataset: _get_ltor_masks_and_position_ids with eod_mask_loss", documents_end),
+    Rule("trainer.replicas", "Megatron-LM MegatronPretrainingSampler", replicas_read_alike),
+    Rule("trainer.truncation", "Megatron-LM VarlenDataset.__getitem__ of branch dev", documents_fit),
+    Rule("trainer.padding", "Megatron-LM SFTDataset._calculate_padding_divisor", documents_not_padded),
     Rule(
         "trainer.dynamic-cp",
         "Megatron-LM DefaultDynamicCPScheduler of branch dev, HybridCPDataLoaderWrapper; TEDotProductAttention.forward",
         context_groups_are_fixed,
-        _with_arguments,
     ),
     Rule("trainer.mock", "Megatron-LM MockSFTLowLevelDataset of branch dev", mock_documents),
-    Rule("trainer.model", "harness: the adapters of upstream's trainers", plain_model, _by_upstream),
+    Rule("trainer.model", "harness: the adapters of upstream's trainers", plain_model),
     Rule(
         "trainer.skyrl-vpp",
         "SkyRL MegatronStrategy.setup_distributed: initialize_model_parallel without a virtual size",
         worker_interleaves,
-        _by_upstream,
     ),
     Rule(
         "trainer.skyrl-optimizer",
         "SkyRL make_megatron_module: use_distributed_optimizer is True",
         worker_shards_optimizer,
-        _by_upstream,
     ),
-    Rule("trainer.skyrl-evaluation", "SkyRL MegatronPolicyWorkerBase", worker_evaluates, _by_upstream),
-    Rule("trainer.skyrl-packing", "harness: the adapters of upstream's trainers", worker_packs, _by_upstream),
-    Rule(
-        "trainer.args",
-        "harness: its own loop, and each trainer's configuration",
-        arguments_are_applied,
-        _with_arguments,
-    ),
+    Rule("trainer.skyrl-evaluation", "SkyRL MegatronPolicyWorkerBase", worker_evaluates),
+    Rule("trainer.skyrl-packing", "harness: the adapters of upstream's trainers", worker_packs),
+    Rule("trainer.args", "harness: its own loop, and each trainer's configuration", arguments_are_applied),
 )
 
 
@@ -371,21 +340,16 @@ def _row_documents(config: CellConfig, step: int) -> list[list[int]]:
     return [[item.document.index for item in row.placed] for row in config.samples(step)]
 
 
-def _resumes(own: Own) -> bool:
-    return own.resumes
-
-
-RESUME_RULES: tuple[Rule[CellConfig], ...] = (
-    Rule("resume.trainer", "harness: the adapters of upstream's trainers", trainer_saves, _resumes),
-    Rule("resume.step", "Megatron-LM --save-interval", saves_in_mid_training, _resumes),
-    Rule("resume.etp", "harness: the checks of a resume", experts_as_other_weights, _resumes),
-    Rule("resume.ranks", "harness: a cell has one number of ranks", layout_of_the_ranks, _resumes),
-    Rule("resume.layout", "the rules of layouts, for the one that continues", layout_is_allowed, _resumes),
+RESUME_RULES: tuple[Rule, ...] = (
+    Rule("resume.trainer", "harness: the adapters of upstream's trainers", trainer_saves),
+    Rule("resume.step", "Megatron-LM --save-interval", saves_in_mid_training),
+    Rule("resume.etp", "harness: the checks of a resume", experts_as_other_weights),
+    Rule("resume.ranks", "harness: a cell has one number of ranks", layout_of_the_ranks),
+    Rule("resume.layout", "the rules of layouts, for the one that continues", layout_is_allowed),
     Rule(
         "resume.shards",
         "Megatron-LM, Megatron-Bridge _load_base_checkpoint: sharding type dp_reshardable",
         shards_are_reshardable,
-        _resumes,
     ),
-    Rule("resume.rows", "Megatron-LM MegatronPretrainingSampler: consumed_samples counts rows", rows_stay, _resumes),
+    Rule("resume.rows", "Megatron-LM MegatronPretrainingSampler: consumed_samples counts rows", rows_stay),
 )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.plan.expansion.resolve import Combinations
+from harness.core.cell.axes import axes
+from harness.plan.expansion.resolve import combinations_of
 from harness.plan.matrix.axes import Axes, Row
 from harness.plan.matrix.problems import Problems
 from tests.plan.helpers import expand_axes, matrix_of
@@ -99,18 +101,13 @@ def test_ids_are_unique_and_do_not_depend_on_the_order(dimensions: dict[str, lis
 
 
 @given(dimensions=DIMENSIONS)
-def test_parts_give_the_values_back_and_equal_combinations_are_merged(dimensions: dict[str, list[Any]]) -> None:
+def test_a_combination_has_a_value_for_every_axis(dimensions: dict[str, list[Any]]) -> None:
     matrix = matrix_of(matrix=dimensions)
-    made = Combinations(matrix, Problems(matrix.file, matrix.lines))
-    seen = set()
-    for shape, own in made.found:
-        values = {**made.own(own), **made.shape(shape)}
-        seen.add(tuple(values[name] for name in VALUES))
-        assert all(made.own(own)[name] == made.shape(shape)[name] for name in ("packing", "micro_batch_size"))
-    resolved = {
+    made, excluded = combinations_of(matrix, Problems(matrix.file, matrix.lines))
+    resolved = [
         (tp, cp, packing, dtype, tp > 1 if sp == "auto" else sp)
-        for (_, cp), (_, dtype), (_, packing), (_, sp), (_, tp) in combined(dimensions)
-    }
-    assert seen == resolved
-    assert len(made.found) == len(resolved)
-    assert made.largest_cp == max(dimensions["cp"])
+        for tp, cp, packing, dtype, sp in itertools.product(*(dimensions[name] for name in VALUES))
+    ]
+    assert sorted(tuple(row.values[name] for name in VALUES) for row in made) == sorted(resolved)
+    assert all(row.values.keys() >= axes().keys() for row in made)
+    assert not excluded

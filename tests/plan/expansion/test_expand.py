@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from harness.core.cell.config import NOISE, CellConfig, ModelConfig
+from harness.core.cell.config import NOISE, ModelConfig
 from harness.core.cell.identity import cell_id, cell_name
 from harness.core.cell.layout import Layout
 from harness.core.outcomes import Rejection
 from harness.core.run.run_plan import Expansion
 from harness.infra.inputs.matrix_file import read_matrix
 from harness.plan.expansion.expand import expand
-from harness.plan.expansion.resolve import Combinations, Resolver
+from harness.plan.expansion.resolve import Resolver, combinations_of
 from harness.plan.matrix.problems import Problems
-from harness.plan.rules.table import RULES, rejections, world_size_rule
+from harness.plan.rules.table import rejections
 from tests.plan.helpers import expand_axes, matrix_of, names, problems_of
 
 PACKINGS = ["unpacked", "reference", "sft"]
@@ -295,7 +295,6 @@ def test_only_controls_measure_noise() -> None:
 
 
 def test_name_and_rejections_of_a_cell_do_not_depend_on_other_cells() -> None:
-    """Cells of one shape share the result of the shape rules; it must equal the result for each cell by itself."""
     axes: dict[str, list[Any]] = {
         "packing": [*PACKINGS, "skyrl"],
         "tp": [1, 3],
@@ -312,9 +311,9 @@ def test_name_and_rejections_of_a_cell_do_not_depend_on_other_cells() -> None:
     alone: dict[str, tuple[Rejection, ...]] = {}
     for values in itertools.product(*axes.values()):
         matrix = matrix_of(matrix=dict(zip(axes, values)))
-        combinations, resolver = Combinations(matrix, Problems(matrix.file, matrix.lines)), Resolver(matrix, 2)
-        config = CellConfig(**resolver.shape(combinations.shape(0)), **resolver.own(combinations.own(0)))
-        alone[cell_id(config)] = rejections(config, (*RULES, world_size_rule(matrix.launch.max_ranks)))
+        (combination,), _ = combinations_of(matrix, Problems(matrix.file, matrix.lines))
+        config = Resolver(matrix, largest_cp=2).config(combination.values)
+        alone[cell_id(config)] = rejections(config)
     assert {cell.id for cell in made.cells if cell.role == "cell"} == {
         name for name, found in alone.items() if not found
     }

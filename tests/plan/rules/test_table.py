@@ -16,7 +16,7 @@ from harness.core.packing.documents import DocumentsConfig
 from harness.core.packing.options import PackingOptions
 from harness.plan.jobs.cluster import ClusterProfile
 from harness.plan.rules.runtime import container_rule, nodes_rule
-from harness.plan.rules.table import RULES, SHAPE_RULES, concerning_shape, rejections, world_size_rule
+from harness.plan.rules.table import RULES, rejections, world_size_rule
 
 SMALL = st.integers(1, 5)
 LAYOUTS = st.builds(Layout, tp=SMALL, pp=SMALL, cp=SMALL, dp=SMALL, ep=SMALL, vpp=st.integers(1, 2), sp=st.booleans())
@@ -79,24 +79,6 @@ CONFIGS = st.builds(
 def test_a_rule_returns_a_reason_or_none_and_never_raises(config: CellConfig) -> None:
     for found in rejections(config, (*RULES, world_size_rule(8))):
         assert found.reason
-
-
-@settings(max_examples=50)
-@given(config=CONFIGS, dtype=st.sampled_from(["fp32", "bf16", "fp8"]), attention=st.sampled_from(ATTENTIONS))
-def test_shape_rules_give_the_same_result_for_all_cells_of_a_shape(
-    config: CellConfig, dtype: str, attention: str
-) -> None:
-    other = dataclasses.replace(config, dtype=dtype, attention=attention, device="cuda", stack="s")
-    assert rejections(config, SHAPE_RULES) == rejections(other, SHAPE_RULES)
-
-
-@settings(max_examples=150)
-@given(config=CONFIGS)
-def test_a_rule_of_a_part_of_the_model_or_of_a_data_path_forbids_nothing_without_it(config: CellConfig) -> None:
-    """So that planning asks only the others."""
-    asked = concerning_shape(config, SHAPE_RULES)
-    assert len(asked) < len(SHAPE_RULES)
-    assert rejections(config, [rule for rule in SHAPE_RULES if rule not in asked]) == ()
 
 
 @given(layout=LAYOUTS, limit=st.integers(1, 40))

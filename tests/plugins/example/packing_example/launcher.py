@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Lane
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.checks.table import Check
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.plan.rules.rule import Rule, Shape
+from harness.plan.rules.rule import Rule
 
 MOST_MICRO_BATCHES = 2  # of a step and rank
 
@@ -24,7 +25,7 @@ def fullness(evidence: CellEvidence) -> list[CheckFinding]:
     return []
 
 
-def one_stage(config: Shape) -> str | None:
+def one_stage(config: CellConfig) -> str | None:
     """The data path feeds one pipeline stage."""
     if config.data_path != "example" or config.layout.pp == 1:
         return None
@@ -37,4 +38,4 @@ def write_file(target: str, verdict: str) -> None:
 
 
 FULLNESS = Check("example_fullness", Lane.METADATA, fullness)
-ONE_STAGE = Rule("example.one-stage", "packing-example", one_stage, path="example")
+ONE_STAGE = Rule("example.one-stage", "packing-example", one_stage)
