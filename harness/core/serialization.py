@@ -165,15 +165,9 @@ def _sequence_reader(origin: type, part: Any, whole: bool) -> _Reader:
 
 
 def _dataclass_reader(kind: type, whole: bool) -> _Reader:
-    plain = not hasattr(kind, "__post_init__") and not hasattr(kind, "__slots__")
-
     def read(value: Any) -> Any:
         fields = field_readers(kind, whole)  # not before: a class may contain itself
         values = {name: fields[name](one) for name, one in value.items()}
-        if plain and len(values) == len(fields):  # no default is missing, so __init__ has nothing to do
-            made: Any = object.__new__(kind)
-            made.__dict__.update(values)
-            return made
         if whole and len(values) != len(fields):
             raise TypeError
         return kind(**values)
