@@ -84,11 +84,10 @@ def plan(folder: Path, cells: int) -> dict[str, float]:
 
 def write(folder: Path, cells: int) -> dict[str, float]:
     """What `harness run` does before it submits: plan, then plan.json, configurations and job files."""
+    from harness.app.options import PlanOptions
     from harness.app.pipeline import plan_run
 
-    planned = plan_run.plan_run(
-        plan_run.PlanRequest(matrix=folder / "scale.yaml", cluster=str(folder / "cluster.yaml"))
-    )
+    planned = plan_run.plan_run(folder / "scale.yaml", PlanOptions(cluster=str(folder / "cluster.yaml")))
     plan_run.write_run(_run(folder), planned)
     return {}
 

@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.app import plugins, process
-from harness.app.arguments import RUN_PARENT
 from harness.app.commands import compare as compare_command
-from harness.app.pipeline.finalize import FinalizeOptions
-from harness.app.pipeline.plan_run import PlanRequest
+from harness.app.options import RUN_PARENT, PlanOptions, RunOptions, command_words
+from harness.app.pipeline.announce import without_secrets
+from harness.app.pipeline.finalize import RunResult
 from harness.core.errors import (
     HarnessError,
     InfrastructureError,
@@ -91,20 +91,29 @@ def run(
     for a wrong matrix or option; InfrastructureError when nothing could be run; InterruptedRun after Ctrl-C, when the
     cells that had ended are judged.
     """
-    from harness.app.commands import run as command
-    from harness.app.selection import failed_cells
+    from harness.app.commands import run as run_command
 
-    found: list[Report] = []
     with _as_command(show):
-        file, parent = matrix_path(os.fspath(matrix)), Path(run_dir) if run_dir is not None else None
-        again = failed_cells(file, parent or RUN_PARENT) if failed else []
-        request = _request(file, [*only, *again], expression, settings, cluster, fault)
-        options = _options(record, history, notify, found)
-        options = replace(options, most_failures=maxfail)
-        command.run(request, parent, dry_run=False, max_gpu_hours=max_gpu_hours, options=options)
-        if not found:  # Ctrl-C while Slurm jobs were followed
+        file = matrix_path(os.fspath(matrix))
+        options = RunOptions(
+            only=only,
+            expression=expression,
+            failed=failed,
+            settings=_settings(settings),
+            cluster=cluster,
+            run_dir=_path(run_dir),
+            record=record,
+            history=_path(history),
+            notify=_receivers(notify),
+            maxfail=maxfail,
+            max_gpu_hours=max_gpu_hours,
+            fault=fault,
+        )
+        command = without_secrets(["harness", "run", str(file), *command_words(options)])
+        result = run_command.run(file, options, command)
+        if result.report is None:  # Ctrl-C while Slurm jobs were followed
             raise InterruptedRun("interrupted; the jobs keep running: `harness resume` follows and judges them")
-    return found[-1]
+    return _remembered(result)
 
 
 def report(
@@ -122,10 +131,9 @@ def report(
     """
     from harness.app.commands import inspect
 
-    found: list[Report] = []
     with _as_command(show):
-        inspect.report(os.fspath(run), Path(run_dir), _options(record, history, notify, found))
-    return found[-1]
+        options = RunOptions(record=record, history=_path(history), notify=_receivers(notify))
+        return _remembered(inspect.report(os.fspath(run), Path(run_dir), options))
 
 
 def run_folder(report: Report, *, run_dir: PathLike = RUN_PARENT) -> Path:
@@ -157,7 +165,8 @@ def expand(
     from harness.app.pipeline.plan_run import plan_run
 
     with _as_command(False):
-        return plan_run(_request(matrix_path(os.fspath(matrix)), only, expression, settings, cluster)).plan.expansion
+        options = PlanOptions(only=only, expression=expression, settings=_settings(settings), cluster=cluster)
+        return plan_run(matrix_path(os.fspath(matrix)), options).plan.expansion
 
 
 def compare(
@@ -183,34 +192,15 @@ def compare(
         return compare_runs(first, second, slower=slower)
 
 
-def _request(
-    file: Path,
-    only: Sequence[str],
-    expression: str,
-    settings: Settings,
-    cluster: str | None,
-    fault: str | None = None,
-) -> PlanRequest:
-    """The request, with the command line that asks for the same."""
-    pairs = (
-        [f"{key}={_written(key, value)}" for key, value in settings.items()] if isinstance(settings, Mapping) else []
-    )
-    given = pairs or list(settings)
-    command = ["harness", "run", str(file)]
-    for option, values in (("--only", only), ("--set", given)):
-        command += [word for value in values for word in (option, value)]
-    command += ["-k", expression] if expression else []
-    command += ["--cluster", cluster] if cluster else []
-    command += ["--fault", fault] if fault is not None else []
-    return PlanRequest(
-        matrix=file,
-        only=only,
-        settings=given,
-        expression=expression,
-        command=command,
-        cluster=cluster,
-        fault=fault,
-    )
+def _path(given: PathLike | None) -> Path | None:
+    return None if given is None else Path(given)
+
+
+def _settings(given: Settings) -> list[str]:
+    """As --set has them."""
+    if isinstance(given, Mapping):
+        return [f"{key}={_written(key, value)}" for key, value in given.items()]
+    return list(given)
 
 
 def _written(key: str, value: object) -> str:
@@ -223,18 +213,20 @@ def _written(key: str, value: object) -> str:
         raise InputError(problem) from error
 
 
-def _options(record: bool, history: PathLike | None, notify: Sequence[str], found: list[Report]) -> FinalizeOptions:
+def _receivers(given: Sequence[str]) -> Sequence[str]:
+    """As given; InputError when one is none."""
     from harness.infra.notify import problem_of
 
-    if problems := [Problem(key="notify", message=wrong) for one in notify if (wrong := problem_of(one))]:
+    if problems := [Problem(key="notify", message=wrong) for one in given if (wrong := problem_of(one))]:
         raise InputError(problems)
+    return given
 
-    def reported(made: Report, folder: Path) -> None:
-        found.append(made)
-        _FOLDERS[made.run_id] = folder
 
-    file = Path(history) if history is not None else None
-    return FinalizeOptions(record=record, history=file, notify=tuple(notify), reported=reported)
+def _remembered(result: RunResult) -> Report:
+    """The report; `run_folder` finds its folder."""
+    assert result.report is not None and result.folder is not None
+    _FOLDERS[result.report.run_id] = result.folder
+    return result.report
 
 
 @contextmanager

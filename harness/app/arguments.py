@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.app.pipeline import announce
+from harness.app.options import RUN_PARENT, PlanOptions, RunOptions, VerdictOptions, add_option, add_options, count
 from harness.infra import screen
 from harness.infra.inputs.files import matrix_path
 
 HELP_FLAGS = frozenset({"-h", "--help"})
-RUN_PARENT = Path("reports")  # folder of run directories, unless the command or the cluster profile names another
 CLUSTER_JOBS = 3  # points that a bisection on a cluster judges at once: each round leaves a quarter of the history
 RUN_TEXT = "path, run id, or 'latest'"
 MATRIX_TEXT = "matrix file (YAML), or a shipped one by name"
@@ -82,19 +80,10 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run_parent(
-    parser: argparse.ArgumentParser,
-    *,
-    default: Path | str | None = RUN_PARENT,
-    what: str = "folder of run directories",
+    parser: argparse.ArgumentParser, *, default: Path | str = RUN_PARENT, what: str = "folder of run directories"
 ) -> None:
-    """`default`: None if the cluster profile decides; argparse.SUPPRESS if the option may also stand elsewhere."""
-    shown = f"the profile's run_dir, else {RUN_PARENT}" if default is None else RUN_PARENT
-    parser.add_argument("--run-dir", type=Path, default=default, metavar="DIR", help=f"{what} (default: {shown})")
-
-
-def add_history(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
-    place = "the history (SQLite), instead of $HARNESS_HISTORY or history.sqlite beside the run directories"
-    parser.add_argument("--history", type=Path, metavar="FILE", default=default, help=place)
+    """`default`: argparse.SUPPRESS if the option may also stand elsewhere."""
+    add_option(parser, "run_dir", default=default, help=f"{what} (default: {RUN_PARENT})")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -125,126 +114,13 @@ def add_matrix(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("matrix", type=matrix_path, metavar="MATRIX", help=MATRIX_TEXT)
 
 
-def add_only(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:
-    parser.add_argument("--only", action="append", default=[], metavar=metavar, help=text)
-
-
-def add_cluster(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--cluster", metavar="NAME", help="cluster profile by name or path, instead of the one that the matrix names"
-    )
-
-
-def add_no_history(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--no-history", action="store_true", help="do not record the run in the history")
-
-
-def add_notify(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--notify",
-        action="append",
-        type=announce.receiver,
-        metavar="CMD_OR_URL",
-        help="send the verdict to a command (JSON on stdin) or a webhook (http, https); repeatable",
-    )
-
-
-def _number(most: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        value = int(text)
-        if not 1 <= value <= most:
-            raise ValueError
-        return value
-
-    number.__name__ = f"number from 1 to {most:,}"
-    return number
-
-
-count, days = _number(10**9), _number(10**5)
-
-
-def layer_number(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise ValueError
-    return number
-
-
-def factor(text: str) -> float:
-    number = float(text)
-    if not 1 < number < math.inf:
-        raise ValueError
-    return number
-
-
-def hours(text: str) -> float:
-    number = float(text)
-    if not 0 < number < math.inf:
-        raise ValueError
-    return number
-
-
-# argparse prints these, e.g. "invalid factor above 1 value: 'x'".
-factor.__name__ = "factor above 1"
-layer_number.__name__ = "number from 0"
-hours.__name__ = "number of hours"
-
-
 def add_run_options(run: argparse.ArgumentParser) -> None:
     """The options of `harness run`, first those that choose and change cells."""
     add_matrix(run)
-    add_only(run, "CELL", "run only cells with this id, name or shell-style pattern (repeatable)")
-    run.add_argument(
-        "-k",
-        dest="expression",
-        default="",
-        metavar="EXPRESSION",
-        help="run only cells whose id contains these texts, with and, or, not: 'tp2 and not sft'",
-    )
-    run.add_argument("--failed", action="store_true", help="run only the cells that failed in the matrix's newest run")
-    run.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SETTING",
-        help="use this value instead of the matrix file's: train.steps=5 or 'matrix.tp=[1, 2]' (repeatable)",
-    )
-    run.add_argument(
-        "--fault",
-        metavar="FAULT",
-        help="break the cells on purpose by this fault of the self-test, to see what the reports show",
-    )
-    _add_ways_of_running(run)
-
-
-def _add_ways_of_running(run: argparse.ArgumentParser) -> None:
-    """Where the run goes, and when it ends."""
-    add_cluster(run)
-    add_run_parent(run, default=None)
-    add_history(run)
-    add_no_history(run)
-    add_notify(run)
+    add_options(run, PlanOptions)
+    add_options(run, VerdictOptions)
     add_view(run)
-    run.add_argument(
-        "--maxfail",
-        type=count,
-        metavar="N",
-        help="stop once N cells have failed; `resume` runs the others",
-    )
-    run.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="show what would be started, start nothing; for a cluster, also write the job files",
-    )
-    run.add_argument("--detach", action="store_true", help="submit the jobs to the cluster and exit")
-    run.add_argument(
-        "--bisect",
-        action="store_true",
-        help="exit codes for git bisect run: 125 to skip a commit that cannot be judged, 128 to abort",
-    )
-    run.add_argument(
-        "--max-gpu-hours", type=hours, metavar="H", help="refuse a plan whose jobs may cost more GPU-hours than this"
-    )
+    add_options(run, RunOptions)
 
 
 def complete(parser: argparse.ArgumentParser) -> None:

@@ -17,27 +17,28 @@ from harness.app.arguments import (
     CLUSTER_JOBS,
     COMPLETION_VARIABLE,
     MATRIX_TEXT,
-    RUN_PARENT,
     RUN_TEXT,
     Parser,
-    add_cluster,
-    add_history,
     add_json,
     add_matrix,
-    add_no_history,
-    add_notify,
-    add_only,
     add_run,
     add_run_options,
     add_run_parent,
     add_view,
     complete,
     completion_script,
-    count,
-    layer_number,
     set_view,
 )
 from harness.app.commands import compare, history
+from harness.app.options import (
+    RUN_PARENT,
+    VerdictOptions,
+    add_option,
+    add_options,
+    count,
+    layer_number,
+    run_options,
+)
 from harness.app.pipeline import announce
 from harness.app.process import end_on_signals
 from harness.core.errors import HarnessError, InputError
@@ -75,7 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
     _bisect_options(commands.add_parser("bisect", help="find the first bad, or good, commit or release"))
     plan = commands.add_parser("plan", help="show cells, rejected combinations and cost without running")
     add_matrix(plan)
-    add_cluster(plan)
+    add_option(plan, "cluster")
     add_json(plan)
     plan.add_argument("--all", action="store_true", help="print all rows of long tables")
     verify = commands.add_parser("verify", help="check matrix files without running")
@@ -87,16 +88,14 @@ def build_parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="judge a finished run again and write its reports; trains nothing")
     add_run(report)
     add_run_parent(report)
-    add_history(report)
-    add_no_history(report)
-    add_notify(report)
+    add_options(report, VerdictOptions)
     add_view(report)
     _run_commands(commands)
     compare.add_parser(commands)
     history.add_parser(commands)
     history.add_index_parser(commands)
     selftest = commands.add_parser("selftest", help="inject known faults and check that each is caught")
-    add_only(selftest, "FAULT", "inject only this fault (repeatable)")
+    add_option(selftest, "only", metavar="FAULT", help="inject only this fault (repeatable)")
     add_run_parent(selftest)
     text = "inject faults in upstream's code instead: trainers, adapters, images, rollouts, scheduler; in stacks"
     selftest.add_argument("--trainers", action="store_true", help=text)
@@ -117,9 +116,7 @@ def _run_commands(commands: argparse._SubParsersAction[Any]) -> None:
         if name == "status":
             add_json(command)
         if name == "resume":
-            add_history(command)
-            add_no_history(command)
-            add_notify(command)
+            add_options(command, VerdictOptions)
             add_view(command)
             command.add_argument("--errors", action="store_true", help="also retry the cells that ended as ERROR")
     listed = commands.add_parser("list", help="list the runs of a folder, also unfinished ones, stacks or plug-ins")
@@ -141,10 +138,8 @@ def _run_commands(commands: argparse._SubParsersAction[Any]) -> None:
     which.add_argument("--errors", action="store_true", help="the traceback of the rank that failed first")
     add_run_parent(logs)
     doctor = commands.add_parser("doctor", help="check that this machine, or a cluster, can run cells")
-    doctor.add_argument(
-        "--cluster", metavar="NAME", default="local", help="cluster profile by name or path (default: %(default)s)"
-    )
-    add_run_parent(doctor, default=None)
+    add_option(doctor, "cluster", default="local", help="cluster profile by name or path (default: %(default)s)")
+    add_option(doctor, "run_dir")
     add_json(doctor)
 
 
@@ -186,10 +181,11 @@ def _shrink_options(shrink: argparse.ArgumentParser) -> None:
 
 def _bisect_options(bisect: argparse.ArgumentParser) -> None:
     add_matrix(bisect)
-    add_only(bisect, "CELL", "bisect only cells with this id, name or shell-style pattern (repeatable)")
+    add_option(bisect, "only", help="bisect only cells with this id, name or shell-style pattern (repeatable)")
     _add_search_options(bisect)
-    add_cluster(bisect)
-    add_run_parent(bisect, default=None, what="parent of the bisection's folder")
+    add_option(bisect, "cluster")
+    where = f"parent of the bisection's folder (default: the profile's run_dir, else {RUN_PARENT})"
+    add_option(bisect, "run_dir", help=where)
 
 
 def _add_search_options(bisect: argparse.ArgumentParser) -> None:
@@ -301,45 +297,13 @@ def dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
     if arguments.command == "bisect":
         return _bisect(arguments, command)
     from harness.app.commands import inspect, run
-    from harness.app.pipeline.finalize import FinalizeOptions
-    from harness.app.pipeline.plan_run import PlanRequest
 
-    options = FinalizeOptions(
-        record=not arguments.no_history,
-        history=arguments.history,
-        notify=tuple(arguments.notify or ()),
-        for_git=getattr(arguments, "bisect", False),
-        most_failures=getattr(arguments, "maxfail", None),
-    )
+    options = run_options(arguments)
+    if arguments.command == "run":
+        return run.run(arguments.matrix, options, command).code
     if arguments.command == "resume":
-        return run.resume(arguments.run, arguments.run_dir, errors=arguments.errors, options=options)
-    if arguments.command == "report":
-        return inspect.report(arguments.run, arguments.run_dir, options)
-    request = PlanRequest(
-        matrix=arguments.matrix,
-        only=[*arguments.only, *_failed(arguments)],
-        settings=arguments.set,
-        expression=arguments.expression,
-        fault=arguments.fault,
-        command=command,
-        cluster=arguments.cluster,
-    )
-    return run.run(
-        request,
-        arguments.run_dir,
-        dry_run=arguments.dry_run,
-        max_gpu_hours=arguments.max_gpu_hours,
-        detach=arguments.detach,
-        options=options,
-    )
-
-
-def _failed(arguments: argparse.Namespace) -> list[str]:
-    if not arguments.failed:
-        return []
-    from harness.app.selection import failed_cells
-
-    return failed_cells(arguments.matrix, arguments.run_dir or RUN_PARENT)
+        return run.resume(arguments.run, arguments.run_dir, errors=arguments.errors, options=options).code
+    return inspect.report(arguments.run, arguments.run_dir, options).code
 
 
 def _init(arguments: argparse.Namespace) -> int:

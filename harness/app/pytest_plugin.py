@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 
 import harness
+from harness.app.options import OPTIONS
+
+_OPTIONS = {name: option for name, option in OPTIONS.items() if option.in_pytest}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("harness", "harness: cells of a matrix as tests")
     group.addoption("--harness", action="append", default=[], metavar="MATRIX", help="run this matrix (repeatable)")
-    group.addoption(
-        "--harness-set", action="append", default=[], metavar="SETTING", help="as --set of `harness run`: train.steps=5"
-    )
-    group.addoption("--harness-cluster", metavar="NAME", help="as --cluster of `harness run`")
-    group.addoption("--harness-run-dir", metavar="DIR", help="as --run-dir of `harness run`")
-    group.addoption("--harness-no-history", action="store_true", help="as --no-history of `harness run`")
+    for name, option in _OPTIONS.items():
+        text = f"as {option.flag} of `harness run`: {option.help}"
+        group.addoption(f"--harness{option.flag[1:]}", dest=f"harness_{name}", **(option.keywords | {"help": text}))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -97,9 +97,9 @@ class _Matrix(pytest.File):
     _runnable = 0  # cells that no rule rejects
 
     def collect(self) -> Iterator[_Cell]:
-        option = self.config.getoption
+        options = self._options()
         try:
-            found = harness.expand(self.path, settings=option("harness_set"), cluster=option("harness_cluster"))
+            found = harness.expand(self.path, settings=options["settings"], cluster=options["cluster"])
         except harness.InputError as error:
             raise self.CollectError("\n".join(str(problem) for problem in error.problems)) from error
         self._runnable = len(found.cells)
@@ -122,7 +122,6 @@ class _Matrix(pytest.File):
         from harness.core.text import counted
         from harness.infra.screen import relative_path
 
-        option = self.config.getoption
         items = [item for item in self.session.items if isinstance(item, _Cell) and item.parent is self]
         selected = [item.name for item in items if not item.rejections]
         every = len(selected) == self._runnable
@@ -131,16 +130,17 @@ class _Matrix(pytest.File):
             self.report = harness.run(
                 relative_path(self.path),
                 only=() if every else selected,
-                settings=option("harness_set"),
-                cluster=option("harness_cluster"),
-                run_dir=option("harness_run_dir"),
-                record=not option("harness_no_history"),
-                show=option("capture") == "no",
+                show=self.config.getoption("capture") == "no",
+                **self._options(),
             )
         except harness.InterruptedRun as error:
             pytest.exit(f"harness: {error}", returncode=pytest.ExitCode.INTERRUPTED)
         except harness.HarnessError as error:
             self._error = error
+
+    def _options(self) -> dict[str, Any]:
+        """The keywords of `harness.run`."""
+        return {name: self.config.getoption(f"harness_{name}") for name in _OPTIONS}
 
     def _note(self, text: str) -> None:
         """A line on the terminal, which pytest does not capture."""

@@ -13,8 +13,9 @@ import os
 import sys
 from pathlib import Path
 
+from harness.app.options import PlanOptions, RunOptions
 from harness.app.pipeline import plan_run
-from harness.app.pipeline.finalize import FinalizeOptions, judge_and_report
+from harness.app.pipeline.finalize import judge_and_report
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import RunPlan, WorkOrder, cell_attempts, write_work_order
 from harness.core.serialization import loads
@@ -26,7 +27,7 @@ CLEAN = "clean"
 
 def night(matrix: Path, fault: str) -> int:
     """Run one night; returns the exit code of its verdict."""
-    planned = plan_run.plan_run(plan_run.PlanRequest(matrix=matrix))
+    planned = plan_run.plan_run(matrix, PlanOptions())
     run = RunDir(matrix.resolve().parent / "reports" / planned.plan.run_id)
     plan_run.write_plan(run, planned.plan, planned.matrix)
     configs = {
@@ -37,7 +38,7 @@ def night(matrix: Path, fault: str) -> int:
     _train(run, planned.plan)
     for file, config in configs.items():
         write_json(file, config)
-    return judge_and_report(run, planned.plan, FinalizeOptions())
+    return judge_and_report(run, planned.plan, RunOptions()).code
 
 
 def _train(run: RunDir, plan: RunPlan) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import inspect
 import logging
 import os
 import re
@@ -15,7 +16,9 @@ import pytest
 
 import harness
 from harness.app import api
-from harness.app.pipeline.finalize import FinalizeOptions
+from harness.app.cli import build_parser
+from harness.app.options import OPTIONS, RunOptions, VerdictOptions, run_options
+from harness.app.pipeline.finalize import RunResult
 from harness.core.outcomes import Outcome
 from harness.infra import screen
 from tests.app.conftest import write_matrix
@@ -116,8 +119,8 @@ def test_the_state_of_the_process_is_as_before_also_after_an_error(here: Path) -
 def test_arguments_become_the_options_of_the_command(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
     seen = {}
 
-    def command(request: object, parent: object, **options: object) -> int:
-        seen.update(options, request=request, parent=parent)
+    def command(matrix: Path, options: RunOptions, words: list[str]) -> RunResult:
+        seen.update(matrix=matrix, options=options, words=words)
         raise harness.InfrastructureError("far enough")
 
     monkeypatch.setattr("harness.app.commands.run.run", command)
@@ -136,18 +139,33 @@ def test_arguments_become_the_options_of_the_command(monkeypatch: pytest.MonkeyP
             max_gpu_hours=1.5,
             fault="middle-stages-without-metadata",
         )
-    request, options = seen["request"], seen["options"]
-    assert isinstance(request, api.PlanRequest)
-    assert isinstance(options, FinalizeOptions)
-    assert request.matrix.name == "smoke.yaml"
-    assert request.settings == ["train.steps=1", "matrix.tp=[1, 2]", 'name="x: y"']
-    words = ["--only", "tp1-*", "--set", "train.steps=1", "--set", "matrix.tp=[1, 2]", "--set", 'name="x: y"']
-    words += ["-k", "sft", "--cluster", "slurm-lab", "--fault", "middle-stages-without-metadata"]
-    assert request.command == ["harness", "run", str(request.matrix), *words]
-    assert request.fault == "middle-stages-without-metadata"
-    assert (seen["parent"], seen["dry_run"], seen["max_gpu_hours"]) == (Path("runs"), False, 1.5)
-    assert (options.record, options.history, options.notify) == (False, Path("nights.sqlite"), ("true",))
-    assert options.most_failures == 2
+    options = seen["options"]
+    assert options == RunOptions(
+        only=["tp1-*"],
+        expression="sft",
+        settings=["train.steps=1", "matrix.tp=[1, 2]", 'name="x: y"'],
+        fault="middle-stages-without-metadata",
+        cluster="slurm-lab",
+        run_dir=Path("runs"),
+        history=Path("nights.sqlite"),
+        record=False,
+        notify=["true"],
+        maxfail=2,
+        max_gpu_hours=1.5,
+    )
+    assert seen["matrix"].name == "smoke.yaml"
+    parsed = build_parser().parse_args(seen["words"][1:])
+    assert run_options(parsed) == options
+    assert parsed.matrix == seen["matrix"]
+
+
+def test_run_has_the_options_of_the_command_line_with_their_defaults() -> None:
+    keywords = inspect.signature(harness.run).parameters
+    declared = {name: option.default for name, option in OPTIONS.items() if option.in_python}
+    assert {name: one.default for name, one in keywords.items() if name not in ("matrix", "show")} == declared
+    of_report = inspect.signature(harness.report).parameters
+    for name in VerdictOptions.__annotations__:
+        assert of_report[name].default == declared[name]
 
 
 def test_an_unknown_fault_is_an_input_error_before_anything_runs(here: Path) -> None:
@@ -178,7 +196,7 @@ def test_wrong_input_is_an_input_error(call: object, said: str) -> None:
 
 
 def test_a_defect_is_an_internal_error_that_names_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(request: object) -> None:
+    def broken(*_: object) -> None:
         raise ZeroDivisionError("of the harness")
 
     monkeypatch.setattr("harness.app.pipeline.plan_run.plan_run", broken)
@@ -190,6 +208,6 @@ def test_a_defect_is_an_internal_error_that_names_its_traceback(monkeypatch: pyt
 
 
 def test_leaving_jobs_on_a_cluster_is_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.app.commands.run.run", lambda *_, **__: 130)
+    monkeypatch.setattr("harness.app.commands.run.run", lambda *_: RunResult(code=130))
     with pytest.raises(harness.InterruptedRun, match="the jobs keep running"):
         harness.run("smoke")

@@ -13,7 +13,8 @@ from types import FrameType
 import pytest
 
 from harness.app.cli import main
-from harness.app.pipeline.finalize import FinalizeOptions, judge_and_report
+from harness.app.options import RunOptions
+from harness.app.pipeline.finalize import judge_and_report
 from harness.core.outcomes import EXIT_INPUT, EXIT_PASS, EXIT_UNDECIDED
 from harness.core.run.run_dir import NotRegularError, RunDir, opened, write_json
 from harness.infra.runs.evidence_files import read_plan
@@ -45,7 +46,7 @@ def judged_run(parent: Path) -> RunDir:
         (log / "rank-00000.log").write_text("said\n")
     write_json(run.root / "launch.json", {"parallel_ranks": 4})
     (run.root / "launcher.lock").touch()
-    assert judge_and_report(run, plan, FinalizeOptions(record=False)) == EXIT_PASS
+    assert judge_and_report(run, plan, RunOptions(record=False)).code == EXIT_PASS
     return run
 
 

@@ -96,7 +96,7 @@ def test_the_options_are_passed_on(calls: list[dict[str, Any]], pytester: pytest
     more = ("--harness-set", "train.steps=1", "--harness-cluster", "lab", "--harness-run-dir", "runs")
     pytester.runpytest_inprocess(*FLAGS, *more, "--harness-no-history", "-s", "-k", "unpacked")
     (call,) = calls
-    assert (call["settings"], call["cluster"], call["run_dir"]) == (["train.steps=1"], "lab", "runs")
+    assert (call["settings"], call["cluster"], call["run_dir"]) == (["train.steps=1"], "lab", Path("runs"))
     assert (call["record"], call["show"]) == (False, True)
 
 
@@ -196,7 +196,7 @@ def test_without_the_option_the_plug_in_loads_nothing_and_adds_no_hook(pytester:
 
         def test_one(pytestconfig):
             loaded = [name for name in sys.modules if name.startswith("harness.")]
-            assert sorted(loaded) == ["harness.app", "harness.app.pytest_plugin"]
+            assert sorted(loaded) == ["harness.app", "harness.app.options", "harness.app.pytest_plugin"]
             assert not pytestconfig.pluginmanager.hasplugin("harness-cells")
         """
     )

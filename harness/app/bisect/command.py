@@ -14,9 +14,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from harness.app.arguments import CLUSTER_JOBS, RUN_PARENT
+from harness.app.arguments import CLUSTER_JOBS
 from harness.app.bisect.rounds import BisectContext, finish_interrupted, ids_in_matrix_at, judge_points, matrix_at
 from harness.app.bisect.sources import Commits, Pins, Source, commits_of, pins_of, releases_of
+from harness.app.options import RUN_PARENT
 from harness.app.pipeline.planning import expand_for
 from harness.app.selection import find_run, matching
 from harness.app.shrink.command import shrink_cell

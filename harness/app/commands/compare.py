@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.app.arguments import add_run_parent, factor
+from harness.app.arguments import add_run_parent
+from harness.app.options import factor
 from harness.core.errors import InputError, Problem
 from harness.core.tolerances import SLOWER_RUN, Bound
 from harness.infra import screen

@@ -9,7 +9,8 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from harness.app.arguments import RUN_PARENT, RUN_TEXT, add_history, add_run_parent, count, days
+from harness.app.arguments import RUN_TEXT, add_run_parent
+from harness.app.options import RUN_PARENT, add_option, count, days
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import EXIT_INPUT, EXIT_PASS, Outcome
 from harness.core.serialization import dumps
@@ -75,7 +76,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 def _place(parser: argparse.ArgumentParser) -> None:
     """Options that locate the history. No defaults: an action must not overwrite options given before its name."""
-    add_history(parser, default=argparse.SUPPRESS)
+    add_option(parser, "history", default=argparse.SUPPRESS)
     add_run_parent(parser, default=argparse.SUPPRESS)
 
 
@@ -274,7 +275,7 @@ def add_index_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser = commands.add_parser("index", help=text, description=text)
     words = "folder of runs (default: %(default)s)"
     parser.add_argument("folder", nargs="?", type=Path, default=RUN_PARENT, metavar="DIR", help=words)
-    add_history(parser)
+    add_option(parser, "history")
 
 
 def write_index(arguments: argparse.Namespace) -> int:

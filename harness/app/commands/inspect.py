@@ -6,7 +6,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from harness.app.pipeline.finalize import FinalizeOptions, judge_and_report
+from harness.app.options import RunOptions
+from harness.app.pipeline.finalize import RunResult, judge_and_report
 from harness.app.selection import find_run
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import EXIT_PASS, EXIT_UNDECIDED
@@ -15,7 +16,7 @@ from harness.infra import screen
 from harness.infra.screen import relative_path
 
 
-def report(name: str, run_parent: Path, options: FinalizeOptions) -> int:
+def report(name: str, run_parent: Path, options: RunOptions) -> RunResult:
     """Judge a run directory again and rewrite its reports."""
     from harness.infra.runs.evidence_files import read_plan
 

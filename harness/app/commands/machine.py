@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from shlex import quote
 
-from harness.app.arguments import RUN_PARENT
+from harness.app.options import RUN_PARENT
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import EXIT_PASS, EXIT_UNDECIDED
 from harness.infra import screen

@@ -1,18 +1,20 @@
-"""`harness run` and `harness resume`: plan, launch, judge, report. Every function returns an exit code."""
+"""`harness run` and `harness resume`: plan, launch, judge, report."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.app import plugins
-from harness.app.arguments import RUN_PARENT
 from harness.app.commands.plan import any_to_make, forecast_lines
-from harness.app.pipeline.finalize import FinalizeOptions, judge_and_report
-from harness.app.selection import find_run
+from harness.app.options import RUN_PARENT, RunOptions
+from harness.app.pipeline.finalize import RunResult, judge_and_report
+from harness.app.selection import failed_cells, find_run
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import EXIT_INTERRUPTED, EXIT_PASS
 from harness.core.run.run_dir import RunDir
@@ -26,40 +28,32 @@ if TYPE_CHECKING:
     from harness.core.run.run_plan import RunPlan
 
 
-def run(
-    request: plan_run.PlanRequest,
-    run_parent: Path | None,
-    *,
-    dry_run: bool,
-    max_gpu_hours: float | None = None,
-    detach: bool = False,
-    options: FinalizeOptions,
-) -> int:
-    """Plan, launch, judge, report. `run_parent` None: the cluster profile's folder, else reports.
-
-    `detach`: only submit; `harness resume` follows and judges.
-    """
+def run(matrix: Path, options: RunOptions, command: Sequence[str]) -> RunResult:
+    """Plan, launch, judge, report. `command`: the command line that asks for it."""
     from harness.app.pipeline import local_run, plan_run
     from harness.app.pipeline.launch import launcher_for
     from harness.infra.launcher import NO_JOBS
     from harness.infra.local_launcher import agent_ahead
     from harness.plan.jobs.allocations import refuse_above
 
-    source = plan_run.read_source(request)
+    if options.failed:
+        again = failed_cells(matrix, options.run_dir or RUN_PARENT)
+        options = replace(options, only=[*options.only, *again])
+    source = plan_run.read_source(matrix, options)
     launcher = launcher_for(source.cluster)
-    if detach and not launcher.detached:
+    if options.detach and not launcher.detached:
         raise InputError(NO_JOBS)
-    if launcher.detached and options.most_failures:
+    if launcher.detached and options.maxfail:
         raise InputError(
             Problem(key="--maxfail", message="works on this machine only", hint="`harness cancel` ends jobs")
         )
-    parent = (run_parent or expanded(source.cluster.run_dir or str(RUN_PARENT))).resolve()
+    parent = (options.run_dir or expanded(source.cluster.run_dir or str(RUN_PARENT))).resolve()
     directory = RunDir(parent / source.run_id)
-    with agent_ahead(parent) if source.here and not dry_run else nullcontext() as ahead:
-        planned = plan_run.plan_run(request, source)
-        if max_gpu_hours is not None:
-            refuse_above(planned.jobs, max_gpu_hours, planned.cluster)
-        if dry_run:
+    with agent_ahead(parent) if source.here and not options.dry_run else nullcontext() as ahead:
+        planned = plan_run.plan_run(matrix, options, command, source)
+        if options.max_gpu_hours is not None:
+            refuse_above(planned.jobs, options.max_gpu_hours, planned.cluster)
+        if options.dry_run:
             return _dry_run(planned, directory)
         _announce(planned.plan, directory)
         planned = plan_run.prepare_stacks(planned)
@@ -67,7 +61,7 @@ def run(
         if not launcher.detached:
             return local_run.start(directory, planned, options, ahead)
     plan_run.write_run(directory, planned)
-    return _detach(directory, planned.plan) if detach else _follow(directory, planned.plan, options)
+    return _detach(directory, planned.plan) if options.detach else _follow(directory, planned.plan, options)
 
 
 def _announce(plan_: RunPlan, directory: RunDir) -> None:
@@ -81,7 +75,7 @@ def _announce(plan_: RunPlan, directory: RunDir) -> None:
         sys.stdout.flush()
 
 
-def _follow(directory: RunDir, plan_: RunPlan, options: FinalizeOptions, *, errors: bool = False) -> int:
+def _follow(directory: RunDir, plan_: RunPlan, options: RunOptions, *, errors: bool = False) -> RunResult:
     """Submit the jobs not submitted yet, follow them, judge and report. Ctrl-C leaves the jobs running."""
     from harness.app.pipeline import launch
     from harness.app.pipeline.launch import launcher_of
@@ -94,11 +88,11 @@ def _follow(directory: RunDir, plan_: RunPlan, options: FinalizeOptions, *, erro
             launch.launch(directory, plan_, launcher_of(directory))
     except KeyboardInterrupt:
         screen.out(f"detached; the jobs keep running\n{_next_commands(directory)}")
-        return EXIT_INTERRUPTED
+        return RunResult(code=EXIT_INTERRUPTED)
     return judge_and_report(directory, plan_, options)
 
 
-def _detach(directory: RunDir, plan_: RunPlan) -> int:
+def _detach(directory: RunDir, plan_: RunPlan) -> RunResult:
     """Submit and return. Lost cells are retried only while a launcher follows."""
     from harness.app.pipeline.launch import launcher_of
     from harness.infra.console import say
@@ -107,7 +101,7 @@ def _detach(directory: RunDir, plan_: RunPlan) -> int:
     with only_launcher(directory):
         count = launcher_of(directory).submit(directory, plan_, say)
     screen.out(f"{plan_.run_id}: {count} jobs submitted\n{_next_commands(directory)}")
-    return EXIT_PASS
+    return RunResult(code=EXIT_PASS)
 
 
 def _next_commands(directory: RunDir) -> str:
@@ -119,7 +113,7 @@ def _next_commands(directory: RunDir) -> str:
     )
 
 
-def _dry_run(planned: plan_run.Planned, directory: RunDir) -> int:
+def _dry_run(planned: plan_run.Planned, directory: RunDir) -> RunResult:
     """Print what would be started; for jobs, also write the run directory as it would be submitted."""
     from harness.app.pipeline import plan_run
     from harness.app.pipeline.launch import launcher_for
@@ -142,10 +136,10 @@ def _dry_run(planned: plan_run.Planned, directory: RunDir) -> int:
         plan_run.write_run(directory, planned)
     for line in launcher.describe(directory, plan_):
         screen.out(line)
-    return EXIT_PASS
+    return RunResult(code=EXIT_PASS)
 
 
-def resume(name: str, run_parent: Path, *, errors: bool = False, options: FinalizeOptions) -> int:
+def resume(name: str, run_parent: Path, *, errors: bool = False, options: RunOptions) -> RunResult:
     """Continue a run whose launcher has ended; nothing is submitted, or judged, twice.
 
     `errors`: also retry the cells that have ended as ERROR, each as a new attempt.

@@ -15,17 +15,6 @@ if TYPE_CHECKING:
 OPTION = "--notify"
 
 
-def receiver(text: str) -> str:
-    """Check a value of --notify; argparse prints the error and exits with 2."""
-    from argparse import ArgumentTypeError
-
-    from harness.infra.notify import problem_of
-
-    if problem := problem_of(text):
-        raise ArgumentTypeError(problem)  # without the text, which may hold a secret
-    return text
-
-
 def without_secrets(command: Sequence[str]) -> list[str]:
     """A command line without secrets, for files and messages; receivers are shown without credentials."""
     known = screen.environment_secrets()

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.app import plugins
+from harness.app.options import RunOptions
 from harness.app.process import tracebacks_in
 from harness.core.errors import HarnessError, InputError
 from harness.core.outcomes import EXIT_PASS, EXIT_SKIP, EXIT_UNDECIDED
@@ -35,29 +36,26 @@ _HASH = re.compile(r"[0-9a-f]{40,64}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinalizeOptions:
-    """What happens with the verdict of a run besides its reports."""
+class RunResult:
+    """What a command returns that runs cells or judges them."""
 
-    record: bool = True
-    history: Path | None = None  # --history
-    notify: tuple[str, ...] = ()  # --notify: commands and URLs
-    for_git: bool = False  # exit codes for `git bisect run`
-    most_failures: int | None = None  # --maxfail
-    code: int | None = None  # exit code instead of the verdict's, when a signal has ended the run
-    reported: Callable[[Report, Path], None] | None = None  # called with the report and its folder, last
+    code: int  # exit code
+    report: Report | None = None  # None: nothing is judged yet
+    folder: Path | None = None  # of the run
 
 
-def judge_and_report(directory: RunDir, plan: RunPlan, options: FinalizeOptions) -> int:
-    """Judge a run directory, write and print its reports, record and send the verdict; returns the exit code.
+def judge_and_report(directory: RunDir, plan: RunPlan, options: RunOptions, *, code: int | None = None) -> RunResult:
+    """Judge a run directory, write and print its reports, record and send the verdict.
 
     Files that cannot be written are named on stderr, and turn exit code 0 into 3, or 125 for `git bisect run`. A
-    failure of the history or of a receiver is printed and changes nothing.
+    failure of the history or of a receiver is printed and changes nothing. `code`: the exit code instead of the
+    verdict's, when a signal has ended the run.
     """
     with tracebacks_in(directory.root):
-        return _judge_and_report(directory, plan, options)
+        return _judge_and_report(directory, plan, options, code)
 
 
-def _judge_and_report(directory: RunDir, plan: RunPlan, options: FinalizeOptions) -> int:
+def _judge_and_report(directory: RunDir, plan: RunPlan, options: RunOptions, signalled: int | None) -> RunResult:
     from harness.app.pipeline.announce import announce
     from harness.app.pipeline.judging import keep_baselines
 
@@ -73,16 +71,14 @@ def _judge_and_report(directory: RunDir, plan: RunPlan, options: FinalizeOptions
     if options.record:
         record(directory, report, file)
     try:
-        _print(report, paths, _code(report, plan, options, problems))
+        _print(report, paths, _code(report, plan, options, problems) if signalled is None else signalled)
     except OSError as error:
         problems.append(f"the verdict cannot be printed: {error.strerror}")
     for problem in problems:
         screen.err(f"harness: {problem}")
-    code = _code(report, plan, options, problems)
+    code = _code(report, plan, options, problems) if signalled is None else signalled
     announce(options.notify, report, directory.root, code)
-    if options.reported is not None:
-        options.reported(report, directory.root)
-    return code
+    return RunResult(code=code, report=report, folder=directory.root)
 
 
 def _reported(directory: RunDir, plan: RunPlan, history: Path | None, problems: list[str]) -> tuple[Report, list[Path]]:
@@ -106,10 +102,8 @@ def _reported(directory: RunDir, plan: RunPlan, history: Path | None, problems: 
     return report, paths
 
 
-def _code(report: Report, plan: RunPlan, options: FinalizeOptions, problems: list[str]) -> int:
+def _code(report: Report, plan: RunPlan, options: RunOptions, problems: list[str]) -> int:
     """The exit code of the process."""
-    if options.code is not None:
-        return options.code
     if options.for_git:
         code, undecided = git_exit_code(report, {cell.id for cell in plan.expansion.cells}), EXIT_SKIP
     else:

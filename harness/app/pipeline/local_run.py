@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from harness.app.options import RunOptions
 from harness.app.pipeline import judging, launch, plan_run
-from harness.app.pipeline.finalize import FinalizeOptions, history_file, judge_and_report
+from harness.app.pipeline.finalize import RunResult, history_file, judge_and_report
 from harness.app.pipeline.judging import EnoughFailures, LiveJudging
 from harness.app.pipeline.reports import import_ahead
 from harness.app.process import signal_name, tracebacks_in
@@ -32,8 +33,8 @@ _MOVED = "restore it, or start a new run: cells of one run are compared with eac
 
 
 def start(
-    directory: RunDir, planned: plan_run.Planned, options: FinalizeOptions, ahead: AgentAhead | None = None
-) -> int:
+    directory: RunDir, planned: plan_run.Planned, options: RunOptions, ahead: AgentAhead | None = None
+) -> RunResult:
     """Run a plan on this machine and judge it. On a signal: InterruptedRun, after the finished cells are judged."""
     plan = planned.plan
     with tracebacks_in(directory.root), only_launcher(directory):
@@ -42,7 +43,7 @@ def start(
     return _judge(directory, plan, options, enough=enough)
 
 
-def resume(directory: RunDir, plan: RunPlan, options: FinalizeOptions, *, errors: bool) -> int:
+def resume(directory: RunDir, plan: RunPlan, options: RunOptions, *, errors: bool) -> RunResult:
     """Run the cells that have no result, as new attempts, and judge all. `errors`: also those that ended as ERROR."""
     with tracebacks_in(directory.root), only_launcher(directory):
         wanted = _without_result(directory, plan) | (_errors(directory, plan) if errors else set())
@@ -61,14 +62,14 @@ def refuse_changed_code(directory: RunDir, stacks: Mapping[str, ReadyStack], hin
         raise InputError(moved)
 
 
-def _judge(directory: RunDir, plan: RunPlan, options: FinalizeOptions, *, enough: bool) -> int:
+def _judge(directory: RunDir, plan: RunPlan, options: RunOptions, *, enough: bool) -> RunResult:
     """`enough`: --maxfail ended the run; it is recorded in the history once the other cells have run."""
     left = _without_result(directory, plan) if enough else set()
     try:
-        code = judge_and_report(directory, plan, replace(options, record=options.record and not left))
+        result = judge_and_report(directory, plan, replace(options, record=options.record and not left))
         if enough:
-            screen.out(stopped(directory, plan, left, options.most_failures or 0))
-        return code
+            screen.out(stopped(directory, plan, left, options.maxfail or 0))
+        return result
     except KeyboardInterrupt as error:
         again = f"harness report {shlex.quote(relative_path(directory.root))}"
         raise InterruptedRun(
@@ -81,13 +82,13 @@ def _launch(
     plan: RunPlan,
     part: RunPlan,
     attempts: Mapping[str, int],
-    options: FinalizeOptions,
+    options: RunOptions,
     ahead: AgentAhead | None = None,
 ) -> bool:
     """Run the cells of `part`; returns whether --maxfail ended the run before all of them had ended."""
 
     def judged(failed: Callable[[ReportCell], None]) -> Callable[[str], None]:
-        return LiveJudging(directory, plan, failed, options.most_failures).ended
+        return LiveJudging(directory, plan, failed, options.maxfail).ended
 
     try:
         times = expected_times(part, history_file(options.history, directory.root.parent))
@@ -95,13 +96,13 @@ def _launch(
         launch.launch(directory, part, LocalLauncher(attempts, ahead), judged, times)
     except EnoughFailures:
         left = _without_result(directory, plan)
-        why = f"the run was stopped after {counted(options.most_failures or 0, 'failure')} (--maxfail)"
+        why = f"the run was stopped after {counted(options.maxfail or 0, 'failure')} (--maxfail)"
         note(directory.events, RunStopped(why=why, cells=tuple(sorted(left))))
         return True
     except KeyboardInterrupt as error:
         left = _without_result(directory, plan)
         note(directory.events, RunStopped(why=f"the run was ended by {signal_name(error)}", cells=tuple(sorted(left))))
-        judge_and_report(directory, plan, replace(options, record=False, notify=(), code=EXIT_INTERRUPTED))
+        judge_and_report(directory, plan, replace(options, record=False, notify=()), code=EXIT_INTERRUPTED)
         raise InterruptedRun(interruption(directory, plan, left, signal_name(error))) from error
     return False
 

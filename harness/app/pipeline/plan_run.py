@@ -14,6 +14,7 @@ from pathlib import Path
 
 import harness
 from harness.app import plugins
+from harness.app.options import PlanOptions
 from harness.app.pipeline.launch import launcher_for
 from harness.app.pipeline.planning import expand_for, requested_stacks
 from harness.app.selection import select
@@ -39,19 +40,6 @@ from harness.plan.jobs.cluster import ClusterProfile
 from harness.plan.matrix.load import Matrix, resolved
 
 _PROVENANCE_PACKAGES = ("megatron-core", "torch", "transformer-engine", "numpy", "submitit")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanRequest:
-    """The options of `harness run` that a plan depends on."""
-
-    matrix: Path
-    only: Sequence[str] = ()
-    settings: Sequence[str] = ()  # KEY=VALUE of --set
-    expression: str = ""  # -k
-    fault: str | None = None  # --fault
-    command: Sequence[str] = ()
-    cluster: str | None = None  # --cluster; None: as the matrix says
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,33 +77,34 @@ def new_run_id(name: str) -> str:
     return f"{name}-{now}-{secrets.token_hex(2)}"
 
 
-def read_source(request: PlanRequest) -> Source:
-    matrix = read_overridden(request.matrix, request.settings)
-    cluster, file = cluster_of(matrix, request.cluster)
-    return Source(run_id=new_run_id(matrix.name), matrix=matrix, cluster=cluster, cluster_file=file)
+def read_source(file: Path, options: PlanOptions) -> Source:
+    matrix = read_overridden(file, options.settings)
+    cluster, cluster_file = cluster_of(matrix, options.cluster)
+    return Source(run_id=new_run_id(matrix.name), matrix=matrix, cluster=cluster, cluster_file=cluster_file)
 
 
-def plan_run(request: PlanRequest, source: Source | None = None) -> Planned:
-    """The plan of a matrix file; reads only files, the clock and facts of the machine. `source`: if it is read."""
-    source = source or read_source(request)
+def plan_run(file: Path, options: PlanOptions, command: Sequence[str] = (), source: Source | None = None) -> Planned:
+    """The plan of a matrix file; reads only files, the clock and facts of the machine.
+
+    `command`: the command line that asks for it. `source`: if it is read.
+    """
+    source = source or read_source(file, options)
     matrix, cluster = source.matrix, source.cluster
-    expansion = select(expand_for(matrix, cluster), request.only, request.expression)
-    if request.fault is not None:
+    expansion = select(expand_for(matrix, cluster), options.only, options.expression)
+    if options.fault is not None:
         from harness.plan.faults.catalogue import with_fault  # the catalogue, which few runs need
 
-        expansion = with_fault(expansion, request.fault)
-    plan = plan_cells(
-        expansion, name=matrix.name, file=matrix_word(request.matrix), command=request.command, run_id=source.run_id
-    )
-    chosen = [*request.only, *filter(None, [request.expression])]
+        expansion = with_fault(expansion, options.fault)
+    plan = plan_cells(expansion, name=matrix.name, file=matrix_word(file), command=command, run_id=source.run_id)
+    chosen = [*options.only, *filter(None, [options.expression])]
     plan = replace(
         plan,
         allocations=plan_allocations(expansion, cluster, matrix.launch),
         tolerances=matrix.tolerances,
         history=matrix.history,
         peak_tflops={**cluster.peak_tflops, **matrix.peak_tflops},
-        cluster=request.cluster,
-        settings=list(request.settings),
+        cluster=options.cluster,
+        settings=list(options.settings),
         max_attempts=matrix.launch.max_attempts,
         provenance={**plan.provenance, **({"chosen": chosen} if chosen else {})},
     )

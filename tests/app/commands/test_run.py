@@ -11,6 +11,7 @@ from typing import BinaryIO, NoReturn
 import pytest
 
 from harness.app import cli
+from harness.app.options import PlanOptions
 from harness.app.pipeline import plan_run
 from harness.core.errors import InputError
 from harness.core.outcomes import EXIT_PASS
@@ -57,4 +58,4 @@ def test_an_agent_ahead_is_only_for_runs_here_in_the_environment_of_the_harness(
 
 
 def read_source_of(matrix: Path, cluster: str | None = None) -> plan_run.Source:
-    return plan_run.read_source(plan_run.PlanRequest(matrix=matrix, cluster=cluster))
+    return plan_run.read_source(matrix, PlanOptions(cluster=cluster))

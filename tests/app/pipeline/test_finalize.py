@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.app.pipeline.finalize import FinalizeOptions, judge_and_report
+from harness.app.options import RunOptions
+from harness.app.pipeline.finalize import judge_and_report
 from harness.app.pipeline.judging import judge
 from harness.core.outcomes import EXIT_FAIL, EXIT_PASS, EXIT_SKIP, EXIT_UNDECIDED, Outcome
 from harness.core.run.records import RankRecord
@@ -20,7 +21,7 @@ from harness.judge.bisect.result import JudgedCell, PointState, judged, state_of
 from tests.app.runs import simulated_run
 from tests.judge.written import seal
 
-FOR_GIT, FOR_USERS = FinalizeOptions(record=False, for_git=True), FinalizeOptions(record=False)
+FOR_GIT, FOR_USERS = RunOptions(record=False, for_git=True), RunOptions(record=False)
 Change = Callable[[RunDir], object]
 
 
@@ -48,8 +49,8 @@ def without_reports(run: RunDir) -> None:
     (run.root / "report.md").mkdir()
 
 
-def code(run: RunDir, options: FinalizeOptions) -> int:
-    return judge_and_report(run, read_plan(run), options)
+def code(run: RunDir, options: RunOptions) -> int:
+    return judge_and_report(run, read_plan(run), options).code
 
 
 def fail(run: RunDir, plan: RunPlan) -> str:

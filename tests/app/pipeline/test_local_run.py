@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.app.options import RunOptions
 from harness.app.pipeline import judging, launch
-from harness.app.pipeline.finalize import FinalizeOptions
 from harness.app.pipeline.judging import EnoughFailures, LiveJudging, RunFacts
 from harness.app.pipeline.local_run import _new_attempts, _without_result, resume, stopped, with_partners
 from harness.app.process import Stopped
@@ -98,13 +98,13 @@ def test_a_run_whose_working_tree_has_moved_is_not_resumed(tmp_path: Path) -> No
     checkout = Checkout(package="megatron-lm", repository=str(source), ref="")
     ready = ReadyStack(requested=Stack(name="mine", checkouts=(checkout,)), commits={"megatron-lm": "0" * 40})
     plan = replace(read_plan(run), stacks={"mine": ready})
-    assert resume(run, plan, FinalizeOptions(record=False), errors=False) in (
+    assert resume(run, plan, RunOptions(record=False), errors=False).code in (
         EXIT_PASS,
         EXIT_UNDECIDED,
     )  # it runs nothing
     run.attempt(plan.expansion.cells[1].id).result.unlink()
     with pytest.raises(InputError, match=r"stack mine: megatron-lm in .* changed from 0{40} to .*start a new run"):
-        resume(run, plan, FinalizeOptions(record=False), errors=False)
+        resume(run, plan, RunOptions(record=False), errors=False)
 
 
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP"])
@@ -128,7 +128,7 @@ def test_after_a_signal_the_verdict_has_the_exit_code_of_the_process_and_the_mes
 
     monkeypatch.setattr(launch, "launch", stop_instead)
     with pytest.raises(InterruptedRun) as ended:
-        resume(run, read_plan(run), FinalizeOptions(record=False), errors=False)
+        resume(run, read_plan(run), RunOptions(record=False), errors=False)
     assert ended.value.exit_code == EXIT_INTERRUPTED == 130
     said, message = capsys.readouterr().out, str(ended.value)
     assert "; exit code 130" in said
@@ -155,7 +155,7 @@ def test_a_signal_while_the_run_is_judged_names_the_command_that_judges_it(
 
     monkeypatch.setattr(judging, "judge", judge)
     with pytest.raises(InterruptedRun, match=r"^ended by SIGTERM while the run was judged; .* harness report "):
-        resume(run, read_plan(run), FinalizeOptions(record=False), errors=False)
+        resume(run, read_plan(run), RunOptions(record=False), errors=False)
 
 
 @pytest.mark.parametrize("most", [1, None])
