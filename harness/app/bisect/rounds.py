@@ -16,24 +16,24 @@ from pathlib import Path
 
 import harness
 from harness.app.bisect.sources import Pins
-from harness.app.pipeline import judging, launch, plan_run, reports
+from harness.app.pipeline import campaign, judging, plan_run, reports
 from harness.app.pipeline.launch import launcher_for
 from harness.core.cell.identity import cell_id
 from harness.core.outcomes import Outcome
 from harness.core.run.run_dir import RunDir, text_of, write_atomic, write_json
-from harness.core.run.run_plan import Expansion, PlannedCell, RunPlan
+from harness.core.run.run_plan import Expansion, PlannedCell
 from harness.core.serialization import dumps, from_jsonable, loads
 from harness.core.stack import DEFAULT, Stack, content_of
 from harness.infra.console import say
 from harness.infra.inputs.yaml_file import dump
 from harness.infra.launcher import Launcher
 from harness.infra.runs.evidence_files import read_plan, read_result
-from harness.infra.runs.lock import only_launcher
 from harness.infra.screen import relative_path
 from harness.infra.stacks.artifact_store import folder
 from harness.infra.stacks.checkout import release_worktrees
 from harness.infra.stacks.prepare import torch_version
 from harness.judge.bisect.result import JudgedCell, Point, judged, state_of
+from harness.judge.report.model import Report
 from harness.plan.jobs.allocations import plan_allocations
 from harness.plan.jobs.cluster import ClusterProfile
 from harness.plan.matrix.load import Matrix, resolved
@@ -119,8 +119,8 @@ def _run(context: BisectContext, points: Sequence[str], keys: Mapping[str, dict[
     planned = plan_run.prepare_stacks(planned, once=True, user=str(context.folder))
     plan_run.write_run(directory, planned)
     write_json(_running(context), {"run": str(directory.root), "points": list(points)})
-    _launch(context, directory, planned.plan)
-    found = _harvest(context, directory, planned.plan, points, keys)
+    report = campaign.follow(directory, planned.plan)
+    found = _harvest(context, directory, report, points, keys)
     _running(context).unlink()
     release_worktrees(
         str(context.folder), (context.subject.name, *([context.pins.subject.name] if context.pins else []))
@@ -137,9 +137,8 @@ def finish_interrupted(context: BisectContext) -> None:
     directory, points = RunDir(context.folder / "runs" / Path(running["run"]).name), running["points"]
     plan = read_plan(directory)
     say(f"continuing {relative_path(directory.root)}")
-    if context.launcher.detached:
-        _launch(context, directory, plan)
-    _harvest(context, directory, plan, [point for point in points if _has_ended(context, directory, point)])
+    report = campaign.follow(directory, plan) if context.launcher.detached else judging.judge(directory, plan)
+    _harvest(context, directory, report, [point for point in points if _has_ended(context, directory, point)])
     _running(context).unlink()
 
 
@@ -214,20 +213,14 @@ def _cells_at(context: BisectContext, point: str) -> dict[str, PlannedCell]:
     return moved(context.cells, _stacks_at(context, point))
 
 
-def _launch(context: BisectContext, directory: RunDir, plan: RunPlan) -> None:
-    with only_launcher(directory):
-        launch.launch(directory, plan, context.launcher)
-
-
 def _harvest(
     context: BisectContext,
     directory: RunDir,
-    plan: RunPlan,
+    report: Report,
     points: Sequence[str],
     keys: Mapping[str, dict[str, VerdictKey]] | None = None,
 ) -> dict[str, Point]:
     """The verdicts on the points of a finished run; those that are not ERROR are kept."""
-    report = judging.judge(directory, plan)
     reports.write_reports(directory, report)
     keys = keys or _keys(context, points)
     names = {cell.id: plain_name(cell) for cell in context.chosen}

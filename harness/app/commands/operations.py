@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.app.pipeline import judging, launch, plan_run
+from harness.app.pipeline import campaign, judging
 from harness.app.pipeline.local_run import refuse_changed_code
 from harness.app.selection import find_run, matching, select
 from harness.core.cell.config import CellConfig
@@ -21,14 +21,13 @@ from harness.core.cell.timing import NOT_TIMED
 from harness.core.errors import InfrastructureError, InputError, Problem
 from harness.core.outcomes import EXIT_PASS
 from harness.core.run.run_dir import RunDir, refuse_links
-from harness.core.run.run_plan import Expansion, PlannedCell, RunPlan
+from harness.core.run.run_plan import PlannedCell, RunPlan
 from harness.core.run.tensor_records import OperationsSeen
 from harness.core.serialization import dumps, to_jsonable
 from harness.core.stack import ReadyStack
 from harness.core.tolerances import tolerances_for
 from harness.infra import screen
 from harness.infra.console import say
-from harness.infra.local_launcher import LocalLauncher
 from harness.infra.runs.evidence_files import newest, read_cell, read_operations, read_plan, read_result
 from harness.infra.screen import relative_path
 from harness.infra.stacks.checkout import release_worktrees
@@ -107,16 +106,20 @@ def _run(directory: RunDir, folder: Path, plan: RunPlan, cells: Sequence[Planned
     stacks = _stacks(plan, cells[-1], str(folder))
     refuse_links(folder)
     shutil.rmtree(folder, ignore_errors=True)
-    recorded = tuple(replace(cell, config=_recording(cell.config, layer), base=None) for cell in cells)
+    recorded = [replace(cell, config=_recording(cell.config, layer), base=None) for cell in cells]
     command = ["harness", "explain", str(directory.root), cells[-1].id, "--operations", "--layer", str(layer)]
-    made = plan_run.plan_cells(
-        Expansion(cells=recorded, rejected=()), name="operations", file=plan.matrix_file, command=command
-    )
-    made = plan_run.in_stacks(replace(made, tolerances=plan.tolerances), stacks)
     run = RunDir(folder)
     try:
-        plan_run.write_plan(run, made, None)
-        launch.launch(run, made, LocalLauncher(), stream=sys.stderr)
+        campaign.run_cells(
+            run,
+            recorded,
+            name="operations",
+            matrix_file=plan.matrix_file,
+            command=command,
+            stacks=stacks,
+            tolerances=plan.tolerances,
+            stream=sys.stderr,
+        )
     finally:
         release_worktrees(str(folder))
     return run

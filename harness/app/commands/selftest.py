@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.app.pipeline import judging, launch, plan_run, reports
+from harness.app.pipeline import campaign, plan_run, reports
 from harness.core.cell.config import CellConfig
 from harness.core.cell.identity import cell_id, cell_name
 from harness.core.errors import InputError
@@ -22,7 +22,6 @@ from harness.infra import screen
 from harness.infra.console import say
 from harness.infra.inputs.files import matrix_path
 from harness.infra.inputs.matrix_file import read_matrix
-from harness.infra.local_launcher import LocalLauncher
 from harness.infra.stacks.interpreters import require_torch
 from harness.infra.stacks.prepare import prepare
 from harness.judge.report.model import Report, ReportCell
@@ -66,9 +65,7 @@ def run(only: Sequence[str], run_parent: Path, *, trainers: bool = False) -> int
         specs = with_clones(specs)
     plan = in_stacks(plan_faults(specs))
     directory = RunDir(run_parent.resolve() / plan.run_id)
-    plan_run.write_plan(directory, plan, None)
-    launch.launch(directory, plan, LocalLauncher())
-    report = judging.judge(directory, plan)
+    report = campaign.run(directory, plan)
     paths = reports.write_reports(directory, report)
     results = [judge_fault(spec, report) for spec in specs]
     alarms = false_alarms(specs, report)

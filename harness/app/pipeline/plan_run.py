@@ -6,7 +6,7 @@ import os
 import platform
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -175,10 +175,10 @@ def foresee_stacks(planned: Planned) -> tuple[Planned, list[Forecast]]:
     return replace(planned, plan=in_stacks(planned.plan, stacks)), found
 
 
-def in_stacks(plan: RunPlan, stacks: dict[str, ReadyStack]) -> RunPlan:
+def in_stacks(plan: RunPlan, stacks: Mapping[str, ReadyStack]) -> RunPlan:
     """The plan with its stacks; allocations of those that cannot be used are dropped."""
     usable = [item for item in plan.allocations if item.stack not in stacks or stacks[item.stack].usable]
-    return replace(plan, stacks=stacks, allocations=tuple(usable))
+    return replace(plan, stacks=dict(stacks), allocations=tuple(usable))
 
 
 def plan_cells(expansion: Expansion, *, name: str, file: str, command: Sequence[str], run_id: str = "") -> RunPlan:

@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.app.pipeline import judging, launch, plan_run
+from harness.app.pipeline import campaign
 from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Finding, Outcome, Severity
 from harness.core.run.run_dir import RunDir
-from harness.core.run.run_plan import Expansion, PlannedCell
+from harness.core.run.run_plan import PlannedCell
 from harness.core.stack import ReadyStack, Stack
 from harness.core.tolerances import ToleranceOverrides
-from harness.infra.local_launcher import LocalLauncher
 from harness.judge.report.model import Report, ReportCell
 from harness.plan.expansion.expand import with_controls
 from harness.plan.shrink.search import Answer, Kind, Smallest
@@ -33,13 +32,15 @@ def run_cells(
     cells: dict[str, PlannedCell] = {}
     for cell in (cell for config in configs for cell in with_controls(config)):
         cells.setdefault(cell.id, cell)
-    expansion = Expansion(cells=tuple(cells.values()), rejected=())
-    plan = plan_run.plan_cells(expansion, name=directory.root.name, file=matrix_file, command=command)
-    usable = [item for item in plan.allocations if item.stack not in stacks or stacks[item.stack].usable]
-    plan = replace(plan, stacks=dict(stacks), tolerances=tolerances, allocations=tuple(usable))
-    plan_run.write_plan(directory, plan, None)
-    launch.launch(directory, plan, LocalLauncher())
-    return judging.judge(directory, plan)
+    return campaign.run_cells(
+        directory,
+        cells.values(),
+        name=directory.root.name,
+        matrix_file=matrix_file,
+        command=command,
+        stacks=stacks,
+        tolerances=tolerances,
+    )
 
 
 def sort_of(finding: Finding) -> tuple[str, str, str | None]:
