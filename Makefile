@@ -22,9 +22,10 @@ test: browser slurm compiler ## all checks: ruff, mypy, pytest
 test-long: test ## the same, and the tests that are too slow for CI (marker long)
 	$(PYTEST) -m long --durations 15
 
-lint: setup ## ruff: rules and formatting
+lint: setup ## ruff: rules and formatting; import-linter: the layers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/lint-imports --no-logo
 
 types: setup ## mypy, strict; the node side also as Python 3.10
 	$(BIN)/mypy
@@ -37,7 +38,7 @@ bench: setup ## every benchmark but the soaks, an hour and a half on two quiet c
 	$(BIN)/python benchmarks/all.py $(BENCH)
 
 clean: ## remove .venv and caches; reports stay
-	rm -rf .venv .venv-tools build .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	rm -rf .venv .venv-tools build .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis dist
 
 .PHONY: browser slurm compiler
 browser:

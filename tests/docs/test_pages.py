@@ -58,6 +58,15 @@ def test_files_and_make_targets_of_a_page_exist(page: Path) -> None:
     assert path_problems(ROOT, page) == []
 
 
+def test_every_path_of_the_architecture_page_exists() -> None:
+    """Its tables give paths without backticks."""
+    folders = "harness|docs|tests|matrices|scripts|sbatch_templates|benchmarks"
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    paths = set(re.findall(rf"(?<![\w/])(?:{folders})/[\w./-]*[\w/]", text))
+    assert len(paths) > 10
+    assert sorted(path for path in paths if not (ROOT / path).exists()) == []
+
+
 def test_the_index_links_every_page_and_the_readme_links_the_index() -> None:
     docs = ROOT / "docs"
     index = docs / "README.md"
