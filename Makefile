@@ -1,6 +1,6 @@
 # Everything a developer types. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup smoke test test-long lint types unit bench clean
+.PHONY: help setup smoke test test-all test-long lint types unit bench clean
 BIN := .venv/bin
 # Without bytecode caching, rewriting assertions takes half of pytest's startup. For the processes that tests start,
 # tests/conftest.py restores the variable.
@@ -15,11 +15,18 @@ setup: ## make .venv with everything the other targets need; a moment once it ex
 smoke: setup ## run matrices/smoke.yaml on this machine and write its report
 	$(BIN)/harness run matrices/smoke.yaml
 
-test: browser slurm compiler ## all checks: ruff, mypy, pytest
-	@$(MAKE) --no-print-directory --keep-going --jobs=3 --output-sync=target \
-		pytest-matrices pytest-slurm pytest-rest pytest-app pytest-node pytest-searches pytest-benchmarks lint types
+# A test that trains, opens a browser, uses Slurm or is slow is in test-all; one for each subsystem is marked smoke and in
+# test; one marked long is in neither. tests/test_setup.py checks that every other test is in one of them, once.
+SLOW := train or browser or slurm or slow
+TOGETHER := --no-print-directory --keep-going --output-sync=target
 
-test-long: test ## the same, and the tests that are too slow for CI (marker long)
+test: browser slurm ## ruff, layers, mypy, the fast tests, and one real run of each subsystem
+	@$(MAKE) $(TOGETHER) --jobs=3 unit pytest-smoke types lint
+
+test-all: browser slurm compiler ## all other tests: training, cluster, browser; half an hour
+	@$(MAKE) $(TOGETHER) --jobs=4 all-matrices all-app all-slurm all-others
+
+test-long: compiler ## the tests that are too slow for CI (marker long)
 	$(PYTEST) -m long --durations 15
 
 lint: setup ## ruff: rules and formatting; import-linter: the layers
@@ -32,7 +39,7 @@ types: setup ## mypy, strict; the node side also as Python 3.10
 	$(BIN)/mypy --python-version 3.10 harness/core harness/node harness/oracle
 
 unit: setup ## the fast tests: no training, no browser, no Slurm
-	$(PYTEST) -m "not train and not browser and not slurm"
+	$(PYTEST) -m "not ($(SLOW) or smoke or long)" --durations 25
 
 bench: setup ## every benchmark but the soaks, an hour and a half on two quiet cores; writes docs/generated/benchmarks.md
 	$(BIN)/python benchmarks/all.py $(BENCH)
@@ -51,25 +58,19 @@ compiler: slurm
 	@scripts/setup --compiler
 
 # More jobs than cores, since cluster tests mostly wait; the longest begin first. Each prints its output when it ends.
-# tests/test_setup.py checks that together they run every test that is not long.
-.PHONY: pytest-app pytest-benchmarks pytest-matrices pytest-node pytest-rest pytest-searches pytest-slurm
-pytest-app:
-	$(PYTEST) tests/app --ignore tests/app/matrices --ignore tests/app/bisect --ignore tests/app/shrink -m "not long" --durations 25
+.PHONY: pytest-smoke all-matrices all-app all-slurm all-others
+pytest-smoke:
+	$(PYTEST) -m smoke --durations 25
 
-pytest-searches:
-	$(PYTEST) tests/app/bisect tests/app/shrink -m "not long" --durations 25
+REST := ($(SLOW)) and not (smoke or long)
+all-matrices:
+	$(PYTEST) tests/app/matrices -m "$(REST)" --durations 25
 
-pytest-matrices:
-	$(PYTEST) tests/app/matrices -m "not long" --durations 25
+all-app:
+	$(PYTEST) tests/app --ignore tests/app/matrices -m "$(REST)" --durations 25
 
-pytest-slurm:
-	$(PYTEST) tests/slurm -m "not long" --durations 25
+all-slurm:
+	$(PYTEST) tests/slurm -m "$(REST)" --durations 25
 
-pytest-node:
-	$(PYTEST) tests/node -m "not long" --durations 25
-
-pytest-benchmarks:
-	$(PYTEST) tests/benchmarks tests/browser -m "not long" --durations 25
-
-pytest-rest:
-	$(PYTEST) --ignore tests/app --ignore tests/slurm --ignore tests/benchmarks --ignore tests/browser --ignore tests/node -m "not long" --durations 25
+all-others:
+	$(PYTEST) --ignore tests/app --ignore tests/slurm -m "$(REST)" --durations 25

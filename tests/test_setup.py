@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import venv
@@ -110,30 +112,49 @@ def test_an_environment_whose_python_is_gone_does_not_count(setup: ModuleType, t
     assert not setup.is_done()
 
 
-def test_make_alone_lists_every_target_a_user_needs() -> None:
+def make(*arguments: str) -> str:
     env = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
-    listed = subprocess.run(["make"], cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout
-    targets = [line.split()[0] for line in listed.splitlines()]
-    assert targets == ["help", "setup", "smoke", "test", "test-long", "lint", "types", "unit", "bench", "clean"]
+    return subprocess.run(["make", *arguments], cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout
 
 
-def test_the_lanes_of_make_test_hold_every_test_that_is_not_long_once() -> None:
-    """Counts the lanes that select each folder of tests."""
-    lanes = re.findall(r"\$\(PYTEST\) (.*?) ?-m \"(.*)\" --durations", (ROOT / "Makefile").read_text())
-    assert {marks for _, marks in lanes} == {"not long"}
-    for folder in (path.parent.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py")):
-        selecting = [where for where, _ in lanes if _selects(where.split(), folder)]
-        assert len(selecting) == 1, (folder, selecting)
+def test_make_alone_lists_every_target_a_user_needs() -> None:
+    targets = [line.split()[0] for line in make().splitlines()]
+    expected = ["help", "setup", "smoke", "test", "test-all", "test-long", "lint", "types", "unit", "bench", "clean"]
+    assert targets == expected
 
 
-def _selects(where: list[str], folder: Path) -> bool:
-    """Whether pytest with these arguments, folders and --ignore folders, collects a folder."""
-    ignored = [path for option, path in itertools.pairwise(where) if option == "--ignore"]
-    chosen = [path for path in where if path != "--ignore" and path not in ignored] or ["tests"]
-    return any(map(folder.is_relative_to, chosen)) and not any(map(folder.is_relative_to, ignored))
+def lanes_of(target: str) -> list[argparse.Namespace]:
+    """The arguments of every pytest that a target of the Makefile starts."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("paths", nargs="*")
+    parser.add_argument("--ignore", action="append", default=[])
+    parser.add_argument("-m", dest="marks", required=True)
+    parser.add_argument("--durations")
+    started = re.findall(r"bin/pytest (.*)", make("-n", target))
+    return [parser.parse_args(shlex.split(words)) for words in started]
 
 
-def test_ci_runs_make_test_and_nothing_else() -> None:
+def selects(lane: argparse.Namespace, folder: Path, marks: dict[str, bool]) -> bool:
+    """Whether a lane collects a folder, and in it tests with these marks."""
+    here = any(map(folder.is_relative_to, lane.paths or ["tests"])) and not any(map(folder.is_relative_to, lane.ignore))
+    return here and eval(lane.marks, {}, marks)
+
+
+def test_make_test_and_make_test_all_run_every_test_that_is_not_long_once() -> None:
+    lanes = lanes_of("test") + lanes_of("test-all")
+    names = sorted({name for lane in lanes for name in re.findall(r"\w+", lane.marks)} - {"and", "or", "not"})
+    assert {"smoke", "long", "train"} <= set(names)
+    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py")}
+    for values in itertools.product((False, True), repeat=len(names)):
+        marks = dict(zip(names, values, strict=True))
+        for folder in folders if not marks["long"] else ():
+            selecting = [lane for lane in lanes if selects(lane, folder, marks)]
+            assert len(selecting) == 1, (folder, marks, selecting)
+
+
+def test_make_test_installs_no_compiler_and_ci_runs_both() -> None:
+    assert "--compiler" not in make("-n", "test")
+    assert "--compiler" in make("-n", "test-all")
     lines = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")]
-    assert lines == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "exec make test"]
+    assert lines == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "make test", "make test-all"]
     assert os.access(ROOT / ".ci" / "run", os.X_OK)

@@ -204,6 +204,7 @@ def test_without_the_option_the_plug_in_loads_nothing_and_adds_no_hook(pytester:
 
 
 @pytest.mark.train
+@pytest.mark.smoke
 def test_cells_are_trained_once_for_all_items(pytester: pytest.Pytester) -> None:
     write_matrix(pytester.path, MATRIX.replace('["tp == pp"]', '["pp == 1"]').replace("[1, 2]", "[1, 3]", 1))
     settings = ("--harness-set", "train.steps=1", "--harness-set", "xfail=[{pattern: '*sft', reason: soon}]")

@@ -49,6 +49,7 @@ def _record(run: Path, cell: str, rank: int) -> Path:
     return root / "attempt-1" / "ranks" / f"rank-{rank:05d}.json"
 
 
+@pytest.mark.smoke
 def test_a_clean_run_passes_and_says_so(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     run, done = finished
     assert done.returncode == 0, done.stdout + done.stderr

@@ -158,6 +158,7 @@ def test_squares_of_cells_that_share_a_place_do_not_cover_the_next_row(browser: 
     assert min(pixels for squares in below for pixels in squares) >= 0
 
 
+@pytest.mark.smoke
 def test_a_square_leads_to_the_failing_cell(browser: Browser, files: dict[str, Path]) -> None:
     view = open_view(browser, files["sample"])
     view.page.locator("#grid a.square.o-FAIL").first.click()

@@ -23,6 +23,7 @@ def cluster(lab: SlurmLab, tmp_path: Path) -> Iterator[Cluster]:
     yield Cluster(lab, tmp_path)
 
 
+@pytest.mark.smoke
 def test_cells_on_one_and_on_two_nodes_pass_and_sbatch_gets_the_rendered_file(cluster: Cluster) -> None:
     code, output = cluster.run("run", str(cluster.matrix), "--cluster", "slurm-lab")
     assert code == 0, output

@@ -12,7 +12,7 @@ from tests.app.conftest import harness, write_matrix
 from tests.bisected import CELL, PARAMS, Bisected, checkout, matrix_of
 from tests.infra.stacks.test_checkout import git
 
-pytestmark = [pytest.mark.train, pytest.mark.bisect]
+pytestmark = pytest.mark.train
 
 
 def test_the_guilty_commit_is_found_behind_a_merge_and_a_commit_that_does_not_import(bisected: Bisected) -> None:

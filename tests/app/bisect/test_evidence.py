@@ -96,6 +96,7 @@ def said(clone: Path, folder: Path, change: str, end: str, monkeypatch: pytest.M
 
 
 @pytest.mark.train
+@pytest.mark.smoke
 def test_the_newer_end_passes_without_the_guilty_commit(
     clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.app.conftest import harness, only_run
 from tests.bisected import Bisected
 
-pytestmark = [pytest.mark.train, pytest.mark.bisect]
+pytestmark = pytest.mark.train
 
 
 def block(text: str, language: str) -> str:

@@ -10,7 +10,7 @@ from tests.app.conftest import harness, write_matrix
 from tests.bisected import Bisected, checkout, matrix_of, result_of
 from tests.infra.stacks.test_checkout import git
 
-pytestmark = [pytest.mark.train, pytest.mark.bisect]
+pytestmark = pytest.mark.train
 LIMIT_S = 1800  # environments are made when this machine has none
 SKYRL = (  # as in matrices/releases.yaml, so that they share environments
     "{packages: [skyrl==0.4.0], no_deps: true}",

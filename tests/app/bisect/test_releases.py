@@ -10,7 +10,7 @@ from harness.core.serialization import from_jsonable, loads
 from harness.judge.bisect.result import Bisection
 from tests.app.conftest import harness
 
-pytestmark = [pytest.mark.train, pytest.mark.bisect]
+pytestmark = pytest.mark.train
 LIMIT_S = 1800  # environments are made when this machine has none
 
 

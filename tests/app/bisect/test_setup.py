@@ -10,7 +10,7 @@ from harness.judge.bisect.result import Bisection
 from tests.app.conftest import harness, write_matrix
 from tests.bisected import BROKEN, INIT, KEPT, PARAMS, Project, checkout, copied, matrix_of, result_of
 
-pytestmark = [pytest.mark.train, pytest.mark.bisect]
+pytestmark = pytest.mark.train
 # Also needs the stack's Python first on PATH, since others have no torch.
 BUILD = "import pathlib, torch\npathlib.Path('megatron/core/built.py').write_text(f'TORCH = {torch.__version__!r}')\n"
 FAILS = "raise SystemExit('no compiler here')\n"

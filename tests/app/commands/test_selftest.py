@@ -253,6 +253,7 @@ def caught(every: int) -> str:
 
 
 @pytest.mark.train
+@pytest.mark.smoke
 def test_real_faults_are_caught_and_a_check_that_is_taken_away_is_missed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

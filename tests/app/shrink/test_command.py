@@ -85,6 +85,7 @@ def smallest_of(folder: Path) -> Path:
 
 
 @pytest.mark.train
+@pytest.mark.smoke
 def test_the_smallest_matrix_fails_in_the_same_lane_and_check(tight: tuple[Path, str]) -> None:
     folder, said = tight
     matrix = smallest_of(folder)
