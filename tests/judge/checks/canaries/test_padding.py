@@ -11,12 +11,3 @@ def test_the_smallest_change_of_a_loss_is_found() -> None:
     finding = the_only_finding(evidence, "padding")
     assert place_of(finding, "document", "micro_batch") == (1, 0)
     assert finding.fault_class == fault_classes.PADDING
-
-
-def test_padding_that_counts_is_found_by_the_number_of_tokens() -> None:
-    evidence = evidence_for(config_of(tp=2, canaries=("padding",)))
-    (record,) = at(evidence, tp=0)
-    leg_of(record, "padding").token_count += 3
-    finding = the_only_finding(evidence, "padding")
-    assert finding.measured == finding.bound["value"] + 3
-    assert "recognised by its token id" in finding.message

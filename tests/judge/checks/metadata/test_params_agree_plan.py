@@ -47,22 +47,6 @@ def test_offsets_that_do_not_reach_the_physical_length() -> None:
     assert finding.fault_class == fault_classes.CU_SEQLENS
 
 
-@pytest.mark.parametrize("field", ["cu_seqlens_q", "cu_seqlens_q_padded"])
-def test_real_and_padded_offsets_swapped(field: str) -> None:
-    evidence = evidence_for(config_of("reference", tp=2, cp=2))
-
-    def swap(seen: SeenParams) -> None:
-        other = seen.cu_seqlens_q_padded if field == "cu_seqlens_q" else seen.cu_seqlens_q
-        assert other is not None
-        setattr(seen, field, list(other))
-
-    [record] = at(evidence, tp=1, cp=0)
-    alter_params(record, swap)
-    finding = the_only_finding(evidence, "params_agree_plan")
-    assert place_of(finding, "tp", "cp", "field") == (1, 0, field)
-    assert finding.fault_class == fault_classes.REAL_PADDED
-
-
 def test_lost_boundaries_are_not_the_offsets_of_a_row_with_one_document() -> None:
     evidence = evidence_for(config_of("sft", tp=2))
     rows = [truth.params.cu_seqlens_q for truth in evidence.plan[0][0] if truth.params is not None]
@@ -78,24 +62,6 @@ def test_lost_boundaries_are_not_the_offsets_of_a_row_with_one_document() -> Non
     finding = the_only_finding(evidence, "params_agree_plan")
     assert finding.message.endswith("; the boundaries between documents are lost, so that they are one")
     assert finding.fault_class == fault_classes.CU_SEQLENS
-
-
-def test_the_offsets_of_another_micro_batch_are_recognised() -> None:
-    evidence = evidence_for(config_of("sft", tp=2))
-    truth = evidence.plan[0][0][0].params
-    assert truth is not None
-
-    def stale(seen: SeenParams) -> None:
-        seen.cu_seqlens_q = seen.cu_seqlens_kv = list(truth.cu_seqlens_q)
-        for name in ("cu_seqlens_q", "cu_seqlens_kv"):
-            seen.forms[name].shape = [len(truth.cu_seqlens_q)]
-
-    [record] = at(evidence, tp=1)
-    alter_params(record, stale, micro_batch=1)
-    finding = the_only_finding(evidence, "params_agree_plan")
-    assert place_of(finding, "tp", "micro_batch") == (1, 1)
-    assert "values of micro-batch 0" in finding.message
-    assert finding.fault_class == fault_classes.STALE
 
 
 def test_padded_offsets_beside_equal_plain_ones_are_allowed() -> None:
@@ -129,20 +95,6 @@ def _set(seen: SeenParams, values: dict[str, list[int]]) -> None:
     for name, offsets in values.items():
         setattr(seen, name, offsets)
         seen.forms[name].shape = [len(offsets)]
-
-
-def test_empty_segments_that_no_document_has() -> None:
-    evidence = evidence_for(config_of("sft"))
-
-    def ghosts(seen: SeenParams) -> None:
-        assert seen.cu_seqlens_q
-        longer = seen.cu_seqlens_q + [seen.cu_seqlens_q[-1]] * 3
-        _set(seen, {"cu_seqlens_q": longer, "cu_seqlens_kv": longer})
-
-    alter_params(evidence.records[0], ghosts, micro_batch=0)
-    finding = the_only_finding(evidence, "params_agree_plan")
-    assert "3 empty segments that no document has" in finding.message
-    assert finding.fault_class == fault_classes.GHOSTS
 
 
 def test_empty_segments_of_the_plan_are_no_ghosts() -> None:

@@ -73,13 +73,6 @@ def test_skyrls_worker_gives_the_model_no_positions() -> None:
     assert place_of(the_only_finding(evidence, "tokens_placed"), "stage", "field") == (1, "labels")
 
 
-def test_wrong_content_of_a_truncated_document_is_called_truncation() -> None:
-    evidence = evidence_for(config_of("sft"))
-    record = evidence.records[0]
-    record.batches[-1].tokens = _tensor(mismatches=64, first=[7, 0, 11, 20])
-    assert the_only_finding(evidence, "tokens_placed").fault_class == fault_classes.TRUNCATION
-
-
 @pytest.mark.parametrize(
     ("fields", "fault_class"),
     [

@@ -28,15 +28,6 @@ def test_a_replica_that_counts_another_number_of_micro_batches() -> None:
     assert finding.fault_class == fault_classes.WORKLOAD
 
 
-def test_squares_of_whole_packs_are_recognised() -> None:
-    evidence = evidence_for(config_of())
-    packs = [truth.batch.slots for truth in evidence.plan[0][0]]
-    evidence.records[0].workloads[0].squares = sum(slots**2 for slots in packs)
-    finding = the_only_finding(evidence, "workload")
-    assert "the sum of squared lengths of step 0" in finding.message
-    assert "as if every pack were one document" in finding.message
-
-
 @pytest.mark.parametrize("field", ["tokens", "squares"])
 def test_a_count_per_model_chunk_is_named_by_its_factor(field: str) -> None:
     evidence = interleaved()

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 from harness.core.outcomes import Outcome
 from harness.judge.checks.outputs import activations
-from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
-from tests.judge.simulator import at, config_of, evidence_for, judge, place_of, the_only_finding
+from tests.judge.simulator import at, config_of, evidence_for, judge, place_of
 
 
 def _shift(evidence: CellEvidence, layer: int, documents: set[int]) -> None:
@@ -14,24 +13,6 @@ def _shift(evidence: CellEvidence, layer: int, documents: set[int]) -> None:
             if seen.layer >= layer:
                 for document in documents & set(seen.documents):
                     seen.documents[document].projections[0] += 0.5
-
-
-def test_a_leak_names_layer_stage_and_document() -> None:
-    evidence = evidence_for(config_of("sft", tp=2, pp=4))
-    _shift(evidence, 2, {1, 2, 3})
-    finding = the_only_finding(evidence, "activations")
-    assert place_of(finding, "layer", "stage", "document", "micro_batch") == (2, 1, 1, 0)
-    assert finding.where["documents"] == [1, 2, 3]
-    assert finding.fault_class == fault_classes.LEAK
-    assert "stage boundary, the first layer after the hop from stage 0 to stage 1" in finding.message
-
-
-def test_all_documents_after_a_stage_boundary() -> None:
-    evidence = evidence_for(config_of("sft", pp=2))
-    _shift(evidence, 3, set(range(8)))
-    finding = the_only_finding(evidence, "activations")
-    assert place_of(finding, "layer", "stage", "document") == (3, 1, 0)
-    assert finding.fault_class == fault_classes.STAGE_BOUNDARY
 
 
 def test_the_first_wrong_token_is_known_from_its_loss() -> None:
@@ -46,14 +27,6 @@ def test_the_first_wrong_token_is_known_from_its_loss() -> None:
     assert first.where["boundaries"] == ["document boundary", "padding"]
     assert "document 3 from token 0 on" in first.message
     assert second.where["boundaries"] == ["document boundary", "padding"]  # not the output layer: a layer is off
-
-
-def test_embeddings_that_differ_under_context_parallelism() -> None:
-    evidence = evidence_for(config_of("sft", cp=2))
-    _shift(evidence, 0, {3, 5})
-    finding = the_only_finding(evidence, "activations")
-    assert place_of(finding, "layer", "document") == (0, 3)
-    assert finding.fault_class == fault_classes.CP_LAYOUT
 
 
 def test_a_layer_that_was_not_recorded() -> None:

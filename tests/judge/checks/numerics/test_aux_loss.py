@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from harness.judge.checks import experts
-from harness.judge.checks.experts import own_aux_loss, routers
 from tests.judge.parts import with_routers
 
 
@@ -24,36 +23,6 @@ def test_a_weight_that_is_off_by_a_factor_of_the_layout_is_named(
     assert (finding.where["layer"], finding.where["ratio"]) == (1, name)
     assert finding.fault_class == f"D normalisation: {name}"
     assert "2 of 2 layers differ" in finding.message
-
-
-def test_counted_padding_is_named_with_layer_and_micro_batch() -> None:
-    evidence = with_routers(masked=True)
-    moe = evidence.cell.config.model.moe
-    assert moe is not None
-    for whole, seen in zip(routers(evidence), sorted(evidence.records[0].routers, key=lambda item: item.layer)):
-        every = [*whole.real, *whole.padding]
-        seen.aux_loss = own_aux_loss(moe, every)
-    (finding,) = experts.aux_loss(evidence)
-    assert "that is the value with padding tokens counted" in finding.message
-    assert (finding.where["layer"], finding.where["micro_batch"], finding.fault_class) == (1, 0, "D router statistics")
-
-
-def test_rows_taken_for_one_are_named() -> None:
-    evidence = with_routers(aux_loss="seq_aux_loss", micro_batch_size=2)
-    moe = evidence.cell.config.model.moe
-    assert moe is not None
-    for seen in evidence.records[0].routers:
-        seen.aux_loss = own_aux_loss(moe, seen.real + seen.padding, kind="aux_loss")
-    (finding,) = experts.aux_loss(evidence)
-    assert "that is the value of its 2 rows taken for one" in finding.message
-
-
-def test_a_loss_that_was_never_attached_is_a_finding() -> None:
-    evidence = with_routers()
-    for seen in evidence.records[0].routers:
-        seen.aux_loss = None
-    (finding,) = experts.aux_loss(evidence)
-    assert "not recorded" in finding.message
 
 
 def test_routers_without_an_auxiliary_loss_are_left_alone() -> None:

@@ -55,12 +55,6 @@ def test_a_first_document_that_differs_under_cp_is_no_leak() -> None:
     assert finding.fault_class == fault_classes.CP_LAYOUT
 
 
-def test_a_later_step_names_no_token() -> None:
-    evidence = evidence_for(config_of("sft"))
-    _shift(evidence, document=3, first_token=0, step=1)
-    assert place_of(the_only_finding(evidence, "document_loss"), "step", "document", "token") == (1, 3, None)
-
-
 def test_the_first_token_after_another_document_is_at_a_boundary_behind_right_layers() -> None:
     evidence = evidence_for(config_of("sft", cp=2))
     second = evidence.plan[0][0][0].batch.placed[1].document.index
@@ -69,18 +63,6 @@ def test_the_first_token_after_another_document_is_at_a_boundary_behind_right_la
     assert finding.where["boundaries"][:2] == ["output layer", "document boundary"]
     assert place_of(finding, "token", "cp", "neighbour") == (0, 0, second - 1)
     assert f"right after document {second - 1}" in finding.message
-
-
-def test_losses_divided_by_the_documents_of_their_pack_are_named() -> None:
-    evidence = evidence_for(config_of("sft"))
-    for record in evidence.records.values():
-        for step in record.steps:
-            for document, loss in step.documents.items():
-                home = evidence.homes[step.step][document]
-                loss.loss_sum /= len(evidence.plan[step.step][home.dp][home.micro_batch].batch.placed)
-    finding = the_only_finding(evidence, "document_loss")
-    assert finding.where["ratio"] == "x 1/documents per pack"
-    assert finding.fault_class == "D normalisation: x 1/documents per pack"
 
 
 def test_losses_that_are_all_multiplied_by_a_size_are_named() -> None:

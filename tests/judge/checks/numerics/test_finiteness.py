@@ -16,14 +16,6 @@ def test_a_nan_activation_on_one_rank_names_layer_and_document() -> None:
     assert finding.fault_class == fault_classes.NON_FINITE
 
 
-def test_an_infinite_gradient_norm() -> None:
-    evidence = evidence_for(config_of("sft", tp=2))
-    evidence.records[1].steps[1].grad_norm = math.inf
-    finding = the_only_finding(evidence, "finiteness")
-    assert place_of(finding, "rank", "step") == (1, 1)
-    assert finding.measured == math.inf
-
-
 def test_a_nan_document_loss_from_one_context_parallel_rank() -> None:
     evidence = evidence_for(config_of("reference", cp=2))
     [record] = at(evidence, cp=1)

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from harness.core.packing.arithmetic import PAD
-from harness.core.run.records import DocumentLoss
 from harness.judge.checks import outputs
 from tests.judge.parts import with_predictions
 
@@ -21,19 +19,3 @@ def test_a_token_that_counts_beyond_the_end_of_its_document_is_named_with_its_de
     (finding,) = outputs.mtp_loss(evidence)
     assert (finding.where["stage"], finding.where["depth"], finding.where["document"]) == (1, 2, document)
     assert finding.fault_class == "C multi-token prediction across documents"
-
-
-def test_slots_outside_documents_that_count_are_named() -> None:
-    evidence = with_predictions()
-    evidence.records[0].mtp[0].documents[PAD] = DocumentLoss(loss_sum=1.0, tokens=3)
-    (finding,) = outputs.mtp_loss(evidence)
-    assert "3 slots outside documents count" in finding.message
-
-
-def test_a_loss_off_the_reference_is_a_finding() -> None:
-    evidence = with_predictions()
-    document = min(evidence.records[0].mtp[0].documents)
-    evidence.records[0].mtp[0].documents[document].loss_sum *= 1.001
-    (finding,) = outputs.mtp_loss(evidence)
-    assert (finding.where["depth"], finding.where["document"]) == (1, document)
-    assert finding.measured == pytest.approx(1e-3)

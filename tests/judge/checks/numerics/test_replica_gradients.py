@@ -18,11 +18,3 @@ def test_a_replica_that_was_not_reduced() -> None:
     assert place_of(finding, "tp", "dp", "parameter") == (1, 1, record.parameters[1].name)
     assert finding.where["ranks"] == [3]
     assert finding.fault_class == fault_classes.GRADIENT_REDUCTION
-
-
-def test_a_norm_weight_that_differs_between_tp_ranks() -> None:
-    evidence = evidence_for(config_of("sft", tp=2))
-    [record] = at(evidence, tp=1)
-    seen = next(seen for seen in record.parameters if not seen.sharded)
-    _scale(seen, 1.5)
-    assert place_of(the_only_finding(evidence, "replica_gradients"), "tp", "parameter") == (1, seen.name)

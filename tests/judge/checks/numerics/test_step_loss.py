@@ -66,13 +66,6 @@ def test_cells_of_other_rows_are_compared_before_weights_move_and_not_after(step
     assert len(outputs.step_loss(evidence)) == found
 
 
-def test_a_later_loss_of_other_rows_is_that_of_its_documents() -> None:
-    evidence = other_rows()
-    evidence.records[0].steps[1].loss_sum = 3.0
-    (found,) = outputs.step_loss(evidence)
-    assert found.message.startswith("loss sum of step 1 on rank 0: 3, its documents add up to ")
-
-
 def test_tensor_parallel_ranks_have_the_same_loss_in_a_canary_leg() -> None:
     evidence = evidence_for(config_of("sft", tp=2, canaries=("order",)))
     assert outputs.step_loss(evidence) == []

@@ -10,7 +10,7 @@ from harness.core.packing.documents import DocumentsConfig
 from harness.core.run.records import DocumentLoss
 from harness.judge.checks import outputs
 from harness.judge.diagnosis import fault_classes
-from tests.judge.simulator import at, config_of, evidence_for, judge, leg_of, place_of, the_only_finding
+from tests.judge.simulator import at, config_of, evidence_for, judge, place_of, the_only_finding
 
 
 def test_a_document_that_lost_a_token() -> None:
@@ -21,12 +21,6 @@ def test_a_document_that_lost_a_token() -> None:
     assert place_of(finding, "document", "step") == (5, 1)
     assert finding.measured == finding.bound["value"] - 1
     assert finding.fault_class == fault_classes.TOKEN_COUNT
-
-
-def test_a_truncated_document_that_lost_more_is_called_truncation() -> None:
-    evidence = evidence_for(config_of("sft"))
-    evidence.records[0].steps[0].documents[7].tokens -= 3
-    assert the_only_finding(evidence, "token_count").fault_class == fault_classes.TRUNCATION
 
 
 def test_a_step_that_counts_every_context_parallel_rank_names_the_factor() -> None:
@@ -47,13 +41,6 @@ def test_loss_on_a_fully_masked_document() -> None:
     assert (finding.measured, finding.bound["value"]) == (2, 0)
 
 
-def test_a_document_without_a_loss_at_all() -> None:
-    evidence = evidence_for(config_of("sft"))
-    document = evidence.records[0].steps[1].documents[5]
-    document.tokens = 0
-    assert the_only_finding(evidence, "token_count").measured == 0
-
-
 def test_every_rank_of_the_last_stage_counts() -> None:
     evidence = evidence_for(config_of("sft", tp=2))
     evidence.records[1].steps[0].token_count = None
@@ -71,14 +58,6 @@ def test_a_leg_without_the_model_has_no_losses_to_count() -> None:
     kinds = {leg.leg.model for leg in evidence.legs.values()}
     assert kinds == {False, True}
     assert outputs.token_count(evidence) == []
-
-
-def test_tokens_of_a_leg_with_the_model_are_counted() -> None:
-    evidence = evidence_for(config_of("sft", canaries=("truncation", "isolation")))
-    leg_of(evidence.records[0], "isolation").documents[3].tokens -= 1
-    (finding,) = outputs.token_count(evidence)
-    assert place_of(finding, "leg", "document") == ("isolation", 3)
-    assert finding.measured == finding.bound["value"] - 1
 
 
 def test_a_returned_number_of_tokens_that_is_not_the_plans_is_found_in_every_step() -> None:

@@ -4,19 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.core.outcomes import Lane
 from harness.judge.checks.throughput import packed_slower
-from tests.judge.simulator import the_only_finding
 from tests.judge.timed import timed
-
-
-def test_packed_rows_that_take_twice_as_long_are_slower() -> None:
-    evidence = timed({("packed", 0): 0.2, ("unpacked", 0): 0.1})
-    finding = the_only_finding(evidence, "packed_slower")
-    assert (finding.lane, finding.where) == (Lane.THROUGHPUT, {"leg": "timing"})
-    assert finding.measured == pytest.approx(2, rel=0.2)
-    tokens = sum(document.length for document in evidence.cell.config.documents_of(0))
-    assert f"packed, the {tokens} real tokens of a step take" in finding.message
 
 
 @pytest.mark.parametrize("packed", [0.03, 0.1, 0.11])

@@ -129,12 +129,6 @@ def test_megatron_reports_the_mean_of_micro_batches_and_others_that_of_tokens() 
     assert "the mean over micro-batches is" in the_only_finding(evidence, "evaluation").message
 
 
-def test_a_loss_that_is_not_reported_is_named() -> None:
-    evidence = evaluated()
-    change(evidence, 2, lambda seen: setattr(seen, "reported", None))
-    assert "rank 0: none, the mean over" in the_only_finding(evidence, "evaluation").message
-
-
 def test_a_trainer_that_does_not_evaluate_fails() -> None:
     evidence = evaluated()
     evidence.records[0].evaluations.clear()
@@ -148,21 +142,6 @@ def test_a_missing_evaluation_of_the_own_loop_is_incomplete_evidence() -> None:
     verdict = judge(evidence)
     assert verdict.outcome is Outcome.ERROR
     assert "evaluations: after steps [1, 2], expected after [1, 2, 2]" in verdict.reason
-
-
-def test_modules_left_in_evaluation_mode_are_named_with_the_step() -> None:
-    evidence = evaluated(tp=2)
-    evidence.records[1].steps[1].training = False
-    finding = the_only_finding(evidence, "evaluation")
-    assert finding.message == "a module of rank 1 is in evaluation mode in step 1"
-    assert place_of(finding, "rank", "step") == (1, 1)
-
-
-def test_modules_in_training_mode_in_an_evaluation_are_named() -> None:
-    evidence = evaluated()
-    change(evidence, 0, lambda seen: setattr(seen, "training", True))
-    finding = the_only_finding(evidence, "evaluation")
-    assert finding.message == "a module of rank 0 is in training mode in the evaluation after step 1"
 
 
 def test_tokens_that_are_not_counted_are_named_with_their_document() -> None:

@@ -66,29 +66,12 @@ def test_a_metric_that_is_wrong_while_training_is_right_is_a_finding(values: dic
     assert finding.fault_class == (fault_classes.WORKLOAD if counted else fault_classes.REPORTED)
 
 
-def test_one_rank_is_enough_and_every_metric_has_a_finding_of_its_own() -> None:
-    evidence = trained(tp=2)
-    report(evidence, 1, ranks=(1,), skipped=1, loss_scale=4.0)
-    found = [finding for finding in judge(evidence).findings if finding.check == "reported"]
-    assert {finding.where["metric"] for finding in found} == {"number of skipped steps", "loss scale"}
-    assert {finding.where["rank"] for finding in found} == {1}
-
-
 def test_a_report_that_is_not_a_number_is_not_finite() -> None:
     evidence = trained()
     report(evidence, 0, grad_norm=float("nan"))
     verdict = judge(evidence)
     assert verdict.outcome is Outcome.FAIL
     assert {finding.check for finding in verdict.findings} == {"finiteness"}
-
-
-@pytest.mark.parametrize(
-    ("value", "name"), [("loss", "loss"), ("grad_norm", "gradient norm"), ("learning_rate", "learning rate")]
-)
-def test_a_metric_that_upstream_does_not_report_is_a_finding(value: str, name: str) -> None:
-    evidence = trained(pp=2)
-    report(evidence, 1, ranks=(1,), **{value: None})
-    assert the_only_finding(evidence, "reported").message.startswith(f"reported {name} of step 1 on rank 1: none, ")
 
 
 def test_a_step_that_is_not_reported_is_an_error() -> None:

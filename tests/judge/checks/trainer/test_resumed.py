@@ -91,14 +91,6 @@ def test_evaluations_are_those_of_the_run_that_was_not_interrupted() -> None:
     )
 
 
-def test_random_generators_continue() -> None:
-    evidence = cell(tp=2)
-    state(later(evidence), rank=1).random = "other"
-    assert message(later(evidence)) == (
-        "the state of the random generators of rank 1 differs from what was saved after step 1"
-    )
-
-
 @pytest.mark.parametrize("part", ["saved", "resumed"])
 def test_the_schedule_counts_the_rows_of_the_plan(part: str) -> None:
     evidence = cell()
