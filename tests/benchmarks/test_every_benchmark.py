@@ -13,9 +13,9 @@ import pytest
 
 from tests.benchmarks.smallest import FOLDER, ON_A_CLUSTER, assert_measures
 
-PLAIN = ("cli", "plan", "history", "judge", "scale")
-TRAINING = ("start", "smoke", "overhead", "repeats", "soak")
-LONG = ("legs", "stacks", "calm", "trainer", "bisect")
+PLAIN = ("cli", "plan", "history", "judge")
+TRAINING = ("start",)
+LONG = ("scale", "smoke", "overhead", "repeats", "soak", "legs", "stacks", "calm", "trainer", "bisect")
 AS_SMOKE = ("thousand",)  # differs from smoke only in its whole size
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.benchmarks.smallest import ON_A_CLUSTER, assert_measures
 
-pytestmark = [pytest.mark.slurm, pytest.mark.train]
+pytestmark = [pytest.mark.slurm, pytest.mark.train, pytest.mark.long]  # short: start in test_every_benchmark.py
 
 
 @pytest.mark.usefixtures("may_run_slurm")

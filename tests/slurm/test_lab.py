@@ -57,13 +57,6 @@ def test_four_nodes_are_idle_and_each_has_its_own_name(lab: SlurmLab) -> None:
     assert [line.split() for line in resolved] == [[f"127.0.1.{i}", f"n{i}"] for i in (1, 2, 3, 4)]
 
 
-def test_a_batch_job_completes_and_accounting_knows_it(lab: SlurmLab) -> None:
-    job = submit(lab, "srun --ntasks=16 --output=ranks-%t.txt printenv SLURM_NODEID", "-N2", "--ntasks-per-node=8")
-    lab.wait_for(lambda: accounted(lab, job) == ["COMPLETED"], 30, f"job {job} completed in sacct")
-    ranks = [(lab.folder / "jobs" / f"ranks-{rank}.txt").read_text().strip() for rank in range(16)]
-    assert ranks == ["0"] * 8 + ["1"] * 8
-
-
 def test_exit_codes_and_cancellation_reach_accounting(lab: SlurmLab) -> None:
     failed, cancelled = submit(lab, "exit 3"), submit(lab, until("never"))
     lab.wait_for(lambda: queue_state(lab, cancelled) == "RUNNING", 30, "the job to cancel runs")
@@ -87,50 +80,6 @@ def test_an_array_runs_no_more_tasks_at_once_than_its_throttle(lab: SlurmLab) ->
     lab.wait_for(lambda: tasks() == [*waiting, *["RUNNING None"] * 2], 30, "two tasks run and two wait")
     release(lab, "array")
     lab.wait_for(lambda: accounted(lab, job) == ["COMPLETED"] * 4, 30, "four tasks completed")
-
-
-def test_a_better_partition_preempts_and_the_job_is_requeued(lab: SlurmLab) -> None:
-    low = submit(lab, until("never"), "-p", "low", "-N4", "--exclusive")
-    lab.wait_for(lambda: queue_state(lab, low) == "RUNNING", 30, "the low job runs")
-    high = submit(lab, until("high"), "-p", "high", "-N4", "--exclusive")
-    lab.wait_for(lambda: queue_state(lab, high) == "RUNNING", 30, "the high job runs")
-    assert queue_state(lab, low) == "PENDING"
-    lab.wait_for(lambda: "PREEMPTED" in accounted(lab, low, "--duplicates"), 30, "PREEMPTED in sacct")
-    release(lab, "high")
-    lab.wait_for(lambda: queue_state(lab, low) == "RUNNING", 60, "the low job runs again")
-
-
-def test_a_killed_node_fails_its_job_and_comes_back(lab: SlurmLab) -> None:
-    job = submit(lab, "sleep 0.1; exec sleep 4711", "-w", "n4", "--no-requeue")
-    running = lab.wait_for(lambda: [p for p, c in processes_of(lab.folder).items() if c == "sleep 4711"], 30, "it runs")
-    lab.kill_node("n4")
-    assert [pid for pid in running if Path(f"/proc/{pid}").exists()] == []
-    lab.wait_for(lambda: accounted(lab, job) == ["NODE_FAIL"], 60, "NODE_FAIL in sacct")
-    assert lab.node_states()["n4"].startswith("down")
-    lab.start_node("n4")
-    lab.wait_for(lambda: lab.node_states()["n4"] == "idle", 30, "n4 is idle again")
-    assert lab.output("srun", "-w", "n4", "hostname") == "n4"
-
-
-def test_a_job_outlives_a_restart_of_the_controller(lab: SlurmLab) -> None:
-    job = submit(lab, until("restarted"))
-    lab.wait_for(lambda: queue_state(lab, job) == "RUNNING", 30, "the job runs")
-    lab.restart_controller()
-    assert queue_state(lab, job) == "RUNNING"
-    release(lab, "restarted")
-    lab.wait_for(lambda: accounted(lab, job) == ["COMPLETED"], 30, "COMPLETED in sacct")
-    assert " Restarts=0 " in lab.output("scontrol", "show", "job", "-o", job)
-
-
-def test_jobs_run_without_the_accounting_daemon_and_are_known_afterwards(lab: SlurmLab) -> None:
-    lab.stop_accounting()
-    try:
-        assert lab.run("sacct", "-X").returncode != 0
-        job = submit(lab, "true")
-        lab.wait_for(lambda: queue_state(lab, job) == "COMPLETED", 30, "the job completes without slurmdbd")
-    finally:
-        lab.start_accounting()
-    lab.wait_for(lambda: accounted(lab, job) == ["COMPLETED"], 60, "the controller has sent slurmdbd what it missed")
 
 
 def test_without_accounting_jobs_run_and_stop_leaves_nothing(may_run_slurm: None, tmp_path: Path) -> None:

@@ -67,14 +67,3 @@ def test_cells_of_a_dead_node_run_again_elsewhere_and_are_flaky(cluster: Cluster
     assert f"NODE_FAIL on {node}" in again["why"]
     first = json.loads(next(cluster.directory.glob("cells/tp2-*/attempt-1/result.json")).read_text())
     assert (first["status"], "NODE_FAIL" in first["reason"]) == ("error", True)
-
-
-def test_a_cancelled_run_is_undecided_and_says_so(cluster: Cluster) -> None:
-    launcher = cluster.start("run", str(cluster.matrix), "--cluster", "slurm-lab")
-    cluster.until_submitted(3)
-    assert cluster.run("cancel", "latest")[0] == 0
-    output, _ = launcher.communicate(timeout=HUNG_S)
-    assert launcher.returncode == 3, output
-    errors = [cell for cell in cluster.report().cells if cell.outcome is Outcome.ERROR]
-    assert errors
-    assert any("CANCELLED" in cell.reason for cell in errors)
