@@ -94,6 +94,7 @@ def _tried(run: RunDir, cell: str, capsys: pytest.CaptureFixture[str]) -> Iterat
         yield command, code, said.out + said.err
 
 
+@pytest.mark.slow
 def test_no_command_follows_a_link_in_place_of_any_file_or_folder(
     whole: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

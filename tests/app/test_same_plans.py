@@ -18,6 +18,7 @@ MOST_LISTED = 500  # cells of a matrix
 PLANNED = ("cells", "rejected", "excluded", "selection", "left_out")  # of `plan --json`, whatever the machine
 
 
+@pytest.mark.slow
 def test_every_shipped_matrix_has_the_same_cells(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

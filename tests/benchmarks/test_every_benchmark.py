@@ -39,7 +39,7 @@ def test_the_table_has_every_benchmark(benchmarks: ModuleType) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *PLAIN,
+        *(pytest.param(name, marks=pytest.mark.slow) for name in PLAIN),
         *(pytest.param(name, marks=pytest.mark.train) for name in TRAINING),
         *(pytest.param(name, marks=[pytest.mark.train, pytest.mark.long]) for name in LONG),
     ],

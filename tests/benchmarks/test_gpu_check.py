@@ -48,6 +48,7 @@ def test_the_page_shows_options_that_exist_and_the_limits_of_the_parts() -> None
     assert rows == limits
 
 
+@pytest.mark.slow
 def test_the_command_that_runs_the_gpu_tests_collects_them(tmp_path: Path) -> None:
     """Without a GPU the check skips its tests, so that only this test sees whether pytest takes the command."""
     script = (ROOT / "benchmarks" / "gpu_check.sh").read_text()

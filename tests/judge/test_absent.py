@@ -26,6 +26,7 @@ from tests.judge.parts import with_predictions, with_routers
 from tests.judge.simulator import TRAIN, computed, config_of, evidence_for, judge
 from tests.judge.timed import timed
 
+pytestmark = pytest.mark.slow
 CANARIES = ("isolation", "order", "determinism", "padding", "repetition", "truncation")
 GREEN = {Outcome.PASS, Outcome.FLAKY}
 

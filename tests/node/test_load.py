@@ -76,6 +76,7 @@ def test_gpus_are_hidden_while_modules_load_and_visible_afterwards(
     assert (seen, os.environ.get("CUDA_VISIBLE_DEVICES")) == ([""], shown)
 
 
+@pytest.mark.slow
 def test_a_node_that_compiles_nothing_leaves_no_folder_for_compiled_code(tmp_path: Path) -> None:
     """torch creates the folder when its compiler is imported, as Megatron's fused functions do."""
     code = "from harness.node.load import load; load(); from torch._inductor import codecache; codecache.cache_dir()"

@@ -228,6 +228,7 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return roots
 
 
+@pytest.mark.slow
 def test_a_frozen_rank_is_infrastructure_though_others_wait_for_it(late: dict[str, Path]) -> None:
     result, _, cause = _read(late["frozen"])
     assert [ending.ended for ending in result.ranks] == ["deadline", "deadline"]

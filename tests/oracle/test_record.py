@@ -33,6 +33,8 @@ from harness.oracle.train import Oracle, Outputs, Trained
 from tests.oracle.test_choices import ROUTED
 from tests.oracle.test_train import BUILT, EXPERTS, SEEING, cell, seeing
 
+pytestmark = pytest.mark.slow
+
 
 def with_values(**values: str) -> BuiltSeen:
     """The model of BUILT, with other fields too."""

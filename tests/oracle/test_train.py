@@ -24,6 +24,7 @@ from harness.oracle.rows import stream_of
 from harness.oracle.train import Oracle, Step, Trained
 from harness.oracle.weights import initial_weights
 
+pytestmark = pytest.mark.slow
 MODEL = {
     "num_layers": "2",
     "hidden_size": "8",

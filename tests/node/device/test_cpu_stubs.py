@@ -67,6 +67,7 @@ else:
     forked.run(program)
 
 
+@pytest.mark.slow
 def test_torch_dynamo_distinguishes_the_stubs() -> None:
     """Dynamo keys its rules by function identity and refuses a function with two names and different rules."""
     program = """

@@ -114,6 +114,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "doing", "where"),
     [

@@ -236,6 +236,7 @@ LARGE = CellConfig(
 )
 
 
+@pytest.mark.slow
 @given(thresholds)
 def test_the_result_of_any_search_is_minimal_and_never_larger_than_the_start(least: dict[str, int]) -> None:
     smallest, ran = shrunk(LARGE, lambda config: reaches(config, least))

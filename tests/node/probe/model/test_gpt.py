@@ -55,6 +55,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.slow
 def test_every_group_of_several_ranks_is_used_once_before_upstream_needs_it(said: dict[str, Any]) -> None:
     assert said["groups"][0] == "WORLD"
     assert {"TENSOR_MODEL_PARALLEL_GROUP", "MODEL_PARALLEL_GROUP"} <= set(said["groups"])

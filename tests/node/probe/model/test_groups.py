@@ -61,6 +61,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
     return {rank: json.loads(file.read_text()) for rank, file in files.items()}
 
 
+@pytest.mark.slow
 def test_the_model_has_the_groups_of_its_layout(seen: dict[int, dict[str, Any]]) -> None:
     for rank, wanted in enumerate(([0, 1], [0, 1], [2, 3], [2, 3])):
         assert [seen[rank][at] for at in ("own", "model", "shown", "after")] == [wanted] * 4

@@ -85,6 +85,7 @@ def test_a_problem_names_the_arguments_that_upstream_read(problems: dict[str, st
     assert "(upstream refuses --use-distributed-optimizer False, " in problems["refused by the layout"]
 
 
+@pytest.mark.slow
 def test_a_release_without_the_trainer_leaves_the_answer_to_the_cell(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['megatron.training.arguments'] = None\n"
@@ -124,6 +125,7 @@ def switches() -> dict[str, str]:
     return {argument: name for argument, name in found.items() if owner_of(argument) is None and not unread(name, {})}
 
 
+@pytest.mark.slow
 def test_exactly_the_switches_of_harmless_fields_can_be_passed_on(tmp_path: Path) -> None:
     """What may differ from the control, and what the oracle does not model, have one table."""
     may_differ = set(chain.from_iterable(HARMLESS.values()))
