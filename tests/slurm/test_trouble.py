@@ -11,8 +11,6 @@ import pytest
 from harness.core.outcomes import Outcome
 from harness.core.run.events import read_lines
 from harness.infra.inputs.files import shipped
-from harness.judge.report.render_json import read_report
-from tests.app.conftest import only_run
 from tests.processes import HUNG_S
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
@@ -144,13 +142,3 @@ def test_two_launchers_on_one_cluster_do_not_mix_up_their_jobs(lab: SlurmLab, tm
     first, second = (set(cluster.jobs().values()) for cluster in clusters)
     assert len(first) == len(second) == 2
     assert not first & second
-
-
-def test_the_tutorial_ends_as_it_does_on_one_machine(lab: SlurmLab, tmp_path: Path) -> None:
-    cluster = Cluster(lab, tmp_path, (CLUSTERS.parent / "tutorial.yaml").read_text())
-    code, output = cluster.run(*RUN)
-    local_code, _ = cluster.run("run", "one.yaml", "--run-dir", "local")
-    assert code == local_code, output
-    local = read_report((only_run(tmp_path / "local") / "report.json").read_text())
-    assert len(local.cells) == 7
-    assert {cell.id: cell.outcome for cell in cluster.report().cells} == {cell.id: cell.outcome for cell in local.cells}
