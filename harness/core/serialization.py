@@ -50,7 +50,7 @@ def _key_text(key: Any) -> str:
 
 
 def from_jsonable(kind: type[T], value: Any, *, whole: bool = False) -> T:
-    """The dataclass `kind` from JSON values. TypeError with the field's name when the shape differs.
+    """The dataclass `kind` from JSON values. TypeError with the field's place when the shape differs.
 
     `whole`: every field must be present, even one with a default. Evidence files are read this way: their writers
     write all fields, so a missing field was removed.
@@ -58,8 +58,8 @@ def from_jsonable(kind: type[T], value: Any, *, whole: bool = False) -> T:
     any_kind: Any = kind
     try:
         return _reader(any_kind, whole)(value)  # type: ignore[no-any-return]
-    except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
-        return _read(kind, value, kind.__name__, whole)  # type: ignore[no-any-return]  # slower, but names the field
+    except ShapeError as error:
+        raise TypeError(f"{kind.__name__}{error}") from None
 
 
 def dumps(value: Any, *, indent: int | None = None) -> str:
@@ -83,93 +83,157 @@ def _untag(mapping: dict[str, Any]) -> Any:
     return float(mapping["$float"]) if len(mapping) == 1 and "$float" in mapping else mapping
 
 
+class ShapeError(TypeError):
+    """A JSON value of another shape than its type, with the path to it, which every container around it extends."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem, self.path = problem, ""
+
+    def within(self, part: str) -> None:
+        """Extend the path by the part of a container in which the value is."""
+        self.path = part + self.path
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}"
+
+
 _Reader = Callable[[Any], Any]
 
 
 @cache
 def _reader(kind: Any, whole: bool) -> _Reader:
-    """A cached function that reads a `kind` from a JSON value; any exception means that the shape differs.
+    """The function that reads a `kind` from a JSON value, or raises ShapeError. `whole`: as in `from_jsonable`.
 
     A run of a thousand cells has millions of values, so its speed decides how long a report takes.
     """
     origin, parts = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return lambda value: value
     if origin in (Union, types.UnionType):
-        return _optional_reader(kind, parts, whole)
+        [some] = (_reader(part, whole) for part in parts if part is not type(None))
+        return lambda value: None if value is None else some(value)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _dataclass_reader(kind, whole)
-    if origin is list or (origin is tuple and len(parts) == 2 and parts[1] is Ellipsis):
-        return _sequence_reader(origin, parts[0], whole)
-    if origin is dict and parts[0] in (str, int) and parts[1] is not Any:
-        key, item = parts[0], _reader(parts[1], whole)
-        return lambda value: {key(name): item(one) for name, one in value.items()}
-    if kind is float:
-        return _float
+    if origin in (list, tuple):
+        return _sequence_reader(origin, parts, whole)
+    if origin is dict:
+        return _mapping_reader(_number if parts[0] is int else _reader(parts[0], whole), _reader(parts[1], whole))
     if origin is Literal:
-        return _literal_reader(frozenset(parts))
-    if kind is int:
-        return _int
-    if kind in (str, bool):
-        return _scalar_reader(kind)
-    return lambda value: _read(kind, value, "", whole)
+        return _choice_reader({value: value for value in parts})
+    if issubclass(kind, Enum):
+        return _choice_reader({item.value: item for item in kind})
+    return {int: _int, float: _float}.get(kind) or _scalar_reader(kind)
 
 
 def _float(value: Any) -> float:
     if type(value) is float:
         return value
-    if type(value) is int and -MOST_INT <= value <= MOST_INT:
-        return float(value)
-    raise TypeError
+    if type(value) is int:
+        return float(_int(value))
+    if isinstance(value, dict) and isinstance(tagged := _untag(value), float):
+        return tagged
+    raise ShapeError(f"expected float, found {value!r}")
 
 
 def _int(value: Any) -> int:
-    if type(value) is int and -MOST_INT <= value <= MOST_INT:
-        return value
-    raise TypeError
+    if type(value) is not int:
+        raise ShapeError(f"expected int, found {value!r}")
+    if not -MOST_INT <= value <= MOST_INT:
+        raise ShapeError("a whole number of more than 64 bits")
+    return value
 
 
 def _scalar_reader(kind: type) -> _Reader:
     def read(value: Any) -> Any:
-        if type(value) is kind:
+        if isinstance(value, kind):
             return value
-        raise TypeError
+        raise ShapeError(f"expected {kind.__name__}, found {value!r}")
 
     return read
 
 
-def _literal_reader(values: frozenset[Any]) -> _Reader:
-    def read(value: Any) -> Any:
-        if value in values:
-            return value
-        raise TypeError
-
-    return read
-
-
-def _optional_reader(kind: Any, parts: tuple[Any, ...], whole: bool) -> _Reader:
-    others = [part for part in parts if part is not type(None)]
-    if len(others) == len(parts):
-        return lambda value: _read(kind, value, "", whole)
-    some = _reader(others[0], whole)
-    return lambda value: None if value is None else some(value)
-
-
-def _sequence_reader(origin: type, part: Any, whole: bool) -> _Reader:
-    item = _reader(part, whole)
+def _choice_reader(choices: Mapping[Any, Any]) -> _Reader:
+    """`choices`: JSON value -> what it stands for."""
 
     def read(value: Any) -> Any:
-        if type(value) is not list:
-            raise TypeError
-        return origin([item(one) for one in value])
+        try:
+            return choices[value]
+        except (KeyError, TypeError):  # a list or a mapping is no key
+            raise ShapeError(f"expected one of {tuple(choices)}, found {value!r}") from None
 
     return read
+
+
+def _sequence_reader(origin: type, parts: tuple[Any, ...], whole: bool) -> _Reader:
+    items = [_reader(part, whole) for part in parts if part is not ...]
+    fixed = origin is tuple and ... not in parts
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, (list, tuple)):
+            raise ShapeError(f"expected a list, found {value!r}")
+        if fixed and len(items) != len(value):
+            raise ShapeError(f"expected {len(items)} items, found {len(value)}")
+        made: list[Any] = []
+        try:
+            # Where a value has another shape, `extend` keeps those before it.
+            made.extend((item(one) for item, one in zip(items, value)) if fixed else map(items[0], value))
+        except ShapeError as error:
+            error.within(f"[{len(made)}]")
+            raise
+        return made if origin is list else origin(made)
+
+    return read
+
+
+def _mapping_reader(key: _Reader, item: _Reader) -> _Reader:
+    def read(value: Any) -> dict[Any, Any]:
+        if not isinstance(value, dict):
+            raise ShapeError(f"expected a mapping, found {value!r}")
+        made, name = {}, ""
+        try:
+            for name, one in value.items():
+                made[key(name)] = item(one)
+        except ShapeError as error:
+            error.within(f"[{name}]")
+            raise
+        return made
+
+    return read
+
+
+def _number(key: str) -> int:
+    """A whole number that is a key, which JSON has as text."""
+    try:
+        return int(key)
+    except ValueError:
+        raise ShapeError(f"expected int, found {key!r}") from None
 
 
 def _dataclass_reader(kind: type, whole: bool) -> _Reader:
+    needed = {
+        item.name
+        for item in dataclasses.fields(kind)
+        if whole or item.default is item.default_factory is dataclasses.MISSING
+    }
+
     def read(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise ShapeError(f"expected a mapping, found {value!r}")
         fields = field_readers(kind, whole)  # not before: a class may contain itself
-        values = {name: fields[name](one) for name, one in value.items()}
-        if whole and len(values) != len(fields):
-            raise TypeError
+        values, name = {}, ""
+        try:
+            for name, one in value.items():
+                values[name] = fields[name](one)
+        except ShapeError as error:
+            error.within(f".{name}")
+            raise
+        except KeyError:
+            if name in fields:
+                raise
+            raise ShapeError(f"unknown field {name!r}") from None
+        if len(values) < len(fields) and (absent := needed - values.keys()):
+            raise ShapeError(f"field {min(absent)!r} is missing")
         return kind(**values)
 
     return read
@@ -180,83 +244,3 @@ def field_readers(kind: type, whole: bool) -> dict[str, _Reader]:
     """Of each field of a dataclass, the function that reads its JSON value. `whole`: as in `from_jsonable`."""
     hints = get_type_hints(kind)
     return {item.name: _reader(hints[item.name], whole) for item in dataclasses.fields(kind)}
-
-
-_HINTS: dict[type, dict[str, Any]] = {}  # cached, since resolving them costs more than reading a value
-
-
-def _read(kind: Any, value: Any, where: str, whole: bool) -> Any:
-    origin = get_origin(kind)
-    if origin in (Union, types.UnionType):
-        if value is None and type(None) in get_args(kind):
-            return None
-        return _read(next(part for part in get_args(kind) if part is not type(None)), value, where, whole)
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return _read_dataclass(kind, value, where, whole)
-    if origin in (tuple, list):
-        return _read_sequence(origin, get_args(kind), value, where, whole)
-    if origin is dict:
-        if not isinstance(value, Mapping):
-            raise TypeError(f"{where}: expected a mapping, found {value!r}")
-        key_kind, item_kind = get_args(kind)
-        return {
-            _read_key(key_kind, key): _read(item_kind, item, f"{where}[{key}]", whole) for key, item in value.items()
-        }
-    if origin is Literal and value in get_args(kind):
-        return value
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return kind(value)
-    if kind in (int, float) and type(value) is int:
-        return kind(_checked(value, where))
-    if kind is float and isinstance(value, dict) and isinstance(tagged := _untag(value), float):
-        return tagged
-    if kind is Any or (origin is not Literal and _is_a(value, kind)):
-        return value
-    expected = f"one of {get_args(kind)}" if origin is Literal else getattr(kind, "__name__", kind)
-    raise TypeError(f"{where}: expected {expected}, found {value!r}")
-
-
-def _is_a(value: Any, kind: Any) -> bool:
-    """Whether the value is of this type; True is not a number, as it is for Python."""
-    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-
-
-def _checked(value: int, where: str) -> int:
-    if not -MOST_INT <= value <= MOST_INT:
-        raise TypeError(f"{where}: a whole number of more than 64 bits")
-    return value
-
-
-def _read_key(kind: Any, key: str) -> Any:
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return kind(key)
-    return int(key) if kind is int else key
-
-
-def _read_sequence(origin: Any, kinds: tuple[Any, ...], value: Any, where: str, whole: bool) -> Any:
-    if not isinstance(value, (list, tuple)):
-        raise TypeError(f"{where}: expected a list, found {value!r}")
-    if origin is list or (len(kinds) == 2 and kinds[1] is Ellipsis):
-        return origin(_read(kinds[0], item, f"{where}[{index}]", whole) for index, item in enumerate(value))
-    if len(kinds) != len(value):
-        raise TypeError(f"{where}: expected {len(kinds)} items, found {len(value)}")
-    pairs = enumerate(zip(kinds, value))
-    return tuple(_read(part, item, f"{where}[{index}]", whole) for index, (part, item) in pairs)
-
-
-def _read_dataclass(kind: type[Any], value: Any, where: str, whole: bool) -> Any:
-    if not isinstance(value, Mapping):
-        raise TypeError(f"{where}: expected a mapping, found {value!r}")
-    hints = _HINTS[kind] = _HINTS.get(kind) or get_type_hints(kind)
-    names = {item.name for item in dataclasses.fields(kind)}
-    if unknown := set(value) - names:
-        raise TypeError(f"{where}: unknown field {sorted(unknown)[0]!r}")
-    read = {name: _read(hints[name], item, f"{where}.{name}", whole) for name, item in value.items()}
-    if whole and (absent := names - set(value)):
-        raise TypeError(f"{where}: field {sorted(absent)[0]!r} is missing")
-    try:
-        return kind(**read)
-    except TypeError as error:
-        if "required keyword-only argument" in str(error):
-            raise TypeError(f"{where}: {error}") from error
-        raise

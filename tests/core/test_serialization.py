@@ -91,7 +91,7 @@ def test_what_has_no_json_form_is_refused(value: object) -> None:
     ("value", "where"),
     [
         ({"name": 3}, "Outer.name: expected str, found 3"),
-        ({}, "required keyword-only argument: 'name'"),
+        ({}, "Outer: field 'name' is missing"),
         ({"name": "x", "colour": 1}, "Outer: unknown field 'colour'"),
         ({"name": "x", "inner": []}, "Outer.inner: expected a mapping"),
         ({"name": "x", "inner": {"number": "x"}}, "Outer.inner.number: expected float"),
@@ -101,6 +101,11 @@ def test_what_has_no_json_form_is_refused(value: object) -> None:
         ({"name": "x", "inner": {"number": True}}, "Outer.inner.number: expected float, found True"),
         ({"name": "x", "pair": [1]}, "Outer.pair: expected 2 items, found 1"),
         ({"name": "x", "by_rank": {"1": ["x"]}}, r"Outer.by_rank\[1\]\[0\]: expected float"),
+        ({"name": "x", "by_rank": {"a": []}}, r"Outer.by_rank\[a\]: expected int, found 'a'"),
+        (
+            {"name": "x", "inner": {"colour": "green"}},
+            r"Outer.inner.colour: expected one of \('red', 'blue'\), found 'green'",
+        ),
         ([], "Outer: expected a mapping"),
     ],
 )
