@@ -102,8 +102,8 @@ def kept_of(report: Report) -> Run:
     rejected = Counter(version_of(cell.axes, report) for cell in report.rejected)
     return Run(
         id=report.run_id,
-        commit=report.provenance["harness_commit"],
-        started=report.provenance["started"],
+        commit=report.provenance.harness_commit,
+        started=report.provenance.started,
         cells=tuple(cells),
         rejected=dict(rejected),
     )
@@ -191,15 +191,14 @@ def unlisted(table: Table, runs: Mapping[str, Run]) -> list[str]:
 
 def version_of(axes: Mapping[str, Any], report: Report) -> str:
     """The release or commit that a cell tests, of all that its stack holds."""
-    stack = report.provenance.get("stacks", {}).get(axes.get("stack", DEFAULT))
-    if stack is None:
-        return f"megatron-core {report.provenance['packages']['megatron-core']}"
-    if stack["checkouts"]:
-        checkout = stack["checkouts"][0]
-        without = " without a fix" if checkout["reverted"] else ""
-        return f"{checkout['project']} {checkout['commit'][:10]}{without}"
-    packages = {package["name"]: package["version"] for package in stack["packages"]}
-    return next((f"{name} {packages[name]}" for name in _tested(axes) if name in packages), "")
+    stack = axes.get("stack", DEFAULT)
+    software = report.provenance.software_of(stack)
+    if software.checkouts:
+        checkout = software.checkouts[0]
+        without = " without a fix" if checkout.reverted else ""
+        return f"{checkout.project} {checkout.commit[:10]}{without}"
+    tested = ("megatron-core",) if stack == DEFAULT else _tested(axes)
+    return next((f"{name} {software.versions[name]}" for name in tested if name in software.versions), "")
 
 
 def _tested(axes: Mapping[str, Any]) -> tuple[str, ...]:

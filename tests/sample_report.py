@@ -12,6 +12,7 @@ from harness.core.cell.layout import Layout
 from harness.core.cell.timing import GpuState
 from harness.core.outcomes import Finding, KnownFailure, Lane, LaneVerdict, Outcome, Rejection, Severity
 from harness.core.packing.documents import adversarial_mix
+from harness.core.run.provenance import Provenance
 from harness.core.tolerances import Bound, NoiseFloor
 from harness.judge.report.model import (
     FailureView,
@@ -358,20 +359,20 @@ def _report(cells: list[ReportCell], rejected: list[ReportRejected]) -> Report:
         matrix_file="matrices/smoke.yaml",
         verdict=verdict,
         counts=counts,
-        provenance={
-            "harness": "0.1.0",
-            "harness_commit": "5744c7d0a1b2+changes",
-            "started": "2026-08-22T10:15:30+00:00",
-            "host": "ci-runner-7",
-            "system": "Linux-6.1.0-x86_64-with-glibc2.36",
-            "cores": 2,
-            "python": "3.12.4",
-            "packages": {"megatron-core": "0.19.2", "torch": "2.9.0+cpu", "transformer-engine": "not installed"},
-            "imports": {"megatron.core.utils 0.19.2": "lib/python3.12/site-packages/megatron/core/utils.py"},
-            "devices": ["cpu"],
-            "attention": ["reference"],
-            "cpu_stubs": ["thd_get_partitioned_indices: harness/node/probe/cp_partition.py (no TransformerEngine)"],
-        },
+        provenance=Provenance(
+            harness="0.1.0",
+            harness_commit="5744c7d0a1b2+changes",
+            started="2026-08-22T10:15:30+00:00",
+            host="ci-runner-7",
+            system="Linux-6.1.0-x86_64-with-glibc2.36",
+            cores=2,
+            python="3.12.4",
+            packages={"megatron-core": "0.19.2", "torch": "2.9.0+cpu", "transformer-engine": "not installed"},
+            imports={"megatron.core.utils 0.19.2": ["lib/python3.12/site-packages/megatron/core/utils.py"]},
+            devices=["cpu"],
+            attention=["reference"],
+            cpu_stubs=["thd_get_partitioned_indices: harness/node/probe/cp_partition.py (no TransformerEngine)"],
+        ),
         timing={"wall_s": 61.8, "training_s": 40.2, "judging_s": 0.8},
         noise={cells[0].id: {"document_loss": NoiseFloor(value=1.3e-3, by="documents in reverse order")}}
         if cells
@@ -446,5 +447,5 @@ def hostile_report() -> Report:
         group=HOSTILE,
     )
     rejected = [replace(report.rejected[0], reason=HOSTILE, rule=HOSTILE)]
-    provenance = {HOSTILE: {"nested": HOSTILE}, "cpu_stubs": [HOSTILE]}
+    provenance = Provenance(host=HOSTILE, packages={HOSTILE: HOSTILE}, cpu_stubs=[HOSTILE])
     return replace(report, matrix=HOSTILE, provenance=provenance, cells=[cell, *report.cells[:7]], rejected=rejected)

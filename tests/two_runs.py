@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.core.outcomes import Outcome, verdict_of
-from harness.core.serialization import to_jsonable
-from harness.core.stack import CheckedOut, Version
+from harness.core.stack import CheckedOut, StackFacts, Version
 from harness.core.tolerances import Bound
 from harness.judge.report.model import Report, ReportCell, TimedRatio
 from tests.sample_report import lanes, sample_report
@@ -46,11 +45,11 @@ def earlier_report() -> Report:
     report = changed(report, "tp2-pp4-cp1-sft", outcome=Outcome.PASS, **fixed)
     broken = cell_of(report, "tp1-pp2-cp2-reference")
     report = changed(report, "tp2-pp2-cp1-sft", outcome=Outcome.FAIL, lanes=broken.lanes, findings=broken.findings)
-    provenance = {
-        **report.provenance,
-        "started": "2026-08-21T10:15:30+00:00",
-        "packages": {"megatron-core": "0.19.1", "torch": "2.9.0+cpu", "transformer-engine": "not installed"},
-    }
+    provenance = replace(
+        report.provenance,
+        started="2026-08-21T10:15:30+00:00",
+        packages={"megatron-core": "0.19.1", "torch": "2.9.0+cpu", "transformer-engine": "not installed"},
+    )
     cells = [cell for cell in report.cells if not cell.id.startswith("tp1-pp2-cp1-vpp2")]
     return decided(slowed(replace(report, cells=cells, provenance=provenance), 1.0))
 
@@ -89,15 +88,15 @@ def slowed(report: Report, factor: float) -> Report:
 
 def in_stack(report: Report, commit: str, **packages: str) -> Report:
     """The report with all cells in the stack `main`, a checkout of Megatron-LM at a commit."""
-    stack = {
-        "checkouts": [
-            CheckedOut(project="megatron-lm", ref="main", commit=commit, reverted=(), repository="/repository")
-        ],
-        "packages": [Version(name=name, version=version) for name, version in packages.items()],
-        "python": "3.12.4",
-    }
+    stack = StackFacts(
+        checkouts=(
+            CheckedOut(project="megatron-lm", ref="main", commit=commit, reverted=(), repository="/repository"),
+        ),
+        packages=tuple(Version(name=name, version=version) for name, version in packages.items()),
+        python="3.12.4",
+    )
     cells = [replace(cell, axes={**cell.axes, "stack": "main"}) for cell in report.cells]
-    return replace(report, cells=cells, provenance={**report.provenance, "stacks": {"main": to_jsonable(stack)}})
+    return replace(report, cells=cells, provenance=replace(report.provenance, stacks={"main": stack}))
 
 
 def with_loss(report: Report, name: str, change: Callable[[list[float]], list[float]]) -> Report:

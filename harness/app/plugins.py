@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from harness.core.run.run_plan import RunPlan
 
 Add = Callable[[str, Any], str]  # adds an object under a name; returns why it cannot, or ""
-KEY = "plugins"  # of the provenance
 
 
 @cache
@@ -132,7 +131,7 @@ def versions() -> dict[str, str]:
 def require(plan: RunPlan) -> None:
     """InputError when a plug-in with which a run was planned is not installed here."""
     here = versions()
-    missing = [f"{name} {version}" for name, version in plan.provenance.get(KEY, {}).items() if name not in here]
+    missing = [f"{name} {version}" for name, version in plan.provenance.plugins.items() if name not in here]
     if missing:
         message = f"the run used plug-ins that are not installed here: {', '.join(missing)}"
         raise InputError(Problem(message=message, hint="install them beside the harness"))

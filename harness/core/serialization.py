@@ -16,6 +16,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 T = TypeVar("T")
 MOST_INT = 2**63 - 1  # of a whole number in a file: every computation with it stays within a float
+# Metadata of a dataclass field that JSON has only if it is not empty.
+WRITTEN_IF_ANY = {"written_if_any": True}
 _PLAIN = frozenset((type(None), bool, int, str))
 
 
@@ -31,7 +33,11 @@ def to_jsonable(value: Any) -> Any:
     if isinstance(value, (int, str)):
         return value
     if names := _field_names(kind):
-        return {name: to_jsonable(getattr(value, name)) for name in names}
+        written = {name: to_jsonable(getattr(value, name)) for name in names}
+        for name in _written_if_any(kind):
+            if not written[name]:
+                del written[name]
+        return written
     if isinstance(value, Mapping):
         return {_key_text(key): to_jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, range)):
@@ -43,6 +49,11 @@ def to_jsonable(value: Any) -> Any:
 def _field_names(kind: Any) -> tuple[str, ...]:
     """The names of a dataclass's fields; empty for other classes."""
     return tuple(item.name for item in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
+
+
+@cache
+def _written_if_any(kind: Any) -> frozenset[str]:
+    return frozenset(item.name for item in dataclasses.fields(kind) if "written_if_any" in item.metadata)
 
 
 def _key_text(key: Any) -> str:
@@ -215,7 +226,7 @@ def _dataclass_reader(kind: type, whole: bool) -> _Reader:
         item.name
         for item in dataclasses.fields(kind)
         if whole or item.default is item.default_factory is dataclasses.MISSING
-    }
+    } - _written_if_any(kind)
 
     def read(value: Any) -> Any:
         if not isinstance(value, dict):

@@ -13,10 +13,9 @@ from typing import Any
 from harness.core.outcomes import Finding, KnownFailure, Outcome
 from harness.core.run.records import CellRole
 from harness.core.serialization import dumps
-from harness.core.stack import DEFAULT, StackFacts
+from harness.core.stack import StackFacts
 from harness.core.upstream import DISTRIBUTIONS
 from harness.judge.report.model import Report, ReportCell, ReportRejected
-from harness.judge.report.stack_versions import facts_of
 from harness.judge.stats.baseline import hardware_text
 
 _SHOWN_HASH = 12  # digits
@@ -91,11 +90,12 @@ class RunRow:
 def run_row(report: Report) -> RunRow:
     """The rows of a report. ValueError if neither its provenance nor its run id has a start time."""
     facts = report.provenance
-    device, hardware = _hardware(facts)
-    names = _names([*report.cells, *report.rejected])
-    versions = _Versions(facts)
-    cells = [_cell_row(cell, names[cell.id], versions) for cell in report.cells]
-    cells += [_rejected_row(cell, names[cell.id], versions) for cell in report.rejected]
+    devices = facts.devices or ["unknown"]
+    every: list[ReportCell | ReportRejected] = [*report.cells, *report.rejected]
+    names = _names(every)
+    versions = {stack: _version(facts.software_of(stack)) for stack in {cell.stack for cell in every}}
+    cells = [_cell_row(cell, names[cell.id], versions[cell.stack]) for cell in report.cells]
+    cells += [_rejected_row(cell, names[cell.id], versions[cell.stack]) for cell in report.rejected]
     return RunRow(
         run_id=report.run_id,
         matrix=report.matrix,
@@ -103,11 +103,11 @@ def run_row(report: Report) -> RunRow:
         started=_started(report),
         verdict=report.verdict,
         wall_s=report.timing.get("wall_s", 0.0),
-        harness=str(facts.get("harness", "unknown")),
-        harness_commit=str(facts.get("harness_commit", "unknown")),
-        host=str(facts.get("host", "unknown")),
-        device=device,
-        hardware=hardware,
+        harness=facts.harness,
+        harness_commit=facts.harness_commit,
+        host=facts.host,
+        device=" + ".join(devices),
+        hardware=hardware_text(devices, facts.processors),
         cells=tuple(cells),
     )
 
@@ -119,9 +119,9 @@ def _names(cells: Sequence[ReportCell | ReportRejected]) -> dict[str, str]:
 
 
 def _started(report: Report) -> str:
-    started = report.provenance.get("started")
+    started = report.provenance.started
     stamp = re.search(r"\d{8}T\d{6}Z", report.run_id)
-    if isinstance(started, str):
+    if started:
         moment = datetime.fromisoformat(started.replace("Z", "+00:00"))
     elif stamp:
         moment = datetime.strptime(stamp.group(), "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
@@ -130,30 +130,11 @@ def _started(report: Report) -> str:
     return moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _hardware(facts: Mapping[str, Any]) -> tuple[str, str]:
-    devices = [str(name) for name in facts.get("devices", [])] or ["unknown"]
-    return " + ".join(devices), hardware_text(devices, [str(name) for name in facts.get("processors", [])])
-
-
-class _Versions:
-    """The version of each stack of a run, as text: its checkouts, else its most specific distribution."""
-
-    def __init__(self, facts: Mapping[str, Any]) -> None:
-        self._facts = facts
-        self._known: dict[str, str] = {}  # a run has a thousand cells and few stacks
-
-    def of(self, stack: str) -> str:
-        if stack not in self._known:
-            self._known[stack] = self._of(stack)
-        return self._known[stack]
-
-    def _of(self, stack: str) -> str:
-        if stack == DEFAULT:
-            return _identifying(self._facts.get("packages", {}))
-        known = facts_of(self._facts, stack) or StackFacts()
-        if known.checkouts:
-            return ", ".join(item.text(_SHOWN_HASH) for item in known.checkouts)
-        return _identifying(known.versions) or known.container or known.interpreter
+def _version(software: StackFacts) -> str:
+    """The version of a stack as text: its checkouts, else its most specific distribution."""
+    if software.checkouts:
+        return ", ".join(item.text(_SHOWN_HASH) for item in software.checkouts)
+    return _identifying(software.versions) or software.container or software.interpreter
 
 
 def _identifying(packages: Mapping[str, str]) -> str:
@@ -163,14 +144,13 @@ def _identifying(packages: Mapping[str, str]) -> str:
     return found[0] if found else ""
 
 
-def _cell_row(cell: ReportCell, name: str, versions: _Versions) -> CellRow:
-    stack = str(cell.axes.get("stack", DEFAULT))
+def _cell_row(cell: ReportCell, name: str, version: str) -> CellRow:
     return CellRow(
         cell_id=cell.id,
         name=name,
         role=cell.role,
-        stack=stack,
-        version=versions.of(stack),
+        stack=cell.stack,
+        version=version,
         outcome=cell.outcome.value,
         reason=cell.reason,
         known=cell.known,
@@ -181,14 +161,13 @@ def _cell_row(cell: ReportCell, name: str, versions: _Versions) -> CellRow:
     )
 
 
-def _rejected_row(cell: ReportRejected, name: str, versions: _Versions) -> CellRow:
-    stack = str(cell.axes.get("stack", DEFAULT))
+def _rejected_row(cell: ReportRejected, name: str, version: str) -> CellRow:
     return CellRow(
         cell_id=cell.id,
         name=name,
         role="cell",
-        stack=stack,
-        version=versions.of(stack),
+        stack=cell.stack,
+        version=version,
         outcome=Outcome.REJECTED.value,
         reason=f"{cell.rule}: {cell.reason}",
         line=cell.line,

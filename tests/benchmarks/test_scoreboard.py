@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from harness.core.outcomes import Lane, LaneVerdict, Outcome, verdict_of
+from harness.core.stack import CheckedOut, StackFacts, Version
 from harness.infra.inputs.matrix_file import read_matrix
 from harness.judge.report.model import Report
 from harness.judge.report.render_json import render_json
@@ -94,8 +95,8 @@ def test_what_is_kept_of_runs_is_read_back_and_a_newer_report_replaces_it(counts
     assert counts.read_kept(counts.written(kept)) == kept
     assert [cell.id for cell in kept["m"].cells] == ["x-bad", "clean"]
     newer = _report({"tp1-pp1-cp1-unpacked": Outcome.PASS})
-    later = replace(newer, provenance=old.provenance | {"started": "2099-01-01T00:00:00+00:00"})
-    earlier = replace(later, provenance=old.provenance | {"started": "1999-01-01T00:00:00+00:00"})
+    later = replace(newer, provenance=replace(old.provenance, started="2099-01-01T00:00:00+00:00"))
+    earlier = replace(later, provenance=replace(old.provenance, started="1999-01-01T00:00:00+00:00"))
     for name, report in (("later", later), ("earlier", earlier)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "report.json").write_text(render_json(report))
@@ -179,10 +180,11 @@ def test_commits_reports_and_reproducers_are_links(board: ModuleType) -> None:
 
 
 def test_a_cell_counts_for_the_release_whose_code_it_tests(counts: ModuleType) -> None:
-    packages = [{"name": name, "version": "1.2"} for name in ("megatron-core", "megatron-bridge", "skyrl", "verl")]
-    checkout = {"project": "megatron-lm", "commit": "0123456789abcdef", "reverted": ["f"]}
-    stacks = {"s": {"packages": packages, "checkouts": []}, "c": {"packages": packages, "checkouts": [checkout]}}
-    provenance = sample_report().provenance | {"packages": {"megatron-core": "1.1"}, "stacks": stacks}
+    names = ("megatron-core", "megatron-bridge", "skyrl", "verl")
+    packages = tuple(Version(name=name, version="1.2") for name in names)
+    checkout = CheckedOut(project="megatron-lm", ref="", commit="0123456789abcdef", reverted=("f",), repository="")
+    stacks = {"s": StackFacts(packages=packages), "c": StackFacts(packages=packages, checkouts=(checkout,))}
+    provenance = replace(sample_report().provenance, packages={"megatron-core": "1.1"}, stacks=stacks)
     report = replace(sample_report(), provenance=provenance)
     tested = {
         "megatron-core 1.1": {"packing": "sft", "stack": "default"},

@@ -7,13 +7,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser
 
+from harness.core.run.provenance import Provenance
 from harness.core.run.run_plan import Selection
-from harness.core.serialization import to_jsonable
 from harness.core.stack import CheckedOut, StackFacts
 from harness.infra.history.database import opened
 from harness.infra.history.queries import Filters
@@ -85,10 +84,10 @@ def hostile_report(text: str) -> Report:
     )
 
 
-def _keyed(report: Report, text: str) -> dict[str, Any]:
+def _keyed(report: Report, text: str) -> Provenance:
     checkout = CheckedOut(project=text, ref=text, commit=text, reverted=(text,), repository=text)
     stack = StackFacts(checkouts=(checkout,), python=text, env={text: text})
-    return {**report.provenance, text: {text: text}, "stacks": {text: to_jsonable(stack)}}
+    return replace(report.provenance, packages={text: text}, stacks={text: stack})
 
 
 def _report(text: str, _: Path) -> str:

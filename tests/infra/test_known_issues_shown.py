@@ -6,6 +6,7 @@ import io
 
 import pytest
 
+from harness.core.run.provenance import Provenance
 from harness.infra.console import print_report
 from harness.infra.html.report import render_html
 from harness.judge.diagnosis.known_issues import KNOWN_ISSUES
@@ -36,7 +37,7 @@ def report() -> Report:
 
 def issue_text(report: Report) -> str:
     (cell,) = [cell for cell in report.cells if cell.role == "cell"]
-    return render_issue(Issue(cell=cell, config=CONFIG, matrix="name: x\n", provenance={}))
+    return render_issue(Issue(cell=cell, config=CONFIG, matrix="name: x\n", provenance=Provenance()))
 
 
 def console_text(report: Report) -> str:

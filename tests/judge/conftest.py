@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.outcomes import Rejection
+from harness.core.run.provenance import Provenance
 from harness.core.run.records import Failure
 from harness.core.run.run_plan import Expansion, RejectedCell, RunPlan, XFail
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -89,5 +90,9 @@ def broken_run() -> tuple[RunPlan, dict[str, CellEvidence]]:
 def broken_report() -> Report:
     plan, evidence = broken_run()
     return build_report(
-        plan, evidence.values(), today=TODAY, timing={"wall_s": 12.25}, provenance={"megatron-core": "0.19.2"}
+        plan,
+        evidence.values(),
+        today=TODAY,
+        timing={"wall_s": 12.25},
+        provenance=Provenance(packages={"megatron-core": "0.19.2"}),
     )

@@ -122,7 +122,7 @@ def test_its_notifier_receives_the_verdict(folder: Path, report: Report) -> None
 
 @pytest.mark.train
 def test_the_run_records_the_plug_in_and_needs_it_to_be_judged_again(folder: Path, site: Path, report: Report) -> None:
-    assert report.provenance["plugins"] == {"packing-example": "1.2"}
+    assert report.provenance.plugins == {"packing-example": "1.2"}
     assert plugged("report", "latest", "--no-history", cwd=folder, site=site).returncode == 1
     without = harness("report", "latest", "--no-history", cwd=folder)
     assert without.returncode == 2

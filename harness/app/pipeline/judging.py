@@ -20,13 +20,13 @@ from datetime import datetime, timezone
 from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 from harness.app import plugins
 from harness.app.process import brief, keep_traceback, no_collection
 from harness.core.errors import HarnessError
 from harness.core.outcomes import Outcome
 from harness.core.run.events import CellStarted, Launched, RunStopped, read_events
+from harness.core.run.provenance import Provenance
 from harness.core.run.records import CellResult
 from harness.core.run.run_dir import LinkError, RunDir, text_of, write_json
 from harness.core.run.run_plan import PlannedCell, RunPlan
@@ -58,9 +58,8 @@ def judge(run: RunDir, plan: RunPlan, each: Seen | None = None) -> Report:
     timing = _launch_timing(run)
     judged, seen = judge_all(run, plan, today=datetime.now(timezone.utc).date().isoformat(), each=each)
     wall = {"wall_s": timing["launch_s"]} if "launch_s" in timing else {}  # judging again must not change it
-    facts = {**_stack_facts(plan), **seen.facts()}
     problems = [*run_problems(run, plan), *(one for one in (baseline_problem(run, plan),) if one)]
-    report = report_of(plan, judged, timing={**timing, **wall}, provenance=facts, problems=problems)
+    report = report_of(plan, judged, timing={**timing, **wall}, provenance=seen.provenance(plan), problems=problems)
     return without_secrets(report, environment_secrets())
 
 
@@ -85,12 +84,6 @@ def _launch_timing(run: RunDir) -> dict[str, float]:
     """Timing that the newest launch recorded; empty when there is none that can be read."""
     timings = [event.timing for event in read_events(run.events) if isinstance(event, Launched)]
     return timings[-1] if timings else {}
-
-
-def _stack_facts(plan: RunPlan) -> dict[str, Any]:
-    """Facts about the stacks other than the default one."""
-    facts = {name: to_jsonable(stack.facts()) for name, stack in plan.stacks.items()}
-    return {"stacks": facts} if facts else {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,19 +244,21 @@ class RanksSeen:
         self.cpu_stubs |= other.cpu_stubs
         self.gloo_stubs |= other.gloo_stubs
 
-    def facts(self) -> dict[str, Any]:
-        """For the report's provenance."""
-        return {
-            "imports": self.imports,
-            "imports_of_stacks": to_jsonable(self.by_stack),
-            "hosts": sorted(self.hosts),
-            "devices": sorted(self.devices),
-            "processors": sorted(self.processors),
-            "attention": sorted(self.attention),
-            "placed": sorted(self.placed),
-            "cpu_stubs": sorted(self.cpu_stubs),
-            "gloo_stubs": sorted(self.gloo_stubs),
-        }
+    def provenance(self, plan: RunPlan) -> Provenance:
+        """The report's provenance: what the plan knew, the stacks, and what their ranks ran."""
+        return Provenance(
+            **vars(plan.provenance),
+            stacks={name: stack.facts() for name, stack in plan.stacks.items()},
+            imports=self.imports,
+            imports_of_stacks=self.by_stack,
+            hosts=sorted(self.hosts),
+            devices=sorted(self.devices),
+            processors=sorted(self.processors),
+            attention=sorted(self.attention),
+            placed=sorted(self.placed),
+            cpu_stubs=sorted(self.cpu_stubs),
+            gloo_stubs=sorted(self.gloo_stubs),
+        )
 
 
 class EnoughFailures(Exception):  # noqa: N818 - not an error: --maxfail asked for it

@@ -20,6 +20,7 @@ from harness.app.pipeline.planning import expand_for, requested_stacks
 from harness.app.selection import select
 from harness.core.cell.axis_values import WITH_COMMAND_LINE, WITH_FIELDS
 from harness.core.errors import InfrastructureError, InputError, Problem
+from harness.core.run.provenance import PlanProvenance
 from harness.core.run.run_dir import RunDir, write_atomic, write_json
 from harness.core.run.run_plan import Expansion, RunPlan, sealed_text
 from harness.core.secrets import redacted, without_secrets
@@ -106,7 +107,7 @@ def plan_run(file: Path, options: PlanOptions, command: Sequence[str] = (), sour
         cluster=options.cluster,
         settings=list(options.settings),
         max_attempts=matrix.launch.max_attempts,
-        provenance={**plan.provenance, **({"chosen": chosen} if chosen else {})},
+        provenance=replace(plan.provenance, chosen=chosen),
     )
     return Planned(matrix=matrix, plan=plan, cluster=cluster, cluster_file=source.cluster_file)
 
@@ -190,7 +191,7 @@ def plan_cells(expansion: Expansion, *, name: str, file: str, command: Sequence[
         command=list(command),
         expansion=expansion,
         allocations=plan_allocations(expansion),
-        provenance=collect_provenance() | ({plugins.KEY: found} if (found := plugins.versions()) else {}),
+        provenance=collect_provenance(),
     )
 
 
@@ -222,19 +223,19 @@ def write_plan(run: RunDir, plan: RunPlan, matrix: Matrix | None) -> None:
             end_without_agent(run, cell.id, unusable[cell.config.stack])
 
 
-def collect_provenance() -> dict[str, object]:
-    """Facts for the report; an allow list, so that no secret of the environment leaks into it."""
-    return {
-        "harness": harness.__version__,
-        "harness_commit": _harness_commit(Path(harness.__file__).parent) if checkout() else "unknown",
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "host": platform.node(),
-        "system": platform.platform(),
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-        "interpreter": sys.executable,
-        "packages": {name: _package_version(name) for name in _PROVENANCE_PACKAGES},
-    }
+def collect_provenance() -> PlanProvenance:
+    return PlanProvenance(
+        harness=harness.__version__,
+        harness_commit=_harness_commit(Path(harness.__file__).parent) if checkout() else "unknown",
+        started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        host=platform.node(),
+        system=platform.platform(),
+        cores=len(os.sched_getaffinity(0)),
+        python=platform.python_version(),
+        interpreter=sys.executable,
+        packages={name: _package_version(name) for name in _PROVENANCE_PACKAGES},
+        plugins=plugins.versions(),
+    )
 
 
 def _package_version(package: str) -> str:

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from harness.app.pipeline import judging
 from harness.app.selection import find_run, matching, select
@@ -21,6 +20,7 @@ from harness.core.cell.identity import cell_id
 from harness.core.errors import InfrastructureError, InputError, Problem
 from harness.core.outcomes import EXIT_PASS, EXIT_UNDECIDED, Finding, Lane, Outcome, Severity
 from harness.core.run.events import append_line, read_lines
+from harness.core.run.provenance import Provenance
 from harness.core.run.run_dir import RunDir, write_atomic, write_json
 from harness.core.run.run_plan import PlannedCell, RunPlan
 from harness.core.serialization import dumps, from_jsonable
@@ -48,7 +48,7 @@ class _Origin:
     planned: PlannedCell
     cell: ReportCell
     finding: Finding
-    provenance: Mapping[str, Any]
+    provenance: Provenance
     stacks: dict[str, ReadyStack]
     folder: Path
 

@@ -25,7 +25,7 @@ from harness.infra.stacks.checkout import release_worktrees, remote_of
 from harness.infra.stacks.prepare import prepare
 from harness.judge.bisect.result import Bisection
 from harness.judge.report.render_issue import Issue, headline, public, public_repository, render_issue
-from harness.judge.report.stack_versions import versions
+from harness.judge.report.summaries import versions
 from harness.plan.matrix.load import one_cell
 from harness.plan.shrink.search import needs_lines
 from harness.plan.shrink.standalone import Standalone, standalone

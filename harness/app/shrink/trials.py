@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from harness.app.pipeline import campaign
 from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Finding, Outcome, Severity
+from harness.core.run.provenance import Provenance
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import PlannedCell
 from harness.core.stack import ReadyStack, Stack
@@ -80,7 +80,7 @@ class Shrunk:
     smallest: Smallest
     cell: ReportCell  # the smallest cell as its round judged it; the origin when the finding did not reproduce
     config: CellConfig
-    provenance: Mapping[str, Any]  # of the run that judged it
+    provenance: Provenance  # of the run that judged it
     matrix: Path | None  # smallest.yaml; None: the finding did not reproduce
     stack: Stack | None  # None: the environment of the harness
     tolerances: ToleranceOverrides

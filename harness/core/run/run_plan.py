@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Lane, Rejection
+from harness.core.run.provenance import PlanProvenance
 from harness.core.run.records import CellRole
 from harness.core.run.run_dir import RunDir, text_of, write_json
 from harness.core.serialization import from_jsonable, loads, to_jsonable
@@ -204,7 +205,7 @@ class RunPlan:
     cluster: str | None = None  # as --cluster named it; None: as the matrix says
     settings: list[str] = field(default_factory=list)  # KEY=VALUE of --set, which change the matrix file's values
     max_attempts: int = 3  # of one cell, if the cluster ends its attempts
-    provenance: dict[str, Any] = field(default_factory=dict)
+    provenance: PlanProvenance = field(default_factory=PlanProvenance)
     stacks: dict[str, ReadyStack] = field(default_factory=dict)  # of its cells, without the default one
     seal: str = ""  # `seal_of` everything else in plan.json
     schema_version: int = PLAN_VERSION

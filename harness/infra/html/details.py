@@ -12,12 +12,11 @@ from typing import Any
 
 from harness.core.outcomes import Finding, Outcome, Severity
 from harness.core.packing.fields import LONGEST, OFFSETS
-from harness.core.stack import DEFAULT
 from harness.core.text import counted, noun
 from harness.infra.html.page import Link, RunFiles, value_text
 from harness.infra.inputs.reference import Entry, reference
 from harness.judge.report.model import CellSince, RankView, Report, ReportCell
-from harness.judge.report.stack_versions import versions
+from harness.judge.report.summaries import versions
 
 BAD = (Outcome.FAIL, Outcome.ERROR)
 _OPEN_FAILURES = 8  # failing cells shown expanded
@@ -112,10 +111,9 @@ def evidence(report: Report, shown: set[str], budget: int, files: RunFiles) -> l
 
 def code_of(report: Report, cell: ReportCell) -> list[tuple[str, str]]:
     """The stack of a cell with the versions that its ranks imported, and its commits."""
-    stack = str(cell.axes.get("stack", DEFAULT))
-    found = {name: text for name, text in versions(report.provenance, stack).items() if name not in _NOT_THE_CODE}
+    found = {name: text for name, text in versions(report.provenance, cell.stack).items() if name not in _NOT_THE_CODE}
     return [
-        ("stack", stack),
+        ("stack", cell.stack),
         *((name, text) for name, text in found.items() if text not in ("unknown", "not installed")),
     ]
 

@@ -16,6 +16,8 @@ from typing import Any
 
 from harness.core.cell.axes import LAYOUT, labelled
 from harness.core.outcomes import LaneVerdict, Outcome
+from harness.core.run.provenance import Provenance
+from harness.core.serialization import to_jsonable
 from harness.core.stack import DEFAULT, StackFacts
 from harness.core.text import clip
 from harness.infra.html import page
@@ -37,7 +39,6 @@ from harness.infra.html.page import (
     value_text,
 )
 from harness.judge.report.model import Report, ReportCell, ReportRejected
-from harness.judge.report.stack_versions import facts_of, imported_by
 from harness.judge.report.summaries import bound_label, canary_counts, gpu_texts, peak_texts, share_text
 
 _MAX_FINDINGS = 12  # per cell
@@ -196,10 +197,8 @@ def _sentence(report: Report) -> str:
 
 def _started(report: Report) -> str:
     """Start of the run, from provenance or else the run id; empty when unknown."""
-    if isinstance(started := report.provenance.get("started"), str):
-        return started
     stamp = re.search(r"\d{8}T?\d{6}Z?", report.run_id)
-    return stamp.group() if stamp else ""
+    return report.provenance.started or (stamp.group() if stamp else "")
 
 
 @dataclass(frozen=True)
@@ -503,10 +502,10 @@ def banner_versions(report: Report) -> list[tuple[str, str]]:
 
     A package that differs between stacks has the version of each, up to `_STACKS_NAMED` stacks.
     """
-    stacks = list(dict.fromkeys(str(cell.axes.get("stack", DEFAULT)) for cell in report.cells)) or [DEFAULT]
+    stacks = list(dict.fromkeys(cell.stack for cell in report.cells)) or [DEFAULT]
     held = {stack: _software(report.provenance, stack) for stack in stacks}
     few = len(stacks) <= _STACKS_NAMED
-    found = {"harness": str(report.provenance["harness"])} if "harness" in report.provenance else {}
+    found = {"harness": report.provenance.harness}
     if len(stacks) > 1:
         found["stacks"] = ", ".join(stacks) if few else f"{len(stacks)} stacks"
     elif stacks != [DEFAULT]:
@@ -523,29 +522,22 @@ def banner_versions(report: Report) -> list[tuple[str, str]]:
     return list(found.items())
 
 
-def _software(provenance: Mapping[str, Any], stack: str) -> dict[str, str]:
-    """Python, packages and commits of a stack; those of the launcher's environment if it has none."""
-    facts = facts_of(provenance, stack)
-    if facts is not None:
-        packages = facts.versions
-        shown = {name: packages[name] for name in _BANNER_PACKAGES if name in packages}
-        software = {"python": facts.python or "unknown"} | shown | facts.commits
-    else:
-        installed = provenance.get("packages")
-        software = {"python": provenance["python"]} if "python" in provenance else {}
-        software |= installed if isinstance(installed, Mapping) else {}
-    return {str(name): str(version) for name, version in software.items() if version != "not installed"}
+def _software(provenance: Provenance, stack: str) -> dict[str, str]:
+    """Python, packages and commits of a stack."""
+    facts = provenance.software_of(stack)
+    packages = facts.versions
+    names = packages if stack == DEFAULT else _BANNER_PACKAGES
+    shown = {name: packages[name] for name in names if packages.get(name, "not installed") != "not installed"}
+    return {"python": facts.python or "unknown", **shown, **facts.commits}
 
 
-def _in_words(provenance: Mapping[str, Any]) -> dict[str, Any]:
+def _in_words(provenance: Provenance) -> dict[str, Any]:
     """Provenance with its stacks, and what their ranks imported, as lines of text."""
-    words = dict(provenance)
-    if "stacks" in words:
-        stacks = {name: facts_of(provenance, name) for name in words["stacks"]}
-        words["stacks"] = {name: _stack_words(facts) for name, facts in stacks.items() if facts}
-    if "imports_of_stacks" in words:
-        names = words["imports_of_stacks"]
-        words["imports_of_stacks"] = {name: [item.text for item in imported_by(provenance, name)] for name in names}
+    words: dict[str, Any] = to_jsonable(provenance)
+    if provenance.stacks:
+        words["stacks"] = {name: _stack_words(facts) for name, facts in provenance.stacks.items()}
+    imports = provenance.imports_of_stacks
+    words["imports_of_stacks"] = {name: [item.text for item in modules] for name, modules in imports.items()}
     return words
 
 
@@ -570,10 +562,7 @@ def _flat_rows(value: Any, path: str = "") -> Iterator[ProvenanceRow]:
         for key, item in value.items():
             yield from _flat_rows(item, f"{path}.{key}" if path else str(key))
     elif isinstance(value, (list, tuple)) and all(isinstance(item, (str, int, float)) for item in value):
-        is_command = path.endswith("command")
-        text = clip((" " if is_command else "\n").join(map(str, value)), MAX_TEXT)
-        yield ProvenanceRow(
-            name=path, text=text, items=len(value) if len(value) > _MOST_ITEMS and not is_command else 0
-        )
+        text = clip("\n".join(map(str, value)), MAX_TEXT)
+        yield ProvenanceRow(name=path, text=text, items=len(value) if len(value) > _MOST_ITEMS else 0)
     else:
         yield ProvenanceRow(name=path, text=clip(plain_text(value), MAX_TEXT))

@@ -22,11 +22,10 @@ from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple
 
 from harness.core.outcomes import ACCEPTED, DECIDED, SOUND, Finding, LaneVerdict, Outcome, Severity
-from harness.core.stack import DEFAULT, StackFacts
+from harness.core.run.provenance import Provenance
 from harness.core.text import counted
 from harness.core.tolerances import SLOWER_RUN, Bound
 from harness.judge.report.model import ChangeKind, LossCurve, Report, ReportCell, ReportRejected, Throughput, TimedRatio
-from harness.judge.report.stack_versions import facts_of, imported_by
 from harness.judge.stats.distance import distance
 from harness.judge.stats.paired import LEVEL, paired_ratio
 
@@ -76,18 +75,14 @@ class Difference:
 Counts = Mapping[tuple[str, str], Moved]  # (commit before, commit after) -> commits between them
 
 
-def stack_facts(provenance: Mapping[str, Any], stack: str) -> dict[str, str]:
+def stack_facts(provenance: Provenance, stack: str) -> dict[str, str]:
     """The facts of a stack from a report's provenance; commits first."""
-    if stack == DEFAULT:
-        packages = provenance.get("packages", {}).items()
-        facts = {str(name): str(version) for name, version in packages if version != "not installed"}
-        return facts | ({"python": str(provenance["python"])} if provenance.get("python") else {})
-    known = facts_of(provenance, stack) or StackFacts()
+    known = provenance.software_of(stack)
     facts = dict(known.commits)
     facts |= {f"{item.project} without": ", ".join(item.reverted) for item in known.checkouts if item.reverted}
-    facts |= known.versions
+    facts |= {name: version for name, version in known.versions.items() if version != "not installed"}
     if not known.packages:  # a container: only what ranks imported is known
-        facts |= {f"imported {item.name}": item.version for item in imported_by(provenance, stack)}
+        facts |= {f"imported {item.name}": item.version for item in provenance.imported_by(stack)}
     facts |= {f"variable {name}": value for name, value in known.env.items()}
     named = {"python": known.python, "container": known.container}
     return facts | {name: value for name, value in named.items() if value}
@@ -173,10 +168,6 @@ def _sound_name(cell: Cell) -> str:
 
 def _without_stack(axes: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((name, str(value)) for name, value in axes.items() if name != "stack"))
-
-
-def stack_of(cell: Cell) -> str:
-    return str(cell.axes.get("stack", DEFAULT))
 
 
 def change(before: Outcome | None, after: Outcome | None) -> ChangeKind:
@@ -413,7 +404,7 @@ def compare_runs(before: Report, after: Report, *, slower: Bound = SLOWER_RUN) -
     on_cpu = "cpu" in sides[1].hardware["devices"]
     matched = pairs(before, after)
     used = dict.fromkeys(
-        (stack_of(old), stack_of(new))
+        (old.stack, new.stack)
         for old, new in ((pair.before, pair.after) for pair in matched)
         if isinstance(old, ReportCell) and isinstance(new, ReportCell)
     )
@@ -426,8 +417,8 @@ def compare_runs(before: Report, after: Report, *, slower: Bound = SLOWER_RUN) -
     def change_of(pair: Pair) -> CellChange:
         old, new = pair.before, pair.after
         if not (isinstance(old, ReportCell) and isinstance(new, ReportCell)):
-            return _outcome_change(pair, chosen=bool(after.provenance.get("chosen")))
-        names = stack_of(old), stack_of(new)
+            return _outcome_change(pair, chosen=bool(after.provenance.chosen))
+        names = old.stack, new.stack
         times = time_changes(old.throughput, new.throughput, why_not=why_not, on_cpu=on_cpu, bound=slower)
         same = not pair.matched and not stacks[names]
         return _cell_change(old, new, pair.matched, drifts(old, new, bounds(new)), times, judge_drift=same)
@@ -497,12 +488,12 @@ def _side(report: Report) -> Side:
         run_id=report.run_id,
         matrix=report.matrix,
         verdict=report.verdict,
-        started=str(known.get("started", "")),
-        harness=" ".join(str(known[key]) for key in ("harness", "harness_commit") if key in known),
+        started=known.started,
+        harness=f"{known.harness} {known.harness_commit}",
         hardware={
-            "devices": ", ".join(map(str, known.get("devices", []))) or "unknown",
-            "cores": str(known.get("cores", "unknown")),
-            "system": str(known.get("system", "unknown")),
+            "devices": ", ".join(known.devices) or "unknown",
+            "cores": str(known.cores or "unknown"),
+            "system": known.system,
         },
     )
 
@@ -547,7 +538,7 @@ def _outcome_change(pair: Pair, *, chosen: bool) -> CellChange:
         change=what,
         before=before,
         after=after,
-        stack=stack_of(cell),
+        stack=cell.stack,
         matched=pair.matched,
         findings=_new_findings((), new.findings) if isinstance(new, ReportCell) else [],
         regressions=[what.value] if lost else [],
@@ -582,7 +573,7 @@ def _cell_change(
         change=what,
         before=old.outcome,
         after=new.outcome,
-        stack=stack_of(new),
+        stack=new.stack,
         matched=matched,
         findings=_new_findings(old.findings, new.findings),
         lanes=lanes,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from harness.core.outcomes import ACCEPTED, Outcome
-from harness.judge.compare.runs import Counts, Facts, Moved, differences, stack_facts, stack_of, with_counts
+from harness.judge.compare.runs import Counts, Facts, Moved, differences, stack_facts, with_counts
 from harness.judge.history import RunRow
 from harness.judge.report.model import CellSince, ChangeKind, Report, ReportCell, Since
 
@@ -86,7 +86,7 @@ def _cell(report: Report, cell: ReportCell, now: Point, past: Past | None, previ
     fails = cell.outcome is Outcome.FAIL
     if past is None:
         return _cell_since(cell, ChangeKind.UNJUDGED, now, None, []) if fails else None
-    stack = stack_of(cell)
+    stack = cell.stack
 
     def moved(before: Point | None, after: Point) -> list[str]:
         old, new = (_facts(report, previous, point, stack) for point in (before, after))

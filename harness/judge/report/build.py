@@ -14,6 +14,7 @@ from harness.core.cell.flops import load_config, train_flops, work_of
 from harness.core.cell.identity import cell_id
 from harness.core.hardware import PeakFound, mfu, peak_of
 from harness.core.outcomes import Finding, Lane, LaneVerdict, Outcome, Rejection, Severity, nothing_passed, verdict_of
+from harness.core.run.provenance import Provenance
 from harness.core.run.run_plan import PlannedCell, RejectedCell, RunPlan
 from harness.core.tolerances import Bound, NoiseFloor
 from harness.judge.checks.gradients import grad_norms
@@ -406,7 +407,7 @@ def report_of(
     judged: Judged,
     *,
     timing: Mapping[str, float],
-    provenance: Mapping[str, Any] | None = None,
+    provenance: Provenance,
     problems: Sequence[str] = (),
 ) -> Report:
     """The report of a plan, all of whose cells are judged. `problems`: why the run as a whole proves nothing."""
@@ -427,7 +428,7 @@ def report_of(
         verdict=verdict_of(counts, problems),
         problems=problems,
         counts=counts,
-        provenance={**plan.provenance, **(provenance or {})},
+        provenance=provenance,
         timing=dict(timing),
         cells=cells,
         rejected=rejected,

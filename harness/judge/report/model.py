@@ -19,8 +19,10 @@ from harness.core.outcomes import (
     exit_code,
 )
 from harness.core.packing.fields import NOT_READ
+from harness.core.run.provenance import Provenance
 from harness.core.run.records import CellRole
 from harness.core.run.run_plan import Selection
+from harness.core.stack import DEFAULT
 from harness.core.text import counted, noun
 from harness.core.tolerances import Bound, NoiseFloor
 from harness.judge.failures.patterns import Domain, Retry, Role
@@ -221,6 +223,10 @@ class ReportCell:
     scope: str = ""  # of wrong numbers: on one rank already, or only in this layout; empty: nothing says so
 
     @property
+    def stack(self) -> str:
+        return str(self.axes.get("stack", DEFAULT))
+
+    @property
     def partial(self) -> str:
         """Which numbers of a partial lane were compared with nothing; empty if no lane is partial."""
         return self.evidence.not_compared if LaneVerdict.PARTIAL in self.lanes.values() else ""
@@ -234,6 +240,10 @@ class ReportRejected:
     reason: str  # with the arithmetic
     rejections: list[Rejection] = field(default_factory=list)
     line: int | None = None
+
+    @property
+    def stack(self) -> str:
+        return str(self.axes.get("stack", DEFAULT))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,7 +296,7 @@ class Report:
     matrix_file: str
     verdict: RunVerdict
     counts: dict[Outcome, int]
-    provenance: dict[str, Any]
+    provenance: Provenance
     timing: dict[str, float]  # wall_s and other measured times
     cells: list[ReportCell]
     rejected: list[ReportRejected]

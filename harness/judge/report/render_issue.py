@@ -15,14 +15,14 @@ from typing import Any
 
 from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Finding, Severity
+from harness.core.run.provenance import Provenance
 from harness.core.secrets import redacted
 from harness.core.serialization import dumps
 from harness.core.text import clip, counted, markdown_fence
 from harness.judge.bisect.result import Bisection, Change, Find, PointKind, short
 from harness.judge.report.model import ReportCell
 from harness.judge.report.render_markdown import code, text
-from harness.judge.report.stack_versions import versions
-from harness.judge.report.summaries import bound_label, place_text
+from harness.judge.report.summaries import bound_label, place_text, versions
 
 _PUBLIC = ("github.com", "gitlab.com", "huggingface.co", "pytorch.org", "nvidia.com", "python.org", "arxiv.org")
 _INTERNAL = r"(?:local|localdomain|internal|intern|intra|lan|corp|home|cluster|private)"
@@ -171,7 +171,7 @@ class Issue:
     cell: ReportCell  # the failed cell
     config: CellConfig
     matrix: str  # YAML of a matrix with this cell alone, with public addresses of repositories
-    provenance: Mapping[str, Any]  # of the run that judged it
+    provenance: Provenance  # of the run that judged it
     needs: tuple[str, ...] = ()  # what the failure needs, a line each
     remotes: Mapping[str, str] = field(default_factory=dict)  # project -> URL of its git remote
     bisection: Bisection | None = None
@@ -181,11 +181,11 @@ class Issue:
 
 def render_issue(issue: Issue) -> str:
     """The whole file, fit to be published: without secrets, paths and hosts of the machine that found it."""
-    hosts = [issue.provenance.get("host"), *(issue.provenance.get("hosts") or ())]
+    hosts = [issue.provenance.host, *issue.provenance.hosts]
     parts = {
         name: getattr(issue, name) for name in ("cell", "matrix", "provenance", "needs", "bisection", "confirmation")
     }
-    issue = replace(issue, **publish(parts, [str(host) for host in hosts if host]))
+    issue = replace(issue, **publish(parts, hosts))
     lines = [f"# {title(issue)}", "", *_summary(issue), *_range(issue), *_seen(issue), *_layout(issue)]
     lines += [*_versions(issue), *_reproduce(issue)]
     return "\n".join(lines) + "\n"
@@ -399,7 +399,7 @@ def _reproduce(issue: Issue) -> Iterator[str]:
         yield from ("`reproduce.py`, alone or under torchrun; exit code 1 if it fails:", "")
         yield from (*markdown_fence(issue.script.rstrip(), "python"), "")
     yield from ("`smallest.yaml`:", "", *markdown_fence(issue.matrix.rstrip(), "yaml"), "")
-    device = "No GPU is needed. " if list(issue.provenance.get("devices", ())) == ["cpu"] else ""
+    device = "No GPU is needed. " if issue.provenance.devices == ["cpu"] else ""
     yield f"{device}The harness creates the environments and checkouts that the file names. Replace"
     yield "`PATH/TO/packing-harness` by the path of its source, and any `PATH/TO/` in the file by that of your clone."
     yield ""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.core.cell.axes import Axis, axes
 from harness.core.cell.config import NOISE
@@ -28,6 +28,7 @@ from harness.core.outcomes import (
     nothing_passed,
     verdict_of,
 )
+from harness.core.run.provenance import Provenance
 from harness.core.run.run_plan import circular
 from harness.core.serialization import dumps, from_jsonable, loads, to_jsonable
 from harness.core.setting import label_of
@@ -42,10 +43,10 @@ from harness.judge.report.model import (
     ReportRejected,
     TimedRatio,
 )
-from harness.judge.report.stack_versions import check
 from harness.judge.stats.distance import beyond, bound_text, distance
 from harness.judge.stats.paired import PairedRatio
 
+T = TypeVar("T")
 _WITH_REASON = (Outcome.ERROR, Outcome.NOT_RUN, Outcome.XFAIL, Outcome.XPASS, Outcome.FLAKY)
 _JUDGED = (LaneVerdict.PASS, LaneVerdict.PARTIAL)  # nothing is wrong
 # The end of an id: the layout whose rows a control has, and the hash.
@@ -296,25 +297,22 @@ def render_json(report: Report) -> str:
 def read_report(text: str) -> Report:
     """The report from the text of a report.json; InputError for another schema version or shape, or if it
     contradicts itself."""
-    value = _value(text)
-    try:
-        report = from_jsonable(Report, value)
-        check(report.provenance)
-    except (AttributeError, TypeError, ValueError) as error:
-        raise InputError(f"report.json does not hold a report: {error}") from error
+    report = _read(Report, _value(text))
     if problem := contradiction(report):
         raise InputError(f"report.json contradicts itself: {problem}")
     return report
 
 
-def read_provenance(text: str) -> dict[str, Any]:
+def read_provenance(text: str) -> Provenance:
     """Only the provenance of a report.json; InputError as in `read_report`."""
-    provenance: Any = _value(text).get("provenance", {})
+    return _read(Provenance, _value(text).get("provenance"))
+
+
+def _read(kind: type[T], value: Any) -> T:
     try:
-        check(provenance)
-    except (AttributeError, TypeError, ValueError) as error:
+        return from_jsonable(kind, value)
+    except (TypeError, ValueError) as error:
         raise InputError(f"report.json does not hold a report: {error}") from error
-    return dict(provenance)
 
 
 def _value(text: str) -> dict[str, Any]:

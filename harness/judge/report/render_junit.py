@@ -14,7 +14,6 @@ from harness.core.text import one_line, visible
 from harness.judge.report.model import Report, ReportCell, ReportRejected
 
 _MESSAGE_LENGTH = 500
-_FACTS = ("harness", "harness_commit", "host")  # of the provenance
 
 
 def render_junit(report: Report) -> str:
@@ -44,11 +43,11 @@ def render_junit(report: Report) -> str:
 
 def _describe(suite: Element, report: Report) -> None:
     """Start time and identity of the run, which CI systems keep with the counts."""
-    started = report.provenance.get("started")
-    if started:
-        suite.set("timestamp", visible(str(started)))
+    known = report.provenance
+    if known.started:
+        suite.set("timestamp", visible(known.started))
     facts = {"run_id": report.run_id, "verdict": report.verdict}
-    facts |= {name: str(report.provenance[name]) for name in _FACTS if name in report.provenance}
+    facts |= {"harness": known.harness, "harness_commit": known.harness_commit, "host": known.host}
     facts |= {"faults": ", ".join(report.faults)} if report.faults else {}
     properties = SubElement(suite, "properties")
     for name, value in facts.items():

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from harness.core.cell.timing import GpuState
 from harness.core.outcomes import Finding
+from harness.core.run.provenance import Provenance
+from harness.core.upstream import DISTRIBUTIONS
 from harness.judge.report.model import Report, Throughput
 
 
@@ -41,6 +43,32 @@ def place_text(where: Mapping[str, Any]) -> str:
         for key, value in where.items()
         if value is not None and not isinstance(value, (list, tuple, dict)) and key != "places"
     )
+
+
+def versions(provenance: Provenance, stack: str) -> dict[str, str]:
+    """Name -> version of the software under test: as ranks of the stack imported it, else as installed."""
+    facts = provenance.software_of(stack)
+    imported: dict[str, list[str]] = {}
+    for item in provenance.imported_by(stack):
+        imported.setdefault(item.name, []).append(item.version)
+    packages = facts.versions
+    seen = {name: ", ".join(held) for name, held in imported.items()}
+    trainers = ("megatron-bridge", "skyrl", "skyrl-train")  # shown where the stack has them
+    found = {name: seen.get(DISTRIBUTIONS[name]) or packages.get(name, "") for name in trainers}
+    stubs, gloo_stubs = provenance.cpu_stubs, provenance.gloo_stubs
+    return {
+        "torch": seen.get("torch") or packages.get("torch", "unknown"),
+        "megatron-core": seen.get("megatron.core") or packages.get("megatron-core", "unknown"),
+        **{name: version for name, version in found.items() if version},
+        "transformer-engine": packages.get("transformer-engine", "not installed"),
+        "python": facts.python or "unknown",
+        "device": ", ".join(provenance.devices) or "unknown",
+        "attention": ", ".join(provenance.attention) or "unknown",
+        "packing-harness": f"{provenance.harness} ({provenance.harness_commit})",
+        **({"CPU stubs": f"{len(stubs)}, for what needs a GPU"} if stubs else {}),
+        **({"gloo stubs": f"{', '.join(gloo_stubs)}: ranks share a GPU"} if gloo_stubs else {}),
+        **({"checkouts": "; ".join(item.text() for item in facts.checkouts)} if facts.checkouts else {}),
+    }
 
 
 def share_text(share: float | None) -> str:

@@ -15,6 +15,7 @@ from harness.core.cell.layout import Layout
 from harness.core.cell.model import ModelConfig
 from harness.core.outcomes import Finding, Lane, Outcome
 from harness.core.packing.documents import DocumentsConfig
+from harness.core.run.provenance import Provenance
 from harness.core.stack import Checkout, Stack
 from harness.core.tolerances import ToleranceOverrides
 from harness.judge.bisect.result import Change, End
@@ -78,7 +79,7 @@ def shrunk_of(clone: Path, folder: Path) -> Shrunk:
         smallest=Smallest(config=CONFIG, steps=(), needs=(), rounds=1, tried=1, minimal=True),
         cell=cell,
         config=CONFIG,
-        provenance={},
+        provenance=Provenance(),
         matrix=folder / "smallest.yaml",
         stack=Stack(name="found", interpreter=sys.executable, checkouts=(checkout,)),
         tolerances=ToleranceOverrides(),

@@ -15,6 +15,7 @@ from harness.app.pipeline import judging
 from harness.core.cell.identity import cell_id
 from harness.core.errors import InputError
 from harness.core.outcomes import Finding, Lane, LaneVerdict, Outcome
+from harness.core.run.provenance import Provenance
 from harness.core.run.run_dir import RunDir
 from harness.core.stack import DEFAULT, Checkout, Stack
 from harness.infra.runs.evidence_files import read_plan
@@ -66,7 +67,7 @@ def report(*cells: ReportCell) -> Report:
         matrix_file="selftest",
         verdict="fail",
         counts={},
-        provenance={},
+        provenance=Provenance(),
         timing={},
         cells=list(cells),
         rejected=[],

@@ -66,7 +66,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 def test_cells_pass_in_an_environment_that_holds_nothing_of_ours(ran: Ran) -> None:
     for name in ("tp1-pp1-cp1-unpacked-clean", "tp1-pp1-cp1-reference-clean", "tp2-pp1-cp1-reference-clean"):
         assert ran.cell(name).outcome is Outcome.PASS, ran.cell(name).reason
-    packages = {item["name"].lower() for item in ran.report.provenance["stacks"]["clean"]["packages"]}
+    packages = {item.name.lower() for item in ran.report.provenance.stacks["clean"].packages}
     assert "megatron-core" in packages
     assert not packages & OURS
 

@@ -17,6 +17,7 @@ from harness.core.cell.identity import cell_id
 from harness.core.cell.layout import Layout
 from harness.core.outcomes import Finding, Lane, Outcome, Severity
 from harness.core.packing.documents import DocumentsConfig
+from harness.core.run.provenance import Provenance
 from harness.core.run.run_dir import RunDir
 from harness.core.tolerances import ToleranceOverrides
 from harness.judge.report.model import Report, ReportCell, ReportRejected
@@ -149,7 +150,7 @@ def judged(outcome: Outcome, *findings: Finding, reason: str = "") -> ReportCell
 
 def report_of(*cells: ReportCell) -> Report:
     rejected = ReportRejected(id="r", axes={}, rule="stack", reason="no such path")
-    values: dict[str, Any] = {"run_id": "", "matrix": "", "matrix_file": "", "counts": {}, "provenance": {}}
+    values: dict[str, Any] = {"run_id": "", "matrix": "", "matrix_file": "", "counts": {}, "provenance": Provenance()}
     return Report(verdict="fail", timing={}, cells=list(cells), rejected=[rejected], **values)
 
 

@@ -18,6 +18,7 @@ from harness.core.cell.layout import Layout
 from harness.core.cell.model import MoeConfig
 from harness.core.outcomes import Finding, Lane, Outcome
 from harness.core.packing.documents import DocumentsConfig
+from harness.core.run.provenance import Provenance
 from harness.core.stack import Checkout, Stack
 from harness.core.tolerances import ToleranceOverrides
 from harness.infra.inputs.matrix_file import read_matrix
@@ -56,7 +57,7 @@ def shrunk_in(folder: Path, stack: Stack, config: CellConfig = SFT, finding: Fin
         smallest=Smallest(config=config, steps=(), needs=(), rounds=1, tried=1, minimal=True),
         cell=cell,
         config=replace(config, stack=stack.name),
-        provenance={},
+        provenance=Provenance(),
         matrix=folder / "smallest.yaml",
         stack=stack,
         tolerances=ToleranceOverrides(),

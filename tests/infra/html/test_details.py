@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from harness.core.outcomes import Finding, Lane
-from harness.core.serialization import to_jsonable
 from harness.core.stack import StackFacts, Version
 from harness.infra.html.details import code_of, details, known_issue, quoted, ratio_words, words
 from harness.infra.html.page import RunFiles
@@ -90,7 +89,7 @@ def test_a_cell_names_the_code_of_its_stack() -> None:
     cell = report.cells[7]
     assert code_of(report, cell) == [("stack", "default"), ("torch", "2.9.0+cpu"), ("megatron-core", "0.19.2")]
     older = StackFacts(packages=(Version(name="megatron-core", version="0.17.1"),))
-    report = replace(report, provenance={**report.provenance, "stacks": {"older": to_jsonable(older)}})
+    report = replace(report, provenance=replace(report.provenance, stacks={"older": older}))
     cell = replace(cell, axes={**cell.axes, "stack": "older"})
     assert code_of(report, cell) == [("stack", "older"), ("megatron-core", "0.17.1")]
 

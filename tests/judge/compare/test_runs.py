@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from harness.core.outcomes import Outcome
+from harness.core.run.provenance import Provenance
 from harness.judge.compare.render import exit_code
 from harness.judge.compare.runs import CellChange, Comparison, Moved, compare_runs, with_commits
 from harness.judge.report.model import Report, ReportRejected
@@ -106,7 +107,7 @@ def test_moved_checkouts_are_listed_with_their_number_of_commits() -> None:
 
 def test_other_hardware_is_a_note_and_its_seconds_are_not_judged() -> None:
     before = earlier_report()
-    before = replace(before, provenance={**before.provenance, "cores": 64})
+    before = replace(before, provenance=replace(before.provenance, cores=64))
     found = compare_runs(before, later_report())
     assert found.notes == ["different hardware, so seconds are not judged: cores 64 -> 2"]
     assert len(cell(found, "tp1-pp1-cp1-sft").regressions) == 1  # the ratio that each run measured by itself
@@ -114,7 +115,7 @@ def test_other_hardware_is_a_note_and_its_seconds_are_not_judged() -> None:
 
 def test_a_run_without_provenance_is_compared_too() -> None:
     report = sample_report()
-    bare: Report = replace(report, provenance={}, timing={}, noise={}, rejected=[])
+    bare: Report = replace(report, provenance=Provenance(), timing={}, noise={}, rejected=[])
     found = compare_runs(bare, report)
     assert found.before.started == ""
     assert {stack.stack for stack in found.stacks} == {"default"}
@@ -150,7 +151,7 @@ def test_a_cell_that_passed_and_is_rejected_or_gone_is_a_regression() -> None:
 def test_cells_that_are_judged_no_more_are_lost_coverage_and_where_cells_were_chosen_no_regression() -> None:
     before = sample_report()
     gone, broken = (one.id for one in before.cells[:2])
-    after = replace(before, cells=before.cells[1:], provenance={**before.provenance, "chosen": ["*sft*"]})
+    after = replace(before, cells=before.cells[1:], provenance=replace(before.provenance, chosen=["*sft*"]))
     after = changed(after, broken, outcome=Outcome.ERROR)
     found = compare_runs(before, after)
     assert sorted(found.lost) == sorted([gone, broken])

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+from harness.core.run.provenance import Provenance
+from harness.core.stack import StackFacts, Version
 from harness.judge.compare.runs import Moved, differences, differences_text, stack_facts, with_counts
 from tests.sample_report import sample_report
 from tests.two_runs import NEW, OLD, in_stack
@@ -12,8 +16,10 @@ def test_the_default_stack_has_the_installed_packages_of_provenance() -> None:
 
 def test_a_stack_of_the_matrix_has_commits_packages_and_variables() -> None:
     report = in_stack(sample_report(), OLD, torch="2.9.0")
-    report.provenance["stacks"]["main"]["env"] = {"NCCL_ALGO": "Ring"}
-    report.provenance["stacks"]["main"]["checkouts"][0]["reverted"] = ["abc", "def"]
+    stack = report.provenance.stacks["main"]
+    checkout = replace(stack.checkouts[0], reverted=("abc", "def"))
+    stack = replace(stack, env={"NCCL_ALGO": "Ring"}, checkouts=(checkout,))
+    provenance = replace(report.provenance, stacks={"main": stack})
     facts = {
         "megatron-lm": OLD,
         "megatron-lm without": "abc, def",
@@ -21,18 +27,16 @@ def test_a_stack_of_the_matrix_has_commits_packages_and_variables() -> None:
         "variable NCCL_ALGO": "Ring",
         "python": "3.12.4",
     }
-    assert stack_facts(report.provenance, "main") == facts
-    assert stack_facts(report.provenance, "unheard of") == {}
+    assert stack_facts(provenance, "main") == facts
+    assert stack_facts(provenance, "unheard of") == {}
 
 
 def test_a_container_has_the_modules_that_ranks_imported() -> None:
-    provenance = {
-        "stacks": {"nemo": {"container": "nemo:latest"}},
-        "imports_of_stacks": {
-            "nemo": [{"name": "megatron.core", "version": "0.19.2"}, {"name": "torch", "version": "2.9.0"}],
-            "default": [{"name": "torch", "version": "2.15.0"}],
-        },
-    }
+    core, torch = Version(name="megatron.core", version="0.19.2"), Version(name="torch", version="2.9.0")
+    provenance = Provenance(
+        stacks={"nemo": StackFacts(container="nemo:latest")},
+        imports_of_stacks={"nemo": [core, torch], "default": [Version(name="torch", version="2.15.0")]},
+    )
     facts = stack_facts(provenance, "nemo")
     assert facts == {"imported megatron.core": "0.19.2", "imported torch": "2.9.0", "container": "nemo:latest"}
 

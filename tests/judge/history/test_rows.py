@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import pytest
 
 from harness.core.outcomes import Outcome
-from harness.core.serialization import to_jsonable
+from harness.core.run.provenance import Provenance
 from harness.core.stack import CheckedOut, StackFacts, Version
 from harness.judge.history import UNITS, drift, run_row
 from harness.judge.report.model import ReportCell
@@ -69,7 +69,7 @@ def test_drift_is_the_largest_relative_difference_and_keeps_nan() -> None:
     ],
 )
 def test_hardware_is_the_gpu_or_the_processor(facts: dict[str, list[str]], device: str, hardware: str) -> None:
-    row = run_row(replace(sample_report(), provenance={"started": "2026-08-22T10:15:30+00:00", **facts}))
+    row = run_row(replace(sample_report(), provenance=Provenance(started="2026-08-22T10:15:30+00:00", **facts)))
     assert (row.device, row.hardware) == (device, hardware)
 
 
@@ -95,7 +95,7 @@ def test_the_version_of_a_stack_is_its_checkouts_or_its_most_specific_distributi
     }
     cells = [_on("default"), _on("main"), _on("old"), _on("image")]
     report = replace(sample_report(), cells=cells, rejected=[])
-    row = run_row(replace(report, provenance={**report.provenance, "stacks": to_jsonable(stacks)}))
+    row = run_row(replace(report, provenance=replace(report.provenance, stacks=stacks)))
     assert [cell.version for cell in row.cells] == [
         "megatron-core 0.19.2",
         "megatron-lm main = 0123456789ab+changes.ab without 0123456789ab",
@@ -105,9 +105,9 @@ def test_the_version_of_a_stack_is_its_checkouts_or_its_most_specific_distributi
 
 
 def test_the_start_is_taken_from_the_run_id_if_provenance_lacks_it() -> None:
-    assert run_row(replace(sample_report(), provenance={})).started == "2026-08-22T10:15:30Z"
+    assert run_row(replace(sample_report(), provenance=Provenance())).started == "2026-08-22T10:15:30Z"
     with pytest.raises(ValueError, match="run old has no start time"):
-        run_row(replace(sample_report(), provenance={}, run_id="old"))
+        run_row(replace(sample_report(), provenance=Provenance(), run_id="old"))
 
 
 def test_every_outcome_can_be_a_row() -> None:

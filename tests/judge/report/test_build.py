@@ -34,7 +34,7 @@ def test_counts_verdict_and_provenance(broken_report: Report) -> None:
     counts = {outcome.value: count for outcome, count in broken_report.counts.items() if count}
     assert counts == {"PASS": 2, "FAIL": 3, "XFAIL": 1, "REJECTED": 2, "ERROR": 1}
     assert broken_report.verdict == "fail"
-    assert broken_report.provenance == {"megatron-core": "0.19.2"}
+    assert broken_report.provenance.packages == {"megatron-core": "0.19.2"}
     assert broken_report.timing == {"wall_s": 12.25}
 
 

@@ -10,6 +10,7 @@ import pytest
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from harness.core.outcomes import Outcome
+from harness.core.run.provenance import Provenance
 from harness.judge.report.model import Report
 from harness.judge.report.render_junit import render_junit
 
@@ -25,8 +26,13 @@ RESULTS = {
 @pytest.fixture
 def report(broken_report: Report) -> Report:
     """With provenance as after a real run: host, start and commit."""
-    facts = {"started": "2026-08-21T10:15:30+00:00", "host": "login-1", "harness_commit": "0123456789ab"}
-    return replace(broken_report, provenance=broken_report.provenance | facts)
+    facts = {
+        "started": "2026-08-21T10:15:30+00:00",
+        "host": "login-1",
+        "harness": "0.1.0",
+        "harness_commit": "0123456789ab",
+    }
+    return replace(broken_report, provenance=replace(broken_report.provenance, **facts))
 
 
 @pytest.fixture
@@ -66,13 +72,13 @@ def test_results_have_a_message_in_one_line_a_type_and_details(suite: TestSuite,
 
 def test_the_suite_identifies_the_run_and_its_start(suite: TestSuite, report: Report) -> None:
     read = {item.name: item.value for item in suite.properties()}
-    commit = {"harness_commit": "0123456789ab", "host": "login-1"}
+    commit = {"harness": "0.1.0", "harness_commit": "0123456789ab", "host": "login-1"}
     assert read == {"run_id": report.run_id, "verdict": "fail", **commit}
     assert suite.timestamp == "2026-08-21T10:15:30+00:00"
 
 
 def test_a_run_without_provenance_is_read_too(broken_report: Report) -> None:
-    bare = replace(broken_report, provenance={}, cells=[], rejected=[])
+    bare = replace(broken_report, provenance=Provenance(), cells=[], rejected=[])
     (suite,) = JUnitXml.fromstring(render_junit(bare).encode())
     assert (suite.tests, list(suite)) == (0, [])
     assert suite.timestamp is None

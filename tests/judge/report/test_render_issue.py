@@ -13,6 +13,8 @@ from harness.core.cell.layout import Layout
 from harness.core.cell.model import ModelConfig
 from harness.core.outcomes import Outcome
 from harness.core.packing.documents import DocumentsConfig
+from harness.core.run.provenance import Provenance
+from harness.core.stack import CheckedOut, StackFacts, Version
 from harness.judge.bisect.result import Bisection, Change, End, Find, Parent, PointKind, PointState
 from harness.judge.report.model import FailureView, Report, ReportCell
 from harness.judge.report.render_issue import (
@@ -48,32 +50,31 @@ stacks:
     ref: 5e4fc931ba000000000000000000000000000000
     package: megatron-lm
 """
-PROVENANCE: dict[str, Any] = {
-    "harness": "0.1.0",
-    "harness_commit": "0123456789ab",
-    "devices": ["cpu"],
-    "attention": ["harness reference attention"],
-    "cpu_stubs": ["torch.cuda.stream", "torch.Tensor.cuda"],
-    "imports": {"torch 2.15.0": [f"{ENVIRONMENT}/torch/__init__.py"], "megatron.core 0.17.0rc0": []},
-    "stacks": {
-        "bad": {
-            "python": "3.12.1",
-            "packages": [{"name": "numpy", "version": "2.5.5"}, {"name": "torch", "version": "2.15.0"}],
-            "checkouts": [
-                {
-                    "project": "megatron-lm",
-                    "ref": "main",
-                    "commit": "5e4fc931ba",
-                    "reverted": [],
-                    "repository": f"{HOME}/Megatron-LM",
-                }
-            ],
-        }
+TORCH, CORE = Version(name="torch", version="2.15.0"), Version(name="megatron.core", version="0.17.0rc0")
+PROVENANCE = Provenance(
+    harness="0.1.0",
+    harness_commit="0123456789ab",
+    devices=["cpu"],
+    attention=["harness reference attention"],
+    cpu_stubs=["torch.cuda.stream", "torch.Tensor.cuda"],
+    imports={TORCH.text: [f"{ENVIRONMENT}/torch/__init__.py"], CORE.text: []},
+    stacks={
+        "bad": StackFacts(
+            python="3.12.1",
+            packages=(Version(name="numpy", version="2.5.5"), TORCH),
+            checkouts=(
+                CheckedOut(
+                    project="megatron-lm",
+                    ref="main",
+                    commit="5e4fc931ba",
+                    reverted=(),
+                    repository=f"{HOME}/Megatron-LM",
+                ),
+            ),
+        )
     },
-    "imports_of_stacks": {
-        "bad": [{"name": "torch", "version": "2.15.0"}, {"name": "megatron.core", "version": "0.17.0rc0"}]
-    },
-}
+    imports_of_stacks={"bad": [TORCH, CORE]},
+)
 GUILTY, BEFORE = "5e4fc931ba" + "0" * 30, "1a2b3c4d5e" + "0" * 30
 FOUND = Change(
     name=GUILTY,
@@ -157,7 +158,7 @@ def test_it_has_no_path_of_the_machine(issue: Issue) -> None:
 def test_it_has_no_host_of_a_rank(issue: Issue) -> None:
     first, *others = issue.cell.findings
     first = replace(first, message="lost nid001234 and login1")
-    facts = {**issue.provenance, "host": "login1", "hosts": ["nid001234.example", "nid001235"]}
+    facts = replace(issue.provenance, host="login1", hosts=["nid001234.example", "nid001235"])
     text = render_issue(replace(issue, cell=replace(issue.cell, findings=[first, *others]), provenance=facts))
     assert "lost HOST and HOST" in text
 
@@ -224,7 +225,8 @@ def test_hostile_text_stays_text_and_links_nowhere(issue: Issue, text: str) -> N
     change = Change(name="c" * 40, subject=text, author=text, date=text)
     found = bisection(candidates=(change,), found=change, notes=(text,))
     requested = {"cell": cell, "bisection": found, "needs": (text,), "confirmation": text, "matrix": text}
-    shown = render_issue(replace(issue, **requested, provenance={"python": text, "devices": [text]}))
+    stacks = {CONFIG.stack: StackFacts(python=text)}
+    shown = render_issue(replace(issue, **requested, provenance=Provenance(stacks=stacks, devices=[text])))
     page = read_markdown(shown)
     assert page.live == []
     assert [link for link in page.links if not link.startswith("https://github.com/NVIDIA/")] == []
@@ -243,7 +245,8 @@ def test_no_path_or_host_of_a_machine_is_published(issue: Issue, place: str) -> 
         "needs": (text,),
         "confirmation": text,
     }
-    provenance = {**issue.provenance, "host": HOST, "python": text}
+    stacks = {CONFIG.stack: replace(PROVENANCE.stacks["bad"], python=text)}
+    provenance = replace(issue.provenance, host=HOST, stacks=stacks)
     shown = render_issue(replace(issue, **requested, matrix=f"a: {text}\n", provenance=provenance))
     assert not [word for word in ("melinda", "gpu-node-17") if word in shown]
     assert "cannot read" in shown

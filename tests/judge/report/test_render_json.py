@@ -9,6 +9,9 @@ import pytest
 
 from harness.core.errors import InputError
 from harness.core.outcomes import Finding, Lane, Severity
+from harness.core.run.provenance import Provenance
+from harness.core.serialization import dumps, to_jsonable
+from harness.core.stack import StackFacts
 from harness.judge.report.model import Report
 from harness.judge.report.render_json import read_provenance, read_report, render_json
 from tests.two_runs import decided
@@ -79,16 +82,24 @@ def test_anything_but_a_report_is_refused(text: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("provenance", "words"),
     [
-        ({"stacks": {"s": {"packages": ["torch==2.15.0"]}}}, "StackFacts.packages.0.: expected a mapping"),
-        ({"imports_of_stacks": {"s": ["torch 2.15.0"]}}, "list.0.: expected a mapping, found .torch"),
-        ({"stacks": []}, "does not hold a report"),
+        ({"stacks": {"s": {"packages": ["torch==2.15.0"]}}}, r"stacks\[s\]\.packages\[0\]: expected a mapping"),
+        ({"imports_of_stacks": {"s": ["torch 2.15.0"]}}, r"stacks\[s\]\[0\]: expected a mapping, found .torch"),
+        ({"stacks": []}, "stacks: expected a mapping"),
+        ({"cluster": "a"}, "unknown field 'cluster'"),
     ],
 )
-def test_a_stack_of_another_shape_is_refused(broken_report: Report, provenance: dict[str, Any], words: str) -> None:
-    text = render_json(replace(broken_report, provenance=provenance))
+def test_provenance_of_another_shape_is_refused(broken_report: Report, provenance: dict[str, Any], words: str) -> None:
+    text = dumps({**to_jsonable(broken_report), "provenance": provenance})
     for read in (read_report, read_provenance):
         with pytest.raises(InputError, match=words):
             read(text)
+
+
+def test_stacks_plugins_and_chosen_cells_are_written_only_if_there_are_any() -> None:
+    optional = {"stacks": {"s": StackFacts()}, "plugins": {"p": "1"}, "chosen": ["*sft*"]}
+    bare, whole = to_jsonable(Provenance()), to_jsonable(Provenance(**optional))
+    assert (bare.keys() & optional.keys(), whole.keys() - bare.keys()) == (set(), optional.keys())
+    assert bare["hosts"] == []
 
 
 def test_the_provenance_is_read_without_the_cells(broken_report: Report) -> None:
