@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -64,6 +66,14 @@ class KnownFailure(StrEnum):
     PASSES = "passes"
 
 
+def place_text(where: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{key.replace('_', '-')} {value}"
+        for key, value in where.items()
+        if value is not None and not isinstance(value, (list, tuple, dict)) and key != "places"
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """One thing that a check found.
@@ -83,6 +93,30 @@ class Finding:
     where: dict[str, Any] = field(default_factory=dict)
     measured: Any = None
     bound: Any = None
+
+    @property
+    def place(self) -> str:
+        """ "stage 1, tp 1, layer 3": the single values of `where`, without the lists that give a fault's extent."""
+        return place_text(self.where)
+
+    @property
+    def unsaid(self) -> dict[str, Any]:
+        """The part of `where` that the message does not say, for what shows both.
+
+        Without chunk 0, the only one of a layout without virtual stages.
+        """
+        said = [word.strip(".-") for word in re.findall(r"[\w.-]+", self.message)]
+        pairs = set(itertools.pairwise(said))
+
+        def says(name: str, value: Any) -> bool:
+            pair = name.replace("_", "-"), str(value)
+            if name in ("places", "leg"):
+                return pair[::-1] in pairs
+            if isinstance(value, (list, tuple)):
+                return all(isinstance(item, str) and item in self.message for item in value)
+            return (name, value) == ("chunk", 0) or pair in pairs or (isinstance(value, str) and value in self.message)
+
+        return {name: value for name, value in self.where.items() if not says(name, value)}
 
 
 STACK_UNDER_TEST = "the stack under test"  # source of a Rejection that states what a release does not have

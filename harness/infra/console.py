@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from harness.core.errors import InputError
-from harness.core.outcomes import Lane, LaneVerdict, Outcome
+from harness.core.outcomes import Lane, LaneVerdict, Outcome, place_text
 from harness.core.text import counted, duration
 from harness.infra.screen import VIEW, broken, guarded, log, shown
 from harness.judge.report.model import ChangeKind, Report, ReportCell, ReportRejected, Since
-from harness.judge.report.summaries import place_text
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -222,7 +221,7 @@ def _print_finding(console: Console, cell: ReportCell) -> None:
         _print(console, f"  {reason}")
     for finding in cell.findings if VIEW.verbose else cell.findings[:1]:
         _print(console, f"  {finding.lane.value}: {finding.message}")
-        if place := place_text(finding.where):
+        if place := place_text(finding.unsaid):
             _print(console, f"  at {place}")
         if finding.known:
             _print(console, f"  known: {finding.known}")

@@ -315,8 +315,7 @@ def _failure(console: Console, cell: ReportCell) -> RenderableType:
     """E.g. "FAIL  tp2-pp1-...: numerics: the loss differs ..."."""
     from rich.text import Text
 
-    first = cell.findings[0] if cell.findings else None
-    why = f"{first.lane.value}: {first.message}" if first else cell.reason
+    why = f"{cell.first.lane.value}: {cell.first.message}" if cell.first else cell.reason
     text = Text(fitting(console, f"{cell.outcome.value:<5} {cell.id}: {(why.splitlines() or ['no reason'])[0]}"))
     text.stylize(STYLES[cell.outcome], 0, len(cell.outcome.value))
     return text

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from harness.core.outcomes import KnownFailure, Outcome, exit_code, nothing_passed, verdict_of
+from harness.core.outcomes import Finding, KnownFailure, Lane, Outcome, exit_code, nothing_passed, verdict_of
 from harness.core.serialization import dumps, from_jsonable
 
 PASSED = {Outcome.PASS, Outcome.FLAKY, Outcome.XPASS}
@@ -50,3 +50,12 @@ def test_members_are_written_as_text_and_read_back() -> None:
     assert dumps(KnownFailure.EXPIRED) == '"expired"'
     assert from_jsonable(KnownFailure, "expired") is KnownFailure.EXPIRED
     assert from_jsonable(KnownFailure, "") is KnownFailure.NONE and not KnownFailure.NONE
+
+
+def test_what_the_message_of_a_finding_says_of_its_place_is_not_said_again() -> None:
+    said = {"stage": 1, "tp": 1, "rank": 3, "leg": "metadata", "micro_batch": 0, "chunk": 0, "places": 9}
+    unsaid = {"cp": 1, "rank_of": 3, "chunk": 1, "ranks": [3], "odd(": {"a": "("}}
+    message = "no params at stage 1, tp 1, cp 11 (rank 3), micro-batch 0, metadata leg; 9 places"
+    finding = Finding(lane=Lane.METADATA, check="order", message=message, where=said | unsaid)
+    assert finding.unsaid == unsaid
+    assert finding.place.startswith("stage 1, tp 1, rank 3, leg metadata, micro-batch 0")

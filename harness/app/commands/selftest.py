@@ -276,7 +276,7 @@ def _text(results: Sequence[Caught], alarms: Sequence[ReportCell], report: Repor
             lines += ["", f"MISS {item.fault}: {'; '.join(item.problems)}", f"  required: {item.demanded}"]
             lines += [f"  {item.message}", f"  reproduce: harness selftest --only {item.fault}"]
     for cell in alarms:
-        why = cell.findings[0].message if cell.findings else cell.reason
+        why = cell.first.message if cell.first else cell.reason
         lines += ["", f"FALSE ALARM {cell.id}: {cell.outcome.value}: {why}"]
     score = _score(results, alarms)
     lines += ["", f"{score['caught']} of {score['faults']} faults caught, {score['right_lane']} in the right lane, "

@@ -18,7 +18,7 @@ from harness.app.shrink.trials import Shrunk, answer_of, run_cells, sort_of
 from harness.core.cell.config import CellConfig
 from harness.core.cell.identity import cell_id
 from harness.core.errors import InfrastructureError, InputError, Problem
-from harness.core.outcomes import EXIT_PASS, EXIT_UNDECIDED, Finding, Lane, Outcome, Severity
+from harness.core.outcomes import EXIT_PASS, EXIT_UNDECIDED, Finding, Lane, Outcome
 from harness.core.run.events import append_line, read_lines
 from harness.core.run.provenance import Provenance
 from harness.core.run.run_dir import RunDir, write_atomic, write_json
@@ -106,7 +106,7 @@ def _origin(directory: RunDir, pattern: str, check: str | None) -> _Origin:
         raise InputError(_not_one(pattern, failed, report, chosen))
     (cell,) = failed
     planned = next(item for item in plan.expansion.cells if item.id == cell.id)
-    errors = [item for item in cell.findings if item.severity is Severity.ERROR]
+    errors = cell.errors
     finding = next((item for item in errors if check in (None, item.check)), None)
     problem = _cannot(planned, finding, plan)
     if problem or finding is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.app.pipeline import campaign
 from harness.core.cell.config import CellConfig
-from harness.core.outcomes import Finding, Outcome, Severity
+from harness.core.outcomes import Finding, Outcome
 from harness.core.run.provenance import Provenance
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import PlannedCell
@@ -59,7 +59,7 @@ def answer_of(report: Report, name: str, wanted: Finding) -> Answer:
 def _answer(cell: ReportCell, wanted: Finding) -> Answer:
     if cell.outcome is Outcome.ERROR:
         return Answer(kind=Kind.UNUSABLE, text=f"cannot be judged: {cell.reason.splitlines()[0]}")
-    errors = [finding for finding in cell.findings if finding.severity is Severity.ERROR]
+    errors = cell.errors
     if cell.outcome is not Outcome.FAIL or not errors:
         return Answer(kind=Kind.PASSES, text="passes")
     if sort_of(wanted) in map(sort_of, errors):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from harness.core.outcomes import Finding, Outcome, Severity
+from harness.core.outcomes import Finding, Outcome
 from harness.core.packing.fields import LONGEST, OFFSETS
 from harness.core.text import counted, noun
 from harness.infra.html.page import Link, RunFiles, value_text
@@ -48,7 +48,6 @@ class Detail:
 
     cell: ReportCell
     number: str  # F1, F2 ... as in plots; K1 ... for known failures; empty for cells that pass
-    first: Finding | None
     fault: str
     picture: RankPicture
     open: bool
@@ -72,7 +71,6 @@ def details(report: Report, files: RunFiles) -> tuple[list[Detail], int]:
         numbers[letter] += 1
         picture = rank_picture(cell, min(budget, _CELL_SQUARES))
         budget -= picture.squares
-        first = first_of(cell)
         fault = fault_of(cell)
         is_open = letter == "F" and opened[fault] < _OPEN_OF_CLASS and opened.total() < _OPEN_FAILURES
         opened[fault] += is_open
@@ -82,7 +80,6 @@ def details(report: Report, files: RunFiles) -> tuple[list[Detail], int]:
             Detail(
                 cell=cell,
                 number=f"{letter}{numbers[letter]}",
-                first=first,
                 fault=fault,
                 picture=picture,
                 open=is_open,
@@ -105,7 +102,7 @@ def evidence(report: Report, shown: set[str], budget: int, files: RunFiles) -> l
         picture = rank_picture(cell, budget) if packed and len(cell.ranks) <= budget else RankPicture()
         budget -= picture.squares
         links = files.of_cell(cell)
-        found.append(Detail(cell=cell, number="", first=None, fault="", picture=picture, open=False, links=links))
+        found.append(Detail(cell=cell, number="", fault="", picture=picture, open=False, links=links))
     return found
 
 
@@ -118,17 +115,10 @@ def code_of(report: Report, cell: ReportCell) -> list[tuple[str, str]]:
     ]
 
 
-def first_of(cell: ReportCell) -> Finding | None:
-    """The finding that comes first: an error if there is one."""
-    errors = [finding for finding in cell.findings if finding.severity is Severity.ERROR]
-    return next(iter(errors or cell.findings), None)
-
-
 def fault_of(cell: ReportCell) -> str:
     """The fault class of the cell's first finding."""
-    first = first_of(cell)
     fallback = "infrastructure" if cell.outcome is Outcome.ERROR else "unclassified"
-    return (first.fault_class if first else None) or fallback
+    return (cell.first.fault_class if cell.first else None) or fallback
 
 
 def known_issue(text: str) -> tuple[str, str]:

@@ -97,9 +97,11 @@ def _listed(value: Any) -> str:
     return clip(", ".join(value), 600) if names else value_text(value)
 
 
-def reach_words(where: Mapping[str, Any]) -> str:
-    """The extent of a fault, e.g. "12 places; ranks 2, 3; stages 1"; empty for a single place."""
-    if not isinstance(where.get("places"), int) or where["places"] < 2:
+def reach_words(finding: Finding) -> str:
+    """The extent of a fault, e.g. "12 places; ranks 2, 3; stages 1"; empty for a single place, and if the message
+    says it."""
+    where = finding.where
+    if not isinstance(where.get("places"), int) or where["places"] < 2 or "places" not in finding.unsaid:
         return ""
     lists = [f"{key} {', '.join(map(str, where[key][:16]))}" for key in _REACH[1:] if where.get(key)]
     return "; ".join([f"{where['places']} places", *lists])
@@ -226,7 +228,7 @@ def _rank_of(cell: ReportCell) -> int:
     """The rank whose files explain the cell: the one that failed first, else that of the first finding, else rank 0."""
     if cell.failure:
         return cell.failure.rank
-    found = cell.findings[0].where.get("rank") if cell.findings else None
+    found = cell.first.where.get("rank") if cell.first else None
     return found if isinstance(found, int) else 0
 
 

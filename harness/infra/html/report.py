@@ -456,7 +456,7 @@ def _chip(cell: ReportCell) -> Chip:
     failing = [lane.value for lane, verdict in cell.lanes.items() if verdict is LaneVerdict.FAIL]
     notes = ["control"] * is_control(cell) + ["in part"] * bool(cell.partial)
     note = ", ".join(failing or notes)
-    title = cell.id + (f": {cell.findings[0].message}" if cell.findings else f": {cell.reason}" if cell.reason else "")
+    title = cell.id + (f": {cell.first.message}" if cell.first else f": {cell.reason}" if cell.reason else "")
     href = f"#{anchor(cell.id)}"
     return Chip(
         outcome=cell.outcome,

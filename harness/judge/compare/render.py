@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from harness.core.outcomes import EXIT_FAIL, EXIT_PASS, EXIT_UNDECIDED
+from harness.core.outcomes import EXIT_FAIL, EXIT_PASS, EXIT_UNDECIDED, place_text
 from harness.core.serialization import dumps
 from harness.judge.compare.runs import REGRESSION, UNDECIDED, CellChange, Comparison, differences_text
 from harness.judge.report.model import ChangeKind
 from harness.judge.report.render_markdown import MOST_BYTES, bold, code, cut, text
-from harness.judge.report.summaries import place_text
 
 _STYLES = {
     ChangeKind.NEWLY_FAILING: "bold red",
@@ -58,9 +57,9 @@ def details(cell: CellChange) -> list[str]:
     lines = [why for why in cell.regressions if why != cell.change]
     if cell.findings:
         first = cell.findings[0]
-        place = place_text(first.where)
+        at = f" at {place}" if (place := place_text(first.unsaid)) else ""
         more = f" (and {len(cell.findings) - 1} more)" if len(cell.findings) > 1 else ""
-        lines.append(f"new: {first.lane.value}, {first.check}: {first.message}{f' at {place}' if place else ''}{more}")
+        lines.append(f"new: {first.lane.value}, {first.check}: {first.message}{at}{more}")
     lines += [cell.reason] if cell.reason else []
     return lines + ([f"matched {cell.matched}"] if cell.matched else [])
 

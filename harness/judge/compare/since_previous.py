@@ -97,7 +97,7 @@ def _cell(report: Report, cell: ReportCell, now: Point, past: Past | None, previ
     if fails:
         since_last = [f"since the last run: {text}" for text in moved(past.last, now)]
         between = [*moved(past.before, past.first), *since_last]
-        other = bool(cell.findings) and cell.findings[0].check != past.check
+        other = cell.first is not None and cell.first.check != past.check
         found = _cell_since(cell, ChangeKind.STILL_FAILING, past.first, past.before, between)
         return replace(found, earlier_check=past.check) if other else found
     if not past.green and cell.outcome in ACCEPTED:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.core.outcomes import Outcome, Severity
+from harness.core.outcomes import Outcome, place_text
 from harness.core.text import chat_text, clip, visible
 from harness.judge.report.model import Report, ReportCell
-from harness.judge.report.summaries import place_text
 
 MESSAGE_VERSION = 1  # schema_version of the message
 _MOST_CELLS = 5  # with their findings
@@ -52,9 +51,9 @@ def not_judged(what: str, message: str, *, exit_code: int) -> dict[str, Any]:
 
 def _cell(cell: ReportCell) -> dict[str, Any]:
     value: dict[str, Any] = {"id": cell.id, "outcome": cell.outcome, "reason": cell.reason, "reproduce": cell.reproduce}
-    for finding in cell.findings[:1]:
-        value |= {"lane": finding.lane, "check": finding.check, "message": finding.message}
-        value |= {"place": place_text(finding.where), "fault_class": finding.fault_class}
+    if first := cell.first:
+        value |= {"lane": first.lane, "check": first.check, "message": first.message}
+        value |= {"place": first.place, "fault_class": first.fault_class}
     return value
 
 
@@ -62,7 +61,7 @@ def _text(report: Report, bad: list[ReportCell], directory: str) -> str:
     lines = [f"*{report.headline}* {report.matrix}: {report.counts_text or 'no cells'}"]
     lines += [f"- {problem}" for problem in [*report.problems, *filter(None, [report.faults_text])]]
     for cell in bad[:_MOST_CELLS]:
-        first = cell.findings[0].message if cell.findings else cell.reason
+        first = cell.first.message if cell.first else cell.reason
         lines.append(f"- {cell.outcome.value} {cell.id}: {first}")
     if len(bad) > _MOST_CELLS:
         lines.append(f"- and {len(bad) - _MOST_CELLS} more")
@@ -99,9 +98,9 @@ def annotation_lines(report: Report, file: str) -> list[str]:
 
 
 def _error(cell: ReportCell, file: str) -> str:
-    first = next((finding for finding in cell.findings if finding.severity is Severity.ERROR), None)
-    if cell.outcome is Outcome.FAIL and first is not None:
-        place = place_text(first.where)
+    if cell.outcome is Outcome.FAIL and cell.errors:
+        first = cell.errors[0]
+        place = place_text(first.unsaid)
         message = f"{first.lane.value}, {first.check}: {first.message}{f' at {place}' if place else ''}"
     else:
         message = cell.reason or "failed"

@@ -15,6 +15,7 @@ from harness.core.outcomes import (
     Outcome,
     Rejection,
     RunVerdict,
+    Severity,
     StrEnum,
     exit_code,
 )
@@ -225,6 +226,16 @@ class ReportCell:
     @property
     def stack(self) -> str:
         return str(self.axes.get("stack", DEFAULT))
+
+    @property
+    def errors(self) -> list[Finding]:
+        """The findings that fail a lane."""
+        return [finding for finding in self.findings if finding.severity is Severity.ERROR]
+
+    @property
+    def first(self) -> Finding | None:
+        """The finding that explains the cell best: an error if there is one."""
+        return next(iter(self.errors or self.findings), None)
 
     @property
     def partial(self) -> str:

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 from harness.core.cell.config import CellConfig
-from harness.core.outcomes import Finding, Severity
 from harness.core.run.provenance import Provenance
 from harness.core.secrets import redacted
 from harness.core.serialization import dumps
@@ -22,7 +21,7 @@ from harness.core.text import clip, counted, markdown_fence
 from harness.judge.bisect.result import Bisection, Change, Find, PointKind, short
 from harness.judge.report.model import ReportCell
 from harness.judge.report.render_markdown import code, text
-from harness.judge.report.summaries import bound_label, place_text, versions
+from harness.judge.report.summaries import bound_label, versions
 
 _PUBLIC = ("github.com", "gitlab.com", "huggingface.co", "pytorch.org", "nvidia.com", "python.org", "arxiv.org")
 _INTERNAL = r"(?:local|localdomain|internal|intern|intra|lan|corp|home|cluster|private)"
@@ -198,7 +197,7 @@ def title(issue: Issue) -> str:
 
 def headline(cell: ReportCell, config: CellConfig) -> str:
     """The title without the commit or release."""
-    first = _errors_of(cell)[0]
+    first = cell.errors[0]
     what = re.sub(r"^[A-Z] ", "", first.fault_class or first.check)
     what = what.partition(": ")[2] or what
     return f"Sequence packing ({config.data_path}): {text(what)}, with {_sizes(config)}"
@@ -229,14 +228,6 @@ def public_repository(project: str, remote: str) -> str:
     return github(remote) or f"PATH/TO/{_NAMES.get(project, project)}"
 
 
-def _errors(issue: Issue) -> list[Finding]:
-    return _errors_of(issue.cell)
-
-
-def _errors_of(cell: ReportCell) -> list[Finding]:
-    return [finding for finding in cell.findings if finding.severity is Severity.ERROR]
-
-
 def _sizes(config: CellConfig) -> str:
     layout = config.layout
     names = ("tp", "pp", "cp", "dp", "ep", "vpp")
@@ -244,7 +235,7 @@ def _sizes(config: CellConfig) -> str:
 
 
 def _summary(issue: Issue) -> Iterator[str]:
-    first = _errors(issue)[0]
+    first = issue.cell.errors[0]
     yield f"{plain(first.message)}."
     yield ""
     for line in issue.needs:
@@ -298,7 +289,7 @@ def _point(issue: Issue, name: str) -> str:
 
 def _seen(issue: Issue) -> Iterator[str]:
     """The observed and the expected value of each finding."""
-    errors = _errors(issue)
+    errors = issue.cell.errors
     yield from ("## Expected and observed", "")
     yield "Expected: the packed run computes the same as its documents one by one on one rank, and every rank gets the"
     yield "packing metadata of its documents."
@@ -311,7 +302,8 @@ def _seen(issue: Issue) -> Iterator[str]:
             yield f"  - observed: {_value(finding.measured)}"
         if finding.bound is not None:
             yield f"  - {bound_label(finding)}: {_value(finding.bound)}"
-        if place := _place(finding.where):
+        ranks = f"; ranks {', '.join(map(str, finding.where['ranks']))}" if finding.where.get("ranks") else ""
+        if place := plain(finding.place + ranks):
             yield f"  - where: {place}"
     if len(errors) > _MOST_FINDINGS:
         yield f"- and {len(errors) - _MOST_FINDINGS} more findings"
@@ -331,11 +323,6 @@ def _value(value: Any) -> str:
     if value is None:
         return code("none")
     return code(clip(value if isinstance(value, str) else dumps(value), _MOST_VALUE))
-
-
-def _place(where: Mapping[str, Any]) -> str:
-    ranks = f"; ranks {', '.join(map(str, where['ranks']))}" if where.get("ranks") else ""
-    return plain(place_text(where) + ranks)
 
 
 def _layout(issue: Issue) -> Iterator[str]:

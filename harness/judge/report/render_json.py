@@ -24,7 +24,6 @@ from harness.core.outcomes import (
     Lane,
     LaneVerdict,
     Outcome,
-    Severity,
     nothing_passed,
     verdict_of,
 )
@@ -98,7 +97,7 @@ def _of_verdict(cell: ReportCell) -> Iterator[str]:
     """Outcome, lanes, findings, reason, known failure and attempts."""
     yield from (f"it has no lane {lane}" for lane in Lane if lane not in cell.lanes)
     failed = {lane for lane, verdict in cell.lanes.items() if verdict is LaneVerdict.FAIL}
-    wrong = {finding.lane: finding.check for finding in cell.findings if finding.severity is Severity.ERROR}
+    wrong = {finding.lane: finding.check for finding in cell.errors}
     if cell.outcome in SOUND:
         for lane in sorted(failed | wrong.keys()):
             yield f"lane {lane} failed" if lane in failed else f"check {wrong[lane]} of lane {lane} found an error"

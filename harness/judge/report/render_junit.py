@@ -67,7 +67,7 @@ def _cell(suite: Element, report: Report, cell: ReportCell) -> None:
     case = _testcase(suite, report, cell, cell.timing.get("wall_s", 0.0))
     if cell.outcome in (Outcome.FAIL, Outcome.ERROR):
         tag = "failure" if cell.outcome is Outcome.FAIL else "error"
-        lead = cell.findings[0] if cell.outcome is Outcome.FAIL and cell.findings else None
+        lead = cell.first if cell.outcome is Outcome.FAIL else None
         problem = SubElement(case, tag, message=_message(lead.message if lead else cell.reason))
         problem.set("type", visible((lead.fault_class if lead else "infrastructure") or "unclassified"))
         problem.text = visible(details(cell))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from harness.core.outcomes import Outcome, Severity
+from harness.core.outcomes import Outcome
 from harness.core.text import counted, markdown_code, markdown_text
 from harness.judge.report.model import Report, ReportCell
 from harness.judge.report.summaries import canary_counts, gpu_texts, peak_texts, share_text
@@ -78,7 +78,7 @@ def _failures(report: Report) -> Iterator[str]:
     groups: dict[str, list[ReportCell]] = {}
     for cell in report.cells:
         if cell.outcome is Outcome.FAIL:
-            lead = cell.findings[0].fault_class if cell.findings else None
+            lead = cell.first.fault_class if cell.first else None
             groups.setdefault(lead or "unclassified", []).append(cell)
     if not groups:
         return
@@ -93,7 +93,7 @@ def _failures(report: Report) -> Iterator[str]:
 
 
 def _failed_cell(cell: ReportCell) -> Iterator[str]:
-    errors = [finding for finding in cell.findings if finding.severity is Severity.ERROR]
+    errors = cell.errors
     yield f"- {bold(cell.id)}"
     for finding in errors[:1]:
         yield f"  - first: {finding.lane.value}, {text(finding.check)}: {text(finding.message)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from harness.core.cell.timing import GpuState
 from harness.core.outcomes import Finding
@@ -34,15 +34,6 @@ def bound_label(finding: Finding) -> str:
     bound = finding.bound
     is_limit = isinstance(bound, float) or (isinstance(bound, Mapping) and "unit" in bound)
     return "bound" if is_limit else "expected"
-
-
-def place_text(where: Mapping[str, Any]) -> str:
-    """ "stage 1, tp 1, layer 3": the single values of a place, without the lists that give a fault's extent."""
-    return ", ".join(
-        f"{key.replace('_', '-')} {value}"
-        for key, value in where.items()
-        if value is not None and not isinstance(value, (list, tuple, dict)) and key != "places"
-    )
 
 
 def versions(provenance: Provenance, stack: str) -> dict[str, str]:

@@ -27,8 +27,11 @@ def test_a_location_is_written_outermost_first_and_unknown_keys_are_kept() -> No
 
 
 def test_reach_is_written_only_when_there_is_more_than_one_place() -> None:
-    assert reach_words({"places": 1, "ranks": [3]}) == ""
-    assert reach_words({"places": 12, "ranks": [2, 3], "stages": [1]}) == "12 places; ranks 2, 3; stages 1"
+    finding = Finding(lane=Lane.METADATA, check="order", message="no offsets", where={"places": 1, "ranks": [3]})
+    assert reach_words(finding) == ""
+    finding = replace(finding, where={"places": 12, "ranks": [2, 3], "stages": [1]})
+    assert reach_words(finding) == "12 places; ranks 2, 3; stages 1"
+    assert reach_words(replace(finding, message="no offsets; 12 places on ranks 2, 3 (stage 1)")) == ""
 
 
 @pytest.mark.parametrize(
