@@ -40,13 +40,13 @@ matrix:
 class Cluster:
     """Runs `harness` on the lab's cluster in a separate folder."""
 
-    def __init__(self, lab: SlurmLab, folder: Path, text: str = SMALL, python: str | Path = sys.executable) -> None:
-        self.lab, self.folder, self.python = lab, folder, python  # of the launcher
+    def __init__(self, lab: SlurmLab, folder: Path, text: str = SMALL) -> None:
+        self.lab, self.folder = lab, folder
         self.shims = folder / "shims"  # scripts that precede Slurm's programs on the launcher's PATH
         self.matrix = write_matrix(folder, text, "one.yaml")
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        command = [str(self.python), "-m", "harness", *arguments]
+        command = [sys.executable, "-m", "harness", *arguments]
         path = f"{self.shims}:{os.environ['PATH']}"
         environment = {**os.environ, **self.lab.environment, "PATH": path}
         return subprocess.Popen(

@@ -60,7 +60,7 @@ def launcher_for(profile: ClusterProfile) -> Launcher:
     if profile.kind == "slurm":
         from harness.infra.slurm.launcher import SlurmLauncher
 
-        return SlurmLauncher(profile)
+        return SlurmLauncher()
     from harness.infra.local_launcher import LocalLauncher
 
     return LocalLauncher()

@@ -1,6 +1,6 @@
 """Calls Slurm's commands, each with a time limit, and parses what they print. No answer means `unknown`, never success.
 
-What runs sbatch is a profile's `launcher`, by default submitit; a job's outcome is what its agents write (decision 14).
+submitit runs sbatch; a job's outcome is what its agents write (decision 14).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -201,10 +201,7 @@ class Answered:
     error: str
 
 
-RunCommand = Callable[[Sequence[str]], Answered]
-
-
-def by_submitit(command: Sequence[str]) -> Answered:
+def _by_submitit(command: Sequence[str]) -> Answered:
     from submitit.core.utils import FailedJobError
     from submitit.helpers import CommandFunction
 
@@ -223,9 +220,8 @@ class ControllerAwayError(InfrastructureError):
 class SlurmClient:
     """Queries many jobs in one call: sacct where accounting answers, else squeue. Counts its calls."""
 
-    def __init__(self, sbatch: RunCommand = by_submitit) -> None:
+    def __init__(self) -> None:
         self.calls = 0
-        self._sbatch = sbatch
         self._accounting_from = 0.0  # when sacct may be called again, on the monotonic clock
 
     def states(self, jobs: Sequence[str], silent: Collection[str] = ()) -> dict[str, JobState]:
@@ -318,7 +314,7 @@ class SlurmClient:
             )
         self.calls += 1
         limit = ["timeout", "--foreground", f"{SUBMIT_TIMEOUT_S:g}"]
-        done = self._sbatch([*limit, *_without_overriding(job_file), "sbatch", str(job_file)])
+        done = _by_submitit([*limit, *_without_overriding(job_file), "sbatch", str(job_file)])
         if done.code != 0:
             # Ended by a signal or the time limit, or the message is not a refusal: Slurm may have the job.
             unclear = done.code < 0 or done.code > _TIMED_OUT_FROM or not done.error.strip() or _AWAY.search(done.error)

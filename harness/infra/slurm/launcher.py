@@ -17,7 +17,7 @@ from harness.core.run.run_plan import Allocation, RunPlan
 from harness.infra.inputs.cluster_file import template_of
 from harness.infra.launcher import Cancelled, Observer
 from harness.infra.screen import relative_path
-from harness.infra.slurm.client import NamedJob, SlurmClient, by_submitit
+from harness.infra.slurm.client import NamedJob, SlurmClient
 from harness.infra.slurm.follow import (
     Ended,
     Follower,
@@ -29,7 +29,6 @@ from harness.infra.slurm.follow import (
     second_agents,
     unfinished,
 )
-from harness.infra.slurm.nemo_run import by_nemo_run
 from harness.infra.slurm.sbatch_template import job_name
 from harness.infra.slurm.submit import Patience, Submitter, jobs_of, submitted, unclear_submissions, write_submissions
 from harness.plan.jobs.cluster import ClusterProfile
@@ -41,8 +40,8 @@ class SlurmLauncher:
 
     detached = True
 
-    def __init__(self, profile: ClusterProfile) -> None:
-        self.client = SlurmClient(by_nemo_run if profile.launcher == "nemo-run" else by_submitit)
+    def __init__(self) -> None:
+        self.client = SlurmClient()
 
     def write(self, run: RunDir, plan: RunPlan, launch: Launch, profile: ClusterProfile, file: Path | None) -> None:
         write_submissions(run, plan, profile, template_of(profile, file), launch)

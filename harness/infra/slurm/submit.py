@@ -21,9 +21,8 @@ from harness.core.run.run_dir import RunDir, text_of, write_atomic, write_json
 from harness.core.run.run_plan import Allocation, RunPlan, WorkOrder, cell_attempts, write_work_order
 from harness.core.serialization import from_jsonable, loads
 from harness.core.stack import ReadyStack
-from harness.infra.slurm import nemo_run, sbatch_template
 from harness.infra.slurm.client import ControllerAwayError, NamedJob, SlurmClient
-from harness.infra.slurm.sbatch_template import Job, job_name
+from harness.infra.slurm.sbatch_template import Job, job_name, render_job
 from harness.infra.stacks.node_code import agent_environment, copy_node_code, plugin_packages
 from harness.plan.jobs.allocations import arrays
 from harness.plan.jobs.cluster import ClusterProfile, Container
@@ -62,7 +61,6 @@ def profile_of(run: RunDir) -> ClusterProfile:
 
 def render(run: RunDir, plan: RunPlan, job: Job, profile: ClusterProfile, template: Path) -> str:
     """The text of one job file of a plan. A stack runs in a container only if the stack itself names an image."""
-    render_job = nemo_run.render_job if profile.launcher == "nemo-run" else sbatch_template.render_job
     default = "python3" if profile.container else sys.executable
     stack = plan.stacks.get(job.allocations[0].stack)
     if stack is not None:

@@ -251,9 +251,6 @@ class ClusterProfile:
 
     name: Name = setting("local", doc="Names the profile.", required=True)
     kind: Literal["local", "slurm"] = setting("local", doc="`local`: this machine; `slurm`: jobs.", required=True)
-    launcher: Literal["submitit", "nemo-run"] = setting(
-        "submitit", doc="What runs sbatch. `nemo-run` also writes the job files: [NeMo-Run](clusters.md#nemo-run)."
-    )
     partition: Line | None = setting(None, doc="`--partition`")
     account: Line | None = setting(None, doc="`--account`")
     qos: Line | None = setting(None, doc="`--qos`")
@@ -339,6 +336,12 @@ def load_profile(values: Any, *, file: str, lines: Mapping[KeyPath, int]) -> Clu
     # First, since other messages show values, and none may show a secret.
     _check_secrets(values, problems)
     problems.raise_any()
+    if isinstance(values, Mapping) and "launcher" in values:
+        message = (
+            "was removed with the NeMo-Run launcher: job files are always the harness's own, which submitit submits"
+        )
+        problems.add(("launcher",), message, hint="delete this key")
+        values = {name: value for name, value in values.items() if name != "launcher"}
     profile = problems.validate(ClusterProfile, values, ())
     if profile:
         given = {str(name).replace("-", "_") for name, value in values.items() if value is not None}
@@ -386,16 +389,7 @@ def _check_together(profile: ClusterProfile, given: set[str], written: set[str],
     for name, value in profile.env.items():
         if value is not None and has_control(value):
             problems.add(("env", name), "must be one line of text, without control characters")
-    if profile.launcher == "nemo-run":
-        _check_nemo_run(profile, given, problems)
     _check_flags(profile, problems)
-
-
-def _check_nemo_run(profile: ClusterProfile, given: set[str], problems: Problems) -> None:
-    if "template" in given:
-        problems.add(("template",), "has no meaning with launcher: nemo-run, which has its own template")
-    if profile.signal and profile.signal.startswith(("B:", "BR:", "RB:")):
-        problems.add(("signal",), "would end the batch script that nemo-run writes", hint="write it without B:")
 
 
 def _check_flags(profile: ClusterProfile, problems: Problems) -> None:

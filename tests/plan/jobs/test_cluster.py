@@ -55,6 +55,8 @@ def test_a_node_takes_one_rank_per_gpu_unless_the_profile_says_fewer() -> None:
         ({"kind": "slurm", "ranks_per_node": 1}, "name: is required"),
         ({**LAB, "kind": "pbs"}, "kind: unknown value (found 'pbs'; allowed: 'local' or 'slurm')"),
         ({**LAB, "partion": "x"}, "did you mean 'partition'?"),
+        ({**LAB, "launcher": "nemo-run"}, "launcher: was removed with the NeMo-Run launcher"),
+        ({**LAB, "launcher": "submitit"}, "delete this key"),
         ({"name": "x", "kind": "slurm"}, "sets neither gpus_per_node nor ranks_per_node"),
         ({"name": "x", "kind": "local", "nodes": 2}, "nodes: has no meaning for kind: local"),
         ({**LAB, 4: 120}, "4: keys must be text"),
