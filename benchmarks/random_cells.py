@@ -97,8 +97,6 @@ LEFT_OUT = {
     "attention": "kernels need a GPU; `auto` is one that this machine has",
     "device": "`auto` is what this machine has",
     "lift": "asks what upstream makes of a cell that a rule rejects",
-    "forbidden": "asks what upstream makes of a forbidden combination",
-    "upstream_tests": "runs upstream's tests in a checkout",
     "args": "a name of a section that the matrix would need",
     "timed": "of the throughput lane",
     "model.builder": "of plug-ins",
@@ -106,7 +104,6 @@ LEFT_OUT = {
     "model.rope_fusion": "needs a GPU",
     "model.vision": "its sizes follow from each other, and its data from a checkout of a model",
 }
-PACKINGS_LEFT_OUT = ("rules", "upstream_tests")  # not training: forbidden combinations, and upstream's own tests
 # What runs in a stack of wheels, without a checkout; a stack that is not here runs what `default` does.
 OWN, BRIDGE = ("unpacked", "reference", "sft"), ("bridge_offline", "bridge_in_batch", "bridge_long")
 PACKINGS = {"bridge-0.6.2": (*OWN, *BRIDGE), "skyrl-0.4.0": (*OWN, *BRIDGE, "skyrl")}
@@ -214,7 +211,7 @@ def values_of(key: Key, name: str) -> Values:
     if name in DRAWN:
         return DRAWN[name]
     if key.setting.choices:
-        return [value for value in key.setting.choices if value not in PACKINGS_LEFT_OUT]
+        return [*key.setting.choices]
     if key.type is bool:
         return ("auto", False) if key.setting.auto else (False, True)
     raise KeyError(name)

@@ -82,6 +82,7 @@ def build_parser() -> argparse.ArgumentParser:
     verify = commands.add_parser("verify", help="check matrix files without running")
     verify.add_argument("matrix", type=matrix_path, nargs="+", metavar="MATRIX", help=MATRIX_TEXT)
     add_json(verify)
+    _contracts_options(commands.add_parser("contracts", help="check what upstream promises about packing, in stacks"))
     completion = commands.add_parser("completion", help="print the script that completes words in a shell")
     completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
     commands.add_parser("schema", help="print the JSON Schema of matrix files, for editors")
@@ -141,6 +142,18 @@ def _run_commands(commands: argparse._SubParsersAction[Any]) -> None:
     add_option(doctor, "cluster", default="local", help="cluster profile by name or path (default: %(default)s)")
     add_option(doctor, "run_dir")
     add_json(doctor)
+
+
+def _contracts_options(contracts: argparse.ArgumentParser) -> None:
+    text = f"{MATRIX_TEXT}, whose stacks are asked; or a recipe of `harness list stacks`"
+    contracts.add_argument("names", nargs="+", metavar="MATRIX_OR_RECIPE", help=text)
+    contracts.add_argument(
+        "--stack", action="append", default=[], metavar="NAME", help="ask only this stack of the matrix (repeatable)"
+    )
+    contracts.add_argument(
+        "-k", dest="expression", default="", metavar="EXPRESSION", help="run only tests that pytest's -k chooses"
+    )
+    contracts.add_argument("--junit", type=Path, metavar="FILE", help="write the results as JUnit XML")
 
 
 def _explain_options(explain: argparse.ArgumentParser) -> None:
@@ -324,6 +337,12 @@ def _verify(arguments: argparse.Namespace) -> int:
     return plan.verify(arguments.matrix, as_json=arguments.json)
 
 
+def _contracts(arguments: argparse.Namespace) -> int:
+    from harness.app.commands.contracts import contracts
+
+    return contracts(arguments.names, only=arguments.stack, expression=arguments.expression, junit=arguments.junit)
+
+
 def _completion(arguments: argparse.Namespace) -> int:
     screen.data(completion_script(arguments.shell))
     return EXIT_PASS
@@ -448,6 +467,7 @@ _READING: dict[str, Callable[[argparse.Namespace], int]] = {
     "plan": _plan,
     "verify": _verify,
     "schema": _schema,
+    "contracts": _contracts,
     "completion": _completion,
     "status": _status,
     "cancel": _cancel,

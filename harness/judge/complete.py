@@ -241,7 +241,7 @@ def missing(evidence: CellEvidence) -> Iterator[str]:
     yield from (f"result.json {problem}" for problem in _ended(evidence))
     partial = False
     for rank, record in evidence.records.items():
-        for subject in (_facts, _answers, _legs, _model, _adapters, _experts, _reports, _states, _times):
+        for subject in (_facts, _legs, _model, _adapters, _experts, _reports, _states, _times):
             for problem in subject(expected, record):
                 partial = True
                 yield f"record of rank {rank}: {problem}"
@@ -290,19 +290,6 @@ def _facts(expected: Expected, record: RankRecord) -> Iterator[str]:
             yield f"imports: {name} is missing, so which code ran is unknown"
     if not record.modules.get("megatron.core"):
         yield "modules: megatron.core is missing"
-
-
-def _answers(expected: Expected, record: RankRecord) -> Iterator[str]:
-    """What upstream answers in place of a training: its refusal, or its own tests."""
-    config = expected.config
-    if (record.refusal is not None) != bool(config.forbidden):
-        wanted = "missing" if config.forbidden else "present, though the cell has no forbidden combination"
-        yield f"refusal is {wanted}"
-    tests = record.upstream_tests
-    if (tests is not None) != bool(config.upstream_tests.name):
-        yield f"upstream_tests is {tests}, and the cell's is {config.upstream_tests.name!r}"
-    if tests is not None and not tests.passed + tests.failed + tests.skipped:
-        yield f"pytest ran none of the tests of {config.upstream_tests.file}"
 
 
 def _keys(name: str, found: Iterable[tuple[int, ...]], right: Collection[tuple[int, ...]]) -> Iterator[str]:

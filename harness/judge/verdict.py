@@ -242,8 +242,8 @@ def _lanes(
 
 
 def _compared_with_plan(record: RankRecord) -> bool:
-    """Whether a rank compared a batch with the plan, or has what upstream answers in its place."""
-    return bool(record.batches or record.refusal or record.upstream_tests)
+    """Whether a rank compared a batch with the plan."""
+    return bool(record.batches)
 
 
 def _outcome(evidence: CellEvidence, lanes: dict[Lane, LaneVerdict], no_control: str) -> tuple[Outcome, str]:

@@ -1,4 +1,4 @@
-"""docs/guides.md: every rule, check, fault, forbidden combination and matrix that it names exists."""
+"""docs/guides.md: every rule, check, fault, contract and matrix that it names exists."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.data_paths.table import DATA_PATHS, FORBIDDEN
+from harness.contracts.combinations import COMBINATIONS
+from harness.core.data_paths.table import DATA_PATHS
 from harness.judge.checks.table import CHECKS
 from harness.plan.faults.catalogue import FAULTS
 from harness.plan.rules.table import RULES
@@ -20,7 +21,7 @@ KINDS: dict[str, Collection[str]] = {
     r"checks? ": [check.name for check in CHECKS],
     r"faults? ": [fault.name for fault in FAULTS],
     r"data paths? ": DATA_PATHS,
-    r"forbidden: ": FORBIDDEN,
+    r"contracts? ": COMBINATIONS,
     r"": [file.name for file in (ROOT / "matrices").glob("*.yaml")],
 }
 _LIST = r"`?([\w.-]+)`((?:(?:, | and )`[\w.-]+`)*)"
@@ -42,8 +43,8 @@ def test_what_the_page_names_exists(kind: str) -> None:
 
 
 def test_a_name_that_does_not_exist_is_found() -> None:
-    page = "| x | rules `a.b`, `c.d`; fault `e-f`; `forbidden: g`, `h`; `i.yaml` |"
-    assert [named(kind, page) for kind in (r"rules? ", r"faults? ", r"forbidden: ", "")] == [
+    page = "| x | rules `a.b`, `c.d`; fault `e-f`; contracts `g`, `h`; `i.yaml` |"
+    assert [named(kind, page) for kind in (r"rules? ", r"faults? ", r"contracts? ", "")] == [
         ["a.b", "c.d"],
         ["e-f"],
         ["g", "h"],

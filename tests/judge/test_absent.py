@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 
 from harness.core.cell.upstream_config import HARMLESS
-from harness.core.data_paths.descriptor import FORBIDDEN_CASES
 from harness.core.outcomes import Outcome
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.packing.fields import BATCH
-from harness.core.run.records import OracleRecord, RankRecord, Refusal
+from harness.core.run.records import OracleRecord, RankRecord
 from harness.core.serialization import from_jsonable, to_jsonable
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.parts import with_predictions, with_routers
@@ -49,9 +48,6 @@ ABSENT = {
     **{f"batches.*.{name}.shape": _PLACED for name in (*BATCH, "log_probs")},
     **{f"legs.*.batches.*.{name}.{what}": _PLACED for name in BATCH for what in ("shape", "dtype")},
     "batches.*.log_probs.dtype": "upstream's, shown beside a mismatch",
-    "refusal.type": _SHOWN,
-    "refusal.wanted": "shown; the message is compared with the pattern of the case",
-    "refusal.validator": _SHOWN,
     "choices.*.experts": "the oracle follows them, and has their digest",
     "choices.*.experts.*": "the oracle follows them, and has their digest",
     "oracle.record.cell": "its oracle.json names the cell",
@@ -61,15 +57,6 @@ ABSENT = {
     "oracle.record.steps.*.tokens": "of thousands of tokens the first are kept; one that is not there is not compared",
     "oracle.record.parameters.*.parts": _PARTS,
 }
-
-
-def rules() -> CellEvidence:
-    evidence = evidence_for(replace(config_of("rules"), forbidden="offline-micro-batch-2"))
-    case = FORBIDDEN_CASES["offline-micro-batch-2"]
-    message = "Micro batch size should be 1 for packed sequences"
-    refusal = Refusal(validator=case.validator, wanted=case.pattern, type="AssertionError", message=message)
-    evidence.records[0].refusal = refusal
-    return evidence
 
 
 def by_upstream() -> CellEvidence:
@@ -110,7 +97,6 @@ CELLS: dict[str, tuple[Callable[[], CellEvidence], tuple[str, ...]]] = {
     "virtual stages": (lambda: evidence_for(config_of("reference", pp=2, vpp=2)), ("layers", "gradient_scales")),
     "routers": (lambda: alone(with_routers(pp=2)), ("routers", "choices", "aux_scale", "expert_biases")),
     "predictions": (lambda: alone(with_predictions(depths=2, pp=2)), ("mtp",)),
-    "rules": (rules, ("refusal", "environment", "imports", "ended")),
 }
 
 

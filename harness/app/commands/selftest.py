@@ -35,7 +35,6 @@ STACKS = (
     trainers.STACK_OF_VERL,
     trainers.STACK_OF_NEMO_RL,
     trainers.STACK_OF_MEGATRON_RL,
-    trainers.STACK_OF_UNIT_TESTS,
 )
 
 

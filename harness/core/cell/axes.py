@@ -74,19 +74,6 @@ _OF_SECTIONS = (
         ),
     ),
     Axis(
-        name="upstream_tests",
-        path="upstream_tests.name",
-        type=str,
-        default="",
-        setting=Setting(
-            doc="With packing `upstream_tests`: a name under [`upstream_tests`](data_paths.md#upstream_tests).",
-            values="a name, null",
-            shown_default="null",
-            read=lambda value: "" if value is None else value,
-            written={"anyOf": [{"type": "string"}, {"type": "null"}]},
-        ),
-    ),
-    Axis(
         name="timed",
         path="timing.timed",
         type=bool,

@@ -68,8 +68,6 @@ def why_not(config: CellConfig, canary: str) -> str:
     """Why a requested canary does not apply to this cell; empty if it does."""
     if canary not in (*CANARIES, NOISE):
         raise ValueError(f"unknown canary {canary!r}")
-    if config.path.validates:
-        return "the cell tests a validator; its training is that of the control"
     if not config.train.steps:
         return "the cell only fetches batches: train.steps is 0"
     if not config.own_trainer:

@@ -25,8 +25,7 @@ from harness.core.cell.layout import Layout
 from harness.core.cell.model import ModelConfig
 from harness.core.cell.timing import NOT_TIMED, TimingConfig
 from harness.core.data_paths.descriptor import DataPath
-from harness.core.data_paths.own import NO_TESTS, UpstreamTests
-from harness.core.data_paths.table import DATA_PATHS, FORBIDDEN
+from harness.core.data_paths.table import DATA_PATHS
 from harness.core.packing.arithmetic import MicroBatch, Row, dealt, plan_step, row_of, undealt
 from harness.core.packing.documents import Document, DocumentsConfig, documents_of_step
 from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions, PackingStyle, packed_of_documents
@@ -149,16 +148,6 @@ class CellConfig:
     data_path: str = setting(
         doc="Data path under test.", axis="packing", choices=DATA_PATHS.keys(), always=True, label="{}", leads=True
     )
-    forbidden: str = setting(
-        "",
-        doc="With packing `rules`: the combination that upstream must refuse.",
-        axis="forbidden",
-        choices=("", *FORBIDDEN),
-        values="a case of `rules`",
-        label="{}",
-        leads=True,
-        shrink=False,
-    )
     lift: str = setting(
         "",
         doc="Id of a [rule](rules.md#lifted-rules) that does not reject the cell, to see what upstream makes of it.",
@@ -273,7 +262,6 @@ class CellConfig:
     fingerprints: bool = True  # of gradients and activations in step 0; like the canaries, not part of the identity
     operations: int | None = None  # the layer whose operations are recorded, 0 the embedding; not part of the identity
     args: Arguments = NO_ARGUMENTS  # of upstream's trainer
-    upstream_tests: UpstreamTests = NO_TESTS
     timing: TimingConfig = NOT_TIMED
     fault: str | None = None  # name of an injected fault (selftest only)
     saved_in: Layout | None = None  # of the part of a cell that continues from a checkpoint: the layout that saved it

@@ -26,7 +26,7 @@ def cell_name(config: CellConfig) -> str:
         for leads in (True, False)
     )
     parts = [*config.layout.name_parts(), *first, *labels(config.options), config.variant, *last]
-    return "-".join(filter(None, [*parts, config.args.label, config.upstream_tests.name, config.fault]))
+    return "-".join(filter(None, [*parts, config.args.label, config.fault]))
 
 
 def cell_id(config: CellConfig) -> str:
@@ -42,18 +42,14 @@ def cell_id(config: CellConfig) -> str:
 def _own(config: CellConfig) -> Iterator[Any]:
     """What is hashed of a cell besides its sections. Not `lift`: it changes no number, and the name shows it."""
     yield from (getattr(config, name) for name in _HASHED)
-    if config.forbidden:
-        yield config.forbidden
     for name, key in keys_of(CellConfig).items():
-        if name not in (*_HASHED, "forbidden", "lift") and (value := getattr(config, name)) != key.default:
+        if name not in (*_HASHED, "lift") and (value := getattr(config, name)) != key.default:
             yield f"{name} {value}"
     timing = replace(config.timing, turns="", first=False)  # the pair's other cell is not part of the identity
     if timing.timed:
         yield timing
     if config.args.given:
         yield config.args.given
-    if config.upstream_tests.name:
-        yield config.upstream_tests
     if config.made_of and config.stack not in ("", DEFAULT):
         yield f"stack {config.made_of}"
 

@@ -8,7 +8,7 @@ from harness.core.data_paths.descriptor import DataPath
 from harness.core.data_paths.megatron_bridge import IN_BATCH, LONG, OFFLINE
 from harness.core.data_paths.megatron_lm import INTER_DOCUMENT, MEGATRON_RL, SCHEDULER, SFT, SFT_SCHEDULER
 from harness.core.data_paths.nemo_rl import NEMO_RL
-from harness.core.data_paths.own import REFERENCE, RULES, UNPACKED, UPSTREAM_TESTS
+from harness.core.data_paths.own import REFERENCE, UNPACKED
 from harness.core.data_paths.skyrl import SKYRL
 from harness.core.data_paths.verl import VERL
 
@@ -17,10 +17,9 @@ DATA_PATHS: dict[str, DataPath] = {
     for path in (
         *(UNPACKED, REFERENCE, SFT, INTER_DOCUMENT, SCHEDULER, SFT_SCHEDULER, SKYRL),
         *(MEGATRON_RL, NEMO_RL, VERL),
-        *(OFFLINE, IN_BATCH, LONG, RULES, UPSTREAM_TESTS),
+        *(OFFLINE, IN_BATCH, LONG),
     )
 }
-FORBIDDEN = tuple(case for path in DATA_PATHS.values() for case in path.validates)
 
 
 def names(paths: Iterable[DataPath]) -> str:

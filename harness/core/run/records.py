@@ -131,27 +131,6 @@ class WorkloadSeen:
 
 
 @dataclass(kw_only=True)
-class Refusal:
-    """The answer of an upstream validator to a forbidden combination, and to the nearest allowed one."""
-
-    validator: str
-    wanted: str  # pattern of a message that names the violated rule
-    type: str | None = None  # of the exception; None: upstream accepted the forbidden combination
-    message: str | None = None
-    allowed_refused: str | None = None  # message, when even the allowed combination was refused
-
-
-@dataclass(kw_only=True)
-class UpstreamTestsSeen:
-    """What pytest counted of upstream's own unit tests, in the data path `upstream_tests`."""
-
-    passed: int
-    failed: int
-    skipped: int
-    failures: list[str] = field(default_factory=list)  # names of the first tests that failed
-
-
-@dataclass(kw_only=True)
 class LayerSeen:
     """The arguments of one layer's attention for one micro-batch of the training leg."""
 
@@ -427,8 +406,6 @@ class RankRecord:
     packed_params: list[SeenParams] = field(default_factory=list)  # distinct values, referred to by index
     batches: list[BatchSeen] = field(default_factory=list)
     not_read: list[str] = field(default_factory=list)  # what upstream hands to the model, and no check reads: names
-    refusal: Refusal | None = None  # of the data path `rules`
-    upstream_tests: UpstreamTestsSeen | None = None  # of the data path `upstream_tests`
     layers: list[LayerSeen] = field(default_factory=list)
     recomputed: list[LayerSeen] = field(default_factory=list)  # arguments of attention when backward recomputes it
     steps: list[StepSeen] = field(default_factory=list)

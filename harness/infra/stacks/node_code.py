@@ -28,7 +28,7 @@ from harness.core.stack import ReadyStack
 from harness.infra.stacks import interpreters
 from harness.infra.stacks.artifact_store import locked
 
-_NODE_SIDE = ("core", "node", "oracle", "__init__.py")
+_NODE_SIDE = ("contracts", "core", "node", "oracle", "__init__.py")
 IMPORT_TIMEOUT_S = 600.0
 _OTHER_ENVIRONMENTS = 3  # environments to take bytecode from: listing the files of one takes half a second
 _IMPORTS = "import harness.node.agent; from harness.node.load import load; load()"

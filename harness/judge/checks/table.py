@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from harness.judge.checks import (
     adapters,
-    answers,
     batches,
     canaries,
     experts,
@@ -31,8 +30,6 @@ CHECKS: tuple[Check, ...] = (
     batches.tokens_placed,
     batches.micro_batch_count,
     batches.workload,
-    answers.refused,
-    answers.upstream_tests,
     batches.completeness,
     outputs.ended,
     outputs.finiteness,

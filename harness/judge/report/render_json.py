@@ -51,7 +51,7 @@ _JUDGED = (LaneVerdict.PASS, LaneVerdict.PARTIAL)  # nothing is wrong
 # The end of an id: the layout whose rows a control has, and the hash.
 _AFTER_AXES = re.compile(r"-rows-(?=(?:tp|pp|cp|dp|vpp)\d)|-[0-9a-f]{8}$")
 _MOST_LEGS = {"isolation": 2, NOISE: 2}  # of a canary; the others have one
-_FREE = ("documents", "args", "upstream_tests")  # axes whose values are any text
+_FREE = ("documents", "args")  # axes whose values are any text
 _UNNAMED = ("sp", "timed", *_FREE)  # axes that do not have a part of their own in the ids of cells
 
 

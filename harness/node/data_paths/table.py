@@ -9,12 +9,10 @@ from harness.node.data_paths.bridge.offline import BridgeOfflinePath
 from harness.node.data_paths.megatron_rl import MegatronRlPath
 from harness.node.data_paths.nemo_rl import NemoRlPath
 from harness.node.data_paths.reference import ReferencePath
-from harness.node.data_paths.rules import RulesPath
 from harness.node.data_paths.scheduler import SchedulerPath
 from harness.node.data_paths.sft.data_path import SftPath
 from harness.node.data_paths.skyrl import SkyrlPath
 from harness.node.data_paths.unpacked import UnpackedPath
-from harness.node.data_paths.upstream_tests import UpstreamTestsPath
 from harness.node.data_paths.verl import VerlPath
 
 ADAPTERS: dict[str, type[Adapter]] = {
@@ -29,6 +27,4 @@ ADAPTERS: dict[str, type[Adapter]] = {
     "bridge_offline": BridgeOfflinePath,
     "bridge_in_batch": BridgeInBatchPath,
     "bridge_long": BridgeLongPath,
-    "rules": RulesPath,
-    "upstream_tests": UpstreamTestsPath,
 }

@@ -234,10 +234,3 @@ class WorkCountedOncePerModelChunk(Fault):
     def on_workload(self, work: Workload, context: RankContext) -> Workload:
         chunks = context.config.layout.vpp
         return replace(work, tokens=chunks * work.tokens, squares=chunks * work.squares)
-
-
-class ValidatorSwitchedOff(Fault):
-    def on_path(self, path: Any, context: RankContext) -> None:
-        from megatron.training import arguments
-
-        arguments.validate_args = lambda args, defaults=None: args

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
-import sys
 import textwrap
 from functools import reduce
 from typing import Any, NamedTuple
@@ -205,23 +203,6 @@ OF_SCHEDULER: dict[str, Edit] = {
         "is_tp_rank_0 or batch['max_seqlen'].fill_(1)",  # what is uninitialised may be right by chance
     ),
 }
-OF_TESTS: dict[str, str] = {  # the body of a pytest plugin
-    "offsets-without-padding-in-tested-code": textwrap.dedent(
-        """
-        from harness.node.faults.trainers import Edit, TrainerEdited
-
-        def pytest_collection_finish():
-            function = "megatron.bridge.training.utils.packed_seq_utils:get_packed_seq_q_cu_seqlens"
-            TrainerEdited(Edit(function, "if cu_seqlens_padded is None:", "if True:")).on_trainer()
-        """
-    ),
-    "last-test-not-collected": textwrap.dedent(
-        """
-        def pytest_collection_modifyitems(items):
-            del items[-1]
-        """
-    ),
-}
 
 
 class TrainerEdited(Fault):
@@ -247,16 +228,3 @@ class TrainerEdited(Fault):
 class DataPathEdited(TrainerEdited):
     def on_path(self, path: Any, context: RankContext) -> None:
         self.on_trainer()
-
-
-class UnitTestsEdited(Fault):
-    """Gives pytest, which a cell of upstream's unit tests starts, a plugin that changes what it tests."""
-
-    def __init__(self, plugin: str) -> None:
-        self.plugin = plugin
-
-    def on_path(self, path: Any, context: RankContext) -> None:
-        name = "harness_injected"
-        (context.folder / f"{name}.py").write_text(self.plugin, encoding="utf-8")
-        sys.path.append(str(context.folder))  # pytest gets this search path
-        os.environ["PYTEST_PLUGINS"] = name

@@ -81,7 +81,6 @@ def _check_ids(cells: Sequence[PlannedCell], problems: Problems) -> None:
     chosen = {
         "the name in args": config.args.label,
         "the name of the stack": config.stack,
-        "the name in upstream_tests": config.upstream_tests.name,
         "the axes of model, train and documents": config.variant,
     }
     part, name = max(chosen.items(), key=lambda item: len(item[1]))

@@ -18,7 +18,7 @@ from harness.core.cell.axis_values import HARNESS
 from harness.core.cell.config import NOISE, CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.timing import NOT_TIMED, TimingConfig
-from harness.core.data_paths.own import NO_TESTS, UNPACKED
+from harness.core.data_paths.own import UNPACKED
 from harness.core.data_paths.table import DATA_PATHS
 from harness.core.layer_pattern import pattern_name
 from harness.core.outcomes import NODE_RULES
@@ -155,7 +155,6 @@ class Resolver:
             variant=variant,
             made_of=self._made_of.get(values["stack"], ""),
             args=self._given(values),
-            upstream_tests=self.matrix.upstream_tests.get(values["upstream_tests"], NO_TESTS),
             timing=self._timing(values),
             **{axis.field: values[axis.name] for axis in _AXIS_FIELDS},
             **self._common,
@@ -288,7 +287,6 @@ def control_of(config: CellConfig) -> CellConfig:
         layout=Layout(),
         data_path=UNPACKED.name,
         args=config.args.of_optimizer(),
-        upstream_tests=NO_TESTS,
         options=PackingOptions(calculate_per_token_loss=config.token_mean),
         timing=NOT_TIMED,
         fault=None,

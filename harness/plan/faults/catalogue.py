@@ -22,7 +22,7 @@ from harness.plan.faults.metadata import METADATA
 from harness.plan.faults.models import ADAPTERS, ATTENTION, EXPERTS, HYBRID, MODELS, VISION
 from harness.plan.faults.numerics import LEAK, NORMALISATION, OUTPUT
 from harness.plan.faults.spec import CLASSES, FaultSpec
-from harness.plan.faults.trainers import ROLLOUT, SCHEDULER, TRAINER, UNIT_TESTS
+from harness.plan.faults.trainers import ROLLOUT, SCHEDULER, TRAINER
 
 FAULTS: tuple[FaultSpec, ...] = (
     METADATA
@@ -45,7 +45,6 @@ FAULTS: tuple[FaultSpec, ...] = (
     + VISION
     + ROLLOUT
     + SCHEDULER
-    + UNIT_TESTS
 )
 
 
@@ -92,7 +91,7 @@ def _can_have(spec: FaultSpec, config: CellConfig) -> bool:
 
 def _of_harness(spec: FaultSpec) -> bool:
     """Whether it breaks what every data path has, not upstream's code for one of them."""
-    return spec.stack == DEFAULT and not spec.forbidden
+    return spec.stack == DEFAULT
 
 
 def _needed_for(spec: FaultSpec) -> str:
@@ -108,9 +107,9 @@ too. Every cell runs all canaries. The same cell without the fault, its clean tw
 numerics lane, the metadata lane must pass; with a fault of the throughput lane, both other lanes. A fault that costs
 time only on a GPU is a warning, and its cell passes. If only a comparison with another stack shows a fault, the clean
 twin takes the place of that stack, and the two run interleaved. Faults of class trainer change a line of upstream's
-own training code, those of class rollout a line of a framework's packing or loss, those of class tests what upstream's
-unit tests find; `harness selftest --trainers` injects them instead, those in models with adapters or vision, and those
-in the packing scheduler, on stacks of the shipped matrices `trainer_bridge`, `rl`, `rl_megatron` and `upstream_tests`.
+own training code, those of class rollout a line of a framework's packing or loss; `harness selftest --trainers`
+injects them instead, those in models with adapters or vision, and those in the packing scheduler, on stacks of the
+shipped matrices `trainer_bridge`, `rl` and `rl_megatron`.
 It leaves out, and names, faults whose stack needs a clone that is not there. Labels such as A3 or 2.1 number a
 collection of packing bugs; most come with the upstream commit, pull request or issue.
 

@@ -284,17 +284,4 @@ METADATA: tuple[FaultSpec, ...] = (
         checks=("workload",),
         where={"stage": 0, "rank": 0, "leg": "metadata", "step": 0, "field": "tokens", "ranks": [0, 1]},
     ),
-    FaultSpec(
-        name="validator-switched-off",
-        fault_class="metadata",
-        summary="upstream's argument validation accepts everything",
-        modelled_on="Megatron-Bridge 0.4: pad_cu_seqlens without pad_to_max_length is accepted by validate",
-        layout=ONE,
-        why="validators run on one rank",
-        data_path="rules",
-        forbidden="megatron-cp-seq-length",
-        lane=Lane.METADATA,
-        checks=("refused",),
-        where={"forbidden": "megatron-cp-seq-length"},
-    ),
 )

@@ -11,7 +11,7 @@ from harness.core.cell.axis_values import HARNESS
 from harness.core.cell.config import CANARIES, CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.timing import NOT_TIMED, TimingConfig
-from harness.core.data_paths.own import NO_TESTS, REFERENCE, UpstreamTests
+from harness.core.data_paths.own import REFERENCE
 from harness.core.outcomes import Lane, Outcome
 from harness.core.packing.documents import DocumentsConfig, adversarial_mix
 from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions
@@ -50,7 +50,6 @@ class FaultSpec:
     also: dict[str, dict[str, Any]] = field(default_factory=dict)  # check -> `where` of one of its findings
     outcome: Outcome = Outcome.FAIL
     data_path: str = REFERENCE.name
-    forbidden: str = ""  # data path `rules`: the combination that upstream must refuse
     dtype: str = "fp32"
     micro_batch_size: int = 1
     documents: DocumentsConfig = DOCUMENTS
@@ -64,7 +63,6 @@ class FaultSpec:
     trainer: str = HARNESS
     stack: str = DEFAULT
     args: Arguments = NO_ARGUMENTS
-    upstream_tests: UpstreamTests = NO_TESTS
     axes: dict[str, Any] = field(default_factory=dict)  # values of axes that have no field here
 
     @property
@@ -78,7 +76,6 @@ class FaultSpec:
         config = CellConfig(
             layout=self.layout,
             data_path=self.data_path,
-            forbidden=self.forbidden,
             micro_batch_size=self.micro_batch_size,
             dtype=self.dtype,
             model=self.model,
@@ -92,7 +89,6 @@ class FaultSpec:
             trainer=self.trainer,
             stack=self.stack,
             args=self.args,
-            upstream_tests=self.upstream_tests,
         )
         for name, value in self.axes.items():
             config = with_value(config, axes()[name], value)
@@ -128,5 +124,4 @@ CLASSES = (
     "throughput",
     "trainer",
     "rollout",
-    "tests",
 )

@@ -13,7 +13,6 @@ from functools import partial
 from harness.core.cell.arguments import Arguments, merged
 from harness.core.cell.layout import Layout
 from harness.core.data_paths.megatron_lm import SCHEDULER as SCHEDULER_PATH
-from harness.core.data_paths.own import UpstreamTests
 from harness.core.outcomes import Lane
 from harness.core.packing.documents import mix
 from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions
@@ -24,7 +23,6 @@ STACK_OF_TRAINERS = ("trainer_bridge", "bridge062")
 STACK_OF_VERL = ("rl", "verl091")
 STACK_OF_NEMO_RL = ("rl", "nemo_rl")
 STACK_OF_MEGATRON_RL = ("rl_megatron", "main")
-STACK_OF_UNIT_TESTS = ("upstream_tests", "bridge06")
 _CLIPPED = Arguments(merged({"clip_grad": ("0.1",)}))
 
 _trainer_spec = partial(
@@ -459,34 +457,5 @@ SCHEDULER: tuple[FaultSpec, ...] = (
         why="a tp rank that does not read the data itself",
         checks=("params_agree_plan",),
         where={"tp": 1, "field": "max_seqlen_q"},
-    ),
-)
-
-
-_unit_tests_spec = partial(
-    FaultSpec,
-    fault_class="tests",
-    stack=STACK_OF_UNIT_TESTS[1],
-    data_path="upstream_tests",
-    upstream_tests=UpstreamTests(
-        name="seq_utils_06", file="tests/unit_tests/training/utils/test_packed_seq_utils.py", passed=19
-    ),
-    layout=ONE,
-    why="tests run in one process",
-    lane=Lane.METADATA,
-    checks=("upstream_tests",),
-    where={"tests": "seq_utils_06"},
-    deadline_s=600.0,  # such cells took 34 to 71 s on two busy cores
-)
-UNIT_TESTS: tuple[FaultSpec, ...] = (
-    _unit_tests_spec(
-        name="offsets-without-padding-in-tested-code",
-        summary="upstream's function for offsets with padding returns those without, and a unit test of it fails",
-        modelled_on="B2: NVIDIA/Megatron-LM 8e44748ee2",
-    ),
-    _unit_tests_spec(
-        name="last-test-not-collected",
-        summary="pytest leaves out a test, and all others pass",
-        modelled_on="no known bug; a selection by name that no longer fits renamed tests",
     ),
 )

@@ -39,6 +39,9 @@ AxisRow = model_with(
     "Values of some axes: one combination, or a row of include, exclude or a tied list.",
     [replace(axis, default=None) for axis in axes().values()],
 )
+CONTRACTS = "what upstream refuses, and its unit tests, are checked by the command `harness contracts`"
+_RETIRED_AXES = ("forbidden", "upstream_tests")
+_RETIRED_PACKING = ("rules", "upstream_tests")
 _TIED_HINT = "a list of mappings ties axes together, e.g. layout: [{tp: 2, pp: 4}, {tp: 1, pp: 2}]"
 MOST_COMBINATIONS = 1_000_000
 
@@ -148,7 +151,7 @@ def _dimension(name: str, value: Any, path: KeyPath, problems: Problems) -> tupl
     if not items:
         problems.add(path, "an empty list leaves nothing to run", hint="give at least one value")
         return ()
-    if name in AXES or name in DOTTED or name.startswith(PREFIX):
+    if name in AXES or name in DOTTED or name in _RETIRED_AXES or name.startswith(PREFIX):
         paths = [(*path, index) for index in range(len(items))] if isinstance(value, list) else [path]
         rows = [Row({name: _value(name, item, at, problems)}, problems.line(at)) for item, at in zip(items, paths)]
         return tuple(row for row in rows if row.values[name] is not INVALID)
@@ -191,6 +194,9 @@ def parse_row(item: Any, path: KeyPath, problems: Problems) -> Row | None:
 def _value(name: str, value: Any, path: KeyPath, problems: Problems) -> Any:
     """One value of one axis, checked; INVALID after adding its problem."""
     prefix, _, key = name.rpartition(".")
+    if name in _RETIRED_AXES or (name == "packing" and value in _RETIRED_PACKING):
+        problems.add(path, "was removed", found=shown(value), hint=f"{CONTRACTS}; delete these cells")
+        return INVALID
     if name.startswith(PREFIX):
         return parse_axis_value(name, value, path, problems)
     if name not in AXES and name not in DOTTED:

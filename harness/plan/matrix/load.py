@@ -16,8 +16,7 @@ from harness.core.cell.axes import axes
 from harness.core.cell.config import CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.timing import NOT_TIMED, TimingConfig
-from harness.core.data_paths.own import REFERENCE, UpstreamTests
-from harness.core.data_paths.own import upstream_tests_as_written as upstream_tests_as_written
+from harness.core.data_paths.own import REFERENCE
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.packing.options import PackingOptions
 from harness.core.run.run_plan import BaselineRequest, MayReject, XFail
@@ -29,6 +28,7 @@ from harness.plan.matrix.arguments import as_written as arguments_as_written
 from harness.plan.matrix.axes import (
     AXES,
     AXIS_ALIASES,
+    CONTRACTS,
     DOTTED,
     Axes,
     Covering,
@@ -89,7 +89,6 @@ class Matrix:
     stacks: Mapping[str, Stack] = field(default_factory=dict)  # without the default one
     args: Layer = field(default_factory=dict)  # of upstream's trainer, for every cell
     profiles: Mapping[str, Profile] = field(default_factory=dict)  # values of the axis `args`
-    upstream_tests: Mapping[str, UpstreamTests] = field(default_factory=dict)  # by name, of the axis
     lists: Mapping[str, DocumentsConfig] = field(default_factory=dict)  # values of the axis `documents`
     lines: Mapping[KeyPath, int] = field(default_factory=dict, repr=False)
 
@@ -187,7 +186,9 @@ def _top(values: Any, problems: Problems) -> dict[str, Any]:
         problems.raise_any()
     top = problems.canonical(values, {}, ()) or {}
     for name in top:
-        if name not in MatrixFile.model_fields:
+        if name == "upstream_tests":
+            problems.add((name,), "was removed", hint=f"{CONTRACTS}; delete this section")
+        elif name not in MatrixFile.model_fields:
             problems.add_unknown((name,), MatrixFile.model_fields)
     for name, item in MatrixFile.model_fields.items():
         if item.is_required() and name not in top:
@@ -211,9 +212,8 @@ def _stacks(section: Any, axes: Axes, problems: Problems, path_of: PathOf, tree_
 
 def _named(top: Mapping[str, Any], axes: Axes, problems: Problems, read_lengths: LengthsReader) -> dict[str, Any]:
     """The sections whose entries are values of an axis."""
-    tests = _upstream_tests(top, axes, problems)
     lists = parse_lists(top.get("documents", {}), _used("documents", axes), problems, read_lengths)
-    return {"profiles": _profiles(top, axes, problems), "upstream_tests": tests, "lists": lists}
+    return {"profiles": _profiles(top, axes, problems), "lists": lists}
 
 
 def _profiles(top: Mapping[str, Any], axes: Axes, problems: Problems) -> dict[str, Profile]:
@@ -221,20 +221,6 @@ def _profiles(top: Mapping[str, Any], axes: Axes, problems: Problems) -> dict[st
     profiles = parse_profiles(section, problems)
     _check_used("args", "profiles", section, axes, "", problems)
     return profiles
-
-
-def _upstream_tests(top: Mapping[str, Any], axes: Axes, problems: Problems) -> dict[str, UpstreamTests]:
-    section = top.get("upstream_tests", {})
-    found: dict[str, UpstreamTests] = {}
-    if not isinstance(section, Mapping):
-        problems.add(("upstream_tests",), "must be a mapping of names to tests", found=shown(section))
-        return found
-    for name, value in section.items():
-        checked = problems.validate(UpstreamTests, value, ("upstream_tests", name))
-        if checked is not None:
-            found[name] = replace(checked, name=name)
-    _check_used("upstream_tests", "upstream_tests", section, axes, "", problems)
-    return found
 
 
 def _check_used(
@@ -324,8 +310,6 @@ def resolved(matrix: Matrix) -> dict[str, Any]:
     result |= {"args": arguments_as_written(matrix.args)} if matrix.args else {}
     profiles = {name: arguments_as_written(profile.layer) for name, profile in matrix.profiles.items()}
     result |= {"profiles": profiles} if profiles else {}
-    tests = {name: upstream_tests_as_written(tests) for name, tests in matrix.upstream_tests.items()}
-    result |= {"upstream_tests": tests} if tests else {}
     result["launch"] = {key: value for key, value in dataclasses.asdict(matrix.launch).items() if value is not None}
     result["checks"] = {"numerics": bounds_as_written(matrix.tolerances.numerics), "canaries": list(matrix.canaries)}
     result["checks"] |= {} if matrix.fingerprints else {"fingerprints": False}
@@ -352,7 +336,6 @@ _OWN_SECTION = (
     "args",
     "documents",
     "timed",
-    "upstream_tests",
     *keys_of(PackingOptions),
 )  # written in their sections, not as axes
 
@@ -377,9 +360,6 @@ def one_cell(
     written |= {"packing_options": changed} if changed else {}
     given = {argument.name: argument.words for argument in config.args.given}
     written |= {"args": arguments_as_written(given)} if given else {}
-    if config.upstream_tests.name:
-        written["upstream_tests"] = {config.upstream_tests.name: upstream_tests_as_written(config.upstream_tests)}
-        written["matrix"]["upstream_tests"] = config.upstream_tests.name
     written |= {"stacks": {config.stack: layers_of(stack)}} if stack is not None else {}
     written["launch"] = {"deadline_s": config.deadline_s}
     written["checks"] = {"canaries": list(config.canaries)}

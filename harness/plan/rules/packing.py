@@ -225,16 +225,6 @@ def loss_has_switch(config: CellConfig) -> str | None:
     return f"fuse_loss is set, and packing is {config.data_path}: only {_with_option('fuse_loss')} has this switch"
 
 
-def forbidden_with_rules(config: CellConfig) -> str | None:
-    cases = config.path.validates
-    if config.forbidden in cases or not (cases or config.forbidden):
-        return None
-    if cases:
-        return f"packing {config.data_path} needs the axis `forbidden`: the combination that upstream must refuse"
-    owner = names(path for path in DATA_PATHS.values() if config.forbidden in path.validates)
-    return f"forbidden {config.forbidden} is a case of packing {owner}, and packing is {config.data_path}"
-
-
 def pad_cu_seqlens_needs_max_length(config: CellConfig) -> str | None:
     if not config.options.pad_cu_seqlens or config.options.pad_to_max_length:
         return None
@@ -275,7 +265,6 @@ PACKING_RULES: tuple[Rule, ...] = (
     *(limit_of(path, limit) for path in DATA_PATHS.values() for limit in path.limits),
     Rule("packing.skyrl-switch", "harness: remove_microbatch_padding is SkyRL's", packing_has_switch),
     Rule("packing.nemo-rl-switch", "harness: fuse_loss is NeMo-RL's", loss_has_switch),
-    Rule("rules.case", "harness: packing rules needs a case, other packing none", forbidden_with_rules),
     Rule(
         "packing.pad-cu-seqlens-max-length",
         "Megatron-Bridge ConfigContainer.validate: pad_cu_seqlens requires pad_to_max_length",

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from harness.core.cell.attention import KERNELS, LIMITS, TE_KINDS, TE_PADDING, Limit, te_auto_padding
 from harness.core.cell.axis_values import EXPLICIT, SPLIT
 from harness.core.cell.config import CellConfig
-from harness.core.data_paths.own import UPSTREAM_TESTS
 from harness.core.stack import DEFAULT, Stack
 from harness.plan.jobs.cluster import ClusterProfile, nodes_for
 from harness.plan.rules.rule import Rule
@@ -102,17 +101,7 @@ def groups_of_the_trainer(config: CellConfig) -> str | None:
     return f"trainer {config.trainer} uses Megatron's global groups; groups: {EXPLICIT} needs trainer: harness"
 
 
-def tests_of_upstream(config: CellConfig) -> str | None:
-    name, own = config.upstream_tests.name, config.data_path == UPSTREAM_TESTS.name
-    if own == bool(name):
-        return None
-    if own:
-        return "packing upstream_tests runs the tests that the axis upstream_tests names, and it names none"
-    return f"upstream_tests is {name}, which only packing upstream_tests runs, and packing is {config.data_path}"
-
-
 RUNTIME_RULES: tuple[Rule, ...] = (
-    Rule("upstream-tests.case", "harness: packing upstream_tests needs tests, other packing none", tests_of_upstream),
     Rule(
         "recompute.split",
         "Megatron-LM TransformerConfig: distribute_saved_activations without sequence_parallel",

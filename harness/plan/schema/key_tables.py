@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from harness.core.cell.axes import axes
 from harness.core.cell.axis_values import HARNESS, TRAINERS
 from harness.core.cell.config import ModelConfig, TrainConfig
-from harness.core.data_paths.own import UpstreamTests
 from harness.core.data_paths.table import DATA_PATHS
 from harness.core.packing.documents import KEYS_OF_MODE, DocumentsConfig
 from harness.core.packing.options import PackingOptions
@@ -62,7 +61,6 @@ def tables() -> dict[str, str]:
     found |= {"history": section_table(HistorySection, of="`history`")}
     found |= {"bound": table(keys_of(Override).values(), of="a bound"), "xfail": table(keys_of(XFail).values())}
     found |= {"may_reject": table(keys_of(MayReject).values())}
-    found |= {"upstream_tests": table(keys_of(UpstreamTests).values())}
     return found | {"data_paths": _data_paths(), "recipes": _recipes(), "support": _support()}
 
 

@@ -18,7 +18,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from harness.core.cell.config import CANARIES, DEFAULT_CANARIES, TrainConfig
 from harness.core.cell.model import ModelConfig
 from harness.core.cell.timing import DOCUMENTS, ROTARY_TOKENS, ROUNDS, STEP_TOKENS, WARMUP, TimingConfig
-from harness.core.data_paths.own import UpstreamTests
 from harness.core.errors import InputError
 from harness.core.hardware import PEAK_DTYPES
 from harness.core.layer_pattern import EXPERTS, layers_of
@@ -454,10 +453,6 @@ class MatrixFile(Section):
     profiles: dict[str, str | dict[str, Any]] = Field(
         default_factory=dict,
         description="Arguments by name, for the axis `args`: a mapping, or the flags of a run as text.",
-    )
-    upstream_tests: dict[Name, model_of(UpstreamTests)] = Field(  # type: ignore[valid-type]
-        default_factory=dict,
-        description="[Unit tests of upstream](data_paths.md#upstream_tests) by name, for the axis `upstream_tests`.",
     )
     launch: model_of(Launch) = Field(  # type: ignore[valid-type]
         default_factory=Launch, description="How cells run."

@@ -24,7 +24,7 @@ from harness.judge.report.model import Report, ReportCell
 from harness.plan.faults.catalogue import FAULTS
 from harness.plan.faults.models import ADAPTERS, VISION
 from harness.plan.faults.spec import FaultSpec
-from harness.plan.faults.trainers import ROLLOUT, SCHEDULER, TRAINER, UNIT_TESTS
+from harness.plan.faults.trainers import ROLLOUT, SCHEDULER, STACK_OF_VERL, TRAINER
 
 LEAK = next(spec for spec in FAULTS if spec.name == "attention-ignores-documents")
 KILLED = next(spec for spec in FAULTS if spec.name == "rank-killed-from-outside")
@@ -86,7 +86,7 @@ def test_an_unknown_fault_is_an_input_error_that_suggests_the_right_name() -> No
 
 def test_faults_are_chosen_by_name_in_the_order_of_the_catalogue() -> None:
     assert selftest.choose([]) == [spec for spec in FAULTS if spec.stack == DEFAULT]
-    assert selftest.choose([], trainers=True) == [*ADAPTERS, *TRAINER, *VISION, *ROLLOUT, *SCHEDULER, *UNIT_TESTS]
+    assert selftest.choose([], trainers=True) == [*ADAPTERS, *TRAINER, *VISION, *ROLLOUT, *SCHEDULER]
     assert selftest.choose([TRAINER[1].name]) == [TRAINER[1]]
     names = [FAULTS[3].name, FAULTS[1].name]
     assert selftest.choose(names) == [FAULTS[1], FAULTS[3]]
@@ -117,7 +117,7 @@ def test_cells_that_may_wait_for_their_deadline_are_started_first() -> None:
 
 
 def test_faults_in_upstreams_code_have_an_allocation_of_their_stack() -> None:
-    plan = selftest.plan_faults([*TRAINER, *ROLLOUT, *UNIT_TESTS, LEAK])
+    plan = selftest.plan_faults([*TRAINER, *ROLLOUT, LEAK])
     stacks = [name for _, name in STACKS]
     assert sorted(item.stack for item in plan.allocations) == sorted([*stacks, DEFAULT])
     assert sum(len(item.cells) for item in plan.allocations) == len(plan.expansion.cells)
@@ -126,15 +126,16 @@ def test_faults_in_upstreams_code_have_an_allocation_of_their_stack() -> None:
 def test_faults_whose_clone_is_not_there_are_left_out_and_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    places = {("upstream_tests", "bridge06"): tmp_path / "absent", ("trainer_bridge", "bridge062"): tmp_path}
+    left, other = [spec for spec in ROLLOUT if spec.stack == STACK_OF_VERL[1]][:2]
+    places = {STACK_OF_VERL: tmp_path / "absent", ("trainer_bridge", "bridge062"): tmp_path}
     stacks = [
         Stack(name=name, checkouts=(Checkout(repository=str(place), ref="x", package="megatron-bridge"),))
         for (_, name), place in places.items()
     ]
     monkeypatch.setattr(selftest, "stacks_of", lambda names: [s for s in stacks if s.name in set(names)])
-    assert selftest.with_clones([*UNIT_TESTS, TRAINER[0]]) == [TRAINER[0]]
+    assert selftest.with_clones([left, other, TRAINER[0]]) == [TRAINER[0]]
     said = capsys.readouterr().err
-    assert f"left out, since no clone is at {tmp_path / 'absent'}: {UNIT_TESTS[0].name}, {UNIT_TESTS[1].name}" in (
+    assert f"left out, since no clone is at {tmp_path / 'absent'}: {left.name}, {other.name}" in (
         " ".join(said.split())
     )
 

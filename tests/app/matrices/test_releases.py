@@ -69,7 +69,6 @@ def test_just_the_known_bugs_fail_and_all_else_passes(ran: Ran) -> None:
         "tp2-pp1-cp1-sft-mbs2-core0182",
         "tp1-pp1-cp2-skyrl-skyrl010",
         "tp1-pp4-cp1-bridge_offline-bridge042",
-        "tp1-pp1-cp1-rules-pad-cu-seqlens-free-rows-bridge042",
     }
     assert all(entry["strict"] and entry["lanes"] and entry["message_contains"] for entry in ran.entries.values())
     outcomes = {cell["id"].rpartition("-")[0]: cell["outcome"] for cell in ran.report["cells"]}
@@ -88,7 +87,6 @@ def test_just_the_known_bugs_fail_and_all_else_passes(ran: Ran) -> None:
         "tp2-pp1-cp2-skyrl-skyrl040",
         "tp1-pp4-cp1-bridge_in_batch-mbs2-bridge062",
         "tp2-pp1-cp2-bridge_long-bridge062",
-        "tp1-pp1-cp1-rules-cp-seq-length-bridge062",
     ],
 )
 def test_releases_that_repaired_a_bug_pass(ran: Ran, name: str) -> None:
@@ -154,7 +152,6 @@ def test_wheels_that_do_not_hold_sft_are_rejected(ran: Ran) -> None:
             "SkyRL splits documents over context parallel ranks only if it packs them",
         ),
         ("tp1-pp1-cp2-bridge_in_batch-mbs2-bridge050", "only its vision-language models split it in their forward"),
-        ("tp1-pp1-cp1-rules-in-batch-opt-out-bridge050", "qwen3_omni_collate_fn cannot be imported"),
     ],
 )
 def test_what_a_release_cannot_do_is_rejected_with_the_reason(ran: Ran, name: str, reason: str) -> None:

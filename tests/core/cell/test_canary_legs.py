@@ -143,7 +143,6 @@ def test_truncation_is_a_leg_only_where_step_0_cuts_nothing() -> None:
         (cell("unpacked"), "order", "do not share rows"),
         (cell(), "padding", "no slot is padding"),
         (cell("bridge_offline"), "padding", "end-of-sentence"),
-        (cell("rules"), "determinism", "validator"),
         (replace(cell(), train=TrainConfig(steps=0)), "isolation", "only fetches batches"),
     ],
 )

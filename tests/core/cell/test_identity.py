@@ -11,7 +11,6 @@ from harness.core.cell.identity import _text, cell_id, cell_name
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import MlaConfig, MoeConfig, MtpConfig
 from harness.core.cell.timing import TimingConfig
-from harness.core.data_paths.own import UpstreamTests
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.packing.options import PackingOptions
 from harness.core.run.run_dir import path_component
@@ -73,11 +72,9 @@ def test_every_setting_that_can_change_a_number_changes_the_hash(name: str) -> N
         "documents": DocumentsConfig(lengths=(1,)),
         "options": PackingOptions(metadata=True),
         "fault": "leak",
-        "forbidden": "cp-mean-loss",
         "resume": "same",
         "args": Arguments((Argument(name="clip_grad", words=("1",)),)),
         "timing": TimingConfig(unpacked=True),
-        "upstream_tests": UpstreamTests(name="packing", file="tests", passed=8),
     }
     key = keys_of(CellConfig).get(name)
     others = [value for value in key.setting.choices if value != key.default] if key else []

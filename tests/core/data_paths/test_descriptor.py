@@ -6,7 +6,7 @@ import pytest
 
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
-from harness.core.data_paths.descriptor import ForbiddenCase, padding_is_fixed
+from harness.core.data_paths.descriptor import padding_is_fixed
 from harness.core.packing.options import PackingOptions
 
 
@@ -25,16 +25,3 @@ def test_the_reason_names_the_padding_option_that_is_set(
     options = PackingOptions(pad_seq_to_mult=multiple, pad_to_max_length=fixed)
     config = CellConfig(layout=Layout(), data_path="skyrl", options=options)
     assert padding_is_fixed("rows end with their tokens")(config) == expected
-
-
-@pytest.mark.parametrize(
-    ("message", "named"),
-    [
-        ("pad_cu_seqlens needs pad_to_max_length", True),
-        ("ValueError: PAD_CU_SEQLENS is set,\nso set pad_to_max_length too", True),  # other case, two lines
-        ("pad_to_max_length and pad_cu_seqlens", False),
-        ("another rule", False),
-    ],
-)
-def test_a_message_names_the_rule_if_the_pattern_is_in_it(message: str, named: bool) -> None:
-    assert ForbiddenCase(r"pad_cu_seqlens.*pad_to_max_length").named_in(message) is named

@@ -48,8 +48,7 @@ def test_a_fault_drops_the_broadcast_to_the_middle_stages() -> None:
 def test_every_check_is_demanded_by_a_fault() -> None:
     # `slower_than_history` needs earlier runs, which no fault has; tests/app/pipeline/test_baselines.py tests it.
     # `reported` needs upstream's own trainer, which tests/app/matrices/test_trainer.py edits instead.
-    # `upstream_tests` needs a checkout with tests and pytest; tests/node/data_paths/test_upstream_tests.py makes one.
-    others = {"slower_than_history", "reported", "upstream_tests"}
+    others = {"slower_than_history", "reported"}
     assert {check for spec in FAULTS for check in spec.checks} | others == {check.name for check in CHECKS}
 
 

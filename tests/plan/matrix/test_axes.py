@@ -102,8 +102,12 @@ def test_model_and_train_keys_can_be_axes() -> None:
         (
             {"packing": ["thd"]},
             "scheduler, sft_scheduler, skyrl, megatron_rl, nemo_rl, verl, bridge_offline, bridge_in_batch, "
-            "bridge_long, rules, upstream_tests (found 'thd')",
+            "bridge_long (found 'thd')",
         ),
+        ({"packing": "rules"}, "matrix.packing: was removed (found 'rules'; what upstream refuses"),
+        ({"packing": ["sft", "upstream_tests"]}, "checked by the command `harness contracts`; delete these cells"),
+        ({"packing": "sft", "forbidden": "cp-mean-loss"}, "matrix.forbidden: was removed"),
+        ({"include": [{"packing": "sft", "upstream_tests": "a"}]}, "matrix.include[0].upstream_tests: was removed"),
         ({"tp": 1, "tensor_model_parallel_size": 1}, "given twice"),
         ({"layout": [{"tp": 1}, {"pp": 2}]}, "must set the same axes"),
         ({"layout": [{"tp": 1}], "tp": 2}, "already set by 'matrix.layout'"),

@@ -79,7 +79,7 @@ def test_an_expression_without_a_boolean_result_is_an_error(text: str) -> None:
 
 
 def test_text_names_are_the_axes_that_hold_text() -> None:
-    assert {"packing", "dtype", "attention", "device", "stack", "documents", "forbidden"} <= TEXT_NAMES
+    assert {"packing", "dtype", "attention", "device", "stack", "documents"} <= TEXT_NAMES
     assert not {"tp", "sp", "micro_batch_size", "timed", "metadata"} & TEXT_NAMES
 
 

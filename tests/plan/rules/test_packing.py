@@ -15,7 +15,7 @@ from harness.core.packing.options import PackingOptions
 from harness.plan.rules.packing import PACKING_RULES
 from harness.plan.rules.table import rejections
 
-PATHS = [path.name for path in DATA_PATHS.values() if not path.validates and path.name != "upstream_tests"]
+PATHS = [*DATA_PATHS]
 
 
 def cell(data_path: str, layout: Layout, seq_length: int = 64, **options: int | bool) -> CellConfig:
@@ -61,19 +61,6 @@ def test_only_skyrl_has_the_switch_not_to_pack() -> None:
     assert reasons(cell("reference", Layout(), remove_microbatch_padding=False)) == {
         "packing.skyrl-switch": "remove_microbatch_padding is false, and packing is reference: only skyrl has this "
         "switch"
-    }
-
-
-def test_a_combination_that_upstream_must_refuse_is_given_exactly_with_packing_rules() -> None:
-    rules = cell("rules", Layout())
-    assert reasons(replace(rules, forbidden="cp-seq-length")) == {}
-    assert reasons(rules) == {
-        "rules.case": "packing rules needs the axis `forbidden`: the combination that upstream must refuse"
-    }
-    reference = cell("reference", Layout())
-    assert reasons(reference) == {}
-    assert reasons(replace(reference, forbidden="cp-seq-length")) == {
-        "rules.case": "forbidden cp-seq-length is a case of packing rules, and packing is reference"
     }
 
 

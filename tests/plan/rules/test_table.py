@@ -11,7 +11,7 @@ from harness.core.cell.axis_values import ATTENTIONS, DEVICES, GROUPS, RECOMPUTE
 from harness.core.cell.config import CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import AUX_LOSSES, DISPATCHERS, MLA_ROPES, SOFTMAXES, MlaConfig, MoeConfig, MtpConfig
-from harness.core.data_paths.table import DATA_PATHS, FORBIDDEN
+from harness.core.data_paths.table import DATA_PATHS
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.packing.options import PackingOptions
 from harness.plan.jobs.cluster import ClusterProfile
@@ -64,7 +64,6 @@ CONFIGS = st.builds(
     recompute=st.sampled_from(RECOMPUTE),
     groups=st.sampled_from(GROUPS),
     lift=st.sampled_from(["", *[rule.id for rule in RULES]]),
-    forbidden=st.sampled_from(["", FORBIDDEN[0]]),
     model=MODELS,
     train=TRAINS,
     documents=st.builds(

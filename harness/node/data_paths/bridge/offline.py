@@ -108,7 +108,7 @@ def packed_config(config: CellConfig, folder: Path, **packed: Any) -> Any:
 
     `packed`: further fields of PackedSequenceSpecs, such as the paths of files packed before.
     """
-    specs = _specs_class()(
+    specs = specs_class()(
         packed_sequence_size=config.train.seq_length,
         tokenizer_model_name="numbers",
         num_tokenizer_workers=1,
@@ -191,7 +191,7 @@ def longest_first() -> Iterator[None]:
         vars(np.random).update(kept)
 
 
-def _specs_class() -> Any:
+def specs_class() -> Any:
     try:
         from megatron.bridge.data.packing.config import PackedSequenceSpecs
     except ModuleNotFoundError:  # up to 0.5

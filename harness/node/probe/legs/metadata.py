@@ -18,12 +18,6 @@ from harness.node.recording.recorder import Recorder
 
 def metadata_leg(path: Adapter, context: RankContext, fault: Fault, recorder: Recorder) -> None:
     """Append one BatchSeen per chunk and micro-batch to the record."""
-    if hasattr(path, "refusal"):
-        recorder.progress("metadata", 0, 0, "fetch")
-        recorder.record.refusal = path.refusal()
-    if hasattr(path, "tests_seen"):
-        recorder.progress("metadata", 0, 0, "fetch")
-        recorder.record.upstream_tests = path.tests_seen()
     truth = StepTruth(context.config, 0, context.place.dp)
     for seen in observed_batches(truth, "metadata", path, context, fault, recorder):
         recorder.record.batches.append(seen)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from harness.core.data_paths.descriptor import FORBIDDEN_CASES
-from harness.core.run.records import Failure, Progress, RankEnding, Refusal, TensorSeen
-from harness.judge.checks import answers, batches
+from harness.core.run.records import Failure, Progress, RankEnding, TensorSeen
+from harness.judge.checks import batches
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.checks.whole import Cases, of
-from tests.judge.simulator import config_of, evidence_for
 
 cases = Cases()
 
@@ -120,41 +117,6 @@ def replicas_that_run_different_numbers() -> CellEvidence:
 def a_step_beyond_the_plan() -> CellEvidence:
     evidence = of(tp=2)
     evidence.records[1].micro_batches.append(3)
-    return evidence
-
-
-def forbidden(**refusal: str) -> CellEvidence:
-    name = "offline-micro-batch-2"
-    case = FORBIDDEN_CASES[name]
-    evidence = evidence_for(replace(config_of("rules"), forbidden=name))
-    evidence.records[0].refusal = Refusal(validator=case.validator, wanted=case.pattern, **refusal)
-    return evidence
-
-
-@cases(answers.refused)
-def an_accepted_combination() -> CellEvidence:
-    return forbidden()
-
-
-@cases(answers.refused)
-def a_refusal_for_another_reason() -> CellEvidence:
-    return forbidden(type="KeyError", message="'x'")
-
-
-@cases(answers.refused)
-def a_bare_assertion() -> CellEvidence:
-    return forbidden(type="AssertionError", message="")
-
-
-@cases(answers.refused)
-def a_validator_that_refuses_everything() -> CellEvidence:
-    return forbidden(type="ValueError", message="no", allowed_refused="no GPU")
-
-
-@cases(answers.refused)
-def a_rank_that_failed_before_it_asked() -> CellEvidence:
-    evidence = forbidden()
-    evidence.records[0].refusal = None
     return evidence
 
 
