@@ -24,7 +24,7 @@ test: browser slurm ## ruff, layers, mypy, the fast tests, and one real run of e
 	@$(MAKE) $(TOGETHER) --jobs=3 unit pytest-smoke types lint
 
 test-all: browser slurm compiler ## all other tests: training, cluster, browser; half an hour
-	@$(MAKE) $(TOGETHER) --jobs=4 all-matrices all-app all-slurm all-others
+	@$(MAKE) $(TOGETHER) --jobs=4 all-matrices all-commands all-slurm all-others
 
 test-long: compiler ## the tests that are too slow for CI (marker long)
 	$(PYTEST) -m long --durations 15
@@ -36,7 +36,7 @@ lint: setup ## ruff: rules and formatting; import-linter: the layers
 
 types: setup ## mypy, strict; the node side also as Python 3.10
 	$(BIN)/mypy
-	$(BIN)/mypy --python-version 3.10 harness/core harness/node harness/oracle
+	$(BIN)/mypy --python-version 3.10 harness/core harness/features harness/upstreams harness/faults harness/oracle harness/probe harness/runtime
 
 unit: setup ## the fast tests: no training, no browser, no Slurm
 	$(PYTEST) -m "not ($(SLOW) or smoke or long)" --durations 25
@@ -58,19 +58,19 @@ compiler: slurm
 	@scripts/setup --compiler
 
 # More jobs than cores, since cluster tests mostly wait; the longest begin first. Each prints its output when it ends.
-.PHONY: pytest-smoke all-matrices all-app all-slurm all-others
+.PHONY: pytest-smoke all-matrices all-commands all-slurm all-others
 pytest-smoke:
 	$(PYTEST) -m smoke --durations 25
 
 REST := ($(SLOW)) and not (smoke or long)
 all-matrices:
-	$(PYTEST) tests/app/matrices -m "$(REST)" --durations 25
+	$(PYTEST) tests/matrices -m "$(REST)" --durations 25
 
-all-app:
-	$(PYTEST) tests/app --ignore tests/app/matrices -m "$(REST)" --durations 25
+all-commands:
+	$(PYTEST) tests/cli tests/triage tests/campaign -m "$(REST)" --durations 25
 
 all-slurm:
 	$(PYTEST) tests/slurm -m "$(REST)" --durations 25
 
 all-others:
-	$(PYTEST) --ignore tests/app --ignore tests/slurm -m "$(REST)" --durations 25
+	$(PYTEST) --ignore tests/matrices --ignore tests/cli --ignore tests/triage --ignore tests/campaign --ignore tests/slurm -m "$(REST)" --durations 25

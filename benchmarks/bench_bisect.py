@@ -22,7 +22,7 @@ from pathlib import Path
 from figures import ROOT, Figure, finished, parser
 
 from harness.core.serialization import from_jsonable, loads
-from harness.judge.bisect.result import Bisection
+from harness.reporting.bisection import Bisection
 from tests.bisected import BROKEN, KEPT, PARAMS, checkout, copied, matrix_of
 
 FIX = "5e4fc931ba"  # refactor(data): consolidate get_batch and enable PP for SFT THD

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from figures import ROOT, Figure, finished, parser
 
-from harness.infra.history.database import opened
-from harness.judge.history import CellRow, FindingRow, RunRow, run_row
-from harness.judge.report.render_json import read_report
+from harness.history.database import opened
+from harness.history.trends import CellRow, FindingRow, RunRow, run_row
+from harness.reporting.render_json import read_report
 
 MATRICES = 6
 LIMIT_S = 3.0

@@ -30,7 +30,7 @@ from harness.core.run.records import OracleRecord, RankRecord
 from harness.core.run.run_dir import RunDir, write_atomic, write_json
 from harness.core.run.run_plan import Expansion, PlannedCell, sealed_text
 from harness.core.serialization import dumps, from_jsonable
-from harness.infra.runs.evidence_files import read_plan
+from harness.runs.evidence_files import read_plan
 
 SECONDS, BYTES = 60.0, 1e9
 REPLICAS, ROW, ROWS = 8, 2, 4  # replicas of the big cell; documents per row, rows of the small cell

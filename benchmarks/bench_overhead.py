@@ -32,17 +32,18 @@ from harness.core.cell.layout import Coordinates, Layout
 from harness.core.cell.timing import TimingConfig
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.run.records import RankRecord
+from harness.faults.node_table import fault_named
+from harness.features.attention import node_kinds
 from harness.judge.stats.paired import paired_ratio
-from harness.node.data_paths.base import Batch, RankContext
-from harness.node.data_paths.table import ADAPTERS
-from harness.node.device import cpu_stubs
-from harness.node.device.placement import Device, choose_device, synchronize
-from harness.node.faults.table import fault_named
-from harness.node.probe.legs.timing import TimingLeg
-from harness.node.probe.model import attention_kinds, gpt
-from harness.node.probe.passes import Passes
-from harness.node.probe.truth import StepTruth
-from harness.node.recording.recorder import Recorder
+from harness.probe.legs.timing import TimingLeg
+from harness.probe.model import gpt
+from harness.probe.passes import Passes
+from harness.probe.truth import StepTruth
+from harness.runtime.device import cpu_stubs
+from harness.runtime.device.placement import Device, choose_device, synchronize
+from harness.runtime.recording.recorder import Recorder
+from harness.upstreams.node_base import Batch, RankContext
+from harness.upstreams.node_data_paths import ADAPTERS
 
 LIMIT = 1.01
 SMALL = {"layers": 1, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 128, "seq_length": 64}
@@ -164,7 +165,7 @@ def main() -> int:
     store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not re-exported by its stub
     dist.init_process_group(device.backend, store=store, rank=0, world_size=1)
     gpt.initialize_parallel(config, device)
-    config = attention_kinds.resolved(config, device)
+    config = node_kinds.resolved(config, device)
     with tempfile.TemporaryDirectory(prefix="overhead-") as folder:
         place = Coordinates(tp=0, cp=0, dp=0, pp=0)
         context = RankContext(config=config, place=place, device=device, folder=Path(folder))

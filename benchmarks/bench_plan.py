@@ -47,9 +47,9 @@ launch: {max_ranks: 256}
 def one_run(covering: int, *, smallest: bool = False) -> None:
     """In a fresh process: print seconds (wall, processor, selecting), peak resident MB, and a summary of the plan."""
     begin = time.perf_counter()
-    from harness.app.cli import main as command_line
-    from harness.plan.expansion import expand
-    from harness.plan.expansion.selection import choose
+    from harness.cli.cli import main as command_line
+    from harness.matrix.expansion import expand
+    from harness.matrix.expansion.selection import choose
 
     chosen = [0.0]
 

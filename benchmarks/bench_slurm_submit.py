@@ -16,7 +16,7 @@ from pathlib import Path
 from figures import Figure
 from slurm_figures import ON_LAB, events, held_jobs, new_run, ranks_of_cells
 
-from harness.infra.slurm.client import SlurmClient
+from harness.launch.slurm.client import SlurmClient
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 

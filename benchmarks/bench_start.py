@@ -18,7 +18,7 @@ from pathlib import Path
 
 from figures import ROOT, SMALLEST, Figure, finished, parser
 
-IMPORT = "from harness.node.load import load; load()"
+IMPORT = "from harness.runtime.load import load; load()"
 SMOKE = ROOT / "matrices" / "smoke.yaml"
 LIMIT = 1.1  # from the command to the first cell, over the bare import
 POLL_S = 0.01

@@ -100,7 +100,7 @@ def run_one(corpus: Corpus, number: int, seed: int, *, keep: bool = False, echo:
 
 
 def _called(words: list[str]) -> tuple[int, str]:
-    from harness.app.cli import main as command_line
+    from harness.cli.cli import main as command_line
 
     try:
         return command_line(words), ""

@@ -29,8 +29,8 @@ from typing import Any
 import tomllib
 
 from harness.core.outcomes import Finding, Outcome
-from harness.judge.report.model import Report, ReportCell
-from harness.judge.report.render_json import read_report
+from harness.core.run.report import Report, ReportCell
+from harness.reporting.render_json import read_report
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "generated" / "gates.md"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-FULL_ROWS = "packed per real token over full rows per slot"  # as harness/judge/report/build.py names its ratios
+FULL_ROWS = "packed per real token over full rows per slot"  # as harness/reporting/build.py names its ratios
 FUSION = re.compile(r"rotary function, unfused over fused, (\d+) documents")
 LEAST_SHARE = 0.9  # of the tokens per second of full rows
 MOST_OVERHEAD = 1.01

@@ -34,8 +34,13 @@ ACCEPTED = ROOT / "tests/mutants_accepted.toml"
 # Group -> modules, and tests in addition to the test file of each module.
 GROUPS: dict[str, tuple[list[str], list[str]]] = {
     "rules": (
-        ["harness/plan/rules/*.py", "harness/core/data_paths/*.py"],
-        [str(path.relative_to(ROOT)) for path in ROOT.glob("tests/plan/rules/test_*.py")]
+        [
+            "harness/matrix/rules/*.py",
+            "harness/features/*/rules.py",
+            "harness/upstreams/*/rules.py",
+            "harness/upstreams/*/spec.py",
+        ],
+        [str(path.relative_to(ROOT)) for path in ROOT.glob("tests/matrix/rules/test_*.py")]
         + ["tests/core/packing/test_arithmetic.py"],
     ),
     "packing": (["harness/core/packing/*.py", "harness/core/cell/layout.py"], []),
@@ -52,9 +57,9 @@ GROUPS: dict[str, tuple[list[str], list[str]]] = {
         [f"tests/judge/test_{name}.py" for name in ("verdict_whole", "verdict_resumed", "earlier_attempts")],
     ),
     "slurm": (
-        [f"harness/infra/slurm/{name}.py" for name in ("follow", "client")],
+        [f"harness/launch/slurm/{name}.py" for name in ("follow", "client")],
         [
-            f"tests/infra/slurm/test_{name}.py"
+            f"tests/launch/slurm/test_{name}.py"
             for name in ("client_commands", "closing", "expected_start", "follower", "follower_questions", "retry")
         ],
     ),

@@ -25,17 +25,19 @@ from typing import Any, NamedTuple
 
 from harness.core.cell.axes import Axis, axes, dotted
 from harness.core.cell.axis_values import HARNESS
-from harness.core.cell.model import MlaConfig, MoeConfig, MtpConfig
 from harness.core.errors import InputError
 from harness.core.outcomes import Outcome, Severity
-from harness.core.peft import PeftConfig
+from harness.core.run.report import ReportCell
 from harness.core.run.run_plan import Expansion
 from harness.core.setting import Key, keys_of
 from harness.core.stack import DEFAULT
-from harness.judge.report.model import ReportCell
-from harness.judge.report.render_json import read_report
-from harness.plan.expansion.expand import expand
-from harness.plan.matrix.load import load
+from harness.features.adapters.config import PeftConfig
+from harness.features.attention.config import MlaConfig
+from harness.features.experts.config import MoeConfig
+from harness.features.prediction.config import MtpConfig
+from harness.matrix.expansion.expand import expand
+from harness.matrix.load import load
+from harness.reporting.render_json import read_report
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_RANKS = 4

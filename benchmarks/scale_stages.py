@@ -55,14 +55,14 @@ def _run(folder: Path) -> RunDir:
 
 
 def _plan(folder: Path) -> RunPlan:
-    from harness.infra.runs.evidence_files import read_plan
+    from harness.runs.evidence_files import read_plan
 
     return read_plan(_run(folder))
 
 
 def _command(*words: str) -> str:
     """The output of a command of the harness; SystemExit unless it succeeds."""
-    from harness.app.cli import main
+    from harness.cli.cli import main
 
     text = io.StringIO()
     with redirect_stdout(text):
@@ -84,8 +84,8 @@ def plan(folder: Path, cells: int) -> dict[str, float]:
 
 def write(folder: Path, cells: int) -> dict[str, float]:
     """What `harness run` does before it submits: plan, then plan.json, configurations and job files."""
-    from harness.app.options import PlanOptions
-    from harness.app.pipeline import plan_run
+    from harness.campaign import plan_run
+    from harness.campaign.options import PlanOptions
 
     planned = plan_run.plan_run(folder / "scale.yaml", PlanOptions(cluster=str(folder / "cluster.yaml")))
     plan_run.write_run(_run(folder), planned)
@@ -94,10 +94,10 @@ def write(folder: Path, cells: int) -> dict[str, float]:
 
 def run(folder: Path, cells: int) -> dict[str, float]:
     """The agents write records, results and journals; the launcher reads these and judges each cell that has ended."""
-    from harness.app.pipeline.judging import LiveJudging
-    from harness.app.pipeline.launch import Listener
+    from harness.campaign.judging import LiveJudging
+    from harness.campaign.launch import Listener
+    from harness.campaign.progress import Progress
     from harness.core.run.events import Journal
-    from harness.infra.progress import Progress
 
     directory, found = _run(folder), _plan(folder)
     known = {cell.id: cell for cell in found.expansion.cells}
@@ -178,9 +178,9 @@ def status(folder: Path, cells: int) -> dict[str, float]:
 
 def judge(folder: Path, cells: int) -> dict[str, float]:
     """`harness report`, in its three parts."""
-    from harness.app.pipeline.finalize import record
-    from harness.app.pipeline.judging import judge as judged
-    from harness.app.pipeline.reports import write_reports
+    from harness.campaign.finalize import record
+    from harness.campaign.judging import judge as judged
+    from harness.campaign.reports import write_reports
     from harness.core.outcomes import Outcome
 
     run, found = _run(folder), _plan(folder)

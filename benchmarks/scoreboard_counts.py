@@ -14,9 +14,9 @@ from typing import Any
 import tomllib
 
 from harness.core.outcomes import Outcome
+from harness.core.run.report import Report
 from harness.core.stack import DEFAULT
-from harness.judge.report.model import Report
-from harness.judge.report.render_json import read_report
+from harness.reporting.render_json import read_report
 
 FAILED = (Outcome.FAIL, Outcome.XPASS, Outcome.ERROR, Outcome.FLAKY)
 

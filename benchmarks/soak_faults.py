@@ -22,7 +22,7 @@ from tests.slurm.lab import SlurmLab
 from tests.slurm.lab_files import NODES
 
 Happened = tuple[str, Callable[[], None] | None]  # what happened, and what ends it
-AGENT = b"harness.node.agent"  # among the arguments of an agent and of what it forks
+AGENT = b"harness.runtime.agent"  # among the arguments of an agent and of what it forks
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from harness.core.cell.config import CellConfig
 from harness.core.cell.identity import cell_id
 from harness.core.run.records import RankRecord
 from harness.core.serialization import from_jsonable, loads
-from harness.node.probe.run import run_probe
-from harness.node.recording.recorder import Recorder
+from harness.probe.run import run_probe
+from harness.runtime.recording.recorder import Recorder
 
 
 def main() -> None:

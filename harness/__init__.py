@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from harness.app.api import (
+    from harness.cli.api import (
         CellChange,
         Comparison,
         Expansion,
@@ -62,6 +62,6 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from harness.app import api
+    from harness.cli import api
 
     return getattr(api, name)

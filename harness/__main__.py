@@ -1,3 +1,3 @@
-from harness.app.cli import main
+from harness.cli.cli import main
 
 raise SystemExit(main())

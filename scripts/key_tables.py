@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.plan.faults.catalogue import FAULTS, catalogue_markdown
-from harness.plan.schema.key_tables import GENERATED_PAGES, filled, with_bounds
+from harness.faults.catalogue import FAULTS, catalogue_markdown
+from harness.matrix.schema.key_tables import GENERATED_PAGES, filled, with_bounds
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGES = [DOCS / name for name in GENERATED_PAGES]

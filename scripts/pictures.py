@@ -12,8 +12,8 @@ from pathlib import Path
 
 from drawing import ROOT, SCHEMES, chromium, harness, only_folder, screenshot, terminal, without_machine
 
-from harness.infra.html.report import render_html
-from harness.judge.report.render_json import read_report
+from harness.reporting.html.report import render_html
+from harness.reporting.render_json import read_report
 
 MATRIX = "matrices/issue_4092.yaml"
 PICTURES, EXAMPLE = ROOT / "docs" / "pictures", ROOT / "reports" / "example"

@@ -33,9 +33,9 @@ INPUTS = ("pyproject.toml", "constraints.txt", "scripts/setup.py")
 VERSIONS = ((3, 12), (3, 13))  # megatron-core >= 0.17 needs 3.12
 # Each imported in a separate process, since the launcher never imports what the ranks import.
 USED_MODULES = (
-    "harness.app.commands.run, harness.app.pipeline.plan_run, harness.app.pipeline.launch",
-    "harness.app.pipeline.judging, harness.app.pipeline.reports",
-    "harness.node.supervisor, megatron.core.models.mimo",
+    "harness.cli.commands.run, harness.campaign.plan_run, harness.campaign.launch",
+    "harness.campaign.judging, harness.campaign.reports",
+    "harness.runtime.supervisor, megatron.core.models.mimo",
 )
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
 SLURM_PACKAGES = ("slurm-wlm", "slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server", "munge")

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.core.serialization import from_jsonable, loads
-from harness.judge.bisect.result import Bisection
-from tests.app.conftest import harness, write_matrix
-from tests.infra.stacks.test_checkout import git
+from harness.reporting.bisection import Bisection
+from tests.cli.conftest import harness, write_matrix
+from tests.launch.stacks.test_checkout import git
 
 PARAMS, INIT = "megatron/core/packed_seq_params.py", "megatron/core/__init__.py"
 KEPT = "        cu_seqlens = (\n"  # in PackedSeqParams.__post_init__

@@ -19,7 +19,7 @@ _PROCESSES.set_forkserver_preload(
         "torch.distributed",
         "megatron.core.pipeline_parallel",
         "megatron.core.models.gpt",
-        "harness.node.probe.run",
+        "harness.probe.run",
     ]
 )
 

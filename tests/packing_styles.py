@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from harness.core.cell.layout import Layout
-from harness.core.data_paths.table import DATA_PATHS
 from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions, PackingStyle
+from harness.upstreams.table import DATA_PATHS
 
 
 def packing_style(

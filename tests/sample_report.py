@@ -13,8 +13,7 @@ from harness.core.cell.timing import GpuState
 from harness.core.outcomes import Finding, KnownFailure, Lane, LaneVerdict, Outcome, Rejection, Severity
 from harness.core.packing.documents import adversarial_mix
 from harness.core.run.provenance import Provenance
-from harness.core.tolerances import Bound, NoiseFloor
-from harness.judge.report.model import (
+from harness.core.run.report import (
     FailureView,
     LoadRate,
     LossCurve,
@@ -25,6 +24,7 @@ from harness.judge.report.model import (
     Throughput,
     Weight,
 )
+from harness.core.tolerances import Bound, NoiseFloor
 
 STEPS = 4
 LAYERS = 4
@@ -32,7 +32,7 @@ _BOUND = Bound(value=1e-5, origin="fp32 layouts of megatron-core 0.16 to 0.19 on
 _NORM_BOUND = Bound(value=1e-4, origin=_BOUND.origin)
 HOSTILE = "<script>alert('x')</script> & \"quoted\" {{ 7*7 }} \x1b[31m"
 _TRACEBACK = """Traceback (most recent call last):
-  File "harness/node/probe/legs/training.py", line 88, in train
+  File "harness/probe/legs/training.py", line 88, in train
     losses = forward_backward(forward_step_func=step, data_iterator=iterator, model=model)
   File "megatron/core/pipeline_parallel/schedules.py", line 2210, in forward_backward_pipelining_without_interleaving
     output_tensor, num_tokens = forward_step(forward_step_func, data_iterator, model, num_microbatches)
@@ -371,7 +371,7 @@ def _report(cells: list[ReportCell], rejected: list[ReportRejected]) -> Report:
             imports={"megatron.core.utils 0.19.2": ["lib/python3.12/site-packages/megatron/core/utils.py"]},
             devices=["cpu"],
             attention=["reference"],
-            cpu_stubs=["thd_get_partitioned_indices: harness/node/probe/cp_partition.py (no TransformerEngine)"],
+            cpu_stubs=["thd_get_partitioned_indices: harness/probe/cp_partition.py (no TransformerEngine)"],
         ),
         timing={"wall_s": 61.8, "training_s": 40.2, "judging_s": 0.8},
         noise={cells[0].id: {"document_loss": NoiseFloor(value=1.3e-3, by="documents in reverse order")}}

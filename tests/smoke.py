@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.outcomes import Lane, LaneVerdict, Outcome
-from harness.infra.inputs.matrix_file import read_matrix
-from harness.judge.report.model import Report
-from harness.plan.expansion.expand import expand
+from harness.core.run.report import Report
+from harness.inputs.matrix_file import read_matrix
+from harness.matrix.expansion.expand import expand
 
 LANES = {Lane.METADATA: LaneVerdict.PASS, Lane.NUMERICS: LaneVerdict.PASS, Lane.THROUGHPUT: LaneVerdict.SKIP}
 

@@ -9,15 +9,14 @@ import sys
 from pathlib import Path
 
 FORBIDDEN = {
-    "A layer imports only layers below it": ("core/text.py", "import harness.judge.verdict"),
-    "The launcher imports nothing that runs in ranks": ("infra/git.py", "import harness.oracle.model"),
-    "Ranks import nothing of the launcher": ("node/agent.py", "import harness.plan.matrix.load"),
-    "Within a folder of a layer, imports have no cycles": ("core/cell/layout.py", "import harness.core.cell.config"),
-    "plan and judge are pure": ("judge/verdict.py", "def f():\n    import subprocess"),
-    "Only ranks and the oracle import torch": ("app/cli.py", "import torch.cuda"),
-    "Only ranks import upstream and what comes with it": ("oracle/model.py", "from megatron.core import mpu"),
+    "A layer of the launcher imports only layers below it": ("runs/lock.py", "import harness.campaign.judging"),
+    "The launcher imports nothing that runs in ranks": ("features/experts/rules.py", "import torch.cuda"),
+    "Ranks import nothing of the launcher": ("features/experts/node_routers.py", "import harness.matrix.load"),
+    "The oracle imports nothing of the probe": ("oracle/model.py", "from megatron.core import mpu"),
+    "Within a folder, imports have no cycles": ("core/cell/layout.py", "import harness.core.cell.config"),
+    "Decisions are pure": ("upstreams/skyrl/rules.py", "def f():\n    import subprocess"),
     "pydantic is for the schema of matrices": ("core/run/run_dir.py", "import pydantic"),
-    "The launcher's other packages have one importing module each": ("app/cli.py", "import rich.table"),
+    "The launcher's other packages have one importing module each": ("cli/cli.py", "import rich.table"),
 }
 
 

@@ -11,7 +11,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from harness.infra.stacks.build import uv_environment
+from harness.launch.stacks.build import uv_environment
 from tests.goldens import assert_golden
 
 GOLDEN = Path(__file__).parent / "golden" / "first_hour.txt"

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from harness.core.outcomes import Outcome, verdict_of
+from harness.core.run.report import Report, ReportCell, TimedRatio
 from harness.core.stack import CheckedOut, StackFacts, Version
 from harness.core.tolerances import Bound
-from harness.judge.report.model import Report, ReportCell, TimedRatio
 from tests.sample_report import lanes, sample_report
 
 OLD, NEW = "5e4fc931ba" + 30 * "a", "d30e165203" + 30 * "b"

@@ -15,7 +15,7 @@ from pathlib import Path
 from harness.core.cell.layout import Coordinates
 from harness.core.run.records import RankRecord
 from harness.core.serialization import dumps
-from harness.node.load import load
+from harness.runtime.load import load
 
 # No cache in the checkout; and `harness`, the harness's own plug-in of pytest, is not among what a stack gets.
 _OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "no:harness")
@@ -39,7 +39,7 @@ def main() -> int:
         print("no checkout of this stack has upstream's unit tests of packing")
         return 0
     load()
-    from harness.node.probe.built import import_proof, other_modules
+    from harness.probe.built import import_proof, other_modules
 
     options = [*_OPTIONS, f"--junitxml={given.report}", f"--basetemp={given.report.with_suffix('.tmp')}"]
     options += ["-k", given.expression] if given.expression else []

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from harness.core.outcomes import Missing
 from harness.core.upstream import distribution_of
-from harness.node.data_paths.bridge.step import CalledModel, state_of
-from harness.node.data_paths.lookup import Unavailable, is_installed, module_unavailable, none_of, not_in_release
+from harness.upstreams.megatron_bridge.node_step import CalledModel, state_of
+from harness.upstreams.node_lookup import Unavailable, is_installed, module_unavailable, none_of, not_in_release
 
 _OFFSETS = torch.tensor([[0, 4, 8]], dtype=torch.int32)  # of one row of two documents
 
@@ -99,7 +99,7 @@ def _fixed_offsets_without_metadata(forbidden: bool, folder: Path) -> None:
 
 
 def _open_packed_file(folder: Path, **options: Any) -> None:
-    from harness.node.data_paths.bridge.offline import Numbers, write_packed_row
+    from harness.upstreams.megatron_bridge.node_offline import Numbers, write_packed_row
 
     try:
         from megatron.bridge.data.packing.gpt_sft import GPTSFTPackedDataset
@@ -297,7 +297,7 @@ def _fine_tuning(cp: int, in_batch: bool) -> Any:
 
 
 def _dataset(offline: bool) -> Any:
-    from harness.node.data_paths.bridge.offline import specs_class
+    from harness.upstreams.megatron_bridge.node_offline import specs_class
 
     specs = specs_class()(packed_sequence_size=64) if offline else None
     given: dict[str, Any] = {"dataset_root": ".", "seq_length": 64}

@@ -14,9 +14,9 @@ from megatron.core import parallel_state, tensor_parallel
 
 from harness.contracts.combinations import COMBINATIONS, GAPS_UNTIL_06, Combination, release_of
 from harness.core.outcomes import Rejection
-from harness.node.data_paths.lookup import Unavailable
-from harness.node.device import cpu_stubs
-from harness.node.device.placement import choose_device
+from harness.runtime.device import cpu_stubs
+from harness.runtime.device.placement import choose_device
+from harness.upstreams.node_lookup import Unavailable
 
 
 @pytest.fixture(scope="session")

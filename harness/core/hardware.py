@@ -7,7 +7,7 @@ The axis `device` and the GPUs of the node decide the device and back end of eac
 | cpu | any | on the CPU | gloo |
 | auto | none | on the CPU | gloo |
 | auto, cuda | at least one per rank of the node | each on its own GPU | NCCL |
-| auto, cuda | fewer | several on one GPU | gloo with CUDA tensors (node/device/gloo_stubs.py) |
+| auto, cuda | fewer | several on one GPU | gloo with CUDA tensors (runtime/device/gloo_stubs.py) |
 | cuda | none | nowhere: ERROR | |
 
 Cells that run on a node at the same time never share a GPU. Peak rates are from the vendors' data sheets; the share of

@@ -164,6 +164,8 @@ EXIT_UNDECIDED = 3
 EXIT_SKIP = 125  # for git bisect run: this commit cannot be judged
 EXIT_ABORT = 128  # for git bisect run: stop, no commit can be judged
 EXIT_INTERRUPTED = 130
+
+
 EXIT_MEANINGS: Mapping[int, str] = {  # of every command; git bisect run has two more
     EXIT_PASS: "a cell under test passed, and every other one passed, failed as expected, or was rejected by a rule",
     EXIT_FAIL: "a check failed",
@@ -207,3 +209,27 @@ def nothing_passed(under_test: Iterable[Outcome]) -> str:
 def exit_code(verdict: RunVerdict) -> int:
     """The exit code, see EXIT_MEANINGS."""
     return _EXIT_CODES[verdict]
+
+
+class Domain(StrEnum):
+    """The part of the system at fault."""
+
+    CODE = "code"
+    HARNESS = "harness"
+    INFRASTRUCTURE = "infrastructure"
+    UNKNOWN = "unknown"
+
+
+class Role(StrEnum):
+    """Whether a failure can start by itself, or only follows from another."""
+
+    ROOT = "root"
+    CASCADE = "cascade"
+
+
+class Retry(StrEnum):
+    """Whether running the cell again can help. Advice: harness/launch/slurm/follow.py decides what is retried."""
+
+    NEVER = "never"
+    OTHER_NODES = "other nodes"
+    UNKNOWN = "unknown"

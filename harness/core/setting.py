@@ -1,6 +1,6 @@
 """Declares the key of a section or an axis once, at its field of a dataclass.
 
-Plain metadata, so that ranks need no pydantic. harness/plan/schema/section.py makes the validating model from it; the
+Plain metadata, so that ranks need no pydantic. harness/matrix/schema/section.py makes the validating model from it; the
 axes, the JSON Schema, names and ids of cells, their reductions and the tables of the pages follow from it too.
 """
 
@@ -120,3 +120,11 @@ def upstream_of(part: Any) -> dict[str, Any]:
     return {
         key.setting.upstream: getattr(part, name) for name, key in keys_of(type(part)).items() if key.setting.upstream
     }
+
+
+def count(default: int | None, doc: str, *, le: int, ge: int = 1, **facts: Any) -> Any:
+    return setting(default, doc=doc, ge=ge, le=le, **facts)
+
+
+def factor(default: float, doc: str, **facts: Any) -> Any:
+    return setting(default, doc=doc, ge=0.0, le=1e6, **facts)

@@ -62,21 +62,19 @@ CODE_PACKAGES = (
     "gpt_builders",  # further modules of Megatron-LM
     "model_provider",
 )
-_FAULTS = "harness/node/faults/"  # injected faults count as upstream code
+_FAULT = re.compile(r"harness/(faults/node_|\w+/\w+/node_faults)")  # injected faults count as upstream code
 _KERNELS = (
-    "harness/node/device/cpu_stubs.py:",
-    "harness/node/probe/model/attention.py:",
-    "harness/node/probe/model/attention.py:",
-    "harness/node/probe/model/attention.py:",
+    "harness/runtime/device/cpu_stubs.py:",
+    "harness/features/attention/node_reference.py:",
 )
 # What the real kernel does not take either: tests in cpu_stubs.py.
-_NO_KERNEL_TAKES = "harness/node/device/cpu_stubs.py:", (" in _require_ascending", " in _require_tensor")
+_NO_KERNEL_TAKES = "harness/runtime/device/cpu_stubs.py:", (" in _require_ascending", " in _require_tensor")
 # Wheels contain no pretrain_gpt: these functions copy the release's get_batch line by line, with its assertions.
-_FOLLOWS_UPSTREAM = "harness/node/data_paths/sft/wheel.py:"
+_FOLLOWS_UPSTREAM = "harness/upstreams/megatron_lm/node_sft_wheel.py:"
 _FOLLOWERS = (" in _of_iterator", " in _of_batch", " in _params")
 _FORWARDS = (  # calls of torch, with another device or through host memory
-    "harness/node/device/cpu_factories.py:",
-    "harness/node/device/gloo_stubs.py:",
+    "harness/runtime/device/cpu_factories.py:",
+    "harness/runtime/device/gloo_stubs.py:",
 )
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 _ROOT = "./"  # before the name of a script in the root of a checkout
@@ -93,7 +91,7 @@ def owner_of(frame: str) -> str:
     if frame.startswith(_FORWARDS):
         return UNOWNED
     follows = frame.startswith(_FOLLOWS_UPSTREAM) and frame.endswith(_FOLLOWERS)
-    if follows or frame.startswith((_FAULTS, _ROOT)):
+    if follows or frame.startswith(_ROOT) or _FAULT.match(frame):
         return CODE
     if frame.startswith(_KERNELS):
         return KERNEL

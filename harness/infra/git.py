@@ -14,8 +14,6 @@ from pathlib import Path
 
 from harness.core.errors import InfrastructureError
 from harness.core.secrets import redacted
-from harness.plan.stacks.bisection_cells import project_of
-from harness.plan.stacks.recipes import PROJECTS, WorkingTree
 
 TIMEOUT_S = 1800.0
 LOG_LINES = 20
@@ -27,6 +25,8 @@ _SETTINGS = (
     ("core.fsmonitor", "false"),
     ("log.showSignature", "false"),  # would start gpg.program
 )
+
+
 # Replacements for the programs that a repository's configuration names, by the last part of the setting's name. An
 # empty value removes all credential helpers that were named before it.
 _INSTEAD = {
@@ -41,6 +41,8 @@ _INSTEAD = {
     "helper": "",
     "gitproxy": "",  # see _limits: the first value counts, not the last
 }
+
+
 _PROGRAMS = (
     r"^(filter\..*\.(clean|smudge|process)|merge\..*\.driver|remote\..*\.(uploadpack|vcs)"
     r"|core\.(sshcommand|askpass|gitproxy)|credential\.(.*\.)?helper)$"
@@ -48,8 +50,6 @@ _PROGRAMS = (
 _COMPLETING = (("gc.auto", "0"), ("maintenance.auto", "false"))  # a fetch would start them; gc runs a hook
 Setting = tuple[str, str]
 _OF_ANOTHER_REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # git sets them for its hooks
-_MEGATRON_LM = "megatron-lm"
-_SUBMODULE = "3rdparty/Megatron-LM"  # of Megatron-Bridge, whose main needs a newer Megatron than releases have
 
 
 def run(
@@ -156,36 +156,3 @@ def environment() -> dict[str, str]:
     """This process's environment, without variables that name another repository or let git ask for a password."""
     kept = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_REPOSITORY}
     return {**kept, "GIT_TERMINAL_PROMPT": "0"}
-
-
-def working_tree() -> WorkingTree:
-    """The checkout that the current folder is in.
-
-    Where there is none, the current folder as if it were Megatron-LM: a plan shows it as unavailable, a run says why.
-    """
-    return standing_in() or WorkingTree(str(_current_folder()), _MEGATRON_LM)
-
-
-def standing_in() -> WorkingTree | None:
-    """The checkout of a known project that the current folder is in, None if there is none."""
-    here = _current_folder()
-    for folder in (here, *here.parents):
-        if (folder / ".git").exists():
-            project = project_of(lambda name, folder=folder: (folder / name).exists())  # type: ignore[misc]
-            if project:
-                return WorkingTree(
-                    str(folder), project, _submodule_megatron(folder) if project == "megatron-bridge" else ""
-                )
-    return None
-
-
-def _submodule_megatron(folder: Path) -> str:
-    """The folder of the submodule Megatron-LM; its commit where it is not checked out; empty where there is none."""
-    if (folder / _SUBMODULE / PROJECTS[_MEGATRON_LM].signs[0]).exists():
-        return str(folder / _SUBMODULE)
-    row = run(folder, "ls-tree", "HEAD", _SUBMODULE).stdout.split()  # mode, type, hash and path
-    return row[2] if len(row) == 4 and row[1] == "commit" else ""
-
-
-def _current_folder() -> Path:
-    return Path(os.path.abspath("."))  # noqa: PTH100 - keeps symbolic links

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.core.errors import InfrastructureError
 from harness.infra import git
-from harness.judge.bisect.search import History
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,3 +119,14 @@ class Repository:
 
     def has(self, commit: str) -> bool:
         return git.run(self.path, "cat-file", "-e", f"{commit}^{{commit}}").returncode == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """The points that may be the change, each after its parents; the last is the new end.
+
+    `parents` may name points outside; these and all their ancestors are old.
+    """
+
+    points: tuple[str, ...]
+    parents: Mapping[str, tuple[str, ...]]

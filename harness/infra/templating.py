@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from harness.core.errors import InputError, Problem
 from harness.core.text import clip
 from harness.core.text import visible as visible_text
-from harness.infra.inputs.files import MIB, is_file, read_text
+from harness.infra.files import MIB, is_file, read_text
 
 __all__ = ["Environment", "environment", "render_user_template", "visible"]
 _MOST_TEXT = 8000  # characters of one value on a page

@@ -13,22 +13,22 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from functools import cached_property
 from typing import Any, TypeVar
 
-from harness.core.cell.attention import kind_of, possible_kinds
 from harness.core.cell.canary_legs import Leg
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Coordinates
 from harness.core.cell.modelled import follows_choices
 from harness.core.cell.reports import WITH_COUNTERS, counting_ranks, counts_lengths, counts_packed, entry_point, logged
 from harness.core.cell.timing import TimingConfig
-from harness.core.layer_pattern import ATTENTION, EXPERTS, MIXERS
 from harness.core.outcomes import NODE_RULES
 from harness.core.packing.fields import OFFSETS, PADDED
-from harness.core.peft import PeftConfig, is_adapter
 from harness.core.run.record_file import digest_of_choices
 from harness.core.run.records import SCHEMA_VERSION, CellResult, LegSeen, RankRecord, ReportedStep, StepSeen
 from harness.core.run.tensor_records import ActivationSeen, ParameterSeen
 from harness.core.serialization import to_jsonable
 from harness.core.upstream import HEADS
+from harness.features.adapters.config import PeftConfig, is_adapter
+from harness.features.attention.limits import kind_of, possible_kinds
+from harness.features.hybrid.pattern import ATTENTION, EXPERTS, MIXERS
 from harness.judge.diagnosis.localise import layer_of
 from harness.judge.evidence.assemble import whole_state
 from harness.judge.evidence.cell_evidence import CellEvidence

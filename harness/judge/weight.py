@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from harness.core.run.report import Weight
 from harness.core.text import counted
 from harness.core.tolerances import ACCEPTS_NONE, Bound
-from harness.judge.checks import optimizer
+from harness.features.optimizer import checks
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.report.model import Weight
 
 _AMPLIFIED = "compared with nothing, since rounding decides it, as two trainings of the {} show"
 _SMALLEST = Bound(value=0.0)
@@ -45,7 +45,7 @@ def _smallest_seen(evidence: CellEvidence) -> Iterator[tuple[str, float]]:
     names += ["parameter_gradient"] if evidence.fingerprinted and whole else []
     found = [(name, getattr(bounds, name)) for name in names]
     if evidence.fingerprinted and whole:
-        found += [(kind.field, kind.bound) for kind in optimizer.kinds(evidence)]
+        found += [(kind.field, kind.bound) for kind in checks.kinds(evidence)]
     yield from ((name, bound.value) for name, bound in found if bound.unit == "relative")
 
 
@@ -109,8 +109,8 @@ def _insensitive(evidence: CellEvidence) -> str:
     if not evidence.fingerprinted or gradient.unit == "absolute":
         return ""
     updates = {"second_moment": "second moments", "change": "the first update"}
-    compared = {kind.field for kind in optimizer.kinds(evidence)}
+    compared = {kind.field for kind in checks.kinds(evidence)}
     parts = [text for name, text in updates.items() if name not in compared]
-    parts += ["the change over all steps"] if optimizer.bound_of(evidence).value >= ACCEPTS_NONE else []
+    parts += ["the change over all steps"] if checks.bound_of(evidence).value >= ACCEPTS_NONE else []
     why = f"compared with nothing, since gradients may differ by {gradient.value:.2g} and any update would pass"
     return f"{why}: {', '.join(parts)}" if parts else ""

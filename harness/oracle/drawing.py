@@ -13,8 +13,8 @@ from torch import Tensor
 
 from harness.core.cell.config import CellConfig
 from harness.core.packing.documents import Document
-from harness.core.peft import is_adapter
-from harness.core.vision import CHANNELS, IMAGE, PATCH, TEMPORAL_PATCH, TOWER, VIDEO, VISION_START
+from harness.features.adapters.config import is_adapter
+from harness.features.vision.config import CHANNELS, IMAGE, PATCH, TEMPORAL_PATCH, TOWER, VIDEO, VISION_START
 
 # Reserved token ids, which do not occur inside documents; each document ends with END. Upstream masks labels that equal
 # padding. A canary leg replaces PADDING with OTHER_PADDING.

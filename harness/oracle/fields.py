@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from harness.core.cell import upstream_config as core
-from harness.core.layer_pattern import EXPERTS, GATED_DELTA, MAMBA, MIXERS, layers_of
-from harness.core.peft import PeftConfig
 from harness.core.run.records import BuiltSeen
+from harness.features.adapters.config import PeftConfig
+from harness.features.hybrid.pattern import EXPERTS, GATED_DELTA, MAMBA, MIXERS, layers_of
 
 ANY = ()
 
@@ -576,7 +576,7 @@ class Model:
     per_token: bool = True  # whether a loss is divided by the tokens of the step, not of its micro-batch
     stored: torch.dtype = torch.float32  # as ranks hold the initial weights
     adapters: PeftConfig | None = None  # beside linear layers; nothing else trains then
-    pattern: str = ""  # of a hybrid model, a letter per layer: core/layer_pattern.py
+    pattern: str = ""  # of a hybrid model, a letter per layer: features/hybrid/pattern.py
     delta: DeltaNet | None = None
     mamba: Mamba | None = None
     vision: Vision | None = None

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from harness.core.peft import CANONICAL, DORA, PeftConfig
+from harness.features.adapters.config import CANONICAL, DORA, PeftConfig
 from harness.oracle.fields import Model
 
 Boundary = Literal["receives", "returns"]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from harness.core.layer_pattern import ATTENTION, GATED_DELTA, MAMBA
+from harness.features.hybrid.pattern import ATTENTION, GATED_DELTA, MAMBA
 from harness.oracle.attention import grouped, latent
 from harness.oracle.choices import Choice
 from harness.oracle.experts import Routed, mixture

@@ -68,7 +68,7 @@ def _noted(
 
 
 def _tensor(tensor: Tensor, stream: Stream, config: CellConfig) -> TensorOfOperation:
-    """With the fingerprint of each document, as `token_fingerprints` of node/probe/hooks/fingerprints.py makes it."""
+    """With the fingerprint of each document, as `token_fingerprints` of probe/hooks/fingerprints.py makes it."""
     rows = tensor.flatten(1).double()
     vectors = [
         draw(f"operation-{number}", "token", (config.train.seq_length,), config.train.seed).double()

@@ -34,7 +34,7 @@ from harness.core.run.records import (
     UpdateApart,
 )
 from harness.core.run.tensor_records import ActivationSeen, Fingerprint, ParameterSeen, UpdateSeen
-from harness.core.vision import TOWER
+from harness.features.vision.config import TOWER
 from harness.oracle.both_ways import BothWays
 from harness.oracle.choices import NO_CHOICES, Choices, followed
 from harness.oracle.drawing import draw
@@ -167,7 +167,7 @@ def _parameters(trained: Trained, seed: int) -> list[ParameterSeen]:
 
 
 def fingerprint(name: str, tensor: Tensor, seed: int) -> Fingerprint:
-    """Sum of squares and projections of a whole tensor, as ranks record them (node/probe/hooks/fingerprints.py)."""
+    """Sum of squares and projections of a whole tensor, as ranks record them (probe/hooks/fingerprints.py)."""
     return _printed(tensor, _vectors(name, tuple(tensor.shape), seed))
 
 

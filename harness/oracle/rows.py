@@ -16,7 +16,7 @@ from torch import Tensor
 
 from harness.core.cell.config import CellConfig
 from harness.core.packing.arithmetic import PAD, MicroBatch
-from harness.core.vision import positions
+from harness.features.vision.config import positions
 from harness.oracle.drawing import END, PADDING, document_pixels, document_tokens
 
 
@@ -100,7 +100,7 @@ def stream_of(config: CellConfig, step: int, plan: MicroBatch) -> Stream:
 
 
 def _axes(plan: MicroBatch, segments: Sequence[int]) -> Tensor:
-    """[t, 3] positions of a document, which begins a segment, and of the padding after it (core/vision.py)."""
+    """[t, 3] positions of a document, which begins a segment, and of the padding after it (features/vision)."""
     images = {item.start: item.document.images for item in plan.placed}
     starts = accumulate(segments, initial=0)
     return torch.cat([torch.tensor(positions(size, images.get(start, ()))) for size, start in zip(segments, starts)])

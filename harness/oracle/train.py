@@ -11,8 +11,8 @@ from torch import Tensor
 
 from harness.core.cell.config import CellConfig
 from harness.core.packing.arithmetic import PAD
-from harness.core.peft import is_adapter
 from harness.core.run.records import MOST_TOKEN_LOSSES, BuiltSeen, DocumentLoss, TokenLoss
+from harness.features.adapters.config import is_adapter
 from harness.oracle.choices import NO_CHOICES, Choices, Place, Ranked
 from harness.oracle.experts import moved_bias, preferences
 from harness.oracle.fields import Model, Optimizer

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from harness.core.vision import TOWER
+from harness.features.vision.config import TOWER
 from harness.oracle.attention import grouped
 from harness.oracle.fields import Vision
 from harness.oracle.layers import feed_forward, norm, widened

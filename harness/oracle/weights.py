@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, dtype
 
-from harness.core.layer_pattern import ATTENTION, GATED_DELTA, MAMBA
-from harness.core.peft import CANONICAL, DORA, PeftConfig
-from harness.core.vision import TOWER
+from harness.features.adapters.config import CANONICAL, DORA, PeftConfig
+from harness.features.hybrid.pattern import ATTENTION, GATED_DELTA, MAMBA
+from harness.features.vision.config import TOWER
 from harness.oracle.drawing import initial_weight
 from harness.oracle.fields import DeltaNet, Experts, Latent, Mamba, Model, Vision
 

@@ -123,7 +123,7 @@ def test_what_breaks_a_rule_is_seen(
 ) -> None:
     if command_line is _endless:
         monkeypatch.setattr(fuzz, "SECONDS", 0.1)
-    monkeypatch.setattr("harness.app.cli.main", command_line)
+    monkeypatch.setattr("harness.cli.cli.main", command_line)
     found = fuzz.batch(corpus, range(2), 1)
     assert [result.number for result in found] == [0, 1]
     assert all(expected in result.broken for result in found)

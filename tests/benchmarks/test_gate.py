@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from harness.core.outcomes import Finding, Lane, Outcome
-from harness.infra.inputs.matrix_file import read_matrix
+from harness.core.run.report import Report
+from harness.inputs.matrix_file import read_matrix
 from harness.judge.checks.table import CHECKS
-from harness.judge.report.model import Report
-from harness.plan.expansion.expand import expand
-from tests.infra.stacks.test_checkout import git, repository
+from harness.matrix.expansion.expand import expand
+from tests.launch.stacks.test_checkout import git, repository
 from tests.megatron_clone import CLONE, needs_clone
 from tests.sample_report import sample_report
 from tests.scripts import load_script

@@ -12,7 +12,7 @@ import pytest
 from harness.core.cell.axes import axes, dotted
 from harness.core.setting import keys_of
 from harness.core.stack import DEFAULT
-from harness.plan.stacks.recipes import RECIPES
+from harness.matrix.stacks.recipes import RECIPES
 from tests.scripts import load_script
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "random_cells.py"

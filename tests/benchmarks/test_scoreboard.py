@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from harness.core.outcomes import Lane, LaneVerdict, Outcome, verdict_of
+from harness.core.run.report import Report
 from harness.core.stack import CheckedOut, StackFacts, Version
-from harness.infra.inputs.matrix_file import read_matrix
-from harness.judge.report.model import Report
-from harness.judge.report.render_json import render_json
-from harness.plan.expansion.expand import expand
+from harness.inputs.matrix_file import read_matrix
+from harness.matrix.expansion.expand import expand
+from harness.reporting.render_json import render_json
 from tests.sample_report import sample_report
 from tests.scripts import load_script
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from harness.app.pipeline.judging import judge
-from harness.app.pipeline.reports import write_reports
+from harness.campaign.judging import judge
+from harness.campaign.reports import write_reports
 from harness.core.run.events import CellFinished, append_event
 from harness.core.run.run_dir import RunDir
-from harness.infra.runs.evidence_files import read_plan
-from tests.app.runs import simulated_run
+from harness.runs.evidence_files import read_plan
+from tests.cli.runs import simulated_run
 
 MODULES = ("bench_soak", "soak_faults", "slurm_figures", "figures")
 

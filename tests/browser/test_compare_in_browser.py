@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from harness.infra.html.compare import render_comparison_html
-from harness.infra.html.report import render_html
-from harness.judge.compare.runs import compare_runs
-from harness.judge.report.model import CellSince, ChangeKind, Report, Since
+from harness.core.run.report import CellSince, ChangeKind, Report, Since
+from harness.reporting.compare.runs import compare_runs
+from harness.reporting.html.compare import render_comparison_html
+from harness.reporting.html.report import render_html
 from tests.browser.test_report_in_browser import BROKEN_LINKS, LOW_CONTRAST, OPEN_ALL, VIEWS, open_view
 from tests.sample_report import HOSTILE, hostile_report, passing_report, sample_report
 from tests.two_runs import NEW, OLD, earlier_report, in_stack, later_report

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from harness.infra.history.database import opened
-from harness.infra.history.queries import Filters
-from harness.infra.html.history import render_history
-from harness.judge.history import run_row
+from harness.history.database import opened
+from harness.history.page import render_history
+from harness.history.queries import Filters
+from harness.history.trends import run_row
 from tests.browser.test_report_in_browser import BROKEN_LINKS, EMPTY_DRAWINGS, LOW_CONTRAST, OPEN_ALL, VIEWS, open_view
 from tests.sample_report import HOSTILE, sample_report
 

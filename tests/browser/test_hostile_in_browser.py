@@ -12,17 +12,17 @@ import pytest
 from playwright.sync_api import Browser
 
 from harness.core.run.provenance import Provenance
+from harness.core.run.report import Report, ReportCell, Weight
 from harness.core.run.run_plan import Selection
 from harness.core.stack import CheckedOut, StackFacts
-from harness.infra.history.database import opened
-from harness.infra.history.queries import Filters
-from harness.infra.html.compare import render_comparison_html
-from harness.infra.html.history import render_history, render_index
-from harness.infra.html.report import render_html
-from harness.infra.runs.listing import FailingCell, IndexedRun
-from harness.judge.compare.runs import compare_runs
-from harness.judge.history import run_row
-from harness.judge.report.model import Report, ReportCell, Weight
+from harness.history.database import opened
+from harness.history.page import render_history, render_index
+from harness.history.queries import Filters
+from harness.history.trends import run_row
+from harness.reporting.compare.runs import compare_runs
+from harness.reporting.html.compare import render_comparison_html
+from harness.reporting.html.report import render_html
+from harness.runs.listing import FailingCell, IndexedRun
 from tests.browser.test_compare_in_browser import with_since
 from tests.browser.test_report_in_browser import BROKEN_LINKS, OPEN_ALL, open_view
 from tests.hostile import EVERYTHING, LONG, with_text_everywhere

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
-from harness.infra.html.report import render_html, render_pages
-from tests.infra.html.test_large_report import large_report
+from harness.reporting.html.report import render_html, render_pages
+from tests.reporting.html.test_large_report import large_report
 from tests.sample_report import big_report, hostile_report, sample_report
 
 pytestmark = pytest.mark.browser

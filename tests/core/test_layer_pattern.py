@@ -4,7 +4,7 @@ import pytest
 
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import ModelConfig
-from harness.core.layer_pattern import MIXERS, checked_pattern, layers_of, pattern_name
+from harness.features.hybrid.pattern import MIXERS, checked_pattern, layers_of, pattern_name
 
 
 def test_cuts_are_no_layers() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.core.peft import PeftConfig, is_adapter
+from harness.features.adapters.config import PeftConfig, is_adapter
 
 
 @pytest.mark.parametrize(

@@ -64,14 +64,14 @@ def test_a_release_that_does_not_say_its_version_is_tried(tmp_path: Path) -> Non
         ("transformer_engine/pytorch/attention.py:7 in forward", CODE),
         ("pretrain_gpt.py:120 in get_batch", CODE),
         ("./train_rl.py:120 in forward_step", CODE),
-        ("harness/node/faults/endings.py:35 in on_step", CODE),
-        ("harness/node/data_paths/sft/wheel.py:90 in _of_iterator", CODE),
-        ("harness/node/data_paths/sft/wheel.py:40 in __init__", HARNESS),
-        ("harness/node/probe/hooks/layers.py:41 in _before_output", HARNESS),
-        ("harness/node/device/cpu_stubs.py:85 in _thd_get_partitioned_indices", KERNEL),
-        ("harness/node/device/cpu_factories.py:46 in on_cpu", UNOWNED),
-        ("harness/node/device/gloo_stubs.py:50 in _send_by_host", UNOWNED),
-        ("harness/node/probe/model/attention.py:80 in _attend", KERNEL),
+        ("harness/faults/node_endings.py:35 in on_step", CODE),
+        ("harness/upstreams/megatron_lm/node_sft_wheel.py:90 in _of_iterator", CODE),
+        ("harness/upstreams/megatron_lm/node_sft_wheel.py:40 in __init__", HARNESS),
+        ("harness/probe/hooks/layers.py:41 in _before_output", HARNESS),
+        ("harness/runtime/device/cpu_stubs.py:85 in _thd_get_partitioned_indices", KERNEL),
+        ("harness/runtime/device/cpu_factories.py:46 in on_cpu", UNOWNED),
+        ("harness/runtime/device/gloo_stubs.py:50 in _send_by_host", UNOWNED),
+        ("harness/features/attention/node_reference.py:80 in _attend", KERNEL),
         ("torch/nn/modules/module.py:1751 in _wrapped_call_impl", UNOWNED),
         ("threading.py:355 in wait", UNOWNED),
         ("megatron_like/core.py:1 in f", UNOWNED),
@@ -82,7 +82,7 @@ def test_every_frame_has_its_owner(frame: str, owner: str) -> None:
 
 
 def test_the_innermost_owned_frame_decides() -> None:
-    ours, upstream = "harness/node/probe/run.py:9 in f", "megatron/core/utils.py:3 in g"
+    ours, upstream = "harness/probe/run.py:9 in f", "megatron/core/utils.py:3 in g"
     library = "torch/functional.py:4 in h"
     assert deciding([ours, upstream, library]) == (CODE, upstream)
     assert deciding([upstream, ours, library]) == (HARNESS, ours)
@@ -106,6 +106,6 @@ def test_frames_are_relative_to_the_folder_of_their_package(file: str, text: str
 @pytest.mark.parametrize("test", ["_require_ascending", "_require_tensor"])
 def test_offsets_that_no_kernel_takes_are_blamed_on_the_caller_of_the_replacement(test: str) -> None:
     caller = "megatron/core/utils.py:7 in get_thd_batch_on_this_cp_rank"
-    stub = "harness/node/device/cpu_stubs.py:85 in _thd_get_partitioned_indices"
+    stub = "harness/runtime/device/cpu_stubs.py:85 in _thd_get_partitioned_indices"
     assert deciding([caller, stub]) == (KERNEL, stub)
-    assert deciding([caller, stub, f"harness/node/device/cpu_stubs.py:96 in {test}"]) == (CODE, caller)
+    assert deciding([caller, stub, f"harness/runtime/device/cpu_stubs.py:96 in {test}"]) == (CODE, caller)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from harness.core.packing.documents import Document, mix
-from harness.core.vision import Image, images_in, positions
+from harness.features.vision.config import Image, images_in, positions
 
 WIDE = Image(start=2, height=1, width=3)
 

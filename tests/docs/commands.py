@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-from harness.app.cli import build_parser
+from harness.cli.cli import build_parser
 
 _SPAN = re.compile(r"(?<!`)`(?:\$ )?(harness [^`\n]+)`(?!`)")
 _LINE = re.compile(r"""(?:^|[\s"'/(])harness"?\s+(?P<rest>[a-z][^#]*)""")

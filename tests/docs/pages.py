@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ruamel.yaml import YAML, YAMLError
 
-from harness.app.cli import main
+from harness.cli.cli import main
 from harness.core.errors import InputError
-from harness.infra.inputs.cluster_file import read_profile
+from harness.inputs.cluster_file import read_profile
 
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

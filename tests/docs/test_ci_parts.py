@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from ruamel.yaml import YAML
 
-from harness.infra.stacks.build import uv_environment
+from harness.launch.stacks.build import uv_environment
 from tests.docs.projects import BIN
 from tests.docs.test_examples import GITHUB, GITLAB, checked, loaded, shellcheck
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.app.conftest import harness
+from tests.cli.conftest import harness
 from tests.docs.first_cluster import PAGE, profile, shown
 
 

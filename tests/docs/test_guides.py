@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from harness.contracts.combinations import COMBINATIONS
-from harness.core.data_paths.table import DATA_PATHS
+from harness.faults.catalogue import FAULTS
 from harness.judge.checks.table import CHECKS
-from harness.plan.faults.catalogue import FAULTS
-from harness.plan.rules.table import RULES
+from harness.matrix.rules.table import RULES
+from harness.upstreams.table import DATA_PATHS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "guides.md").read_text(encoding="utf-8")

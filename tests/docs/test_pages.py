@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.data_paths.table import DATA_PATHS
+from harness.upstreams.table import DATA_PATHS
 from tests.docs.pages import Block, anchors_of, blocks_of, link_problems, path_problems, yaml_problem
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,12 +11,12 @@ import pytest
 from harness.core.cell.config import CellConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.packing.documents import adversarial_mix
-from tests.node.conftest import run_cells
 from tests.processes import HUNG_S
+from tests.runtime.conftest import run_cells
 
 PROGRAM = """
 import sys, torch, torch.distributed as dist
-from harness.node.device import gloo_stubs
+from harness.runtime.device import gloo_stubs
 rank, name, port = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 torch.cuda.set_device(0)
 store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0)

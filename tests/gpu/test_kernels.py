@@ -11,11 +11,11 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from harness.core.cell.attention import KERNELS, TE_KINDS
 from harness.core.packing.options import align_up
-from harness.node.data_paths.reference import SETS_PAD_BETWEEN_SEQS
-from harness.node.probe.model.attention import ReferenceAttention
-from harness.node.probe.model.attention_kinds import attention_fields, core_attention, installed
+from harness.features.attention.limits import KERNELS, TE_KINDS
+from harness.features.attention.node_kinds import attention_fields, core_attention, installed
+from harness.features.attention.node_reference import ReferenceAttention
+from harness.upstreams.builtin.node_reference import SETS_PAD_BETWEEN_SEQS
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
 LENGTHS = (1, 63, 128, 257, 300)  # real tokens; around the blocks of kernels

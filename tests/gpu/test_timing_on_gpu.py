@@ -13,10 +13,10 @@ from harness.core.cell.timing import ROUNDS, TimingConfig
 from harness.core.hardware import peak_of
 from harness.core.run.records import Failure
 from harness.judge.failures.classification import out_of_memory, tried_bytes
-from harness.node.device.gpu_state import gpu_state
-from harness.node.device.placement import choose_device, memory_bytes, peak_memory_bytes, peak_reserved_bytes
-from harness.node.probe.legs.timing import stopwatch
-from tests.node.conftest import config, run_cells
+from harness.probe.legs.timing import stopwatch
+from harness.runtime.device.gpu_state import gpu_state
+from harness.runtime.device.placement import choose_device, memory_bytes, peak_memory_bytes, peak_reserved_bytes
+from tests.runtime.conftest import config, run_cells
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,7 @@ import pytest
 
 from harness.core.errors import InfrastructureError
 from harness.infra.git_history import Repository
-from tests.infra.stacks.test_checkout import git
+from tests.launch.stacks.test_checkout import git
 
 
 def commit(folder: Path, subject: str, **files: str) -> str:

@@ -11,9 +11,9 @@ import pytest
 from harness.core.outcomes import Rejection
 from harness.core.run.provenance import Provenance
 from harness.core.run.records import Failure
+from harness.core.run.report import Report
 from harness.core.run.run_plan import Expansion, RejectedCell, RunPlan, XFail
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.report.model import Report
 from tests.goldens import assert_golden
 from tests.judge.checks.numerics.test_ended import cut_off
 from tests.judge.reports import build_report

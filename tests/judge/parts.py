@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.core.cell.model import ModelConfig, MoeConfig, MtpConfig
+from harness.core.cell.model import ModelConfig
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.records import ChoiceSeen, DocumentLoss, ExpertShare, MtpSeen, RouterSeen
-from harness.judge.checks.experts import RouterWhole, counted_rows, own_aux_loss, own_weight, own_z_loss
+from harness.features.experts.checks import RouterWhole, counted_rows, own_aux_loss, own_weight, own_z_loss
+from harness.features.experts.config import MoeConfig
+from harness.features.prediction.config import MtpConfig
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.simulator import config_of, evidence_for
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from harness.core.run.provenance import Provenance
+from harness.core.run.report import Report
 from harness.core.run.run_plan import RunPlan
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.report.build import judge_cells, report_of
-from harness.judge.report.model import Report
+from harness.reporting.build import judge_cells, report_of
 
 
 def build_report(

@@ -19,7 +19,6 @@ from harness.core.cell.identity import cell_name
 from harness.core.cell.layout import Coordinates, Layout
 from harness.core.cell.reports import entry_point
 from harness.core.cell.upstream_config import asked, weight_decay
-from harness.core.layer_pattern import RECURRENT
 from harness.core.outcomes import Finding, Lane, LaneVerdict, Outcome, Severity
 from harness.core.packing.arithmetic import PAD, MicroBatch, PackedParams, workload
 from harness.core.packing.documents import Document, adversarial_mix
@@ -60,6 +59,7 @@ from harness.core.run.tensor_records import (
     StoredParameter,
     UpdateSeen,
 )
+from harness.features.hybrid.pattern import RECURRENT
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.in_turn import CellFound, evidence_in_turn
 from harness.judge.evidence.truth import fields_used

@@ -9,7 +9,7 @@ import pytest
 from harness.core.cell.upstream_config import HARMLESS, Difference, differences
 from harness.core.outcomes import LaneVerdict, Outcome
 from harness.core.run.records import BuiltSeen, RankRecord
-from harness.core.vision import VisionConfig
+from harness.features.vision.config import VisionConfig
 from harness.judge.built_check import built_problem
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.simulator import config_of, drop_params, evidence_for, judge

@@ -7,16 +7,17 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 from harness.core.outcomes import Lane, LaneVerdict, Outcome
+from harness.core.run.provenance import Provenance
+from harness.core.run.report import Report
 from harness.core.tolerances import Bound
-from harness.infra.console import print_report
-from harness.infra.html.report import render_html
 from harness.judge.checks import gradients
-from harness.judge.report.build import judge_cells, report_of
-from harness.judge.report.model import Report
-from harness.judge.report.render_json import render_json
-from harness.judge.report.render_junit import render_junit
-from harness.judge.report.render_markdown import render_markdown
 from harness.judge.weight import not_compared
+from harness.reporting.build import judge_cells, report_of
+from harness.reporting.console import print_report
+from harness.reporting.html.report import render_html
+from harness.reporting.render_json import render_json
+from harness.reporting.render_junit import render_junit
+from harness.reporting.render_markdown import render_markdown
 from tests.judge.checks.whole import off
 from tests.judge.parts import with_predictions, with_routers
 from tests.judge.simulator import config_of, judge, run_of
@@ -32,7 +33,7 @@ def report() -> Report:
     plan, _ = run_of([evidence.cell.config])
     assert evidence.control is not None
     found = judge_cells(plan, [evidence.control, evidence], today="2026-01-01", crashed=lambda cell, error: str(error))
-    return report_of(plan, found, timing={})
+    return report_of(plan, found, timing={}, provenance=Provenance())
 
 
 def test_the_lane_is_partial_and_the_outcome_stays() -> None:

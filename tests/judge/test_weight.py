@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.judge.report.model import Weight
+from harness.core.run.report import Weight
 from harness.judge.weight import weight_of
 from tests.judge.parts import with_routers
 from tests.judge.simulator import config_of, evidence_for

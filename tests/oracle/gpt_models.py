@@ -14,14 +14,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from harness.core.run.records import BuiltSeen
-from harness.node.device import cpu_stubs
-from harness.node.probe.built import arguments_of, keep_arguments, values_of
-from harness.node.probe.model.attention import ReferenceAttention
-from harness.node.probe.weights import initialize, named_parameters
+from harness.features.attention.node_reference import ReferenceAttention
 from harness.oracle.fields import Model, uncovered
 from harness.oracle.loss import cross_entropy
 from harness.oracle.model import forward
 from harness.oracle.weights import initial_weights
+from harness.probe.built import arguments_of, keep_arguments, values_of
+from harness.probe.weights import initialize, named_parameters
+from harness.runtime.device import cpu_stubs
 from tests.oracle.streams import stream
 
 SIZES = {

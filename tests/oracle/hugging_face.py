@@ -13,7 +13,7 @@ import transformers.modeling_rope_utils as rope_utils
 import transformers.vision_utils as vision_utils
 from torch import Tensor
 
-from harness.core.vision import TOWER
+from harness.features.vision.config import TOWER
 from harness.oracle.fields import Model, Vision
 from harness.oracle.weights import EMBEDDING, MERGER, OUTPUT, deepstack_merger, final_norm, layer_name
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.core.vision import TOWER
+from harness.features.vision.config import TOWER
 from harness.oracle.both_ways import BothWays
 from harness.oracle.train import Oracle
 from tests.oracle.test_train import BUILT, SEEING, cell, seeing

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Coordinates, Layout
-from harness.core.cell.model import MoeConfig
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.records import ChoiceSeen, RankRecord
+from harness.features.experts.config import MoeConfig
 from harness.oracle.choices import Choice, Choices, Ranked, choices_of, followed
 from harness.oracle.experts import route
 from harness.oracle.fields import Experts

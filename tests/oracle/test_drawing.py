@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness.core.cell.config import CellConfig
 from harness.core.packing.documents import Document
-from harness.core.vision import IMAGE, TOWER, VIDEO, VISION_START, VisionConfig
+from harness.features.vision.config import IMAGE, TOWER, VIDEO, VISION_START, VisionConfig
 from harness.oracle.drawing import (
     ADAPTER_STD,
     END,

@@ -20,10 +20,9 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.upstream_config import HARMLESS, asked
-from harness.core.peft import PeftConfig
 from harness.core.run.records import BuiltSeen
-from harness.core.vision import VisionConfig
-from harness.node.probe.built import _OF_STAGE, _defaults, text_of
+from harness.features.adapters.config import PeftConfig
+from harness.features.vision.config import VisionConfig
 from harness.oracle.fields import (
     MODELLED,
     NOT_MODELLED,
@@ -39,6 +38,7 @@ from harness.oracle.fields import (
     group_of,
     uncovered,
 )
+from harness.probe.built import _OF_STAGE, _defaults, text_of
 
 PLAIN = {"hidden_dropout": "0.0", "attention_dropout": "0.0"}
 # What Megatron-Bridge's Qwen3VLTransformerConfig adds, in 0.5, 0.6 and its main branch: it is not installed.

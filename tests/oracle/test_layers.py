@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.core.peft import DORA, PeftConfig
+from harness.features.adapters.config import DORA, PeftConfig
 from harness.oracle.fields import Model
 from harness.oracle.layers import Noted, linear, norm, note
 

@@ -13,12 +13,12 @@ from harness.core.cell.layout import Coordinates
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.run.records import BuiltSeen
 from harness.core.run.tensor_records import OperationSeen, OperationsSeen
-from harness.node.probe.hooks.fingerprints import token_fingerprints
 from harness.oracle.drawing import document_tokens
 from harness.oracle.layers import NOTED, Noted
 from harness.oracle.operations import operations_of
 from harness.oracle.rows import stream_of
 from harness.oracle.train import Oracle
+from harness.probe.hooks.fingerprints import token_fingerprints
 from tests.oracle.test_choices import ROUTED, all_of_expert_0, rounding_cell
 from tests.oracle.test_train import BUILT, MODEL, cell
 

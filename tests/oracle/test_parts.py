@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.core.peft import CANONICAL, DORA, PeftConfig
+from harness.features.adapters.config import CANONICAL, DORA, PeftConfig
 from harness.oracle.attention import attend, frequencies, rotate
 from harness.oracle.experts import balance_loss, moved_bias, route, z_loss
 from harness.oracle.fields import DeltaNet, Experts, Latent, Mamba, Model, Rotary, Yarn

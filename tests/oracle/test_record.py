@@ -13,23 +13,23 @@ from torch import Tensor
 
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Coordinates, Layout
-from harness.core.cell.model import MoeConfig
 from harness.core.cell.modelled import follows_choices
 from harness.core.packing.documents import DocumentsConfig
-from harness.core.peft import CANONICAL, PeftConfig
 from harness.core.run.record_file import write_record
 from harness.core.run.records import BuiltSeen, ChoiceSeen, OracleRecord, RankRecord, StepSeen
 from harness.core.run.run_dir import AttemptDir, RunDir, text_of
 from harness.core.run.tensor_records import ActivationSeen, Fingerprint
 from harness.core.serialization import from_jsonable, loads
-from harness.core.vision import TOWER, VisionConfig
-from harness.node import supervisor
-from harness.node.coordination.rendezvous import NodeShare
-from harness.node.probe.hooks.fingerprints import document_fingerprints, gradient_fingerprint
-from harness.node.probe.weights import NamedParameter, Shard
+from harness.features.adapters.config import CANONICAL, PeftConfig
+from harness.features.experts.config import MoeConfig
+from harness.features.vision.config import TOWER, VisionConfig
 from harness.oracle.choices import Choice, Choices
 from harness.oracle.record import fingerprint, key_of, not_modelled, record_of
 from harness.oracle.train import Oracle, Outputs, Trained
+from harness.probe.hooks.fingerprints import document_fingerprints, gradient_fingerprint
+from harness.probe.weights import NamedParameter, Shard
+from harness.runtime import supervisor
+from harness.runtime.coordination.rendezvous import NodeShare
 from tests.oracle.test_choices import ROUTED
 from tests.oracle.test_train import BUILT, EXPERTS, SEEING, cell, seeing
 

@@ -8,9 +8,9 @@ import torch
 
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
-from harness.core.cell.model import MoeConfig
 from harness.core.packing.documents import DocumentsConfig
-from harness.core.vision import IMAGE, MERGE, VisionConfig, positions
+from harness.features.experts.config import MoeConfig
+from harness.features.vision.config import IMAGE, MERGE, VisionConfig, positions
 from harness.oracle.drawing import END, PADDING, document_pixels, document_tokens
 from harness.oracle.rows import Stream, stream_of
 

@@ -13,9 +13,9 @@ from harness.core.cell.arguments import Argument, Arguments
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
 from harness.core.packing.documents import DocumentsConfig, mix
-from harness.core.peft import PeftConfig, is_adapter
 from harness.core.run.records import BuiltSeen
-from harness.core.vision import IMAGE, PATCH, TEMPORAL_PATCH, TOWER, VisionConfig
+from harness.features.adapters.config import PeftConfig, is_adapter
+from harness.features.vision.config import IMAGE, PATCH, TEMPORAL_PATCH, TOWER, VisionConfig
 from harness.oracle import train
 from harness.oracle.choices import Choice
 from harness.oracle.fields import Model, Optimizer

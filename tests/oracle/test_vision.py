@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor
 
-from harness.core.vision import IMAGE, Image, positions
+from harness.features.vision.config import IMAGE, Image, positions
 from harness.oracle.attention import angles, frequencies
 from harness.oracle.fields import Model, Rotary, Vision
 from harness.oracle.loss import cross_entropy

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from harness.core.peft import CANONICAL, DORA, PeftConfig
-from harness.core.vision import TOWER
+from harness.features.adapters.config import CANONICAL, DORA, PeftConfig
+from harness.features.vision.config import TOWER
 from harness.oracle.drawing import initial_weight
 from harness.oracle.fields import DeltaNet, Experts, Latent, Mamba, Model, Rotary, Vision
 from harness.oracle.weights import (

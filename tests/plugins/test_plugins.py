@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from harness.core.outcomes import Outcome
-from harness.infra.stacks.build import uv_environment
-from harness.judge.report.model import Report
-from harness.judge.report.render_json import read_report
-from tests.app.conftest import harness, only_run
+from harness.core.run.report import Report
+from harness.launch.stacks.build import uv_environment
+from harness.reporting.render_json import read_report
+from tests.cli.conftest import harness, only_run
 
 MATRIX = f"""\
 name: plugged

@@ -15,14 +15,14 @@ from typing import Any
 from harness.core.cell.config import CellConfig
 from harness.core.run.events import read_lines
 from harness.core.run.records import CellResult, RankRecord
+from harness.core.run.report import Report, ReportCell
 from harness.core.run.run_dir import RunDir, write_atomic, write_json
 from harness.core.run.run_plan import sealed_text
 from harness.core.serialization import from_jsonable, loads
-from harness.infra.runs.evidence_files import read_plan
-from harness.judge.report.model import Report, ReportCell
-from harness.judge.report.render_json import read_report
-from harness.node.recording.recorder import last_progress
-from tests.app.conftest import only_run, write_matrix
+from harness.reporting.render_json import read_report
+from harness.runs.evidence_files import read_plan
+from harness.runtime.recording.recorder import last_progress
+from tests.cli.conftest import only_run, write_matrix
 from tests.processes import HUNG_S, heed_interrupts
 from tests.slurm.lab import SlurmLab
 from tests.slurm.machine import SEARCH_PATH
@@ -169,7 +169,7 @@ class Cluster:
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 argv = (process / "cmdline").read_text().split("\0")
-                if "harness.node.agent" in argv and str(self.directory) in argv:
+                if "harness.runtime.agent" in argv and str(self.directory) in argv:
                     os.kill(int(process.name), signal.SIGKILL)
 
     def until_a_cell_starts(self, ranks: int) -> str:

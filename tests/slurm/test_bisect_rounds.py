@@ -10,7 +10,7 @@ import pytest
 
 from harness.core.run.events import read_lines
 from harness.core.run.run_dir import RunDir
-from harness.infra.slurm.submit import submitted
+from harness.launch.slurm.submit import submitted
 from tests.bisected import Project, checkout, copied, matrix_of, result_of
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab

@@ -9,7 +9,7 @@ import pytest
 
 from harness.core.outcomes import Outcome
 from tests.docs.first_cluster import profile, shown
-from tests.infra.slurm.test_sbatch_template import GOLDENS
+from tests.launch.slurm.test_sbatch_template import GOLDENS
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 

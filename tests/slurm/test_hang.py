@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.outcomes import Outcome
-from harness.infra.inputs.files import shipped
+from harness.infra.files import shipped
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 

@@ -14,7 +14,7 @@ import pytest
 
 from harness.core.outcomes import Outcome
 from harness.core.run.events import read_lines
-from harness.infra.slurm.client import SlurmClient
+from harness.launch.slurm.client import SlurmClient
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.infra.stacks.test_checkout import git
+from tests.launch.stacks.test_checkout import git
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 

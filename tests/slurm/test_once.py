@@ -12,7 +12,7 @@ import pytest
 from harness.core.outcomes import Outcome
 from harness.core.run.events import read_lines
 from harness.core.serialization import loads
-from harness.infra.inputs.files import shipped
+from harness.infra.files import shipped
 from tests.processes import HUNG_S
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.outcomes import Outcome
-from harness.infra.inputs import yaml_file
+from harness.inputs import yaml_file
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 

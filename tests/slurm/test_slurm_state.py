@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.infra.slurm.client import SlurmClient
+from harness.launch.slurm.client import SlurmClient
 from tests.slurm.lab import SlurmLab
 
 pytestmark = pytest.mark.slurm

@@ -13,12 +13,15 @@ from typing import Any
 
 from harness.core.cell.config import CellConfig, TrainConfig
 from harness.core.cell.layout import Layout
-from harness.core.cell.model import MlaConfig, ModelConfig, MoeConfig, MtpConfig
+from harness.core.cell.model import ModelConfig
 from harness.core.packing.documents import MIXES
 from harness.core.packing.options import PackingOptions
 from harness.core.setting import Key, Setting, keys_of
 from harness.core.stack import SAFE_NAME, safe_name
-from harness.core.vision import VisionConfig
+from harness.features.attention.config import MlaConfig
+from harness.features.experts.config import MoeConfig
+from harness.features.prediction.config import MtpConfig
+from harness.features.vision.config import VisionConfig
 
 LAYOUT = tuple(keys_of(Layout))
 SECTIONS: dict[str, type[Any]] = {"model": ModelConfig, "train": TrainConfig}  # their keys are axes with dotted names

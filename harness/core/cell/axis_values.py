@@ -1,5 +1,5 @@
-"""Named values of axes. Their meanings: attention.py, core/hardware.py; node/probe/model/recompute.py,
-node/probe/model/distributed_optimizer.py, node/trainers."""
+"""Named values of axes. Their meanings: attention.py, core/hardware.py; features/recompute/node_recompute.py,
+features/optimizer/node_distributed.py, node/trainers."""
 
 from __future__ import annotations
 

@@ -24,13 +24,13 @@ from harness.core.cell.axis_values import (
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import ModelConfig
 from harness.core.cell.timing import NOT_TIMED, TimingConfig
-from harness.core.data_paths.descriptor import DataPath
-from harness.core.data_paths.table import DATA_PATHS
 from harness.core.packing.arithmetic import MicroBatch, Row, dealt, plan_step, row_of, undealt
 from harness.core.packing.documents import Document, DocumentsConfig, documents_of_step
 from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions, PackingStyle, packed_of_documents
 from harness.core.setting import setting
 from harness.core.stack import DEFAULT, SAFE_NAME, stack_name
+from harness.upstreams.descriptor import DataPath
+from harness.upstreams.table import DATA_PATHS
 
 __all__ = ["CellConfig", "ModelConfig", "TrainConfig"]
 

@@ -10,11 +10,19 @@ from dataclasses import dataclass, replace
 
 from harness.core.cell.config import CellConfig, ModelConfig
 from harness.core.cell.timing import NOT_TIMED, step_tokens
-from harness.core.data_paths.own import REFERENCE, UNPACKED
-from harness.core.layer_pattern import ATTENTION, CONVOLUTION, EXPANSION, GATED_DELTA, RECURRENT, STATE_SIZE, layers_of
 from harness.core.packing.arithmetic import MicroBatch, row_multiple
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.packing.options import DEFAULT_OPTIONS
+from harness.features.hybrid.pattern import (
+    ATTENTION,
+    CONVOLUTION,
+    EXPANSION,
+    GATED_DELTA,
+    RECURRENT,
+    STATE_SIZE,
+    layers_of,
+)
+from harness.upstreams.builtin.spec import REFERENCE, UNPACKED
 
 
 def weights_per_token(model: ModelConfig) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from harness.core.cell.axis_values import BUILT_IN_TRAINERS
 from harness.core.cell.config import CellConfig
 from harness.core.packing.arithmetic import MicroBatch
-from harness.core.vision import MERGE, VisionConfig
+from harness.features.vision.config import MERGE, VisionConfig
 
 # On one core float64 matrices are multiplied at 5 to 20 GFLOP/s: half a minute to two.
 _MOST_FLOPS = 5e11

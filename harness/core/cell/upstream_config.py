@@ -12,10 +12,12 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from harness.core.cell.config import CellConfig
-from harness.core.cell.model import MlaConfig, ModelConfig, MoeConfig
-from harness.core.layer_pattern import CONVOLUTION, EXPANSION, RECURRENT, STATE_SIZE
+from harness.core.cell.model import ModelConfig
 from harness.core.setting import upstream_of
-from harness.core.vision import (
+from harness.features.attention.config import MlaConfig
+from harness.features.experts.config import MoeConfig
+from harness.features.hybrid.pattern import CONVOLUTION, EXPANSION, RECURRENT, STATE_SIZE
+from harness.features.vision.config import (
     CHANNELS,
     IMAGE,
     MERGE,

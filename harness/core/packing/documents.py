@@ -22,7 +22,7 @@ from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal
 
 from harness.core.setting import Limits, keys_of, setting
-from harness.core.vision import Image, images_in
+from harness.features.vision.config import Image, images_in
 
 DocumentsMode = Literal["adversarial", "uncut", "plain", "multi_turn", "delimited", "images", "distribution", "file"]
 # Modes that are the same in every step.

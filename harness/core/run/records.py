@@ -105,7 +105,7 @@ class BatchSeen:
     position_ids: TensorSeen | None = None
     padding_mask: TensorSeen | None = None
     step: int = 0
-    log_probs: TensorSeen | None = None  # mapped back to documents; `first` names slots: node/probe/hooks/batches.py
+    log_probs: TensorSeen | None = None  # mapped back to documents; `first` names slots: probe/hooks/batches.py
 
 
 @dataclass(kw_only=True)
@@ -116,7 +116,7 @@ class BuiltSeen:
     """
 
     of: str  # "model", "constructor", "tower" (of images), "ddp" or "optimizer"
-    values: dict[str, str]  # name -> value as text, as harness/node/probe/built.py writes it
+    values: dict[str, str]  # name -> value as text, as harness/probe/built.py writes it
 
 
 @dataclass(kw_only=True)
@@ -370,8 +370,8 @@ class Failure:
     time: float  # seconds since the epoch
     frames: list[str] = field(default_factory=list)  # innermost last, as core/upstream.py renders them
     errno: str = ""  # name of the first system error in the exception's chain, e.g. "ESTALE"
-    refused: str = ""  # arguments that upstream's parser or validation refused: node/recording/errors.py
-    absent: str = ""  # name of upstream that the harness looked up: node/recording/errors.py
+    refused: str = ""  # arguments that upstream's parser or validation refused: runtime/recording/errors.py
+    absent: str = ""  # name of upstream that the harness looked up: runtime/recording/errors.py
 
 
 @dataclass(kw_only=True)

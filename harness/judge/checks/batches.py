@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.core.outcomes import Lane, Severity
+from harness.core.outcomes import Domain, Lane, Severity
 from harness.core.packing.arithmetic import PAD, WORKLOAD_ROUNDING, Workload, workloads
 from harness.core.packing.fields import BATCH, PADDING_MASK
 from harness.core.run.records import BatchSeen, RankRecord, TensorSeen, WorkloadSeen
@@ -16,7 +16,7 @@ from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.endings import TRAINED, Ending
 from harness.judge.evidence.truth import fields_used
 from harness.judge.failures.classification import Cause
-from harness.judge.failures.patterns import ABSENT_NAME, CONFIGURATION, Domain
+from harness.judge.failures.patterns import ABSENT_NAME, CONFIGURATION
 from harness.judge.locations import RankLocation, extent, fold, listed, numbered, where_of
 
 _FIELDS = (*BATCH, PADDING_MASK)

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from harness.core.layer_pattern import RECURRENT
 from harness.core.outcomes import Lane, Severity
 from harness.core.packing.fields import LONGEST, OFFSETS, PADDED
 from harness.core.run.records import LayerSeen, RankRecord, SeenParams
 from harness.core.text import counted
+from harness.features.hybrid.pattern import RECURRENT
 from harness.judge.checks.finding import CheckFinding, check
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from harness.judge.checks import (
-    adapters,
-    batches,
-    canaries,
-    experts,
-    gradients,
-    optimizer,
-    outputs,
-    packed_params,
-    throughput,
-    trainer,
-)
+from harness.features.adapters import checks
+from harness.features.experts import checks as experts
+from harness.features.optimizer import checks as optimizer
+from harness.features.resume import checks as resume
+from harness.judge.checks import batches, canaries, gradients, outputs, packed_params, throughput, trainer
 from harness.judge.checks.finding import Check
 
 __all__ = ["ADDED", "CHECKS", "Check"]
@@ -33,7 +26,7 @@ CHECKS: tuple[Check, ...] = (
     batches.completeness,
     outputs.ended,
     outputs.finiteness,
-    trainer.resumed,
+    resume.resumed,
     outputs.token_count,
     experts.capacity,
     outputs.activations,
@@ -45,7 +38,7 @@ CHECKS: tuple[Check, ...] = (
     experts.z_loss,
     experts.expert_bias,
     outputs.step_loss,
-    adapters.frozen_weights,
+    checks.frozen_weights,
     gradients.replica_gradients,
     gradients.parameter_gradients,
     gradients.gradient_scale,
@@ -55,7 +48,7 @@ CHECKS: tuple[Check, ...] = (
     gradients.norm_members,
     gradients.grad_norm,
     optimizer.trained_weights,
-    adapters.merged_weights,
+    checks.merged_weights,
     trainer.reported,
     trainer.printed,
     trainer.evaluation,

@@ -14,7 +14,7 @@ from harness.core.cell.reports import LOSS, logged
 from harness.core.outcomes import Lane
 from harness.core.packing.arithmetic import WORKLOAD_ROUNDING, MicroBatch
 from harness.core.run.records import DocumentLoss, EvaluationSeen, RankRecord, ReportedStep
-from harness.core.run.tensor_records import STORED, Fingerprint, StateSeen, StoredParameter
+from harness.core.run.tensor_records import Fingerprint
 from harness.core.tolerances import Bound, looser
 from harness.judge.checks.finding import CheckFinding, check
 from harness.judge.checks.gradients import grad_norms
@@ -22,11 +22,11 @@ from harness.judge.checks.outputs import step_losses
 from harness.judge.diagnosis import fault_classes
 from harness.judge.diagnosis.localise import layer_off
 from harness.judge.diagnosis.ratios import factors_of, ratio_name
-from harness.judge.evidence.assemble import held_copies, state_after, whole_activations, whole_state
+from harness.judge.evidence.assemble import whole_activations
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.counted import counted
-from harness.judge.locations import numbered, where_of
-from harness.judge.stats.distance import beyond, bound_text, distance, exactly, fingerprint_distance, stated
+from harness.judge.locations import where_of
+from harness.judge.stats.distance import beyond, bound_text, distance, exactly, stated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -456,201 +456,3 @@ def _evaluation_finding(
     fault_class: str = fault_classes.EVALUATION,
 ) -> CheckFinding:
     return CheckFinding(fault_class=fault_class, message=message, where=where, measured=measured, bound=bound)
-
-
-_RESHARDED = Bound(value=1e-9, origin="a checkpoint holds the same numbers; float64 sums over other shards")
-_BITS = exactly("equal", "the same code on the same numbers in the same layout")
-_COPIES = exactly("equal", "copies of one tensor")
-
-
-@check(Lane.NUMERICS)
-def resumed(evidence: CellEvidence) -> list[CheckFinding]:
-    """The first finding of each kind."""
-    kinds: list[Iterator[CheckFinding]] = [_counters(evidence), _copies(evidence)]
-    if evidence.saved is not None:
-        same = evidence.saved.layout == evidence.layout
-        of_same = [
-            _state(evidence, evidence.saved),
-            _random(evidence, evidence.saved),
-            _resumed_steps(evidence, evidence.saved),
-            _evaluations(evidence, evidence.saved),
-        ]
-        kinds += of_same if same else [_resharded(evidence, evidence.saved)]
-    return [finding for kind in kinds if (finding := next(kind, None)) is not None]
-
-
-def _counters(evidence: CellEvidence) -> Iterator[CheckFinding]:
-    """The optimizer has counted the steps before, and the schedule of the learning rate their rows."""
-    rows = [len(evidence.cell.config.samples(step)) for step in range(len(evidence.plan))]
-    for record in evidence.records.values():
-        for state in record.states:
-            if state.updates != state.after:
-                yield _resumed_finding(
-                    f"the optimizer has counted {state.updates} updates after step {state.after} on rank {record.rank}",
-                    record,
-                    state.after,
-                    measured=state.updates,
-                    bound=exactly(state.after, "every step updates"),
-                )
-            right = sum(rows[: state.after])
-            if state.scheduled != right:
-                yield _resumed_finding(
-                    f"the schedule of the learning rate has counted {state.scheduled} rows after step {state.after} on "
-                    f"rank {record.rank}, expected {right} by the packing plan",
-                    record,
-                    state.after,
-                    measured=state.scheduled,
-                    bound=exactly(right, "the packing plan"),
-                )
-
-
-def _copies(evidence: CellEvidence) -> Iterator[CheckFinding]:
-    for after in evidence.cell.config.stored:
-        for record, seen, other, copy in held_copies(evidence.records, after):
-            if part := _differing_part(seen, copy):
-                yield _resumed_finding(
-                    f"{part} of {seen.name} after step {after} on rank {record.rank} differs from its copy on rank "
-                    f"{other}",
-                    record,
-                    after,
-                    bound=_COPIES,
-                    parameter=seen.name,
-                )
-
-
-def _state(evidence: CellEvidence, saved: CellEvidence) -> Iterator[CheckFinding]:
-    """Bit for bit, rank by rank; where only bits differ that no sum shows, it is all three that may differ."""
-    for after in evidence.cell.config.stored:
-        for record, found, right in _pairs(evidence, saved, after):
-            held = {item.name: item for item in right.parameters}
-            wrong = [item for item in found.parameters if item.name in held and item != held[item.name]]
-            if wrong:
-                first = wrong[0]
-                part = _differing_part(first, held[first.name]) or "weight or a moment"
-                names = numbered("parameter", [item.name for item in wrong])
-                yield _resumed_finding(
-                    f"{part} of {first.name} on rank {record.rank} {_when(evidence, after)}; different: {names}",
-                    record,
-                    after,
-                    bound=_BITS,
-                    parameter=first.name,
-                )
-
-
-def _random(evidence: CellEvidence, saved: CellEvidence) -> Iterator[CheckFinding]:
-    for record, found, right in _pairs(evidence, saved, evidence.cell.config.begins):
-        if found.random != right.random:
-            yield _resumed_finding(
-                f"the state of the random generators of rank {record.rank} {_when(evidence, found.after)}",
-                record,
-                found.after,
-                bound=_BITS,
-            )
-
-
-def _when(evidence: CellEvidence, after: int) -> str:
-    if after == evidence.cell.config.begins:
-        return f"differs from what was saved after step {after}"
-    return f"after step {after} differs from that of the run that was not interrupted"
-
-
-def _resharded(evidence: CellEvidence, saved: CellEvidence) -> Iterator[CheckFinding]:
-    """Whole tensors, put together from the shards of both layouts."""
-    after = evidence.cell.config.begins
-    found, right = (whole_state(part.records, after) for part in (evidence, saved))
-    for name in right:
-        if name not in found:
-            continue  # incomplete evidence
-        for part, text in STORED.items():
-            off = fingerprint_distance(getattr(found[name], part), getattr(right[name], part))
-            if beyond(off, _RESHARDED):
-                record = next(one for one in evidence.records.values() if _holds(one, after, name))
-                beyond_bound = f"off by {off:.3g} > {bound_text(_RESHARDED)}"
-                yield _resumed_finding(
-                    f"{text} of {name} as a whole {_when(evidence, after)}: {beyond_bound}",
-                    record,
-                    after,
-                    measured=off,
-                    bound=stated(_RESHARDED),
-                    parameter=name,
-                )
-
-
-def _resumed_steps(evidence: CellEvidence, saved: CellEvidence) -> Iterator[CheckFinding]:
-    for step in evidence.steps:
-        before = {record.rank: seen for record, seen in saved.step_records(step)}
-        for record, seen in evidence.step_records(step):
-            for name, text in _OF_STEP.items():
-                found, right = getattr(seen, name), getattr(before[record.rank], name)
-                if found != right:
-                    yield _resumed_finding(
-                        f"{text} of step {step} on rank {record.rank} differs from that of the run that was not "
-                        f"interrupted: {_difference(found, right)}",
-                        record,
-                        step,
-                        bound=_BITS,
-                    )
-
-
-def _evaluations(evidence: CellEvidence, saved: CellEvidence) -> Iterator[CheckFinding]:
-    """Those of the resumed part are the last ones of the part that went on to the end."""
-    for record, other in _records(evidence, saved):
-        later = other.evaluations[-len(record.evaluations) :] if record.evaluations else []
-        for seen, right in zip(record.evaluations, later):
-            for name, text in _OF_EVALUATION.items():
-                if getattr(seen, name) != getattr(right, name):
-                    yield _resumed_finding(
-                        f"{text} of the evaluation after step {seen.after} on rank {record.rank} differs from that of "
-                        f"the run that was not interrupted: {_difference(getattr(seen, name), getattr(right, name))}",
-                        record,
-                        seen.after,
-                        bound=_BITS,
-                    )
-
-
-_OF_EVALUATION = {"loss_sum": "the loss sum", "documents": "the loss of documents", "reported": "the reported loss"}
-_OF_STEP = {"loss_sum": "the loss sum", "grad_norm": "the gradient norm", "documents": "the loss of documents"}
-
-
-def _difference(found: Any, right: Any) -> str:
-    """Of two numbers, or of the losses by document."""
-    if not isinstance(found, dict):
-        return f"{found!r}, not {right!r}"
-    return f"first of document {min(key for key in found | right if found.get(key) != right.get(key))}"
-
-
-def _pairs(
-    evidence: CellEvidence, saved: CellEvidence, after: int
-) -> Iterator[tuple[RankRecord, StateSeen, StateSeen]]:
-    """(record, its state, the state of the same rank in the part that saved) where both exist."""
-    for record, other in _records(evidence, saved):
-        found, right = state_after(record, after), state_after(other, after)
-        if found is not None and right is not None:
-            yield record, found, right
-
-
-def _records(evidence: CellEvidence, saved: CellEvidence) -> Iterator[tuple[RankRecord, RankRecord]]:
-    """(record, that of the same rank in the part that saved) where both exist."""
-    return ((record, saved.records[rank]) for rank, record in evidence.records.items() if rank in saved.records)
-
-
-def _differing_part(seen: StoredParameter, copy: StoredParameter) -> str | None:
-    """The first part whose numbers differ; None if none do."""
-    return next((text for part, text in STORED.items() if getattr(seen, part) != getattr(copy, part)), None)
-
-
-def _holds(record: RankRecord, after: int, name: str) -> bool:
-    state = state_after(record, after)
-    return state is not None and any(item.name == name for item in state.parameters)
-
-
-def _resumed_finding(
-    message: str, record: RankRecord, step: int, *, measured: Any = None, bound: Any, **more: Any
-) -> CheckFinding:
-    return CheckFinding(
-        fault_class=fault_classes.RESUME,
-        message=message,
-        where=where_of(record.place, rank=record.rank, step=step, **more),
-        measured=measured,
-        bound=bound,
-    )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.core.cell.config import CellConfig
-from harness.core.layer_pattern import MIXERS
 from harness.core.packing.arithmetic import MicroBatch, PackedParams
 from harness.core.packing.fields import FIRST_STAGE, LAST_STAGE, PADDING_MASK
 from harness.core.run.records import SeenParams
+from harness.features.hybrid.pattern import MIXERS
 from harness.judge.locations import RankLocation
 
 

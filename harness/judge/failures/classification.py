@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from harness.core.errors import STORAGE_EXITS
+from harness.core.outcomes import Domain, Retry, Role
 from harness.core.run.records import CellResult, Failure, Progress, RankRecord
 from harness.core.upstream import CODE, HARNESS, KERNEL, deciding, owner_of
 from harness.judge.evidence.endings import CRASH_SIGNALS, SIGTERM, TRAINED, Ending, signal_of
 from harness.judge.failures import patterns as table
-from harness.judge.failures.patterns import GPU_MEMORY, HOST_MEMORY, Domain, Pattern, Retry, Role
+from harness.judge.failures.patterns import GPU_MEMORY, HOST_MEMORY, Pattern
 from harness.judge.locations import numbered, where_of
 
 _FULL = frozenset({"ENOSPC", "EDQUOT"})
@@ -250,7 +251,7 @@ def _calls(waiting: Sequence[Ending]) -> set[object]:
 
 
 def _group(entry: str) -> str:
-    """The group in an entry of node/recording/flight_recorder.py, e.g. "TENSOR_MODEL_PARALLEL_GROUP [0, 1]"."""
+    """The group in an entry of runtime/recording/flight_recorder.py, e.g. "TENSOR_MODEL_PARALLEL_GROUP [0, 1]"."""
     return entry.partition(" of group ")[2].partition(", inputs")[0]
 
 

@@ -9,31 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from harness.core.outcomes import StrEnum
-
-
-class Domain(StrEnum):
-    """The part of the system at fault."""
-
-    CODE = "code"
-    HARNESS = "harness"
-    INFRASTRUCTURE = "infrastructure"
-    UNKNOWN = "unknown"
-
-
-class Role(StrEnum):
-    """Whether a failure can start by itself, or only follows from another."""
-
-    ROOT = "root"
-    CASCADE = "cascade"
-
-
-class Retry(StrEnum):
-    """Whether running the cell again can help. Advice: harness/infra/slurm/follow.py decides what is retried."""
-
-    NEVER = "never"
-    OTHER_NODES = "other nodes"
-    UNKNOWN = "unknown"
+from harness.core.outcomes import Domain, Retry, Role
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +48,8 @@ HANG = Pattern(
     retry_advice=Retry.NEVER,
     advice="Compare the stacks of the ranks that waited with that of the rank that never arrived.",
 )
+
+
 FROZEN = Pattern(
     name="frozen-process",
     title="frozen process",
@@ -81,6 +59,8 @@ FROZEN = Pattern(
     advice="The process could not even write its stack: check whether it was stopped, swapped out, or blocked in the "
     "kernel (D state) on that node.",
 )
+
+
 STALLED = Pattern(
     name="collective-stall",
     title="collective that did not end",
@@ -89,6 +69,8 @@ STALLED = Pattern(
     retry_advice=Retry.UNKNOWN,
     advice="Every rank had entered the same collective, so none is late: check the network between the nodes.",
 )
+
+
 UNREACHABLE = Pattern(
     name="store-unreachable",
     title="ranks did not connect",
@@ -97,6 +79,8 @@ UNREACHABLE = Pattern(
     retry_advice=Retry.OTHER_NODES,
     advice="Check whether rank 0 started, and whether the other nodes can reach its node's address and port.",
 )
+
+
 ABSENT_NAME = Pattern(
     name="absent-name",
     title="name that the stack lacks",
@@ -105,6 +89,8 @@ ABSENT_NAME = Pattern(
     retry_advice=Retry.NEVER,
     advice="Use a commit or release that has the name. If upstream has renamed it for good, the harness must follow.",
 )
+
+
 SETUP = Pattern(
     name="setup-error",
     title="ranks could not be set up",
@@ -113,6 +99,8 @@ SETUP = Pattern(
     retry_advice=Retry.UNKNOWN,
     advice="It failed before any code under test ran: read the traceback, and check that node's device and network.",
 )
+
+
 HARNESS_DEFECT = Pattern(
     name="harness-defect",
     title="defect of the harness",
@@ -121,6 +109,8 @@ HARNESS_DEFECT = Pattern(
     retry_advice=Retry.NEVER,
     advice="The code under test is not to blame: please report this with the log and the version of the harness.",
 )
+
+
 REPLACEMENT = Pattern(
     name="replacement-kernel",
     title="limit of a replacement kernel",
@@ -130,6 +120,8 @@ REPLACEMENT = Pattern(
     advice="The harness's replacement of a GPU kernel refused a call that the real kernel may accept: run the cell on "
     "a GPU, and please report this with the log.",
 )
+
+
 PYTHON = Pattern(
     name="python-exception",
     title="Python exception",
@@ -138,6 +130,8 @@ PYTHON = Pattern(
     retry_advice=Retry.NEVER,
     advice="Read the traceback of this rank.",
 )
+
+
 NATIVE_CRASH = Pattern(
     name="native-crash",
     title="native crash or exit",
@@ -146,6 +140,8 @@ NATIVE_CRASH = Pattern(
     retry_advice=Retry.NEVER,
     advice="Read the end of this rank's log: the interpreter dumps the stack there on a crash.",
 )
+
+
 DEADLINE = Pattern(
     name="deadline",
     title="cell deadline passed",
@@ -154,6 +150,8 @@ DEADLINE = Pattern(
     retry_advice=Retry.UNKNOWN,
     advice="Nothing proves a hang, so the cell may only be slow: raise deadline_s, or read the stack dumps.",
 )
+
+
 UNKNOWN = Pattern(
     name="unknown",
     title="unknown",
@@ -174,6 +172,8 @@ NODE_FAILURE = Pattern(
     log=r"DUE TO NODE FAILURE|^Node failure on ",
     states=("NODE_FAIL",),
 )
+
+
 PREEMPTION = Pattern(
     name="preemption",
     title="preempted or requeued",
@@ -184,6 +184,8 @@ PREEMPTION = Pattern(
     log=r"DUE TO PREEMPTION|DUE TO JOB REQUEUE",
     states=("PREEMPTED", "REQUEUED"),
 )
+
+
 TIME_LIMIT = Pattern(
     name="time-limit",
     title="job time limit",
@@ -194,6 +196,8 @@ TIME_LIMIT = Pattern(
     log=r"DUE TO TIME LIMIT",
     states=("TIMEOUT", "DEADLINE"),
 )
+
+
 CANCELLED = Pattern(
     name="cancelled",
     title="cancelled",
@@ -204,6 +208,8 @@ CANCELLED = Pattern(
     log=r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*",
     states=("CANCELLED",),
 )
+
+
 BOOT = Pattern(
     name="boot-failure",
     title="node boot or task launch failure",
@@ -215,6 +221,8 @@ BOOT = Pattern(
     r"^Application launch failed|^task \d+ launch failed",
     states=("BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"),
 )
+
+
 CONTAINER = Pattern(
     name="container-start",
     title="container did not start",
@@ -224,6 +232,8 @@ CONTAINER = Pattern(
     advice="Check the image and mounts of the cluster profile with a manual srun.",
     log=r"pyxis: (couldn't start container|failed to import docker image|container start failed)",
 )
+
+
 KILLED = Pattern(
     name="killed",
     title="killed from outside",
@@ -234,6 +244,8 @@ KILLED = Pattern(
     # A rank that is killed itself is recognised by its exit code.
     exception=r"DataLoader worker \(.*\) (is killed by signal: (Killed|Terminated)|exited unexpectedly)",
 )
+
+
 GPU_HARDWARE = Pattern(
     name="gpu-hardware",
     title="GPU hardware fault",
@@ -246,6 +258,8 @@ GPU_HARDWARE = Pattern(
     log=r"uncorrectable ECC|fallen off the bus|uncorrectable NVLink|"
     r"NVRM: Xid \([^)]*\): (48|6[1-4]|74|79|9[2458]|119|12[0-2]|140|14[3-9]),",
 )
+
+
 GPU_UNAVAILABLE = Pattern(
     name="gpu-unavailable",
     title="GPU not available",
@@ -259,6 +273,8 @@ GPU_UNAVAILABLE = Pattern(
     log=r"CUDA error: .*(busy or unavailable|system not yet initialized)|no CUDA-capable device is detected|"
     r"No CUDA GPUs are available",
 )
+
+
 NETWORK = Pattern(
     name="network-error",
     title="network or transport error",
@@ -271,6 +287,8 @@ NETWORK = Pattern(
     log=r"ncclSystemError|ncclInternalError|unhandled system error|NET/IB.*: (Got async event|ibv_\w+ failed)|"
     r"No route to host",
 )
+
+
 STORAGE = Pattern(
     name="storage-error",
     title="storage error",
@@ -283,6 +301,8 @@ STORAGE = Pattern(
     r"Transport endpoint is not connected",
     log=r"Stale file handle|Input/output error|Read-only file system",
 )
+
+
 OPEN_FILES = Pattern(
     name="too-many-open-files",
     title="too many open files",
@@ -295,6 +315,8 @@ OPEN_FILES = Pattern(
     exception=r"Too many open files|received 0 items of ancdata",
     log=r"Too many open files|received 0 items of ancdata",
 )
+
+
 DISK = Pattern(
     name="disk-full",
     title="disk full",
@@ -313,6 +335,7 @@ TEAR_DOWN = re.compile(r"sys\.meta_path is None|Python is likely shutting down",
 # "[rank1]: ", "[rank1]:[E321 02:07:08.4 File.cpp:607] ", "slurmstepd-node7: error: ", "srun: error: ", "[  12.3] "
 PREFIX = re.compile(r"^(?:\s|\[rank\d+\]:|\[\s*[\d.]+\]|\[[EWIF]\d{3,4} [^\]]*\]|slurmstepd\S*:|srun:|error:)+")
 
+
 GPU_MEMORY = Pattern(
     name="gpu-out-of-memory",
     title="GPU out of memory",
@@ -324,6 +347,8 @@ GPU_MEMORY = Pattern(
     r"CUBLAS_STATUS_ALLOC_FAILED|Cuda failure (\d+ )?'out of memory'",
     log=r"CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure (\d+ )?'out of memory'",
 )
+
+
 HOST_MEMORY = Pattern(
     name="host-out-of-memory",
     title="host out of memory",
@@ -337,6 +362,8 @@ HOST_MEMORY = Pattern(
     r"DefaultCPUAllocator: (can't|not enough)",
     states=("OUT_OF_MEMORY",),
 )
+
+
 NON_FINITE = Pattern(
     name="non-finite",
     title="NaN or Inf",
@@ -347,6 +374,8 @@ NON_FINITE = Pattern(
     exception=r"found (NaN|Inf) in|Unexpected result (nan|inf)|returned nan values",
     log=r"found (NaN|Inf) in local|Unexpected result (nan|inf)",
 )
+
+
 GPU_MEMORY_ACCESS = Pattern(
     name="gpu-memory-access",
     title="illegal memory access or device-side assert",
@@ -359,6 +388,8 @@ GPU_MEMORY_ACCESS = Pattern(
     log=r"CUDA error: (an illegal memory access|device-side assert triggered|misaligned address|unspecified launch)|"
     r"\.cu:\d+: .*Assertion .* failed|NVRM: Xid \([^)]*\): (13|31),",
 )
+
+
 IMPORT = Pattern(
     name="import-or-version",
     title="import or version mismatch",
@@ -371,6 +402,8 @@ IMPORT = Pattern(
     log=r"^(ModuleNotFoundError|ImportError):|undefined symbol: |"
     r"^AttributeError: (partially initialized )?module '[\w.]+' has no attribute",
 )
+
+
 CONFIGURATION = Pattern(
     name="configuration",
     title="configuration refused",
@@ -386,6 +419,8 @@ CONFIGURATION = Pattern(
     log=r"error: unrecognized arguments:|^(AssertionError|RuntimeError|ValueError): .*\b(world_?size|num\w*|layers)\b.*"
     r"(is not|should be) divisible by",
 )
+
+
 GLOO_DEVICE = Pattern(
     name="gloo-device",
     title="gloo cannot take a tensor on a GPU",
@@ -396,6 +431,8 @@ GLOO_DEVICE = Pattern(
     "with device: cpu or a GPU per rank, and please report it.",
     exception=r"ProcessGroupGloo::\w+: unsupported device type|(readv|writev).*: Bad address",
 )
+
+
 NCCL_TIMEOUT = Pattern(
     name="nccl-timeout",
     title="NCCL time-out",
@@ -406,6 +443,8 @@ NCCL_TIMEOUT = Pattern(
     exception=r"Watchdog caught collective operation timeout|ncclTimeout|NCCL.*timed? ?out",
     log=r"Watchdog caught collective operation timeout|WorkNCCL\(.*before timing out|detected by watchdog at work",
 )
+
+
 GLOO_TIMEOUT = Pattern(
     name="gloo-timeout",
     title="gloo or store time-out",
@@ -420,6 +459,8 @@ GLOO_TIMEOUT = Pattern(
     r"socket has timed out after|wait timeout after \d+ms|Application timeout caused pair closure|"
     r"DistStoreError: Socket Timeout|Timeout waiting for key",
 )
+
+
 LOST_PEER = Pattern(
     name="lost-peer",
     title="lost a peer",
@@ -434,6 +475,7 @@ LOST_PEER = Pattern(
     log=r"connection (was )?(closed by (remote )?peer|reset by peer)|: broken pipe|remote process exited|"
     r"ncclRemoteError|Got completion from peer \S+ with error|Connection was likely closed|communicator was aborted",
 )
+
 
 # The classes with texts or states: the first row that matches decides. Most specific first, cascades last, since a
 # consequence may quote its root.
@@ -463,6 +505,7 @@ PATTERNS: tuple[Pattern, ...] = (
     LOST_PEER,
 )
 
+
 CLASSES: tuple[Pattern, ...] = (
     *PATTERNS,
     HANG,
@@ -478,6 +521,7 @@ CLASSES: tuple[Pattern, ...] = (
     DEADLINE,
     UNKNOWN,
 )
+
 
 __all__ = [
     "ABSENT_NAME",

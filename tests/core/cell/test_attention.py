@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from harness.core.cell.attention import KERNELS, first_padded, kind_of, limits, possible_kinds, te_auto_padding
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
-from harness.core.cell.model import MlaConfig, ModelConfig
+from harness.core.cell.model import ModelConfig
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.packing.options import PackingOptions
+from harness.features.attention.config import MlaConfig
+from harness.features.attention.limits import KERNELS, first_padded, kind_of, limits, possible_kinds, te_auto_padding
 
 
 def cell(attention: str, *, dtype: str = "bf16", lengths: tuple[int, ...] = (16,), **more: Any) -> CellConfig:

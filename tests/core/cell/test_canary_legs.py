@@ -9,8 +9,8 @@ import pytest
 from harness.core.cell.canary_legs import LEG_NAMES, Leg, legs_of, shared_passes, why_not
 from harness.core.cell.config import CANARIES, DEFAULT_CANARIES, NOISE, CellConfig, TrainConfig
 from harness.core.cell.layout import Layout
-from harness.core.data_paths.table import DATA_PATHS
 from harness.core.packing.documents import DocumentsConfig, adversarial_mix
+from harness.upstreams.table import DATA_PATHS
 
 SHORT = DocumentsConfig(mode="file", lengths=(20, 12, 9, 4, 15, 7, 3, 11))
 

@@ -19,10 +19,12 @@ from harness.core.cell.flops import (
     work_of,
 )
 from harness.core.cell.layout import Layout
-from harness.core.cell.model import MlaConfig, MoeConfig, MtpConfig
 from harness.core.cell.timing import NOT_TIMED, TimingConfig
 from harness.core.packing.documents import DocumentsConfig, adversarial_mix
 from harness.core.packing.options import PackingOptions
+from harness.features.attention.config import MlaConfig
+from harness.features.experts.config import MoeConfig
+from harness.features.prediction.config import MtpConfig
 
 LENGTHS = st.lists(st.integers(1, 4096), min_size=1, max_size=50)
 MODEL = ModelConfig(layers=2, hidden=8, heads=2, kv_heads=1, ffn=16, vocab=32)

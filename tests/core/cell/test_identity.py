@@ -9,7 +9,6 @@ from harness.core.cell.arguments import Argument, Arguments
 from harness.core.cell.config import CANARIES, CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.identity import _text, cell_id, cell_name
 from harness.core.cell.layout import Layout
-from harness.core.cell.model import MlaConfig, MoeConfig, MtpConfig
 from harness.core.cell.timing import TimingConfig
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.packing.options import PackingOptions
@@ -17,6 +16,9 @@ from harness.core.run.run_dir import path_component
 from harness.core.serialization import dumps, from_jsonable, loads
 from harness.core.setting import keys_of
 from harness.core.stack import Checkout, Stack, digest
+from harness.features.attention.config import MlaConfig
+from harness.features.experts.config import MoeConfig
+from harness.features.prediction.config import MtpConfig
 
 CELL = CellConfig(layout=Layout(tp=2, pp=4, sp=True), data_path="sft")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from harness.core.packing.documents import DocumentsConfig, documents_of_step
-from harness.infra.inputs.matrix_file import read_lengths
-from harness.infra.stacks.build import find_uv
+from harness.inputs.matrix_file import read_lengths
+from harness.launch.stacks.build import find_uv
 from tests.megatron_clone import CLONE, needs_clone
 from tests.processes import HUNG_S
 

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.cell.model import MlaConfig, MtpConfig
 from harness.core.outcomes import Finding, Lane
 from harness.core.packing.options import PackingOptions
 from harness.core.run.records import ImportProof, SeenParams
 from harness.core.run.tensor_records import Fingerprint, ParameterSeen
+from harness.features.attention.config import MlaConfig
+from harness.features.prediction.config import MtpConfig
 from harness.judge.checks.table import CHECKS
 from harness.judge.diagnosis.known_issues import KNOWN_ISSUES, parse, with_known
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.report.render_markdown import render_markdown
+from harness.reporting.render_markdown import render_markdown
 from tests.judge.parts import with_routers
 from tests.judge.reports import build_report
 from tests.judge.simulator import alter_params, at, config_of, drop_params, evidence_for, judge, run_of

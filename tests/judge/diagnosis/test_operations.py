@@ -17,7 +17,7 @@ from harness.core.run.tensor_records import (
     TensorOfOperation,
 )
 from harness.core.tolerances import Bound
-from harness.judge.diagnosis.operations import (
+from harness.triage.operation_differences import (
     PARTIAL,
     SHARDS,
     WHOLE,

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness.core.cell.model import MoeConfig
 from harness.core.run.records import ExpertShare
-from harness.judge.checks.experts import own_aux_loss
+from harness.features.experts.checks import own_aux_loss
+from harness.features.experts.config import MoeConfig
 
 
 def row(tokens: int, counts: list[int], scores: list[float]) -> ExpertShare:

@@ -8,10 +8,10 @@ from harness.judge.evidence.endings import Ending
 from harness.judge.failures.classification import JobEnding, cause_of
 
 PLACE = Coordinates(tp=0, cp=0, dp=0, pp=0)
-UPSTREAM = ["harness/node/probe/run.py:110 in _model_legs", "megatron/core/models/gpt/gpt_model.py:90 in __init__"]
+UPSTREAM = ["harness/probe/run.py:110 in _model_legs", "megatron/core/models/gpt/gpt_model.py:90 in __init__"]
 OURS = [
     "megatron/core/models/gpt/gpt_model.py:90 in forward",
-    "harness/node/probe/hooks/layers.py:41 in _before_output",
+    "harness/probe/hooks/layers.py:41 in _before_output",
 ]
 
 
@@ -35,7 +35,7 @@ def test_a_defect_of_the_harness_says_so_and_asks_for_a_report() -> None:
     assert cause is not None
     assert cause.domain == "harness"
     assert cause.message.startswith("defect of the harness, please report it with the log of rank 0: rank 0 (stage 0")
-    assert cause.message.endswith("IndexError: no, at harness/node/probe/hooks/layers.py:41 in _before_output")
+    assert cause.message.endswith("IndexError: no, at harness/probe/hooks/layers.py:41 in _before_output")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.cell.layout import Coordinates
+from harness.core.outcomes import Domain, Retry, Role
 from harness.core.run.records import Failure, Progress
 from harness.judge.evidence.endings import Ending
 from harness.judge.failures import patterns as table
@@ -17,7 +18,7 @@ from harness.judge.failures.classification import (
     pattern_of_exception,
     patterns_of_log,
 )
-from harness.judge.failures.patterns import CLASSES, PATTERNS, Domain, Pattern, Retry, Role
+from harness.judge.failures.patterns import CLASSES, PATTERNS, Pattern
 from tests.judge.checks.numerics.test_ended import IN_CODE, cut_off
 from tests.judge.simulator import config_of, evidence_for
 
@@ -55,7 +56,7 @@ def ending(rank: int, ended: str, **facts: object) -> Ending:
 
 def late_rank(rank: int, hang: str | None, *frames: str) -> Ending:
     """A rank that had made no progress for long at the deadline."""
-    stack = ("harness/node/rank.py:70 in _run", *(frames or (IN_CODE,)))
+    stack = ("harness/runtime/rank.py:70 in _run", *(frames or (IN_CODE,)))
     return ending(rank, "deadline", hang=hang, stack=stack, stalled=True, exit_code=-9)
 
 

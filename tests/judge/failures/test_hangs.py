@@ -10,7 +10,7 @@ from harness.judge.failures.classification import Stall, stall_of
 
 STEP = "megatron/core/pipeline_parallel/schedules.py:400 in forward_step"
 GRADS = "megatron/core/distributed/finalize_model_grads.py:300 in finalize_model_grads"
-OURS = "harness/node/probe/legs/training.py:40 in run"
+OURS = "harness/probe/legs/training.py:40 in run"
 
 
 def late(rank: int, hang: str | None, *frames: str, stalled: bool = True, **more: object) -> Ending:
@@ -52,7 +52,7 @@ def test_ranks_that_all_wait_in_different_calls_wait_for_each_other() -> None:
 
 
 def flown(size: str, *, number: int = 5, ranks: str = "[0, 1]") -> tuple[str, ...]:
-    """As node/recording/flight_recorder.py writes what NCCL's recorder had not seen complete."""
+    """As runtime/recording/flight_recorder.py writes what NCCL's recorder had not seen complete."""
     return (f"all_reduce number {number} of group TP {ranks}, inputs {size}",)
 
 

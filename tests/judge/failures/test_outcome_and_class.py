@@ -7,11 +7,10 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.core.outcomes import Outcome
+from harness.core.outcomes import Domain, Outcome
 from harness.core.run.records import Failure, Progress, RankEnding
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.failures.classification import JobEnding, LogTail
-from harness.judge.failures.patterns import Domain
 from tests.judge.checks.numerics.test_ended import IN_CODE, OUTER
 from tests.judge.failures.test_classification import text_of
 from tests.judge.simulator import config_of, evidence_for, judge
@@ -45,7 +44,7 @@ ERRORS = [
     ],
 ]
 LOGS = ["", *(text_of(f"{name}.log") for name in ("nccl-timeout", "gpu-hardware.xid79", "non-finite", "configuration"))]
-DUMPS = [(IN_CODE,), ("harness/node/rank.py:70 in _run",)]
+DUMPS = [(IN_CODE,), ("harness/runtime/rank.py:70 in _run",)]
 ranks = st.builds(
     Rank,
     ended=st.sampled_from(["completed", "raised", "died", "deadline", "missing"]),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from harness.core.peft import PeftConfig
 from harness.core.run.tensor_records import Fingerprint, FrozenSeen, MergedSeen, ParameterSeen
+from harness.features.adapters.config import PeftConfig
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.simulator import MODEL, config_of, evidence_for
 

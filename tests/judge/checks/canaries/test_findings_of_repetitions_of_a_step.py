@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from harness.core.cell.model import ModelConfig, MoeConfig
+from harness.core.cell.model import ModelConfig
 from harness.core.run.tensor_records import Fingerprint
+from harness.features.experts.config import MoeConfig
 from harness.judge.checks import canaries
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.checks.whole import Cases, of, with_canary

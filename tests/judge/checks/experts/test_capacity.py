@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from harness.core.cell.model import MoeConfig
 from harness.core.run.records import ChoiceSeen, OracleRecord, RouterSeen
-from harness.judge.checks import experts
-from harness.judge.checks.experts import own_kept
+from harness.features.experts import checks
+from harness.features.experts.checks import own_kept
+from harness.features.experts.config import MoeConfig
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.parts import share, with_routers
 
@@ -39,7 +39,7 @@ def chosen(taken: list[list[int]], moe: MoeConfig = LIMITED, *, step: int = 0) -
 
 @pytest.mark.parametrize("moe", [LIMITED, replace(LIMITED, pad_to_capacity=True), replace(LIMITED, capacity_factor=4)])
 def test_experts_that_take_what_fits_give_no_finding(moe: MoeConfig) -> None:
-    assert experts.capacity(limited(moe, dp=2)) == []
+    assert checks.capacity(limited(moe, dp=2)) == []
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_an_expert_that_takes_another_number_is_named_with_its_rank() -> None:
     kept = evidence.records[1].routers[0].kept
     assert kept is not None
     kept[0] -= 1
-    (finding,) = experts.capacity(evidence)
+    (finding,) = checks.capacity(evidence)
     assert "layer 1, micro-batch 0, rank 1: tokens that experts take" in finding.message
     assert finding.where["dp"] == 1
 
@@ -70,7 +70,7 @@ def test_an_expert_that_takes_another_number_is_named_with_its_rank() -> None:
 def test_what_was_not_recorded_is_a_finding() -> None:
     evidence = limited()
     evidence.records[0].routers[0].kept = None
-    (finding,) = experts.capacity(evidence)
+    (finding,) = checks.capacity(evidence)
     assert "not recorded" in finding.message
 
 
@@ -80,8 +80,8 @@ PADDED = replace(LIMITED, pad_to_capacity=True)
 def test_choices_show_what_experts_take_in_every_step() -> None:
     steps = chosen([]).cell.config.train.steps
     for step in range(steps + 1):
-        assert experts.capacity(chosen([[0, 1], [2], [0, 3]], step=step)) == []
-        (finding,) = experts.capacity(chosen([[0, 1], [0, 2], [0, 3]], step=step))
+        assert checks.capacity(chosen([[0, 1], [2], [0, 3]], step=step)) == []
+        (finding,) = checks.capacity(chosen([[0, 1], [0, 2], [0, 3]], step=step))
         when = ["", ", step 1", ", evaluation 0"][step]
         assert finding.message.startswith(f"layer 2, micro-batch 1, rank 0{when}: tokens that experts take: 3, 1, 1, 1")
         assert (finding.where["step"], finding.measured, finding.bound) == (step, [3, 1, 1, 1], [2, 1, 1, 1])
@@ -89,12 +89,12 @@ def test_choices_show_what_experts_take_in_every_step() -> None:
 
 def test_only_experts_that_are_filled_take_tokens_that_did_not_choose_them() -> None:
     others = [[0, 1], [0, 3], [2]]
-    (finding,) = experts.capacity(chosen(others))
+    (finding,) = checks.capacity(chosen(others))
     assert "experts take 2 tokens that did not choose them" in finding.message
-    assert experts.capacity(chosen([[0, 1, 2, 3], [0, 1, 2, 3], []], PADDED)) == []
-    (finding,) = experts.capacity(chosen(others, PADDED))
+    assert checks.capacity(chosen([[0, 1, 2, 3], [0, 1, 2, 3], []], PADDED)) == []
+    (finding,) = checks.capacity(chosen(others, PADDED))
     assert finding.bound == [2, 2, 2, 2]
 
 
 def test_experts_without_a_capacity_are_left_alone() -> None:
-    assert experts.capacity(with_routers()) == []
+    assert checks.capacity(with_routers()) == []

@@ -65,7 +65,7 @@ def a_rank_without_a_record() -> CellEvidence:
 def an_exception_of_the_harness() -> CellEvidence:
     evidence = cut_short("metadata", "raised", exit_code=1)
     assert evidence.records[1].failure is not None
-    evidence.records[1].failure.frames = ["harness/node/rank.py:70 in _run"]
+    evidence.records[1].failure.frames = ["harness/runtime/rank.py:70 in _run"]
     return evidence
 
 
@@ -94,7 +94,7 @@ def a_hang_while_batches_are_fetched() -> CellEvidence:
         record.ended, record.progress = "running", Progress(leg="metadata", micro_batch=1, phase="fetch")
         inner = ["torch/distributed/distributed_c10d.py:2714 in broadcast"] if hang else []
         ending.ended, ending.hang, ending.still_s = "deadline", hang, 60.0
-        ending.stack = ["harness/node/rank.py:70 in _run", "megatron/core/datasets/gpt_dataset.py:33 in x", *inner]
+        ending.stack = ["harness/runtime/rank.py:70 in _run", "megatron/core/datasets/gpt_dataset.py:33 in x", *inner]
     return evidence
 
 

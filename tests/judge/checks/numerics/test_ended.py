@@ -11,7 +11,7 @@ from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.simulator import at, config_of, evidence_for, judge, place_of, the_only_finding
 
 IN_CODE = "megatron/core/pipeline_parallel/schedules.py:400 in forward_step"
-OUTER = ["harness/node/rank.py:70 in _run", "harness/node/probe/legs/training.py:40 in run"]
+OUTER = ["harness/runtime/rank.py:70 in _run", "harness/probe/legs/training.py:40 in run"]
 
 
 def cut_off(record: RankRecord, ended: str) -> None:

@@ -119,7 +119,7 @@ def a_hang() -> CellEvidence:
         ending = evidence.result.ranks[rank]
         inner = ["torch/distributed/distributed_c10d.py:2714 in all_reduce"] if hang else []
         ending.ended, ending.hang, ending.still_s, ending.exit_code = "deadline", hang, 60.0, -9
-        ending.stack = ["harness/node/rank.py:70 in _run", "megatron/core/models/gpt.py:33 in forward", *inner]
+        ending.stack = ["harness/runtime/rank.py:70 in _run", "megatron/core/models/gpt.py:33 in forward", *inner]
     return evidence
 
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from harness.core.run.tensor_records import Fingerprint, UpdateSeen
-from harness.judge.checks import gradients, optimizer
+from harness.features.optimizer import checks
+from harness.judge.checks import gradients
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.checks.optimizer.test_first_update import change, name_of
 from tests.judge.checks.optimizer.test_norm_members import SHARDED, WHOLE, count
@@ -25,7 +26,7 @@ def update_of(evidence: CellEvidence, number: int, rank: int = 0) -> UpdateSeen:
     return update
 
 
-@cases(optimizer.first_update)
+@cases(checks.first_update)
 def first_moments_of_a_shard_and_of_another_stage() -> CellEvidence:
     evidence = of(tp=2, pp=2)
     change(evidence, "output_layer.weight", "first_moment", 1.5)
@@ -33,7 +34,7 @@ def first_moments_of_a_shard_and_of_another_stage() -> CellEvidence:
     return evidence
 
 
-@cases(optimizer.first_update)
+@cases(checks.first_update)
 def a_second_moment_and_a_change() -> CellEvidence:
     evidence = of(pp=2)
     change(evidence, name_of(evidence, 5), "second_moment", 0.5)
@@ -41,7 +42,7 @@ def a_second_moment_and_a_change() -> CellEvidence:
     return evidence
 
 
-@cases(optimizer.first_update)
+@cases(checks.first_update)
 def changes_of_two_weights() -> CellEvidence:
     evidence = of(pp=2)
     change(evidence, name_of(evidence, 5), "change", 1.25)
@@ -49,7 +50,7 @@ def changes_of_two_weights() -> CellEvidence:
     return evidence
 
 
-@cases(optimizer.first_update)
+@cases(checks.first_update)
 def first_moments_of_copies_on_two_ranks() -> CellEvidence:
     evidence = of(tp=2, dp=2)
     change(evidence, SHARDED, "first_moment", 1.5, ranks=(2,))
@@ -57,28 +58,28 @@ def first_moments_of_copies_on_two_ranks() -> CellEvidence:
     return evidence
 
 
-@cases(optimizer.first_update)
+@cases(checks.first_update)
 def second_moments_of_copies_on_another_stage() -> CellEvidence:
     evidence = of(pp=2, dp=2)
     change(evidence, "decoder.final_layernorm.weight", "second_moment", 1.5, ranks=(3,))
     return evidence
 
 
-@cases(optimizer.first_update)
+@cases(checks.first_update)
 def the_copy_that_the_others_are_compared_with() -> CellEvidence:
     evidence = of(dp=2)
     change(evidence, SHARDED, "change", 2.0, ranks=(0,))
     return evidence
 
 
-@cases(optimizer.first_update)
+@cases(checks.first_update)
 def copies_within_the_bound() -> CellEvidence:
     evidence = of(dp=2)
     change(evidence, WHOLE, "first_moment", 1.00009, ranks=(1,))
     return evidence
 
 
-@cases(optimizer.first_update)
+@cases(checks.first_update)
 def copies_without_an_update() -> CellEvidence:
     evidence = of(dp=2)
     evidence.records[0].parameters[1].update = None
@@ -86,7 +87,7 @@ def copies_without_an_update() -> CellEvidence:
     return evidence
 
 
-@cases(optimizer.first_update)
+@cases(checks.first_update)
 def a_parameter_without_an_update_and_one_that_is_off() -> CellEvidence:
     evidence = of()
     evidence.records[0].parameters[1].update = None
@@ -94,7 +95,7 @@ def a_parameter_without_an_update_and_one_that_is_off() -> CellEvidence:
     return evidence
 
 
-@cases(optimizer.trained_weights)
+@cases(checks.trained_weights)
 def changes_over_all_steps_of_a_rank_that_did_not_finish_and_of_another_parameter() -> CellEvidence:
     evidence = of(dp=2)
     update_of(evidence, 1).trained = None
@@ -102,14 +103,14 @@ def changes_over_all_steps_of_a_rank_that_did_not_finish_and_of_another_paramete
     return evidence
 
 
-@cases(optimizer.first_update)
+@cases(checks.first_update)
 def updates_of_other_rows() -> CellEvidence:
     evidence = of_other_rows()
     change(evidence, name_of(evidence), "first_moment", 0.5)
     return evidence
 
 
-@cases(optimizer.first_update)
+@cases(checks.first_update)
 def a_control_without_fingerprints() -> CellEvidence:
     evidence = of()
     assert evidence.control is not None
@@ -117,7 +118,7 @@ def a_control_without_fingerprints() -> CellEvidence:
     return evidence
 
 
-@cases(optimizer.first_update)
+@cases(checks.first_update)
 def infinite_updates_of_the_cell_or_of_its_control() -> CellEvidence:
     evidence = of()
     assert evidence.control is not None
@@ -126,7 +127,7 @@ def infinite_updates_of_the_cell_or_of_its_control() -> CellEvidence:
     return evidence
 
 
-@cases(optimizer.first_update)
+@cases(checks.first_update)
 def more_parameters_than_are_listed() -> CellEvidence:
     config = config_of("sft")
     evidence = evidence_for(replace(config, model=replace(config.model, layers=6)))
@@ -135,7 +136,7 @@ def more_parameters_than_are_listed() -> CellEvidence:
     return evidence
 
 
-@cases(optimizer.first_update)
+@cases(checks.first_update)
 def first_moments_beyond_an_absolute_bound() -> CellEvidence:
     evidence = absolute(of(), "parameter_gradient")
     change(evidence, name_of(evidence), "first_moment", 1.5)
@@ -171,27 +172,27 @@ def small_copies() -> CellEvidence:
     return evidence
 
 
-@cases(optimizer.first_update)
+@cases(checks.first_update)
 def a_small_update() -> CellEvidence:
     return small_whole()
 
 
-@cases(optimizer.first_update)
+@cases(checks.first_update)
 def copies_of_a_small_update() -> CellEvidence:
     return small_copies()
 
 
-@cases(optimizer.first_update)
+@cases(checks.first_update)
 def an_update_by_rounding_noise() -> CellEvidence:
     return with_noise(small_whole())
 
 
-@cases(optimizer.first_update)
+@cases(checks.first_update)
 def copies_of_an_update_by_rounding_noise() -> CellEvidence:
     return with_noise(small_copies())
 
 
-@cases(optimizer.first_update)
+@cases(checks.first_update)
 def a_first_moment_that_rounding_noise_cannot_explain() -> CellEvidence:
     evidence = with_noise(of())
     change(evidence, name_of(evidence, 4), "first_moment", 3.0)
@@ -205,14 +206,14 @@ def change_what_noise_decides(evidence: CellEvidence, *ranks: int) -> CellEviden
     return with_noise(evidence)
 
 
-@cases(optimizer.first_update)
+@cases(checks.first_update)
 def what_rounding_noise_decides_and_another_second_moment() -> CellEvidence:
     evidence = change_what_noise_decides(of())
     change(evidence, name_of(evidence, 6), "second_moment", 0.5)
     return evidence
 
 
-@cases(optimizer.first_update)
+@cases(checks.first_update)
 def copies_of_what_rounding_noise_decides() -> CellEvidence:
     return change_what_noise_decides(of(dp=2), 1)
 
@@ -273,4 +274,4 @@ def test_a_bound_of_one_is_not_compared_with_what_is_beyond_it_either() -> None:
     evidence.tolerances = replace(evidence.tolerances, parameter_gradient=bound)
     change(evidence, name_of(evidence), "second_moment", 3.0)
     change(evidence, name_of(evidence), "change", 3.0)
-    assert optimizer.first_update(evidence) == []
+    assert checks.first_update(evidence) == []

@@ -8,7 +8,7 @@ import pytest
 from harness.core.outcomes import Outcome
 from harness.core.run.tensor_records import Fingerprint
 from harness.core.tolerances import ToleranceOverrides, tolerances_for
-from harness.judge.checks import optimizer
+from harness.features.optimizer import checks
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.checks.optimizer.test_first_update import cell, change, name_of
@@ -19,7 +19,7 @@ STEPS = 2  # of the simulated cells
 
 
 def checked(evidence: CellEvidence) -> list[str]:
-    return [finding.message.split(" > ")[0] for finding in optimizer.trained_weights(evidence)]
+    return [finding.message.split(" > ")[0] for finding in checks.trained_weights(evidence)]
 
 
 def test_a_change_that_differs_from_the_controls_names_parameter_and_last_step() -> None:
@@ -123,4 +123,4 @@ def test_in_bf16_weights_that_stop_after_the_first_update_are_beyond_the_bound(s
     config = replace(config, dtype="bf16", train=replace(config.train, steps=steps))
     bounds = tolerances_for("bf16", ToleranceOverrides(), by_oracle=True)
     stopped = replace(evidence, cell=replace(evidence.cell, config=config), tolerances=bounds)
-    assert optimizer.bound_of(stopped).value < 1 - 1 / steps
+    assert checks.bound_of(stopped).value < 1 - 1 / steps

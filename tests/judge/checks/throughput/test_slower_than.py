@@ -11,8 +11,8 @@ from harness.core.cell.timing import WARMUP
 from harness.core.outcomes import Lane, LaneVerdict, Outcome, Severity
 from harness.judge.checks.throughput import slower_than
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.report.build import throughput
 from harness.judge.verdict import judge_cell
+from harness.reporting.build import throughput
 from tests.judge.simulator import TODAY, config_of, evidence_for, judge
 from tests.judge.timed import timed
 

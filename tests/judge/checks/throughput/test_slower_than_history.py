@@ -10,8 +10,8 @@ from harness.core.cell.timing import Timed
 from harness.core.outcomes import Lane, LaneVerdict, Outcome, Severity
 from harness.judge.checks.throughput import slower_than_history
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.report.build import throughput
 from harness.judge.stats.baseline import Baseline, Sample
+from harness.reporting.build import throughput
 from tests.judge.simulator import config_of, evidence_for, judge
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from harness.core.run.tensor_records import StoredParameter
+from harness.features.resume import checks
 from harness.judge.checks import trainer
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.checks.whole import Cases
@@ -32,7 +33,7 @@ def stored(evidence: CellEvidence, name: str, rank: int, number: int = 0) -> Sto
     return next(item for item in evidence.records[rank].states[number].parameters if item.name == name)
 
 
-@cases(trainer.resumed)
+@cases(checks.resumed)
 def counters_of_the_second_rank() -> CellEvidence:
     evidence = cell(pp=2)
     evidence.records[1].states[0].updates = -1
@@ -40,21 +41,21 @@ def counters_of_the_second_rank() -> CellEvidence:
     return evidence
 
 
-@cases(trainer.resumed)
+@cases(checks.resumed)
 def only_the_schedule() -> CellEvidence:
     evidence = cell(pp=2)
     evidence.records[1].states[1].scheduled = 7
     return evidence
 
 
-@cases(trainer.resumed)
+@cases(checks.resumed)
 def a_copy_of_another_replica() -> CellEvidence:
     evidence = cell("tp2", dp=2)
     stored(evidence, NORM, 1).second_moment.norm_sq = 3.0
     return evidence
 
 
-@cases(trainer.resumed)
+@cases(checks.resumed)
 def bits_and_random_numbers_of_the_second_stage() -> CellEvidence:
     evidence = cell(pp=2)
     for name in (QKV, NORM):
@@ -63,14 +64,14 @@ def bits_and_random_numbers_of_the_second_stage() -> CellEvidence:
     return evidence
 
 
-@cases(trainer.resumed)
+@cases(checks.resumed)
 def moments_in_another_layout() -> CellEvidence:
     evidence = cell("tp1-pp2", tp=2)
     stored(evidence, QKV, 1).first_moment.projections[0] += 1e-3
     return evidence
 
 
-@cases(trainer.resumed)
+@cases(checks.resumed)
 def a_tensor_that_is_not_loaded_before_one_that_is_wrong() -> CellEvidence:
     evidence = cell("tp1-pp2", tp=2)
     del evidence.records[0].states[0].parameters[0]
@@ -78,7 +79,7 @@ def a_tensor_that_is_not_loaded_before_one_that_is_wrong() -> CellEvidence:
     return evidence
 
 
-@cases(trainer.resumed)
+@cases(checks.resumed)
 def a_wrong_tensor_beside_a_rank_without_a_state() -> CellEvidence:
     evidence = cell("tp1-pp2", tp=2)
     evidence.records[0].states.clear()
@@ -86,7 +87,7 @@ def a_wrong_tensor_beside_a_rank_without_a_state() -> CellEvidence:
     return evidence
 
 
-@cases(trainer.resumed)
+@cases(checks.resumed)
 def ranks_that_the_first_part_does_not_have() -> CellEvidence:
     evidence = cell(pp=2)
     assert evidence.saved is not None
@@ -95,7 +96,7 @@ def ranks_that_the_first_part_does_not_have() -> CellEvidence:
     return evidence
 
 
-@cases(trainer.resumed)
+@cases(checks.resumed)
 def a_rank_of_the_first_part_is_missing() -> CellEvidence:
     evidence = cell(pp=2)
     assert evidence.saved is not None
@@ -106,7 +107,7 @@ def a_rank_of_the_first_part_is_missing() -> CellEvidence:
     return evidence
 
 
-@cases(trainer.resumed)
+@cases(checks.resumed)
 def a_loss_and_a_norm() -> CellEvidence:
     evidence = cell(pp=2)
     (step,) = evidence.records[1].steps
@@ -114,7 +115,7 @@ def a_loss_and_a_norm() -> CellEvidence:
     return evidence
 
 
-@cases(trainer.resumed)
+@cases(checks.resumed)
 def losses_of_documents() -> CellEvidence:
     evidence = cell(pp=2)
     (step,) = evidence.records[1].steps

@@ -8,7 +8,7 @@ import pytest
 
 from harness.core.outcomes import Outcome
 from harness.core.run.tensor_records import StateSeen, StoredParameter
-from harness.judge.checks import trainer
+from harness.features.resume import checks
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from tests.judge.simulator import config_of, evidence_for, judge, place_of
@@ -35,7 +35,7 @@ def stored(evidence: CellEvidence, name: str, rank: int = 0, number: int = 0) ->
 
 
 def message(evidence: CellEvidence) -> str:
-    (finding,) = trainer.resumed(evidence)
+    (finding,) = checks.resumed(evidence)
     assert finding.fault_class == fault_classes.RESUME
     return finding.message
 
@@ -43,7 +43,7 @@ def message(evidence: CellEvidence) -> str:
 @pytest.mark.parametrize("resume", ["same", "tp1", "tp1-pp4", "tp4-pp1", "tp1-pp1"])
 def test_a_right_resume_passes(resume: str) -> None:
     evidence = cell(resume, tp=2, pp=2)
-    assert trainer.resumed(evidence) == trainer.resumed(later(evidence)) == []
+    assert checks.resumed(evidence) == checks.resumed(later(evidence)) == []
     assert judge(evidence).outcome is Outcome.PASS
 
 
@@ -137,14 +137,14 @@ def test_in_another_layout_whole_tensors_are_compared(part: str) -> None:
     assert "> 1e-09 relative (a checkpoint holds the same numbers; float64 sums over other shards)" in text
     held.projections[0] -= 1e-6
     held.norm_sq *= 1 + 1e-10  # a sum in another order
-    assert trainer.resumed(later(evidence)) == []
+    assert checks.resumed(later(evidence)) == []
 
 
 def test_a_tied_embedding_of_the_last_stage_counts_once() -> None:
     evidence = cell("tp2-pp1", pp=2)
     tied = replace(stored(evidence, "embedding.word_embeddings.weight"))
     state(evidence, rank=1).parameters.append(tied)
-    assert trainer.resumed(later(evidence)) == []
+    assert checks.resumed(later(evidence)) == []
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_in_another_layout_later_steps_are_compared_with_the_control_only() -> N
     evidence = cell("tp2-pp1", pp=2)
     for record in later(evidence).records.values():
         record.steps[0].grad_norm = record.reported[0].grad_norm = 3.00000001
-    assert trainer.resumed(later(evidence)) == []
+    assert checks.resumed(later(evidence)) == []
     assert judge(evidence).outcome is Outcome.PASS
     for record in later(evidence).records.values():
         record.steps[0].grad_norm = record.reported[0].grad_norm = 3.1
@@ -179,7 +179,7 @@ def test_in_another_layout_later_steps_are_compared_with_the_control_only() -> N
 def test_a_rank_without_a_state_is_left_to_completeness() -> None:
     evidence = cell(tp=2)
     later(evidence).records[1].states.clear()
-    assert trainer.resumed(later(evidence)) == []
+    assert checks.resumed(later(evidence)) == []
     verdict = judge(evidence)
     assert verdict.outcome is Outcome.ERROR
     assert (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from harness.core.cell.layout import Layout
-from harness.core.data_paths.descriptor import LAYOUT, DataPath
 from harness.core.packing.options import PackingOptions, PackingStyle
+from harness.upstreams.descriptor import LAYOUT, DataPath
 
 
 def _style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:

@@ -9,7 +9,7 @@ from harness.core.outcomes import Lane
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.checks.table import Check
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.plan.rules.rule import Rule
+from harness.matrix.rules.rule import Rule
 
 MOST_MICRO_BATCHES = 2  # of a step and rank
 

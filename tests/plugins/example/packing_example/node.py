@@ -9,16 +9,16 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 
 from harness.core.cell.config import CellConfig
 from harness.core.run.records import WorkloadSeen
-from harness.node.data_paths.base import RankContext
-from harness.node.data_paths.lookup import Unavailable, not_in_release
-from harness.node.data_paths.reference import ReferencePath
-from harness.node.probe.model import gpt
-from harness.node.probe.model.distributed_optimizer import build_optimizer
-from harness.node.probe.model.norm import RMSNorm
-from harness.node.probe.model.parts import layer_spec
-from harness.node.probe.truth import StepTruth
-from harness.node.recording.recorder import Recorder
-from harness.node.trainers.wrappers import Wrappers
+from harness.features.optimizer.node_distributed import build_optimizer
+from harness.probe.model import gpt
+from harness.probe.model.norm import RMSNorm
+from harness.probe.model.parts import layer_spec
+from harness.probe.truth import StepTruth
+from harness.runtime.recording.recorder import Recorder
+from harness.upstreams.builtin.node_reference import ReferencePath
+from harness.upstreams.node_base import RankContext
+from harness.upstreams.node_lookup import Unavailable, not_in_release
+from harness.upstreams.node_wrappers import Wrappers
 from packing_example import loop
 
 

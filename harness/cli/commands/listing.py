@@ -1,0 +1,43 @@
+"""`harness list`: the runs under a folder, finished or not, newest last; and `harness list plugins`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from harness.campaign import plugins
+from harness.core.outcomes import EXIT_PASS
+from harness.core.plugins import installed
+from harness.core.serialization import dumps
+from harness.infra import screen
+
+
+def list_runs(run_parent: Path, *, limit: int, as_json: bool) -> int:
+    """Print id, state and cells of each run."""
+    from harness.runs.listing import listing
+
+    runs = listing(run_parent)[-limit:]
+    if as_json:
+        screen.json_data(json.dumps([run.jsonable() for run in runs], indent=2) + "\n")
+        return EXIT_PASS
+    width = max((len(run.run_id) for run in runs), default=0)
+    for run in runs:
+        screen.out(screen.beside(f"{run.run_id:<{width}}  {run.state:<11}  ", run.text))
+    if not runs:
+        screen.out(f"no runs under {run_parent}")
+    return EXIT_PASS
+
+
+def list_plugins(*, as_json: bool) -> int:
+    """Print each plug-in with its entry points, then load them: InputError for those that are broken."""
+    found = installed()
+    if as_json:
+        screen.json_data(dumps(found, indent=2) + "\n")
+    for plugin in [] if as_json else found:
+        screen.out(str(plugin))
+        for entry in plugin.entries:
+            screen.out(f"  {entry.group:<10}  {entry.name}  {entry.value}")
+    if not found and not as_json:
+        screen.out("no plug-ins are installed")
+    plugins.active()
+    return EXIT_PASS

@@ -1,0 +1,162 @@
+"""Adapters: other weights do not train, and merged weights are sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from harness.core.outcomes import Lane
+from harness.core.run.records import RankRecord
+from harness.core.run.tensor_records import Fingerprint, MergedSeen
+from harness.core.tolerances import Bound
+from harness.features.adapters.config import is_adapter
+from harness.judge.checks.finding import CheckFinding, check
+from harness.judge.diagnosis import fault_classes
+from harness.judge.diagnosis.localise import layer_of
+from harness.judge.evidence.assemble import merged_copies, whole_merged
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.locations import numbered, where_of
+from harness.judge.stats.distance import beyond, bound_text, exactly, fingerprint_distance, finite, stated
+
+
+@check(Lane.NUMERICS)
+def frozen_weights(evidence: CellEvidence) -> list[CheckFinding]:
+    """With adapters, nothing else trains: every other weight has no gradient, and the same bytes after the last step.
+
+    A part of a cell that continues in the same layout has loaded the bytes that the first part had.
+    """
+    if evidence.cell.config.model.peft is None:
+        return []
+    found = [*_wrong(evidence), *_loaded(evidence)]
+    if not found:
+        return []
+    record, name, what = found[0]
+    names = list(dict.fromkeys(item[1] for item in found))
+    ranks = sorted({item[0].rank for item in found})
+    return [
+        CheckFinding(
+            fault_class=fault_classes.FROZEN,
+            message=f"{name}, which is no adapter's, {what} on rank {record.rank} ({record.place}); "
+            f"wrong: {numbered('weight', names)} on {numbered('rank', ranks)}",
+            where=where_of(record.place, rank=record.rank, parameter=name) | {"ranks": ranks},
+            measured=len(names),
+            bound=exactly(0, "only adapters train"),
+        )
+    ]
+
+
+def _wrong(evidence: CellEvidence) -> Iterator[tuple[RankRecord, str, str]]:
+    """(record, name, what) of every weight that is not left alone."""
+    for rank in sorted(evidence.records):
+        record = evidence.records[rank]
+        yield from ((record, seen.name, "trains") for seen in record.parameters if not is_adapter(seen.name))
+        for frozen in record.frozen:
+            if is_adapter(frozen.name):
+                continue  # `parameter_gradients` misses it
+            if frozen.gradient:
+                yield record, frozen.name, "has a gradient"
+            elif frozen.after and frozen.after != frozen.before:
+                yield record, frozen.name, f"changed by step {evidence.steps[-1]}"
+
+
+def _loaded(evidence: CellEvidence) -> Iterator[tuple[RankRecord, str, str]]:
+    saved = evidence.saved
+    if saved is None or saved.layout != evidence.layout:
+        return
+    for rank in sorted(evidence.records.keys() & saved.records.keys()):
+        right = {seen.name: seen.before for seen in saved.records[rank].frozen}
+        for seen in evidence.records[rank].frozen:
+            if not is_adapter(seen.name) and right.get(seen.name, seen.before) != seen.before:
+                yield evidence.records[rank], seen.name, "is loaded with other bytes than it was saved with"
+
+
+_SIGNS = "2 sqrt({steps} x {gradient:g}), the bound of gradients: Adam's updates are about their signs"
+
+
+@check(Lane.NUMERICS)
+def merged_weights(evidence: CellEvidence) -> list[CheckFinding]:
+    """Weights with their adapters merged by upstream equal the control's, and give the output of the adapted layer.
+
+    A wrong scale, or shards of an adapter that are put together wrongly, show in either; the output shows what cell and
+    control have in common.
+    """
+    peft = evidence.cell.config.model.peft
+    if peft is None or not peft.merges or not _complete(evidence):
+        return []
+    wrong = [*_outputs(evidence), *_copies(evidence), *_against_control(evidence)]
+    if not wrong:
+        return []
+    name, what, off, bound = wrong[0]
+    layer = layer_of(name)
+    count = len({item[0] for item in wrong})
+    return [
+        CheckFinding(
+            fault_class=fault_classes.MERGED,
+            message=f"merged weight {name}: {what} by {off:.3g} > {bound_text(bound)}; {count} merged weights differ",
+            where={"parameter": name} | ({"layer": layer} if layer else {}),
+            measured=off,
+            bound=stated(bound),
+        )
+    ]
+
+
+def _complete(evidence: CellEvidence) -> bool:
+    """Whether every rank finished the last step, so that all shards are there."""
+    done = sum(1 for _ in evidence.step_records(evidence.steps[-1])) if evidence.steps else 0
+    return done == evidence.layout.world_size
+
+
+def _outputs(evidence: CellEvidence) -> Iterator[tuple[str, str, float, Bound]]:
+    bound = evidence.tolerances.parameter_gradient
+    relative = replace(bound, unit="relative")
+    for rank in sorted(evidence.records):
+        for seen in evidence.records[rank].merged:
+            off = seen.output_off
+            if off is not None and not off <= relative.value:
+                what = f"on rank {rank}, its output differs from that of the layer with its adapter"
+                yield seen.name, what, off, relative
+
+
+def _copies(evidence: CellEvidence) -> Iterator[tuple[str, str, float, Bound]]:
+    bound = evidence.tolerances.parameter_gradient
+    for record, seen, other, copy in merged_copies(evidence.records):
+        for found, right in ((seen.before, copy.before), (seen.after, copy.after)):
+            if found and right and (off := _distance(found, right, bound)) is not None:
+                yield seen.name, f"on rank {record.rank}, it differs from its copy on rank {other}", off, bound
+
+
+def _against_control(evidence: CellEvidence) -> Iterator[tuple[str, str, float, Bound]]:
+    if evidence.control is None:
+        return
+    bound = evidence.tolerances.parameter_gradient
+    expected = whole_merged(evidence.control.records)
+    for name, seen in whole_merged(evidence.records).items():
+        if (right := expected.get(name)) is None:
+            yield name, "the control does not have it, so it is off", math.inf, bound
+            continue
+        first = 0 in evidence.steps  # else it continues from weights that the control does not record
+        if first and (off := _distance(seen.before, right.before, bound)) is not None:
+            yield name, "of the initial weights, it differs from the control's", off, bound
+        elif (after := _trained(evidence, seen, right)) is not None:
+            yield name, "after the last step, it differs from the control's", *after
+
+
+def _trained(evidence: CellEvidence, seen: MergedSeen, right: MergedSeen) -> tuple[float, Bound] | None:
+    """Where the steps have the same rows: the distance beyond the bound of trained weights."""
+    gradient, steps = evidence.tolerances.parameter_gradient, evidence.cell.config.train.steps
+    if not evidence.same_rows or not seen.after or not right.after:
+        return None
+    value = 2 * math.sqrt(steps * gradient.value)
+    start = replace(gradient, value=value, origin=_SIGNS.format(steps=steps, gradient=gradient.value))
+    bound = evidence.weight_bound("merged", seen.name, start)
+    off = None if bound is None else _distance(seen.after, right.after, bound)
+    return None if off is None or bound is None else (off, bound)
+
+
+def _distance(found: Fingerprint, right: Fingerprint, bound: Bound) -> float | None:
+    """The distance, if it is beyond the bound."""
+    if not finite(found) or not finite(right):
+        return math.inf
+    off = fingerprint_distance(found, right, bound)
+    return off if beyond(off, bound) else None

@@ -1,0 +1,171 @@
+"""Injections into experts and their routers: they patch megatron.core.transformer.moe, 0.17 to 0.19."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.faults.node_fault import Fault, injects
+from harness.faults.node_metadata import changed
+from harness.oracle.drawing import INITIAL_STD, draw
+from harness.probe.model.gpt import expert_rank, shard_ranks, unwrap
+from harness.probe.weights import NamedParameter, is_expert, named_parameters
+from harness.upstreams.node_base import Batch, RankContext
+
+
+@injects("aux-loss-divided-by-cp")
+class AuxLossDividedByCp(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        scaler = importlib.import_module("megatron.core.transformer.moe.moe_utils").MoEAuxLossAutoScaler
+        upstream: Callable[[Tensor], None] = scaler.set_loss_scale
+        scaler.set_loss_scale = staticmethod(lambda scale: upstream(scale / context.config.layout.cp))
+
+
+@injects("z-loss-added-up-over-cp")
+class ZLossAddedUpOverCp(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        module = importlib.import_module("megatron.core.transformer.moe.router")
+        upstream: Callable[..., Tensor] = module.z_loss_func
+
+        def added_up(*args: Any, **kwargs: Any) -> Tensor:
+            return upstream(*args, **kwargs) * context.config.layout.cp
+
+        module.z_loss_func = added_up  # type: ignore[attr-defined]
+
+
+@injects("padding-counted-by-routers")
+class PaddingCountedByRouters(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        return replace(batch, padding_mask=None)
+
+
+@injects("router-statistics-over-merged-rows")
+class RouterStatisticsOverMergedRows(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        return replace(batch, params=changed(batch.params, tokens_per_sample=None))
+
+
+def _parameters(chunks: list[Any], context: RankContext, ep_rank: int) -> Iterator[NamedParameter]:
+    for chunk in chunks:
+        yield from named_parameters(unwrap(chunk), **shard_ranks(context) | {"ep_rank": ep_rank})
+
+
+def _redraw(item: NamedParameter, seed: int) -> None:
+    full = draw("weight", item.name, item.shard.full, seed) * INITIAL_STD
+    item.parameter.data.copy_(item.shard.take(full))
+
+
+@injects("router-weights-differ-on-one-tp-rank")
+class RouterWeightsDifferOnOneTpRank(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        for item in _parameters(chunks, context, 0) if context.place.tp == 1 else ():
+            if item.name.endswith("mlp.router.weight"):
+                _redraw(item, context.config.train.seed + 1)
+
+
+@injects("experts-of-another-ep-rank")
+class ExpertsOfAnotherEpRank(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        for item in _parameters(chunks, context, 0) if expert_rank() == 1 else ():
+            if ".experts." in item.name:
+                _redraw(item, context.config.train.seed)
+
+
+@injects("expert-gradients-times-ep")
+class ExpertGradientsTimesEp(Fault):
+    def on_gradients(self, chunks: list[Any], context: RankContext) -> None:
+        for item in _parameters(chunks, context, 0):
+            if ".experts." in item.name:
+                item.parameter.main_grad.mul_(context.config.layout.ep)  # type: ignore[attr-defined]
+
+
+@injects("expert-bias-of-one-replica")
+class ExpertBiasOfOneReplica(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        module = importlib.import_module("megatron.core.distributed.finalize_model_grads")
+        upstream = module.get_updated_expert_bias
+
+        def own(tokens: Tensor, bias: Tensor, rate: float, *args: Any, **kwargs: Any) -> Tensor:
+            alone = tokens.clone()
+            updated: Tensor = upstream(tokens, bias, rate, *args, **kwargs)  # collective
+            if context.place.dp != 1:
+                return updated
+            return bias + torch.sign(alone.mean(-1, keepdim=True) - alone) * rate
+
+        module.get_updated_expert_bias = own  # type: ignore[attr-defined]
+
+
+@injects("capacity-of-half-the-tokens")
+class CapacityOfHalfTheTokens(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        module = importlib.import_module("megatron.core.transformer.moe.router")
+        upstream = module.apply_router_token_dropping
+
+        def half(*args: Any, capacity_factor: float, **kwargs: Any) -> Any:
+            return upstream(*args, capacity_factor=capacity_factor / 2, **kwargs)
+
+        if context.place.dp == 1:
+            module.apply_router_token_dropping = half  # type: ignore[attr-defined]
+
+
+@injects("experts-split-over-other-ranks")
+class ExpertsSplitOverOtherRanks(Fault):
+    def on_gradients(self, chunks: list[Any], context: RankContext) -> None:
+        for chunk in chunks:
+            for item in named_parameters(unwrap(chunk), **shard_ranks(context)):
+                if is_expert(item.name):
+                    item.parameter.main_grad.mul_(1.5 - context.place.tp)  # type: ignore[attr-defined]
+
+
+@injects("other-experts-after-an-update")
+class OtherExpertsAfterAnUpdate(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        module = importlib.import_module("megatron.core.transformer.moe.router")
+        upstream = module.topk_routing_with_score_function
+
+        def next_ones(logits: Tensor, *args: Any, **kwargs: Any) -> Any:
+            wrong = self.step > 0 and context.place.dp == 1
+            return upstream(logits.roll(1, -1) if wrong else logits, *args, **kwargs)
+
+        module.topk_routing_with_score_function = next_ones  # type: ignore[attr-defined]
+
+
+@injects("other-tokens-dropped-after-an-update")
+class OtherTokensDroppedAfterAnUpdate(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        module = importlib.import_module("megatron.core.transformer.moe.router")
+        upstream = module.apply_router_token_dropping
+
+        def dropping(probs: Tensor, routing_map: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if self.step == 0 or context.place.dp != 1:
+                return upstream(probs, routing_map, *args, **kwargs)
+            _, taken = upstream((2 - probs) * routing_map, routing_map, *args, **kwargs)
+            return probs * taken, taken
+
+        module.apply_router_token_dropping = dropping  # type: ignore[attr-defined]
+
+
+@injects("expert-gradients-not-divided")
+class ExpertGradientsNotDivided(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        for chunk in chunks:
+            upstream = chunk.scale_gradients
+
+            def without_experts(factor: Any, chunk: Any = chunk, upstream: Callable[..., None] = upstream) -> None:
+                held, chunk.expert_parallel_buffers = chunk.expert_parallel_buffers, []
+                upstream(factor)
+                chunk.expert_parallel_buffers = held
+
+            chunk.scale_gradients = without_experts
+
+
+@injects("gradients-not-divided")
+class GradientsNotDivided(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        for chunk in chunks:
+            chunk.scale_gradients = lambda factor: None

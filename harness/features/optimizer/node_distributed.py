@@ -1,0 +1,123 @@
+"""Megatron's DDP, and its optimizer, replicated or sharded over dp x cp.
+
+Checked against megatron.core.distributed and .optimizer, 0.14 to 0.19. With overlap, schedules need DDP's own
+functions, which megatron.training.train passes to them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from torch import Tensor
+
+from harness.core.cell.config import CellConfig
+from harness.core.cell.upstream_config import optimizer_fields
+from harness.probe.model.groups import GLOBAL, Groups
+from harness.runtime.recording.errors import UnknownNameError
+
+_LARGEST_BUCKET = 40_000_000  # parameters: upstream's default, more than a small model has
+
+
+def ddp_fields(config: CellConfig) -> dict[str, Any]:
+    """DDP's configuration; with overlap, buckets hold about one feed-forward matrix: even two layers fill several."""
+    overlap = config.distributed_optimizer == "overlap"
+    return {
+        "grad_reduce_in_fp32": True,
+        "overlap_grad_reduce": overlap,
+        "overlap_param_gather": overlap,
+        "use_distributed_optimizer": config.distributed_optimizer != "off",
+        "average_in_collective": config.options.average_in_collective,
+        "bucket_size": min(config.model.hidden * config.model.ffn, _LARGEST_BUCKET) if overlap else None,
+    }
+
+
+def ddp_config(config: CellConfig) -> DistributedDataParallelConfig:
+    """DDP's configuration, without fields that are off and that older releases lack."""
+    known = _fields(DistributedDataParallelConfig)
+    return DistributedDataParallelConfig(**{name: on for name, on in ddp_fields(config).items() if on or name in known})
+
+
+def _fields(upstream: Any) -> set[str]:
+    return {item.name for item in dataclasses.fields(upstream)}
+
+
+def connect_schedule(upstream: Any, chunks: Sequence[DistributedDataParallel]) -> None:
+    """Give schedules DDP's functions for overlap, as megatron.training.train does (with its default align_grad_reduce).
+
+    `upstream`: the TransformerConfig that schedules read.
+    """
+    if not chunks[0].ddp_config.overlap_grad_reduce:
+        return
+
+    def one_or_all(functions: list[Callable[..., Any]]) -> Any:
+        return functions if len(functions) > 1 else functions[0]
+
+    upstream.no_sync_func = one_or_all([chunk.no_sync for chunk in chunks])
+    upstream.grad_sync_func = one_or_all([chunk.start_grad_sync for chunk in chunks])
+
+
+def build_optimizer(config: CellConfig, chunks: list[DistributedDataParallel], groups: Groups = GLOBAL) -> Any:
+    """Megatron's Adam, without clipping unless the cell asks for it; the probe records the gradient norm itself."""
+    # Groups over gloo are for checkpoints, and are not created next to NCCL.
+    known = inspect.signature(get_megatron_optimizer).parameters
+    more: dict[str, Any] = {"use_gloo_process_groups": False} if "use_gloo_process_groups" in known else {}
+    more |= groups.arguments
+    field = {"overlap_param_gather"} & _fields(OptimizerConfig)  # in some releases before core_v0.14 only of DDP
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam",
+            bf16=chunks[0].config.bf16,
+            params_dtype=chunks[0].config.params_dtype,
+            **optimizer_fields(config),
+            use_distributed_optimizer=config.distributed_optimizer != "off",
+            **dict.fromkeys(field, config.distributed_optimizer == "overlap"),
+        ),
+        chunks,
+        **more,
+    )
+    vectors = any(one.dim() == 1 and one.requires_grad for chunk in chunks for one in chunk.parameters())
+    if vectors and not any("wd_mult" in group for group in optimizer.param_groups):
+        raise UnknownNameError("upstream's optimizer has no group with wd_mult, by which norms and biases do not decay")
+    for group in optimizer.param_groups:  # as OptimizerParamScheduler.step does
+        group["weight_decay"] *= group.get("wd_mult", 1.0)
+    return optimizer
+
+
+def gather_weights(chunks: Sequence[DistributedDataParallel]) -> None:
+    """Gather updated weights now that the next forward would gather, as upstream does before it saves. Collective."""
+    for chunk in chunks:
+        if chunk.ddp_config.overlap_param_gather:
+            chunk.start_param_sync(force_sync=True)
+
+
+def whole_gradients(chunks: Sequence[DistributedDataParallel]) -> dict[Tensor, Tensor]:
+    """Parameter -> its gradient, gathered from the shards; empty when gradients are not sharded.
+
+    After a reduction, a rank's bucket holds reduced gradients in the rank's own shard, and local gradients elsewhere.
+    Collective over dp x cp; the buckets, which the optimizer reads, are not changed.
+    """
+    found: dict[Tensor, Tensor] = {}
+    for chunk in chunks:
+        if not chunk.ddp_config.use_distributed_optimizer:
+            continue
+        for group in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups):
+            for bucket in group.buckets:
+                whole = _gathered(bucket.grad_data, group.intra_distributed_optimizer_instance_group)
+                for parameter in bucket.params_list:
+                    start, end = bucket.param_to_index[parameter]
+                    found[parameter] = whole[start:end].view(parameter.shape)
+    return found
+
+
+def _gathered(data: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The concatenated shards; rank n of the group owns shard n of `data`."""
+    shards = [torch.empty_like(shard) for shard in data.chunk(group.size())]
+    dist.all_gather(shards, data.chunk(group.size())[group.rank()].contiguous(), group=group)
+    return torch.cat(shards)

@@ -1,0 +1,558 @@
+"""The checks of `harness doctor`: pure decisions on facts, each problem with its fix; then the probes of the facts."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import re
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from harness.core.hardware import interface_matches
+from harness.infra import file_system
+from harness.infra.command import Answer, ask
+from harness.infra.file_system import MOUNTS, kind_of
+from harness.launch.slurm.client import SlurmClient, minutes
+from harness.launch.stacks.interpreters import OLDEST_PYTHON
+from harness.matrix.cluster import ClusterProfile, Container
+
+PACKAGES = ("torch", "megatron-core")
+COMMANDS = ("sbatch", "srun")
+LEAST_FREE_BYTES = 1 << 30
+LEAST_SHM_BYTES = 1 << 30  # NCCL ranks of one node exchange data through it; many containers get only 64 MiB
+MOST_SKEW_S = 5.0  # timestamps, including those of files, decide which failure came first
+PATIENCE_S = 120.0  # to import torch and Transformer Engine from a cold shared file system
+_LIST_PACKAGES = """
+import importlib.util, json, sys
+from importlib.metadata import PackageNotFoundError, version
+def found(name):
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+print(json.dumps({"python": sys.version_info[:2], "harness": importlib.util.find_spec("harness") is not None,
+                  "versions": {name: found(name) for name in sys.argv[1:]}}))
+"""
+_LIST_GPUS = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+import torch
+from importlib.metadata import PackageNotFoundError, version
+count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+said = {"cuda": torch.version.cuda, "available": count > 0, "kernels": torch.cuda.get_arch_list(),
+        "devices": [torch.cuda.get_device_name(one) for one in range(count)],
+        "capabilities": ["sm_%d%d" % torch.cuda.get_device_capability(one) for one in range(count)]}
+if torch.version.cuda and torch.distributed.is_nccl_available():
+    said["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+try:
+    said["engine"] = version("transformer-engine")
+    import transformer_engine.pytorch
+except PackageNotFoundError:
+    pass
+except BaseException as error:
+    said["engine_problem"] = "%s: %s" % (type(error).__name__, (str(error).splitlines() or [""])[0])
+print("\\n" + json.dumps(said))
+"""
+Ask = Callable[..., Answer]
+Level = Literal["ok", "warn", "FAIL"]
+OK: Final = "ok"
+WARN: Final = "warn"
+FAIL: Final = "FAIL"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the doctor."""
+
+    level: Level
+    what: str
+    detail: str
+    fix: str = ""
+
+
+def check_line(check: Check) -> str:
+    return f"{check.level:<4}  {check.what:<16}  {check.detail}" + (f"  ({check.fix})" if check.fix else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterpreterFacts:
+    """The Python that agents run in. The other fields are valid only if `problem` is None."""
+
+    path: str
+    problem: str | None = None
+    python: tuple[int, int] = (0, 0)
+    harness: bool = False  # it can import the package
+    versions: Mapping[str, str | None] = field(default_factory=dict)  # by package metadata; None: not installed
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFolder:
+    """The folder of run directories, or its nearest existing parent."""
+
+    path: Path
+    exists: Path  # the folder itself, or the nearest one above it
+    problem: str | None = None  # why no file can be created there
+    filesystem: str = "unknown"
+    free_bytes: int = 0
+    skew_s: float = 0.0  # time of a file just created there minus this machine's
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchFacts:
+    """Facts about torch and Transformer Engine, imported in the profile's interpreter."""
+
+    cuda: str | None  # CUDA release that torch was built with; None: a CPU build
+    available: bool = False  # torch.cuda.is_available()
+    devices: tuple[str, ...] = ()  # names
+    capabilities: tuple[str, ...] = ()  # of the devices, like sm_90
+    kernels: tuple[str, ...] = ()  # architectures that torch was compiled for, like sm_90 or compute_90
+    nccl: str | None = None
+    engine: str = ""  # version of Transformer Engine; empty: it is not installed
+    engine_problem: str = ""  # why it cannot be imported
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuFacts:
+    """Facts that are probed where GPUs are present or asked for."""
+
+    driver: Answer  # output of nvidia-smi without options
+    torch: TorchFacts | Answer | None  # Answer: why there are no facts; None: torch is in a container
+    interfaces: tuple[str, ...] = ()  # names of network interfaces
+    infiniband: dict[str, str] = field(default_factory=dict)  # device and port, like mlx5_0/1 -> state and rate
+    shm_bytes: int = 0  # size of /dev/shm
+    memlock_bytes: int | None = None  # limit of locked memory per process; None: unlimited
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """All probed facts. Slurm's answers, one per command, are empty for a local profile."""
+
+    interpreter: InterpreterFacts | None  # None: it is in a container
+    gpus: Answer | None  # output of nvidia-smi -L; None: nvidia-smi is not on PATH
+    folder: RunFolder
+    commands: Mapping[str, Answer] = field(default_factory=dict)
+    partitions: Answer = field(default_factory=Answer)  # lines NAME|GRES|TIME LIMIT
+    accounts: Answer = field(default_factory=Answer)  # lines NAME
+    accounting: Answer = field(default_factory=Answer)
+    srun_help: Answer = field(default_factory=Answer)
+    apptainer: Answer = field(default_factory=Answer)  # its version
+    missing: tuple[str, ...] = ()  # paths that the profile names but that do not exist on this machine
+    on_gpus: GpuFacts | None = None  # where GPUs are present or asked for
+
+
+def checks(profile: ClusterProfile, facts: Facts) -> list[Check]:
+    """Every check that the profile needs, in the order of a run."""
+    found = list(_interpreter_checks(facts.interpreter))
+    if profile.kind == "local":
+        found.append(_gpu_check(facts.gpus))
+    else:
+        found += [_command_check(name, facts.commands[name]) for name in COMMANDS]
+        found += [_accounting_check(facts.accounting), *_partition_checks(profile, facts.partitions)]
+        if profile.account:
+            found.append(_account_check(profile.account, facts.accounts))
+        if profile.container:
+            found += _container_checks(profile.container, facts)
+        found += job_checks(profile)
+    if facts.on_gpus is not None:
+        found += gpu_checks(profile, facts.on_gpus)
+    return found + list(_folder_checks(profile, facts.folder))
+
+
+def _interpreter_checks(one: InterpreterFacts | None) -> Iterator[Check]:
+    if one is None:
+        yield Check(WARN, "interpreter", "in the container, not checked", "run a cell of one step to check it")
+        return
+    if one.problem:
+        yield Check(FAIL, "interpreter", f"{one.path}: {one.problem}", "set python in the profile, or run make setup")
+        return
+    version = ".".join(map(str, one.python))
+    old = one.python < OLDEST_PYTHON
+    needed = ".".join(map(str, OLDEST_PYTHON))
+    yield Check(
+        FAIL if old else OK,
+        "interpreter",
+        f"{one.path}, Python {version}",
+        f"needs Python {needed} or newer" if old else "",
+    )
+    if not one.harness:
+        yield Check(
+            FAIL, "harness", f"{one.path} cannot import it", "install it there, or set PYTHONPATH in the profile's env"
+        )
+    for package in PACKAGES:
+        found = one.versions.get(package)
+        if found:
+            yield Check(OK, package, found)
+        else:
+            how = "cells without a stack need it: name a stack, or install the extra `node` there"
+            yield Check(WARN, package, f"not installed for {one.path}", how)
+
+
+def _gpu_check(answer: Answer | None) -> Check:
+    if answer is None:
+        return Check(OK, "GPUs", "no nvidia-smi: ranks train on the CPU over gloo")
+    names = answer.text.splitlines()
+    if answer.problem or not names:
+        return Check(FAIL, "GPUs", f"nvidia-smi: {answer.problem or 'lists no GPU'}", "repair the NVIDIA driver")
+    return Check(OK, "GPUs", f"{len(names)}: {names[0].partition(' (UUID')[0]}")
+
+
+def _command_check(name: str, answer: Answer) -> Check:
+    if answer.problem:
+        return Check(FAIL, name, answer.problem, "run on a login node, with Slurm's module loaded")
+    return Check(OK, name, answer.text.strip())
+
+
+def _accounting_check(answer: Answer) -> Check:
+    if answer.problem:
+        return Check(
+            WARN, "accounting", f"sacct: {answer.problem}", "runs still work: squeue and heartbeats show how jobs end"
+        )
+    return Check(OK, "accounting", "sacct answers")
+
+
+def _partition_checks(profile: ClusterProfile, answer: Answer) -> Iterator[Check]:
+    if answer.problem:
+        yield Check(
+            FAIL, "controller", f"sinfo: {answer.problem}", "check with `scontrol ping` whether slurmctld is up"
+        )
+        return
+    yield Check(OK, "controller", "sinfo answers")
+    rows = [tuple(row.split("|")) for row in answer.text.splitlines()]
+    known = sorted({name for name, *_ in rows})
+    if profile.partition:
+        missing = [name for name in profile.partition.split(",") if name not in known]
+        if missing:
+            yield Check(
+                FAIL, "partition", f"no such partition: {', '.join(missing)}", f"partitions: {', '.join(known)}"
+            )
+            return
+        yield Check(OK, "partition", profile.partition)
+    wanted = profile.partition.split(",") if profile.partition else known
+    ours = [row for row in rows if row[0] in wanted]
+    if profile.gpus_per_node:
+        yield _gpus_of_nodes(profile, [gres for _, gres, *_ in ours])
+    limits = [minutes(row[2]) for row in ours]
+    bounded = [limit for limit in limits if limit is not None]
+    if bounded and len(bounded) == len(limits) and profile.time > max(bounded):
+        had = f"{profile.time} minutes requested, the partition allows {max(bounded)}"
+        yield Check(FAIL, "time", had, "lower time in the profile, or choose another partition")
+
+
+def _gpus_of_nodes(profile: ClusterProfile, listed: list[str]) -> Check:
+    """Whether any node of the partition has the GPUs that a job asks for; Slurm writes gpu:8 or gpu:h100:8(S:0-1)."""
+    nodes = [dict(_gpu_types(gres)) for gres in listed]
+    if not any(nodes):
+        fix = "set gpu_flag: none if Slurm does not manage the GPUs, or choose another partition"
+        return Check(WARN, "GPUs of nodes", "Slurm lists none", fix)
+    kind = profile.gres.partition(":")[2] if profile.gpu_flag == "gres" else ""
+    most = max(sum(count for name, count in node.items() if kind in ("", name)) for node in nodes)
+    if most < profile.gpus_per_node:
+        requested = f"{profile.gpus_per_node} of {profile.gres if kind else 'gpu'} requested per node"
+        had = f"{requested}, the partition has {_listed(listed)}"
+        return Check(FAIL, "GPUs of nodes", had, "correct gpus_per_node or gres, or choose another partition")
+    return Check(OK, "GPUs of nodes", _listed(listed))
+
+
+def _gpu_types(gres: str) -> Iterator[tuple[str, int]]:
+    """Type (empty where Slurm's configuration names none) and number of each kind of GPU on a node."""
+    for kind, count in re.findall(r"\bgpu:(?:([A-Za-z_][\w.-]*):)?(\d+)", gres):
+        yield kind, int(count)
+
+
+def _listed(gres: list[str]) -> str:
+    return ", ".join(sorted({re.sub(r"\(S:[^)]*\)", "", one) for one in gres if "gpu" in one}))
+
+
+def _account_check(account: str, answer: Answer) -> Check:
+    if answer.problem:
+        return Check(WARN, "account", f"{account}: not checked, sacctmgr: {answer.problem}")
+    known = sorted(set(answer.text.split()))
+    if account.lower() not in known:  # Slurm keeps account names in lower case
+        return Check(
+            FAIL, "account", f"{account} is not one of your accounts", f"your accounts: {', '.join(known) or 'none'}"
+        )
+    return Check(OK, "account", account)
+
+
+def _container_checks(container: Container, facts: Facts) -> Iterator[Check]:
+    answer = facts.srun_help if container.runtime == "pyxis" else facts.apptainer
+    if container.runtime == "apptainer":
+        if answer.problem:
+            had, fix = f"apptainer: {answer.problem}", "nodes must have it on PATH: load its module in setup"
+            yield Check(WARN, "container", had, fix)
+        else:
+            yield Check(OK, "container", answer.text.strip())
+    elif answer.problem:
+        yield Check(FAIL, "container", f"srun --help: {answer.problem}", "run on a login node")
+    elif "--container-image" not in answer.text:
+        fix = "have pyxis installed, set container.runtime: apptainer, or remove container from the profile"
+        yield Check(FAIL, "container", "srun has no option --container-image", fix)
+    else:
+        yield Check(OK, "container", "srun has the option --container-image")
+    yield from container_files(container, facts.missing)
+
+
+def _folder_checks(profile: ClusterProfile, folder: RunFolder) -> Iterator[Check]:
+    if folder.problem:
+        yield Check(FAIL, "run directory", f"{folder.exists}: {folder.problem}", "choose another with --run-dir")
+        return
+    created = "" if folder.exists == folder.path else ", will be created"
+    yield Check(OK, "run directory", f"{folder.path} is writable{created}")
+    if profile.kind == "slurm":
+        shared = folder.filesystem in file_system.SHARED
+        fix = "" if shared else "set run_dir to a shared folder, unless every node sees this one"
+        yield Check(OK if shared else WARN, "file system", folder.filesystem, fix)
+    enough = folder.free_bytes >= LEAST_FREE_BYTES
+    fix = "" if enough else f"needs {LEAST_FREE_BYTES >> 30} GiB: delete old runs"
+    yield Check(OK if enough else FAIL, "disk space", f"{folder.free_bytes / (1 << 30):.1f} GiB free", fix)
+    apart = abs(folder.skew_s) > MOST_SKEW_S
+    fix = "synchronise both clocks with NTP: timestamps decide which failure came first" if apart else ""
+    yield Check(WARN if apart else OK, "clock", f"file times minus this machine's clock: {folder.skew_s:+.1f} s", fix)
+
+
+def gpu_checks(profile: ClusterProfile, facts: GpuFacts) -> Iterator[Check]:
+    """Checks torch, GPUs and network. On a cluster this is a login node: what only compute nodes need is a warning."""
+    here = profile.kind == "local"
+    if facts.torch is None:
+        pass  # in a container: the check of the interpreter warns
+    elif isinstance(facts.torch, Answer):
+        yield Check(
+            FAIL,
+            "torch on GPUs",
+            f"cannot be imported: {facts.torch.problem}",
+            "install torch for CUDA in that interpreter",
+        )
+    else:
+        yield from _torch_checks(facts.torch, facts.driver, here=here)
+        yield _engine_check(facts.torch, here=here)
+    if here:
+        yield _shm_check(facts.shm_bytes)
+    if profile.nodes > 1:
+        yield from _network_checks(profile, facts)
+
+
+def job_checks(profile: ClusterProfile) -> Iterator[Check]:
+    """Checks of profile settings that often go wrong on Slurm."""
+    if not profile.exclusive and profile.cpus_per_task is None:
+        had = "jobs share nodes and request no cores, so Slurm gives each job one core for all its ranks"
+        yield Check(WARN, "cores", had, "set cpus_per_task, e.g. 8 per GPU of a job")
+    plugin = next((flag for flag in profile.srun_flags if flag.startswith("--mpi=") and flag != "--mpi=none"), None)
+    if plugin:
+        fix = "write --mpi=none: agents start ranks themselves and use no MPI"
+        yield Check(WARN, "MPI", f"srun {plugin} fails on nodes without that plugin", fix)
+    image = profile.container.image if profile.container and profile.container.runtime == "pyxis" else ""
+    if image and not image.startswith(("/", ".")):
+        fix = f"import it once: enroot import -o IMAGE.sqsh docker://{image}, and set container.image to that file"
+        yield Check(WARN, "image", f"{image} is imported from its registry by every job", fix)
+
+
+def container_files(container: Container, missing: tuple[str, ...]) -> Iterator[Check]:
+    """Checks that name the image and the mount sources that do not exist on this machine."""
+    if container.image in missing:
+        yield Check(
+            FAIL, "image", f"{container.image} does not exist", "every node must see it: correct container.image"
+        )
+    mounts = [mount for mount in container.mounts if mount.partition(":")[0] in missing]
+    if mounts:
+        yield Check(WARN, "mounts", f"not on this machine: {', '.join(mounts)}", "every source must exist on the nodes")
+
+
+def _torch_checks(torch: TorchFacts, driver: Answer, *, here: bool) -> Iterator[Check]:
+    if torch.cuda is None:
+        yield Check(FAIL, "torch on GPUs", "torch is a CPU build", "install a CUDA build in that interpreter")
+        return
+    found = re.search(r"CUDA Version:\s*(\d+)\.(\d+)", driver.text)
+    most = f"{found[1]}.{found[2]}" if found else ""
+    if most and int(most.partition(".")[0]) < int(torch.cuda.partition(".")[0]):
+        fix = f"update the driver, or install torch for CUDA {most.partition('.')[0]}"
+        yield Check(FAIL, "driver", f"supports CUDA up to {most}, torch is built for {torch.cuda}", fix)
+    elif most:
+        yield Check(OK, "driver", f"supports CUDA up to {most}, torch is built for {torch.cuda}")
+    if not here:
+        yield Check(
+            OK, "torch on GPUs", f"built for CUDA {torch.cuda}, NCCL {torch.nccl}; GPUs are not checked on a login node"
+        )
+    elif not torch.available:
+        fix = "check CUDA_VISIBLE_DEVICES; `python -c 'import torch; torch.cuda.init()'` prints the cause"
+        yield Check(FAIL, "torch on GPUs", "torch finds no usable GPU", fix)
+    else:
+        yield _kernel_check(torch)
+
+
+def _kernel_check(torch: TorchFacts) -> Check:
+    """Checks that torch has machine code for the GPU's major version, or PTX that the driver can compile for it."""
+    unsupported = [one for one in torch.capabilities if not any(_kernel_runs(kernel, one) for kernel in torch.kernels)]
+    if unsupported:
+        had = f"torch has no kernels for {', '.join(unsupported)}, only for {', '.join(torch.kernels)}"
+        return Check(FAIL, "torch on GPUs", had, "install a torch build for this GPU")
+    named = f"{len(torch.devices)}: {torch.devices[0] if torch.devices else ''}"
+    return Check(OK, "torch on GPUs", f"{named}, CUDA {torch.cuda}, NCCL {torch.nccl}")
+
+
+def _kernel_runs(kernel: str, capability: str) -> bool:
+    kind, _, version = kernel.rstrip("af").partition("_")
+    ours = capability.removeprefix("sm_")
+    if not version.isdigit():
+        return False
+    return int(version) <= int(ours) and (kind == "compute" or version[:-1] == ours[:-1])
+
+
+def _engine_check(torch: TorchFacts, *, here: bool) -> Check:
+    name, engine = "TE", "Transformer Engine"
+    if not torch.engine:
+        return Check(WARN, name, f"no {engine}: attention runs on torch's varlen kernels", "install the extra `gpu`")
+    if torch.engine_problem:
+        fix = "reinstall it for this torch and CUDA" if here else "it may still import on nodes with a driver"
+        return Check(
+            FAIL if here else WARN, name, f"{engine} {torch.engine} cannot be imported: {torch.engine_problem}", fix
+        )
+    return Check(OK, name, f"{engine} {torch.engine}")
+
+
+def _shm_check(size: int) -> Check:
+    enough = size >= LEAST_SHM_BYTES
+    fix = "" if enough else "NCCL needs 1 GiB for the ranks of a node: start the container with more (--shm-size)"
+    return Check(OK if enough else WARN, "/dev/shm", f"{size / (1 << 30):.1f} GiB", fix)
+
+
+def _network_checks(profile: ClusterProfile, facts: GpuFacts) -> Iterator[Check]:
+    """Checks the interfaces that NCCL would use between nodes, as if the nodes had those of this machine."""
+    requested = profile.env.get("NCCL_SOCKET_IFNAME") or ""
+    if requested and not requested.startswith("^"):
+        if any(interface_matches(one, requested) for one in facts.interfaces):
+            yield Check(OK, "NCCL sockets", f"NCCL_SOCKET_IFNAME={requested}")
+        else:
+            had = f"no {requested} on this machine, which has {', '.join(facts.interfaces)}"
+            yield Check(WARN, "NCCL sockets", had, "correct NCCL_SOCKET_IFNAME in env, unless the nodes have it")
+    active = [f"{port} {state}" for port, state in facts.infiniband.items() if "ACTIVE" in state]
+    if active:
+        yield Check(OK, "InfiniBand", "; ".join(active))
+        if facts.memlock_bytes is not None:
+            had = f"processes may lock {facts.memlock_bytes >> 10} KiB"
+            yield Check(
+                WARN, "locked memory", had, "InfiniBand needs `ulimit -l unlimited`, also in the limits of slurmd"
+            )
+    elif profile.env.get("NCCL_IB_DISABLE") != "1":
+        had = f"no active port on this machine ({', '.join(facts.infiniband) or 'no device'})"
+        yield Check(WARN, "InfiniBand", had, "if the nodes have none either, NCCL uses sockets, which are slow")
+
+
+def probe(profile: ClusterProfile, folder: Path) -> Facts:
+    """Collects the facts that the checks of this profile need. Creates no folder; its one temporary file is removed."""
+    python = None if profile.container else profile.python or sys.executable
+    interpreter = None if python is None else probe_interpreter(python, profile.env)
+    gpus = ask(["nvidia-smi", "-L"]) if shutil.which("nvidia-smi") else None
+    found = Facts(interpreter=interpreter, gpus=gpus, folder=probe_folder(folder))
+    if profile.gpus_per_node or (gpus is not None and profile.kind == "local"):
+        found = replace(found, on_gpus=probe_gpus(python, environment_with(profile.env), ask))
+    if profile.kind == "local":
+        return found
+    slurm = SlurmClient()
+    return replace(
+        found,
+        commands={name: slurm.version(name) for name in COMMANDS},
+        partitions=slurm.partitions(),
+        accounts=slurm.accounts(getpass.getuser()),
+        accounting=slurm.accounting(),
+        srun_help=slurm.srun_help(),
+        apptainer=ask(["apptainer", "--version"]),
+        missing=tuple(path for path in named_paths(profile) if not Path(path).exists()),
+    )
+
+
+def named_paths(profile: ClusterProfile) -> list[str]:
+    """Paths that the profile's container needs: its image, where that is a path, and the sources of mounts."""
+    if profile.container is None:
+        return []
+    sources = [mount.partition(":")[0] for mount in profile.container.mounts]
+    return [one for one in (profile.container.image, *sources) if one.startswith("/")]
+
+
+def environment_with(env: Mapping[str, str | None]) -> dict[str, str]:
+    """This machine's environment, overridden by a profile's variables."""
+    return {**os.environ, **{name: value for name, value in env.items() if value is not None}}
+
+
+def probe_interpreter(python: str, env: Mapping[str, str | None]) -> InterpreterFacts:
+    """Runs an interpreter as a job would, with the profile's environment; reads package metadata, imports nothing."""
+    answer = ask([python, "-c", _LIST_PACKAGES, *PACKAGES], environment_with(env))
+    if answer.problem:
+        return InterpreterFacts(path=python, problem=answer.problem)
+    try:
+        facts = json.loads(answer.text)
+    except ValueError:
+        return InterpreterFacts(path=python, problem="unexpected output: not a Python interpreter?")
+    return InterpreterFacts(
+        path=python, python=tuple(facts["python"]), harness=facts["harness"], versions=dict(facts["versions"])
+    )
+
+
+def probe_folder(path: Path) -> RunFolder:
+    """Facts about a folder or its nearest existing parent: whether it is writable, its file system, space and clock."""
+    exists = next(one for one in (path, *path.parents) if os.access(one, os.F_OK))
+    try:
+        with tempfile.NamedTemporaryFile(dir=exists, prefix=".doctor-") as stream:
+            before = time.time()
+            stream.write(b"x")
+            stream.flush()
+            skew = os.fstat(stream.fileno()).st_mtime - before
+    except OSError as error:
+        return RunFolder(path=path, exists=exists, problem=str(error.strerror))
+    free = shutil.disk_usage(exists).free
+    kind = kind_of(exists, MOUNTS.read_text(encoding="utf-8", errors="replace")) or "unknown"
+    return RunFolder(path=path, exists=exists, filesystem=kind, free_bytes=free, skew_s=skew)
+
+
+def probe_gpus(python: str | None, env: Mapping[str, str], ask: Ask, system: Path = Path("/")) -> GpuFacts:
+    """The facts of this machine; `python` None: it is in a container, where torch cannot be probed.
+
+    `system`: the root of the file system, for tests.
+    """
+    torch = None if python is None else probe_torch(python, env, ask)
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    shm = system / "dev/shm"
+    return GpuFacts(
+        driver=ask(["nvidia-smi"]),
+        torch=torch,
+        interfaces=tuple(sorted(path.name for path in (system / "sys/class/net").glob("*") if path.name != "lo")),
+        infiniband=infiniband_ports(system / "sys/class/infiniband"),
+        shm_bytes=shutil.disk_usage(shm).total if shm.is_dir() else 0,
+        memlock_bytes=None if soft == resource.RLIM_INFINITY else soft,
+    )
+
+
+def probe_torch(python: str, env: Mapping[str, str], ask: Ask) -> TorchFacts | Answer:
+    """Imports torch in an interpreter and lists its CUDA devices; returns the Answer if the command fails."""
+    answer = ask([python, "-c", _LIST_GPUS], env, PATIENCE_S)
+    if answer.problem:
+        return answer
+    try:
+        output: dict[str, Any] = json.loads(answer.text.splitlines()[-1])
+    except (ValueError, IndexError):
+        return Answer(problem="unexpected output: not a Python interpreter?")
+    facts: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in output.items()}
+    return TorchFacts(**facts)
+
+
+def infiniband_ports(folder: Path) -> dict[str, str]:
+    """Device/port -> state and rate, e.g. mlx5_0/1 -> "ACTIVE, 400 Gb/sec (4X NDR)"; includes RoCE."""
+    found = {}
+    for port in sorted(folder.glob("*/ports/*")):
+        state, rate = (_read(port / name) for name in ("state", "rate"))
+        found[f"{port.parent.parent.name}/{port.name}"] = f"{state.rpartition(': ')[2]}, {rate}"
+    return found
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return "unknown"

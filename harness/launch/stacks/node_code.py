@@ -1,0 +1,164 @@
+"""Runs the harness's node side in the environment of a stack: what agents are started with, and what precedes them.
+
+Agents get a copy of the node side and environment variables. Before them, what they import is compiled, so that their
+imports take half the time: some machines switch bytecode caching off, and a module is compiled again by every process
+that imports it. And the stack's trainers are asked whether they accept the arguments of cells.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from importlib.util import find_spec, source_from_cache
+from pathlib import Path
+
+import harness
+from harness.core.cell.config import CellConfig
+from harness.core.errors import InfrastructureError, InputError, Problem
+from harness.core.plugins import Plugin
+from harness.core.run.run_dir import RunDir, refuse_links_below, text_of
+from harness.core.serialization import dumps, from_jsonable, loads
+from harness.core.stack import ReadyStack
+from harness.launch.stacks import interpreters
+from harness.launch.stacks.artifact_store import locked
+
+_NODE_SIDE = ("contracts", "core", "faults", "features", "oracle", "probe", "runtime", "upstreams", "__init__.py")
+_PROJECTS = {"megatron": "megatron_lm", "bridge": "megatron_bridge"}  # trainer that can be asked -> folder in upstreams
+IMPORT_TIMEOUT_S = 600.0
+_OTHER_ENVIRONMENTS = 3  # environments to take bytecode from: listing the files of one takes half a second
+_IMPORTS = "import harness.runtime.agent; from harness.runtime.load import load; load()"
+ARGUMENTS_TIMEOUT_S = 600.0
+_SHOWN_CHARACTERS = 2_000  # characters of what the process printed
+
+
+def agent_environment(stack: ReadyStack, node_code: Path) -> dict[str, str]:
+    """Variables of an agent in a stack, in addition to the caller's environment: the stack's, and PYTHONPATH.
+
+    The checkouts come first, then the stack's own PYTHONPATH, then the harness.
+    """
+    own = stack.requested.env.get("PYTHONPATH", "")
+    path = os.pathsep.join([*stack.paths, *([own] if own else []), str(node_code)])
+    return {**stack.requested.env, "PYTHONPATH": path, "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1"}
+
+
+def plugin_packages(run: RunDir) -> tuple[str, ...]:
+    """Packages of plug-ins that the ranks of a run load."""
+    if not run.plugins.exists():
+        return ()
+    plugins = from_jsonable(tuple[Plugin, ...], loads(text_of(run.plugins)))
+    return tuple(dict.fromkeys(name for plugin in plugins for name in plugin.packages))
+
+
+def copy_node_code(target: Path, packages: Iterable[str] = ()) -> Path:
+    """Copy the part of the harness that ranks need, and nothing else, to a folder for another stack's search path.
+
+    `packages`: top-level packages, or modules, of plug-ins, which are copied beside it.
+
+    The site-packages folder of an installed harness also holds the launcher's packages, which no stack may see.
+    """
+    refuse_links_below(target)
+    source = Path(harness.__file__).resolve().parent
+    for name in _NODE_SIDE:
+        place = target / "harness" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if (source / name).is_dir():
+            shutil.copytree(source / name, place, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+        else:
+            shutil.copy2(source / name, place)
+    for name in packages:
+        _copy_package(name, target)
+    return target
+
+
+def _copy_package(name: str, target: Path) -> None:
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:
+        raise InputError(Problem(message=f"no package {name}, which a plug-in needs", hint="`harness list plugins`"))
+    file = Path(spec.origin)
+    if spec.submodule_search_locations is None:
+        shutil.copy2(file, target / file.name)
+    else:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(file.parent, target / name, ignore=ignored, dirs_exist_ok=True)
+
+
+def compile_imports(stack: ReadyStack, environment: Path, once: bool) -> None:
+    """Import what runs import, with bytecode caching on.
+
+    Done once for every combination of environment and checkouts, with `once` only once per environment. A failure is
+    not reported here: the agent's import fails too, and its reason is in the cells' results.
+    """
+    digest = hashlib.sha256(os.pathsep.join(stack.paths).encode()).hexdigest()[:16]
+    stamp = environment / f"compiled-{digest}"
+    with locked(environment):
+        if stamp.exists() or (once and any(environment.glob("compiled-*"))):
+            return
+        if not any(environment.glob("compiled-*")):
+            share_bytecode(environment)
+        with tempfile.TemporaryDirectory(prefix="harness-compile-") as folder:
+            env = interpreters.clean_environment(agent_environment(stack, copy_node_code(Path(folder))))
+            env.pop("PYTHONDONTWRITEBYTECODE", None)
+            subprocess.run(
+                [stack.python, "-W", "ignore", "-c", _IMPORTS],
+                cwd=folder,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=IMPORT_TIMEOUT_S,
+            )
+        stamp.touch()
+
+
+def share_bytecode(environment: Path) -> None:
+    """Link the bytecode of the store's other environments for source files that are the same file.
+
+    uv installs by hard links, so two environments with the same wheel, above all torch, share its files. Bytecode is
+    valid for them all: it names its source by size and time, and Python corrects the path when it loads it.
+    """
+    stamps = environment.parent.glob(f"{environment.name.partition('-')[0]}-*/compiled-*")
+    newest = sorted({stamp.parent for stamp in stamps}, key=lambda other: other.stat().st_mtime)[-_OTHER_ENVIRONMENTS:]
+    for other in newest:
+        for compiled in other.glob("lib/python*/site-packages/**/*.pyc"):
+            source = Path(source_from_cache(str(compiled)))
+            with suppress(OSError):  # not in both environments, or another process removes one
+                if source.samefile(environment / source.relative_to(other)):
+                    target = environment / compiled.relative_to(other)
+                    target.parent.mkdir(exist_ok=True)
+                    os.link(compiled, target)
+
+
+def argument_problems(stack: ReadyStack, trainer: str, cells: Mapping[str, CellConfig]) -> dict[str, str]:
+    """What is wrong with the arguments of each cell of a trainer, by id; cells without problems are left out.
+
+    InfrastructureError if the trainer cannot be asked, since nothing else would find a misspelt argument before cells
+    start.
+    """
+    with tempfile.TemporaryDirectory(prefix="harness-arguments-") as folder:
+        file = Path(folder) / "cells.json"
+        file.write_text(dumps(dict(cells)), encoding="utf-8")
+        env = interpreters.clean_environment(agent_environment(stack, copy_node_code(Path(folder))))
+        argv = [stack.python, "-W", "ignore", "-m", f"harness.upstreams.{_PROJECTS[trainer]}.node_arguments", str(file)]
+        try:
+            done = subprocess.run(
+                argv,
+                cwd=folder,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=ARGUMENTS_TIMEOUT_S,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise InfrastructureError(f"{stack.python} cannot be asked about arguments: {error}") from error
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        raise InfrastructureError(f"{stack.python} cannot be asked about arguments: {done.stderr[-_SHOWN_CHARACTERS:]}")
+    problems: dict[str, str] = json.loads(lines[-1])
+    return problems

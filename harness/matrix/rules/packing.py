@@ -1,0 +1,338 @@
+"""Rules of the parallel layout, of packing under it with the limits of each data path, and of the loss."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from harness.core.cell.config import CellConfig
+from harness.core.packing.arithmetic import PAD, pack, row_multiple
+from harness.core.packing.documents import MIXES, DocumentsConfig, documents_of_step
+from harness.core.packing.options import PackingStyle, align_up
+from harness.core.text import counted
+from harness.matrix.rules.rule import Rule, not_divisible
+from harness.upstreams.descriptor import ZIGZAG, DataPath, Limit
+from harness.upstreams.table import DATA_PATHS, names
+
+_EVEN_SHARDS = "harness: the probe shards whole heads, rows and layers evenly"
+
+
+def layers_by_pp(config: CellConfig) -> str | None:
+    layout = config.layout
+    stages = layout.pp * layout.vpp
+    if not isinstance(config.model.spread, int):
+        return None  # hybrid.cuts
+    return not_divisible("model.layers", config.model.layers, f"pp {layout.pp} x vpp {layout.vpp} = {stages}", stages)
+
+
+def heads_by_tp(config: CellConfig) -> str | None:
+    return _by_tp(config, "heads", config.model.heads)
+
+
+def kv_heads_by_tp(config: CellConfig) -> str | None:
+    return _by_tp(config, "kv_heads", config.model.kv_heads)
+
+
+def ffn_by_tp(config: CellConfig) -> str | None:
+    return _by_tp(config, "ffn", config.model.ffn)
+
+
+def vocab_by_tp(config: CellConfig) -> str | None:
+    return _by_tp(config, "vocab", config.model.vocab)
+
+
+def _by_tp(config: CellConfig, key: str, value: int) -> str | None:
+    tp = config.layout.tp
+    return not_divisible(f"model.{key}", value, f"tp {tp}", tp) if value % tp else None
+
+
+def sp_needs_tp(config: CellConfig) -> str | None:
+    if not config.layout.sp or config.layout.tp > 1:
+        return None
+    return "sp splits the sequence over the tp ranks, and tp is 1; set tp above 1 or sp: false"
+
+
+def vpp_needs_pp(config: CellConfig) -> str | None:
+    layout = config.layout
+    if layout.vpp == 1 or layout.pp > 1:
+        return None
+    return f"vpp {layout.vpp} interleaves model chunks over the pipeline stages, and pp is 1"
+
+
+def documents_by_replicas(config: CellConfig) -> str | None:
+    """Unpacked rows are documents, so the documents of a step must split evenly over replicas.
+
+    So must rollouts that replicas exchange before they are packed.
+    """
+    if config.style.packed and not config.style.even_shares:
+        return None
+    documents = config.train.global_batch
+    parts = config.layout.dp if config.style.packed else row_multiple(config.layout, config.micro_batch_size)
+    return not_divisible("train.global_batch", documents, _parts(config, parts), parts) if documents % parts else None
+
+
+def rows_by_replicas(config: CellConfig) -> str | None:
+    """Packed rows must split evenly over replicas too; rows may be split for that until each has one document."""
+    if not config.style.packed:
+        return None
+    train = config.train
+    parts = row_multiple(config.layout, config.micro_batch_size)
+    if train.global_batch % parts == 0 and config.style.splits and not config.style.split_last:
+        return None  # one document per row always divides
+    for step in range(1 if config.documents.mode in MIXES else train.steps or 1):
+        of_step = (config.documents, train.seed, step, train.global_batch, train.seq_length, config.style)
+        rows = _row_count(*of_step)
+        wanted = -(-rows // parts) * parts
+        if not config.style.splits and rows % parts:
+            return (
+                f"step {step}: {train.global_batch} documents fill {rows} rows of {train.seq_length} tokens, which "
+                f"{config.data_path} packs in advance and cannot split into a multiple of {_parts(config, parts)}"
+            )
+        if wanted > train.global_batch:
+            return (
+                f"step {step}: {train.global_batch} documents fill {rows} rows of {train.seq_length} tokens; the next "
+                f"multiple of {_parts(config, parts)} is {wanted} rows, more than there are documents"
+            )
+        if config.style.split_last and _row_count(*of_step, parts) == 0:
+            return (
+                f"step {step}: {train.global_batch} documents fill {rows} rows of {train.seq_length} tokens, of which "
+                f"{config.data_path} cannot split enough for a multiple of {_parts(config, parts)}"
+            )
+    return None
+
+
+def _parts(config: CellConfig, parts: int) -> str:
+    layout = config.layout
+    interleaved = f" x pp {layout.pp} (interleaved)" if layout.vpp > 1 else ""
+    return f"dp {layout.dp} x micro_batch_size {config.micro_batch_size}{interleaved} = {parts}"
+
+
+@lru_cache(maxsize=65536)
+def _row_count(
+    documents: DocumentsConfig,
+    seed: int,
+    step: int,
+    count: int,
+    seq_length: int,
+    style: PackingStyle,
+    multiple: int = 1,
+) -> int:
+    """The number of rows that the documents of a step fill, a multiple of `multiple`; 0 if that cannot be."""
+    made = documents_of_step(documents, seed=seed, step=step, count=count, seq_length=seq_length)
+    try:
+        return len(pack(made, style, seq_length=seq_length, multiple=multiple))
+    except ValueError:
+        return 0
+
+
+LAYOUT_RULES: tuple[Rule, ...] = (
+    Rule("layout.layers-by-pp", "Megatron-LM TransformerConfig: num_layers % (PP * VPP) == 0", layers_by_pp),
+    Rule("layout.heads-by-tp", "Megatron-LM TransformerConfig: num_attention_heads % TP == 0", heads_by_tp),
+    Rule(
+        "layout.kv-heads-by-tp",
+        f"{_EVEN_SHARDS}; Megatron-LM would replicate when TP % num_query_groups == 0",
+        kv_heads_by_tp,
+    ),
+    Rule("layout.ffn-by-tp", "Megatron-LM ColumnParallelLinear: ffn_hidden_size % TP == 0", ffn_by_tp),
+    Rule("layout.vocab-by-tp", f"{_EVEN_SHARDS}; Megatron-LM would pad the vocabulary", vocab_by_tp),
+    Rule("layout.sp-needs-tp", "Megatron-LM ModelParallelConfig.__post_init__", sp_needs_tp),
+    Rule("layout.vpp-needs-pp", "Megatron-LM parallel_state.initialize_model_parallel", vpp_needs_pp),
+    Rule(
+        "batch.documents-by-replicas",
+        "Megatron-LM: global_batch_size % (micro_batch_size * DP) == 0, and micro-batches % PP == 0 when interleaved",
+        documents_by_replicas,
+    ),
+    Rule(
+        "batch.rows-by-replicas",
+        "Megatron-LM DpBalancedScheduler: rows a multiple of DP (x PP when interleaved), else 'Not enough samples'",
+        rows_by_replicas,
+    ),
+)
+
+
+def seq_length_by_cp(config: CellConfig) -> str | None:
+    cp = config.layout.cp
+    return _seq_length(config, f"2 * cp = 2 * {cp} = {2 * cp}", 2 * cp) if cp > 1 else None
+
+
+def seq_length_by_sp(config: CellConfig) -> str | None:
+    """Rows of fixed length are split over cp, then over tp; rows of variable length are aligned for that already."""
+    tp, cp = config.layout.tp, config.layout.cp
+    style = config.style
+    if not config.layout.sp or (style.row_length is None and not style.tail_segment):
+        return None
+    return _seq_length(config, f"tp {tp} x cp {cp} = {tp * cp} (sp is on)", tp * cp)
+
+
+def row_holds_alignment(config: CellConfig) -> str | None:
+    """A document truncated to seq_length and then padded must still fit in a row."""
+    if not config.style.packed:
+        return None
+    multiple = config.style.document_multiple
+    reason = _seq_length(config, f"{_multiple(config)} = {multiple}", multiple)
+    length = config.train.seq_length
+    if reason is None:
+        return None
+    return (
+        f"{reason}; a document of {length} tokens is padded to {align_up(length, multiple)} and does not fit in its row"
+    )
+
+
+def documents_aligned(config: CellConfig) -> str | None:
+    """Padded documents must split evenly over 2 * cp; with sp, where a row may end with a document, also over cp * tp.
+
+    Only pad_seq_to_mult can violate this: the multiples that data paths choose are aligned.
+    """
+    layout, multiple = config.layout, config.options.pad_seq_to_mult
+    if multiple is None or not config.style.packed:
+        return None
+    alignment = config.path.alignment if "pad_seq_to_mult" in config.path.options else ZIGZAG
+    needed, why = alignment.multiple(layout), alignment.text(layout)
+    if multiple % needed == 0:
+        return None
+    base = f"documents are padded to a multiple of pad_seq_to_mult = {multiple}, but the layout needs {why} = {needed}"
+    for document in config.documents_of(0):
+        padded = align_up(document.length, multiple)
+        if padded % needed:
+            example = f"a document of {counted(document.length, 'token')} takes {padded}"
+            return f"{base}: {example}, and {padded} % {needed} = {padded % needed}"
+    return f"{base}: {multiple} % {needed} = {multiple % needed}"
+
+
+def _multiple(config: CellConfig) -> str:
+    """The origin of the multiple to which a cell's documents are padded."""
+    if config.options.pad_seq_to_mult is not None:
+        return "pad_seq_to_mult"
+    return f"the alignment {config.path.alignment.text(config.layout)}"
+
+
+def _seq_length(config: CellConfig, by: str, divisor: int) -> str | None:
+    length = config.train.seq_length
+    return not_divisible("train.seq_length", length, by, divisor) if length % divisor else None
+
+
+def with_option(name: str) -> str:
+    """Names of the data paths that have the option."""
+    return names(path for path in DATA_PATHS.values() if name in path.options)
+
+
+def limit_of(path: DataPath, limit: Limit) -> Rule:
+    """A limit of a data path as a rule."""
+    return Rule(limit.rule, limit.source, lambda config: limit.reason(config) if config.path is path else None)
+
+
+PACKING_RULES: tuple[Rule, ...] = (
+    Rule("cp.seq-length", "Megatron-LM validate_args; Megatron-Bridge ConfigContainer.validate", seq_length_by_cp),
+    Rule("sp.seq-length", "Megatron-LM sequence parallel scatter of each cp rank's slab", seq_length_by_sp),
+    Rule("packing.row-holds-alignment", "harness: a row has at most seq_length slots", row_holds_alignment),
+    Rule(
+        "packing.documents-aligned",
+        "Megatron-LM SFTDataset (2 * CP); Megatron-Bridge pad_seq_to_mult: lcm(2 * CP, CP * TP with SP)",
+        documents_aligned,
+    ),
+    *(limit_of(path, limit) for path in DATA_PATHS.values() for limit in path.limits),
+)
+
+
+_BRIDGE_WITH_CP = "Megatron-Bridge ConfigContainer.validate: fine-tuning with CP > 1"
+
+
+def per_token_loss_with_cp(config: CellConfig) -> str | None:
+    cp = config.layout.cp
+    if cp == 1 or config.options.calculate_per_token_loss or config.path.step_mean:
+        return None
+    base = f"cp {cp} splits each document over {cp} ranks, and calculate_per_token_loss is false"
+    if not config.path.own:
+        return f"{base}: a rank whose tokens are all masked would divide by 0 tokens"
+    found = _uneven(config)
+    if found is None:
+        return None
+    step, micro_batch, shares = found
+    return (
+        f"{base}: in step {step}, micro-batch {micro_batch}, the ranks have {', '.join(map(str, shares))} unmasked "
+        "tokens, and each divides by its own count"
+    )
+
+
+def _uneven(config: CellConfig) -> tuple[int, int, list[int]] | None:
+    """(step, micro-batch, unmasked tokens per cp rank) of the first micro-batch with unequal counts over cp.
+
+    None also where rows cannot be made or split over cp, which other rules reject.
+    """
+    cp = config.layout.cp
+    for step in range(config.train.steps):
+        try:
+            batches = [batch for replica in config.micro_batches(step) for batch in replica]
+            slots = [[batch.local_slots(cp, rank) for rank in range(cp)] for batch in batches]
+        except ValueError:
+            return None
+        for number, (batch, ranks) in enumerate(zip(batches, slots)):
+            masks = {item.document.index: item.document.loss_mask for item in batch.placed}
+            counts = [owner != PAD and masks[owner][position] for owner, position in batch.slot_owners()]
+            shares = [sum(counts[slot] for row in rows for slot in row) for rows in ranks]
+            if len(set(shares)) > 1:
+                return step, number, shares
+    return None
+
+
+def no_average_with_cp(config: CellConfig) -> str | None:
+    cp = config.layout.cp
+    if cp == 1 or not config.options.average_in_collective:
+        return None
+    return (
+        f"cp {cp} with average_in_collective would average over cp {cp} x dp {config.layout.dp} ranks with unequal "
+        "numbers of tokens"
+    )
+
+
+def no_average_with_per_token_loss(config: CellConfig) -> str | None:
+    if not (config.options.average_in_collective and config.options.calculate_per_token_loss):
+        return None
+    return "calculate_per_token_loss divides by the tokens of all ranks; average_in_collective would divide again"
+
+
+def per_token_loss_only(config: CellConfig) -> str | None:
+    if config.options.calculate_per_token_loss or config.path.step_mean or config.path.own:
+        return None
+    return (
+        "calculate_per_token_loss is false, so gradients are comparable between equal rows only, and no control has "
+        f"the rows of packing {config.data_path}"
+    )
+
+
+def smoothing_without_other_heads(config: CellConfig) -> str | None:
+    if not config.train.label_smoothing or config.model.mtp is None:
+        return None
+    return (
+        f"train.label_smoothing {config.train.label_smoothing:g} computes the loss outside the model, which then gets "
+        "no labels, and multi-token prediction needs them"
+    )
+
+
+def smoothing_of_shards(config: CellConfig) -> str | None:
+    if not config.train.label_smoothing or not config.model.gathered_logits:
+        return None
+    return "train.label_smoothing takes logits split over tp, and model.gathered_logits gathers them"
+
+
+LOSS_RULES: tuple[Rule, ...] = (
+    Rule("loss.per-token-with-cp", _BRIDGE_WITH_CP, per_token_loss_with_cp),
+    Rule("loss.no-average-with-cp", _BRIDGE_WITH_CP, no_average_with_cp),
+    Rule(
+        "loss.no-average-with-per-token",
+        "Megatron-LM DistributedDataParallel: cannot average in collective with per-token loss",
+        no_average_with_per_token_loss,
+    ),
+    Rule(
+        "loss.per-token-only", "harness: packed and unpacked losses are comparable only per token", per_token_loss_only
+    ),
+    Rule(
+        "loss.smoothing-mtp",
+        "Megatron-LM GPTModel._postprocess: prediction layers need labels",
+        smoothing_without_other_heads,
+    ),
+    Rule(
+        "loss.smoothing-shards",
+        "Megatron-LM vocab_parallel_cross_entropy: logits split across tensor-parallel ranks",
+        smoothing_of_shards,
+    ),
+)

@@ -1,0 +1,219 @@
+"""Rules of upstream's own trainers: what the harness passes to them, what they need, and how they continue."""
+
+from __future__ import annotations
+
+from harness.core.cell.arguments import OF_OPTIMIZER
+from harness.core.cell.axis_values import (
+    BUILT_IN_TRAINERS,
+    HARNESS,
+    WITH_BLENDS,
+    WITH_COMMAND_LINE,
+    WITH_FIELDS,
+)
+from harness.core.cell.config import CellConfig
+from harness.core.packing.documents import MIXES
+from harness.features.attention.config import VANILLA
+from harness.matrix.rules.rule import Rule
+from harness.upstreams.table import DATA_PATHS, names
+
+_GLOBAL_BATCH = {"megatron": "--global-batch-size", "bridge": "TrainingConfig.global_batch_size"}
+# Parts of the model that its adapter passes on.
+_GIVEN = {
+    "megatron": ("moe", "mtp", "pattern", "window", "window_skip", "qk_layernorm"),
+    "bridge": ("moe", "mtp", "peft"),
+    "skyrl": (),
+}
+_PARTS = ("moe", "mtp", "mla", "rope_fusion", "cuda_graphs", "gathered_logits", "pattern", "peft", "builder")
+_OF_ATTENTION = ("window", "window_skip", "softmax_scale", "qk_layernorm")
+_NOT_SET = (None, False, "")
+_DYNAMIC = ("dynamic_context_parallel", "hybrid_context_parallel")
+_DYNAMIC_SCHEDULER = "default_dynamic_cp"
+
+
+def data_path_has_trainer(config: CellConfig) -> str | None:
+    if config.own_trainer or config.trainer in config.path.trainers or config.trainer not in BUILT_IN_TRAINERS:
+        return None  # a trainer of a plug-in says itself what it cannot run
+    able = names(path for path in DATA_PATHS.values() if config.trainer in path.trainers)
+    return f"trainer is {config.trainer}, which reads the data of packing {able}, and packing is {config.data_path}"
+
+
+def data_path_needs_trainer(config: CellConfig) -> str | None:
+    if not config.own_trainer or not config.path.only_trained:
+        return None
+    able = " or ".join(config.path.trainers)
+    return f"trainer is {config.trainer}, and only trainer {able} reads the data of packing {config.data_path}"
+
+
+def equal_steps(config: CellConfig) -> str | None:
+    """Upstream's global batch size is one number of rows for all steps."""
+    if config.documents.mode in MIXES or config.trainer not in _GLOBAL_BATCH:
+        return None
+    try:
+        counts = [_rows_of_step(config, step) for step in range(config.train.passes)]
+    except ValueError:
+        return None  # a rule of the layout names the step
+    other = next((step for step, count in enumerate(counts) if count != counts[0]), None)
+    if other is None:
+        return None
+    name = _GLOBAL_BATCH[config.trainer]
+    return f"step 0 has {counts[0]} rows and step {other} has {counts[other]}; {name} is one for all steps"
+
+
+def _rows_of_step(config: CellConfig, step: int) -> int:
+    return len(config.samples(step))
+
+
+def trains(config: CellConfig) -> str | None:
+    if config.own_trainer or config.train.steps:
+        return None
+    return f"train.steps is 0, and trainer {config.trainer} fetches batches only to train; use trainer: harness"
+
+
+def plain_model(config: CellConfig) -> str | None:
+    if config.trainer not in _GIVEN:
+        return None
+    parts = (*_PARTS, *_OF_ATTENTION)
+    given = _GIVEN[config.trainer]
+    found = [f"model.{name}" for name in parts if getattr(config.model, name) not in _NOT_SET and name not in given]
+    found += ["model.softmax"] if config.model.softmax != VANILLA else []
+    found += ["train.label_smoothing"] if config.train.label_smoothing else []
+    return f"trainer {config.trainer} is not given {found[0]}; use trainer: harness" if found else None
+
+
+def equal_metadata(config: CellConfig) -> str | None:
+    """Upstream reads the rows of all steps from one file, so its offsets have as many entries in every step."""
+    if config.own_trainer or not config.style.fixed_entries or config.documents.mode in MIXES:
+        return None
+    try:
+        found = [config.micro_batches(step)[0][0].metadata for step in range(config.train.passes)]
+    except ValueError:
+        return None  # a rule of the layout names the step
+    other = next((step for step, about in enumerate(found) if about != found[0]), None)
+    if other is None:
+        return None
+    return f"pad_cu_seqlens is true, and the longest rows and documents of step 0 and step {other} differ"
+
+
+def rows_in_files(config: CellConfig) -> str | None:
+    files = config.data_files
+    if files == 1:
+        return None
+    if config.trainer not in WITH_BLENDS:
+        able = ", ".join(WITH_BLENDS)
+        return f"data_files is {files}, and trainer is {config.trainer}; only {able} reads several files"
+    try:
+        rows = _rows_of_step(config, 0)
+    except ValueError:
+        return None  # a rule of the layout names the step
+    return f"data_files is {files}, and a step has {rows} rows" if rows < files else None
+
+
+def documents_end(config: CellConfig) -> str | None:
+    """GPTDataset leaves only end-of-document tokens out of the loss; a row's last slot predicts the next row."""
+    if config.trainer != "megatron" or config.path.chats:
+        return None
+    for step in range(config.train.passes):
+        for document in config.documents_of(step):
+            cut = document.length < document.original_length
+            what = "masked" if not all(document.loss_mask) else "truncated" if cut else ""
+            if what:
+                return (
+                    f"document {document.index} of step {step} is {what}, and GPTDataset masks only ends of documents"
+                )
+    return None
+
+
+def replicas_read_alike(config: CellConfig) -> str | None:
+    """MegatronPretrainingSampler deals one document to every replica in turn, and drops what is left."""
+    count, dp = config.train.global_batch, config.layout.dp
+    if not config.packed_later or count % dp == 0:
+        return None
+    return f"a step has {count} documents, which {dp} replicas cannot read in equal numbers"
+
+
+def documents_fit(config: CellConfig) -> str | None:
+    """VarlenDataset keeps seq_length labels of a longer document, and replaces the last by the end of a document."""
+    if not config.packed_later:
+        return None
+    for step in range(config.train.passes):
+        for document in config.documents_of(step):
+            if document.original_length >= config.train.seq_length:
+                return (
+                    f"document {document.index} of step {step} has {document.original_length + 1} tokens, more than "
+                    f"train.seq_length {config.train.seq_length}, and upstream's data set ends what it cuts with </s>"
+                )
+    return None
+
+
+def documents_not_padded(config: CellConfig) -> str | None:
+    if not config.packed_later or config.options.pad_seq_to_mult is None:
+        return None
+    return "pad_seq_to_mult is set, and the data set that the scheduler reads pads documents itself"
+
+
+def context_groups_are_fixed(config: CellConfig) -> str | None:
+    """DefaultDynamicCPScheduler gives every micro-batch its own group of context-parallel ranks."""
+    args = config.args
+    switch = next((name for name in _DYNAMIC if args.text(name)), None)
+    scheduler = args.text("sequence_packing_scheduler")
+    if switch is None and scheduler != _DYNAMIC_SCHEDULER:
+        return None
+    flag = f"--{switch.replace('_', '-')}" if switch else f"--sequence-packing-scheduler {scheduler}"
+    return (
+        f"{flag} changes the context-parallel size from micro-batch to micro-batch: of upstream's attentions only "
+        "Transformer Engine's takes a group per micro-batch, which needs a GPU, and the packing plan has one size"
+    )
+
+
+def mock_documents(config: CellConfig) -> str | None:
+    """What upstream's mock data sets need of the section `documents`."""
+    documents, train = config.documents, config.train
+    if not documents.mock:
+        return None
+    if config.trainer != HARNESS and not config.path.scheduled:
+        able = names(path for path in DATA_PATHS.values() if path.scheduled)
+        return f"documents.mock is true, and with trainer {config.trainer} only packing {able} has mock data sets"
+    if documents.turns > 1 or documents.delimited:
+        return "documents.mock is true, and mock documents have no turns"
+    if config.trainer != HARNESS and not train.eval_interval:
+        return (
+            "documents.mock is true without train.eval_interval, and upstream's loader refuses a data set of no samples"
+        )
+    if documents.min_seq_len < 2:
+        return "documents.mock is true, and a document of one token has no label"
+    longest = documents.max_seq_len
+    return f"token {longest - 1} of a mock document is not in model.vocab" if longest > config.model.vocab else None
+
+
+def arguments_are_applied(config: CellConfig) -> str | None:
+    """Every trainer gets arguments of the optimizer; only some get others, or fields of a configuration."""
+    line, fields = config.trainer in WITH_COMMAND_LINE, config.trainer in WITH_FIELDS
+    others = [argument for argument in config.args.given if argument.name not in OF_OPTIMIZER]
+    other = next((argument for argument in others if not (fields if argument.is_field else line)), None)
+    if other is None:
+        return None
+    what = "any argument of the command line" if line else "only arguments of the optimizer"
+    what += " and fields of its configuration" if fields else ""
+    return f"trainer is {config.trainer}, which gets {what}, not {other.flag[0]}"
+
+
+TRAINER_RULES: tuple[Rule, ...] = (
+    Rule("trainer.data-path", "harness: the adapters of upstream's trainers", data_path_has_trainer),
+    Rule("trainer.needed", "harness: the adapters of upstream's trainers", data_path_needs_trainer),
+    Rule("trainer.steps", "harness: the adapters of upstream's trainers", trains),
+    Rule("trainer.rows", "Megatron-LM and Megatron-Bridge: one global batch size", equal_steps),
+    Rule("trainer.metadata", "Megatron-Bridge PackedSequenceSpecs: one packed_metadata_path", equal_metadata),
+    Rule("trainer.files", "harness: the adapters of upstream's trainers", rows_in_files),
+    Rule("trainer.masks", "Megatron-LM GPTDataset: _get_ltor_masks_and_position_ids with eod_mask_loss", documents_end),
+    Rule("trainer.replicas", "Megatron-LM MegatronPretrainingSampler", replicas_read_alike),
+    Rule("trainer.truncation", "Megatron-LM VarlenDataset.__getitem__ of branch dev", documents_fit),
+    Rule("trainer.padding", "Megatron-LM SFTDataset._calculate_padding_divisor", documents_not_padded),
+    Rule(
+        "trainer.dynamic-cp",
+        "Megatron-LM DefaultDynamicCPScheduler of branch dev, HybridCPDataLoaderWrapper; TEDotProductAttention.forward",
+        context_groups_are_fixed,
+    ),
+    Rule("trainer.mock", "Megatron-LM MockSFTLowLevelDataset of branch dev", mock_documents),
+    Rule("trainer.model", "harness: the adapters of upstream's trainers", plain_model),
+    Rule("trainer.args", "harness: its own loop, and each trainer's configuration", arguments_are_applied),
+)

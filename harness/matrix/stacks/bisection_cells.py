@@ -1,0 +1,158 @@
+"""The cells of a bisection: those whose stack holds the subject, at points of the subject's history. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from harness.core.cell.identity import cell_id, cell_name
+from harness.core.run.run_plan import PlannedCell
+from harness.core.stack import DEFAULT, Checkout, Stack, content_of, digest
+from harness.matrix.stacks.recipes import PROJECTS
+from harness.matrix.stacks.section import distribution, layers_of
+
+NAME_LENGTH = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is bisected: a project's repository, or the releases of a distribution."""
+
+    name: str  # a key of PROJECTS, or a normalised distribution
+    repository: str = ""  # of a project; empty for releases
+    setup: str = ""  # command to run once in each worktree; empty: the stack's own
+
+    @property
+    def of_releases(self) -> bool:
+        return not self.repository
+
+    def is_in(self, stack: Stack) -> bool:
+        """Whether the stack holds the subject at a point of its history: a checkout with reverted commits does not."""
+        if self.of_releases:
+            return any(distribution(item) == self.name for item in (*stack.packages, *stack.no_deps))
+        return any(item.package == self.name and not item.revert for item in stack.checkouts)
+
+    def at(self, stack: Stack, point: str) -> Stack:
+        """The stack with the subject at a commit or a release."""
+        if self.of_releases:
+            return replace(
+                stack, packages=self._pinned(stack.packages, point), no_deps=self._pinned(stack.no_deps, point)
+            )
+        moved = (
+            replace(item, repository=self.repository, ref=point, setup=self.setup or item.setup)
+            if item.package == self.name
+            else item
+            for item in stack.checkouts
+        )
+        return replace(stack, checkouts=tuple(moved))
+
+    def _pinned(self, requirements: Sequence[str], release: str) -> tuple[str, ...]:
+        return tuple(
+            f"{re.split(r'[^A-Za-z0-9._-]', item)[0]}=={release}" if distribution(item) == self.name else item
+            for item in requirements
+        )
+
+    def only_stack(self) -> Stack:
+        """A stack of the subject alone, not yet at a point of its history."""
+        if self.of_releases:
+            return Stack(name=self.name, packages=(self.name,))
+        return Stack(name=self.name, checkouts=(Checkout(package=self.name, repository=self.repository, ref="HEAD"),))
+
+
+def project_of(has: Callable[[str], bool]) -> str | None:
+    """The project whose modules a tree holds, None if unknown. `has`: whether the tree has a file or folder."""
+    for name, project in PROJECTS.items():
+        if any(map(has, project.signs)):
+            return name
+    return None
+
+
+def for_bisection(values: Any, subject: Subject) -> Any:
+    """The values of a matrix file without what applies only to its own stacks: xfail, may_reject and slower_than.
+
+    If the file defines no stacks, all its cells get one that holds the subject.
+    """
+    if not isinstance(values, Mapping):
+        return values
+    changed = {key: value for key, value in values.items() if key not in ("xfail", "may_reject")}
+    throughput = _at(changed, "checks", "throughput")
+    if throughput and "slower_than" in throughput:
+        kept = {key: value for key, value in throughput.items() if key != "slower_than"}
+        changed["checks"] = {**changed["checks"], "throughput": kept}
+    if not changed.get("stacks") and isinstance(changed.get("matrix"), Mapping):
+        stack = subject.only_stack()
+        changed["stacks"] = {stack.name: layers_of(stack)}
+        changed["matrix"] = _on_stack(changed["matrix"], stack.name)
+    return changed
+
+
+def _at(values: Mapping[str, Any], *path: str) -> Mapping[str, Any] | None:
+    found: Any = values
+    for key in path:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else None
+
+
+def _on_stack(section: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The `matrix:` section with every combination in one stack, those of include rows too."""
+    rows = section.get("include", [])
+    dimensions = {key: value for key, value in section.items() if key not in ("include", "exclude")}
+    changed = {"stack": name, **section} if dimensions and "stack" not in dimensions else dict(section)
+    if rows and isinstance(rows, list):
+        changed["include"] = [{"stack": name, **row} if isinstance(row, Mapping) else row for row in rows]
+    return changed
+
+
+def without_twins(
+    cells: Sequence[PlannedCell], stacks: Mapping[str, Stack], subject: Subject
+) -> tuple[PlannedCell, ...]:
+    """The cells, less those that equal an earlier one once their stacks are at the same point."""
+    seen: dict[tuple[str, str], PlannedCell] = {}
+    for cell in cells:
+        stack = subject.at(stacks[cell.config.stack], "")
+        seen.setdefault((cell_id(replace(cell.config, stack=DEFAULT)), content_of(stack)), cell)
+    return tuple(seen.values())
+
+
+def named_at(stacks: Mapping[str, Stack], subject: Subject, label: str) -> dict[str, Stack]:
+    """The stacks as NAME-`label`, by their old names; NAME is the subject's if there is one stack, else the old one."""
+    found = {}
+    for name, stack in stacks.items():
+        new = (subject.name if len(stacks) == 1 else name)[: NAME_LENGTH - len(label) - 1]
+        found[name] = replace(stack, name=f"{new}-{label}")
+    return found
+
+
+def pinned_release(text: str, package: str) -> str:
+    """The release of a package that a file like pyproject.toml or requirements.txt pins with ==; empty if none."""
+    name = re.sub(r"[-_.]+", "[-_.]+", package)
+    found = re.search(rf"(?i)(?<![\w.-]){name}(\[[^\]]*\])?\s*==\s*([0-9][\w.+!]*)", text)
+    return found[2] if found else ""
+
+
+def moved(cells: Sequence[PlannedCell], stacks: Mapping[str, Stack]) -> dict[str, PlannedCell]:
+    """The cells in their new stacks, by old id; `stacks`: old name -> new stack. Controls move with their cells."""
+    configs = {}
+    for cell in cells:
+        stack = stacks[cell.config.stack]
+        configs[cell.id] = replace(cell.config, stack=stack.name, made_of=digest(stack))
+    ids = {name: cell_id(config) for name, config in configs.items()}
+    found: dict[str, PlannedCell] = {}
+    for cell in cells:
+        old, new = cell.config.stack, configs[cell.id].stack
+        found[cell.id] = replace(
+            cell,
+            id=ids[cell.id],
+            config=configs[cell.id],
+            axes={**cell.axes, "stack": new},
+            group=f"{cell.group.removesuffix(old)}{new}",
+            control=ids[cell.control] if cell.control else None,
+        )
+    return found
+
+
+def plain_name(cell: PlannedCell) -> str:
+    """A cell's name without hash and stack: the same at every point."""
+    return cell_name(replace(cell.config, stack=DEFAULT))

@@ -1,1 +1,0 @@
-"""Parts of Megatron-Bridge that change the harness's models."""

@@ -1,0 +1,125 @@
+"""Upstream's settings and layer specs for experts, multi-token prediction and latent attention.
+
+Experts run one after the other (SequentialMLP), since grouped GEMMs need a GPU. Norms are the probe's own, since
+torch's refuse sequence parallelism. attention_kinds.py chooses core attention; everything else is the same for all
+kinds of attention, so that parameters have the same names and values.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import megatron.core.package_info as package_info
+import megatron.core.transformer.transformer_config as upstream_config
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from harness.core.cell.axis_values import EXPLICIT
+from harness.core.cell.config import CellConfig
+from harness.core.outcomes import STACK_UNDER_TEST, Rejection
+from harness.features.attention.node_kinds import core_attention
+from harness.features.hybrid.node_model import MODULE as HYBRID_MODULE
+from harness.features.hybrid.node_model import numbered_layers, unsupported_hybrid
+from harness.features.vision.node_model import attention_class, vision_config_class
+from harness.probe.model.groups import without_groups
+from harness.probe.model.norm import RMSNorm
+from harness.upstreams.node_lookup import Unavailable, lacking, module_unavailable, takes
+
+
+def unsupported_parts(config: CellConfig) -> Unavailable:
+    """Why this megatron-core cannot be told to build the cell's model; None when it can.
+
+    What it accepts and computes wrongly, or crashes on, is no reason: the cell runs and fails.
+    """
+    release = f"megatron-core {package_info.__version__}"
+    reason = unsupported_hybrid(config)
+    if config.model.padding_mask and not takes(GPTModel.forward, "padding_mask"):
+        reason = f"{release} has no GPTModel.forward(padding_mask): model.moe.padding_mask needs 0.16 or later"
+    if config.groups == EXPLICIT and (name := without_groups()):
+        reason = f"{release} has no {name}(pg_collection): groups: explicit needs a later release"
+    if config.model.mtp and config.style.packed:
+        # Imported here: releases before core_v0.12 do not have it.
+        prediction: Any = importlib.import_module("megatron.core.transformer.multi_token_prediction")
+        if not takes(prediction.roll_tensor, "packed_seq_params"):  # then GPTModel refuses it
+            reason = f"{release} has no roll_tensor(packed_seq_params): model.mtp in packed rows needs 0.16 or later"
+    if reason:
+        return lacking("megatron.core", Rejection(rule="stack.model", reason=reason, source=STACK_UNDER_TEST))
+    if config.model.hybrid and (missing := module_unavailable(HYBRID_MODULE, "megatron.core", "HybridModel")):
+        return missing
+    if config.groups == EXPLICIT:
+        return module_unavailable("megatron.core.process_groups_config", "megatron.core", "ProcessGroupCollection")
+    return None
+
+
+def config_class(config: CellConfig) -> Any:
+    if config.model.vision:
+        return vision_config_class()
+    return upstream_config.MLATransformerConfig if config.model.mla else TransformerConfig
+
+
+def layer_spec(config: CellConfig) -> Any:
+    """The spec of one transformer layer."""
+    model = config.model
+    experts = {"num_experts": model.moe.experts, "moe_grouped_gemm": False} if model.moe else {}
+    latent = {"multi_latent_attention": True} if model.mla else {}
+    normed = model.mla.normed if model.mla else model.qk_layernorm
+    known = inspect.signature(get_gpt_layer_local_spec).parameters
+    norm = {"normalization": "RMSNorm"} if "normalization" in known else {}  # from core_v0.12; replaced below
+    spec = get_gpt_layer_local_spec(qk_layernorm=normed, **norm, **experts, **latent)
+    attention = spec.submodules.self_attention.submodules
+    put(attention, core_attention=core_attention(config.attention))
+    if model.vision:
+        spec.submodules.self_attention.module = attention_class()
+    if model.mla:
+        put(attention, **dict.fromkeys(("q_layernorm", "kv_layernorm"), RMSNorm if normed else IdentityOp))
+    elif model.qk_layernorm:
+        put(attention, q_layernorm=RMSNorm, k_layernorm=RMSNorm)
+    put(spec.submodules, input_layernorm=RMSNorm, pre_mlp_layernorm=RMSNorm)
+    return spec
+
+
+def put(owner: Any, **parts: Any) -> None:
+    """Replace attributes of an upstream object; AttributeError for one that it lacks, since a new one has no effect."""
+    for name, part in parts.items():
+        getattr(owner, name)
+        setattr(owner, name, part)
+
+
+def mtp_arguments(
+    config: CellConfig, upstream: TransformerConfig, spec: TransformerBlockSubmodules, vp_stage: int | None
+) -> dict[str, Any]:
+    """GPTModel's keyword argument for prediction layers; empty for a model without them."""
+    if config.model.mtp is None:
+        return {}
+    specs: Any = importlib.import_module("megatron.core.models.gpt.gpt_layer_specs")
+    known = inspect.signature(specs.get_gpt_mtp_block_spec).parameters
+    stage = {"vp_stage": vp_stage} if "vp_stage" in known else {}
+    block = specs.get_gpt_mtp_block_spec(upstream, spec, use_transformer_engine=False, **stage)
+    for layer in block.layer_specs if block is not None else ():
+        layer.submodules.enorm = layer.submodules.hnorm = layer.submodules.layer_norm = RMSNorm
+    return {"mtp_block_spec": block}
+
+
+def routers_of(chunk: Any, layers: int) -> dict[int, Any]:
+    """Global number of a layer -> its router, of a chunk (the module inside DDP). Prediction layers come after the
+    `layers` of the model.
+    """
+    found = {layer.number: layer.experts for layer in numbered_layers(chunk)}
+    found |= {layers + 1 + number: layer for number, layer in enumerate(mtp_layers(chunk))}
+    routers = {number: getattr(getattr(layer, "mlp", None), "router", None) for number, layer in found.items()}
+    return {number: router for number, router in routers.items() if router is not None}
+
+
+def mtp_layers(chunk: Any) -> list[Any]:
+    """The transformer layers inside the prediction layers of a chunk (the module inside DDP)."""
+    block = getattr(chunk, "mtp", None)
+    inner = ("mtp_model_layer", "transformer_layer")  # from 0.17 on, and before
+    return [
+        next(getattr(layer, name) for name in inner if hasattr(layer, name))
+        for layer in (block.layers if block is not None else ())
+    ]

@@ -1,0 +1,131 @@
+"""Ground truth: the content of every slot that a data path must deliver, built from the packing plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from harness.core.cell.canary_legs import Leg
+from harness.core.cell.config import CellConfig
+from harness.core.packing.arithmetic import PAD, MicroBatch
+from harness.core.packing.documents import Document
+from harness.features.vision.config import AXES, positions
+from harness.oracle.drawing import OTHER_PADDING, PADDING, document_pixels, document_tokens
+
+
+@dataclass(frozen=True)
+class MicroTruth:
+    """One micro-batch as flat streams over its slots, before the split over cp. int64 [slots] unless noted."""
+
+    plan: MicroBatch
+    tokens: Tensor
+    labels: Tensor
+    loss_mask: Tensor  # float32
+    position_ids: Tensor  # of a model with vision [slots, axes]
+    owners: Tensor  # [slots, 2]: document index or PAD, position
+    pad_id: int = PADDING  # token and label of padding slots
+    pixels: Tensor | None = None  # float32 [patches, values], of all images in order; None without images
+    grids: Tensor | None = None  # [images, 3]: their patches along time, height and width
+
+    @property
+    def padding_mask(self) -> Tensor:
+        """bool [slots], True for padding."""
+        return self.owners[:, 0] == PAD
+
+    @property
+    def row_numbers(self) -> Tensor:
+        """[slots] int64: the row of each slot within the micro-batch."""
+        lengths = torch.tensor([row.length for row in self.plan.rows])
+        return torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+
+    def local(self, stream: Tensor, cp: int, cp_rank: int) -> Tensor:
+        """The slots of one context-parallel rank: [rows, slots per row, ...] in that rank's order."""
+        return stream[torch.tensor(self.plan.local_slots(cp, cp_rank))]
+
+
+class StepTruth:
+    """Truth of one step of a cell, or of a canary leg with its own documents, for one data-parallel replica."""
+
+    def __init__(self, config: CellConfig, step: int, dp: int, leg: Leg | None = None) -> None:
+        self.config = config
+        self.step = step
+        self.leg = leg
+        self.documents = config.documents_of(step) if leg is None else list(leg.documents)
+        self.replicas = config.micro_batches(step) if leg is None else leg.micro_batches(config)
+        self.plans = self.replicas[dp]
+        self.pad_id = OTHER_PADDING if leg is not None and leg.other_padding else PADDING
+
+    @cached_property
+    def micro_batches(self) -> list[MicroTruth]:
+        return [self._micro(plan) for plan in self.plans]
+
+    def _content(self, document: Document) -> Tensor:
+        """[length + 1] token ids; labels are the tokens shifted by one. Truncation keeps the head."""
+        return self.content(document)[: document.length + 1]
+
+    def content(self, document: Document) -> Tensor:
+        """[original_length + 1] token ids, before truncation."""
+        return document_tokens(self.config, self.step, document, changed=self._is_changed(document))
+
+    def pixels(self, document: Document) -> list[Tensor]:
+        """The patches of each of its images, [patches, values]."""
+        return document_pixels(self.config, self.step, document, changed=self._is_changed(document))
+
+    def _is_changed(self, document: Document) -> bool:
+        return self.leg is not None and document.index in self.leg.changed
+
+    def _micro(self, plan: MicroBatch) -> MicroTruth:
+        tokens = torch.full((plan.slots,), self.pad_id)
+        labels = tokens.clone()
+        mask = torch.zeros(plan.slots, dtype=torch.float32)
+        for item in plan.placed:
+            ids = self._content(item.document)
+            real = slice(item.start, item.start + item.document.length)
+            tokens[real], labels[real] = ids[:-1], ids[1:]
+            if self.config.model.vision and plan.style.last_token_slots:  # of paths that are given the truth itself
+                tokens[real.stop] = ids[-1]
+            mask[real] = torch.tensor(item.document.loss_mask, dtype=mask.dtype)
+        owners = torch.tensor(plan.slot_owners(), dtype=torch.int64)
+        images = [image for item in plan.placed for image in item.document.images]
+        pixels = [part for item in plan.placed for part in self.pixels(item.document)]
+        return MicroTruth(
+            plan=plan,
+            tokens=tokens,
+            labels=labels,
+            loss_mask=mask,
+            position_ids=owners[:, 1].clone() if self.config.model.vision is None else _axes(plan),
+            owners=owners,
+            pad_id=self.pad_id,
+            pixels=torch.cat(pixels) if pixels else None,
+            grids=torch.tensor([image.grid for image in images]) if images else None,
+        )
+
+
+def _axes(plan: MicroBatch) -> Tensor:
+    """[slots, axes] int64 positions of the tokens of each document; 0 in padding slots."""
+    found = torch.zeros(plan.slots, len(AXES), dtype=torch.int64)
+    for item in plan.placed:
+        length = item.document.length
+        found[item.start : item.start + length] = torch.tensor(positions(length, item.document.images))
+    return found
+
+
+def first_difference(found: Tensor, expected: Tensor, owners: Tensor, counted: Tensor) -> tuple[int, list[int] | None]:
+    """The number of `counted` slots that differ, and the first of them as [document, position, expected, found].
+
+    `found` and `expected` are [rows, slots], or [rows, slots, axes], of which the first that differs is named;
+    `counted` (bool) is [rows, slots], `owners` [rows, slots, 2].
+    """
+    wrong = found != expected
+    if wrong.dim() > counted.dim():
+        axis = int(((wrong & counted[..., None]).flatten(0, 1).any(0)).int().argmax())
+        found, expected, wrong = found[..., axis], expected[..., axis], wrong.any(-1)
+    places = (wrong & counted).nonzero()
+    if not len(places):
+        return 0, None
+    row, slot = (int(value) for value in places[0])
+    document, position = (int(value) for value in owners[row, slot])
+    return len(places), [document, position, int(expected[row, slot]), int(found[row, slot])]

@@ -1,0 +1,578 @@
+"""report.html: a self-contained file that needs no network, and is whole without its script.
+
+A large report has its first failures in detail on report.html, and further pages have every cell.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from harness.core.cell.axes import LAYOUT, labelled
+from harness.core.outcomes import LaneVerdict, Outcome
+from harness.core.run.provenance import Provenance
+from harness.core.run.report import Report, ReportCell, ReportRejected
+from harness.core.serialization import to_jsonable
+from harness.core.stack import DEFAULT, StackFacts
+from harness.core.text import clip
+from harness.reporting.html import page
+from harness.reporting.html.details import (
+    BAD,
+    Detail,
+    details,
+    evidence,
+    fault_of,
+    known_issue,
+    quoted,
+    ratio_words,
+    words,
+)
+from harness.reporting.html.page import (
+    MAX_TEXT,
+    OUTCOME_MARKS,
+    Link,
+    RunFiles,
+    anchor,
+    bound_origin,
+    has_values,
+    is_control,
+    plain_text,
+    rate,
+    reach_words,
+    seconds,
+    tail,
+    value_text,
+)
+from harness.reporting.summaries import bound_label, canary_counts, gpu_texts, peak_texts, share_text
+
+_MAX_FINDINGS = 12  # per cell
+_MAX_STEPS = 8  # of the losses of a cell that passed
+_MOST_ROWS = 300  # of tables of rejected cells, noise floors and changes since the run before
+MOST_CELLS = 400  # with rejected ones, of a report in one file; also of a page of a larger report
+PARTS_FOLDER = "report-pages"
+_MOST_FAILURES = 120  # failing cells in detail on report.html
+_MOST_KNOWN = 30  # known failures likewise
+_MOST_GROUPS = 8  # parity groups with curves
+_MOST_QUIET = 20  # cells that pass, per group with curves
+_BANNER_PACKAGES = ("torch", "megatron-core", "transformer-engine")  # of a stack, in the banner
+_STACKS_NAMED = 3  # in the banner; if there are more, only their number
+_MOST_ITEMS = 6  # of a list; longer ones are folded
+PAGE, TEMPLATE = "report.html", "report.html.j2"
+
+
+def render_html(report: Report, run: Path | None = None) -> str:
+    """The report as one HTML document; of a large report, its first page. Deterministic.
+
+    `run`: the run directory that the page is for; files that exist there, or beside it, are linked by relative paths.
+    """
+    return next(render_pages(report, run))[1]
+
+
+def render_pages(report: Report, run: Path | None = None) -> Iterator[tuple[str, str]]:
+    """report.html, and of a large report the further pages: path in the run directory, document."""
+    _prepare()
+    if not is_large(report):
+        yield PAGE, page.render(TEMPLATE, _values(report, report, RunFiles(run)))
+        return
+    large, files = LargeReport(report), RunFiles(run)
+    yield PAGE, page.render(TEMPLATE, _first_page(large, files))
+    for part in large.parts:
+        place = large.places(part)
+        values = _values(large.report_of(part), report, RunFiles(run, "../"), place)
+        values |= {"part": part, "links": list(large.links_of(part)), "canaries": [], "loads": [], "timed": []}
+        yield part.href, page.render(TEMPLATE, values)
+
+
+def _first_page(large: LargeReport, files: RunFiles) -> dict[str, Any]:
+    """What report.html shows of a large report: failures in detail, the other cells as counts and a list."""
+    whole, places = large.whole, large.places()
+    shown = replace(whole, cells=large.detailed)
+    values = _values(shown, whole, files, places, curves=replace(whole, cells=large.curves))
+    details = {item.cell.id: item for item in values["failures"]}
+    classes = []
+    for name, cells in sorted(large.classes.items(), key=lambda item: (-len(item[1]), item[0])):
+        found = [details[cell.id] for cell in cells if cell.id in details]
+        classes.append((name, found, len(cells) - len(found)))
+    return values | {
+        "classes": classes,
+        "grids": [grid_of_counts(whole, places.href)],
+        "parts": large.parts,
+        "data": large.data,
+        "fastest": 0.0,  # rates are on the further pages
+    }
+
+
+def _values(
+    report: Report,
+    whole: Report,
+    files: RunFiles,
+    places: Places | None = None,
+    curves: Report | None = None,
+) -> dict[str, Any]:
+    """`report`: the cells of the page; `whole`: all; `curves`: those drawn, of a part of a large report none."""
+    from harness.reporting.html.curves import curve_groups  # imports matplotlib, which takes half a second
+
+    drawn = curves or (report if report is whole else None)
+    shown, budget = details(report, files)
+    failures = [detail for detail in shown if detail.number[0] == "F"]
+    numbers = {detail.cell.id: detail.number for detail in shown}
+    return {
+        "report": report,
+        "cells": len(whole.cells),
+        "href": (places or Places()).href,
+        "sentence": _sentence(report),
+        "failures": failures,
+        "known": [detail for detail in shown if detail.number[0] == "K"],
+        "classes": _classes(failures),
+        "grids": outcome_grids(report),
+        "curves": list(curve_groups(drawn, numbers)) if drawn else [],
+        "others": evidence(report, set(numbers), budget, files),
+        "quoted": quoted(shown),
+        "links": files.of_run(),
+        "timed": [(cell, ratio) for cell in report.cells for ratio in cell.throughput.ratios],
+        "loads": [(cell, load) for cell in report.cells for load in cell.throughput.loads],
+        "with_mfu": any(cell.throughput.mfu is not None for cell in report.cells),
+        "peaks": peak_texts(report),
+        "gpus": gpu_texts(report),
+        "canaries": canary_counts(whole),
+        "fastest": max((cell.throughput.slots_per_s or 0.0 for cell in report.cells), default=0.0),
+        "present": {cell.id for cell in whole.cells},
+        "part": None,  # of a large report
+        "parts": (),
+        "data": "",
+        "started": _started(report),
+        "versions": banner_versions(report),
+        "provenance": provenance_rows(report),
+    }
+
+
+@lru_cache(maxsize=1)
+def _prepare() -> None:
+    """Adds what only this page uses to the templates' environment."""
+    environment = page.environment()
+    environment.filters.update(
+        anchor=anchor,
+        reach=reach_words,
+        value=value_text,
+        seconds=seconds,
+        rate=rate,
+        share=share_text,
+        tail=tail,
+        known=known_issue,
+    )
+    environment.globals.update(
+        bound_label=bound_label,
+        bound_origin=bound_origin,
+        has_values=has_values,
+        is_control=is_control,
+        max_findings=_MAX_FINDINGS,
+        most_steps=_MAX_STEPS,
+        most_rows=_MOST_ROWS,
+        words=words,
+        ratio_words=ratio_words,
+    )
+
+
+def _classes(failures: Sequence[Detail]) -> list[tuple[str, list[Detail], int]]:
+    """Failing cells by fault class, the largest class first, and how many more there are."""
+    classes: dict[str, list[Detail]] = {}
+    for detail in failures:
+        classes.setdefault(detail.fault, []).append(detail)
+    return [(name, items, 0) for name, items in sorted(classes.items(), key=lambda item: (-len(item[1]), item[0]))]
+
+
+def _sentence(report: Report) -> str:
+    """The number of cells by outcome, worst first."""
+    words = {
+        Outcome.FAIL: "failed",
+        Outcome.ERROR: "could not be decided",
+        Outcome.XPASS: "passed although the matrix expects a failure",
+        Outcome.FLAKY: "passed only on a retry",
+        Outcome.XFAIL: "failed as the matrix expects",
+        Outcome.PASS: "passed",
+        Outcome.NOT_RUN: "not run",
+        Outcome.REJECTED: "rejected by a rule",
+    }
+    if partial := sum(bool(cell.partial) for cell in report.cells if cell.outcome is Outcome.PASS):
+        words[Outcome.PASS] = f"passed, {partial} of them in part"
+    parts = [f"{report.counts[key]} {word}" for key, word in words.items() if report.counts.get(key)]
+    return ", ".join(parts) + "." if parts else "The run has no cells."
+
+
+def _started(report: Report) -> str:
+    """Start of the run, from provenance or else the run id; empty when unknown."""
+    stamp = re.search(r"\d{8}T?\d{6}Z?", report.run_id)
+    return report.provenance.started or (stamp.group() if stamp else "")
+
+
+@dataclass(frozen=True)
+class Places:
+    """The pages with the details of cells, as links from one of them."""
+
+    pages: Mapping[str, str] = field(default_factory=dict)  # cell -> page; this page if it is not named
+
+    def href(self, cell: str) -> str:
+        return f"{self.pages.get(cell, '')}#{anchor(cell)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A page with some of the cells."""
+
+    number: int  # from 1
+    first: int  # of all cells, from 1
+    cells: Sequence[ReportCell]
+
+    @property
+    def file(self) -> str:
+        return f"{self.number:03d}.html"
+
+    @property
+    def href(self) -> str:
+        return f"{PARTS_FOLDER}/{self.file}"
+
+    @property
+    def last(self) -> int:
+        return self.first + len(self.cells) - 1
+
+    @property
+    def counts(self) -> dict[Outcome, int]:
+        found = Counter(cell.outcome for cell in self.cells)
+        return {outcome: found[outcome] for outcome in Outcome}
+
+
+@dataclass(frozen=True)
+class LargeReport:
+    whole: Report
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        cells = self.whole.cells
+        starts = range(0, len(cells), MOST_CELLS)
+        return [
+            Part(number=number, first=start + 1, cells=cells[start : start + MOST_CELLS])
+            for number, start in enumerate(starts, 1)
+        ]
+
+    @cached_property
+    def classes(self) -> dict[str, list[ReportCell]]:
+        """Failing cells by fault class, those whose failure is known left out."""
+        found: dict[str, list[ReportCell]] = {}
+        for cell in self.whole.cells:
+            if cell.outcome in BAD:
+                found.setdefault(fault_of(cell), []).append(cell)
+        return found
+
+    @cached_property
+    def detailed(self) -> list[ReportCell]:
+        """The cells with details on report.html: of each fault class the first ones, and known failures."""
+        turns = sorted((turn, cell.id) for cells in self.classes.values() for turn, cell in enumerate(cells))
+        known = [cell.id for cell in self.whole.cells if cell.outcome in (Outcome.XFAIL, Outcome.XPASS)]
+        chosen = {cell for _, cell in turns[:_MOST_FAILURES]} | set(known[:_MOST_KNOWN])
+        return [cell for cell in self.whole.cells if cell.id in chosen]
+
+    @cached_property
+    def curves(self) -> list[ReportCell]:
+        """The cells whose curves are drawn: those with details, their controls and some that pass."""
+        detailed = {cell.id for cell in self.detailed}
+        groups = list(dict.fromkeys(cell.group for cell in self.detailed if cell.curve.loss or cell.curve.grad_norm))
+        drawn: Counter[str] = Counter(dict.fromkeys(groups[:_MOST_GROUPS], 0))
+        found = []
+        for cell in self.whole.cells:
+            if cell.group not in drawn:
+                continue
+            quiet = cell.id not in detailed and not is_control(cell)
+            if not quiet or drawn[cell.group] < _MOST_QUIET:
+                drawn[cell.group] += quiet
+                found.append(cell)
+        return found
+
+    def places(self, part: Part | None = None) -> Places:
+        """The links of a part's page; None: of report.html."""
+        here = {cell.id for cell in (part.cells if part else self.detailed)}
+        pages = {cell.id: one.file if part else one.href for one in self.parts if one is not part for cell in one.cells}
+        rejected = {} if part is None else {cell.id: "../report.html" for cell in self.whole.rejected}
+        return Places({cell: page for cell, page in (pages | rejected).items() if cell not in here})
+
+    def report_of(self, part: Part) -> Report:
+        """The report with the cells of one part."""
+        return replace(
+            self.whole, cells=list(part.cells), counts=part.counts, rejected=[], problems=[], noise={}, since=None
+        )
+
+    def links_of(self, part: Part) -> Iterator[Link]:
+        yield Link(text="report of the whole run", href="../report.html")
+        yield from (
+            Link(text=f"cells {one.first:,} to {one.last:,}", href=one.file)
+            for one in self.parts
+            if abs(one.number - part.number) == 1
+        )
+
+    @property
+    def data(self) -> str:
+        """JSON for the page's script: of every cell its id, outcome, page and failing lanes. Safe inside <script>."""
+        marks = {outcome: number for number, outcome in enumerate(OUTCOME_MARKS)}
+        cells = [
+            [cell.id, marks[cell.outcome], part.number, " ".join(_failing_lanes(cell))]
+            for part in self.parts
+            for cell in part.cells
+        ]
+        outcomes = [[outcome.value, *OUTCOME_MARKS[outcome]] for outcome in marks]
+        pages = {part.number: part.href for part in self.parts}
+        text = json.dumps({"outcomes": outcomes, "pages": pages, "cells": cells}, separators=(",", ":"))
+        return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _failing_lanes(cell: ReportCell) -> list[str]:
+    return [lane.value for lane, verdict in cell.lanes.items() if verdict is LaneVerdict.FAIL]
+
+
+def is_large(report: Report) -> bool:
+    return len(report.cells) + len(report.rejected) > MOST_CELLS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chip:
+    """One cell in a square of the grid."""
+
+    outcome: Outcome
+    cell: str  # its id
+    control: bool = False
+    symbol: str
+    word: str
+    note: str  # second line: the failing lanes, or "control", "in part"
+    href: str
+    title: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Layouts by data paths; for one data path on several stacks, layouts by stacks, the longer side as rows."""
+
+    title: str  # the data path; empty when columns are data paths
+    corner: str  # header of the row names
+    columns: list[str]
+    rows: list[tuple[str, list[list[Chip]]]]  # one square per column, with a chip per cell
+
+
+def outcome_grids(report: Report) -> list[Grid]:
+    """One chip for every cell and rejected cell; a grid per data path if there are several stacks."""
+    items = _chips(report)
+    usual = _usual_axes([axes for axes, _ in items])
+    if "stack" not in usual:
+        return [_grid("", items, usual, "packing")]
+    stacks = list(dict.fromkeys(_stack_of(axes) for axes, _ in items))
+    items.sort(key=lambda item: stacks.index(_stack_of(item[0])))
+    paths = dict.fromkeys(_path_of(axes) for axes, _ in items)
+    return [_grid(path, [item for item in items if _path_of(item[0]) == path], usual, "stack") for path in paths]
+
+
+def grid_of_counts(report: Report, href: Callable[[str], str]) -> Grid:
+    """Of many cells: in each square a chip for every outcome, with the count and a link to the first such cell."""
+    grid = _grid("", _chips(report), {}, "packing")
+    return replace(grid, rows=[(row, [_counted_chips(chips, href) for chips in squares]) for row, squares in grid.rows])
+
+
+def _counted_chips(chips: Sequence[Chip], href: Callable[[str], str]) -> list[Chip]:
+    firsts: dict[Outcome, Chip] = {}
+    for chip in chips:
+        firsts.setdefault(chip.outcome, chip)
+    counts = Counter(chip.outcome for chip in chips)
+    return [
+        replace(first, word=f"{counts[outcome]:,} {first.word}", note="", href=href(first.cell))
+        for outcome, first in firsts.items()
+    ]
+
+
+def _chips(report: Report) -> list[tuple[dict[str, Any], Chip]]:
+    """The axes and the mark of every cell and rejected cell."""
+    items = [(_axes_of(cell), _chip(cell)) for cell in report.cells]
+    return items + [(_axes_of(rejected), _rejected_chip(rejected)) for rejected in report.rejected]
+
+
+def _grid(title: str, items: list[tuple[dict[str, Any], Chip]], usual: Mapping[str, str], across: str) -> Grid:
+    rows: dict[tuple[Any, ...], str] = {}
+    columns: dict[str, None] = {}
+    squares: dict[tuple[str, str], list[Chip]] = {}
+    controls = _only_controls(items, across)
+    for axes, chip in items:
+        row = _row_name(axes, usual)
+        column = _path_of(axes) if across == "packing" else _stack_of(axes)
+        rows[_row_order(axes, row)] = row
+        columns[column] = None
+        squares.setdefault((row, column), []).append(chip)
+    down, over, corner = [rows[key] for key in sorted(rows)], sorted(columns, key=controls.__contains__), "layout"
+    if title and len(over) > len(down):
+        down, over, corner = over, down, across
+        squares = {(column, row): chips for (row, column), chips in squares.items()}
+    lines = [(name, [squares.get((name, column), []) for column in over]) for name in down]
+    return Grid(title=title, corner=corner, columns=over, rows=lines)
+
+
+def _only_controls(items: list[tuple[dict[str, Any], Chip]], across: str) -> set[str]:
+    """Columns that hold nothing but controls: they come last, so that a narrow window shows the code under test."""
+    name = _path_of if across == "packing" else _stack_of
+    return {name(axes) for axes, _ in items} - {name(axes) for axes, chip in items if not chip.control}
+
+
+def _path_of(axes: dict[str, Any]) -> str:
+    return str(axes.get("packing", "cells"))
+
+
+def _stack_of(axes: dict[str, Any]) -> str:
+    return str(axes.get("stack", DEFAULT))
+
+
+def _axes_of(item: ReportCell | ReportRejected) -> dict[str, Any]:
+    layout = {name: getattr(item.layout, name) for name in LAYOUT} if isinstance(item, ReportCell) else {}
+    return {**item.axes, **layout}
+
+
+def _usual_axes(all_axes: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """The most frequent value of each axis that varies; on a tie the first."""
+    seen: dict[str, Counter[str]] = {}
+    for axes in all_axes:
+        for name, value in axes.items():
+            seen.setdefault(name, Counter())[str(value)] += 1
+    return {name: counts.most_common(1)[0][0] for name, counts in seen.items() if len(counts) > 1}
+
+
+def _row_name(axes: dict[str, Any], usual: Mapping[str, str]) -> str:
+    """As in cell ids: tp2-pp4-cp1, other sizes above one, then axes with a value other than the most frequent."""
+    parts = [f"{name}{axes.get(name, 1)}" for name in ("tp", "pp", "cp")]
+    parts += [f"{name}{axes[name]}" for name in ("dp", "ep", "vpp") if axes.get(name, 1) not in (1, None)]
+    if axes.get("tp", 1) != 1 and axes.get("sp") is False:
+        parts.append("nosp")
+    if axes.get("micro_batch_size", 1) != 1:
+        parts.append(f"mbs{axes['micro_batch_size']}")
+    known = {*LAYOUT, "micro_batch_size", "packing", "stack"}
+    rest = [name for name in axes if name in usual and name not in known and str(axes[name]) != usual[name]]
+    return "-".join(parts + [labelled(name, axes[name]) for name in rest])
+
+
+def _row_order(axes: dict[str, Any], name: str) -> tuple[Any, ...]:
+    sizes = [axes.get(size, 1) for size in ("tp", "pp", "cp", "dp", "ep", "vpp", "micro_batch_size")]
+    return (*(size if isinstance(size, int) else 0 for size in sizes), name)
+
+
+def _chip(cell: ReportCell) -> Chip:
+    symbol, word = OUTCOME_MARKS[cell.outcome]
+    failing = [lane.value for lane, verdict in cell.lanes.items() if verdict is LaneVerdict.FAIL]
+    notes = ["control"] * is_control(cell) + ["in part"] * bool(cell.partial)
+    note = ", ".join(failing or notes)
+    title = cell.id + (f": {cell.first.message}" if cell.first else f": {cell.reason}" if cell.reason else "")
+    href = f"#{anchor(cell.id)}"
+    return Chip(
+        outcome=cell.outcome,
+        cell=cell.id,
+        control=is_control(cell),
+        symbol=symbol,
+        word=word,
+        note=note,
+        href=href,
+        title=title[:300],
+    )
+
+
+def _rejected_chip(rejected: ReportRejected) -> Chip:
+    symbol, word = OUTCOME_MARKS[Outcome.REJECTED]
+    return Chip(
+        outcome=Outcome.REJECTED,
+        cell=rejected.id,
+        symbol=symbol,
+        word=word,
+        note=rejected.rule,
+        href=f"#{anchor(rejected.id)}",
+        title=f"{rejected.id}: {rejected.reason}"[:300],
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProvenanceRow:
+    """A fact of the provenance: dotted key and text."""
+
+    name: str
+    text: str
+    items: int = 0  # of a list with so many that it is folded
+
+
+def provenance_rows(report: Report) -> list[ProvenanceRow]:
+    """All facts of the provenance."""
+    return list(_flat_rows(_in_words(report.provenance)))
+
+
+def banner_versions(report: Report) -> list[tuple[str, str]]:
+    """Versions for the banner: harness, stacks, Python and packages; Provenance has the rest.
+
+    A package that differs between stacks has the version of each, up to `_STACKS_NAMED` stacks.
+    """
+    stacks = list(dict.fromkeys(cell.stack for cell in report.cells)) or [DEFAULT]
+    held = {stack: _software(report.provenance, stack) for stack in stacks}
+    few = len(stacks) <= _STACKS_NAMED
+    found = {"harness": report.provenance.harness}
+    if len(stacks) > 1:
+        found["stacks"] = ", ".join(stacks) if few else f"{len(stacks)} stacks"
+    elif stacks != [DEFAULT]:
+        found["stack"] = stacks[0]
+    for name in dict.fromkeys(name for software in held.values() for name in software):
+        by_stack = {stack: software[name] for stack, software in held.items() if name in software}
+        distinct = list(dict.fromkeys(by_stack.values()))
+        if len(distinct) == 1 and len(by_stack) == len(stacks):
+            found[name] = distinct[0]
+        elif few:
+            found[name] = ", ".join(f"{version} ({stack})" for stack, version in by_stack.items())
+        else:
+            found[name] = ", ".join(distinct)
+    return list(found.items())
+
+
+def _software(provenance: Provenance, stack: str) -> dict[str, str]:
+    """Python, packages and commits of a stack."""
+    facts = provenance.software_of(stack)
+    packages = facts.versions
+    names = packages if stack == DEFAULT else _BANNER_PACKAGES
+    shown = {name: packages[name] for name in names if packages.get(name, "not installed") != "not installed"}
+    return {"python": facts.python or "unknown", **shown, **facts.commits}
+
+
+def _in_words(provenance: Provenance) -> dict[str, Any]:
+    """Provenance with its stacks, and what their ranks imported, as lines of text."""
+    words: dict[str, Any] = to_jsonable(provenance)
+    if provenance.stacks:
+        words["stacks"] = {name: _stack_words(facts) for name, facts in provenance.stacks.items()}
+    imports = provenance.imports_of_stacks
+    words["imports_of_stacks"] = {name: [item.text for item in modules] for name, modules in imports.items()}
+    return words
+
+
+def _stack_words(facts: StackFacts) -> dict[str, Any]:
+    words = {
+        "requested": facts.requested,
+        "checkouts": [f"{item.text()} of {item.repository}" for item in facts.checkouts],
+        "commits": facts.commits,
+        "container": facts.container,
+        "interpreter": facts.interpreter,
+        "python": facts.python,
+        "packages": [f"{item.name}=={item.version}" for item in facts.packages],
+        "env": [f"{name}={value}" for name, value in facts.env.items()],
+        "error": facts.error,
+    }
+    return {name: value for name, value in words.items() if value}
+
+
+def _flat_rows(value: Any, path: str = "") -> Iterator[ProvenanceRow]:
+    """Provenance as rows; a list is one row with one line per item."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _flat_rows(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, (list, tuple)) and all(isinstance(item, (str, int, float)) for item in value):
+        text = clip("\n".join(map(str, value)), MAX_TEXT)
+        yield ProvenanceRow(name=path, text=text, items=len(value) if len(value) > _MOST_ITEMS else 0)
+    else:
+        yield ProvenanceRow(name=path, text=clip(plain_text(value), MAX_TEXT))

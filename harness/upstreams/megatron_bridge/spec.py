@@ -1,0 +1,181 @@
+"""Data paths of Megatron-Bridge: offline packing, in-batch packing, and long rows without packing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from harness.core.cell.layout import Layout
+from harness.core.packing.options import PackingOptions, PackingStyle
+from harness.upstreams.descriptor import (
+    LAYOUT,
+    NONE,
+    ZIGZAG,
+    DataPath,
+    Limit,
+    LimitedCell,
+    one_document_per_row,
+    padding_is_fixed,
+)
+
+_RELEASES = "megatron-bridge wheels 0.4 to 0.6"
+_ROW_MULTIPLE = 16  # pad_seq_length_to_mult of GPTSFTDataset
+
+
+def _offline_style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
+    """first_fit_decreasing and GPTSFTPackedDataset.collate_fn (0.4 .. 0.6).
+
+    With a multiple of 1, upstream passes only physical offsets, otherwise real and physical ones. Rows that are
+    collated together get as many offsets as the longest, by copies of the last one; releases before 0.6 cut them.
+    """
+    multiple = options.pad_seq_to_mult or ZIGZAG.multiple(layout)
+    return PackingStyle(
+        packed=True,
+        document_multiple=multiple,
+        row_length=seq_length if options.pad_to_max_length else None,
+        real_lengths=multiple > 1,
+        longest_first=True,
+        tail_segment=True,
+        tail_multiple=_ROW_MULTIPLE,
+        fixed_entries=options.pad_cu_seqlens,
+        last_repeats=not options.pad_cu_seqlens,
+        longest_as_tensor=True,
+    )
+
+
+def _collated_by_step(style: PackingStyle, layout: Layout) -> PackingStyle:
+    """With dataloader_type "batch", upstream's default, collate_fn gets all rows of a replica's step at once (0.6)."""
+    return replace(style, even_step=True)
+
+
+def _as_long_as_the_longest(style: PackingStyle, layout: Layout) -> PackingStyle:
+    """GPTSFTDataset.collate_fn, likewise, with its default multiple for the padding of rows (0.6)."""
+    return replace(style, row_length=None, tail_segment=True, tail_multiple=_ROW_MULTIPLE, even_step=True)
+
+
+def _in_batch_style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
+    """data.packing.in_batch.build_mcore_thd_sequence_batch_from_rows (0.6).
+
+    Real offsets accompany padded ones only if documents are padded. Up to 0.5, vlm_step passes padded ones alone; the
+    result of attention is the same, since padding follows the tokens of its own segment.
+    """
+    return PackingStyle(
+        packed=True,
+        document_multiple=LAYOUT.multiple(layout),
+        row_length=None,
+        real_lengths=LAYOUT.multiple(layout) > 1,
+        padded_only=True,
+        one_per_row=True,
+        longest_as_tensor=True,
+    )
+
+
+def _in_batch_images(style: PackingStyle) -> PackingStyle:
+    """qwen2_5_collate_fn (0.6): all tokens of a document are in its row, and the last one has no label."""
+    return replace(style, last_token_slots=1)
+
+
+def _offline_row_alone(cell: LimitedCell) -> str | None:
+    size = cell.micro_batch_size
+    if size == 1:
+        return None
+    return f"micro_batch_size {size}: each row packed offline is one micro-batch; set micro_batch_size 1"
+
+
+def _offline_rows_split(cell: LimitedCell) -> str | None:
+    """Without pad_to_max_length rows end at a multiple; ranks need equal shares."""
+    reason = None if cell.options.pad_to_max_length else _rows_split(cell)
+    return f"{reason}; set pad_to_max_length" if reason else None
+
+
+def _trained_rows_split(cell: LimitedCell) -> str | None:
+    return _rows_split(cell) if cell.style.tail_segment else None
+
+
+def _rows_split(cell: LimitedCell) -> str | None:
+    needed, multiple = cell.layout.alignment, cell.style.tail_multiple
+    if multiple % needed == 0:
+        return None
+    return (
+        f"rows end at a multiple of {multiple} tokens, which the alignment {needed} of the layout does not divide: "
+        f"{multiple} % {needed} = {multiple % needed}"
+    )
+
+
+def _in_batch_merges_rows(cell: LimitedCell) -> str | None:
+    if cell.micro_batch_size > 1:
+        return None
+    return "micro_batch_size 1: in-batch packing merges the rows of a micro-batch; set micro_batch_size above 1"
+
+
+OFFLINE = DataPath(
+    name="bridge_offline",
+    code="Megatron-Bridge packed SFT",
+    functions="Megatron-Bridge offline packing: dataset builder, packed files, `gpt_step.forward_step`",
+    releases=_RELEASES,
+    style=_offline_style,
+    alignment=ZIGZAG,
+    options=("pad_seq_to_mult", "pad_to_max_length", "pad_cu_seqlens", "metadata"),
+    limits=(
+        Limit(
+            "packing.offline-micro-batch",
+            "Megatron-Bridge ConfigContainer.validate: offline packing requires micro_batch_size 1",
+            _offline_row_alone,
+        ),
+        Limit(
+            "packing.offline-rows-split",
+            "Megatron-Bridge GPTSFTPackedDataset.collate_fn: pad_seq_length_to_mult 16",
+            _offline_rows_split,
+        ),
+    ),
+    trainers=("bridge",),
+    trained=_collated_by_step,
+    pads_with_end=True,
+    trained_pads_with_end=True,
+    tokens_on_last_stage=True,
+    canaries_without_effect={
+        "padding": "upstream pads with the end-of-sentence id, which it also uses to separate documents",
+        "truncation": "upstream is given documents that are already truncated",
+    },
+)
+IN_BATCH = DataPath(
+    name="bridge_in_batch",
+    code="Megatron-Bridge in-batch packing",
+    functions="Megatron-Bridge in-batch packing: `vlm_step.forward_step` up to 0.5, `prepare_sequence_batch` and "
+    "`gpt_step.forward_step` in 0.6",
+    releases=_RELEASES,
+    style=_in_batch_style,
+    with_images=_in_batch_images,
+    alignment=LAYOUT,
+    limits=(
+        Limit(
+            "packing.in-batch-alignment",
+            "Megatron-Bridge ConfigContainer.validate: in_batch_packing_pad_to_multiple_of from TP, CP and SP",
+            padding_is_fixed("in-batch packing pads documents to the alignment of the layout, and does not pad rows"),
+        ),
+        Limit(
+            "packing.in-batch-micro-batch",
+            "Megatron-Bridge ConfigContainer.validate: in-batch packing requires micro_batch_size above 1",
+            _in_batch_merges_rows,
+        ),
+    ),
+)
+LONG = DataPath(
+    name="bridge_long",
+    code="Megatron-Bridge long context",
+    functions="Megatron-Bridge without packing: `gpt_step.forward_step`, split over context parallel ranks",
+    releases=_RELEASES,
+    style=one_document_per_row,
+    packs=False,
+    alignment=NONE,
+    limits=(
+        Limit(
+            "packing.long-rows-split",
+            "Megatron-Bridge GPTSFTDataset.collate_fn: pad_seq_length_to_mult 16",
+            _trained_rows_split,
+        ),
+    ),
+    trainers=("bridge",),
+    trained=_as_long_as_the_longest,
+    trained_pads_with_end=True,
+    tokens_on_last_stage=True,
+)

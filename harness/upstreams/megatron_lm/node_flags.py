@@ -1,0 +1,198 @@
+"""A cell as the command line of pretrain_gpt.py, beyond what the data path sets (data_paths/sft/checkout.py)."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from harness.core.cell.axis_values import TE_KINDS
+from harness.core.cell.config import CellConfig
+from harness.core.cell.layout import Layout
+from harness.core.cell.model import ModelConfig
+from harness.core.cell.reports import log_interval
+from harness.core.cell.upstream_config import recurrent_fields
+from harness.core.run.run_dir import AttemptDir
+from harness.features.attention.node_kinds import attention_fields
+from harness.features.experts.config import SCORES, MoeConfig
+from harness.features.hybrid.node_model import pattern_of, use_own_norm
+from harness.probe.model.gpt import hybrid_spec
+from harness.runtime.device.placement import Device
+from harness.upstreams.megatron_lm.node_files import PROMPT_FORMAT, blend, mock_config, tokenizer
+from harness.upstreams.megatron_lm.node_sft_checkout import model_flags
+
+_MODULE, _NAME = "megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec"
+SPEC = ["--spec", _MODULE, _NAME]
+
+
+# A hybrid model for upstream's pretrain_hybrid.py: its flags, and layers that a CPU can run.
+#
+# Upstream's own layer specs need Transformer Engine; like its local layers (layers.py) they are replaced where its
+# script takes them from, by those of the harness's own loop.
+def hybrid_values(config: CellConfig) -> dict[str, Any]:
+    """Values of flags: the pattern, from which upstream takes virtual stages, and the sizes of recurrent layers."""
+    sizes = {name.replace("_", "-"): value for name, value in recurrent_fields(config.model).items()}
+    return {"hybrid-layer-pattern": pattern_of(config), **sizes}
+
+
+def use_own_hybrid_layers(config: CellConfig) -> None:
+    """Put the cell's layers where the script's --spec finds them."""
+    if config.model.hybrid and config.attention not in TE_KINDS:
+        use_own_norm()
+        setattr(importlib.import_module(_MODULE), _NAME, hybrid_spec(config))
+
+
+_SWITCHES = {
+    "off": (),
+    "on": ("use-distributed-optimizer",),
+    "overlap": ("use-distributed-optimizer", "overlap-grad-reduce", "overlap-param-gather"),
+}
+_OF_DATA = {
+    "sft": [],  # --sft itself is a flag of the data path
+    "sft_scheduler": [],
+    "scheduler": ["use-varlen-dataset"],
+    "unpacked": ["eod-mask-loss"],
+    "inter_document": ["eod-mask-loss", "dataloader-inter-document-masking"],
+}
+_FULL = ("--recompute-granularity=full", "--recompute-method=uniform", "--recompute-num-layers=1")
+_RECOMPUTE = {
+    "none": (),
+    "selective": ("--recompute-granularity=selective",),
+    "full": _FULL,
+    "full-split": (*_FULL, "--distribute-saved-activations"),
+}
+
+
+def flags(config: CellConfig, folder: Path, device: Device) -> list[str]:
+    """All flags of the script; `folder`: with the files of `write_files`."""
+    values: dict[str, Any] = {
+        "global-batch-size": len(config.samples(0)),
+        "make-vocab-size-divisible-by": 1,
+        "normalization": "RMSNorm",
+        "rotary-base": config.model.rope_base,
+        "hidden-dropout": 0.0,
+        "attention-dropout": 0.0,
+        "distributed-backend": device.backend,
+        **_attention(config),
+        **_windows(config.model),
+        **_experts(config),
+        **_tokenizer(config, folder),
+        **_scheduler(config),
+        **_optimizer(config),
+        **_checkpoint(config, AttemptDir(folder.parent).checkpoint),
+    }
+    if config.model.hybrid:
+        values |= hybrid_values(config)
+    switches = ["disable-bias-linear", "no-bias-swiglu-fusion", "no-bias-dropout-fusion"]
+    switches += ["accumulate-allreduce-grads-in-fp32", *_SWITCHES[config.distributed_optimizer]]
+    switches += _expert_switches(config.model.moe)
+    switches += ["qk-layernorm"] if config.model.qk_layernorm else []
+    switches += [] if config.model.tied else ["untie-embeddings-and-output-weights"]
+    switches += _OF_DATA[config.data_path]
+    switches += ["ddp-average-in-collective"] if config.options.average_in_collective else []
+    ours = [*model_flags(config, values), *(f"--{name}" for name in switches), *_RECOMPUTE[config.recompute]]
+    ours += SPEC if config.model.hybrid else []
+    given = {word.partition("=")[0] for argument in config.args.given for word in argument.flag[:1]}
+    ours = [flag for flag in ours if flag.partition("=")[0] not in given]
+    return [*ours, *_data(config, folder), *config.args.flags()]
+
+
+def _attention(config: CellConfig) -> dict[str, Any]:
+    """Transformer Engine's layers for its kinds of attention; for others Megatron's local ones (layers.py).
+
+    The harness's attention gathers keys and values, which branch dev requires of local layers.
+    """
+    kind = config.attention
+    if kind not in TE_KINDS:
+        gathers = {"cp-comm-type": "all_gather"} if config.layout.cp > 1 else {}
+        return {"transformer-impl": "local", **gathers}
+    return {
+        "transformer-impl": "transformer_engine",
+        "attention-backend": attention_fields(kind)["attention_backend"].name,
+    }
+
+
+def _windows(model: ModelConfig) -> dict[str, Any]:
+    values = {
+        "window-size": None if model.window is None else f"{model.window},0",
+        "window-attn-skip-freq": model.window_skip,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _experts(config: CellConfig) -> dict[str, Any]:
+    """As probe/model/parts.py sets them in the harness's own loop."""
+    moe = config.model.moe
+    if moe is None:
+        return {}
+    return {
+        **_later(moe, config.layout),
+        "num-experts": moe.experts,
+        "moe-router-topk": moe.topk,
+        "moe-ffn-hidden-size": moe.ffn,
+        "moe-router-load-balancing-type": moe.aux_loss,
+        "moe-aux-loss-coeff": moe.aux_loss_coeff if moe.balanced else 0.0,
+        "moe-token-dispatcher-type": moe.dispatcher,
+        "expert-model-parallel-size": config.layout.ep,
+    }
+
+
+def _later(moe: MoeConfig, layout: Layout) -> dict[str, Any]:
+    """Settings that are left out at their defaults, which not all releases know. A switch has no value."""
+    values = {
+        "moe-z-loss-coeff": moe.z_loss_coeff or None,
+        "moe-router-score-function": moe.score_function if moe.score_function != SCORES[0] else None,
+        "moe-router-bias-update-rate": moe.bias_rate if moe.expert_bias else None,
+        "moe-shared-expert-intermediate-size": moe.shared_ffn,
+        "moe-expert-capacity-factor": moe.capacity_factor,
+        "moe-token-drop-policy": moe.drop_policy if moe.capacity_factor is not None else None,
+        "expert-tensor-parallel-size": layout.etp or None,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _expert_switches(moe: MoeConfig | None) -> list[str]:
+    switches = {
+        "moe-router-pre-softmax": moe and moe.pre_softmax,
+        "moe-router-enable-expert-bias": moe and moe.expert_bias,
+        "moe-shared-expert-gate": moe and moe.shared_gate,
+        "moe-pad-expert-input-to-capacity": moe and moe.pad_to_capacity,
+    }
+    return [name for name, on in switches.items() if on]
+
+
+def _tokenizer(config: CellConfig, folder: Path) -> dict[str, Any]:
+    words = {"num-workers": 0, "tokenizer-model": tokenizer(folder)}
+    if config.path.chats:
+        return {**words, "tokenizer-type": "SFTTokenizer", "sft-tokenizer-prompt-format": PROMPT_FORMAT}
+    return {**words, "tokenizer-type": "HuggingFaceTokenizer"}
+
+
+def _scheduler(config: CellConfig) -> dict[str, Any]:
+    return {"sequence-packing-scheduler": "dp_balanced"} if config.path.scheduled else {}
+
+
+def _data(config: CellConfig, folder: Path) -> list[str]:
+    if config.documents.mock:
+        name = "sft" if config.path.sft_flag else "varlen"
+        return ["--mock-data", f"--{name}-mock-dataset-config-json={mock_config(folder)}"]
+    evaluated = ["--valid-data-path", *blend(folder, config, evaluated=True)] if config.train.eval_interval else []
+    return ["--train-data-path", *blend(folder, config), *evaluated]
+
+
+def _checkpoint(config: CellConfig, folder: Path) -> dict[str, Any]:
+    if config.resume:
+        return {"save": folder, "save-interval": config.train.save_step}
+    return {"load": folder, "ckpt-step": config.begins} if config.begins else {}
+
+
+def _optimizer(config: CellConfig) -> dict[str, Any]:
+    """As the harness's own loop: Adam with upstream's defaults, constant learning rate, no clipping."""
+    return {
+        "min-lr": config.train.lr,
+        "lr-decay-style": "constant",
+        "clip-grad": 0.0,
+        "eval-iters": 1 if config.train.eval_interval else 0,
+        "eval-interval": config.train.eval_interval or config.train.steps + 1,
+        "log-interval": log_interval(config),
+    }

@@ -1,0 +1,49 @@
+"""The data path of NeMo-RL's Megatron policy."""
+
+from __future__ import annotations
+
+from harness.core.cell.layout import Layout
+from harness.core.packing.options import PackingOptions, PackingStyle
+from harness.upstreams.descriptor import ZIGZAG, Alignment, DataPath, Limit, padding_is_fixed
+
+
+def _text(layout: Layout) -> str:
+    zigzag = f"2 * cp = 2 * {layout.cp}" if layout.cp > 1 else "1"
+    return f"{zigzag}, times tp = {layout.tp} with sp"
+
+
+# The least `make_sequence_length_divisible_by` that _get_pack_sequence_parameters_for_megatron accepts.
+_ALIGNMENT = Alignment(lambda layout: ZIGZAG.multiple(layout) * (layout.tp if layout.sp else 1), _text)
+
+
+def _style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
+    """_pack_sequences_for_megatron: with pipeline stages, which exchange tensors of one shape, packs get one length."""
+    return PackingStyle(
+        packed=True,
+        document_multiple=_ALIGNMENT.multiple(layout),
+        last_token_slots=1,
+        row_length=None,
+        real_lengths=False,
+        even_last=layout.pp > 1,
+    )
+
+
+NEMO_RL = DataPath(
+    name="nemo_rl",
+    code="NeMo-RL Megatron policy",
+    functions="NeMo-RL `get_microbatch_iterator`, `LogprobsPostProcessor` and `LossPostProcessor` with `NLLLossFn`",
+    releases="checkouts of NeMo-RL",
+    style=_style,
+    alignment=_ALIGNMENT,
+    options=("fuse_loss",),
+    limits=(
+        Limit(
+            "packing.nemo-rl-alignment",
+            "NeMo-RL _get_pack_sequence_parameters_for_megatron",
+            padding_is_fixed("nemo_rl pads documents to the least multiple that its layout allows"),
+        ),
+    ),
+    without=("position_ids", "labels", "loss_mask"),
+    counted="",
+    returns_log_probs=True,
+)

@@ -1,0 +1,113 @@
+"""A cell as SkyRL's TrainerConfig. What is not named here has upstream's default."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from harness.core.cell.axis_values import TE_KINDS
+from harness.core.cell.config import CellConfig
+from harness.oracle.drawing import END, PADDING
+from harness.probe.model.gpt import DTYPES, upstream_fields
+from harness.runtime.device.placement import Device
+from harness.upstreams.node_tokenizer import write_tokenizer
+
+_NORM_EPSILON = 1e-5  # Megatron's default, which the harness's own model has
+
+
+# The model folder that SkyRL's worker reads: a Hugging Face configuration, weights, and a tokenizer of token ids.
+#
+# The weights are drawn by transformers: the model gets those of the cell once it is built.
+def write_files(folder: Path, config: CellConfig) -> None:
+    """Write the files into a new folder. On one rank."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder.mkdir(parents=True)
+    write_tokenizer(folder, config.model.vocab)
+    LlamaForCausalLM(LlamaConfig(**fields(config))).to(DTYPES[config.dtype]).save_pretrained(folder)
+
+
+def fields(config: CellConfig) -> dict[str, Any]:
+    """The cell's model as fields of LlamaConfig: RMSNorm, SwiGLU, rotary positions, no biases."""
+    model = config.model
+    return {
+        "num_hidden_layers": model.layers,
+        "hidden_size": model.hidden,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "intermediate_size": model.ffn,
+        "vocab_size": model.vocab,
+        "max_position_embeddings": config.train.seq_length + 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": float(model.rope_base)},
+        "rms_norm_eps": _NORM_EPSILON,
+        "tie_word_embeddings": model.tied,
+        "bos_token_id": END,
+        "eos_token_id": END,
+        "pad_token_id": PADDING,
+    }
+
+
+# What the probe sets for its own loop, but SkyRL's worker sets itself.
+_OF_PROBE = (
+    "init_method",
+    "output_layer_init_method",
+    "embedding_init_method",
+    "use_cpu_initialization",
+    "moe_token_dispatcher_type",
+    "variable_seq_lengths",
+    "calculate_per_token_loss",  # SkyRL's collator scales the loss mask instead, to the same mean over all tokens
+)
+_NO_RECOMPUTE = {"recompute_granularity": None, "recompute_method": None, "recompute_num_layers": None}
+
+
+def trainer_config(config: CellConfig, device: Device) -> Any:
+    """The configuration of SkyRL's policy worker."""
+    upstream: Any = importlib.import_module("skyrl.train.config.config")
+    made = upstream.TrainerConfig(
+        strategy="megatron",
+        seed=config.train.seed,
+        bf16=config.dtype == "bf16",
+        flash_attn=False,  # with Transformer Engine the cell's kind of attention decides
+        gradient_checkpointing=config.recompute != "none",
+        micro_train_batch_size_per_gpu=config.micro_batch_size,
+        remove_microbatch_padding=config.options.remove_microbatch_padding,
+        use_expandable_segments=device.kind == "cuda",
+    )
+    made.algorithm.temperature = 1.0
+    for name, value in _optimizer(config).items():
+        setattr(made.policy.optimizer_config, name, value)
+    megatron, overlap = made.policy.megatron_config, config.distributed_optimizer == "overlap"
+    layout = config.layout
+    megatron.tensor_model_parallel_size, megatron.pipeline_model_parallel_size = layout.tp, layout.pp
+    megatron.context_parallel_size = layout.cp
+    megatron.ddp_config.overlap_grad_reduce = megatron.ddp_config.overlap_param_gather = overlap
+    megatron.transformer_config_kwargs |= _model(config)
+    megatron.optimizer_config_kwargs |= _precision(config) | {"overlap_param_gather": overlap}
+    return made
+
+
+def _model(config: CellConfig) -> dict[str, Any]:
+    """Layers of Transformer Engine, upstream's default, for its kinds of attention; else the local ones (layers.py)."""
+    found = {name: value for name, value in upstream_fields(config).items() if name not in _OF_PROBE}
+    if config.attention not in TE_KINDS:
+        provider: Any = importlib.import_module("megatron.bridge.models.gpt_provider")
+        found["transformer_layer_spec"] = provider.local_layer_spec
+    return {"apply_rope_fusion": False, "cross_entropy_loss_fusion": False, **_NO_RECOMPUTE, **found}
+
+
+def _optimizer(config: CellConfig) -> dict[str, Any]:
+    """As the harness's own loop: constant learning rate; clipping only if the cell asks for it."""
+    given = config.args.numbers()
+    found: dict[str, Any] = {"lr": config.train.lr, "max_grad_norm": given.get("clip_grad", 0.0)}
+    if "weight_decay" in given:
+        found["weight_decay"] = given["weight_decay"]
+    return found | {"adam_betas": [given.get("adam_beta1", 0.9), given.get("adam_beta2", 0.999)]}
+
+
+def _precision(config: CellConfig) -> dict[str, Any]:
+    """What SkyRL takes for bf16 unless told otherwise; and Adam's epsilon, for which it has no field."""
+    names = upstream_fields(config)
+    found = {"bf16": names["bf16"], "params_dtype": names["params_dtype"]}
+    given = config.args.numbers()
+    return found | ({"adam_eps": given["adam_eps"]} if "adam_eps" in given else {})

@@ -1,0 +1,83 @@
+"""The documents of a step as SkyRL's training batch, and the way back from its rows to the slots of the plan.
+
+A document of n tokens that have a label is a row of n + 1 tokens: SkyRL predicts each token of a row from those before
+it. Rows are padded on the left, so a document's last n columns are the values of its labels, in its log-probabilities
+as in its loss mask.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.core.cell.config import CellConfig
+from harness.core.packing.arithmetic import PAD
+from harness.core.run.records import TensorSeen
+from harness.probe.truth import MicroTruth, StepTruth
+
+
+def batch_of(config: CellConfig, step: int, worker: Any) -> Any:
+    """This rank's share of a step, made by SkyRL's collator and divided over replicas as by its MeshDispatch."""
+    collators: Any = importlib.import_module("skyrl.train.dataset.collators")
+    found = examples(config, step)
+    batch = collators.DefaultCollator(worker.tokenizer, config.micro_batch_size)(found, len(found))
+    place = worker.mesh_rank
+    return batch.chunk(len(batch) // place.dp_size)[place.dp]
+
+
+def examples(config: CellConfig, step: int) -> list[dict[str, Any]]:
+    """The documents of all replicas in turn, as SkyRL's tokenized examples."""
+    truth = StepTruth(config, step, 0)
+    found = []
+    for item in (item for replica in truth.replicas for plan in replica for item in plan.placed):
+        document = item.document
+        ids = truth.content(document)[: document.length + 1].tolist()
+        found.append(
+            {
+                "input_ids": ids,
+                "attention_mask": [1] * len(ids),
+                "num_actions": document.length,
+                "loss_mask": list(document.loss_mask),
+            }
+        )
+    return found
+
+
+def loss_scale(truth: StepTruth) -> Tensor:
+    """What SkyRL's collator makes of a 1 in the loss mask, so that losses add up to the mean over the step's tokens."""
+    tokens = sum(plan.loss_tokens for replica in truth.replicas for plan in replica)
+    return torch.tensor(1.0) / max(tokens, 1)
+
+
+def by_slot(rows: Tensor, micro: MicroTruth) -> Tensor:
+    """[slots] of the micro-batch, of values by document whose last columns are those of its labels; 0 elsewhere."""
+    stream = torch.zeros(micro.plan.slots, dtype=rows.dtype)
+    for row, item in zip(rows.cpu(), micro.plan.placed):
+        values = row[-item.document.length :]
+        end = item.start + item.document.length
+        stream[end - len(values) : end] = values
+    return stream
+
+
+def log_probs_seen(rows: Tensor, scores: Tensor, micro: MicroTruth, cp: int, cp_rank: int) -> TensorSeen:
+    """Whether `rows`, by document, hold at each of this rank's slots the log-probability computed for it, `scores`.
+
+    `first` of the result: [document, position, expected slot, found slot or -1].
+    """
+    shape, dtype = [micro.plan.slots], str(rows.dtype)
+    owners, slots = (micro.local(stream, cp, cp_rank) for stream in (micro.owners, torch.arange(micro.plan.slots)))
+    right = scores.cpu()
+    if right.shape != slots.shape:
+        return TensorSeen(shape=list(right.shape), dtype=dtype, mismatches=slots.numel())
+    found = micro.local(by_slot(rows, micro), cp, cp_rank)
+    wrong = ((found != right) & (owners[..., 0] != PAD)).nonzero()
+    if not len(wrong):
+        return TensorSeen(shape=shape, dtype=dtype, mismatches=0)
+    row, slot = wrong[0].tolist()
+    same = slots[right == found[row, slot]].tolist()
+    document, position = owners[row, slot].tolist()
+    first = [document, position, int(slots[row, slot]), same[0] if same else -1]
+    return TensorSeen(shape=shape, dtype=dtype, mismatches=len(wrong), first=first)

@@ -1,0 +1,58 @@
+"""Rules of SkyRL's packing and worker."""
+
+from __future__ import annotations
+
+from harness.core.cell.config import CellConfig
+from harness.matrix.rules.packing import with_option
+from harness.matrix.rules.rule import Rule
+
+
+def packing_has_switch(config: CellConfig) -> str | None:
+    if config.options.remove_microbatch_padding or "remove_microbatch_padding" in config.path.options:
+        return None
+    return (
+        f"remove_microbatch_padding is false, and packing is {config.data_path}: only "
+        f"{with_option('remove_microbatch_padding')} has this switch"
+    )
+
+
+def worker_interleaves(config: CellConfig) -> str | None:
+    vpp = config.layout.vpp
+    if config.trainer != "skyrl" or vpp == 1:
+        return None
+    return f"vpp is {vpp}, and SkyRL's worker creates process groups without a virtual size, so no schedule interleaves"
+
+
+def worker_shards_optimizer(config: CellConfig) -> str | None:
+    if config.trainer != "skyrl" or config.distributed_optimizer != "off":
+        return None
+    return "distributed_optimizer is off, and SkyRL's worker always shards the optimizer over replicas"
+
+
+def worker_packs(config: CellConfig) -> str | None:
+    if config.trainer != "skyrl" or config.options.remove_microbatch_padding:
+        return None
+    return "remove_microbatch_padding is false, and the harness observes SkyRL's loss of packed rows only"
+
+
+def worker_evaluates(config: CellConfig) -> str | None:
+    if config.trainer != "skyrl" or not config.train.eval_interval:
+        return None
+    return f"train.eval_interval is {config.train.eval_interval}, and SkyRL's worker does not evaluate"
+
+
+SKYRL_RULES: tuple[Rule, ...] = (
+    Rule("packing.skyrl-switch", "harness: remove_microbatch_padding is SkyRL's", packing_has_switch),
+    Rule(
+        "trainer.skyrl-vpp",
+        "SkyRL MegatronStrategy.setup_distributed: initialize_model_parallel without a virtual size",
+        worker_interleaves,
+    ),
+    Rule(
+        "trainer.skyrl-optimizer",
+        "SkyRL make_megatron_module: use_distributed_optimizer is True",
+        worker_shards_optimizer,
+    ),
+    Rule("trainer.skyrl-evaluation", "SkyRL MegatronPolicyWorkerBase", worker_evaluates),
+    Rule("trainer.skyrl-packing", "harness: the adapters of upstream's trainers", worker_packs),
+)

@@ -1,0 +1,72 @@
+"""The data path of SkyRL's Megatron backend."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from harness.core.cell.layout import Layout
+from harness.core.packing.options import PackingOptions, PackingStyle
+from harness.upstreams.descriptor import ZIGZAG, Alignment, DataPath, Limit, LimitedCell, padding_is_fixed
+
+
+def _text(layout: Layout) -> str:
+    tp, cp = layout.tp, layout.cp
+    return f"2 * cp * tp = 2 * {cp} * {tp}" if cp > 1 else "tp"
+
+
+# The same with and without sp.
+_ALIGNMENT = Alignment(lambda layout: layout.tp * ZIGZAG.multiple(layout), _text)
+
+
+def _style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
+    """preprocess_packed_seqs, or without packing remove_left_padding, which pads rows to a micro-batch's longest."""
+    packed = options.remove_microbatch_padding
+    return PackingStyle(
+        packed=packed,
+        document_multiple=_ALIGNMENT.multiple(layout),
+        row_length=None,
+        real_lengths=False,
+        even_rows=not packed,
+    )
+
+
+def _by_worker(style: PackingStyle, layout: Layout) -> PackingStyle:
+    """As SkyRL's worker trains: a document per row, with the token that only its last label needs."""
+    return replace(style, one_per_row=True, last_token_slots=1)
+
+
+def _packs_for_cp(cell: LimitedCell) -> str | None:
+    cp = cell.layout.cp
+    if cp == 1 or cell.options.remove_microbatch_padding:
+        return None
+    return (
+        f"cp {cp} and remove_microbatch_padding is false: SkyRL splits documents over context parallel ranks only "
+        "if it packs them; set remove_microbatch_padding or cp 1"
+    )
+
+
+SKYRL = DataPath(
+    name="skyrl",
+    code="SkyRL Megatron backend",
+    functions="SkyRL `preprocess_packed_seqs` and its inverse; without packing `remove_left_padding`",
+    releases="skyrl and skyrl-train wheels",
+    style=_style,
+    alignment=_ALIGNMENT,
+    options=("remove_microbatch_padding",),
+    limits=(
+        Limit(
+            "packing.skyrl-alignment",
+            "SkyRL preprocess_packed_seqs: align_size from TP and CP only",
+            padding_is_fixed("skyrl pads documents to tp, or to 2 * cp * tp when cp > 1, and does not pad rows"),
+        ),
+        Limit(
+            "packing.skyrl-cp",
+            "SkyRL validate_megatron_cfg and remove_left_padding: context parallel is only supported with packing",
+            _packs_for_cp,
+        ),
+    ),
+    trainers=("skyrl",),
+    trained=_by_worker,
+    trained_without=("position_ids",),
+    returns_log_probs=True,
+)

@@ -1,0 +1,28 @@
+"""The data paths by their name on the axis `packing`. Their adapters: harness/upstreams/node_data_paths.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.upstreams.builtin.spec import REFERENCE, UNPACKED
+from harness.upstreams.descriptor import DataPath
+from harness.upstreams.megatron_bridge.spec import IN_BATCH, LONG, OFFLINE
+from harness.upstreams.megatron_lm.spec import INTER_DOCUMENT, MEGATRON_RL, SCHEDULER, SFT, SFT_SCHEDULER
+from harness.upstreams.nemo_rl.spec import NEMO_RL
+from harness.upstreams.skyrl.spec import SKYRL
+from harness.upstreams.verl.spec import VERL
+
+DATA_PATHS: dict[str, DataPath] = {
+    path.name: path
+    for path in (
+        *(UNPACKED, REFERENCE, SFT, INTER_DOCUMENT, SCHEDULER, SFT_SCHEDULER, SKYRL),
+        *(MEGATRON_RL, NEMO_RL, VERL),
+        *(OFFLINE, IN_BATCH, LONG),
+    )
+}
+
+
+def names(paths: Iterable[DataPath]) -> str:
+    """The names of data paths as text, e.g. "a, b and c"."""
+    *first, last = [path.name for path in paths]
+    return f"{', '.join(first)} and {last}" if first else last

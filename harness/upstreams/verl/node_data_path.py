@@ -1,0 +1,125 @@
+"""verl's Megatron engine: its packing, its log-probabilities and its loss over packed rows, unmodified.
+
+| step | upstream |
+|---|---|
+| packing, and the way back to documents | verl.models.mcore.util: preprocess_thd_engine, postprocess_thd_engine |
+| the same up to 0.7 | preprocess_thd_no_padding, postprocess_thd_no_padding |
+| log-probabilities | verl.utils.megatron.tensor_parallel.vocab_parallel_log_probs_from_logits |
+| loss | verl.workers.utils.losses.sft_loss, in MegatronEngineWithLMHead.postprocess_micro_batch_func |
+
+The calls are those of gptmodel_forward_model_engine, around the model that the probe calls. Every rank reads the
+rollouts of its replica, as nested tensors; nothing is sent. A document of n labels is a sequence of n + 1 tokens.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.core.cell.config import CellConfig
+from harness.probe.model.gpt import transformer_config
+from harness.probe.truth import MicroTruth, StepTruth
+from harness.upstreams.node_base import Batch, RankContext, Scored, rows_by_slot
+from harness.upstreams.node_lookup import Unavailable, module_unavailable
+
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "verl.models.mcore.util": (),
+    "verl.utils.megatron.tensor_parallel": ("vocab_parallel_log_probs_from_logits",),
+    "verl.workers.utils.losses": ("sft_loss",),
+    "verl.workers.engine.megatron.transformer_impl": ("MegatronEngineWithLMHead",),
+}
+
+
+class VerlPath:
+    def __init__(self, context: RankContext) -> None:
+        self.context = context
+        self.packing, self.scoring, self.losses, engines = (importlib.import_module(name) for name in _NEEDED)
+        self.engine = _engine(engines.MegatronEngineWithLMHead, context.config)
+        suffix = "engine" if hasattr(self.packing, "preprocess_thd_engine") else "no_padding"
+        self.pack = getattr(self.packing, f"preprocess_thd_{suffix}")
+        self.unpack = getattr(self.packing, f"postprocess_thd_{suffix}")
+
+    @staticmethod
+    def unavailable(config: CellConfig) -> Unavailable:
+        lacking = (module_unavailable(module, "verl", *names) for module, names in _NEEDED.items())
+        return next((reason for reason in lacking if reason), None)
+
+    def iterator(self, truth: StepTruth, chunk: int) -> Iterator[tuple[StepTruth, MicroTruth]]:
+        return iter([(truth, micro) for micro in truth.micro_batches])
+
+    def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
+        assert iterator is not None
+        truth, micro = next(iterator)
+        ids = self.nested([truth.content(item.document)[: item.document.length + 1] for item in micro.plan.placed])
+        first = self.context.is_first(chunk)
+        tokens, params, *_ = self.pack(ids, pre_process=first)
+        batch = Batch(params=params, tokens=tokens if first else None)
+        if self.context.is_last(chunk):
+            batch.score = _Loss(self, truth, micro, ids, params)
+        return batch
+
+    def nested(self, rows: list[Tensor]) -> Tensor:
+        """A jagged tensor with a row per document."""
+        device = self.context.device.torch_device
+        return torch.nested.as_nested_tensor([row.to(device) for row in rows], layout=torch.jagged)
+
+    def scores(self, ids: Tensor, params: Any, logits: Tensor) -> Tensor:
+        """Nested log-probabilities of the next tokens; of the last one, of the first."""
+        labels = self.pack(ids, pre_process=True, need_roll=True)[0]
+        found: Tensor = self.scoring.vocab_parallel_log_probs_from_logits(logits, labels)
+        unpacked: Tensor = self.unpack(found, params, ids, ids.shape[0], post_process=True)
+        return unpacked
+
+    def log_probs(self, micro: MicroTruth, batch: Batch, logits: Tensor) -> list[Tensor]:
+        """Log-probabilities of the tokens after the first, one tensor per document, in order."""
+        assert isinstance(batch.score, _Loss)
+        return [row[:-1] for row in self.scores(batch.score.ids, batch.params, logits).unbind()]
+
+
+class _Loss:
+    """verl's loss of one micro-batch."""
+
+    def __init__(self, path: VerlPath, truth: StepTruth, micro: MicroTruth, ids: Tensor, params: Any) -> None:
+        self.path, self.truth, self.micro, self.ids, self.params = path, truth, micro, ids, params
+
+    def __call__(self, logits: Tensor) -> Scored:
+        path, data = self.path, self._data()
+        scores = path.scores(self.ids, self.params, logits)
+        returned = path.engine.postprocess_micro_batch_func(
+            {"log_probs": scores}, data, forward_only=False, loss_function=partial(path.losses.sft_loss, None)
+        )
+        losses = rows_by_slot([-row[:-1].detach() for row in scores.unbind()], self.micro, path.context)
+        weights = rows_by_slot([row[1:] for row in data["loss_mask"].unbind()], self.micro, path.context)
+        return Scored(returned=returned[:-1], losses=losses, weights=weights)
+
+    def _data(self) -> Any:
+        """The micro-batch as forward_backward_batch of the engine makes it."""
+        truth, plan = self.truth, self.micro.plan
+        plans = [plan for replica in truth.replicas for plan in replica]
+        masks = [torch.tensor([0, *item.document.loss_mask]) for item in plan.placed]
+        named: Any = importlib.import_module("verl.utils.tensordict_utils")
+        return named.get_tensordict(
+            {"input_ids": self.ids, "loss_mask": self.path.nested(masks)},
+            {
+                "num_micro_batch": len(truth.plans),
+                "dp_size": len(truth.replicas),
+                "batch_num_tokens": sum(plan.loss_tokens for plan in plans),
+                "routed_num_tokens": sum(item.document.length + 1 for plan in plans for item in plan.placed),
+            },
+        )
+
+
+def _engine(kind: Any, config: CellConfig) -> Any:
+    """An engine without a model, with the configuration of the model that the probe builds."""
+    engine = kind.__new__(kind)
+    engine.tf_config = transformer_config(config)
+    engine.engine_config = SimpleNamespace(
+        dynamic_context_parallel=False, use_remove_padding=True, context_parallel_size=config.layout.cp
+    )
+    return engine

@@ -1,0 +1,34 @@
+"""`harness list stacks` and `harness explain RECIPE`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.cli.commands.explain import explain, list_stacks
+from harness.matrix.stacks.recipes import RECIPES
+
+
+def test_every_recipe_is_listed_with_its_software(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list_stacks(as_json=False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(maxsplit=1) for line in lines] == [[name, one.doc] for name, one in RECIPES.items()]
+    assert list_stacks(as_json=True) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in listed] == list(RECIPES)
+    assert listed[0]["layers"][0] == {"packages": ["megatron-core==0.14.0"]}
+
+
+@pytest.mark.parametrize("word", ["core-0.15.3", "megatron-core==0.15.3"])
+def test_a_recipe_is_explained_with_its_layers(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain(word, "latest", Path("reports")) == 0
+    assert capsys.readouterr().out == (
+        "core-0.15.3  (Recipes; docs/stacks.md)\n"
+        "  software  megatron-core 0.15.3, the wheel\n"
+        "  layer     {packages: [megatron-core==0.15.3], env: {TORCH_CUDA_ARCH_LIST: 9.0}}\n"
+        "  layer     {packages: [torch==2.15.0]}\n"
+        "  run by    matrices/real_faults.yaml\n"
+        "  use       matrix: {stack: core-0.15.3}\n"
+    )

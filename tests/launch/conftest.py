@@ -1,0 +1,5 @@
+"""A store of environments."""
+
+from tests.infra.conftest import kept
+
+__all__ = ["kept"]
