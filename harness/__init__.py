@@ -6,7 +6,7 @@ environments that lack what the launcher needs.
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "CellChange",
     "Comparison",
