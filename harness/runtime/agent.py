@@ -47,7 +47,7 @@ class Leader(Agent):
 
     def __init__(self, run: RunDir, allocation: str, node: int = 0, nodes: int = 1) -> None:
         super().__init__(run, allocation, node, nodes)
-        self.waiting = [(item.cell, item.attempt) for item in self.work_order.cells]
+        self.waiting = [(claimed.cell, claimed.attempt) for claimed in self.work_order.cells]
         self.capacity = self.work_order.parallel_ranks  # ranks at once on each node
         self.lost: set[int] = set()
         self.gpus = GpuSlices(0)
@@ -74,25 +74,25 @@ class Leader(Agent):
     def _obstacle(self) -> str:
         """Return why no more cells can start, or ''. Sets `failed_nodes`."""
         self.lost.update(self.others.silent())
-        known = self.others.known()
-        troubles = {node: beat.trouble for node, beat in known.items() if beat.trouble and node not in self.lost}
-        hosts = {node: beat.host for node, beat in known.items()}
+        heartbeats = self.others.known()
+        troubles = {node: beat.trouble for node, beat in heartbeats.items() if beat.trouble and node not in self.lost}
+        hosts = {node: beat.host for node, beat in heartbeats.items()}
         if self.trouble:
             troubles[self.node], hosts[self.node] = self.trouble, self.heartbeat.host
         self.failed_nodes = tuple(hosts[node] for node in sorted(self.lost | troubles.keys()) if node in hosts)
-        found = []
+        obstacles = []
         if self.lost:
             names = ", ".join(str(node) for node in sorted(self.lost))
-            found.append(f"node {names} was lost" if len(self.lost) == 1 else f"nodes {names} were lost")
-        found += [f"node {node}: {trouble}" for node, trouble in sorted(troubles.items())]
-        found += [f"{number.name} announced the end of the job" for number in signal.sigpending() & ANNOUNCING]
-        return "; ".join(found)
+            obstacles.append(f"node {names} was lost" if len(self.lost) == 1 else f"nodes {names} were lost")
+        obstacles += [f"node {node}: {trouble}" for node, trouble in sorted(troubles.items())]
+        obstacles += [f"{number.name} announced the end of the job" for number in signal.sigpending() & ANNOUNCING]
+        return "; ".join(obstacles)
 
     def _await_followers(self) -> None:
         """Wait until the agents of all nodes have loaded, then name them in the journal: they start to follow it."""
         limit = time.monotonic() + rendezvous.STARTUP_S
         while True:
-            ready = {node: found for node, found in self.others.latest().items() if found.state == "ready"}
+            ready = {node: heartbeat for node, heartbeat in self.others.latest().items() if heartbeat.state == "ready"}
             if len(ready) == self.nodes - 1:
                 break
             if time.monotonic() > limit:
@@ -100,7 +100,7 @@ class Leader(Agent):
                 raise InfrastructureError(f"the agents of nodes {absent} did not start; is the run directory shared?")
             self.heartbeat.tick()
             time.sleep(rendezvous.POLL_S)
-        self.note(Gathered(tokens={str(node): found.token for node, found in ready.items()}))
+        self.note(Gathered(tokens={str(node): heartbeat.token for node, heartbeat in ready.items()}))
 
     def _start_what_fits(self) -> None:
         """Start waiting cells in order while their ranks fit; a cell larger than the capacity runs alone."""
@@ -141,7 +141,7 @@ class Leader(Agent):
         self.fork(cell, number, config, time.time() + config.deadline_s)
 
     def _refusal(self, config: CellConfig) -> Rejection | Missing | None:
-        """Why the cell cannot run here; None when it can."""
+        """Return why the cell cannot run here; None when it can."""
         try:
             from harness.runtime.refusals import refusal
 
@@ -192,14 +192,14 @@ class Follower(Agent):
         tail = Journal(self.run.agent_journal(self.allocation, 0))
         limit = time.monotonic() + rendezvous.STARTUP_S
         while not self.over:
-            gone = self.acknowledged and bool(
+            leader_lost = self.acknowledged and bool(
                 self.others.silent()
             )  # checked before the journal is read, so that its last events are not missed
             for event in tail.new_events():
                 self._handle(event)
-            if not self.over and (gone or (not self.acknowledged and time.monotonic() > limit)):
+            if not self.over and (leader_lost or (not self.acknowledged and time.monotonic() > limit)):
                 raise InfrastructureError(
-                    "the agent of node 0 sends no heartbeats" if gone else "the agent of node 0 did not start"
+                    "the agent of node 0 sends no heartbeats" if leader_lost else "the agent of node 0 did not start"
                 )
             self.reap(rendezvous.POLL_S)
             self.heartbeat.tick()

@@ -23,7 +23,10 @@ class Contention:
         self._factor = 1.0
 
     def factor(self) -> float:
-        """The largest (ran + waited) / ran so far, from 1 to MOST_CONTENTION; 1 where the kernel does not count."""
+        """Return the largest (ran + waited) / ran so far, from 1 to MOST_CONTENTION.
+
+        1 where the kernel does not count.
+        """
         ran, waited = self._read()
         if ran - self._since[0] >= _SHORTEST_NS:
             measured = 1 + (waited - self._since[1]) / (ran - self._since[0])

@@ -46,7 +46,7 @@ def load() -> None:
 
 
 def installed(module: str) -> bool:
-    """Whether a module is part of an installed package, not of a checkout. Imports the packages above it.
+    """Return whether a module is part of an installed package, not of a checkout. Imports the packages above it.
 
     An installed Megatron would add to its version the commit of whichever repository its environment lies in.
     """
@@ -56,7 +56,10 @@ def installed(module: str) -> bool:
 
 @cache
 def loaded() -> float:
-    """`load`, once in this process; returns the seconds that it took, also when that was earlier (agent_ahead.py)."""
+    """Call `load`, once in this process.
+
+    Return the seconds that it took, also when that was earlier (agent_ahead.py).
+    """
     begin = time.perf_counter()
     load()
     return time.perf_counter() - begin

@@ -49,9 +49,9 @@ class Agent(ABC):
         self.run, self.allocation, self.node, self.nodes = run, allocation, node, nodes
         self.journal = run.agent_journal(allocation, node)
         self.work_order = read_work_order(run, allocation)
-        wanted = self.work_order.nodes or 1
-        if wanted != nodes:
-            raise InputError(f"{run.submission(allocation)} is for {wanted} nodes, not for --nodes {nodes}")
+        ordered = self.work_order.nodes or 1
+        if ordered != nodes:
+            raise InputError(f"{run.submission(allocation)} is for {ordered} nodes, not for --nodes {nodes}")
         self.running: dict[BaseProcess, Running] = {}
         self.contention = Contention()
         self.heartbeat = HeartbeatWriter(rendezvous.heartbeat_file(run, allocation, node), secrets.token_hex(8))
@@ -81,9 +81,9 @@ class Agent(ABC):
             self.heartbeat.tick()
             self.work()
         except BaseException as error:
-            known = secret_values(os.environ)
-            reason = redacted(f"{type(error).__name__}: {error}", known)
-            raised = redacted(traceback.format_exc(), known)
+            secrets_here = secret_values(os.environ)
+            reason = redacted(f"{type(error).__name__}: {error}", secrets_here)
+            raised = redacted(traceback.format_exc(), secrets_here)
             announced = bool(signal.sigpending() & ANNOUNCING)
             self.note(Failed(reason=reason, traceback=raised, nodes=self.failed_nodes, announced=announced))
             raise
@@ -102,13 +102,13 @@ class Agent(ABC):
         """Run the cells."""
 
     def config(self, cell: str, number: int) -> CellConfig:
-        """A cell's configuration. Its deadline is longer than that of the file as far as others use the cores.
+        """Return a cell's configuration. Its deadline is longer than that of the file as far as others use the cores.
 
         Not that of a cell with an injected fault: those that hang would take most of a self-test's time.
         """
-        found = from_jsonable(CellConfig, loads(text_of(self.run.attempt(cell, number).config)))
-        busy = 1.0 if found.fault else self.contention.factor()
-        return replace(found, deadline_s=found.deadline_s * busy)
+        written = from_jsonable(CellConfig, loads(text_of(self.run.attempt(cell, number).config)))
+        busy = 1.0 if written.fault else self.contention.factor()
+        return replace(written, deadline_s=written.deadline_s * busy)
 
     def fork(self, cell: str, number: int, config: CellConfig, deadline_at: float) -> None:
         """Fork the supervisor of this node's ranks of a cell."""
@@ -122,7 +122,7 @@ class Agent(ABC):
         self.running[process] = (cell, number, config, share, deadline_at)
 
     def gpus_of(self, cell: str, config: CellConfig) -> tuple[int, ...] | None:
-        """Indices of the GPUs of this node that the cell's ranks may use; None: all."""
+        """Return the indices of the GPUs of this node that the cell's ranks may use; None: all."""
         return None
 
     def node_share(self, config: CellConfig) -> NodeShare:
@@ -154,7 +154,7 @@ class Agent(ABC):
 
     @abstractmethod
     def ended(self, cell: str, number: int, config: CellConfig, exit_code: int | None) -> None:
-        """Called when a supervisor has exited."""
+        """Take note that a supervisor has exited."""
 
     def abort(self, attempt: AttemptDir, reason: str) -> None:
         if self.nodes > 1:

@@ -47,7 +47,7 @@ def remove_secrets(logs: Iterable[Path]) -> None:
 
 
 def other_threads() -> list[str]:
-    """Names of the threads of this process except the calling one, sorted (Linux)."""
+    """Return the names of the threads of this process except the calling one, sorted (Linux)."""
     names = []
     for task in Path("/proc/self/task").iterdir():
         if int(task.name) != threading.get_native_id():
@@ -61,11 +61,11 @@ def end_session() -> None:
 
     Processes that ranks started, such as upstream's writers of checkpoints, may outlive a rank that was killed.
     """
-    own, session = os.getpid(), os.getsid(0)
-    if own != session:
-        raise RuntimeError(f"process {own} does not lead session {session}")
+    leader, session = os.getpid(), os.getsid(0)
+    if leader != session:
+        raise RuntimeError(f"process {leader} does not lead session {session}")
     for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal() and int(folder.name) != own:
+        if folder.name.isdecimal() and int(folder.name) != leader:
             with suppress(OSError):  # the process has just ended
                 if os.getsid(int(folder.name)) == session:
                     os.kill(int(folder.name), signal.SIGKILL)

@@ -27,7 +27,7 @@ _UNWRITTEN = {
 def rank_endings(
     attempt: AttemptDir, ranks: Iterable[int], exit_codes: Mapping[int, int], late: Mapping[int, float]
 ) -> list[RankEnding]:
-    """How ranks ended; completes the records that ranks could not complete.
+    """Return how ranks ended; completes the records that ranks could not complete.
 
     `late`: rank still running at the deadline -> when the supervisor saw it, seconds since the epoch. Exceptions and
     crashes after that time are consequences of the deadline and do not count.
@@ -52,9 +52,9 @@ def rank_endings(
         ending = RankEnding(rank=rank, ended=ended, exit_code=exit_codes.get(rank), digest=digest)
         if ended == "deadline":
             ending.stack = _dumped(attempt.log(rank))
-            waited = pending_collectives(attempt, rank)
-            ending.flight = [str(item) for item in waited]
-            ending.hang = collective_in(ending.stack or []) or (waited[0].name if waited else None)
+            pending = pending_collectives(attempt, rank)
+            ending.flight = [str(collective) for collective in pending]
+            ending.hang = collective_in(ending.stack or []) or (pending[0].name if pending else None)
             ending.still_s = _still_s(path, late.get(rank))
         endings.append(ending)
     return endings
@@ -93,7 +93,10 @@ def cell_result(
 
 
 def _first_failure(attempt: AttemptDir, records: dict[int, RankRecord], failed: list[RankEnding]) -> int | None:
-    """The rank that failed first; with several nodes, the one in abort.json, since the nodes' clocks may differ."""
+    """Return the rank that failed first.
+
+    With several nodes, the one in abort.json, since the nodes' clocks may differ.
+    """
     if not failed:
         return None
     abort = rendezvous.read(Abort, rendezvous.abort_file(attempt))
@@ -108,12 +111,12 @@ def _record(path: Path) -> RankRecord:
 
 
 def _dumped(log: Path) -> list[str] | None:
-    """Frames of a rank's last stack dump, innermost last; None when its log has none."""
+    """Return the frames of a rank's last stack dump, innermost last; None when its log has none."""
     return stack_of(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else None
 
 
 def _still_s(record: Path, seen_at: float | None) -> float | None:
-    """Seconds without progress of a rank that was seen running at the deadline; None if unknown.
+    """Return the seconds without progress of a rank that was seen running at the deadline; None if unknown.
 
     Measured by the clock of the file system, which may differ from this node's.
     """

@@ -35,8 +35,9 @@ _SET = {"total_tokens": (0, 17), "tokens_per_sample": (0, 19), "pad_between_seqs
 # The names by which upstream hands a batch on: arguments of the model's forward, and the fields of packed params that
 # the harness reads of every packed batch, or sets itself on `reference`.
 def unavailable_fields(config: CellConfig) -> Unavailable:
-    """Which name that a cell needs is absent: an argument of the model, or a field of packed params; None when none
-    is.
+    """Return which name that a cell needs is absent: an argument of the model, or a field of packed params.
+
+    None when none is.
     """
     gpt: Any = importlib.import_module("megatron.core.models.gpt.gpt_model")
     for name in (ARGUMENT, *(() if config.own_trainer else _TRAINED)):
@@ -49,13 +50,13 @@ def unavailable_fields(config: CellConfig) -> Unavailable:
     version = importlib.import_module("megatron.core.package_info")
     here = (int(version.MAJOR), int(version.MINOR))
     needed = [*ALWAYS_READ, *(name for name, first in _SET.items() if config.data_path == "reference" and here > first)]
-    known = {item.name for item in dataclasses.fields(upstream.PackedSeqParams)}
-    absent = [f"{_MODULE}.PackedSeqParams.{name}" for name in needed if name not in known]
+    fields = {field.name for field in dataclasses.fields(upstream.PackedSeqParams)}
+    absent = [f"{_MODULE}.PackedSeqParams.{name}" for name in needed if name not in fields]
     return not_in_release(f"{release('megatron.core')} has no {', '.join(absent)}", "megatron.core") if absent else None
 
 
 def refusal(config: CellConfig, ranks_here: int) -> Rejection | Missing | None:
-    """The first reason why the cell cannot run here with `ranks_here` ranks on this node; None when it can."""
+    """Return the first reason why the cell cannot run here with `ranks_here` ranks on this node; None when it can."""
     with forks_protected(f"importing data path {config.data_path}"):
         adapter = ADAPTERS.get(config.data_path)  # none for data that only a trainer reads
         unavailable = adapter.unavailable(config) if adapter else None

@@ -63,7 +63,7 @@ class _Peers:
         rendezvous.write_abort(self.attempt, Abort(node=node, rank=rank, reason=reason, deadline=deadline))
 
     def check(self, processes: Any) -> bool:
-        """Terminate this node's ranks when the cell was aborted. True when the deadline passed on another node."""
+        """Terminate this node's ranks when the cell was aborted; return whether the deadline passed on another node."""
         if self.share.node == 0:
             for node in self.heartbeats.silent():
                 self.abort(f"node {node} sends no heartbeats", node=node)
@@ -73,18 +73,20 @@ class _Peers:
         return abort is not None and abort.deadline
 
     def collect(self) -> dict[int, NodeResult]:
-        """Results of the other nodes, without those that are silent or exceed the deadline by COLLECT_GRACE_S."""
-        found: dict[int, NodeResult] = {}
+        """Return the results of the other nodes, without those that are silent or exceed the deadline by
+        COLLECT_GRACE_S.
+        """
+        results: dict[int, NodeResult] = {}
         missing = set(range(self.share.nodes)) - {self.share.node}
         while missing:
             late = time.time() > self.deadline_at + COLLECT_GRACE_S
-            gone = missing if late else missing.intersection(self.heartbeats.silent())
+            given_up = missing if late else missing.intersection(self.heartbeats.silent())
             for node in sorted(missing):
                 if result := rendezvous.read(NodeResult, rendezvous.node_file(self.attempt, node)):
-                    found[node] = result
-            missing -= found.keys() | gone
+                    results[node] = result
+            missing -= results.keys() | given_up
             time.sleep(rendezvous.POLL_S / 4 if missing else 0)
-        return found
+        return results
 
 
 def supervise(
@@ -114,15 +116,15 @@ def supervise(
     ran = [(part, result)]
     if config.resume and (resumed := _resume(part, result, deadline_at, heartbeats)):
         ran.append(resumed)
-    for one, ended in ran:
+    for ran_part, ended in ran:
         if isinstance(ended, CellResult):
-            ended.oracle = one.write_oracle()
+            ended.oracle = ran_part.write_oracle()
     remove_secrets([log])
     log_to(log)  # remove_secrets may have replaced the file
-    for one, ended in reversed(ran):  # the first part's result says that the attempt is over
+    for ran_part, ended in reversed(ran):  # the first part's result says that the attempt is over
         if isinstance(ended, CellResult):
-            ended.finished = time.time() if one is part else ended.finished
-            one.end(ended)
+            ended.finished = time.time() if ran_part is part else ended.finished
+            ran_part.end(ended)
 
 
 def _resume(
@@ -135,8 +137,8 @@ def _resume(
     later = replace(part, attempt=part.attempt.resumed, config=part.config.resumed, saved=part)
     if all(ending.ended == "completed" for ending in result.ranks):
         if part.share.node == 0:
-            asked = loads(text_of(part.attempt.config))  # without this node's longer deadline
-            write_json(later.attempt.config, from_jsonable(CellConfig, asked).resumed)
+            requested = loads(text_of(part.attempt.config))  # without this node's longer deadline
+            write_json(later.attempt.config, from_jsonable(CellConfig, requested).resumed)
         ended = later.run(deadline_at, heartbeats)
         if isinstance(ended, NodeResult):
             later.end(ended)
@@ -159,7 +161,7 @@ class _Part:
     saved: _Part | None = None  # that saved the checkpoint which this one continues from
 
     def run(self, deadline_at: float, heartbeats: HeartbeatMonitor) -> CellResult | NodeResult:
-        """Run the ranks; returns what `end` writes."""
+        """Run the ranks; return what `end` writes."""
         attempt, share, started, begun = self.attempt, self.share, time.time(), time.monotonic()
         deadline = Deadline(deadline_at)
         deadline.arm()
@@ -181,32 +183,32 @@ class _Part:
         if share.node > 0:
             return NodeResult(node=share.node, ranks=endings, trouble=trouble)
         troubles = _add_other_nodes(attempt, endings, peers) if peers else []
-        given = self.config.deadline_s
-        return cell_result(self.cell, self.number, attempt, endings, troubles, started, deadline_s=given)
+        deadline_s = self.config.deadline_s
+        return cell_result(self.cell, self.number, attempt, endings, troubles, started, deadline_s=deadline_s)
 
     def write_oracle(self) -> str:
-        """Write what the oracle computes of the part, for the model that upstream built on rank 0; returns its digest.
+        """Write what the oracle computes of the part, for the model that upstream built on rank 0; return its digest.
 
         A cell that did not complete is not judged by it, and does not wait for it.
         """
         try:
-            seen = RecordReader().read(text_of(self.attempt.record(0)))
+            record = RecordReader().read(text_of(self.attempt.record(0)))
         except (OSError, ValueError, TypeError):  # the judge names what is wrong with the record
             return ""
-        if seen.ended != "completed" or not seen.steps:
+        if record.ended != "completed" or not record.steps:
             return ""
-        write_json(self.attempt.oracle, self._oracle(seen.built))
+        write_json(self.attempt.oracle, self._oracle(record.built))
         return digest_of(self.attempt.oracle)
 
     def _oracle(self, built: list[BuiltSeen]) -> OracleRecord:
-        """What the oracle computes; what it has computed in this run for a cell with the same model and rows."""
-        found = OracleRecord(cell=self.cell, built=built)
+        """Return what the oracle computes, or has computed in this run for a cell with the same model and rows."""
+        oracle = OracleRecord(cell=self.cell, built=built)
         try:
-            found.not_modelled = not_modelled(self.config, built)
-            if not found.not_modelled:
+            oracle.not_modelled = not_modelled(self.config, built)
+            if not oracle.not_modelled:
                 parts = [part for part in (self.saved, self) if part is not None]
                 routed = [part._routed() for part in parts]
-                found.choices = digest_of_choices([record for ranks in routed for record in ranks])
+                oracle.choices = digest_of_choices([record for ranks in routed for record in ranks])
                 choices: dict[Place, Choice] = {}
                 for part, ranks in zip(parts, routed):
                     if part is self or same_micro_batches(self.config):
@@ -214,17 +216,17 @@ class _Part:
                 shared = self.attempt.run.oracle(key_of(self.config, built, choices))
                 if not shared.exists():
                     write_record(shared, record_of(self.cell, self.config, built, choices))
-                found.record = replace(RecordReader().read(text_of(shared)), cell=self.cell)
+                oracle.record = replace(RecordReader().read(text_of(shared)), cell=self.cell)
                 if self.config.operations is not None:
                     write_json(self.attempt.oracle_operations, operations_of(self.config, built, choices))
         except InfrastructureError:  # such as a full disk
             raise
         except Exception:  # whatever it is: the judge shows it as the reason why the cell is not judged
-            found.record, found.failed = None, traceback.format_exc()
-        return found
+            oracle.record, oracle.failed = None, traceback.format_exc()
+        return oracle
 
     def _routed(self) -> list[RankRecord]:
-        """The records of all ranks if the oracle follows their routers, else none."""
+        """Return the records of all ranks if the oracle follows their routers, else none."""
         ranks = range(self.config.layout.world_size) if follows_choices(self.config) else ()
         return [RecordReader().read(text_of(self.attempt.record(rank))) for rank in ranks]
 
@@ -271,7 +273,7 @@ def _launch(
 def _store_address(
     attempt: AttemptDir, share: NodeShare, listener: socket.socket | None, addresses: list[str], deadline: Deadline
 ) -> dict[str, str] | None:
-    """Environment variables with the address of the store; None when the cell was aborted first.
+    """Return the environment variables with the address of the store; None when the cell was aborted first.
 
     InfrastructureError when this node cannot reach node 0.
     """
@@ -285,8 +287,8 @@ def _store_address(
     announced = rendezvous.await_rendezvous(attempt, deadline.at)
     if announced is None:
         return None
-    address, own = reach(announced.addresses, announced.port)
-    return {"MASTER_ADDR": address, "MASTER_PORT": str(announced.port), **gloo_interface(own)}
+    address, own_address = reach(announced.addresses, announced.port)
+    return {"MASTER_ADDR": address, "MASTER_PORT": str(announced.port), **gloo_interface(own_address)}
 
 
 def _wait(processes: Any, share: NodeShare, peers: _Peers | None, deadline: Deadline) -> None:
@@ -327,11 +329,11 @@ def _log_xids(attempt: AttemptDir, failed: list[int], begun: float) -> None:
 def _add_other_nodes(attempt: AttemptDir, endings: list[RankEnding], peers: _Peers) -> list[str]:
     """Append how the other nodes' ranks ended to `endings`; return the errors of whole nodes."""
     troubles = []
-    found = peers.collect()
+    results = peers.collect()
     for node in range(1, peers.share.nodes):
-        if node in found:
-            endings += found[node].ranks
-            troubles += [found[node].trouble] if found[node].trouble else []
+        if node in results:
+            endings += results[node].ranks
+            troubles += [results[node].trouble] if results[node].trouble else []
         else:
             endings += rank_endings(attempt, peers.share.ranks_of(node), {}, {})
             troubles.append(f"node {node} sent no heartbeats and wrote no result")

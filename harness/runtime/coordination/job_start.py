@@ -27,8 +27,8 @@ def work_order_of(
     environment: Mapping[str, str] = os.environ,
     timeout_s: float = STARTUP_S,
 ) -> str | None:
-    """Name of the work order that this agent runs; None when this start of the job must not run, or another agent of
-    this node runs it.
+    """Return the name of the work order that this agent runs; None when this start of the job must not run, or another
+    agent of this node runs it.
 
     Node 0 claims; the other nodes wait for its claim. Outside a Slurm job there is only one start.
     InfrastructureError when node 0 has not claimed within `timeout_s`.
@@ -83,31 +83,31 @@ def _claim(run: RunDir, allocation: str, start: JobStart, timeout_s: float) -> s
 
 
 def _write_second_order(run: RunDir, before: str, name: str, start: JobStart) -> None:
-    """The work order of a second start: the cells that the earlier starts did not finish, each as a new attempt.
+    """Write the work order of a second start: the cells that the earlier starts did not finish, each as a new attempt.
 
     The earlier attempts get a result, so that an agent of an earlier start that still runs starts none of them; but
     after the order is written, since this start may be ended at any point and a later one goes by what it finds.
     """
     first = read_work_order(run, before)
     cells = []
-    left = []
-    for item in first.cells:
-        cell, earlier = item.cell, run.attempt(item.cell, item.attempt)
+    cut_off = []
+    for unfinished in first.cells:
+        cell, earlier = unfinished.cell, run.attempt(unfinished.cell, unfinished.attempt)
         if earlier.result.exists():
             result = from_jsonable(CellResult, loads(text_of(earlier.result)))
             if not was_cut_off(result):
                 continue
-        left.append(item)
-        number = run.new_attempt(cell, item.attempt)
+        cut_off.append(unfinished)
+        number = run.new_attempt(cell, unfinished.attempt)
         write_atomic(run.attempt(cell, number).config, text_of(earlier.config))
         cells.append(CellAttempt(cell=cell, attempt=number))
     write_work_order(run, name, replace(first, cells=tuple(cells)))
     reason, now = started_again(start), time.time()
-    for item in left:
+    for unfinished in cut_off:
         over = CellResult(
-            cell=item.cell, attempt=item.attempt, status="error", reason=reason, started=now, finished=now
+            cell=unfinished.cell, attempt=unfinished.attempt, status="error", reason=reason, started=now, finished=now
         )
-        write_new(run.attempt(item.cell, item.attempt).result, sealed(over))
+        write_new(run.attempt(unfinished.cell, unfinished.attempt).result, sealed(over))
 
 
 def _await_claim(run: RunDir, allocation: str, start: JobStart, timeout_s: float) -> str | None:

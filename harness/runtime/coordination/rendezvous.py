@@ -58,7 +58,7 @@ class NodeShare:
     gpus: tuple[int, ...] | None = None  # indices of the GPUs that the cell's ranks may use; None: all of the node's
 
     def room(self, capacity: int) -> int:
-        """How many places the cell occupies on a node where `capacity` ranks may run at once."""
+        """Return how many places the cell occupies on a node where `capacity` ranks may run at once."""
         return max(self.size, capacity) if self.exclusive else self.size
 
     @property
@@ -73,7 +73,7 @@ class NodeShare:
         return range(node * self.size, (node + 1) * self.size)
 
     def misfit(self, per_node: int | None) -> str | None:
-        """Why the cell's ranks do not fit the allocation's nodes; None when they do, as on a single node."""
+        """Return why the cell's ranks do not fit the allocation's nodes; None when they do, as on a single node."""
         if self.nodes == 1 or (self.world_size % self.nodes == 0 and per_node in (None, self.size)):
             return None
         each = f"{counted(per_node, 'rank')} each" if per_node else "the same number of ranks each"
@@ -137,18 +137,18 @@ def heartbeat_file(run: RunDir, allocation: str, node: int) -> Path:
 
 
 def read(kind: type[T], path: Path) -> T | None:
-    """The value in a file that another node writes; None when it does not exist yet."""
+    """Return the value in a file that another node writes; None when it does not exist yet."""
     text = _text(path)
     return from_jsonable(kind, loads(text)) if text else None
 
 
 def _text(path: Path) -> str:
-    """Text of a file; empty when it does not exist."""
+    """Return the text of a file; empty when it does not exist."""
     return _texts([path])[0]
 
 
 def _texts(paths: Sequence[Path]) -> list[str]:
-    """Texts of files, empty for those that do not exist.
+    """Return the texts of files, empty for those that do not exist.
 
     Each folder is listed first: that makes an NFS client drop its cached knowledge that a file does not exist.
     """
@@ -183,7 +183,7 @@ def write_abort(attempt: AttemptDir, abort: Abort) -> None:
 
 
 def listen(share: NodeShare, addresses: Sequence[str]) -> socket.socket:
-    """A listening socket for the store of rank 0: on loopback for one node, on every interface for several."""
+    """Return a listening socket for the store of rank 0: on loopback for one node, on every interface for several."""
     backlog = share.world_size + share.nodes
     if share.nodes == 1:
         return socket.create_server(("127.0.0.1", 0), backlog=backlog)
@@ -199,7 +199,10 @@ def announce(attempt: AttemptDir, listener: socket.socket, addresses: Sequence[s
 
 
 def await_rendezvous(attempt: AttemptDir, until: float) -> Rendezvous | None:
-    """Where rank 0 serves the store; None if the cell is aborted or `until` (seconds since the epoch) passes first."""
+    """Return where rank 0 serves the store.
+
+    None if the cell is aborted or `until` (seconds since the epoch) passes first.
+    """
     pause_s = FIRST_PAUSE_S
     while time.time() < until:
         announced, aborted = _texts([rendezvous_file(attempt), abort_file(attempt)])
@@ -229,7 +232,7 @@ class HeartbeatMonitor:
         self._polled = time.monotonic()
 
     def latest(self) -> dict[int, Heartbeat]:
-        """The newest heartbeat of every node that has written one since the first poll."""
+        """Return the newest heartbeat of every node that has written one since the first poll."""
         now = time.monotonic()
         passed, self._polled = min(now - self._polled, MAX_GAP_S), now
         for node, text in zip(self._paths, _texts(list(self._paths.values()))):
@@ -239,12 +242,12 @@ class HeartbeatMonitor:
         return self.known()
 
     def known(self) -> dict[int, Heartbeat]:
-        """What `latest` returned last, without another poll."""
+        """Return what `latest` returned last, without another poll."""
         heard = {node: text for node, text in self._texts.items() if text != self._old[node]}
         return {node: from_jsonable(Heartbeat, loads(text)) for node, text in heard.items()}
 
     def silent(self) -> list[int]:
-        """Nodes whose agent has ended, or whose heartbeat has not changed for `silence_s`."""
+        """Return the nodes whose agent has ended, or whose heartbeat has not changed for `silence_s`."""
         ended = {node for node, latest in self.latest().items() if latest.state == "ended"}
         return [node for node, quiet in self._quiet.items() if node in ended or quiet > self.silence_s]
 
@@ -328,37 +331,37 @@ _IFNAMES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
 def interfaces() -> dict[str, list[str]]:
-    """Interface name -> its IPv4 and IPv6 addresses (Linux)."""
-    found: dict[str, list[str]] = {}
+    """Return the IPv4 and IPv6 addresses of each interface by its name (Linux)."""
+    addresses: dict[str, list[str]] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # no IPv4 address
                 request = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                found.setdefault(name, []).append(socket.inet_ntoa(request[20:24]))
+                addresses.setdefault(name, []).append(socket.inet_ntoa(request[20:24]))
     with suppress(OSError):  # a kernel without IPv6
         for line in _IF_INET6.read_text(encoding="ascii").splitlines():
             address, _, _, scope, _, name = line.split()
             if scope != _LINK_LOCAL:
-                found.setdefault(name, []).append(str(ipaddress.IPv6Address(bytes.fromhex(address))))
-    return found
+                addresses.setdefault(name, []).append(str(ipaddress.IPv6Address(bytes.fromhex(address))))
+    return addresses
 
 
 def resolved(name: str) -> list[str]:
-    """Addresses that a host name resolves to; empty when it does not resolve."""
+    """Return the addresses that a host name resolves to; empty when it does not resolve."""
     try:
-        return [str(item[4][0]) for item in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+        return [str(answer[4][0]) for answer in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
     except OSError:
         return []
 
 
 def own_addresses() -> list[str]:
-    """Addresses at which other nodes may reach this one, the most likely first."""
-    wanted = next((os.environ[name] for name in _IFNAMES if os.environ.get(name)), "")
-    return node_addresses(interfaces(), resolved(socket.gethostname()), wanted)
+    """Return the addresses at which other nodes may reach this one, the most likely first."""
+    requested = next((os.environ[name] for name in _IFNAMES if os.environ.get(name)), "")
+    return node_addresses(interfaces(), resolved(socket.gethostname()), requested)
 
 
 def reach(addresses: Sequence[str], port: int, timeout_s: float = REACH_S) -> tuple[str, str]:
-    """The first address that accepts a connection, and this host's own address on that connection.
+    """Return the first address that accepts a connection, and this host's own address on that connection.
 
     InfrastructureError naming every address tried and why it failed.
     """
@@ -381,13 +384,13 @@ def reach(addresses: Sequence[str], port: int, timeout_s: float = REACH_S) -> tu
     )
 
 
-def gloo_interface(own: str) -> dict[str, str]:
-    """GLOO_SOCKET_IFNAME for a host whose name resolves to a loopback address, which gloo would bind to.
+def gloo_interface(address: str) -> dict[str, str]:
+    """Return GLOO_SOCKET_IFNAME for a host whose name resolves to a loopback address, which gloo would bind to.
 
-    Empty when it is already set or not needed. `own`: the address of this host that other nodes use.
+    Empty when it is already set or not needed. `address`: the one of this host that other nodes use.
     """
     named = resolved(socket.gethostname())
-    if os.environ.get("GLOO_SOCKET_IFNAME") or is_loopback(own) or any(not is_loopback(one) for one in named):
+    if os.environ.get("GLOO_SOCKET_IFNAME") or is_loopback(address) or any(not is_loopback(alias) for alias in named):
         return {}
-    name = interface_of(own, interfaces())
+    name = interface_of(address, interfaces())
     return {"GLOO_SOCKET_IFNAME": name} if name else {}

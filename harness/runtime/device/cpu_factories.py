@@ -44,7 +44,7 @@ Device.__name__ = Device.__qualname__ = "device"
 
 
 def _on_cpu(factory: Any) -> Any:
-    """The factory with device="cuda" and pin_memory=True rewritten, in whatever place they are given."""
+    """Return the factory with device="cuda" and pin_memory=True rewritten, in whatever place they are given."""
 
     @functools.wraps(factory)
     def on_cpu(*args: Any, **kwargs: Any) -> Any:
@@ -63,7 +63,7 @@ def _on_cpu(factory: Any) -> Any:
 
 
 def rows() -> list[tuple[Any, str, Any]]:
-    """For cpu_stubs.replace: the factories of torch and of torch.Tensor, and the default device."""
+    """Return, for cpu_stubs.replace, the factories of torch and of torch.Tensor, and the default device."""
     listed = {id(factory) for factory in default_device._device_constructors()}
     owners = (torch, torch.fft, torch.nested)
     of_torch = [(owner, name) for owner in owners for name, value in vars(owner).items() if id(value) in listed]

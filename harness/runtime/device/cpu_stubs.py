@@ -50,14 +50,19 @@ _type_name = torch.Tensor.type
 
 
 def _cuda_type_name(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Tensor.type(): "torch.cuda.FloatTensor" for a CPU tensor, since the mixed-precision optimizer compares names."""
+    """Return "torch.cuda.FloatTensor" for a CPU tensor, as Tensor.type(), since the mixed-precision optimizer compares
+    names.
+    """
     if args or kwargs:
         return _type_name(self, *args, **kwargs)
     return "torch.cuda." + str(_type_name(self)).removeprefix("torch.").removeprefix("cuda.")
 
 
 def nothing() -> Any:
-    """A new function that does nothing. torch._dynamo keys rules by function identity, so every name needs its own."""
+    """Return a new function that does nothing.
+
+    Torch._dynamo keys rules by function identity, so every name needs its own.
+    """
     return lambda *args, **kwargs: None
 
 
@@ -74,14 +79,17 @@ def _thd_get_partitioned_indices(cu_seqlens: torch.Tensor, total: int, cp_size: 
 
 
 def _require_tensor(cu_seqlens: Any) -> None:
-    """TypeError as the real function raises it, before it starts a kernel; core/upstream.py blames the caller."""
+    """Raise TypeError as the real function does, before it starts a kernel; core/upstream.py blames the caller."""
     if not torch.is_tensor(cu_seqlens):
         kind = type(cu_seqlens).__name__
         raise TypeError(f"thd_get_partitioned_indices(): incompatible function arguments: cu_seqlens is a {kind}")
 
 
 def _require_ascending(bounds: Sequence[int]) -> None:
-    """ValueError for offsets that no kernel can take, e.g. -1 after the last; core/upstream.py blames the caller."""
+    """Raise ValueError for offsets that no kernel can take, e.g. -1 after the last.
+
+    Core/upstream.py blames the caller.
+    """
     if bounds[0] < 0 or any(later < earlier for earlier, later in pairwise(bounds)):
         raise ValueError(f"cu_seqlens must ascend from 0: {bounds}")
 
@@ -144,8 +152,8 @@ def _replacements() -> list[tuple[Any, str, Any]]:
 
 
 def _scheduler() -> list[tuple[Any, str, Any]]:
-    """Without Transformer Engine, for the packing scheduler of branch dev: the split of a pack over context-parallel
-    ranks, and a check of Transformer Engine's version, whose kernels do not run on a CPU.
+    """Return the stubs, without Transformer Engine, for the packing scheduler of branch dev: the split of a pack over
+    context-parallel ranks, and a check of Transformer Engine's version, whose kernels do not run on a CPU.
     """
     import megatron.core.transformer.transformer_config as config
 
@@ -160,7 +168,9 @@ def _scheduler() -> list[tuple[Any, str, Any]]:
 
 
 def _rollouts() -> list[tuple[Any, str, Any]]:
-    """For Megatron-LM's RL utilities with context parallelism, which need Transformer Engine's split of a bin."""
+    """Return the stub for Megatron-LM's RL utilities with context parallelism, which need Transformer Engine's split of
+    a bin.
+    """
     upstream: Any = sys.modules.get("megatron.rl.rl_utils")  # loaded by the data path that needs it
     if upstream is None or getattr(upstream, "HAVE_TEX", True):
         return []
@@ -177,7 +187,7 @@ def _collectives() -> list[tuple[Any, str, Any]]:
 
 
 def _transformer_engine() -> list[tuple[Any, str, Any]]:
-    """Stubs for a Transformer Engine that was built without CUDA, and so can only be imported."""
+    """Return the stubs for a Transformer Engine that was built without CUDA, and so can only be imported."""
     kernels = sys.modules.get("transformer_engine_torch")
     if kernels is None:
         return []
@@ -203,28 +213,30 @@ def _transformer_engine() -> list[tuple[Any, str, Any]]:
 
 
 def installed() -> list[str]:
-    """Names that are stubs in this process: those that `install` replaced, and CUDA calls defined in this file."""
+    """Return the names that are stubs in this process: those that `install` replaced, and CUDA calls defined in this
+    file.
+    """
     owners = {"torch.cuda": torch.cuda, "torch.Tensor": torch.Tensor, "torch.nn.Module": torch.nn.Module}
-    found = [
+    in_place = [
         f"{owner}.{name}"
         for owner, holder in owners.items()
         for name, value in vars(holder).items()
         if getattr(value, "__module__", None) == __name__
     ]
-    return [*_installed, *(name for name in found if name not in _installed)]
+    return [*_installed, *(name for name in in_place if name not in _installed)]
 
 
 def refuse() -> None:
-    """For ranks that compute on CUDA: RuntimeError if a stub is installed in this process."""
-    if found := installed():
+    """Raise RuntimeError if a stub is installed in this process. For ranks that compute on CUDA."""
+    if stubs := installed():
         raise RuntimeError(
             f"CPU stubs are installed in a rank that computes on CUDA, so its results are not upstream's: "
-            f"{', '.join(found[:5])}{' ...' if len(found) > 5 else ''}; choose the device before installing stubs"
+            f"{', '.join(stubs[:5])}{' ...' if len(stubs) > 5 else ''}; choose the device before installing stubs"
         )
 
 
 def install() -> list[str]:
-    """Replace the CUDA calls in this process, once; returns their dotted names."""
+    """Replace the CUDA calls in this process, once; return their dotted names."""
     if _installed:
         return list(_installed)
     replace(_replacements())
@@ -232,7 +244,7 @@ def install() -> list[str]:
 
 
 def replace(rows: list[tuple[Any, str, Any]]) -> list[str]:
-    """Replace an attribute of each owner, a module or a class, by a stub; returns their dotted names."""
+    """Replace an attribute of each owner, a module or a class, by a stub; return their dotted names."""
     names = []
     for owner, name, stub in rows:
         setattr(owner, name, stub)
@@ -242,7 +254,7 @@ def replace(rows: list[tuple[Any, str, Any]]) -> list[str]:
 
 
 def _name(owner: Any) -> str:
-    """E.g. torch.cuda for the module, torch.Tensor for the class."""
+    """Return e.g. torch.cuda for the module, torch.Tensor for the class."""
     return (
         str(owner.__name__)
         if isinstance(owner, types.ModuleType)

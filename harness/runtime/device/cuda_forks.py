@@ -39,7 +39,7 @@ class Gpu:
 
 
 def driver_installed() -> bool:
-    """Whether the driver's library can be loaded, which does not initialise CUDA."""
+    """Return whether the driver's library can be loaded, which does not initialise CUDA."""
     try:
         ctypes.CDLL(DRIVER)
     except OSError:
@@ -49,21 +49,21 @@ def driver_installed() -> bool:
 
 @cache
 def gpu_table() -> tuple[Gpu, ...]:
-    """The GPUs of this node, looked up once. DriverError when the driver does not answer."""
+    """Return the GPUs of this node, looked up once. DriverError when the driver does not answer."""
     return tuple(in_child(_table, "counting the GPUs of this node")) if driver_installed() else ()
 
 
 def _table() -> list[Gpu]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    found = []
+    gpus = []
     for index in range(count):
         gpu = torch.cuda.get_device_properties(index)
-        found.append(Gpu(name=gpu.name, capability=(gpu.major, gpu.minor), memory_bytes=gpu.total_memory))
-    return found
+        gpus.append(Gpu(name=gpu.name, capability=(gpu.major, gpu.minor), memory_bytes=gpu.total_memory))
+    return gpus
 
 
 def in_child(question: Callable[[], T], what: str) -> T:
-    """The return value of a function run in a forked child. DriverError when it raises, crashes or hangs.
+    """Return the return value of a function run in a forked child. DriverError when it raises, crashes or hangs.
 
     `what` describes the query in errors.
     """
@@ -115,7 +115,7 @@ def forks_protected(what: str) -> Iterator[None]:
     InfrastructureError names the module that called into the driver. Nothing is checked on a node without a GPU, where
     no rank needs CUDA.
     """
-    gpus, known = gpu_table(), set(sys.modules)
+    gpus, imported = gpu_table(), set(sys.modules)
     with hidden_gpus(), _callers() as callers:
         try:
             yield
@@ -123,13 +123,13 @@ def forks_protected(what: str) -> Iterator[None]:
             if not (gpus and callers):
                 raise
             raise InfrastructureError(_cuda_started(what, callers[0], str(error))) from error
-    new = sorted({name.partition(".")[0] for name in sys.modules.keys() - known})
+    new = sorted({name.partition(".")[0] for name in sys.modules.keys() - imported})
     if gpus and (callers or new) and (trouble := in_child(_trouble, "checking that ranks can be forked")):
         raise InfrastructureError(_cuda_started(what, callers[0] if callers else f"one of {', '.join(new)}", trouble))
 
 
 def _trouble() -> str:
-    """Why CUDA cannot be used in this just forked process; empty when it can."""
+    """Return why CUDA cannot be used in this just forked process; empty when it can."""
     if torch.cuda._is_in_bad_fork():
         return "torch refuses CUDA in forked processes"
     try:
@@ -148,24 +148,24 @@ def _cuda_started(what: str, caller: str, trouble: str) -> str:
 
 @contextmanager
 def _callers() -> Iterator[list[str]]:
-    """The modules that call into the driver while the body runs, in order."""
-    found: list[str] = []
-    known = {name: getattr(torch._C, name) for name in _INTO_DRIVER if hasattr(torch._C, name)}
-    for name, function in known.items():
-        setattr(torch._C, name, _noting(function, found))
+    """Collect the modules that call into the driver while the body runs, in order."""
+    callers: list[str] = []
+    originals = {name: getattr(torch._C, name) for name in _INTO_DRIVER if hasattr(torch._C, name)}
+    for name, function in originals.items():
+        setattr(torch._C, name, _noting(function, callers))
     try:
-        yield found
+        yield callers
     finally:
-        for name, function in known.items():
+        for name, function in originals.items():
             setattr(torch._C, name, function)
 
 
-def _noting(function: Any, found: list[str]) -> Any:
+def _noting(function: Any, callers: list[str]) -> Any:
     def noted(*args: Any) -> Any:
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "ctypes"):
             frame = frame.f_back
-        found.append(f"{frame.f_globals.get('__name__')} ({frame.f_code.co_filename}:{frame.f_lineno})")
+        callers.append(f"{frame.f_globals.get('__name__')} ({frame.f_code.co_filename}:{frame.f_lineno})")
         return function(*args)
 
     return noted

@@ -64,12 +64,15 @@ def _receive_by_host(group: Any, tensors: Sequence[Tensor], *where: int) -> _Wor
 
 
 def _host_like(tensor: Tensor) -> Tensor:
-    """Host memory with the same strides, so that gloo refuses a tensor that is not contiguous, as NCCL does."""
+    """Return host memory with the same strides: gloo then refuses a tensor that is not contiguous, as NCCL does.
+
+    gloo then refuses a tensor that is not contiguous, as NCCL does.
+    """
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
 
 
 def install() -> list[str]:
-    """Replace the calls in this process; returns their dotted names."""
+    """Replace the calls in this process; return their dotted names."""
     stubs = {
         "torch.distributed.all_gather": (dist, all_gather),
         "torch.distributed.reduce_scatter": (dist, reduce_scatter),

@@ -23,7 +23,7 @@ SIZE = 256  # rows of the test matrices: enough for a kernel, a copy and a synch
 
 
 def trouble_after(attempt: AttemptDir, config: CellConfig, share: NodeShare) -> str:
-    """Why the GPUs that a failed cell had on this node are unusable; empty when they work.
+    """Return why the GPUs that a failed cell had on this node are unusable; empty when they work.
 
     The GPUs of cells that run beside it are not tested.
     """
@@ -31,8 +31,8 @@ def trouble_after(attempt: AttemptDir, config: CellConfig, share: NodeShare) -> 
         return ""
     from harness.runtime.device.cuda_forks import gpu_table  # imports torch
 
-    own = range(min(share.size, len(gpu_table()))) if share.gpus is None else share.gpus
-    return broken_gpus(own)
+    indices = range(min(share.size, len(gpu_table()))) if share.gpus is None else share.gpus
+    return broken_gpus(indices)
 
 
 def _completed(attempt: AttemptDir, node: int) -> bool:
@@ -45,7 +45,7 @@ def _completed(attempt: AttemptDir, node: int) -> bool:
 
 
 def broken_gpus(part: Sequence[int]) -> str:
-    """Why GPUs of this node are unusable; empty when they work. `part`: indices into CUDA_VISIBLE_DEVICES."""
+    """Return why GPUs of this node are unusable; empty when they work. `part`: indices into CUDA_VISIBLE_DEVICES."""
     if not part:
         return ""
     from harness.runtime.device.cuda_forks import in_child
@@ -79,15 +79,18 @@ _MOST_OF_RECORD = 8192  # maximum bytes of one record (Documentation/ABI/testing
 
 
 def xid_lines(since: float, source: Path = KMSG) -> list[str]:
-    """Lines after `since` (seconds since boot, time.monotonic), formatted as by `dmesg`; empty if unreadable."""
-    found = []
+    """Return the lines after `since` (seconds since boot, time.monotonic), formatted as by `dmesg`.
+
+    Empty if unreadable.
+    """
+    lines = []
     for record in _kernel_records(source):
         head, _, text = record.partition(";")
         fields = head.split(",")
         line = text.split("\n", 1)[0]
         if len(fields) > 2 and fields[2].isdigit() and int(fields[2]) / 1e6 >= since and _XID.search(line):
-            found.append(f"[{int(fields[2]) / 1e6:12.6f}] {line}")
-    return found
+            lines.append(f"[{int(fields[2]) / 1e6:12.6f}] {line}")
+    return lines
 
 
 def _kernel_records(source: Path) -> list[str]:

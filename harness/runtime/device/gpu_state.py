@@ -30,13 +30,13 @@ REASONS = {
 
 
 def reasons_of(mask: int) -> list[str]:
-    """Names of the bits set in NVML's mask, lowest first."""
+    """Return the names of the bits set in NVML's mask, lowest first."""
     unknown = mask & ~(sum(REASONS) | 0x1)
     return [name for bit, name in REASONS.items() if mask & bit] + ([f"unknown {unknown:#x}"] if unknown else [])
 
 
 def gpu_state(device: Device, when: Moment) -> GpuState:
-    """The state of the GPU now; `when` as in GpuState. Without NVML, `missing` says why."""
+    """Return the state of the GPU now; `when` as in GpuState. Without NVML, `missing` says why."""
     try:
         import pynvml
     except ImportError:
@@ -54,7 +54,7 @@ SAMPLE_S = 0.05
 
 @contextmanager
 def sampled(ask: Callable[[], GpuState]) -> Iterator[list[GpuState]]:
-    """States of a GPU, sampled by a thread every SAMPLE_S while the body runs; at least one."""
+    """Sample the state of a GPU in a thread every SAMPLE_S while the body runs; at least once."""
     states: list[GpuState] = []
     over = threading.Event()
 
@@ -74,17 +74,17 @@ def sampled(ask: Callable[[], GpuState]) -> Iterator[list[GpuState]]:
 
 
 def busiest(states: Sequence[GpuState]) -> list[GpuState]:
-    """The sample with the highest power, with the throttle reasons of all samples; empty for no samples."""
+    """Return the sample with the highest power, with the throttle reasons of all samples; empty for no samples."""
     if not states:
         return []
-    found = max(states, key=lambda state: state.power_w or 0.0)
-    known = [state.slowed_by for state in states if state.slowed_by is not None]
-    slowed = sorted({reason for reasons in known for reason in reasons}) if known else None
-    return [replace(found, slowed_by=slowed)]
+    peak = max(states, key=lambda state: state.power_w or 0.0)
+    reported = [state.slowed_by for state in states if state.slowed_by is not None]
+    slowed = sorted({reason for reasons in reported for reason in reasons}) if reported else None
+    return [replace(peak, slowed_by=slowed)]
 
 
 def _read(nvml: Any, handle: Any, when: Moment) -> GpuState:
-    """Each field is queried separately, since GPUs differ in what they report."""
+    """Return each field is queried separately, since GPUs differ in what they report."""
     missing: list[str] = []
 
     def ask(name: str, question: Callable[[], Any]) -> Any:

@@ -20,8 +20,8 @@ class LoneGroups(_ProcessGroupGloo):  # type: ignore[misc]  # Any, since its opt
     """torch's ProcessGroupGloo, called as torch.distributed.distributed_c10d does: store, rank, size, timeout."""
 
     def __init__(self, store: Any, rank: int, size: int, *more: Any, **named: Any) -> None:
-        asked = {name for name, value in named.items() if value}
-        if size > 1 or more or asked != {"timeout"}:
+        options_set = {name for name, value in named.items() if value}
+        if size > 1 or more or options_set != {"timeout"}:
             super().__init__(store, rank, size, *more, **named)
             return
         if not _devices:
@@ -34,5 +34,5 @@ class LoneGroups(_ProcessGroupGloo):  # type: ignore[misc]  # Any, since its opt
 
 
 def rows() -> list[tuple[Any, str, Any]]:
-    """For cpu_stubs.replace: the class that torch makes groups over gloo of."""
+    """Return, for cpu_stubs.replace, the class that torch makes groups over gloo of."""
     return [(distributed_c10d, "ProcessGroupGloo", LoneGroups)]

@@ -31,29 +31,33 @@ class Device(DevicePlacement):
 
 
 def gpus() -> int:
-    """Number of GPUs that torch can use. Only for forked ranks: it may call into the driver (cuda_forks.py)."""
+    """Return the number of GPUs that torch can use.
+
+    Only for forked ranks: it may call into the driver (cuda_forks.py).
+    """
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def choose_device(local_rank: int, local_world_size: int, requested: str = "auto") -> Device:
-    """The device of one rank; `requested` as in core/hardware.py. Only in forked ranks: may initialise CUDA.
+    """Return the device of one rank; `requested` as in core/hardware.py. Only in forked ranks: may initialise CUDA.
 
     On the CPU, GPUs are hidden from upstream. ValueError when a GPU is asked for and there is none.
     """
-    found = placed_rank(requested, gpus(), local_rank, local_world_size)
-    if found.kind == "cpu":
+    placed = placed_rank(requested, gpus(), local_rank, local_world_size)
+    if placed.kind == "cpu":
         os.environ |= {"CUDA_VISIBLE_DEVICES": ""} if gpus() else {}
     else:
-        torch.cuda.set_device(found.index)
+        torch.cuda.set_device(placed.index)
         torch.set_float32_matmul_precision("highest")  # some images enable TF32, which exceeds the bounds of fp32
-    return Device(kind=found.kind, backend=found.backend, index=found.index, sharing=found.sharing)
+    return Device(kind=placed.kind, backend=placed.backend, index=placed.index, sharing=placed.sharing)
 
 
 def barrier(device: Device) -> None:
-    """dist.barrier() on this rank's GPU. By default NCCL takes the GPU "global rank modulo GPUs of the node", and hangs
-    when two ranks get the same one."""
-    own = [device.index] if device.backend == "nccl" and device.index is not None else None
-    dist.barrier(device_ids=own)
+    """Call dist.barrier() on this rank's GPU. By default NCCL takes the GPU "global rank modulo GPUs of the node", and
+    hangs when two ranks get the same one.
+    """
+    device_ids = [device.index] if device.backend == "nccl" and device.index is not None else None
+    dist.barrier(device_ids=device_ids)
 
 
 def synchronize(device: Device) -> None:
@@ -70,7 +74,7 @@ def share_cores() -> None:
 
 
 def limit_memory(local_world_size: int) -> int:
-    """Limit a CPU rank's memory to its share of the machine, at least 4 GiB; returns the limit in bytes.
+    """Limit a CPU rank's memory to its share of the machine, at least 4 GiB; return the limit in bytes.
 
     A garbage max_seqlen makes a rotary table of any size, and without a limit the OOM killer might end another process.
     """
@@ -84,36 +88,36 @@ def limit_memory(local_world_size: int) -> int:
 
 
 def _bytes_in(file: str, name: str) -> int:
-    """A field of a file in /proc, in bytes. RuntimeError when the file does not have it."""
-    found = re.search(rf"^{name}:\s+(\d+) kB", Path(file).read_text(encoding="ascii"), re.MULTILINE)
-    if found is None:
+    """Return a field of a file in /proc, in bytes. RuntimeError when the file does not have it."""
+    field = re.search(rf"^{name}:\s+(\d+) kB", Path(file).read_text(encoding="ascii"), re.MULTILINE)
+    if field is None:
         raise RuntimeError(f"{file} has no {name}")
-    return int(found.group(1)) * 1024
+    return int(field.group(1)) * 1024
 
 
 def processor() -> str:
-    """Model and number of cores of this machine's CPU, e.g. "AMD EPYC 9654 96-Core Processor x 192"."""
-    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    return f"{found.group(1) if found else platform.machine()} x {os.cpu_count()}"
+    """Return the model and number of cores of this machine's CPU, e.g. "AMD EPYC 9654 96-Core Processor x 192"."""
+    model_name = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    return f"{model_name.group(1) if model_name else platform.machine()} x {os.cpu_count()}"
 
 
 def capability(device: Device) -> tuple[int, int] | None:
-    """Compute capability of a rank's GPU, e.g. (9, 0); None on the CPU."""
+    """Return the compute capability of a rank's GPU, e.g. (9, 0); None on the CPU."""
     return torch.cuda.get_device_capability(device.torch_device) if device.kind == "cuda" else None
 
 
 def memory_bytes(device: Device) -> int:
-    """Total memory of a rank's GPU."""
+    """Return the total memory of a rank's GPU."""
     return int(torch.cuda.get_device_properties(device.torch_device).total_memory)
 
 
 def peak_memory_bytes(device: Device) -> int:
-    """Peak of allocated GPU memory; on the CPU, of this process's resident memory."""
+    """Return the peak of allocated GPU memory; on the CPU, of this process's resident memory."""
     if device.kind == "cuda":
         return torch.cuda.max_memory_allocated(device.torch_device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def peak_reserved_bytes(device: Device) -> int | None:
-    """Peak of GPU memory reserved by torch's caching allocator; None on the CPU."""
+    """Return the peak of GPU memory reserved by torch's caching allocator; None on the CPU."""
     return torch.cuda.max_memory_reserved(device.torch_device) if device.kind == "cuda" else None

@@ -24,7 +24,7 @@ _EFFECTS = ("empty_cache", "ipc_collect", "reset_peak_memory_stats", "set_stream
 
 
 def install() -> list[str]:
-    """Replace the calls in this process; returns their dotted names. After cpu_stubs.install."""
+    """Replace the calls in this process; return their dotted names. After cpu_stubs.install."""
     import megatron.core.datasets.utils as dataset_utils
 
     cuda: Any = torch.cuda

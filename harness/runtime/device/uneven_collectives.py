@@ -18,7 +18,7 @@ _all_gather, _reduce_scatter = dist.all_gather, dist.reduce_scatter
 
 
 def all_gather(tensor_list: Sequence[Tensor], tensor: Tensor, group: Any = None, async_op: bool = False) -> Any:
-    """As torch.distributed.all_gather; with different sizes synchronous only."""
+    """Gather as torch.distributed.all_gather; with different sizes synchronous only."""
     if _equal(tensor_list) or async_op:
         return _all_gather(list(tensor_list), tensor, group=group, async_op=async_op)
     rank = dist.get_rank(group)
@@ -35,7 +35,7 @@ def all_gather(tensor_list: Sequence[Tensor], tensor: Tensor, group: Any = None,
 def reduce_scatter(
     output: Tensor, input_list: Sequence[Tensor], op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
 ) -> Any:
-    """As torch.distributed.reduce_scatter; with different sizes synchronous only."""
+    """Reduce and scatter as torch.distributed.reduce_scatter; with different sizes synchronous only."""
     if async_op or (_equal(input_list) and not output.is_cuda):
         return _reduce_scatter(output, list(input_list), op=op, group=group, async_op=async_op)
     rank = dist.get_rank(group)
@@ -49,7 +49,9 @@ def reduce_scatter(
 
 
 def gather_with_gradient(tensor: Tensor, group: Any = dist.group.WORLD) -> tuple[Tensor, ...]:
-    """As torch.distributed.nn.functional.all_gather, whose backward over gloo fails in groups without rank 0 (2.15)."""
+    """Gather as torch.distributed.nn.functional.all_gather, whose backward over gloo fails in groups without rank 0
+    (2.15).
+    """
     gathered: tuple[Tensor, ...] = _Gathered.apply(group, tensor)
     return gathered
 
@@ -64,9 +66,9 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
-        own = torch.empty_like(gradients[0])
-        reduce_scatter(own, [gradient.contiguous() for gradient in gradients], group=ctx.group)
-        return None, own
+        own_gradient = torch.empty_like(gradients[0])
+        reduce_scatter(own_gradient, [gradient.contiguous() for gradient in gradients], group=ctx.group)
+        return None, own_gradient
 
 
 def _equal(tensors: Sequence[Tensor]) -> bool:

@@ -56,26 +56,26 @@ _CALLEE = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)\(\) (?:got|missing|takes)\b")
 
 
 def frames_of(error: BaseException) -> list[str]:
-    """Frames of an exception, innermost last.
+    """Return the frames of an exception, innermost last.
 
     When a call does not match the signature of a harness function, Python raises the TypeError in the caller; that
     function is then added as the last frame.
     """
     roots = checkout_roots()
-    found = [
-        frame_text(item.filename, item.lineno or 0, item.name, sys.path, roots)
-        for item in traceback.extract_tb(error.__traceback__)
+    frames = [
+        frame_text(summary.filename, summary.lineno or 0, summary.name, sys.path, roots)
+        for summary in traceback.extract_tb(error.__traceback__)
     ]
     called = _CALLEE.match(str(error)) if isinstance(error, TypeError) else None
     function = _function_of_harness(called["name"]) if called else None
     if function is not None:
         code = function.__code__
-        found.append(frame_text(code.co_filename, code.co_firstlineno, function.__qualname__, sys.path))
-    return found[-MOST_FRAMES:]
+        frames.append(frame_text(code.co_filename, code.co_firstlineno, function.__qualname__, sys.path))
+    return frames[-MOST_FRAMES:]
 
 
 def checkout_roots() -> set[str]:
-    """The folders of the module search path that are the root of a checkout of Megatron-LM, with its scripts."""
+    """Return the folders of the module search path that are the root of a checkout of Megatron-LM, with its scripts."""
     folders = {path.rstrip("/") for path in sys.path if path}
     return {folder for folder in folders if Path(folder, "megatron", "core").is_dir() and not _installed(folder)}
 
@@ -85,7 +85,7 @@ def _installed(folder: str) -> bool:
 
 
 def _function_of_harness(qualified: str) -> FunctionType | None:
-    """The function of the harness with this qualified name, or None."""
+    """Return the function of the harness with this qualified name, or None."""
     for name, module in list(sys.modules.items()):
         if not name.startswith("harness."):
             continue
@@ -98,24 +98,24 @@ def _function_of_harness(qualified: str) -> FunctionType | None:
 
 
 def errno_of(error: BaseException) -> str:
-    """errno name, e.g. "ESTALE", of the first OSError in an exception's chain; empty when there is none."""
-    for item in _chain(error):
-        if isinstance(item, OSError) and item.errno is not None:
-            return errno.errorcode.get(item.errno, str(item.errno))
+    """Return the errno name, e.g. "ESTALE", of the first OSError in an exception's chain; empty when there is none."""
+    for cause in _chain(error):
+        if isinstance(cause, OSError) and cause.errno is not None:
+            return errno.errorcode.get(cause.errno, str(cause.errno))
     return ""
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    item: BaseException | None = error
-    while item is not None and id(item) not in seen:
-        seen.add(id(item))
-        yield item
-        item = item.__cause__ or (None if item.__suppress_context__ else item.__context__)
+    visited: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in visited:
+        visited.add(id(link))
+        yield link
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
 
 
 def stack_of(log: str) -> list[str] | None:
-    """Frames of one thread in a log's last stack dump, innermost last; None when there is no dump.
+    """Return the frames of one thread in a log's last stack dump, innermost last; None when there is no dump.
 
     The thread is one that waits in a collective, if any (on a GPU, backward has its own thread), else the main thread,
     which is last in a dump.
@@ -138,9 +138,9 @@ def stack_of(log: str) -> list[str] | None:
 
 
 def collective_in(frames: list[str]) -> str | None:
-    """The innermost collective or pipeline function of a stack; `frames` innermost last."""
-    found = (_COLLECTIVE.search(frame) for frame in reversed(frames))
-    return next((match[1] for match in found if match), None)
+    """Return the innermost collective or pipeline function of a stack; `frames` innermost last."""
+    matches = (_COLLECTIVE.search(frame) for frame in reversed(frames))
+    return next((match[1] for match in matches if match), None)
 
 
 _NOT_IMPORTED = re.compile(r"cannot import name '(?P<name>\w+)' from '[\w.]+' \((?!most likely)")
@@ -155,13 +155,15 @@ class UnknownNameError(Exception):
 
 
 def absent_name(error: BaseException) -> str:
-    """What is absent, in which stack, and what in the harness needs it; empty for any other error."""
+    """Return what is absent, in which stack, and what in the harness needs it; empty for any other error."""
     if isinstance(error, UnknownNameError):
         return str(error)
     error = _first_raised(error)
     frames = frames_of(error)
     owner, frame = deciding(frames)
-    by_upstream = CODE in {owner_of(one) for one in frames[-2:]}  # the last one may be the function that was called
+    by_upstream = CODE in {
+        owner_of(innermost) for innermost in frames[-2:]
+    }  # the last may be the function that was called
     if by_upstream and (called := _called_otherwise(error)):
         return called
     module, name = _looked_up(error)
@@ -176,7 +178,7 @@ def absent_name(error: BaseException) -> str:
 
 
 def lacking_name(error: BaseException) -> Missing | None:
-    """The verdict on cells that need an absent name; None for any other error."""
+    """Return the verdict on cells that need an absent name; None for any other error."""
     reason = absent_name(error)
     if not reason:
         return None
@@ -186,39 +188,45 @@ def lacking_name(error: BaseException) -> Missing | None:
 
 
 def _first_raised(error: BaseException) -> BaseException:
-    """The error that upstream raised again in other words, as its build_module does; otherwise the error itself."""
+    """Return the error that upstream raised again in other words, as its build_module does.
+
+    Otherwise the error itself.
+    """
     cause = error.__context__
     again = cause is not None and type(cause) is type(error) and str(error).startswith(str(cause))
     return _first_raised(cause) if cause is not None and again else error
 
 
 def _called_otherwise(error: BaseException) -> str:
-    """Upstream's call of one of the harness's wrappers, which take the arguments of what they wrap as upstream's own
-    callers give them; empty for other errors.
+    """Return upstream's call of one of the harness's wrappers, which take the arguments of what they wrap as upstream's
+    own callers give them; empty for other errors.
     """
-    found = _CALLED.match(str(error)) if isinstance(error, TypeError) else None
-    file = _file_of_harness(found["function"]) if found and not _module_of(found["function"]) else ""
+    called = _CALLED.match(str(error)) if isinstance(error, TypeError) else None
+    file = _file_of_harness(called["function"]) if called and not _module_of(called["function"]) else ""
     return f"upstream calls {file} otherwise than the releases that it knows: {error}" if file else ""
 
 
 def _file_of_harness(function: str) -> str:
-    """The file of the harness that defines a function or method, by its qualified name; empty for none."""
+    """Return the file of the harness that defines a function or method, by its qualified name; empty for none."""
     first = function.partition(".")[0]
     for name, module in list(sys.modules.items()):
-        known = vars(module).get(first) if name.startswith("harness.") else None
-        if known is not None and getattr(known, "__module__", "") == name:
+        defined = vars(module).get(first) if name.startswith("harness.") else None
+        if defined is not None and getattr(defined, "__module__", "") == name:
             return f"{name.replace('.', '/')}.py"
     return ""
 
 
 def _looked_up(error: BaseException) -> tuple[str, str]:
-    """The module that was asked, and what it has not, e.g. "megatron.core.utils.get_batch"; "" for other errors."""
+    """Return the module that was asked, and what it has not, e.g. "megatron.core.utils.get_batch".
+
+    "" for other errors.
+    """
     text = str(error)
     if isinstance(error, ModuleNotFoundError):
         return error.name or "", error.name or ""
     if isinstance(error, ImportError):
-        found = _NOT_IMPORTED.match(text)
-        return (error.name or "", f"{error.name}.{found['name']}") if found else ("", "")
+        match = _NOT_IMPORTED.match(text)
+        return (error.name or "", f"{error.name}.{match['name']}") if match else ("", "")
     if isinstance(error, AttributeError):
         asked = error.obj
         if type(asked).__module__.partition(".")[0] == "torch":  # not imported here: agents set its threads first
@@ -229,14 +237,14 @@ def _looked_up(error: BaseException) -> tuple[str, str]:
             return asked.__name__, f"{asked.__name__}.{error.name}"
         kind = asked if isinstance(asked, type) else type(asked)
         return kind.__module__, f"{kind.__module__}.{kind.__qualname__}.{error.name}"
-    if isinstance(error, TypeError) and (found := _UNEXPECTED_ARGUMENT.match(text)):
-        module = _module_of(found["function"])
-        return module, f"argument {found['name']} of {module}.{found['function'].removesuffix('.__init__')}"
+    if isinstance(error, TypeError) and (match := _UNEXPECTED_ARGUMENT.match(text)):
+        module = _module_of(match["function"])
+        return module, f"argument {match['name']} of {module}.{match['function'].removesuffix('.__init__')}"
     return "", ""
 
 
 def _module_of(function: str) -> str:
-    """The module under test that defines a function or method, by its qualified name; empty for none."""
+    """Return the module under test that defines a function or method, by its qualified name; empty for none."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] not in CODE_PACKAGES:
             continue
@@ -247,9 +255,9 @@ def _module_of(function: str) -> str:
 
 
 def _purpose(error: BaseException, file: str) -> str:
-    """The first sentence of the docstring of the harness's file that looked the name up, innermost."""
-    own = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename.endswith(file)]
-    doc = str(own[-1].f_globals.get("__doc__") or "") if own else ""
+    """Return the first sentence of the docstring of the harness's file that looked the name up, innermost."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename.endswith(file)]
+    doc = str(frames[-1].f_globals.get("__doc__") or "") if frames else ""
     return re.split(r"\.(?:\s|$)", doc.strip(), maxsplit=1)[0].replace("\n", " ")
 
 
@@ -262,7 +270,7 @@ _LONGEST = 80  # characters of a value
 
 
 def words_of(error: BaseException) -> str:
-    """What the exception says: its text, or what upstream's parser printed before it exited."""
+    """Return what the exception says: its text, or what upstream's parser printed before it exited."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if _parser_ends(frame):
             return str(frame.f_locals.get("message", error))
@@ -270,7 +278,9 @@ def words_of(error: BaseException) -> str:
 
 
 def refusal_of(error: BaseException) -> str:
-    """The arguments that upstream refused, e.g. "upstream needs --lr, which is not set"; empty for other exceptions.
+    """Return the arguments that upstream refused, e.g. "upstream needs --lr, which is not set".
+
+    Empty for other exceptions.
 
     Also empty if upstream's validation called the harness, e.g. a CPU stub, which raised.
     """
@@ -306,13 +316,13 @@ def _parser_ends(frame: FrameType) -> bool:
 
 
 def _values_read(frame: FrameType, line: int) -> Iterator[tuple[str, Any]]:
-    """(argument or field, value) of each one that the condition or statement at a line reads, in its order."""
+    """Yield (argument or field, value) of each one that the condition or statement at a line reads, in its order."""
     try:
         tree = ast.parse(Path(frame.f_code.co_filename).read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
         return
-    read = [node for node in ast.walk(_condition(tree, line)) if isinstance(node, ast.Attribute)]
-    for node in sorted(read, key=lambda node: (node.lineno, node.col_offset)):
+    attributes = [node for node in ast.walk(_condition(tree, line)) if isinstance(node, ast.Attribute)]
+    for node in sorted(attributes, key=lambda node: (node.lineno, node.col_offset)):
         root, *path = ast.unparse(node).split(".")
         value = frame.f_locals.get(root)
         if not (isinstance(value, Namespace) or is_dataclass(value)):
@@ -325,7 +335,7 @@ def _values_read(frame: FrameType, line: int) -> Iterator[tuple[str, Any]]:
 
 
 def _condition(tree: ast.AST, line: int) -> ast.AST:
-    """What decided at a line: the test of an assertion, or of the `if` around a `raise`; else the statement."""
+    """Return what decided at a line: the test of an assertion, or of the `if` around a `raise`; else the statement."""
     around: list[ast.AST] = [
         node
         for node in ast.walk(tree)

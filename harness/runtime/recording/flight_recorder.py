@@ -85,7 +85,7 @@ def dumped(c10d: Any) -> dict[str, Any] | None:
 
 
 def pending_collectives(attempt: AttemptDir, rank: int) -> list[Collective]:
-    """The collectives that a rank was waiting for at the deadline; empty without a complete dump."""
+    """Return the collectives that a rank was waiting for at the deadline; empty without a complete dump."""
     try:
         trace = json.loads(text_of(flight_file(attempt, rank)))
     except (OSError, ValueError):
@@ -94,14 +94,14 @@ def pending_collectives(attempt: AttemptDir, rank: int) -> list[Collective]:
 
 
 def waiting(trace: Mapping[str, Any]) -> list[Collective]:
-    """The oldest incomplete collective of every group, oldest first; later ones of a group queue behind it."""
-    found: dict[str, Collective] = {}
+    """Return the oldest incomplete collective of every group, oldest first; later ones of a group queue behind it."""
+    oldest: dict[str, Collective] = {}
     for entry in sorted(
         _active_entries(trace), key=lambda entry: _whole_number(entry.get("record_id", entry.get("id")))
     ):
-        made = _collective(entry, trace)
-        found.setdefault(made.group, made)
-    return list(found.values())
+        collective = _collective(entry, trace)
+        oldest.setdefault(collective.group, collective)
+    return list(oldest.values())
 
 
 def _active_entries(trace: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -119,19 +119,23 @@ def _collective(entry: Mapping[str, Any], trace: Mapping[str, Any]) -> Collectiv
         name=str(entry.get("profiling_name", "unknown")).rpartition(":")[2],
         group=_group_text(entry, trace),
         number=_whole_number(number),
-        sizes=tuple(tuple(_whole_number(one) for one in size) for size in (sizes if isinstance(sizes, list) else ())),
+        sizes=tuple(
+            tuple(_whole_number(dimension) for dimension in size) for size in (sizes if isinstance(sizes, list) else ())
+        ),
     )
 
 
 def _group_text(entry: Mapping[str, Any], trace: Mapping[str, Any]) -> str:
-    """The group's description, or its name if it has none, and its ranks: "TENSOR_MODEL_PARALLEL_GROUP [0, 1]"."""
+    """Return the group's description, or its name if it has none, and its ranks: "TENSOR_MODEL_PARALLEL_GROUP
+    [0, 1]".
+    """
     group = entry.get("process_group")
     name, described = (*group, "")[:2] if isinstance(group, list) and group else (entry.get("pg_name"), "")
     if name is None:
         name = entry.get("pg_id", "unknown")
     config = trace.get("pg_config")
-    known = config.get(str(name)) if isinstance(config, Mapping) else None
-    ranks = known.get("ranks") if isinstance(known, Mapping) else known
+    group_config = config.get(str(name)) if isinstance(config, Mapping) else None
+    ranks = group_config.get("ranks") if isinstance(group_config, Mapping) else group_config
     shown = described if described not in ("", "undefined") else name
     return f"{shown} {ranks}" if ranks else str(shown)
 

@@ -75,72 +75,74 @@ class Recorder:
         begin = time.perf_counter(), time.process_time()
         self._read_pending()
         write_record(self.path, self._written or self.record)
-        taken = time.perf_counter() - begin[0], time.process_time() - begin[1]
+        spent = time.perf_counter() - begin[0], time.process_time() - begin[1]
         lap = self.laps.setdefault("records", Lap())
-        lap.time_s += taken[0]
-        lap.busy_s += taken[1]
-        self._lap = self._lap[0] + taken[0], self._lap[1] + taken[1]
+        lap.time_s += spent[0]
+        lap.busy_s += spent[1]
+        self._lap = self._lap[0] + spent[0], self._lap[1] + spent[1]
 
     @contextmanager
     def apart(self) -> Iterator[RankRecord]:
-        """What is recorded goes into another record, which is not written; progress is noted as always."""
-        own = self.record
-        self.record = RankRecord(cell=own.cell, rank=own.rank, place=own.place, progress=own.progress)
-        self._written = own
+        """Record into another record, which is not written, while the body runs; progress is noted as always."""
+        main_record = self.record
+        self.record = RankRecord(
+            cell=main_record.cell, rank=main_record.rank, place=main_record.place, progress=main_record.progress
+        )
+        self._written = main_record
         try:
             yield self.record
         finally:
-            own.progress = self.record.progress
-            self.record, self._written = own, None
+            main_record.progress = self.record.progress
+            self.record, self._written = main_record, None
 
-    def layer(self, seen: LayerSeen, packed_seq_params: Any, *, recomputed: bool = False) -> None:
-        """Record what a layer received.
+    def layer(self, received: LayerSeen, packed_seq_params: Any, *, recomputed: bool = False) -> None:
+        """Record the packed params that a layer received.
 
         Tensors on a GPU are cloned now and read at the next flush: a read would wait for the GPU in a timed step.
         """
-        (self.record.recomputed if recomputed else self.record.layers).append(seen)
+        (self.record.recomputed if recomputed else self.record.layers).append(received)
         if packed_seq_params is None:
             return
         tensors = [value for value in vars(packed_seq_params).values() if isinstance(value, Tensor)]
         if not any(needs_sync(tensor) for tensor in tensors):
-            seen.params = self.params(packed_seq_params)
+            received.params = self.params(packed_seq_params)
             return
         key = [(id(tensor), tensor._version) for tensor in tensors]
         if self._last is None or self._last[0] is not packed_seq_params or self._last[1] != key:
             self._last = (packed_seq_params, key, _snapshot(packed_seq_params))
-        self._pending.append((seen, self._last[2]))
+        self._pending.append((received, self._last[2]))
 
-    def choice(self, seen: ChoiceSeen, chosen: Tensor, preferred: Tensor | None, taken: Tensor | None) -> None:
+    def choice(self, choice: ChoiceSeen, chosen: Tensor, preferred: Tensor | None, taken: Tensor | None) -> None:
         """Record what a router chose, [slots, k] int64 each, and what experts take, [slots, experts] bool.
 
         It is read at the next flush.
         """
-        self.record.choices.append(seen)
-        self._choices.append((seen, chosen, preferred, taken))
+        self.record.choices.append(choice)
+        self._choices.append((choice, chosen, preferred, taken))
 
     def _read_pending(self) -> None:
         choices, self._choices = self._choices, []
-        for made, chosen, preferred, taken in choices:
-            made.experts = chosen.sort().values.tolist()
-            by_score = made.experts if preferred is None else preferred.sort().values.tolist()
-            made.preferred = None if by_score == made.experts else by_score
+        for choice, chosen, preferred, taken in choices:
+            choice.experts = chosen.sort().values.tolist()
+            by_score = choice.experts if preferred is None else preferred.sort().values.tolist()
+            choice.preferred = None if by_score == choice.experts else by_score
             if taken is not None:
-                made.taken = [part.tolist() for part in torch.split(taken.nonzero()[:, 1], taken.sum(1).tolist())]
+                choice.taken = [part.tolist() for part in torch.split(taken.nonzero()[:, 1], taken.sum(1).tolist())]
         pending, self._pending, self._last = self._pending, [], None
-        for seen, params in pending:
-            seen.params = self.params(params)
+        for received, params in pending:
+            received.params = self.params(params)
 
     def params(self, packed_seq_params: Any) -> int | None:
         """Index of these PackedSeqParams in the record's table of distinct values; None for None."""
         if packed_seq_params is None:
             return None
-        seen = _seen(packed_seq_params)
-        key = repr(astuple(seen))
+        params = _seen(packed_seq_params)
+        key = repr(astuple(params))
         if key not in self._known:
-            given = (name for name, value in vars(packed_seq_params).items() if value is not None)
-            self.not_read(name for name in given if name not in (*ALWAYS_READ, *_READ_SINCE))
+            set_fields = (name for name, value in vars(packed_seq_params).items() if value is not None)
+            self.not_read(name for name in set_fields if name not in (*ALWAYS_READ, *_READ_SINCE))
             self._known[key] = len(self.record.packed_params)
-            self.record.packed_params.append(seen)
+            self.record.packed_params.append(params)
         return self._known[key]
 
     def not_read(self, names: Iterable[str]) -> None:
@@ -157,11 +159,13 @@ class Recorder:
             os.pwrite(self._line, b"\n" + dumps(self.laps).encode(), _PROGRESS_BYTES)
 
     def fail(self, error: BaseException) -> str:
-        """Write the error into the record and end it; returns its traceback without secrets."""
-        unread = [id(seen) for seen, *_ in (*self._pending, *self._choices)]  # after a CUDA error the GPU reads nothing
+        """Write the error into the record and end it; return its traceback without secrets."""
+        unread = [
+            id(entry) for entry, *_ in (*self._pending, *self._choices)
+        ]  # after a CUDA error the GPU reads nothing
         for layers in (self.record.layers, self.record.recomputed):
-            layers[:] = [seen for seen in layers if id(seen) not in unread]
-        self.record.choices[:] = [seen for seen in self.record.choices if id(seen) not in unread]
+            layers[:] = [entry for entry in layers if id(entry) not in unread]
+        self.record.choices[:] = [entry for entry in self.record.choices if id(entry) not in unread]
         self._pending, self._choices = [], []
         secrets = secret_values(os.environ)
         raised = redacted("".join(traceback.format_exception(type(error), error, error.__traceback__)), secrets)
@@ -183,24 +187,27 @@ _READ_SINCE = ("pad_between_seqs", "cp_group", "local_cp_size")  # fields of pac
 
 
 def needs_sync(tensor: Tensor) -> bool:
-    """Whether reading a tensor's values synchronises with a GPU."""
+    """Return whether reading a tensor's values synchronises with a GPU."""
     return tensor.is_cuda
 
 
 def progress_file(record: Path) -> Path:
-    """The file with a rank's progress, next to its record; once the rank has ended, its second line is its laps."""
+    """Return the file with a rank's progress, next to its record.
+
+    Once the rank has ended, its second line is its laps.
+    """
     return record.with_suffix(".progress")
 
 
 def last_progress(record: Path) -> Progress | None:
-    """The last progress that a rank wrote; None when it wrote none."""
+    """Return the last progress that a rank wrote; None when it wrote none."""
     path = progress_file(record)
     text = text_of(path)[:_PROGRESS_BYTES] if path.exists() else ""
     return from_jsonable(Progress, loads(text)) if text else None
 
 
 def _snapshot(params: Any) -> Any:
-    """A copy of the params and their tensors; fields that share a tensor share its copy."""
+    """Return a copy of the params and their tensors; fields that share a tensor share its copy."""
     copies = {id(value): value.clone() for value in vars(params).values() if isinstance(value, Tensor)}
     return SimpleNamespace(**{name: copies.get(id(value), value) for name, value in vars(params).items()})
 
@@ -222,7 +229,9 @@ def _seen(params: Any) -> SeenParams:
 
 
 def _context_ranks(params: Any) -> int | None:
-    """What Transformer Engine's attention takes for the context-parallel size (core_v0.19.0, TEDotProductAttention)."""
+    """Return what Transformer Engine's attention takes for the context-parallel size (core_v0.19.0,
+    TEDotProductAttention).
+    """
     group = getattr(params, "cp_group", None)
     return getattr(params, "local_cp_size", None) if group is None else group.size()
 
@@ -231,18 +240,18 @@ def _forms(tensors: dict[str, Any]) -> dict[str, TensorForm]:
     first: dict[int, str] = {}
     forms = {}
     for name, tensor in tensors.items():
-        known = first.setdefault(id(tensor), name)
+        first_name = first.setdefault(id(tensor), name)
         forms[name] = TensorForm(
             dtype=str(tensor.dtype),
             shape=list(tensor.shape),
             device=str(tensor.device),
-            same_as=None if known == name else known,
+            same_as=None if first_name == name else first_name,
         )
     return forms
 
 
 def _ints(tensor: Any) -> list[int] | None:
-    """Values of a tensor; None for None and for a meta tensor, which has no values."""
+    """Return the values of a tensor; None for None and for a meta tensor, which has no values."""
     return None if tensor is None or tensor.is_meta else [int(value) for value in tensor.reshape(-1).tolist()]
 
 
