@@ -53,7 +53,7 @@ def import_all() -> None:
 
 
 def import_proof() -> list[ImportProof]:
-    """Version and file of modules under test that are loaded in this process.
+    """Return the version and file of modules under test that are loaded in this process.
 
     Only of the heads (core/upstream.HEADS), and of modules whose file is not where their head and name imply.
     """
@@ -66,21 +66,21 @@ def import_proof() -> list[ImportProof]:
 
 
 def other_modules() -> dict[str, str]:
-    """The other modules, a few hundred, in the short form that `proofs_of` of judge/import_check.py expands.
+    """Return the other modules, a few hundred, in the short form that `proofs_of` of judge/import_check.py expands.
 
     For a rank's final record.
     """
     named = _files()
-    found: dict[str, list[str]] = {}
+    below_heads: dict[str, list[str]] = {}
     for name in named:
         below = "" if name in HEADS else _below_head(name, named)
         if below:
-            found.setdefault(str(_head(name)), []).append(below)
-    return {head: " ".join(names) for head, names in found.items()}
+            below_heads.setdefault(str(_head(name)), []).append(below)
+    return {head: " ".join(names) for head, names in below_heads.items()}
 
 
 def _files() -> dict[str, str]:
-    """Name -> file of the loaded modules under test."""
+    """Return the file of each loaded module under test, by the module's name."""
     files = {
         name: _file(name) for name in sorted(sys.modules) if name.split(".")[0] in CODE_PACKAGES or name == "torch"
     }
@@ -88,9 +88,9 @@ def _files() -> dict[str, str]:
 
 
 def _file(name: str) -> str:
-    """File of a loaded module; empty for a namespace package, which has no code."""
-    found = getattr(sys.modules[name], "__file__", None)
-    return _absolute(found) if isinstance(found, str) else ""
+    """Return the file of a loaded module; empty for a namespace package, which has no code."""
+    path = getattr(sys.modules[name], "__file__", None)
+    return _absolute(path) if isinstance(path, str) else ""
 
 
 @cache
@@ -104,7 +104,10 @@ def _head(name: str) -> str | None:
 
 
 def _below_head(name: str, files: dict[str, str]) -> str:
-    """A module's name relative to its head, with a trailing "/" for packages; empty when its file is elsewhere."""
+    """Return a module's name relative to its head, with a trailing "/" for packages.
+
+    Empty when its file is elsewhere.
+    """
     head = _head(name)
     if head is None or head not in files:
         return ""
@@ -162,8 +165,8 @@ def _keeping(upstream: Callable[..., None]) -> Callable[..., None]:
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
         plain = (bool, int, float, str, torch.dtype, type(None))
-        given = {name: text_of(value) for name, value in bound.arguments.items() if isinstance(value, plain)}
-        setattr(self, _GIVEN, {name: text for name, text in given.items() if name not in _OF_STAGE})
+        arguments = {name: text_of(value) for name, value in bound.arguments.items() if isinstance(value, plain)}
+        setattr(self, _GIVEN, {name: text for name, text in arguments.items() if name not in _OF_STAGE})
 
     build.keeps = True  # type: ignore[attr-defined]
     return build
@@ -174,15 +177,15 @@ def record_built(record: RankRecord, config: CellConfig, chunks: Sequence[Any], 
     # Not above: whoever imports this module has yet to find out which names of upstream are there.
     from harness.probe.model.gpt import unwrap
 
-    found: list[BuiltSeen] = []
+    built: list[BuiltSeen] = []
     for chunk in chunks:
         model = language_of(unwrap(chunk))
-        found += _seen("model", model.config, config)
-        found += _seen("tower", getattr(tower_of(unwrap(chunk)), "config", None), config)
-        found.append(BuiltSeen(of="constructor", values=arguments_of(model, asked(config)["constructor"])))
-        found += _seen("ddp", _ddp(chunk), config)
-    found += _seen("optimizer", _config_of(optimizer), config)
-    record.built = [item for number, item in enumerate(found) if item not in found[:number]]
+        built += _seen("model", model.config, config)
+        built += _seen("tower", getattr(tower_of(unwrap(chunk)), "config", None), config)
+        built.append(BuiltSeen(of="constructor", values=arguments_of(model, asked(config)["constructor"])))
+        built += _seen("ddp", _ddp(chunk), config)
+    built += _seen("optimizer", _config_of(optimizer), config)
+    record.built = [entry for number, entry in enumerate(built) if entry not in built[:number]]
     record.built_at = Coordinates(
         tp=parallel_state.get_tensor_model_parallel_rank(),
         cp=parallel_state.get_context_parallel_rank(),
@@ -198,7 +201,7 @@ def _ddp(chunk: Any) -> Any:
 
 
 def _config_of(optimizer: Any) -> Any:
-    """The configuration of an optimizer, or of the first one of several."""
+    """Return the configuration of an optimizer, or of the first one of several."""
     several = getattr(optimizer, "chained_optimizers", None)
     return getattr(several[0] if several else optimizer, "config", None)
 
@@ -209,7 +212,7 @@ def _seen(of: str, upstream: Any, config: CellConfig) -> Iterator[BuiltSeen]:
 
 
 def values_of(of: str, upstream: Any, always: Collection[str] = ()) -> dict[str, str]:
-    """Field -> value as text, of those that differ from this release's default, or from the one that the oracle knows.
+    """Return the fields, as text, that differ from this release's default, or from the value that the oracle knows.
 
     `of`: as in BuiltSeen; `always`: fields that are recorded at their defaults too.
     """
@@ -219,41 +222,48 @@ def values_of(of: str, upstream: Any, always: Collection[str] = ()) -> dict[str,
 
 
 def arguments_of(model: Any, always: Collection[str] = ()) -> dict[str, str]:
-    """The same of the arguments of a model's constructor; none of a model that `keep_arguments` does not know."""
+    """Return the arguments of a model's constructor as `values_of` returns fields; none of a model that
+    `keep_arguments` does not know.
+    """
     parameters = inspect.signature(type(model)).parameters.values()
-    defaults = {one.name: None if one.default is one.empty else text_of(one.default) for one in parameters}
+    defaults = {
+        parameter.name: None if parameter.default is parameter.empty else text_of(parameter.default)
+        for parameter in parameters
+    }
     return _recorded("constructor", getattr(model, _GIVEN, {}), defaults, always)
 
 
 def _recorded(
     of: str, values: Mapping[str, str], defaults: Mapping[str, str | None], always: Collection[str]
 ) -> dict[str, str]:
-    known = {name: field.default for name, field in MODELLED[of].items()}
+    oracle_defaults = {name: field.default for name, field in MODELLED[of].items()}
     return {
         name: text
         for name, text in values.items()
-        if name in always or text != defaults.get(name) or text != known.get(name, text)
+        if name in always or text != defaults.get(name) or text != oracle_defaults.get(name, text)
     }
 
 
 @cache
 def _defaults(kind: Any) -> dict[str, str | None]:
-    """Field -> default as text, None without one: as the first of upstream's classes that has the field says."""
-    found: dict[str, str | None] = {}
+    """Return the default of each field as text, None without one: as the first of upstream's classes that has the field
+    says.
+    """
+    defaults: dict[str, str | None] = {}
     for parent in kind.__mro__:
         if parent.__module__.startswith(_OURS) and dataclasses.is_dataclass(parent):
-            found |= {item.name: _default(item) for item in dataclasses.fields(parent)}
-    return dict(sorted(found.items()))
+            defaults |= {field.name: _default(field) for field in dataclasses.fields(parent)}
+    return dict(sorted(defaults.items()))
 
 
-def _default(item: dataclasses.Field[Any]) -> str | None:
-    if item.default is not dataclasses.MISSING:
-        return text_of(item.default)
-    return text_of(item.default_factory()) if item.default_factory is not dataclasses.MISSING else None
+def _default(field: dataclasses.Field[Any]) -> str | None:
+    if field.default is not dataclasses.MISSING:
+        return text_of(field.default)
+    return text_of(field.default_factory()) if field.default_factory is not dataclasses.MISSING else None
 
 
 def text_of(value: Any) -> str:
-    """JSON; functions, dtypes and classes by name, other objects by the name of their class."""
+    """Return a value as JSON; functions, dtypes and classes by name, other objects by the name of their class."""
     return _text(value)[:_LONGEST]
 
 
@@ -271,9 +281,9 @@ def _text(value: Any) -> str:
     if isinstance(value, set | frozenset):
         return f"{{{', '.join(sorted(map(_text, value)))}}}"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{_text(key)}: {_text(item)}' for key, item in value.items())}}}"
+        return f"{{{', '.join(f'{_text(key)}: {_text(element)}' for key, element in value.items())}}}"
     if isinstance(value, functools.partial):
-        given = ", ".join(f"{key}: {_text(item)}" for key, item in value.keywords.items())
-        return f"{_text(value.func)}({given})" if given else _text(value.func)
+        keywords = ", ".join(f"{key}: {_text(element)}" for key, element in value.keywords.items())
+        return f"{_text(value.func)}({keywords})" if keywords else _text(value.func)
     name = getattr(value, "__qualname__", None) or type(value).__qualname__
     return str(name)

@@ -87,7 +87,7 @@ class Observer:
         self.recorder.progress(self.state.leg, self.state.step, 0, "start")
 
     def fetching(self, chunk: int) -> int:
-        """Announce that a chunk fetches its next micro-batch; returns the micro-batch's number within its leg."""
+        """Announce that a chunk fetches its next micro-batch; return the micro-batch's number within its leg."""
         number = self.counts[chunk]
         self.counts[chunk] += 1
         leg, *later = self.legs
@@ -113,7 +113,7 @@ class Observer:
         return self.current.truth
 
     def entering(self, chunk: int, number: int) -> Tensor:
-        """Announce the forward of a fetched micro-batch; returns the owners of its slots, [rows, local slots, 2]."""
+        """Announce the forward of a fetched micro-batch; return the owners of its slots, [rows, local slots, 2]."""
         at, cp, cp_rank = self.state, self.context.config.layout.cp, self.context.place.cp
         micro = self.truth.micro_batches[number]
         at.chunk, at.micro_batch = chunk, number
@@ -142,34 +142,34 @@ class Observer:
         self.recorder.progress(self.state.leg, self.state.step, len(self.truth.plans), phase)
 
     def named_parameters(self) -> Iterator[NamedParameter]:
-        """The parameters of all chunks of this rank that train."""
-        return (item for item in self.all_parameters() if item.parameter.requires_grad)
+        """Return the parameters of all chunks of this rank that train."""
+        return (named for named in self.all_parameters() if named.parameter.requires_grad)
 
     def all_parameters(self) -> Iterator[NamedParameter]:
-        """Parameters of all chunks of this rank, those that adapters freeze too."""
+        """Yield the parameters of all chunks of this rank, those that adapters freeze too."""
         ranks = shard_ranks(self.context)
         for chunk in self.chunks:
             yield from named_parameters(unwrap(chunk), **ranks)
 
-    def gradient_of(self, item: NamedParameter) -> Tensor:
-        """The reduced gradient of a parameter; gathered if the ranks of dp x cp hold shards of it."""
-        found = self.gathered.get(item.parameter)
-        gradient: Tensor = item.parameter.main_grad if found is None else found  # type: ignore[attr-defined]
+    def gradient_of(self, named: NamedParameter) -> Tensor:
+        """Return the reduced gradient of a parameter; gathered if the ranks of dp x cp hold shards of it."""
+        whole = self.gathered.get(named.parameter)
+        gradient: Tensor = named.parameter.main_grad if whole is None else whole  # type: ignore[attr-defined]
         return gradient
 
     def parameters_seen(self) -> list[ParameterSeen]:
-        """Fingerprints of the current gradients."""
-        return [self._parameter_seen(item) for item in self.named_parameters()]
+        """Return the fingerprints of the current gradients."""
+        return [self._parameter_seen(named) for named in self.named_parameters()]
 
-    def _parameter_seen(self, item: NamedParameter) -> ParameterSeen:
-        config, gradient = self.context.config, self.gradient_of(item)
+    def _parameter_seen(self, named: NamedParameter) -> ParameterSeen:
+        config, gradient = self.context.config, self.gradient_of(named)
         alone = config.layout.world_size == 1  # such as the control, with which others are compared shard by shard
         return ParameterSeen(
-            name=item.name,
-            sharded=item.shard.dim is not None,
-            gradient=gradient_fingerprint(item, gradient, config.train.seed),
-            parts=part_fingerprints(item, gradient, config.train.seed) if alone else [],
-            shard=item.expert_shard,
+            name=named.name,
+            sharded=named.shard.dim is not None,
+            gradient=gradient_fingerprint(named, gradient, config.train.seed),
+            parts=part_fingerprints(named, gradient, config.train.seed) if alone else [],
+            shard=named.expert_shard,
         )
 
     def read_losses(self) -> Losses:
@@ -178,16 +178,16 @@ class Observer:
         Returns those of the current leg, which is the only one of a pass with a backward.
         """
         self.gathered = whole_gradients(self.chunks) if self.backward else {}
-        for read in (leg.losses for leg in self.legs):
-            pending, read.pending = read.pending, []
+        for leg_losses in (leg.losses for leg in self.legs):
+            pending, leg_losses.pending = leg_losses.pending, []
             for losses, mask, owners in pending:
-                read.loss_sum += float((losses * mask).sum())
-                read.token_count += float(mask.sum().to(torch.int))
+                leg_losses.loss_sum += float((losses * mask).sum())
+                leg_losses.token_count += float(mask.sum().to(torch.int))
                 if self.context.place.tp == 0:
-                    self._record_losses(read, losses.cpu(), mask.cpu(), owners)
+                    self._record_losses(leg_losses, losses.cpu(), mask.cpu(), owners)
         return self.losses
 
-    def _record_losses(self, read: Losses, losses: Tensor, mask: Tensor, owners: Tensor) -> None:
+    def _record_losses(self, leg_losses: Losses, losses: Tensor, mask: Tensor, owners: Tensor) -> None:
         if losses.shape != owners.shape[:-1]:
             return  # wrong shape; the metadata lane reports it
         documents, positions = owners.flatten(0, 1).unbind(1)
@@ -195,14 +195,14 @@ class Observer:
         for document in set(documents.tolist()):
             if document == PAD:
                 continue
-            mine = documents == document
-            seen = read.documents.setdefault(document, DocumentLoss(loss_sum=0.0, tokens=0))
-            seen.loss_sum += float((losses * mask)[mine].sum())
-            seen.tokens += int(mask[mine].sum())
-        if self.keep_tokens and len(read.tokens) < MOST_TOKEN_LOSSES:
+            in_document = documents == document
+            document_loss = leg_losses.documents.setdefault(document, DocumentLoss(loss_sum=0.0, tokens=0))
+            document_loss.loss_sum += float((losses * mask)[in_document].sum())
+            document_loss.tokens += int(mask[in_document].sum())
+        if self.keep_tokens and len(leg_losses.tokens) < MOST_TOKEN_LOSSES:
             counted = ((mask > 0) & (documents != PAD)).nonzero().flatten().tolist()
             rows = zip(documents[counted].tolist(), positions[counted].tolist(), losses[counted].tolist())
-            read.tokens += [TokenLoss(document=d, position=p, loss=value) for d, p, value in rows]
+            leg_losses.tokens += [TokenLoss(document=d, position=p, loss=value) for d, p, value in rows]
 
 
 def record_parts(chunks: list[Any], context: RankContext, state: PassState, recorder: Recorder) -> None:

@@ -57,10 +57,10 @@ class Passes(Observer):
         return self.iterators()
 
     def iterators(self) -> list[ChunkIterator]:
-        """The data path's iterators over the announced pass. Collective, so they are made before the pass."""
+        """Return the data path's iterators over the announced pass. Collective, so they are made before the pass."""
         chunks = range(len(self.chunks))
-        made = {leg.leg: [self.path.iterator(leg.truth, chunk) for chunk in chunks] for leg in self.legs}
-        return [ChunkIterator({leg: by_chunk[chunk] for leg, by_chunk in made.items()}, chunk) for chunk in chunks]
+        by_leg = {leg.leg: [self.path.iterator(leg.truth, chunk) for chunk in chunks] for leg in self.legs}
+        return [ChunkIterator({leg: by_chunk[chunk] for leg, by_chunk in by_leg.items()}, chunk) for chunk in chunks]
 
     def _enter(self, leg: LegInPass) -> None:
         super()._enter(leg)
@@ -91,7 +91,7 @@ class Passes(Observer):
         self.backward = not forward_only
 
     def _forward_step(self, iterator: ChunkIterator, model: Any, *_: Any) -> tuple[Tensor, Any]:
-        """Megatron's forward_step_func (pretrain_gpt.forward_step): (output tensor, loss function)."""
+        """Run Megatron's forward_step_func (pretrain_gpt.forward_step): (output tensor, loss function)."""
         chunk = iterator.chunk
         number = self.fetching(chunk)
         data = iterator.by_leg[self.current.leg]
@@ -104,21 +104,24 @@ class Passes(Observer):
         return forward(model, batch, self.context.config), partial(self._loss, batch, owners)
 
     def _step_of_script(self, script: Any, model: Any, chunk: int, number: int) -> tuple[Tensor, Any]:
-        """`_forward_step` by upstream's script. Its call of the model is changed only by faults and label smoothing."""
+        """Run `_forward_step` by upstream's script.
+
+        Its call of the model is changed only by faults and label smoothing.
+        """
         names = list(inspect.signature(unwrap(model).forward).parameters)
         smoothing = self.context.config.train.label_smoothing
         entered: list[tuple[Tensor | None, Batch, Tensor]] = []  # the loss mask that the script gave, and the rest
 
         def enter(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            given = batch_given({**dict(zip(names, args)), **kwargs})
-            batch = self.fault.on_batch(given, self.context, chunk, number)
+            original = batch_given({**dict(zip(names, args)), **kwargs})
+            batch = self.fault.on_batch(original, self.context, chunk, number)
             changed = {
                 name: getattr(batch, field)
                 for field, name in FORWARD.items()
-                if getattr(batch, field) is not getattr(given, field)
+                if getattr(batch, field) is not getattr(original, field)
             }
             changed |= {"labels": None} if smoothing else {}
-            entered.append((given.loss_mask, batch, self.entering(chunk, number)))
+            entered.append((original.loss_mask, batch, self.entering(chunk, number)))
             inside.enter_context(self.groups.hidden())
             args = tuple(changed.pop(name, value) for name, value in zip(names, args))
             return args, {**kwargs, **changed}
@@ -146,7 +149,7 @@ class Passes(Observer):
         return returned
 
     def _scored(self, batch: Batch, owners: Tensor, output: Tensor) -> tuple[Any, ...]:
-        """What upstream's loss returns."""
+        """Return what upstream's loss returns."""
         scored: Scored = batch.score(output)
         self.on_loss(scored.losses, scored.weights, owners)
         loss, *tokens = scored.returned
@@ -155,7 +158,7 @@ class Passes(Observer):
         return loss, *([count] if tokens else []), {"lm loss": loss.detach().double()}
 
     def _own_loss(self, batch: Batch, owners: Tensor, output: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """(sum, token count, report) of pretrain_gpt.loss_func, or as it; output [rows, local slots]: losses."""
+        """Return (sum, token count, report) of pretrain_gpt.loss_func, or as it; output [rows, local slots]: losses."""
         assert batch.loss_mask is not None
         losses, mask = output.float(), batch.loss_mask.float()
         if batch.loss is None:
@@ -188,7 +191,8 @@ def forward(model: Any, batch: Batch, config: CellConfig) -> Tensor:
 
 
 def smoothed(logits: Tensor, labels: Tensor | None, smoothing: float) -> Tensor:
-    """Losses per token [rows, local slots] of logits [rows, local slots, this rank's part of the vocabulary].
+    """Return the losses per token [rows, local slots] of logits [rows, local slots, this rank's part of the
+    vocabulary].
 
     Upstream's model computes its loss without smoothing. Whoever wants it passes the logits to this function of
     upstream, as frameworks for reinforcement learning do for log-probabilities.

@@ -157,10 +157,10 @@ def leave_together(store: Any, rank: int, world_size: int) -> None:
     """
     ranks = range(world_size)
     store.set(f"harness/done/{rank}", "")
-    store.wait([f"harness/done/{other}" for other in ranks])
+    store.wait([f"harness/done/{peer}" for peer in ranks])
     store.set(f"harness/left/{rank}", "")
     if rank == 0:
-        store.wait([f"harness/left/{other}" for other in ranks])
+        store.wait([f"harness/left/{peer}" for peer in ranks])
 
 
 def _model_legs(

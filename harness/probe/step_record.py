@@ -23,31 +23,31 @@ from harness.probe.truth import StepTruth
 from harness.probe.weights import is_expert
 
 
-def observe(observer: Observer, seen: StepSeen, optimizer: Any) -> None:
-    """Record gradient norm, global loss, learning rates and decays in `seen`, and at step 0 fingerprints.
+def observe(observer: Observer, step_seen: StepSeen, optimizer: Any) -> None:
+    """Record gradient norm, global loss, learning rates and decays in `step_seen`, and at step 0 fingerprints.
 
     Collective; after `read_losses`, before the optimizer's update.
     """
     config, record = observer.context.config, observer.recorder.record
-    seen.grad_norm = _gradient_norm(observer)
-    seen.rates, seen.decays = group_values(optimizer, "lr"), group_values(optimizer, "weight_decay")
+    step_seen.grad_norm = _gradient_norm(observer)
+    step_seen.rates, step_seen.decays = group_values(optimizer, "lr"), group_values(optimizer, "weight_decay")
     for layer, bias in _biases(observer.chunks, observer.context.config.model.layers):
         values = [float(value) for value in bias.tolist()]
-        observer.recorder.record.expert_biases.append(ExpertBiasSeen(step=seen.step, layer=layer, values=values))
-    if seen.step == 0 and config.fingerprints:
+        observer.recorder.record.expert_biases.append(ExpertBiasSeen(step=step_seen.step, layer=layer, values=values))
+    if step_seen.step == 0 and config.fingerprints:
         record.parameters = observer.parameters_seen()
         record.activations = observer.layer_recorder.drain()
     counts = observer.losses.counts
-    seen.returned_tokens = float(sum(counts)) if counts else None
-    if seen.step == 0:
+    step_seen.returned_tokens = float(sum(counts)) if counts else None
+    if step_seen.step == 0:
         record.gradient_scales = [scale.seen() for scale in observer.scales]
         record.aux_scale = aux_scale() if config.model.router_losses else None
-    seen.training = all(module.training for chunk in observer.chunks for module in chunk.modules())
-    _global_loss(observer, seen)
+    step_seen.training = all(module.training for chunk in observer.chunks for module in chunk.modules())
+    _global_loss(observer, step_seen)
 
 
 def begin_evaluation(observer: Observer) -> StepTruth:
-    """Announce the next evaluation; returns what its batches must be."""
+    """Announce the next evaluation; return what its batches must be."""
     config, record = observer.context.config, observer.recorder.record
     number = min(config.evaluations, default=0) + len(record.evaluations)
     truth = StepTruth(config, config.train.steps + number, observer.context.place.dp)
@@ -59,7 +59,7 @@ def begin_evaluation(observer: Observer) -> StepTruth:
 def end_evaluation(observer: Observer, *, training: bool, reported: float | None = None) -> None:
     """Record the evaluation. Collective. `training`: whether a module was in training mode in it."""
     record, losses = observer.recorder.record, observer.read_losses()
-    seen = EvaluationSeen(
+    evaluation = EvaluationSeen(
         after=observer.state.step,
         micro_batches=observer.counts[0],
         documents=losses.documents,
@@ -67,12 +67,12 @@ def end_evaluation(observer: Observer, *, training: bool, reported: float | None
         reported=reported,
         activations=observer.layer_recorder.drain(),
     )
-    _global_loss(observer, seen)
-    record.evaluations.append(seen)
+    _global_loss(observer, evaluation)
+    record.evaluations.append(evaluation)
     observer.recorder.flush()
 
 
-def _global_loss(observer: Observer, seen: StepSeen | EvaluationSeen) -> None:
+def _global_loss(observer: Observer, pass_seen: StepSeen | EvaluationSeen) -> None:
     """Record loss sum and token count over all replicas and context-parallel ranks, on the last stage only."""
     if not observer.context.is_last(len(observer.chunks) - 1):
         return
@@ -80,28 +80,28 @@ def _global_loss(observer: Observer, seen: StepSeen | EvaluationSeen) -> None:
     device = observer.context.device.torch_device
     totals = torch.tensor([losses.loss_sum, losses.token_count], dtype=torch.float64, device=device)
     dist.all_reduce(totals, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
-    seen.loss_sum, seen.token_count = float(totals[0]), int(totals[1])
+    pass_seen.loss_sum, pass_seen.token_count = float(totals[0]), int(totals[1])
 
 
 def _gradient_norm(observer: Observer) -> float:
-    """Norm over the whole model before clipping; replicated parameters count once.
+    """Return the norm over the whole model before clipping; replicated parameters count once.
 
     Experts are summed over the ranks that hold one model's experts: expert tensor, expert and pipeline parallel ones.
     """
     context = observer.context
     totals = torch.zeros(2, dtype=torch.float64, device=context.device.torch_device)
-    for item in observer.named_parameters():
-        expert = is_expert(item.name)
-        duplicate = not expert and item.shard.dim is None and context.place.tp > 0
-        if not duplicate and not getattr(item.parameter, "shared", False):
-            totals[int(expert)] += observer.gradient_of(item).double().square().sum()
+    for named in observer.named_parameters():
+        expert = is_expert(named.name)
+        duplicate = not expert and named.shard.dim is None and context.place.tp > 0
+        if not duplicate and not getattr(named.parameter, "shared", False):
+            totals[int(expert)] += observer.gradient_of(named).double().square().sum()
     dist.all_reduce(totals[:1], group=parallel_state.get_model_parallel_group())
     dist.all_reduce(totals[1:], group=parallel_state.get_expert_tensor_model_pipeline_parallel_group())
     return float(totals.sum().sqrt())
 
 
 def _biases(chunks: Iterable[Any], layers: int) -> Iterator[tuple[int, Tensor]]:
-    """(layer, bias of its experts after the update); nothing for models without them."""
+    """Yield (layer, bias of its experts after the update); nothing for models without them."""
     for chunk in chunks:
         for layer, router in routers_of(unwrap(chunk), layers).items():
             if router.config.moe_router_enable_expert_bias:

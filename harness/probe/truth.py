@@ -42,7 +42,7 @@ class MicroTruth:
         return torch.repeat_interleave(torch.arange(len(lengths)), lengths)
 
     def local(self, stream: Tensor, cp: int, cp_rank: int) -> Tensor:
-        """The slots of one context-parallel rank: [rows, slots per row, ...] in that rank's order."""
+        """Return the slots of one context-parallel rank: [rows, slots per row, ...] in that rank's order."""
         return stream[torch.tensor(self.plan.local_slots(cp, cp_rank))]
 
 
@@ -63,15 +63,15 @@ class StepTruth:
         return [self._micro(plan) for plan in self.plans]
 
     def _content(self, document: Document) -> Tensor:
-        """[length + 1] token ids; labels are the tokens shifted by one. Truncation keeps the head."""
+        """Return [length + 1] token ids; labels are the tokens shifted by one. Truncation keeps the head."""
         return self.content(document)[: document.length + 1]
 
     def content(self, document: Document) -> Tensor:
-        """[original_length + 1] token ids, before truncation."""
+        """Return [original_length + 1] token ids, before truncation."""
         return document_tokens(self.config, self.step, document, changed=self._is_changed(document))
 
     def pixels(self, document: Document) -> list[Tensor]:
-        """The patches of each of its images, [patches, values]."""
+        """Return the patches of each of its images, [patches, values]."""
         return document_pixels(self.config, self.step, document, changed=self._is_changed(document))
 
     def _is_changed(self, document: Document) -> bool:
@@ -81,16 +81,16 @@ class StepTruth:
         tokens = torch.full((plan.slots,), self.pad_id)
         labels = tokens.clone()
         mask = torch.zeros(plan.slots, dtype=torch.float32)
-        for item in plan.placed:
-            ids = self._content(item.document)
-            real = slice(item.start, item.start + item.document.length)
+        for placed in plan.placed:
+            ids = self._content(placed.document)
+            real = slice(placed.start, placed.start + placed.document.length)
             tokens[real], labels[real] = ids[:-1], ids[1:]
             if self.config.model.vision and plan.style.last_token_slots:  # of paths that are given the truth itself
                 tokens[real.stop] = ids[-1]
-            mask[real] = torch.tensor(item.document.loss_mask, dtype=mask.dtype)
+            mask[real] = torch.tensor(placed.document.loss_mask, dtype=mask.dtype)
         owners = torch.tensor(plan.slot_owners(), dtype=torch.int64)
-        images = [image for item in plan.placed for image in item.document.images]
-        pixels = [part for item in plan.placed for part in self.pixels(item.document)]
+        images = [image for placed in plan.placed for image in placed.document.images]
+        pixels = [part for placed in plan.placed for part in self.pixels(placed.document)]
         return MicroTruth(
             plan=plan,
             tokens=tokens,
@@ -105,27 +105,27 @@ class StepTruth:
 
 
 def _axes(plan: MicroBatch) -> Tensor:
-    """[slots, axes] int64 positions of the tokens of each document; 0 in padding slots."""
-    found = torch.zeros(plan.slots, len(AXES), dtype=torch.int64)
-    for item in plan.placed:
-        length = item.document.length
-        found[item.start : item.start + length] = torch.tensor(positions(length, item.document.images))
-    return found
+    """Return [slots, axes] int64 positions of the tokens of each document; 0 in padding slots."""
+    axis_positions = torch.zeros(plan.slots, len(AXES), dtype=torch.int64)
+    for placed in plan.placed:
+        length = placed.document.length
+        axis_positions[placed.start : placed.start + length] = torch.tensor(positions(length, placed.document.images))
+    return axis_positions
 
 
-def first_difference(found: Tensor, expected: Tensor, owners: Tensor, counted: Tensor) -> tuple[int, list[int] | None]:
-    """The number of `counted` slots that differ, and the first of them as [document, position, expected, found].
+def first_difference(actual: Tensor, expected: Tensor, owners: Tensor, counted: Tensor) -> tuple[int, list[int] | None]:
+    """Return the number of `counted` slots that differ, and the first of them as [document, position, expected, found].
 
-    `found` and `expected` are [rows, slots], or [rows, slots, axes], of which the first that differs is named;
+    `actual` and `expected` are [rows, slots], or [rows, slots, axes], of which the first that differs is named;
     `counted` (bool) is [rows, slots], `owners` [rows, slots, 2].
     """
-    wrong = found != expected
+    wrong = actual != expected
     if wrong.dim() > counted.dim():
         axis = int(((wrong & counted[..., None]).flatten(0, 1).any(0)).int().argmax())
-        found, expected, wrong = found[..., axis], expected[..., axis], wrong.any(-1)
+        actual, expected, wrong = actual[..., axis], expected[..., axis], wrong.any(-1)
     places = (wrong & counted).nonzero()
     if not len(places):
         return 0, None
     row, slot = (int(value) for value in places[0])
     document, position = (int(value) for value in owners[row, slot])
-    return len(places), [document, position, int(expected[row, slot]), int(found[row, slot])]
+    return len(places), [document, position, int(expected[row, slot]), int(actual[row, slot])]

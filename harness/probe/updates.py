@@ -44,50 +44,50 @@ class Updates:
         self.before = self._weights()
 
     def first(self) -> None:
-        """After step 0, add to the records of the gradients what was made of them, and whether upstream's norm counts
+        """Add to the records of the gradients, after step 0, what was made of them, and whether upstream's norm counts
         them.
         """
-        observer, held = self.observer, held_by(self.optimizer)
+        observer, by_parameter = self.observer, held_by(self.optimizer)
         seed = observer.context.config.train.seed
         with self.groups.hidden():
             counted = counted_in_norm(self.optimizer)
         changes = self._changes()
-        for seen, item in zip(observer.recorder.record.parameters, observer.named_parameters()):
-            mine = held[item.parameter]
-            moments = [whole(mine, mine.state.get(name), item.parameter) for name in MOMENTS]
+        for parameter_seen, named in zip(observer.recorder.record.parameters, observer.named_parameters()):
+            state_held = by_parameter[named.parameter]
+            moments = [whole(state_held, state_held.state.get(name), named.parameter) for name in MOMENTS]
             first, second, change = (
-                gradient_fingerprint(item, tensor, seed) for tensor in (*moments, changes[item.name])
+                gradient_fingerprint(named, tensor, seed) for tensor in (*moments, changes[named.name])
             )
-            seen.update = UpdateSeen(first_moment=first, second_moment=second, change=change)
-            seen.in_norm = counted[item.parameter] if counted else None
+            parameter_seen.update = UpdateSeen(first_moment=first, second_moment=second, change=change)
+            parameter_seen.in_norm = counted[named.parameter] if counted else None
         observer.recorder.record.optimizer = self._optimizer()
 
     def last(self) -> None:
-        """After the last step, add how much all updates changed the weights, and which the model did not get."""
+        """Add, after the last step, how much all updates changed the weights, and which the model did not get."""
         gather_weights(self.observer.chunks)
         weights, seed = self._weights(), self.observer.context.config.train.seed
-        for seen, item in zip(self.observer.recorder.record.parameters, self.observer.named_parameters()):
-            assert seen.update is not None  # `first` was called
-            weight, stored = weights[item.name], item.parameter.detach().cpu()
-            seen.update.trained = gradient_fingerprint(item, weight - self.before[item.name], seed)
+        for parameter_seen, named in zip(self.observer.recorder.record.parameters, self.observer.named_parameters()):
+            assert parameter_seen.update is not None  # `first` was called
+            weight, stored = weights[named.name], named.parameter.detach().cpu()
+            parameter_seen.update.trained = gradient_fingerprint(named, weight - self.before[named.name], seed)
             # What is not finite is left to the check of finiteness.
             same = torch.isclose(stored, weight.to(stored.dtype), rtol=0, atol=0, equal_nan=True)
-            seen.update.stale = int((~same).sum())
+            parameter_seen.update.stale = int((~same).sum())
 
     def _optimizer(self) -> OptimizerSeen:
         gradients, weights, moments = set(), set(), set()
         decays: dict[bool, set[float]] = {True: set(), False: set()}
-        for parameter, mine in held_by(self.optimizer).items():
+        for parameter, held in held_by(self.optimizer).items():
             # With shards, a rank may hold nothing of a parameter.
-            own = -1.0 if mine.weight is None else decay_of(self.optimizer, mine.weight)
-            decay = torch.tensor(own, dtype=torch.float64, device=parameter.device)
-            if mine.group is not None:
-                dist.all_reduce(decay, op=dist.ReduceOp.MAX, group=mine.group)
+            own_decay = -1.0 if held.weight is None else decay_of(self.optimizer, held.weight)
+            decay = torch.tensor(own_decay, dtype=torch.float64, device=parameter.device)
+            if held.group is not None:
+                dist.all_reduce(decay, op=dist.ReduceOp.MAX, group=held.group)
             decays[parameter.dim() > 1].add(float(decay))
             gradient = getattr(parameter, "main_grad", parameter.grad)
             gradients |= {str(gradient.dtype)} if gradient is not None else set()
-            weights |= {str(mine.weight.dtype)} if mine.weight is not None else set()
-            moments |= {str(mine.state[name].dtype) for name in MOMENTS if name in mine.state}
+            weights |= {str(held.weight.dtype)} if held.weight is not None else set()
+            moments |= {str(held.state[name].dtype) for name in MOMENTS if name in held.state}
         return OptimizerSeen(
             gradients=sorted(gradients),
             weights=sorted(weights),
@@ -100,23 +100,23 @@ class Updates:
         return {name: weight - self.before[name] for name, weight in self._weights().items()}
 
     def _weights(self) -> dict[str, Tensor]:
-        held = held_by(self.optimizer)
+        by_parameter = held_by(self.optimizer)
         weights = {}
-        for item in self.observer.named_parameters():
-            mine = held[item.parameter]
-            weights[item.name] = whole(mine, mine.weight, item.parameter).to("cpu", torch.float64)
+        for named in self.observer.named_parameters():
+            held = by_parameter[named.parameter]
+            weights[named.name] = whole(held, held.weight, named.parameter).to("cpu", torch.float64)
         return weights
 
 
 def stored_state(observer: Observer, optimizer: Any, scheduler: Any, after: int) -> StateSeen:
-    """Read it. Collective over replicas that hold shards. `after`: number of finished steps."""
-    held, config = held_by(optimizer), observer.context.config
+    """Read what a checkpoint stores. Collective over replicas that hold shards. `after`: number of finished steps."""
+    by_parameter, config = held_by(optimizer), observer.context.config
     exact = len(config.stored) > 1  # the same layout continues
     return StateSeen(
         after=after,
         parameters=[
-            _parameter(item, held[item.parameter], config.train.seed, exact=exact)
-            for item in observer.named_parameters()
+            _parameter(named, by_parameter[named.parameter], config.train.seed, exact=exact)
+            for named in observer.named_parameters()
         ],
         updates=updates_of(optimizer),
         scheduled=int(scheduler.num_steps),
@@ -124,12 +124,12 @@ def stored_state(observer: Observer, optimizer: Any, scheduler: Any, after: int)
     )
 
 
-def _parameter(item: NamedParameter, held: Held, seed: int, *, exact: bool) -> StoredParameter:
+def _parameter(named: NamedParameter, held: Held, seed: int, *, exact: bool) -> StoredParameter:
     parts = (held.weight, *(held.state.get(name) for name in MOMENTS))
-    weight, first, second = (gradient_fingerprint(item, whole(held, part, item.parameter), seed) for part in parts)
+    weight, first, second = (gradient_fingerprint(named, whole(held, part, named.parameter), seed) for part in parts)
     return StoredParameter(
-        name=item.name,
-        sharded=item.shard.dim is not None,
+        name=named.name,
+        sharded=named.shard.dim is not None,
         weight=weight,
         first_moment=first,
         second_moment=second,
@@ -138,21 +138,21 @@ def _parameter(item: NamedParameter, held: Held, seed: int, *, exact: bool) -> S
 
 
 def _random() -> str:
-    """What `megatron.training.checkpointing.get_rng_state` saves."""
+    """Return what `megatron.training.checkpointing.get_rng_state` saves."""
     trackers = get_cuda_rng_tracker().get_states()
     _, key, *position = numpy.random.get_state()
-    found = hashlib.sha256(repr((random.getstate(), position)).encode() + key.tobytes())
-    found.update(digest(torch.get_rng_state(), *(trackers[name] for name in sorted(trackers))).encode())
-    return found.hexdigest()[:16]
+    hashed = hashlib.sha256(repr((random.getstate(), position)).encode() + key.tobytes())
+    hashed.update(digest(torch.get_rng_state(), *(trackers[name] for name in sorted(trackers))).encode())
+    return hashed.hexdigest()[:16]
 
 
 def digest(*tensors: Tensor | None) -> str:
-    """Of the bytes of tensors; None, which this rank does not hold, is not an empty tensor."""
-    found = hashlib.sha256()
+    """Return a digest of the bytes of tensors; None, which this rank does not hold, is not an empty tensor."""
+    hashed = hashlib.sha256()
     for tensor in tensors:
         data = b"-" if tensor is None else tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
-        found.update(len(data).to_bytes(8, "big") + data)
-    return found.hexdigest()[:16]
+        hashed.update(len(data).to_bytes(8, "big") + data)
+    return hashed.hexdigest()[:16]
 
 
 class AdapterRecord:
@@ -164,48 +164,48 @@ class AdapterRecord:
         self.peft, self.seed = config.model.peft, config.train.seed
         if not self.peft:
             return
-        record.frozen = [self._frozen(item) for item in self._frozen_parameters()]
-        record.merged = [self._merged(layer, item) for layer, item in self._adapted()] if self.peft.merges else []
+        record.frozen = [self._frozen(named) for named in self._frozen_parameters()]
+        record.merged = [self._merged(layer, named) for layer, named in self._adapted()] if self.peft.merges else []
 
     def last(self) -> None:
-        """After the last step."""
+        """Record the frozen parameters and merged weights as they are after the last step."""
         record = self.observer.recorder.record
         if not self.peft:
             return
         gather_weights(self.observer.chunks)
-        for seen, item in zip(record.frozen, self._frozen_parameters()):
-            seen.after, seen.gradient = digest(item.parameter), _has_gradient(item.parameter)
-        for merged, (layer, item) in zip(record.merged, self._adapted()):
-            merged.after = self._fingerprint(layer, item)
+        for frozen, named in zip(record.frozen, self._frozen_parameters()):
+            frozen.after, frozen.gradient = digest(named.parameter), _has_gradient(named.parameter)
+        for merged, (layer, named) in zip(record.merged, self._adapted()):
+            merged.after = self._fingerprint(layer, named)
 
     def _frozen_parameters(self) -> list[NamedParameter]:
-        return [item for item in self.observer.all_parameters() if not item.parameter.requires_grad]
+        return [named for named in self.observer.all_parameters() if not named.parameter.requires_grad]
 
     def _adapted(self) -> list[tuple[Any, NamedParameter]]:
-        """Each adapted layer with its own weight."""
-        named = {item.parameter: item for item in self.observer.all_parameters()}
+        """Return each adapted layer with its own weight."""
+        named = {parameter.parameter: parameter for parameter in self.observer.all_parameters()}
         layers = [layer for chunk in self.observer.chunks for layer in adapted_layers(unwrap(chunk))]
         return [(layer, named[layer.to_wrap.weight]) for layer in layers]
 
-    def _frozen(self, item: NamedParameter) -> FrozenSeen:
+    def _frozen(self, named: NamedParameter) -> FrozenSeen:
         return FrozenSeen(
-            name=item.name,
-            sharded=item.shard.dim is not None,
-            before=digest(item.parameter),
-            shard=item.expert_shard,
+            name=named.name,
+            sharded=named.shard.dim is not None,
+            before=digest(named.parameter),
+            shard=named.expert_shard,
         )
 
-    def _merged(self, layer: Any, item: NamedParameter) -> MergedSeen:
+    def _merged(self, layer: Any, named: NamedParameter) -> MergedSeen:
         return MergedSeen(
-            name=item.name,
-            sharded=item.shard.dim is not None,
-            before=self._fingerprint(layer, item),
-            output_off=None if is_expert(item.name) else output_off(layer, self.seed),
-            shard=item.expert_shard,
+            name=named.name,
+            sharded=named.shard.dim is not None,
+            before=self._fingerprint(layer, named),
+            output_off=None if is_expert(named.name) else output_off(layer, self.seed),
+            shard=named.expert_shard,
         )
 
-    def _fingerprint(self, layer: Any, item: NamedParameter) -> Fingerprint:
-        return gradient_fingerprint(item, merged_weight(layer), self.seed)
+    def _fingerprint(self, layer: Any, named: NamedParameter) -> Fingerprint:
+        return gradient_fingerprint(named, merged_weight(layer), self.seed)
 
 
 def _has_gradient(parameter: Any) -> bool:

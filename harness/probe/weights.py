@@ -48,7 +48,7 @@ class Shard:
     sections: tuple[int, ...] = ()
 
     def take(self, full: Tensor) -> Tensor:
-        """The rank's part of a tensor of shape `full`."""
+        """Return the rank's part of a tensor of shape `full`."""
         if self.dim is None:
             return full
         whole = torch.split(full, list(self.sections), self.dim) if self.sections else full.chunk(self.pieces, self.dim)
@@ -69,7 +69,7 @@ class NamedParameter:
 def named_parameters(
     chunk: Any, *, tp_rank: int, tp_size: int, ep_rank: int = 0, expert_split: tuple[int, int] | None = None
 ) -> Iterator[NamedParameter]:
-    """Parameters of one model chunk (the module inside DDP) with their global names and shards.
+    """Yield the parameters of one model chunk (the module inside DDP) with their global names and shards.
 
     `ep_rank`: the expert-parallel rank; it holds experts ep_rank * n to (ep_rank + 1) * n - 1 of every layer.
     `expert_split`: expert tensor parallel rank and size, if experts are not split over tp as other weights are.
@@ -83,10 +83,10 @@ def named_parameters(
         if not name.startswith(TOWER):
             name = _LAYER.sub(lambda match: f"decoder.layers.{numbers[int(match.group(1))]}.", name)
         index, count = whole
-        if found := _EXPERT.search(name):
+        if expert := _EXPERT.search(name):
             index, count = expert_split or whole
             owner = chunk.get_submodule(local_name.partition("local_experts.")[0] + "local_experts")
-            name = _EXPERT.sub(f"experts.{ep_rank * len(owner) + int(found.group(1))}.", name)
+            name = _EXPERT.sub(f"experts.{ep_rank * len(owner) + int(expert.group(1))}.", name)
         if name == _OUTPUT and _is_tied(model):
             name = TIED_NAME  # the last stage's copy of the embedding is the same parameter
         split, sections = _split_dim(chunk, local_name, parameter), _sections(chunk, local_name)
@@ -95,14 +95,14 @@ def named_parameters(
             shard = replace(shard, sections=sections)
         name = name.replace(_WRAPPED, ".")
         name = _CONVOLUTION.sub(r"\1_", name)
-        own = index if found and expert_split else None
+        expert_shard = index if expert and expert_split else None
         yield NamedParameter(
-            name=name, parameter=parameter, shard=shard, split=split, sections=sections, expert_shard=own
+            name=name, parameter=parameter, shard=shard, split=split, sections=sections, expert_shard=expert_shard
         )
 
 
 def _is_tied(model: Any) -> bool:
-    """Whether the weight of the output layer is a copy of the embedding on another stage.
+    """Return whether the weight of the output layer is a copy of the embedding on another stage.
 
     A last stage with prediction layers has the embedding itself. Models of plug-ins may tie nothing.
     """
@@ -112,21 +112,21 @@ def _is_tied(model: Any) -> bool:
 
 
 def is_expert(name: str) -> bool:
-    """Whether a parameter, by its global name, belongs to one of a layer's experts."""
+    """Return whether a parameter, by its global name, belongs to one of a layer's experts."""
     return ".experts." in name
 
 
 def _sections(chunk: Any, local_name: str) -> tuple[int, ...]:
-    """The sections of a parameter of a recurrent layer; empty for all others."""
-    found = _RECURRENT.search(local_name)
-    if found is None:
+    """Return the sections of a parameter of a recurrent layer; empty for all others."""
+    recurrent = _RECURRENT.search(local_name)
+    if recurrent is None:
         return ()
-    owner = chunk.get_submodule(local_name[: found.end(1)])
-    return sections_of(owner, local_name[found.end() :]) if is_recurrent(owner) else ()
+    owner = chunk.get_submodule(local_name[: recurrent.end(1)])
+    return sections_of(owner, local_name[recurrent.end() :]) if is_recurrent(owner) else ()
 
 
 def _split_dim(chunk: Any, local_name: str, parameter: Any) -> int | None:
-    """The dimension in which tensor parallelism splits a parameter; None if every rank holds the whole of it.
+    """Return the dimension in which tensor parallelism splits a parameter; None if every rank holds the whole of it.
 
     Upstream marks split parameters, except those of one number per head and the magnitudes of DoRA (which its
     checkpoints do split).
@@ -150,40 +150,43 @@ def _shard_of(name: str, parameter: Any, dim: int | None, tp_rank: int, tp_size:
 
 
 def _pieces(name: str) -> int:
-    """Gate and up projection are stacked; the first factor of their adapter, which both share, is not."""
+    """Return the number of stacked factors: gate and up projection are stacked; the first factor of their adapter,
+    which both share, is not.
+    """
     return 2 if _STACKED.search(name) and not name.startswith(TOWER) else 1
 
 
 MOST_PARTS = 8  # enough to compose the shards of tp 2, 4 and 8
 
 
-def parts_of(item: NamedParameter) -> list[Shard]:
-    """The shards into which tensor parallelism would split a whole parameter; empty if it would not."""
-    full, dim = item.shard.full, item.split
-    if item.shard.dim is not None or dim is None:
+def parts_of(named: NamedParameter) -> list[Shard]:
+    """Return the shards into which tensor parallelism would split a whole parameter; empty if it would not."""
+    full, dim = named.shard.full, named.split
+    if named.shard.dim is not None or dim is None:
         return []
-    pieces = _pieces(item.name)
-    sizes = item.sections or (full[dim] // pieces,) * pieces
+    pieces = _pieces(named.name)
+    sizes = named.sections or (full[dim] // pieces,) * pieces
     even = (count for count in (MOST_PARTS, 4, 2) if sum(sizes) == full[dim] and not any(n % count for n in sizes))
     count = next(even, 0)
     return [
-        Shard(full=full, dim=dim, pieces=pieces, index=index, count=count, sections=item.sections)
+        Shard(full=full, dim=dim, pieces=pieces, index=index, count=count, sections=named.sections)
         for index in range(count)
     ]
 
 
 def initialize(chunk: Any, *, seed: int, only_trained: bool = False, **ranks: Any) -> None:
-    """Overwrite every parameter, or those that train; norm weights become 1 + small noise, so that their gradients
-    differ.
+    """Overwrite every parameter, or those that train.
+
+    Norm weights become 1 + small noise, so that their gradients differ.
 
     `ranks`: which shards this rank holds, as for `named_parameters`.
     """
     with torch.no_grad():
-        for item in named_parameters(chunk, **ranks):
-            if only_trained and not item.parameter.requires_grad:
+        for named in named_parameters(chunk, **ranks):
+            if only_trained and not named.parameter.requires_grad:
                 continue
-            full = initial_weight(item.name, item.shard.full, seed)
-            item.parameter.copy_(item.shard.take(full))
+            full = initial_weight(named.name, named.shard.full, seed)
+            named.parameter.copy_(named.shard.take(full))
 
 
 def forget(chunks: list[Any]) -> None:

@@ -19,28 +19,30 @@ from harness.upstreams.node_base import Batch, RankContext
 def batch_seen(
     batch: Batch, truth: StepTruth, context: RankContext, recorder: Recorder, chunk: int, number: int
 ) -> BatchSeen:
-    """The record of micro-batch `number` of this rank; its packed params go into the record's table."""
+    """Return the record of micro-batch `number` of this rank; its packed params go into the record's table."""
     micro = truth.micro_batches[number]
     cp, cp_rank = context.config.layout.cp, context.place.cp
     owners = micro.local(micro.owners, cp, cp_rank)
 
     def counted(name: str) -> Tensor:
-        """The slots compared: for labels the unmasked ones, for masks all, for other fields those with tokens."""
+        """Return the slots compared: for labels the unmasked ones, for masks all, for other fields those with
+        tokens.
+        """
         if name in ("loss_mask", PADDING_MASK):
             return torch.ones(owners.shape[:-1], dtype=torch.bool)
         return micro.local(micro.loss_mask, cp, cp_rank) > 0 if name == "labels" else owners[..., 0] != PAD
 
     def against(name: str) -> TensorSeen | None:
-        found: Tensor | None = getattr(batch, name)
-        if found is None:
+        actual: Tensor | None = getattr(batch, name)
+        if actual is None:
             return None
         expected = micro.local(getattr(micro, name), cp, cp_rank)
-        shape, dtype = list(found.shape), str(found.dtype)
-        if name == "position_ids" and found.dim() == 3:
-            found = found.permute(1, 2, 0)
-        if found.shape != expected.shape:
+        shape, dtype = list(actual.shape), str(actual.dtype)
+        if name == "position_ids" and actual.dim() == 3:
+            actual = actual.permute(1, 2, 0)
+        if actual.shape != expected.shape:
             return TensorSeen(shape=shape, dtype=dtype, mismatches=expected.numel())
-        count, first = first_difference(found.cpu(), expected, owners, counted(name))
+        count, first = first_difference(actual.cpu(), expected, owners, counted(name))
         return TensorSeen(shape=shape, dtype=dtype, mismatches=count, first=first)
 
     recorder.not_read(batch.not_read)
@@ -65,7 +67,7 @@ LOWEST = -4.0  # log-probabilities are spaced evenly in [LOWEST, LOWEST / 4]
 # Synthetic logits replace the model: the next token of each slot gets a log-probability that is unique in the micro-
 # batch, so each returned value identifies the slot for which it was computed.
 def log_probs_returned(path: Any, micro: MicroTruth, context: RankContext, batch: Batch) -> TensorSeen | None:
-    """The comparison with the expected values; None when the path returns no log-probabilities.
+    """Return the comparison with the expected values; None when the path returns no log-probabilities.
 
     `first` of the result: [document, position, expected slot, found slot or -1].
     """
@@ -74,24 +76,24 @@ def log_probs_returned(path: Any, micro: MicroTruth, context: RankContext, batch
     values = slot_values(micro.plan.slots)
     returned = path.log_probs(micro, batch, _logits(micro, context, values))
     count, first = 0, None
-    for item, scores in zip(micro.plan.placed, returned, strict=True):
-        scored = item.document.length - 1 + micro.plan.style.last_token_slots
-        expected = values[item.start : item.start + scored]
-        found = scores.detach().double().cpu()
-        if found.shape != expected.shape:
-            return TensorSeen(shape=list(found.shape), dtype=str(scores.dtype), mismatches=len(expected))
-        right = (found - expected).abs() <= _step(len(values)) / 4  # NaN is not
+    for placed, scores in zip(micro.plan.placed, returned, strict=True):
+        scored = placed.document.length - 1 + micro.plan.style.last_token_slots
+        expected = values[placed.start : placed.start + scored]
+        actual = scores.detach().double().cpu()
+        if actual.shape != expected.shape:
+            return TensorSeen(shape=list(actual.shape), dtype=str(scores.dtype), mismatches=len(expected))
+        right = (actual - expected).abs() <= _step(len(values)) / 4  # NaN is not
         wrong = (~right).nonzero().flatten().tolist()
         if wrong and first is None:
-            nearest = int((values - found[wrong[0]]).abs().argmin())
-            known = abs(float(values[nearest] - found[wrong[0]])) <= _step(len(values)) / 4
-            first = [item.document.index, wrong[0], item.start + wrong[0], nearest if known else -1]
+            nearest = int((values - actual[wrong[0]]).abs().argmin())
+            is_known = abs(float(values[nearest] - actual[wrong[0]])) <= _step(len(values)) / 4
+            first = [placed.document.index, wrong[0], placed.start + wrong[0], nearest if is_known else -1]
         count += len(wrong)
     return TensorSeen(shape=[len(values)], dtype=str(returned[0].dtype), mismatches=count, first=first)
 
 
 def slot_values(slots: int) -> Tensor:
-    """[slots] float64: the log-probability of each slot's next token."""
+    """Return [slots] float64: the log-probability of each slot's next token."""
     return torch.linspace(LOWEST, LOWEST / 4, slots, dtype=torch.float64)
 
 
@@ -100,13 +102,13 @@ def _step(slots: int) -> float:
 
 
 def _logits(micro: MicroTruth, context: RankContext, values: Tensor) -> Tensor:
-    """[rows, local slots, vocabulary / tp] float32: 0 except at the next token."""
+    """Return [rows, local slots, vocabulary / tp] float32: 0 except at the next token."""
     layout, vocab = context.config.layout, context.config.model.vocab
     share = vocab // layout.tp
     labels = micro.local(micro.labels, layout.cp, context.place.cp)
-    mine = micro.local(values, layout.cp, context.place.cp)
+    local_values = micro.local(values, layout.cp, context.place.cp)
     # softmax of a token with logit x, and 0 elsewhere: exp(x) / (exp(x) + vocab - 1) = exp(value)
-    heights = mine + math.log(vocab - 1) - torch.log1p(-mine.exp())
+    heights = local_values + math.log(vocab - 1) - torch.log1p(-local_values.exp())
     logits = torch.zeros(*labels.shape, vocab)
     logits.scatter_(-1, labels[..., None], heights[..., None].float())
     return logits[..., context.place.tp * share : (context.place.tp + 1) * share].to(context.device.torch_device)

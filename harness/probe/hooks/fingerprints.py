@@ -19,23 +19,26 @@ from harness.oracle.drawing import draw
 from harness.probe.weights import NamedParameter, parts_of
 
 
-def gradient_fingerprint(item: NamedParameter, gradient: Tensor, seed: int) -> Fingerprint:
-    """Fingerprint of this rank's shard of a parameter's gradient; `gradient` has the shape of the shard."""
+def gradient_fingerprint(parameter: NamedParameter, gradient: Tensor, seed: int) -> Fingerprint:
+    """Return the fingerprint of this rank's shard of a parameter's gradient; `gradient` has the shape of the shard."""
     local = gradient.detach().to("cpu", torch.float64)
-    return _fingerprint(local, [item.shard.take(vector) for vector in _vectors(item, seed)])
+    return _fingerprint(local, [parameter.shard.take(vector) for vector in _vectors(parameter, seed)])
 
 
-def part_fingerprints(item: NamedParameter, gradient: Tensor, seed: int) -> list[Fingerprint]:
-    """Fingerprints of the shards into which tensor parallelism would split a whole gradient; see weights.parts_of."""
-    shards = parts_of(item)
-    vectors = _vectors(item, seed) if shards else []
+def part_fingerprints(parameter: NamedParameter, gradient: Tensor, seed: int) -> list[Fingerprint]:
+    """Return the fingerprints of the shards into which tensor parallelism would split a whole gradient.
+
+    See weights.parts_of.
+    """
+    shards = parts_of(parameter)
+    vectors = _vectors(parameter, seed) if shards else []
     whole = gradient.detach().to("cpu", torch.float64)
     return [_fingerprint(shard.take(whole), [shard.take(vector) for vector in vectors]) for shard in shards]
 
 
-def _vectors(item: NamedParameter, seed: int) -> list[Tensor]:
-    """The random tensors of a parameter, each in its full shape."""
-    return [draw(f"projection-{number}", item.name, item.shard.full, seed) for number in range(PROJECTIONS)]
+def _vectors(parameter: NamedParameter, seed: int) -> list[Tensor]:
+    """Return the random tensors of a parameter, each in its full shape."""
+    return [draw(f"projection-{number}", parameter.name, parameter.shard.full, seed) for number in range(PROJECTIONS)]
 
 
 def _fingerprint(local: Tensor, vectors: list[Tensor]) -> Fingerprint:
@@ -45,14 +48,14 @@ def _fingerprint(local: Tensor, vectors: list[Tensor]) -> Fingerprint:
 
 @lru_cache(maxsize=4)
 def _position_vectors(length: int, hidden: int, seed: int) -> Tensor:
-    """[PROJECTIONS, length, hidden]: the random vectors for each token position in a document."""
+    """Return [PROJECTIONS, length, hidden]: the random vectors for each token position in a document."""
     return torch.stack(
         [draw(f"position-{number}", "activation", (length, hidden), seed) for number in range(PROJECTIONS)]
     )
 
 
 def document_fingerprints(hidden: Tensor, owners: Tensor, *, length: int, seed: int) -> dict[int, Fingerprint]:
-    """Fingerprint of each document over this rank's real tokens.
+    """Return the fingerprint of each document over this rank's real tokens.
 
     hidden [tokens, hidden]; owners int64 [tokens, 2]: (document or PAD, position); `length`: largest possible
     position + 1.
@@ -65,34 +68,36 @@ def document_fingerprints(hidden: Tensor, owners: Tensor, *, length: int, seed: 
 
 
 def token_fingerprints(rows: Tensor, owners: Tensor, *, length: int, seed: int) -> dict[int, Fingerprint]:
-    """Fingerprint of each document whose projections are those of its tokens' sums.
+    """Return the fingerprint of each document whose projections are those of its tokens' sums.
 
     Unlike those of `document_fingerprints`, they add up over any split of the features, and do not depend on the order
     of a token's features. rows [tokens, features]: an infinity counts as 0, as masked scores have it; `owners`,
     `length`: as there.
     """
     real = owners[:, 0] != PAD
-    kept = rows.detach()[real].to("cpu", torch.float64)
-    kept = torch.where(kept.isinf(), 0.0, kept)
+    features = rows.detach()[real].to("cpu", torch.float64)
+    features = torch.where(features.isinf(), 0.0, features)
     documents, positions = owners[real].cpu().unbind(1)
-    sums = kept.sum(-1)[None] * _token_vectors(length, seed)[:, positions]
-    return _by_document(torch.cat([kept.square().sum(-1)[None], sums]), documents)
+    sums = features.sum(-1)[None] * _token_vectors(length, seed)[:, positions]
+    return _by_document(torch.cat([features.square().sum(-1)[None], sums]), documents)
 
 
 @lru_cache(maxsize=4)
 def _token_vectors(length: int, seed: int) -> Tensor:
-    """[PROJECTIONS, length] float64: a random number for each token position in a document."""
+    """Return [PROJECTIONS, length] float64: a random number for each token position in a document."""
     vectors = [draw(f"operation-{number}", "token", (length,), seed) for number in range(PROJECTIONS)]
     return torch.stack(vectors).double()
 
 
 def _by_document(values: Tensor, documents: Tensor) -> dict[int, Fingerprint]:
-    """values [1 + PROJECTIONS, tokens]: share of each token in the sum of squares and in each projection."""
-    found, column_of = torch.unique(documents, return_inverse=True)
-    sums = torch.zeros(len(values), len(found), dtype=torch.float64).index_add_(1, column_of, values)
+    """Return a fingerprint per document from values [1 + PROJECTIONS, tokens]: share of each token in the sum of
+    squares and in each projection.
+    """
+    distinct, column_of = torch.unique(documents, return_inverse=True)
+    sums = torch.zeros(len(values), len(distinct), dtype=torch.float64).index_add_(1, column_of, values)
     return {
         int(document): Fingerprint(norm_sq=float(column[0]), projections=[float(value) for value in column[1:]])
-        for document, column in zip(found, sums.T)
+        for document, column in zip(distinct, sums.T)
     }
 
 

@@ -50,14 +50,14 @@ class PassState:
 
 
 def local_owners(state: PassState, context: RankContext) -> Tensor:
-    """Owners of the hidden states between layers: [s, b, 2], with s as in LayerRecorder._record."""
+    """Return the owners of the hidden states between layers: [s, b, 2], with s as in LayerRecorder._record."""
     assert state.owners is not None
     owners, layout = state.owners.transpose(0, 1), context.config.layout
     return owners.chunk(layout.tp, 0)[context.place.tp] if layout.sp else owners
 
 
 def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A module's first input: releases differ in what they pass by keyword."""
+    """Return a module's first input: releases differ in what they pass by keyword."""
     return [*args, *kwargs.values()][0]
 
 
@@ -82,7 +82,10 @@ class LayerRecorder:
                 attention.register_forward_pre_hook(self._params_hook(number), with_kwargs=True)
 
     def _embedding_hook(self, chunk: Any) -> None:
-        """With vision the embedding is that of the whole row without images; layers get what becomes of it."""
+        """Record the embedding.
+
+        With vision it is that of the whole row without images, and layers get what becomes of it.
+        """
         record = self._output_hook(0)
         if self.context.config.model.vision is None:
             chunk.embedding.register_forward_hook(record)
@@ -92,28 +95,28 @@ class LayerRecorder:
             )
 
     def drain(self) -> list[ActivationSeen]:
-        """The fingerprints recorded since the last call, ordered by layer."""
-        seen = [self.activations[layer] for layer in sorted(self.activations)]
+        """Return the fingerprints recorded since the last call, ordered by layer."""
+        drained = [self.activations[layer] for layer in sorted(self.activations)]
         self.activations = {}
-        return seen
+        return drained
 
     def _params_hook(self, layer: int) -> Any:
         def hook(module: Any, args: Any, kwargs: Any) -> None:
             at = self.state
             if at.leg != "training":
                 return
-            given = dict(zip(_OF_ATTENTION, args)) | kwargs
-            mask = given.get("attn_mask_type") or getattr(module, "attn_mask_type", None)
-            seen = LayerSeen(
+            arguments = dict(zip(_OF_ATTENTION, args)) | kwargs
+            mask = arguments.get("attn_mask_type") or getattr(module, "attn_mask_type", None)
+            layer_seen = LayerSeen(
                 step=at.step,
                 chunk=at.chunk,
                 micro_batch=at.micro_batch,
                 layer=layer,
                 params=None,
                 mask=getattr(mask, "name", None),
-                biased=given.get("attention_bias") is not None,
+                biased=arguments.get("attention_bias") is not None,
             )
-            self.recorder.layer(seen, kwargs.get("packed_seq_params"), recomputed=recomputing())
+            self.recorder.layer(layer_seen, kwargs.get("packed_seq_params"), recomputed=recomputing())
 
         return hook
 
@@ -125,7 +128,9 @@ class LayerRecorder:
         return hook
 
     def _embedded_before(self) -> bool:
-        """Whether this micro-batch was embedded already: prediction layers embed rolled tokens after the model."""
+        """Return whether this micro-batch was embedded already: prediction layers embed rolled tokens after the
+        model.
+        """
         at = self.state
         before, self.embedded = self.embedded, (at.leg, at.data_step, at.micro_batch)
         return before == self.embedded
@@ -138,9 +143,9 @@ class LayerRecorder:
         owners = local_owners(self.state, self.context)
         if owners.shape[:2] != hidden.shape[:2]:
             return  # wrong shape; the metadata lane reports it
-        seen = self.activations.setdefault(layer, ActivationSeen(layer=layer, documents={}))
+        activation = self.activations.setdefault(layer, ActivationSeen(layer=layer, documents={}))
         merge(
-            seen.documents,
+            activation.documents,
             document_fingerprints(
                 hidden.flatten(0, 1),
                 owners.flatten(0, 1),
@@ -232,11 +237,13 @@ class PredictionRecorder:
         documents = self.state.owners[..., 0].flatten()
         counted = weighted.detach().cpu().flatten() != 0  # owners are on the CPU
         values = losses.cpu().flatten().double()
-        seen = {}
+        losses_by_document = {}
         for document in torch.unique(documents[counted]).tolist():
-            mine = counted & (documents == document)
-            seen[int(document)] = DocumentLoss(loss_sum=float(values[mine].sum()), tokens=int(mine.sum()))
-        return MtpSeen(depth=depth, micro_batch=self.state.micro_batch, documents=seen)
+            in_document = counted & (documents == document)
+            losses_by_document[int(document)] = DocumentLoss(
+                loss_sum=float(values[in_document].sum()), tokens=int(in_document.sum())
+            )
+        return MtpSeen(depth=depth, micro_batch=self.state.micro_batch, documents=losses_by_document)
 
 
 # Measures at step 0 what Megatron multiplies reduced gradients by, separately for experts, which DDP holds apart.
@@ -250,10 +257,10 @@ class ScaleRecorder:
     def __init__(self, chunk: Any, number: int, state: PassState) -> None:
         """`chunk`: a DDP module."""
         self.chunk, self.number, self.state = chunk, number, state
-        named = [(name, one) for name, one in chunk.named_parameters() if one.requires_grad]
+        named = [(name, parameter) for name, parameter in chunk.named_parameters() if parameter.requires_grad]
         self.groups = {
-            "dense": [one for name, one in named if not is_expert(name)],
-            "experts": [one for name, one in named if is_expert(name)],
+            "dense": [parameter for name, parameter in named if not is_expert(name)],
+            "experts": [parameter for name, parameter in named if is_expert(name)],
         }
         self.before: dict[str, float] = {}  # norms of gradients that upstream has not scaled yet
         self.given = 1.0
@@ -267,23 +274,26 @@ class ScaleRecorder:
         self.upstream(factor)
 
     def seen(self) -> GradientScale:
-        """Both factors together, as the gradients are now."""
-        found = {name: self._reduced(group[0]) * self._scaled(name) for name, group in self.groups.items() if group}
-        return GradientScale(chunk=self.number, dense=found.get("dense"), experts=found.get("experts"))
+        """Return both factors together, as the gradients are now."""
+        factors = {name: self._reduced(group[0]) * self._scaled(name) for name, group in self.groups.items() if group}
+        return GradientScale(chunk=self.number, dense=factors.get("dense"), experts=factors.get("experts"))
 
     def _scaled(self, name: str) -> float:
-        """The factor of a group since its reduction; that which upstream was given if its gradients are all 0."""
+        """Return the factor of a group since its reduction.
+
+        That which upstream was given if its gradients are all 0.
+        """
         norm = self.before.get(name)
         return _norm(self.groups[name]) / norm if norm else self.given
 
     def _reduced(self, parameter: Tensor) -> float:
-        """The factor of DDP's reduction: before it, and within it if the collective averages."""
+        """Return the factor of DDP's reduction: before it, and within it if the collective averages."""
         buffers = (*self.chunk.buffers, *self.chunk.expert_parallel_buffers)
-        buffer = next(one for one in buffers if any(other is parameter for other in one.params))
+        buffer = next(candidate for candidate in buffers if any(member is parameter for member in candidate.params))
         averages = self.chunk.ddp_config.average_in_collective
         return float(buffer.gradient_scaling_factor) / (buffer.data_parallel_group.size() if averages else 1)
 
 
 def _norm(parameters: Iterable[Tensor]) -> float:
-    squares = [one.main_grad.double().square().sum() for one in parameters]  # type: ignore[attr-defined]
+    squares = [parameter.main_grad.double().square().sum() for parameter in parameters]  # type: ignore[attr-defined]
     return math.sqrt(float(torch.stack(squares).sum())) if squares else 0.0

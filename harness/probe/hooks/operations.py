@@ -44,15 +44,16 @@ def record_operations(chunks: list[Any], context: RankContext, state: PassState,
 
 
 def _by_position(values: Any) -> set[int]:
-    """Ids of tensors among a module's arguments with a row per position of a document, which may be as many as tokens:
-    the angles of RoPE."""
+    """Return the ids of tensors among a module's arguments with a row per position of a document, which may be as many
+    as tokens: the angles of RoPE.
+    """
     arguments = values[1] if isinstance(values, tuple) and len(values) == 2 and isinstance(values[1], dict) else {}
     angles = [value for name, value in arguments.items() if name.startswith("rotary_pos")]
-    return {id(one) for one in tree_leaves(angles)}
+    return {id(angle) for angle in tree_leaves(angles)}
 
 
 def layer_of(chunk: Any, number: int, *, first: bool) -> Any:
-    """The module of a layer by its global number, 0 for the embedding; None if the chunk does not have it.
+    """Return the module of a layer by its global number, 0 for the embedding; None if the chunk does not have it.
 
     `first`: whether the chunk is the first one of the model.
     """
@@ -108,20 +109,20 @@ class OperationRecorder:
             write_json(self.path, self.seen)
 
     def before(self, args: Any) -> None:
-        """An operation is about to run: its inputs, which it may overwrite."""
+        """Keep the inputs of an operation that is about to run, which it may overwrite."""
         if not self.busy:
             self.taken = self.tensors(args)
 
     def after(self, func: Any, result: Any, text: str) -> None:
-        """An operation has run."""
+        """Record an operation that has run."""
         if self.busy or not isinstance(func, OpOverload) or _computes_nothing(func):
             return
         kind: OperationKind = "communication" if func.namespace in _COMMUNICATION else "operation"
         if kind == "communication":
             _wait(result)
-        given = self.tensors(result)
-        if given or kind == "communication":
-            self._add(_name(func), kind, self.taken, given, text)
+        outputs = self.tensors(result)
+        if outputs or kind == "communication":
+            self._add(_name(func), kind, self.taken, outputs, text)
 
     def _add(
         self,
@@ -135,54 +136,59 @@ class OperationRecorder:
         module = self.names[self.modules[-1]]
         number = self.numbers[module, name]
         self.numbers[module, name] += 1
-        known = self.known.get((module, name, number))
-        if known is None:
-            found = OperationSeen(
+        earlier = self.known.get((module, name, number))
+        if earlier is None:
+            operation = OperationSeen(
                 module=module, name=name, kind=kind, number=number, text=text, inputs=inputs, outputs=outputs
             )
-            self.known[module, name, number] = found
-            self.seen.operations.append(found)
+            self.known[module, name, number] = operation
+            self.seen.operations.append(operation)
             return
-        known.micro_batches += 1
-        for old, new in zip(known.inputs + known.outputs, inputs + outputs):
+        earlier.micro_batches += 1
+        for old, new in zip(earlier.inputs + earlier.outputs, inputs + outputs):
             if old.features == new.features:
                 merge(old.documents, new.documents)
             else:
                 old.features, old.documents = 0, {}
 
     def tensors(self, values: Any, *, boundary: bool = False) -> list[TensorOfOperation]:
-        """The tensors among values. `boundary`: what a module receives or returns, which is by token even if the module
-        mixes tokens."""
+        """Return the tensors among values.
+
+        `boundary`: what a module receives or returns, which is by token even if the module mixes tokens.
+        """
         by_token = boundary or self.modules[-1] not in self.mixed
         self.busy = True
         try:
             by_position = _by_position(values)
-            leaves = [one for one in tree_leaves(values) if isinstance(one, Tensor)]
-            return [self._tensor(one, by_token and id(one) not in by_position) for one in leaves]
+            leaves = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+            return [self._tensor(leaf, by_token and id(leaf) not in by_position) for leaf in leaves]
         finally:
             self.busy = False
 
     def _tensor(self, tensor: Tensor, by_token: bool) -> TensorOfOperation:
         whole = not (tensor.is_floating_point() or tensor.is_complex())
-        found = TensorOfOperation(shape=list(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+        described = TensorOfOperation(shape=list(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
         if tensor.is_meta or tensor.is_complex():
-            return found
-        found.norm = float(tensor.detach().double().norm()) if tensor.numel() else 0.0
+            return described
+        described.norm = float(tensor.detach().double().norm()) if tensor.numel() else 0.0
         if whole:
             few = tensor.numel() <= _FEW and tensor.dtype is not torch.bool
-            found.values = [int(value) for value in tensor.flatten().tolist()] if few else None
-            return found
+            described.values = [int(value) for value in tensor.flatten().tolist()] if few else None
+            return described
         if _start(tensor)[0] in self.storages:
-            found.name = self.weights.get(_start(tensor), "weights")
-            return found
+            described.name = self.weights.get(_start(tensor), "weights")
+            return described
         if by_token and (rows := self._rows(tensor.detach())) is not None:
             train = self.context.config.train
-            found.features = rows[0].shape[-1]
-            found.documents = token_fingerprints(*rows, length=train.seq_length, seed=train.seed)
-        return found
+            described.features = rows[0].shape[-1]
+            described.documents = token_fingerprints(*rows, length=train.seq_length, seed=train.seed)
+        return described
 
     def _rows(self, tensor: Tensor) -> tuple[Tensor, Tensor] | None:
-        """(rows [tokens, features], owners [tokens, 2]); None if no dimension of the tensor is that of tokens."""
+        """Return (rows [tokens, features], owners [tokens, 2]).
+
+        None if no dimension of the tensor is that of tokens.
+        """
         if self.state.owners is None:
             return None
         for owners in (self.state.owners.transpose(0, 1), local_owners(self.state, self.context)):
@@ -194,7 +200,7 @@ class OperationRecorder:
 
 
 def _arrangements(tensor: Tensor, slots: int, rows: int) -> Iterator[Tensor]:
-    """The tensor, slots and rows first, if it has them: [s, b, ...], [s * b, ...], [b, s, ...], [b, h, s, d]."""
+    """Yield the tensor, slots and rows first, if it has them: [s, b, ...], [s * b, ...], [b, s, ...], [b, h, s, d]."""
     shape = tuple(tensor.shape)
     if shape[:2] == (slots, rows) or (len(shape) > 1 and shape[0] == slots * rows):
         yield tensor
@@ -205,12 +211,14 @@ def _arrangements(tensor: Tensor, slots: int, rows: int) -> Iterator[Tensor]:
 
 
 def _mixing(layer: Any) -> Iterator[Any]:
-    """Modules in which tokens are mixed or dispatched, so that what they compute in between is not by token."""
+    """Yield the modules in which tokens are mixed or dispatched, so that what they compute in between is not by
+    token.
+    """
     attention = getattr(layer, "self_attention", None)
     core = getattr(attention, "core_attention", None)
     if core is not None:
         yield from core.modules()
-    yield from (one for one in (attention, getattr(layer, "mixer", None)) if is_recurrent(one))
+    yield from (module for module in (attention, getattr(layer, "mixer", None)) if is_recurrent(module))
     experts = getattr(layer, "mlp", None)
     if hasattr(experts, "router"):
         yield experts
@@ -218,12 +226,12 @@ def _mixing(layer: Any) -> Iterator[Any]:
 
 
 def _start(tensor: Tensor) -> tuple[int, int]:
-    """Where a tensor's memory begins: a view of a weight has the same beginning."""
+    """Return where a tensor's memory begins: a view of a weight has the same beginning."""
     return tensor.untyped_storage().data_ptr(), int(tensor.storage_offset())
 
 
 def _computes_nothing(func: OpOverload) -> bool:
-    """Whether an operation only returns views of its inputs, or memory without values."""
+    """Return whether an operation only returns views of its inputs, or memory without values."""
     if "empty" in _name(func) or func is torch.ops.aten._unsafe_view.default:
         return True
     aliases = [value.alias_info for value in func._schema.returns]
@@ -231,20 +239,20 @@ def _computes_nothing(func: OpOverload) -> bool:
 
 
 def _name(func: OpOverload) -> str:
-    """The name of an operation: "aten.mm", "c10d.allreduce_"."""
+    """Return the name of an operation: "aten.mm", "c10d.allreduce_"."""
     return str(func).removesuffix(".default")
 
 
 def _wait(result: Any) -> None:
     """Wait for communication that has been started; its tensors hold nothing before."""
-    for one in tree_leaves(result):
-        if not isinstance(one, Tensor) and hasattr(one, "wait"):
+    for leaf in tree_leaves(result):
+        if not isinstance(leaf, Tensor) and hasattr(leaf, "wait"):
             with suppress(RuntimeError):  # it is reported where the layer waits for it
-                one.wait()
+                leaf.wait()
 
 
 def _debug_mode() -> str:
-    """The class that observes operations, by its full name."""
+    """Return the class that observes operations, by its full name."""
     with suppress(ImportError, AttributeError):
         module: Any = importlib.import_module("torch.utils._debug_mode")
         if "pre_log_hook" in module.DebugMode.dispatch_hooks.__wrapped__.__code__.co_varnames:
@@ -267,14 +275,17 @@ class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def observing(recorder: OperationRecorder) -> Any:
-    """A context in which the recorder gets every operation."""
+    """Return a context in which the recorder gets every operation."""
     if not recorder.seen.mode.endswith(".DebugMode"):
         return _Dispatch(recorder)
     return _debugging(recorder, importlib.import_module("torch.utils._debug_mode").DebugMode)
 
 
 def _debugging(recorder: OperationRecorder, mode: Any) -> Any:
-    """DebugMode with hooks before and after each operation; only the first is given the call, which prints itself."""
+    """Return DebugMode with hooks before and after each operation.
+
+    Only the first is given the call, which prints itself.
+    """
     calls: list[Any] = []
 
     def before(func: Any, types: Any, args: Any, kwargs: Any, call: Any) -> None:

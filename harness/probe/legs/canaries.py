@@ -31,27 +31,27 @@ class CanaryLegs:
     def __init__(self, passes: Passes) -> None:
         self.passes = passes
         self.legs = legs_of(passes.context.config)
-        self.initial = [_copy(item.parameter) for item in passes.named_parameters()] if self.legs else []
+        self.initial = [_copy(named.parameter) for named in passes.named_parameters()] if self.legs else []
 
     def run(self) -> None:
         """Append one LegSeen per leg to the record."""
         if not self.legs:
             return
         with torch.no_grad():
-            for item, weight in zip(self.passes.named_parameters(), self.initial, strict=True):
-                item.parameter.copy_(weight)
-                item.parameter.grad = None  # left by the optimizer: a backward would add to it
+            for named, weight in zip(self.passes.named_parameters(), self.initial, strict=True):
+                named.parameter.copy_(weight)
+                named.parameter.grad = None  # left by the optimizer: a backward would add to it
         for legs in shared_passes(self.legs):
             begin = time.perf_counter()
             self.passes.recorder.flush()
             if legs[0].trains:
-                found = [self._train(legs[0])]
+                legs_seen = [self._train(legs[0])]
             else:
-                found = self._pass(legs) if legs[0].model else [self._fetch(legs[0])]
-            taken = time.perf_counter() - begin
-            for seen in found:
-                seen.time_s = taken
-            self.passes.recorder.record.legs += found
+                legs_seen = self._pass(legs) if legs[0].model else [self._fetch(legs[0])]
+            elapsed_s = time.perf_counter() - begin
+            for leg_seen in legs_seen:
+                leg_seen.time_s = elapsed_s
+            self.passes.recorder.record.legs += legs_seen
         self.passes.fault.leg = None
         self.passes.recorder.flush()
 
@@ -75,13 +75,13 @@ class CanaryLegs:
         passes.run(iterators, micro_batches=count, forward_only=not first.backward)
         synchronize(passes.context.device)
         passes.read_losses()
-        found = [_seen(leg.name, announced.losses) for leg, announced in zip(legs, passes.legs, strict=True)]
+        legs_seen = [_seen(leg.name, announced.losses) for leg, announced in zip(legs, passes.legs, strict=True)]
         if first.backward:
-            found[0].parameters, found[0].activations = passes.parameters_seen(), passes.layer_recorder.drain()
-        return found
+            legs_seen[0].parameters, legs_seen[0].activations = passes.parameters_seen(), passes.layer_recorder.drain()
+        return legs_seen
 
     def _train(self, leg: Leg) -> LegSeen:
-        """Train once more, with moved weights. Leaves them trained, so this must be the last leg."""
+        """Train once more, with moved weights. The weights stay trained, so this must be the last leg."""
         passes = self.passes
         config = passes.context.config
         reset_routers(passes.chunks)
@@ -92,9 +92,9 @@ class CanaryLegs:
                 optimizer = build_optimizer(config, passes.chunks, passes.groups)
             TrainingLeg(passes, optimizer, leg.name).run()
         first = record.steps[0]
-        updates = {seen.name: seen.update for seen in record.parameters if seen.update is not None}
-        for seen in record.parameters:
-            seen.update, seen.in_norm = None, None
+        updates = {parameter.name: parameter.update for parameter in record.parameters if parameter.update is not None}
+        for parameter in record.parameters:
+            parameter.update, parameter.in_norm = None, None
         return LegSeen(
             leg=leg.name,
             loss_sum=first.loss_sum or 0.0,
@@ -122,15 +122,15 @@ class CanaryLegs:
         """Change each weight by one machine epsilon, up or down at random."""
         seed = self.passes.context.config.train.seed
         with torch.no_grad():
-            for item in self.passes.all_parameters():
-                weight = item.parameter
-                sign = item.shard.take(draw("move", item.name, item.shard.full, seed)).sign().to(weight)
+            for named in self.passes.all_parameters():
+                weight = named.parameter
+                sign = named.shard.take(draw("move", named.name, named.shard.full, seed)).sign().to(weight)
                 weight.mul_(1 + torch.finfo(weight.dtype).eps * sign)
 
 
-def _later(seen: StepSeen | EvaluationSeen, after: int) -> LaterSeen:
-    norm = seen.grad_norm if isinstance(seen, StepSeen) else None
-    return LaterSeen(after=after, loss_sum=seen.loss_sum or 0.0, documents=seen.documents, grad_norm=norm)
+def _later(step_seen: StepSeen | EvaluationSeen, after: int) -> LaterSeen:
+    norm = step_seen.grad_norm if isinstance(step_seen, StepSeen) else None
+    return LaterSeen(after=after, loss_sum=step_seen.loss_sum or 0.0, documents=step_seen.documents, grad_norm=norm)
 
 
 def _seen(name: CanaryLeg, losses: Losses) -> LegSeen:

@@ -19,8 +19,8 @@ from harness.upstreams.node_base import Adapter, RankContext
 def metadata_leg(path: Adapter, context: RankContext, fault: Fault, recorder: Recorder) -> None:
     """Append one BatchSeen per chunk and micro-batch to the record."""
     truth = StepTruth(context.config, 0, context.place.dp)
-    for seen in observed_batches(truth, "metadata", path, context, fault, recorder):
-        recorder.record.batches.append(seen)
+    for batch in observed_batches(truth, "metadata", path, context, fault, recorder):
+        recorder.record.batches.append(batch)
     recorder.flush()
 
 
@@ -37,10 +37,10 @@ def observed_batches(
             recorder.progress(leg, 0, number, "fetch")
             recorder.flush()
             batch = fault.on_batch(path.fetch(iterator, chunk), context, chunk, number)
-            seen = batch_seen(batch, truth, context, recorder, chunk, number)
+            compared = batch_seen(batch, truth, context, recorder, chunk, number)
             if context.is_last(chunk):
-                seen.log_probs = log_probs_returned(path, micro, context, batch)
-            yield seen
+                compared.log_probs = log_probs_returned(path, micro, context, batch)
+            yield compared
 
 
 def record_workload(

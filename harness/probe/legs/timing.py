@@ -43,7 +43,7 @@ _POLL_S = 0.005
 # of each round would have warm caches.) Only rank 0 of a cell reads the files. A cell that waits too long gives up and
 # writes a file, so that the other one stops waiting too.
 def turn_numbers(rounds: int, first: bool) -> Iterator[tuple[int, int]]:
-    """(round, turn) of one cell, in order; `first`: whether the cell begins."""
+    """Yield (round, turn) of one cell, in order; `first`: whether the cell begins."""
     for turn in range(rounds):
         yield turn, 2 * turn + (0 if first else 1)
 
@@ -164,7 +164,8 @@ class TimingLeg:
         synchronize(device)
         if number >= 0:
             self.recorder.record.timings += [
-                Timed(load=load.name, documents=load.documents, round=number, seconds=read()) for load, read in readings
+                Timed(load=load.name, documents=load.documents, round=number, seconds=reading())
+                for load, reading in readings
             ]
 
     def _record_gpu(self, when: Moment) -> None:
@@ -209,7 +210,7 @@ class TimingLeg:
             turns.over(turn)
 
     def _fits(self, seconds: float, names: set[str]) -> bool:
-        """Whether rounds of `seconds` of wall time fit before the deadline; if not, records why. Collective."""
+        """Return whether rounds of `seconds` of wall time fit before the deadline; if not, records why. Collective."""
         agreed = torch.tensor([seconds], device=self.context.device.torch_device)
         dist.broadcast(agreed, 0)
         config = self.context.config
@@ -221,17 +222,20 @@ class TimingLeg:
         return False
 
     def _slope(self) -> Iterator[Load]:
-        """Packs of the same size with increasing numbers of documents; for the rotary function alone on rank 0 only."""
+        """Yield packs of the same size with increasing numbers of documents.
+
+        For the rotary function alone on rank 0 only.
+        """
         config = self.context.config
         if not config.timing.documents:
             return
         upstream = transformer_config(config)
         yield from self._rotary("rotary", upstream)
-        other = with_other_rotary(upstream, self.context.device.kind)
-        if isinstance(other, str):
-            self.recorder.record.untimed["rotary_other"] = other
+        other_rotary = with_other_rotary(upstream, self.context.device.kind)
+        if isinstance(other_rotary, str):
+            self.recorder.record.untimed["rotary_other"] = other_rotary
         else:
-            yield from self._rotary("rotary_other", other)
+            yield from self._rotary("rotary_other", other_rotary)
         for documents in config.timing.documents:
             yield self.load_of("step", documents, slope_config(config, documents))
 
@@ -245,27 +249,27 @@ class TimingLeg:
             yield Load(name=name, documents=documents, run=alone)
 
     def _packing(self) -> Iterator[Load]:
-        """The documents of step 0 packed by the data path, one per row, and full rows; all in the same layout."""
+        """Yield the documents of step 0 packed by the data path, one per row, and full rows; all in the same layout."""
         config = self.context.config
-        requested = [name for name, wanted in self._unpacked_loads().items() if wanted]
-        made = {}
+        requested = [name for name, is_requested in self._unpacked_loads().items() if is_requested]
+        configs = {}
         for name in requested:
             try:
-                made[name] = load_config(config, name, 0)
+                configs[name] = load_config(config, name, 0)
             except ValueError as error:
                 self.recorder.record.untimed[name] = str(error)
-        if made:
+        if configs:
             yield self.load_of("packed", 0, config, self.path)
-        for name, other in made.items():
-            assert other is not None
-            yield self.load_of(name, 0, other)
+        for name, of_load in configs.items():
+            assert of_load is not None
+            yield self.load_of(name, 0, of_load)
 
     def _unpacked_loads(self) -> dict[str, bool]:
         timing = self.context.config.timing
         return {"unpacked": timing.unpacked, "full": timing.full_rows}
 
     def load_of(self, name: str, documents: int, config: CellConfig, path: Adapter | None = None) -> Load:
-        """A forward and backward over the micro-batches of step 0 of `config`; fetches the micro-batches."""
+        """Return a forward and backward over the micro-batches of step 0 of `config`; fetches the micro-batches."""
         path = path or ADAPTERS[config.data_path](replace(self.context, config=config))
         truth = StepTruth(config, 0, self.context.place.dp)
         batches = []
@@ -277,7 +281,7 @@ class TimingLeg:
     def _forward_backward(self, config: CellConfig, batches: list[list[Batch]]) -> None:
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
-        iterators = [iter(own) for own in batches]
+        iterators = [iter(of_chunk) for of_chunk in batches]
         get_forward_backward_func()(
             forward_step_func=partial(_forward_step, config),
             data_iterator=iterators if len(iterators) > 1 else iterators[0],
@@ -290,7 +294,7 @@ class TimingLeg:
 
 
 def _forward_step(config: CellConfig, iterator: Iterator[Batch], model: Any, *_: Any) -> tuple[Tensor, Any]:
-    """Megatron's forward_step_func, as in the training leg but without records."""
+    """Run Megatron's forward_step_func, as in the training leg but without records."""
     batch = next(iterator)
     return forward(model, batch, config), partial(_loss, batch)
 
@@ -306,10 +310,10 @@ def _loss(batch: Batch, output: Tensor) -> tuple[Any, ...]:
 
 def _remove_hooks(chunk: Any) -> None:
     """Remove all forward hooks except those with which Megatron's DDP waits for gathered weights."""
-    kept = {handle.id for handle in getattr(chunk, "remove_forward_pre_hook_handles", {}).values()}
+    ddp_hooks = {handle.id for handle in getattr(chunk, "remove_forward_pre_hook_handles", {}).values()}
     for module in chunk.modules():
         module._forward_hooks.clear()
-        for number in module._forward_pre_hooks.keys() - kept:
+        for number in module._forward_pre_hooks.keys() - ddp_hooks:
             del module._forward_pre_hooks[number]
             module._forward_pre_hooks_with_kwargs.pop(number, None)
 
@@ -320,7 +324,7 @@ def stopwatch(device: Device) -> Callable[[Run], Reading]:
 
 
 def by_events(run: Run) -> Reading:
-    """Time from the load's first kernel to its last on the current stream."""
+    """Measure from the load's first kernel to its last on the current stream."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     begin.record()
     run()
@@ -329,7 +333,7 @@ def by_events(run: Run) -> Reading:
 
 
 def by_cpu_time(run: Run) -> Reading:
-    """CPU time of this process: other processes may share the cores, and gloo sleeps while it waits."""
+    """Measure the CPU time of this process: other processes may share the cores, and gloo sleeps while it waits."""
     begin = time.process_time()
     run()
     seconds = time.process_time() - begin

@@ -64,7 +64,7 @@ class TrainingLeg:
         synchronize(self.context.device)
         trained, computed = time.perf_counter() - begin, time.process_time() - busy
         losses = passes.read_losses()
-        seen = StepSeen(
+        step_seen = StepSeen(
             step=step,
             micro_batches=count,
             real_tokens=sum(plan.real_tokens for plan in truth.plans),
@@ -72,7 +72,7 @@ class TrainingLeg:
             documents=losses.documents,
             tokens=losses.tokens,
         )
-        observe(passes, seen, self.optimizer)
+        observe(passes, step_seen, self.optimizer)
         passes.progress("optimizer")
         if first := passes.state.fingerprints:
             self.updates = Updates(passes, self.optimizer, passes.groups)
@@ -81,10 +81,10 @@ class TrainingLeg:
         with self.passes.groups.hidden():
             self.optimizer.step()
         synchronize(self.context.device)
-        seen.time_s = trained + time.perf_counter() - begin
+        step_seen.time_s = trained + time.perf_counter() - begin
         on_cpu = self.context.device.kind == "cpu"
-        seen.busy_s = computed + time.process_time() - busy if on_cpu else seen.time_s
+        step_seen.busy_s = computed + time.process_time() - busy if on_cpu else step_seen.time_s
         if first and self.updates:
             self.updates.first()
-        self.recorder.record.steps.append(seen)
+        self.recorder.record.steps.append(step_seen)
         self.recorder.flush()

@@ -43,7 +43,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def _undrawn(weight: torch.Tensor) -> torch.Tensor:
-    """An init_method for upstream's configuration that leaves weights uninitialised."""
+    """Leave weights uninitialised, as an init_method of upstream's configuration."""
     return weight
 
 
@@ -63,7 +63,7 @@ _FIXED: dict[str, Any] = {
 def initialize_parallel(config: CellConfig, device: Device) -> Groups:
     """Create Megatron's process groups and random state for the layout; torch.distributed must be initialised."""
     layout = config.layout
-    wanted: dict[str, Any] = {
+    optional: dict[str, Any] = {
         # As for the world group: a hang must end at the cell's deadline, not by an earlier time-out.
         "distributed_timeout_minutes": math.ceil(timeout_of(config).total_seconds() / 60),
         # Copies of the groups over gloo are for checkpoints of a distributed optimizer, which this loop does not write.
@@ -77,7 +77,7 @@ def initialize_parallel(config: CellConfig, device: Device) -> Groups:
         virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
         context_parallel_size=layout.cp,
         expert_model_parallel_size=layout.ep,
-        **{name: value for name, value in wanted.items() if takes(parallel_state.initialize_model_parallel, name)},
+        **{name: value for name, value in optional.items() if takes(parallel_state.initialize_model_parallel, name)},
     )
     groups = GLOBAL
     if config.groups == EXPLICIT:
@@ -89,7 +89,9 @@ def initialize_parallel(config: CellConfig, device: Device) -> Groups:
 
 
 def timeout_of(config: CellConfig) -> timedelta:
-    """Time-out of collectives: longer than the deadline, so that a hang ends with the dumps at the deadline."""
+    """Return the time-out of collectives: longer than the deadline, so that a hang ends with the dumps at the
+    deadline.
+    """
     return timedelta(seconds=config.deadline_s + 60)
 
 
@@ -100,22 +102,22 @@ def first_collectives(device: Device) -> list[str]:
     not look like a failure of the data path or the model. Returns the groups' names, in the same order on all ranks.
     RuntimeError when a sum is wrong.
     """
-    found: dict[str, Any] = {"WORLD": None}
+    groups: dict[str, Any] = {"WORLD": None}
     for name, group in sorted(vars(parallel_state).items()):
-        if isinstance(group, dist.ProcessGroup) and group.size() > 1 and group not in found.values():
-            found[name.strip("_")] = group
-    one = torch.ones(1, device=device.torch_device)
-    for name, group in found.items():
-        total = one.clone()
+        if isinstance(group, dist.ProcessGroup) and group.size() > 1 and group not in groups.values():
+            groups[name.strip("_")] = group
+    unit = torch.ones(1, device=device.torch_device)
+    for name, group in groups.items():
+        total = unit.clone()
         dist.all_reduce(total, group=group)
         if int(total) != dist.get_world_size(group):  # int() also synchronises with the GPU
             size = dist.get_world_size(group)
             raise RuntimeError(f"the first all_reduce of ones in {name} gave {float(total):g} instead of {size}")
-    return list(found)
+    return list(groups)
 
 
 def upstream_fields(config: CellConfig) -> dict[str, Any]:
-    """All fields of upstream's configuration that the cell sets: what it asks for, and how it is computed."""
+    """Return all fields of upstream's configuration that the cell sets: what it asks for, and how it is computed."""
     layout, dtype = config.layout, DTYPES[config.dtype]
     dispatcher = config.model.moe.dispatcher if config.model.moe else "alltoall"
     return {
@@ -144,14 +146,16 @@ def upstream_fields(config: CellConfig) -> dict[str, Any]:
 
 
 def unsupported_fields(config: CellConfig) -> Rejection | Missing | None:
-    """Why this release's configuration cannot express the cell; None when it can.
+    """Return why this release's configuration cannot express the cell; None when it can.
 
     A missing field does not matter if the cell leaves it off.
     """
     upstream = config_class(config)
-    known = {item.name for item in dataclasses.fields(upstream)}
+    field_names = {field.name for field in dataclasses.fields(upstream)}
     absent = [
-        name for name, value in upstream_fields(config).items() if name not in {*known, _UNNEEDED} and value not in _OFF
+        name
+        for name, value in upstream_fields(config).items()
+        if name not in {*field_names, _UNNEEDED} and value not in _OFF
     ]
     if not absent:
         return None
@@ -164,16 +168,18 @@ def unsupported_fields(config: CellConfig) -> Rejection | Missing | None:
 
 
 def transformer_config(config: CellConfig) -> TransformerConfig:
-    """Upstream's configuration, without fields that it lacks, which are off (`unsupported_fields` has checked)."""
+    """Return upstream's configuration, without fields that it lacks, which are off (`unsupported_fields` has
+    checked).
+    """
     upstream = config_class(config)
-    known = {item.name for item in dataclasses.fields(upstream)}
-    return upstream(**{name: value for name, value in upstream_fields(config).items() if name in known})
+    field_names = {field.name for field in dataclasses.fields(upstream)}
+    return upstream(**{name: value for name, value in upstream_fields(config).items() if name in field_names})
 
 
 def build_chunks(
     config: CellConfig, upstream: TransformerConfig, device: Device, groups: Groups = GLOBAL
 ) -> list[DistributedDataParallel]:
-    """The model chunks of this rank's stage, each wrapped in Megatron's DDP."""
+    """Build the model chunks of this rank's stage, each wrapped in Megatron's DDP."""
     chunks = []
     for index in range(config.layout.vpp):
         stage = index if config.layout.vpp > 1 else None
@@ -197,7 +203,7 @@ def build_chunks(
 
 
 def _model(config: CellConfig, upstream: TransformerConfig, stage: int | None, arguments: dict[str, Any]) -> Any:
-    """A chunk of GPTModel, HybridModel or Qwen3VLModel; `stage`: its virtual stage, None without interleaving."""
+    """Build a chunk of GPTModel, HybridModel or Qwen3VLModel; `stage`: its virtual stage, None without interleaving."""
     if config.model.builder:
         return MODELS[config.model.builder](config, upstream, stage, arguments)
     if config.model.hybrid:
@@ -211,25 +217,25 @@ def _model(config: CellConfig, upstream: TransformerConfig, stage: int | None, a
 
 
 def hybrid_spec(config: CellConfig) -> Any:
-    """The spec of HybridModel's layers."""
+    """Return the spec of HybridModel's layers."""
     dense = dataclasses.replace(config, model=dataclasses.replace(config.model, moe=None))
     return stack_spec(layer_spec(dense).submodules, layer_spec(config).submodules, config.model.pattern)
 
 
 def unwrap(chunk: Any) -> GPTModel:
-    """The model (GPTModel, HybridModel, Qwen3VLModel) inside DDP and the precision wrapper."""
+    """Return the model (GPTModel, HybridModel, Qwen3VLModel) inside DDP and the precision wrapper."""
     while hasattr(chunk, "module"):
         chunk = chunk.module
     return chunk
 
 
 def expert_rank() -> int:
-    """This rank's expert-parallel rank."""
+    """Return this rank's expert-parallel rank."""
     return int(parallel_state.get_expert_model_parallel_rank())
 
 
 def shard_ranks(context: RankContext) -> dict[str, Any]:
-    """The keyword arguments of `named_parameters` and `initialize` that say which shards this rank holds."""
+    """Return the keyword arguments of `named_parameters` and `initialize` that say which shards this rank holds."""
     layout, place = context.config.layout, context.place
     shard = layout.expert_shard(place)
     split = None if shard is None else (shard, layout.expert_tp)

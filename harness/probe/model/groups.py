@@ -29,7 +29,10 @@ State = dict[str, Any]
 
 
 def without_groups() -> str:
-    """The first function to which the probe passes process groups and that does not take them; empty if all do."""
+    """Return the first function to which the probe passes process groups and that does not take them.
+
+    Empty if all do.
+    """
     return next((taker.__qualname__ for taker in _TAKERS if not takes(taker, _ARGUMENT)), "")
 
 
@@ -48,13 +51,13 @@ class Groups:
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """Upstream runs: the model's groups are not the global ones."""
+        """Let upstream run: the model's groups are not the global ones."""
         with _state(self.other, self.own):
             yield
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Inside `hidden`, the harness runs: its data path uses the global groups."""
+        """Let the harness run inside `hidden`: its data path uses the global groups."""
         with _state(self.own, self.other):
             yield
 
@@ -63,7 +66,7 @@ GLOBAL = Groups()
 
 
 def explicit_groups(initialize: Callable[..., None]) -> Groups:
-    """Groups of the layout, which become the global ones too, and those of OTHER_ORDER.
+    """Create the groups of the layout, which become the global ones too, and those of OTHER_ORDER.
 
     `initialize(**more)` calls initialize_model_parallel with the cell's sizes.
     """
@@ -71,10 +74,10 @@ def explicit_groups(initialize: Callable[..., None]) -> Groups:
 
     blank = _read()
     initialize(order=OTHER_ORDER)
-    other = _read()
+    reordered = _read()
     _write(blank)
     initialize()
-    return Groups(collection=ProcessGroupCollection.use_mpu_process_groups(), own=_read(), other=other)
+    return Groups(collection=ProcessGroupCollection.use_mpu_process_groups(), own=_read(), other=reordered)
 
 
 @contextmanager
@@ -87,9 +90,9 @@ def _state(inside: State, outside: State) -> Iterator[None]:
 
 
 def _read() -> State:
-    """The variables of the module; collections are copied, since initialisation adds to them."""
-    found = {name: value for name, value in vars(parallel_state).items() if name.startswith("_") and name.isupper()}
-    return {name: value.copy() if isinstance(value, list | dict) else value for name, value in found.items()}
+    """Return the variables of the module; collections are copied, since initialisation adds to them."""
+    variables = {name: value for name, value in vars(parallel_state).items() if name.startswith("_") and name.isupper()}
+    return {name: value.copy() if isinstance(value, list | dict) else value for name, value in variables.items()}
 
 
 def _write(state: State) -> None:

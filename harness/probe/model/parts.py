@@ -32,7 +32,7 @@ from harness.upstreams.node_lookup import Unavailable, lacking, module_unavailab
 
 
 def unsupported_parts(config: CellConfig) -> Unavailable:
-    """Why this megatron-core cannot be told to build the cell's model; None when it can.
+    """Return why this megatron-core cannot be told to build the cell's model; None when it can.
 
     What it accepts and computes wrongly, or crashes on, is no reason: the cell runs and fails.
     """
@@ -63,13 +63,13 @@ def config_class(config: CellConfig) -> Any:
 
 
 def layer_spec(config: CellConfig) -> Any:
-    """The spec of one transformer layer."""
+    """Return the spec of one transformer layer."""
     model = config.model
     experts = {"num_experts": model.moe.experts, "moe_grouped_gemm": False} if model.moe else {}
     latent = {"multi_latent_attention": True} if model.mla else {}
     normed = model.mla.normed if model.mla else model.qk_layernorm
-    known = inspect.signature(get_gpt_layer_local_spec).parameters
-    norm = {"normalization": "RMSNorm"} if "normalization" in known else {}  # from core_v0.12; replaced below
+    accepted = inspect.signature(get_gpt_layer_local_spec).parameters
+    norm = {"normalization": "RMSNorm"} if "normalization" in accepted else {}  # from core_v0.12; replaced below
     spec = get_gpt_layer_local_spec(qk_layernorm=normed, **norm, **experts, **latent)
     attention = spec.submodules.self_attention.submodules
     put(attention, core_attention=core_attention(config.attention))
@@ -93,12 +93,12 @@ def put(owner: Any, **parts: Any) -> None:
 def mtp_arguments(
     config: CellConfig, upstream: TransformerConfig, spec: TransformerBlockSubmodules, vp_stage: int | None
 ) -> dict[str, Any]:
-    """GPTModel's keyword argument for prediction layers; empty for a model without them."""
+    """Return GPTModel's keyword argument for prediction layers; empty for a model without them."""
     if config.model.mtp is None:
         return {}
     specs: Any = importlib.import_module("megatron.core.models.gpt.gpt_layer_specs")
-    known = inspect.signature(specs.get_gpt_mtp_block_spec).parameters
-    stage = {"vp_stage": vp_stage} if "vp_stage" in known else {}
+    accepted = inspect.signature(specs.get_gpt_mtp_block_spec).parameters
+    stage = {"vp_stage": vp_stage} if "vp_stage" in accepted else {}
     block = specs.get_gpt_mtp_block_spec(upstream, spec, use_transformer_engine=False, **stage)
     for layer in block.layer_specs if block is not None else ():
         layer.submodules.enorm = layer.submodules.hnorm = layer.submodules.layer_norm = RMSNorm
@@ -106,17 +106,19 @@ def mtp_arguments(
 
 
 def routers_of(chunk: Any, layers: int) -> dict[int, Any]:
-    """Global number of a layer -> its router, of a chunk (the module inside DDP). Prediction layers come after the
-    `layers` of the model.
+    """Return the router of each layer of a chunk (the module inside DDP), by the layer's global number. Prediction
+    layers come after the `layers` of the model.
     """
-    found = {layer.number: layer.experts for layer in numbered_layers(chunk)}
-    found |= {layers + 1 + number: layer for number, layer in enumerate(mtp_layers(chunk))}
-    routers = {number: getattr(getattr(layer, "mlp", None), "router", None) for number, layer in found.items()}
+    layers_by_number = {layer.number: layer.experts for layer in numbered_layers(chunk)}
+    layers_by_number |= {layers + 1 + number: layer for number, layer in enumerate(mtp_layers(chunk))}
+    routers = {
+        number: getattr(getattr(layer, "mlp", None), "router", None) for number, layer in layers_by_number.items()
+    }
     return {number: router for number, router in routers.items() if router is not None}
 
 
 def mtp_layers(chunk: Any) -> list[Any]:
-    """The transformer layers inside the prediction layers of a chunk (the module inside DDP)."""
+    """Return the transformer layers inside the prediction layers of a chunk (the module inside DDP)."""
     block = getattr(chunk, "mtp", None)
     inner = ("mtp_model_layer", "transformer_layer")  # from 0.17 on, and before
     return [
