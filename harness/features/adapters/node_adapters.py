@@ -23,33 +23,35 @@ _HOME = "megatron.bridge.peft"
 
 
 def unavailable_adapters(peft: PeftConfig | None) -> Unavailable:
-    """Why this stack has no adapters; None if it has, or if none are wanted."""
+    """Return why this stack has no adapters; None if it has, or if none are wanted."""
     return module_unavailable(f"{_HOME}.{_CLASSES[peft.method][0]}", "megatron.bridge") if peft else None
 
 
 def upstream_peft(peft: PeftConfig) -> Any:
-    """Upstream's description of the adapters, which also adds them."""
+    """Return upstream's description of the adapters, which also adds them."""
     module, name = _CLASSES[peft.method]
     kind = getattr(importlib.import_module(f"{_HOME}.{module}"), name)
     return kind(target_modules=list(peft.adapted), dim=peft.rank, alpha=peft.alpha)
 
 
 def adapted(peft: PeftConfig | None, chunk: Any) -> Any:
-    """The chunk with adapters and all other weights frozen, as Megatron-Bridge makes it before it wraps it in DDP."""
+    """Return the chunk with adapters and all other weights frozen, as Megatron-Bridge makes it before it wraps it in
+    DDP.
+    """
     return upstream_peft(peft)(chunk, training=True) if peft else chunk
 
 
 def adapted_layers(chunk: Any) -> Iterator[Any]:
-    """The linear layers of a chunk with a LoRA adapter: `to_wrap`, the layer itself, and `adapter`."""
+    """Return the linear layers of a chunk with a LoRA adapter: `to_wrap`, the layer itself, and `adapter`."""
     return (module for module in chunk.modules() if type(module).__name__ == "LoRALinear")
 
 
 def merged_weight(layer: Any) -> Tensor:
-    """Upstream's merge of an adapted layer: its weight, with the adapter's product added. Collective over tp."""
+    """Return upstream's merge of an adapted layer: its weight, with the adapter's product added. Collective over tp."""
     adapter, group = layer.adapter, _group_of(layer)
-    known = inspect.signature(_merger().merge).parameters
-    given = {"tp_group": group, "tp_size": group.size()}
-    more = {name: value for name, value in given.items() if name in known}  # none in 0.4, both in 0.5
+    accepted = inspect.signature(_merger().merge).parameters
+    groups = {"tp_group": group, "tp_size": group.size()}
+    more = {name: value for name, value in groups.items() if name in accepted}  # none in 0.4, both in 0.5
     with torch.no_grad():
         return _merger().merge(  # type: ignore[no-any-return]
             layer.to_wrap.weight,
@@ -63,28 +65,31 @@ def merged_weight(layer: Any) -> Tensor:
 
 def _merger() -> Any:
     for module in ("lora_merge", "lora"):  # from 0.6 on, and before
-        if (found := importlib.util.find_spec(f"{_HOME}.{module}")) is not None:
-            return importlib.import_module(found.name).LoRAMerge()
+        if (spec := importlib.util.find_spec(f"{_HOME}.{module}")) is not None:
+            return importlib.import_module(spec.name).LoRAMerge()
     raise ModuleNotFoundError(f"{_HOME} has no LoRAMerge")
 
 
 def _group_of(layer: Any) -> Any:
-    """The ranks that hold the shards of the layer and of its adapter."""
+    """Return the ranks that hold the shards of the layer and of its adapter."""
     return layer.adapter.linear_in.tp_group
 
 
 def output_off(layer: Any, seed: int) -> float:
-    """How far the output of the layer with the merged weight is from that with its adapter, relative to what the
+    """Return how far the output of the layer with the merged weight is from that with its adapter, relative to what the
     adapter adds. Collective over tp.
     """
     base, weight = layer.to_wrap, layer.to_wrap.weight
     with torch.no_grad():
-        given = _input(layer, seed)
-        plain, adapted_output = base(given)[0], layer(given)[0]
-        own, weight.data = weight.data, merged_weight(layer)
-        merged = base(given)[0]
-        weight.data = own
-    added, off = ((one - two).float().norm() for one, two in ((adapted_output, plain), (merged, adapted_output)))
+        features = _input(layer, seed)
+        plain, adapted_output = base(features)[0], layer(features)[0]
+        base_weight, weight.data = weight.data, merged_weight(layer)
+        merged = base(features)[0]
+        weight.data = base_weight
+    added, off = (
+        (minuend - subtrahend).float().norm()
+        for minuend, subtrahend in ((adapted_output, plain), (merged, adapted_output))
+    )
     return float(off / added) if added else math.inf
 
 
@@ -92,7 +97,7 @@ _SLOTS = 16  # enough for sequence parallelism over 8 ranks
 
 
 def _input(layer: Any, seed: int) -> Tensor:
-    """Random activations [slots, 1, features], this rank's part of them."""
+    """Return random activations [slots, 1, features], this rank's part of them."""
     group, base = _group_of(layer), layer.to_wrap
     generator = torch.Generator().manual_seed(seed)
     whole = torch.randn((_SLOTS, 1, base.input_size), generator=generator)

@@ -26,7 +26,7 @@ class LatentRopeByRealOffsets(RopeByRealOffsets):
 
 
 def _core_attention(chunks: list[Any]) -> dict[int, Any]:
-    """Global number of a layer -> its core attention."""
+    """Return the core attention of each layer, by the layer's global number."""
     layers = (layer for chunk in chunks for layer in unwrap(chunk).decoder.layers)
     return {layer.layer_number: layer.self_attention.core_attention for layer in layers}
 

@@ -47,7 +47,7 @@ _BACKENDS = {"te": "auto", "te-flash": "flash", "te-fused": "fused"}
 def unsupported_attention(
     config: CellConfig, place: DevicePlacement, capability: tuple[int, int] | None = None
 ) -> Rejection | Missing | None:
-    """Why the cell's attention cannot run on this device with this software; None when it can.
+    """Return why the cell's attention cannot run on this device with this software; None when it can.
 
     `capability`: compute capability of the node's GPUs, e.g. (9, 0); None without GPUs.
     """
@@ -87,17 +87,17 @@ def _unsupported_engine(config: CellConfig, capability: tuple[int, int] | None) 
 
 def _unsupported_flash(config: CellConfig) -> Rejection | Missing | None:
     present = [name for name in FLASH_PACKAGES if installed(name)]
-    needed = ", ".join(FLASH_PACKAGES)
+    packages = ", ".join(FLASH_PACKAGES)
     if not present:
-        return Missing(reason=f"attention te-flash needs one of {needed}; this stack has none: add one to `packages`")
-    if "flash-attn-3" not in present and (found := first_padded(config)) and config.lift != "attention.te-flash":
-        reason = f"{found}; {', '.join(present)} does not support padding between documents: use flash-attn-3"
+        return Missing(reason=f"attention te-flash needs one of {packages}; this stack has none: add one to `packages`")
+    if "flash-attn-3" not in present and (padded := first_padded(config)) and config.lift != "attention.te-flash":
+        reason = f"{padded}; {', '.join(present)} does not support padding between documents: use flash-attn-3"
         return Rejection(rule="attention.te-flash", reason=reason, source="Transformer Engine get_attention_backend")
     return None
 
 
 def installed(name: str) -> str | None:
-    """Version of a distribution, which is not imported; None when it is not installed."""
+    """Return the version of a distribution, which is not imported; None when it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -105,17 +105,17 @@ def installed(name: str) -> str | None:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Version numbers: "2.16.0+abc" gives (2, 16, 0)."""
-    found = re.match(r"\d+(?:\.\d+)*", text)
-    return tuple(int(part) for part in found.group().split(".")) if found else ()
+    """Return the version numbers: "2.16.0+abc" gives (2, 16, 0)."""
+    leading = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(int(part) for part in leading.group().split(".")) if leading else ()
 
 
 def resolved(config: CellConfig, place: DevicePlacement, capability: tuple[int, int] | None = None) -> CellConfig:
-    """The cell with `auto` replaced by the attention it uses; `capability` as in `unsupported_attention`."""
+    """Return the cell with `auto` replaced by the attention it uses; `capability` as in `unsupported_attention`."""
     if config.attention != "auto":
         return config
-    wanted = ("te", "varlen") if place.kind == "cuda" and config.dtype == "bf16" else ()
-    for kind in wanted:
+    preferred = ("te", "varlen") if place.kind == "cuda" and config.dtype == "bf16" else ()
+    for kind in preferred:
         tried = replace(config, attention=kind)
         if not limits(tried) and unsupported_attention(tried, place, capability) is None:
             return tried
@@ -123,26 +123,26 @@ def resolved(config: CellConfig, place: DevicePlacement, capability: tuple[int, 
 
 
 def core_attention(kind: str) -> Any:
-    """The class for core_attention in a layer spec; the reference attention for an unresolved `auto`."""
+    """Return the class for core_attention in a layer spec; the reference attention for an unresolved `auto`."""
     if kind in TE_KINDS:
         return get_gpt_layer_with_transformer_engine_spec().submodules.self_attention.submodules.core_attention
     return VarlenAttention if kind == "varlen" else ReferenceAttention
 
 
 def attention_fields(kind: str) -> dict[str, Any]:
-    """Fields of upstream's configuration that select Transformer Engine's backend."""
+    """Return the fields of upstream's configuration that select Transformer Engine's backend."""
     return {"attention_backend": upstream_enums.AttnBackend[_BACKENDS[kind]]} if kind in TE_KINDS else {}
 
 
 def described(kind: str) -> str:
-    """The attention with its version, e.g. "Transformer Engine 2.20.2, te-fused"."""
+    """Return the attention with its version, e.g. "Transformer Engine 2.20.2, te-fused"."""
     if kind in TE_KINDS:
         return f"Transformer Engine {installed('transformer-engine')}, {kind}"
     return f"torch varlen_attn {torch.__version__}" if kind == "varlen" else "harness reference attention"
 
 
 def chosen_backend(kind: str) -> str:
-    """The backend of the last call of Transformer Engine, from its cache; empty when there was no call."""
+    """Return the backend of the last call of Transformer Engine, from its cache; empty when there was no call."""
     name = "transformer_engine.pytorch.attention.dot_product_attention.dot_product_attention"
     state = getattr(sys.modules.get(name), "_attention_backends", None) if kind in TE_KINDS else None
     if not state:

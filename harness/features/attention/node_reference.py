@@ -29,7 +29,7 @@ from harness.features.attention.config import VANILLA
 
 
 def sink_of_upstream(config: Any, layer_number: int, groups: dict[str, Any]) -> Tensor | None:
-    """The logit that upstream adds to each head's scores, [local heads]: a parameter if it is learnable.
+    """Return the logit that upstream adds to each head's scores, [local heads]: a parameter if it is learnable.
 
     Its creation is upstream's, and with it what upstream knows of the parameter: whether it is split over tp. None
     without sinks. `groups`: the keyword arguments that carry process groups.
@@ -44,13 +44,15 @@ def sink_of_upstream(config: Any, layer_number: int, groups: dict[str, Any]) -> 
 
 
 def window_of_upstream(config: Any, layer_number: int) -> int | None:
-    """Tokens before its own that a token of this layer attends to; None: all. `layer_number`: from 1."""
+    """Return the tokens before its own that a token of this layer attends to; None: all. `layer_number`: from 1."""
     window = getattr(config, "window_size", None)
     return None if window is None or not is_window_layer(config, layer_number) else int(window[0])
 
 
 def is_window_layer(config: Any, layer_number: int) -> bool:
-    """Whether a layer of a model with windows has one: upstream's decision, in releases that have exceptions (0.15)."""
+    """Return whether a layer of a model with windows has one: upstream's decision, in releases that have exceptions
+    (0.15).
+    """
     if not hasattr(config, "window_attn_skip_freq"):
         return True
     return bool(
@@ -77,8 +79,8 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]
     @property
     def cp_group(self) -> ProcessGroup:
         """The context-parallel group: the model's, or Megatron's global one in releases that pass none to attention."""
-        found: ProcessGroup = getattr(self.groups, "cp", None) or parallel_state.get_context_parallel_group()
-        return found
+        group: ProcessGroup = getattr(self.groups, "cp", None) or parallel_state.get_context_parallel_group()
+        return group
 
     def forward(
         self,
@@ -90,7 +92,8 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]
         attention_bias: Tensor | None = None,
         packed_seq_params: Any = None,
     ) -> Tensor:
-        """[t, heads, dim] (packed, THD) to [t, heads * dim], or [s, b, heads, dim] (unpacked) to [s, b, heads * dim].
+        """Attend: [t, heads, dim] (packed, THD) to [t, heads * dim], or [s, b, heads, dim] (unpacked) to [s, b, heads *
+        dim].
 
         Packed inputs may also be [t, 1, heads, dim]. Masks and bias are ignored: attention is causal inside segments,
         which are bounded by cu_seqlens_q_padded if it is set, else by cu_seqlens_q.
@@ -104,11 +107,11 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]
 
     @abstractmethod
     def unpacked(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention over whole rows: [s, b, heads, dim] to [s, b, heads * dim]."""
+        """Attend over whole rows: [s, b, heads, dim] to [s, b, heads * dim]."""
 
     @abstractmethod
     def packed(self, query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, params: Any) -> Tensor:
-        """Attention inside segments: [t, heads, dim] to [t, heads * dim].
+        """Attend inside segments: [t, heads, dim] to [t, heads * dim].
 
         `offsets`: [segments + 1] int32, bounds of the segments in the merged row; `params`: the PackedSeqParams.
         """
@@ -151,12 +154,12 @@ class ReferenceAttention(CoreAttention):
         return self._attend(query, key, value, bounds=[0, slots])
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, *, bounds: list[int]) -> Tensor:
-        """Causal attention inside each segment; inputs [s, b, heads, dim]: this context-parallel rank's slots."""
-        mine = torch.arange(bounds[-1], device=query.device)
+        """Attend causally inside each segment; inputs [s, b, heads, dim]: this context-parallel rank's slots."""
+        own_slots = torch.arange(bounds[-1], device=query.device)
         group = self.cp_group
         if group.size() > 1:
             shares = [torch.tensor(zigzag(bounds, group.size(), rank)) for rank in range(group.size())]
-            mine = shares[group.rank()].to(query.device)
+            own_slots = shares[group.rank()].to(query.device)
             order = torch.argsort(torch.cat(shares)).to(query.device)
             sizes = [key.size(-1), value.size(-1)]  # latent attention may have others for values
             gathered = GatherContext.apply(torch.cat([key, value], -1), group)  # [cp, s, b, kv, dims]
@@ -166,7 +169,7 @@ class ReferenceAttention(CoreAttention):
         if repeats > 1:
             key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
         mask = partial(_segment_mask, bounds, window=self.window)
-        out = _in_parts(query, key, value, mine, mask, self.softmax_scale, self.softmax_offset)
+        out = _in_parts(query, key, value, own_slots, mask, self.softmax_scale, self.softmax_offset)
         return out.permute(2, 0, 1, 3).flatten(2)
 
 
@@ -174,29 +177,30 @@ def _in_parts(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mine: Tensor,
+    own_slots: Tensor,
     mask_of: Callable[[Tensor], Tensor],
     scale: float | None,
     sink: Tensor | None = None,
 ) -> Tensor:
-    """Attention of [b, heads, s, dim] with a mask of query slots; `sink`: a further logit per head, whose share of the
-    weights is dropped.
+    """Attend over [b, heads, s, dim] with a mask of query slots.
+
+    `sink`: a further logit per head, whose share of the weights is dropped.
 
     The mask has s x total entries, so long rows are processed in parts, and a part's mask is recomputed in backward.
     """
     if sink is not None:  # a key without a value, whose score is the mask's last column
         key, value = F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1))
 
-    def part(query: Tensor, key: Tensor, value: Tensor, mine: Tensor) -> Tensor:
-        mask = mask_of(mine)
+    def part(query: Tensor, key: Tensor, value: Tensor, own_slots: Tensor) -> Tensor:
+        mask = mask_of(own_slots)
         if sink is not None:
             mask = _with_sink(mask, sink.to(query.dtype))
         with sdpa_kernel(SDPBackend.MATH):  # cuDNN and fused kernels round differently
             return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
 
-    if len(mine) <= PART:
-        return part(query, key, value, mine)
-    parts = zip(torch.split(query, PART, 2), torch.split(mine, PART))
+    if len(own_slots) <= PART:
+        return part(query, key, value, own_slots)
+    parts = zip(torch.split(query, PART, 2), torch.split(own_slots, PART))
     done = [
         checkpoint(part, some, key, value, slots, use_reentrant=False, preserve_rng_state=False)
         for some, slots in parts
@@ -205,21 +209,23 @@ def _in_parts(
 
 
 def _with_sink(mask: Tensor, sink: Tensor) -> Tensor:
-    """What is added to scores, [1, heads, s, total + 1]: from a boolean mask [s, total] and a logit per head."""
+    """Return what is added to scores, [1, heads, s, total + 1]: from a boolean mask [s, total] and a logit per head."""
     added = torch.zeros(mask.shape, dtype=sink.dtype, device=mask.device).masked_fill(~mask, -torch.inf)
     heads, (slots, total) = len(sink), mask.shape
     columns = [added.expand(1, heads, slots, total), sink.view(1, heads, 1, 1).expand(1, heads, slots, 1)]
     return torch.cat(columns, -1)
 
 
-def _segment_mask(bounds: list[int], mine: Tensor, *, window: int | None = None) -> Tensor:
-    """Boolean [len(mine), total]: whether a slot is in the same segment, not later, and not before the window."""
-    slots = torch.arange(bounds[-1], device=mine.device)
-    segment = torch.searchsorted(torch.tensor(bounds[1:], device=mine.device), slots, right=True)
-    same = segment[mine][:, None] == segment[None, :]
-    back = mine[:, None] - slots[None, :]
-    seen = same & (back >= 0)
-    return seen if window is None else seen & (back <= window)
+def _segment_mask(bounds: list[int], own_slots: Tensor, *, window: int | None = None) -> Tensor:
+    """Return boolean [len(own_slots), total]: whether a slot is in the same segment, not later, and not before the
+    window.
+    """
+    slots = torch.arange(bounds[-1], device=own_slots.device)
+    segment = torch.searchsorted(torch.tensor(bounds[1:], device=own_slots.device), slots, right=True)
+    same = segment[own_slots][:, None] == segment[None, :]
+    back = own_slots[:, None] - slots[None, :]
+    visible = same & (back >= 0)
+    return visible if window is None else visible & (back <= window)
 
 
 # Attention by torch's variable-length kernels (FlashAttention, or cuDNN on Hopper and Blackwell).
@@ -232,7 +238,7 @@ def _segment_mask(bounds: list[int], mine: Tensor, *, window: int | None = None)
 # Checked against the source of torch 2.15. The kernels take fp16 and bf16 on CUDA and have not been run yet; on the CPU
 # the module is tested with an implementation of the same contract.
 def varlen_functions() -> Any:
-    """torch.nn.attention.varlen; ImportError before torch 2.10."""
+    """Return torch.nn.attention.varlen; ImportError before torch 2.10."""
     import torch.nn.attention.varlen as module
 
     return module
@@ -256,14 +262,14 @@ class VarlenAttention(CoreAttention):
         return out.view(rows, length, -1).transpose(0, 1)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, *, offsets: Tensor, longest: int) -> Tensor:
-        """Inputs [t, heads, dim], `offsets` [segments + 1] int32; key and value may have fewer heads (GQA)."""
+        """Attend over [t, heads, dim], `offsets` [segments + 1] int32; key and value may have fewer heads (GQA)."""
         attend = varlen_functions().varlen_attn
-        known = inspect.signature(attend).parameters
-        more: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+        accepted = inspect.signature(attend).parameters
+        more: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in accepted else {"is_causal": True}
         if self.softmax_scale is not None:
             more["scale"] = self.softmax_scale
         if key.size(1) != query.size(1):
-            if "enable_gqa" in known:
+            if "enable_gqa" in accepted:
                 more["enable_gqa"] = True
             else:
                 repeats = query.size(1) // key.size(1)

@@ -29,23 +29,26 @@ _ATTENTION = re.compile(
 
 @contextmanager
 def attention_ops() -> Iterator[set[str]]:
-    """Operator names of the attention kernels that torch's profiler sees while the body runs; filled at its end."""
+    """Collect the names of the attention operators that torch's profiler sees while the body runs.
+
+    Filled at its end.
+    """
     names: set[str] = set()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         yield names
     for event in profiler.events() or ():
-        if found := _ATTENTION.match(event.name):
-            names.add(found[1] or found[2])
+        if kernel := _ATTENTION.match(event.name):
+            names.add(kernel[1] or kernel[2])
 
 
 def unsupported_kernel(config: CellConfig, device: str) -> str | None:
-    """Why a kernel that the cell asks for cannot run on `device`, "cpu" or "cuda"; None when all can."""
+    """Return why a kernel that the cell asks for cannot run on `device`, "cpu" or "cuda"; None when all can."""
     reason = no_rope_fusion(device) if config.model.rope_fusion else None
     return f"model.rope_fusion is true: {reason}" if reason else None
 
 
 def no_rope_fusion(device: str) -> str | None:
-    """Why fused rotary kernels cannot run on `device`, "cpu" or "cuda"; None when they can."""
+    """Return why fused rotary kernels cannot run on `device`, "cpu" or "cuda"; None when they can."""
     if device != "cuda":
         return "fused rotary kernels (apply_rope_fusion) are CUDA kernels, and the ranks compute on the CPU"
     # Imported here: releases before core_v0.9 do not have it.
@@ -66,16 +69,18 @@ def no_rope_fusion(device: str) -> str | None:
 #
 # All have apply_rotary_pos_emb(t, freqs, config, cu_seqlens, mscale, cp_group); max_seqlen is passed if they take it.
 def with_other_rotary(config: Any, device: str) -> Any:
-    """Upstream's configuration with apply_rope_fusion inverted, or the reason (str) why the stack cannot run it."""
-    other = copy.copy(config)
-    other.apply_rope_fusion = not config.apply_rope_fusion
-    return (no_rope_fusion(device) if other.apply_rope_fusion else None) or other
+    """Return upstream's configuration with apply_rope_fusion inverted, or the reason (str) why the stack cannot
+    run it.
+    """
+    inverted = copy.copy(config)
+    inverted.apply_rope_fusion = not config.apply_rope_fusion
+    return (no_rope_fusion(device) if inverted.apply_rope_fusion else None) or inverted
 
 
 def rotary_load(
     config: Any, documents: int, tokens: int, device: torch.device, dtype: torch.dtype
 ) -> Callable[[], None]:
-    """A function that runs forward and backward of the rotary function over one pack.
+    """Return a function that runs forward and backward of the rotary function over one pack.
 
     `config`: upstream's TransformerConfig. The pack has `tokens` tokens over all context-parallel ranks, in `documents`
     documents of the same length; this rank rotates [tokens / cp, heads, head size]. Values are random.

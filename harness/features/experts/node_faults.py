@@ -55,33 +55,33 @@ def _parameters(chunks: list[Any], context: RankContext, ep_rank: int) -> Iterat
         yield from named_parameters(unwrap(chunk), **shard_ranks(context) | {"ep_rank": ep_rank})
 
 
-def _redraw(item: NamedParameter, seed: int) -> None:
-    full = draw("weight", item.name, item.shard.full, seed) * INITIAL_STD
-    item.parameter.data.copy_(item.shard.take(full))
+def _redraw(named: NamedParameter, seed: int) -> None:
+    full = draw("weight", named.name, named.shard.full, seed) * INITIAL_STD
+    named.parameter.data.copy_(named.shard.take(full))
 
 
 @injects("router-weights-differ-on-one-tp-rank")
 class RouterWeightsDifferOnOneTpRank(Fault):
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
-        for item in _parameters(chunks, context, 0) if context.place.tp == 1 else ():
-            if item.name.endswith("mlp.router.weight"):
-                _redraw(item, context.config.train.seed + 1)
+        for named in _parameters(chunks, context, 0) if context.place.tp == 1 else ():
+            if named.name.endswith("mlp.router.weight"):
+                _redraw(named, context.config.train.seed + 1)
 
 
 @injects("experts-of-another-ep-rank")
 class ExpertsOfAnotherEpRank(Fault):
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
-        for item in _parameters(chunks, context, 0) if expert_rank() == 1 else ():
-            if ".experts." in item.name:
-                _redraw(item, context.config.train.seed)
+        for named in _parameters(chunks, context, 0) if expert_rank() == 1 else ():
+            if ".experts." in named.name:
+                _redraw(named, context.config.train.seed)
 
 
 @injects("expert-gradients-times-ep")
 class ExpertGradientsTimesEp(Fault):
     def on_gradients(self, chunks: list[Any], context: RankContext) -> None:
-        for item in _parameters(chunks, context, 0):
-            if ".experts." in item.name:
-                item.parameter.main_grad.mul_(context.config.layout.ep)  # type: ignore[attr-defined]
+        for named in _parameters(chunks, context, 0):
+            if ".experts." in named.name:
+                named.parameter.main_grad.mul_(context.config.layout.ep)  # type: ignore[attr-defined]
 
 
 @injects("expert-bias-of-one-replica")
@@ -117,9 +117,9 @@ class CapacityOfHalfTheTokens(Fault):
 class ExpertsSplitOverOtherRanks(Fault):
     def on_gradients(self, chunks: list[Any], context: RankContext) -> None:
         for chunk in chunks:
-            for item in named_parameters(unwrap(chunk), **shard_ranks(context)):
-                if is_expert(item.name):
-                    item.parameter.main_grad.mul_(1.5 - context.place.tp)  # type: ignore[attr-defined]
+            for named in named_parameters(unwrap(chunk), **shard_ranks(context)):
+                if is_expert(named.name):
+                    named.parameter.main_grad.mul_(1.5 - context.place.tp)  # type: ignore[attr-defined]
 
 
 @injects("other-experts-after-an-update")
@@ -157,9 +157,9 @@ class ExpertGradientsNotDivided(Fault):
             upstream = chunk.scale_gradients
 
             def without_experts(factor: Any, chunk: Any = chunk, upstream: Callable[..., None] = upstream) -> None:
-                held, chunk.expert_parallel_buffers = chunk.expert_parallel_buffers, []
+                buffers, chunk.expert_parallel_buffers = chunk.expert_parallel_buffers, []
                 upstream(factor)
-                chunk.expert_parallel_buffers = held
+                chunk.expert_parallel_buffers = buffers
 
             chunk.scale_gradients = without_experts
 

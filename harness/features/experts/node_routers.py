@@ -72,7 +72,7 @@ class RouterRecorder:
         return dropping
 
     def _choosing(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
-        """One function chooses and drops; without a capacity it only chooses."""
+        """Wrap the one function that chooses and drops; without a capacity it only chooses."""
 
         def choosing(logits: Tensor, *args: Any, capacity_factor: float | None = None, **kwargs: Any) -> Any:
             if capacity_factor is not None:
@@ -111,7 +111,9 @@ class RouterRecorder:
         return attach
 
     def _attach_computed(self, upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """Before core_v0.14 one function computes the auxiliary loss, by another that it gets, and attaches it."""
+        """Wrap the one function that, before core_v0.14, computes the auxiliary loss by another that it gets, and
+        attaches it.
+        """
 
         def attach(activation: Tensor, load_balancing_loss_func: Callable[..., Tensor]) -> Tensor:
             computed: list[Tensor] = []
@@ -130,10 +132,10 @@ class RouterRecorder:
 
     def _z_loss(self, upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def z_loss(*args: Any, **kwargs: Any) -> Tensor:
-            found = upstream(*args, **kwargs)
+            loss = upstream(*args, **kwargs)
             if self.seen is not None:
-                self.seen.z_loss = float(found)
-            return found
+                self.seen.z_loss = float(loss)
+            return loss
 
         return z_loss
 
@@ -147,14 +149,17 @@ class RouterRecorder:
         return apply
 
     def _seen_before(self, layer: int) -> RouterSeen | None:
-        """The entry of the recomputed forward: upstream adds auxiliary losses only now, with autograd on."""
+        """Return the entry of the recomputed forward: upstream adds auxiliary losses only now, with autograd on."""
         if not self.state.first_step:
             return None
-        found = (seen for seen in self.recorder.record.routers if seen.layer == layer)
-        return next((seen for seen in found if seen.micro_batch == self.state.micro_batch), None)
+        of_layer = (seen for seen in self.recorder.record.routers if seen.layer == layer)
+        return next((seen for seen in of_layer if seen.micro_batch == self.state.micro_batch), None)
 
     def _shares(self, layer: int, logits: Tensor) -> RouterSeen | None:
-        """Expert shares of this rank's logits, [s, b, experts] or reshaped as in _slots; None after step 0."""
+        """Return the expert shares of this rank's logits, [s, b, experts] or reshaped as in _slots.
+
+        None after step 0.
+        """
         if not self.state.first_step:
             return None
         moe = self.context.config.model.moe
@@ -185,7 +190,7 @@ class RouterRecorder:
         )
 
     def _slots(self, values: Tensor, logits: Tensor) -> Tensor | None:
-        """`values` [rows, local slots], flattened in the order of the logits; None when shapes do not match.
+        """Return `values` as [rows, local slots], flattened in the order of the logits; None when shapes do not match.
 
         With sequence parallelism the logits are this rank's contiguous share. From 0.19 on, upstream splits the merged
         row of a packed micro-batch into rows again: [slots per row, rows].
@@ -202,18 +207,21 @@ class RouterRecorder:
 
 
 def _map_of(routed: Sequence[Tensor]) -> Tensor:
-    """[tokens, experts]: which experts take a token, among what `routing` returns; the other is their weights."""
-    return next(one for one in routed if not one.is_floating_point()).bool()
+    """Return [tokens, experts]: which experts take a token, among what `routing` returns.
+
+    The other is their weights.
+    """
+    return next(returned for returned in routed if not returned.is_floating_point()).bool()
 
 
 def _weighted(attached: Tensor) -> float:
-    """The loss that upstream's MoEAuxLossAutoScaler has attached to a tensor, and saved for backward."""
+    """Return the loss that upstream's MoEAuxLossAutoScaler has attached to a tensor, and saved for backward."""
     (loss,) = attached.grad_fn.saved_tensors  # type: ignore[union-attr]
     return float(loss)
 
 
 def aux_scale() -> float | None:
-    """The scale that the schedule set for auxiliary losses (MoEAuxLossAutoScaler); None when it set none."""
+    """Return the scale that the schedule set for auxiliary losses (MoEAuxLossAutoScaler); None when it set none."""
     from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 
     scale = MoEAuxLossAutoScaler.main_loss_backward_scale
@@ -221,7 +229,7 @@ def aux_scale() -> float | None:
 
 
 def routing_scores(moe: MoeConfig, logits: Tensor) -> Tensor:
-    """[tokens, experts] float32: scores that add up to 1 for each token.
+    """Return [tokens, experts] float32: scores that add up to 1 for each token.
 
     As moe_utils.compute_routing_scores_for_aux_loss defines them.
     """
@@ -242,8 +250,8 @@ def reset_routers(chunks: Iterable[Any]) -> None:
     with torch.no_grad():
         for chunk in chunks:
             for router in chunk.modules():
-                for kept in ("expert_bias", "local_tokens_per_expert"):
-                    if isinstance(getattr(router, kept, None), Tensor):
-                        getattr(router, kept).zero_()
+                for buffer in ("expert_bias", "local_tokens_per_expert"):
+                    if isinstance(getattr(router, buffer, None), Tensor):
+                        getattr(router, buffer).zero_()
                 if hasattr(router, "reset_global_aux_loss_tracker"):
                     router.reset_global_aux_loss_tracker()

@@ -22,7 +22,7 @@ MODULE = "megatron.core.models.hybrid.hybrid_model"
 
 
 def unsupported_hybrid(config: CellConfig) -> str | None:
-    """Why this release cannot build the cell's hybrid model; None when it can."""
+    """Return why this release cannot build the cell's hybrid model; None when it can."""
     if not config.model.hybrid:
         return None
     release = f"megatron-core {package_info.__version__}"
@@ -34,7 +34,7 @@ def unsupported_hybrid(config: CellConfig) -> str | None:
 
 
 def missing_package(config: CellConfig) -> str | None:
-    """A package that the cell's layers need and the stack lacks, with what to do; None if all are there."""
+    """Return a package that the cell's layers need and the stack lacks, with what to do; None if all are there."""
     if not config.model.hybrid or MAMBA not in config.model.pattern or importlib.util.find_spec("einops") is not None:
         return None
     return (
@@ -43,10 +43,13 @@ def missing_package(config: CellConfig) -> str | None:
 
 
 def missing_kernels(config: CellConfig) -> str | None:
-    """A package of CUDA kernels that the cell's recurrent layers need and the stack lacks; None if all are there."""
+    """Return a package of CUDA kernels that the cell's recurrent layers need and the stack lacks.
+
+    None if all are there.
+    """
     needed = {GATED_DELTA: ("fla",), MAMBA: ("mamba_ssm", "causal_conv1d")}
-    wanted = [name for letter in config.model.pattern for name in needed.get(letter, ())]
-    absent = next((name for name in wanted if importlib.util.find_spec(name) is None), None)
+    packages = [name for letter in config.model.pattern for name in needed.get(letter, ())]
+    absent = next((name for name in packages if importlib.util.find_spec(name) is None), None)
     return (
         f"recurrent layers on a GPU need {absent}, which this stack does not have; or use device: cpu"
         if absent
@@ -55,26 +58,33 @@ def missing_kernels(config: CellConfig) -> str | None:
 
 
 def pattern_of(config: CellConfig) -> str:
-    """The pattern for the layout: on one stage, where upstream would build the first segment alone, without cuts."""
+    """Return the pattern for the layout: on one stage, where upstream would build the first segment alone, without
+    cuts.
+    """
     pattern = config.model.pattern
     return layers_of(pattern) if config.layout.pp * config.layout.vpp == 1 else pattern
 
 
 def build_hybrid(config: CellConfig, upstream: Any, spec: Any, **arguments: Any) -> Any:
-    """A chunk of HybridModel; `spec`: of stack_spec; `arguments`: those of GPTModel after the layer spec, by name."""
+    """Build a chunk of HybridModel.
+
+    `spec`: of stack_spec; `arguments`: those of GPTModel after the layer spec, by name.
+    """
     use_own_norm()
     model = importlib.import_module(MODULE).HybridModel
     return model(upstream, spec, hybrid_layer_pattern=pattern_of(config), **arguments)
 
 
 def use_own_norm() -> None:
-    """The final norm, which upstream builds by name."""
+    """Replace the final norm, which upstream builds by name."""
     block: Any = importlib.import_module("megatron.core.models.hybrid.hybrid_block")
     block.TENorm = RMSNorm
 
 
 def stack_spec(dense: Any, routed: Any, pattern: str) -> Any:
-    """The spec of all layers, from the modules of GPT layers' local specs: `dense`, and `routed` with experts."""
+    """Return the spec of all layers, from the modules of GPT layers' local specs: `dense`, and `routed` with
+    experts.
+    """
     from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
     from megatron.core.models.hybrid.hybrid_block import HybridStack, HybridStackSubmodules
     from megatron.core.ssm.mlp_layer import MLPLayer
@@ -139,18 +149,18 @@ class NumberedLayer:
 
 
 def numbered_layers(chunk: Any) -> Iterator[NumberedLayer]:
-    """The layers of a chunk (the module inside DDP), in order."""
+    """Yield the layers of a chunk (the module inside DDP), in order."""
     for layer in chunk.decoder.layers:
         yield NumberedLayer(layer.layer_number, layer, _mixer(layer), _routed(layer))
 
 
 def _routed(layer: Any) -> Any:
-    """The layer, if it has experts."""
+    """Return the layer, if it has experts."""
     return layer if hasattr(getattr(layer, "mlp", None), "router") else None
 
 
 def _mixer(layer: Any) -> Any:
-    """The module of a layer that gets packed params, or None: core attention, or all of a recurrent layer."""
+    """Return the module of a layer that gets packed params, or None: core attention, or all of a recurrent layer."""
     if hasattr(layer, "mixer"):
         return layer.mixer
     attention = getattr(layer, "self_attention", None)
@@ -158,12 +168,12 @@ def _mixer(layer: Any) -> Any:
 
 
 def is_recurrent(module: Any) -> bool:
-    """Whether a module is a GatedDeltaNet or a MambaMixer."""
+    """Return whether a module is a GatedDeltaNet or a MambaMixer."""
     return hasattr(module, "gated_delta_rule") or hasattr(module, "d_state")
 
 
 def sections(owner: Any, name: str) -> tuple[int, ...]:
-    """Full sizes of the parts of a parameter of a recurrent layer that tensor parallelism splits separately.
+    """Return full sizes of the parts of a parameter of a recurrent layer that tensor parallelism splits separately.
 
     `owner`: the layer's GatedDeltaNet or MambaMixer; empty for every other parameter. From upstream's docstrings:
     query, key, value, gate, beta, alpha; and gate, value, B, C, dt.
@@ -173,11 +183,11 @@ def sections(owner: Any, name: str) -> tuple[int, ...]:
         key = config.linear_key_head_dim * config.linear_num_key_heads
         value = config.linear_value_head_dim * config.linear_num_value_heads
         heads = config.linear_num_value_heads
-        known = {"in_proj.weight": (key, key, value, value, heads, heads), "conv1d.weight": (key, key, value)}
-        return known.get(name, ())
+        sizes = {"in_proj.weight": (key, key, value, value, heads, heads), "conv1d.weight": (key, key, value)}
+        return sizes.get(name, ())
     inner, state = config.mamba_head_dim * config.mamba_num_heads, config.mamba_num_groups * config.mamba_state_dim
     convolved = (inner, state, state)
-    known = {"in_proj.weight": (inner, *convolved, config.mamba_num_heads)}
-    return (known | dict.fromkeys(("conv1d_weight", "conv1d_bias", "conv1d.weight", "conv1d.bias"), convolved)).get(
+    sizes = {"in_proj.weight": (inner, *convolved, config.mamba_num_heads)}
+    return (sizes | dict.fromkeys(("conv1d_weight", "conv1d_bias", "conv1d.weight", "conv1d.bias"), convolved)).get(
         name, ()
     )

@@ -27,7 +27,7 @@ from harness.runtime.device import cpu_stubs
 
 
 def install(pattern: str) -> list[str]:
-    """Replace the kernels of the layers in a pattern, in this process; returns their dotted names."""
+    """Replace the kernels of the layers in a pattern, in this process; return their dotted names."""
     rows: list[tuple[Any, str, Any]] = []
     if GATED_DELTA in pattern:
         rows += _gated_delta_net()
@@ -66,16 +66,16 @@ def _mamba() -> list[tuple[Any, str, Any]]:
 
 
 def _extended_norm(mixer: Any) -> Any:
-    """Upstream's own class over the stub of its base, in whose absence upstream derives it from a mock."""
+    """Return upstream's own class over the stub of its base, in whose absence upstream derives it from a mock."""
     source = inspect.getsource(mixer)
-    (found,) = (node for node in ast.parse(source).body if getattr(node, "name", "") == "ExtendedRMSNorm")
+    (definition,) = (node for node in ast.parse(source).body if getattr(node, "name", "") == "ExtendedRMSNorm")
     names = vars(mixer) | {"RMSNormGated": GroupRMSNorm}
-    exec(compile(ast.Module([found], []), mixer.__file__, "exec"), names)
+    exec(compile(ast.Module([definition], []), mixer.__file__, "exec"), names)
     return names["ExtendedRMSNorm"]
 
 
 def first_tokens(shape: torch.Size, cu_seqlens: Tensor | None, seq_idx: Tensor | None = None) -> Tensor:
-    """[rows, slots] boolean: whether a slot is the first of its document."""
+    """Return [rows, slots] boolean: whether a slot is the first of its document."""
     first = torch.zeros(shape[:2], dtype=torch.bool)
     first[:, 0] = True
     if cu_seqlens is not None:
@@ -87,7 +87,7 @@ def first_tokens(shape: torch.Size, cu_seqlens: Tensor | None, seq_idx: Tensor |
 
 
 def l2norm(x: Tensor, eps: float = 1e-6, **_: Any) -> Tensor:
-    """x / sqrt(|x|^2 + eps) over the last dimension, as fla.modules.l2norm."""
+    """Return x / sqrt(|x|^2 + eps) over the last dimension, as fla.modules.l2norm."""
     wide = x.float()
     return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
 
@@ -101,7 +101,7 @@ def causal_conv1d(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
 ) -> tuple[Tensor, None]:
-    """fla.modules.convolution.causal_conv1d: x [rows, slots, channels], weight [channels, taps]."""
+    """Convolve as fla.modules.convolution.causal_conv1d: x [rows, slots, channels], weight [channels, taps]."""
     if initial_state is not None or output_final_state:
         raise NotImplementedError("the CPU stub of causal_conv1d has no state")
     return _convolved(x, weight, bias, first_tokens(x.shape, cu_seqlens), activation), None
@@ -130,7 +130,7 @@ def gated_delta_rule(
     cu_seqlens: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """fla chunk_gated_delta_rule: q, k, v [rows, slots, heads, size]; g (log of decay), beta without size."""
+    """Compute fla's chunk_gated_delta_rule: q, k, v [rows, slots, heads, size]; g (log of decay), beta without size."""
     if initial_state is not None or output_final_state:
         raise NotImplementedError("the CPU stub of the gated delta rule has no initial or final state")
     dtype = v.dtype
@@ -162,7 +162,9 @@ def split_conv1d_scan(
     ngroups: int = 1,
     **more: Any,
 ) -> Tensor:
-    """mamba_ssm mamba_split_conv1d_scan_combined: [rows, slots, z x B C dt] to [rows, slots, heads * headdim]."""
+    """Compute mamba_ssm's mamba_split_conv1d_scan_combined: [rows, slots, z x B C dt] to [rows, slots, heads *
+    headdim].
+    """
     dtype, heads, skip = zxbcdt.dtype, len(a), more["D"]
     inner = heads * headdim if headdim else skip.numel()
     state = (zxbcdt.shape[-1] - 2 * inner - heads) // (2 * ngroups)
@@ -180,7 +182,7 @@ def split_conv1d_scan(
 
 
 def _scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, first: Tensor) -> Tensor:
-    """x [rows, slots, heads, size], dt [rows, slots, heads], a [heads], b and c [rows, slots, heads, state]."""
+    """Scan x [rows, slots, heads, size], dt [rows, slots, heads], a [heads], b and c [rows, slots, heads, state]."""
     decay = (dt * a).exp() * ~first[..., None]
     state = x.new_zeros(x.shape[0], x.shape[2], x.shape[3], b.shape[-1])
     out = []

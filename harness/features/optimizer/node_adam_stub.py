@@ -20,14 +20,14 @@ class FusedAdam(torch.optim.AdamW):
 
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
-            for held in self._held(group):
-                held["step"] = torch.tensor(float(group.get("step", 0)))
+            for state in self._held(group):
+                state["step"] = torch.tensor(float(group.get("step", 0)))
         loss = super().step(closure)
         for group in self.param_groups:
             if group["params"]:
                 group["step"] = group.get("step", 0) + 1
-            for held in self._held(group):
-                held.pop("step", None)
+            for state in self._held(group):
+                state.pop("step", None)
         return loss
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -37,5 +37,5 @@ class FusedAdam(torch.optim.AdamW):
                 group.setdefault(name, value)
 
     def _held(self, group: dict[str, Any]) -> list[dict[str, Any]]:
-        """The states of the group's parameters that have been updated."""
-        return [self.state[one] for one in group["params"] if self.state.get(one)]
+        """Return the states of the group's parameters that have been updated."""
+        return [self.state[parameter] for parameter in group["params"] if self.state.get(parameter)]

@@ -26,7 +26,10 @@ _LARGEST_BUCKET = 40_000_000  # parameters: upstream's default, more than a smal
 
 
 def ddp_fields(config: CellConfig) -> dict[str, Any]:
-    """DDP's configuration; with overlap, buckets hold about one feed-forward matrix: even two layers fill several."""
+    """Return DDP's configuration.
+
+    With overlap, buckets hold about one feed-forward matrix: even two layers fill several.
+    """
     overlap = config.distributed_optimizer == "overlap"
     return {
         "grad_reduce_in_fp32": True,
@@ -39,13 +42,15 @@ def ddp_fields(config: CellConfig) -> dict[str, Any]:
 
 
 def ddp_config(config: CellConfig) -> DistributedDataParallelConfig:
-    """DDP's configuration, without fields that are off and that older releases lack."""
-    known = _fields(DistributedDataParallelConfig)
-    return DistributedDataParallelConfig(**{name: on for name, on in ddp_fields(config).items() if on or name in known})
+    """Return DDP's configuration, without fields that are off and that older releases lack."""
+    accepted = _fields(DistributedDataParallelConfig)
+    return DistributedDataParallelConfig(
+        **{name: on for name, on in ddp_fields(config).items() if on or name in accepted}
+    )
 
 
 def _fields(upstream: Any) -> set[str]:
-    return {item.name for item in dataclasses.fields(upstream)}
+    return {field.name for field in dataclasses.fields(upstream)}
 
 
 def connect_schedule(upstream: Any, chunks: Sequence[DistributedDataParallel]) -> None:
@@ -64,10 +69,13 @@ def connect_schedule(upstream: Any, chunks: Sequence[DistributedDataParallel]) -
 
 
 def build_optimizer(config: CellConfig, chunks: list[DistributedDataParallel], groups: Groups = GLOBAL) -> Any:
-    """Megatron's Adam, without clipping unless the cell asks for it; the probe records the gradient norm itself."""
+    """Build Megatron's Adam, without clipping unless the cell asks for it.
+
+    The probe records the gradient norm itself.
+    """
     # Groups over gloo are for checkpoints, and are not created next to NCCL.
-    known = inspect.signature(get_megatron_optimizer).parameters
-    more: dict[str, Any] = {"use_gloo_process_groups": False} if "use_gloo_process_groups" in known else {}
+    accepted = inspect.signature(get_megatron_optimizer).parameters
+    more: dict[str, Any] = {"use_gloo_process_groups": False} if "use_gloo_process_groups" in accepted else {}
     more |= groups.arguments
     field = {"overlap_param_gather"} & _fields(OptimizerConfig)  # in some releases before core_v0.14 only of DDP
     optimizer = get_megatron_optimizer(
@@ -82,7 +90,9 @@ def build_optimizer(config: CellConfig, chunks: list[DistributedDataParallel], g
         chunks,
         **more,
     )
-    vectors = any(one.dim() == 1 and one.requires_grad for chunk in chunks for one in chunk.parameters())
+    vectors = any(
+        parameter.dim() == 1 and parameter.requires_grad for chunk in chunks for parameter in chunk.parameters()
+    )
     if vectors and not any("wd_mult" in group for group in optimizer.param_groups):
         raise UnknownNameError("upstream's optimizer has no group with wd_mult, by which norms and biases do not decay")
     for group in optimizer.param_groups:  # as OptimizerParamScheduler.step does
@@ -98,12 +108,12 @@ def gather_weights(chunks: Sequence[DistributedDataParallel]) -> None:
 
 
 def whole_gradients(chunks: Sequence[DistributedDataParallel]) -> dict[Tensor, Tensor]:
-    """Parameter -> its gradient, gathered from the shards; empty when gradients are not sharded.
+    """Return each parameter's gradient, gathered from the shards; empty when gradients are not sharded.
 
     After a reduction, a rank's bucket holds reduced gradients in the rank's own shard, and local gradients elsewhere.
     Collective over dp x cp; the buckets, which the optimizer reads, are not changed.
     """
-    found: dict[Tensor, Tensor] = {}
+    gradients: dict[Tensor, Tensor] = {}
     for chunk in chunks:
         if not chunk.ddp_config.use_distributed_optimizer:
             continue
@@ -112,12 +122,12 @@ def whole_gradients(chunks: Sequence[DistributedDataParallel]) -> dict[Tensor, T
                 whole = _gathered(bucket.grad_data, group.intra_distributed_optimizer_instance_group)
                 for parameter in bucket.params_list:
                     start, end = bucket.param_to_index[parameter]
-                    found[parameter] = whole[start:end].view(parameter.shape)
-    return found
+                    gradients[parameter] = whole[start:end].view(parameter.shape)
+    return gradients
 
 
 def _gathered(data: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The concatenated shards; rank n of the group owns shard n of `data`."""
+    """Return the concatenated shards; rank n of the group owns shard n of `data`."""
     shards = [torch.empty_like(shard) for shard in data.chunk(group.size())]
     dist.all_gather(shards, data.chunk(group.size())[group.rank()].contiguous(), group=group)
     return torch.cat(shards)

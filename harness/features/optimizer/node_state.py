@@ -28,72 +28,75 @@ class Held(NamedTuple):
 
 
 def held_by(optimizer: Any) -> dict[Tensor, Held]:
-    """Parameter of the model -> what the optimizer holds of it."""
-    found: dict[Tensor, Held] = {}
-    for one in getattr(optimizer, "chained_optimizers", [optimizer]):
-        found |= _sharded(one) if isinstance(one, DistributedOptimizer) else _whole(one)
-    return found
+    """Return what the optimizer holds of each parameter of the model."""
+    by_parameter: dict[Tensor, Held] = {}
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        by_parameter |= _sharded(part) if isinstance(part, DistributedOptimizer) else _whole(part)
+    return by_parameter
 
 
 def _sharded(optimizer: Any) -> dict[Tensor, Held]:
-    """Of a DistributedOptimizer: a rank holds a range of some parameters' elements."""
-    found = {}
-    for parameter in (item for buffer in optimizer.buffers for item in buffer.params):
+    """Return what a rank holds of a DistributedOptimizer: a range of some parameters' elements."""
+    by_parameter = {}
+    for parameter in (candidate for buffer in optimizer.buffers for candidate in buffer.params):
         place = optimizer.model_param_group_index_map.get(parameter)
         if place is None:
-            found[parameter] = Held(None, {}, group=optimizer.data_parallel_group)
+            by_parameter[parameter] = Held(None, {}, group=optimizer.data_parallel_group)
             continue
         group, number = place
         weight = optimizer.optimizer.param_groups[group]["params"][number]
         start = optimizer._get_model_param_range_map(parameter)["param"].start
-        found[parameter] = Held(weight, optimizer.optimizer.state.get(weight, {}), start, optimizer.data_parallel_group)
-    return found
+        by_parameter[parameter] = Held(
+            weight, optimizer.optimizer.state.get(weight, {}), start, optimizer.data_parallel_group
+        )
+    return by_parameter
 
 
 def _whole(optimizer: Any) -> dict[Tensor, Held]:
     inner = optimizer.optimizer
-    own = {weight: weight for group in inner.param_groups for weight in group["params"]}
+    weight_of = {weight: weight for group in inner.param_groups for weight in group["params"]}
     rounded = isinstance(optimizer, MixedPrecisionOptimizer)
     copies = zip(optimizer.float16_groups, optimizer.fp32_from_float16_groups, strict=True) if rounded else ()
     for models, weights in copies:
         for parameter, weight in zip(models, weights, strict=True):
-            own.pop(weight)
-            own[parameter] = weight
-    return {parameter: Held(weight, inner.state.get(weight, {})) for parameter, weight in own.items()}
+            weight_of.pop(weight)
+            weight_of[parameter] = weight
+    return {parameter: Held(weight, inner.state.get(weight, {})) for parameter, weight in weight_of.items()}
 
 
 def decay_of(optimizer: Any, weight: Tensor) -> float:
-    """The weight decay of the group that holds an optimizer's copy of a weight."""
+    """Return the weight decay of the group that holds an optimizer's copy of a weight."""
     groups = (
         group
-        for one in getattr(optimizer, "chained_optimizers", [optimizer])
-        for group in one.optimizer.param_groups
-        if any(weight is other for other in group["params"])
+        for part in getattr(optimizer, "chained_optimizers", [optimizer])
+        for group in part.optimizer.param_groups
+        if any(weight is member for member in group["params"])
     )
     return float(next(groups)["weight_decay"])
 
 
 def group_values(optimizer: Any, name: str) -> list[float]:
-    """The distinct values, sorted, that the optimizer's groups of parameters have under a name, such as "lr"."""
-    parts = (one.optimizer for one in getattr(optimizer, "chained_optimizers", [optimizer]))
+    """Return the distinct values, sorted, that the optimizer's groups of parameters have under a name, such as "lr"."""
+    parts = (chained.optimizer for chained in getattr(optimizer, "chained_optimizers", [optimizer]))
     return sorted({float(group[name]) for part in parts if part is not None for group in part.param_groups})
 
 
 def updates_of(optimizer: Any) -> int:
-    """The number of updates that Adam has counted: FusedAdam for each group of parameters, torch's for each parameter.
+    """Return the number of updates that Adam has counted: FusedAdam for each group of parameters, torch's for each
+    parameter.
 
     -1 if they differ.
     """
     counts: set[int] = set()
-    for one in getattr(optimizer, "chained_optimizers", [optimizer]):
-        inner = one.optimizer
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        inner = part.optimizer
         counts |= {int(group["step"]) for group in inner.param_groups if group["params"] and "step" in group}
-        counts |= {int(held["step"]) for held in inner.state.values() if "step" in held}
+        counts |= {int(state["step"]) for state in inner.state.values() if "step" in state}
     return max(counts, default=0) if len(counts) <= 1 else -1
 
 
 def whole(held: Held, part: Tensor | None, parameter: Tensor) -> Tensor:
-    """A float32 tensor of the parameter's shape, from this rank's part; zeros for what no rank has.
+    """Return a float32 tensor of the parameter's shape, from this rank's part; zeros for what no rank has.
 
     Collective over the ranks that hold shards.
     """
@@ -107,29 +110,30 @@ def whole(held: Held, part: Tensor | None, parameter: Tensor) -> Tensor:
 
 
 def norm_function(optimizer: Any) -> str:
-    """The name of the method that returns the gradients which the gradient norm counts on this rank."""
+    """Return the name of the method that returns the gradients which the gradient norm counts on this rank."""
     return (
         "get_grads_for_grad_norm" if hasattr(optimizer, "get_grads_for_grad_norm") else "get_main_grads_for_grad_norm"
     )
 
 
 def counted_in_norm(optimizer: Any) -> dict[Tensor, bool] | None:
-    """Parameter of the model -> whether upstream's gradient norm counts its gradient, or a shard of it, on this rank.
+    """Return whether upstream's gradient norm counts the gradient of each of the model's parameters, or a shard of it,
+    on this rank.
 
     After an update, before the gradients are dropped; None if there are none, since no update took place. Collective
     over the ranks that hold shards.
     """
     held = held_by(optimizer)
-    if all(one.weight is None or one.weight.grad is None for one in held.values()):
+    if all(part.weight is None or part.weight.grad is None for part in held.values()):
         return None
     counted: list[Tensor] = []
-    for one in getattr(optimizer, "chained_optimizers", [optimizer]):
-        counted += getattr(one, norm_function(one))()
-    found, own = {}, {id(gradient) for gradient in counted}
-    for parameter, one in held.items():
-        mine = one.weight is not None and id(one.weight.grad) in own
-        flag = torch.tensor(int(mine), device=parameter.device)
-        if one.group is not None:
-            dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=one.group)
-        found[parameter] = bool(flag)
-    return found
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        counted += getattr(part, norm_function(part))()
+    flags, counted_ids = {}, {id(gradient) for gradient in counted}
+    for parameter, part in held.items():
+        is_counted = part.weight is not None and id(part.weight.grad) in counted_ids
+        flag = torch.tensor(int(is_counted), device=parameter.device)
+        if part.group is not None:
+            dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=part.group)
+        flags[parameter] = bool(flag)
+    return flags

@@ -22,12 +22,12 @@ _FIELDS: dict[str, dict[str, Any]] = {
 
 
 def recompute_fields(kind: str) -> dict[str, Any]:
-    """Fields of upstream's configuration."""
+    """Return the fields of upstream's configuration."""
     return _FIELDS[kind]
 
 
 def recomputed_module(kind: str, layer: Any) -> Any:
-    """The part of a transformer layer that backward recomputes; None when it recomputes nothing."""
+    """Return the part of a transformer layer that backward recomputes; None when it recomputes nothing."""
     if kind == "none":
         return None
     if kind != "selective":
@@ -36,5 +36,5 @@ def recomputed_module(kind: str, layer: Any) -> Any:
 
 
 def recomputing() -> bool:
-    """Whether a backward is running this forward."""
+    """Return whether a backward is running this forward."""
     return torch._C._current_graph_task_id() != -1

@@ -36,21 +36,21 @@ class PositionsEdited(Fault):
             language_of(unwrap(chunk)).register_forward_pre_hook(changed, with_kwargs=True)
 
 
-def swapped(found: Tensor, context: RankContext) -> Tensor:
-    """Height and width in each other's place."""
-    return found[[0, 2, 1]]
+def swapped(positions: Tensor, context: RankContext) -> Tensor:
+    """Swap height and width."""
+    return positions[[0, 2, 1]]
 
 
-def running_on(found: Tensor, context: RankContext) -> Tensor:
-    """The slots of the packed row, counted along every axis."""
-    return torch.arange(found.shape[-1], device=found.device).expand_as(found)
+def running_on(positions: Tensor, context: RankContext) -> Tensor:
+    """Count the slots of the packed row along every axis."""
+    return torch.arange(positions.shape[-1], device=positions.device).expand_as(positions)
 
 
-def of_next_rank(found: Tensor, context: RankContext) -> Tensor:
-    """What the next context-parallel rank has."""
+def of_next_rank(positions: Tensor, context: RankContext) -> Tensor:
+    """Return what the next context-parallel rank has."""
     size = context.config.layout.cp
-    parts = [torch.empty_like(found) for _ in range(size)]
-    dist.all_gather(parts, found.contiguous(), group=parallel_state.get_context_parallel_group())
+    parts = [torch.empty_like(positions) for _ in range(size)]
+    dist.all_gather(parts, positions.contiguous(), group=parallel_state.get_context_parallel_group())
     return parts[(context.place.cp + 1) % size]
 
 

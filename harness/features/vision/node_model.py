@@ -28,43 +28,46 @@ PACKAGE = "models.qwen_vl.modelling_qwen3_vl"
 
 
 def unavailable_vision(config: CellConfig) -> Unavailable:
-    """Why the software under test cannot build the cell's model; None when it can, or when it has no vision."""
+    """Return why the software under test cannot build the cell's model; None when it can, or when it has no vision."""
     if config.model.vision is None:
         return None
     return module_unavailable(f"megatron.bridge.{PACKAGE}.model", "megatron.bridge")
 
 
 def vision_config_class() -> Any:
-    """Upstream's configuration of the whole model, a TransformerConfig."""
+    """Return upstream's configuration of the whole model, a TransformerConfig."""
     return _module("transformer_config").Qwen3VLTransformerConfig
 
 
 def attention_class() -> Any:
-    """Upstream's attention, which takes a position for each token rather than for each offset in a document."""
+    """Return upstream's attention, which takes a position for each token rather than for each offset in a document."""
     return _module("attention").Qwen3VLSelfAttention
 
 
 def build_vision_model(config: CellConfig, upstream: Any, spec: Any, arguments: dict[str, Any]) -> Any:
-    """A chunk of Qwen3VLModel. `arguments`: those of GPTModel, of which it takes some; the rest is in `upstream`."""
+    """Build a chunk of Qwen3VLModel.
+
+    `arguments`: those of GPTModel, of which it takes some; the rest is in `upstream`.
+    """
     vision = config.model.vision
     assert vision is not None
     if not hasattr(upstream, "enable_cuda_graph"):
         upstream.enable_cuda_graph = False
-    taken = ("pre_process", "post_process", "parallel_output", "vp_stage", "pg_collection")
-    given = {name: value for name, value in arguments.items() if name in taken}
+    names = ("pre_process", "post_process", "parallel_output", "vp_stage", "pg_collection")
+    passed = {name: value for name, value in arguments.items() if name in names}
     with _local_layers():
-        model = model_class()(upstream, spec, hf_config(config.model, vision), **given)
+        model = model_class()(upstream, spec, hf_config(config.model, vision), **passed)
     model.model_type = ModelType.encoder_or_decoder  # as megatron.training.get_model and Megatron-Bridge set it
     return model
 
 
 def model_class() -> Any:
-    """Upstream's class of the whole model."""
+    """Return upstream's class of the whole model."""
     return _module("model").Qwen3VLModel
 
 
 def hf_config(model: ModelConfig, vision: VisionConfig) -> Any:
-    """The tower's configuration, as Hugging Face stores it."""
+    """Return the tower's configuration, as Hugging Face stores it."""
     tower = {
         "depth": vision.layers,
         "hidden_size": vision.hidden,
@@ -82,12 +85,12 @@ def hf_config(model: ModelConfig, vision: VisionConfig) -> Any:
 
 
 def language_of(chunk: Any) -> Any:
-    """The language model of a chunk with vision, else the chunk (the module inside DDP)."""
+    """Return the language model of a chunk with vision, else the chunk (the module inside DDP)."""
     return getattr(chunk, "language_model", chunk)
 
 
 def tower_of(chunk: Any) -> Any:
-    """The image tower of a chunk (the module inside DDP), None without one."""
+    """Return the image tower of a chunk (the module inside DDP), None without one."""
     return getattr(chunk, "vision_model", None)
 
 
@@ -98,7 +101,10 @@ class ImageAttention(MegatronModule):  # type: ignore[misc]
         super().__init__(config=config)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, packed_seq_params: Any, **__: Any) -> Tensor:
-        """[patches, heads, size] to [patches, heads * size]; the offsets of images are in `packed_seq_params`."""
+        """Attend: [patches, heads, size] to [patches, heads * size].
+
+        The offsets of images are in `packed_seq_params`.
+        """
         lengths = packed_seq_params.cu_seqlens_q.diff().tolist()
         parts = zip(*(torch.split(part.transpose(0, 1), lengths, 1) for part in (query, key, value)))
         return torch.cat([F.scaled_dot_product_attention(*part).transpose(0, 1).flatten(1) for part in parts])
@@ -122,7 +128,7 @@ def _local_spec() -> Any:
 
 @contextmanager
 def _local_layers() -> Iterator[None]:
-    """Within it upstream's constructor gets Megatron's local layers for the tower."""
+    """Give upstream's constructor Megatron's local layers for the tower while the body runs."""
     layers = {
         "get_vit_layer_with_transformer_engine_spec": _local_spec,
         "TEColumnParallelLinear": ColumnParallelLinear,

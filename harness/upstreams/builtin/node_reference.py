@@ -49,7 +49,7 @@ class ReferencePath:
         return iter(truth.micro_batches) if self.reads else None
 
     def _counted(self, truth: StepTruth) -> Workload:
-        """Number of micro-batches of this replica; tokens and squares summed over all replicas."""
+        """Return the number of micro-batches of this replica; tokens and squares summed over all replicas."""
         device = self.context.device.torch_device
         totals = torch.tensor(summed_lengths(truth.plans), dtype=torch.float64, device=device)
         dist.all_reduce(totals, group=parallel_state.get_data_parallel_group())
@@ -68,7 +68,9 @@ class ReferencePath:
         return batch
 
     def _broadcast(self, micro: MicroTruth | None, fields: tuple[str, ...]) -> tuple[Tensor, Tensor]:
-        """Metadata [2, documents + 1] (real, padded offsets) and streams [fields, local slots], both int64."""
+        """Return the metadata [2, documents + 1] (real, padded offsets) and streams [fields, local slots], both
+        int64.
+        """
         device = self.context.device.torch_device
         sizes = torch.zeros(2, dtype=torch.int64, device=device)
         metadata = body = torch.empty(0)
@@ -105,7 +107,9 @@ class ReferencePath:
 
 
 def _packed_seq_params(metadata: Tensor, row_length: int | None, mamba: bool = False) -> PackedSeqParams:
-    """`row_length`: length of every row, for auxiliary losses per row; None: not passed.
+    """Build upstream's packed params.
+
+    `row_length`: length of every row, for auxiliary losses per row; None: not passed.
 
     `mamba`: PackedSeqParams makes seq_idx from total_tokens, and without it Mamba's state crosses documents.
     """

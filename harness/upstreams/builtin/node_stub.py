@@ -22,15 +22,15 @@ class ModelStub:
 
     @contextmanager
     def called_by(self, step: str) -> Iterator[None]:
-        """Upstream's `step` runs: UnknownNameError if it fails by a name that the stub does not know."""
+        """Run upstream's `step` in the body: UnknownNameError if it fails by a name that the stub does not know."""
         try:
             yield
         except Exception as error:
             unknown = [name for name in self.__dict__.get("unknown", []) if name in str(error)]
             if not unknown:
                 raise
-            known = ", ".join(sorted(name for name in vars(self) if name not in ("unknown", "given")))
+            attributes = ", ".join(sorted(name for name in vars(self) if name not in ("unknown", "given")))
             raise UnknownNameError(
                 f"{step} reads {unknown[-1]} of the model, and the harness's stub of it, which fetches a batch without "
-                f"the model, has only {known}"
+                f"the model, has only {attributes}"
             ) from error

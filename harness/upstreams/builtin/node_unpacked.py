@@ -44,7 +44,9 @@ class UnpackedPath:
         return batch
 
     def _whole(self, micro: MicroTruth, chunk: int) -> dict[str, Any]:
-        """The arguments of a model with vision: whole rows, which it splits over cp, and the harness's positions."""
+        """Return the arguments of a model with vision: whole rows, which it splits over cp, and the harness's
+        positions.
+        """
         device = self.context.device.torch_device
         last = self.context.is_last(chunk)
 

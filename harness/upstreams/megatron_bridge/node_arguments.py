@@ -20,7 +20,7 @@ from harness.upstreams.node_lookup import Unavailable
 
 
 def problem_of(config: CellConfig) -> str:
-    """Why this stack's ConfigContainer does not accept the cell's fields; empty if it does.
+    """Return why this stack's ConfigContainer does not accept the cell's fields; empty if it does.
 
     An unknown field comes with the nearest one that upstream has.
     """
@@ -28,24 +28,33 @@ def problem_of(config: CellConfig) -> str:
     if unavailable is not None:
         return ""  # the cell itself says so
     try:
-        own = _built(config)
+        built = _built(config)
     except FieldError as error:
         return str(error)
     except Exception as error:  # upstream asserts and raises
         return refused(" ".join(word for argument in config.args.given for word in argument.flag), error)
-    return other_model(config, own, _built)
+    return other_model(config, built, _built)
 
 
 def _built(config: CellConfig) -> Built:
-    """The validated configurations of model, DDP and optimizer, those of the model with its provider's own fields."""
+    """Return the validated configurations of model, DDP and optimizer, those of the model with its provider's own
+    fields.
+    """
     device = as_a_rank(config)
-    with tempfile.TemporaryDirectory(prefix="harness-fields-") as made, redirect_stdout(sys.stderr):
-        folder = Path(made) / "data"
+    with tempfile.TemporaryDirectory(prefix="harness-fields-") as scratch, redirect_stdout(sys.stderr):
+        folder = Path(scratch) / "data"
         reserve_files(folder)
-        found = container(config, folder, device)
-        found.validate()
-    model = {item.name: text_of(getattr(found.model, item.name, None)) for item in dataclasses.fields(found.model)}
-    return {"model": model, "ddp": values_of("ddp", found.ddp), "optimizer": values_of("optimizer", found.optimizer)}
+        configuration = container(config, folder, device)
+        configuration.validate()
+    model = {
+        field.name: text_of(getattr(configuration.model, field.name, None))
+        for field in dataclasses.fields(configuration.model)
+    }
+    return {
+        "model": model,
+        "ddp": values_of("ddp", configuration.ddp),
+        "optimizer": values_of("optimizer", configuration.optimizer),
+    }
 
 
 if __name__ == "__main__":

@@ -62,13 +62,13 @@ class Attached(Wrappers):
 
     def _setup(self, upstream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.recorder.record.entry_point = _outermost(sys._getframe())
-        made = upstream(*args, **kwargs)
-        self.flops = float(made.state.train_state.floating_point_operations_so_far)  # of a checkpoint's steps
-        self.built(made.model, made.optimizer, made.scheduler)
-        return made
+        setup_output = upstream(*args, **kwargs)
+        self.flops = float(setup_output.state.train_state.floating_point_operations_so_far)  # of a checkpoint's steps
+        self.built(setup_output.model, setup_output.optimizer, setup_output.scheduler)
+        return setup_output
 
     def _before_adapters(self, upstream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Upstream's hook on the bare model, which loads its weights from a checkpoint and adds adapters."""
+        """Return upstream's hook on the bare model, which loads its weights from a checkpoint and adds adapters."""
         hook = upstream(*args, **kwargs)
         path = AttemptDir(self.context.folder).pretrained
 
@@ -85,20 +85,22 @@ class Attached(Wrappers):
         return partial(self.forward_step, upstream(*args))
 
     def _get_batch(self, upstream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        found = upstream(*args, **kwargs)
-        _, _, mask, *_ = found  # tokens, labels, loss_mask
+        batch = upstream(*args, **kwargs)
+        _, _, mask, *_ = batch  # tokens, labels, loss_mask
         self.mask = None if mask is None else mask.float()  # as upstream's loss function reads it
-        return found
+        return batch
 
     def _training_log(self, upstream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        told = Arguments(upstream, *args, **kwargs)
-        state = told["global_state"].train_state
+        arguments = Arguments(upstream, *args, **kwargs)
+        state = arguments["global_state"].train_state
         counted = self._counted(float(state.floating_point_operations_so_far))
-        self.report(told, int(state.step) - 1, int(state.consumed_train_samples), **counted)  # upstream counts from 1
+        self.report(
+            arguments, int(state.step) - 1, int(state.consumed_train_samples), **counted
+        )  # upstream counts from 1
         return self.logging(partial(upstream, *args, **kwargs))
 
     def _counted(self, flops: float) -> dict[str, float | None]:
-        """What the first stage counted of a step; `flops`: of all steps so far."""
+        """Return what the first stage counted of a step; `flops`: of all steps so far."""
         before, self.flops = self.flops, flops
         if not counting_ranks(self.context.config, self.context.place.pp):
             return {}
@@ -111,13 +113,13 @@ class Attached(Wrappers):
 
 
 def _outermost(frame: FrameType | None) -> str:
-    """The first function of megatron.bridge.training among those that led to the frame."""
-    found = ""
+    """Return the first function of megatron.bridge.training among those that led to the frame."""
+    outermost = ""
     while frame is not None:
         module = str(frame.f_globals.get("__name__"))
-        found = f"{module}.{frame.f_code.co_name}" if module.startswith(_TRAINING) else found
+        outermost = f"{module}.{frame.f_code.co_name}" if module.startswith(_TRAINING) else outermost
         frame = frame.f_back
-    return found
+    return outermost
 
 
 def _module(name: str) -> Any:

@@ -48,22 +48,22 @@ def _set(container: Any, argument: Argument) -> None:
     for part in path:
         owner = getattr(owner, part, None)
     if not _is_configuration(owner) or name not in _names_of(owner):
-        known = list(_names(container, ""))
-        near = difflib.get_close_matches(argument.name, known, n=1)
+        names = list(_names(container, ""))
+        near = difflib.get_close_matches(argument.name, names, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise FieldError(f"{argument.name} is not a field of this release's ConfigContainer{hint}")
     setattr(owner, name, _value(argument, getattr(owner, name)))
 
 
 def _names(owner: Any, prefix: str) -> Iterator[str]:
-    """Dotted names of all fields."""
+    """Yield the dotted names of all fields."""
     for name in _names_of(owner):
         value = getattr(owner, name, None)
         yield from _names(value, f"{prefix}{name}.") if _is_configuration(value) else (f"{prefix}{name}",)
 
 
 def _names_of(owner: Any) -> list[str]:
-    return [one.name for one in dataclasses.fields(owner) if not one.name.startswith("_")]
+    return [field.name for field in dataclasses.fields(owner) if not field.name.startswith("_")]
 
 
 def _is_configuration(value: Any) -> bool:
@@ -71,11 +71,14 @@ def _is_configuration(value: Any) -> bool:
 
 
 def _value(argument: Argument, before: Any) -> Any:
-    """The value, of the type of the field's default, unless that is None. FieldError if it is of another type."""
+    """Return the value, of the type of the field's default, unless that is None.
+
+    FieldError if it is of another type.
+    """
     words = argument.words
-    found = _read(words[0]) if len(words) == 1 else [_read(word) for word in words]
-    if found is None or before is None:
-        return found
+    value = _read(words[0]) if len(words) == 1 else [_read(word) for word in words]
+    if value is None or before is None:
+        return value
     if isinstance(before, Enum):
         if words[0] in type(before).__members__:
             return type(before)[words[0]]
@@ -83,12 +86,12 @@ def _value(argument: Argument, before: Any) -> Any:
     if isinstance(before, str) and len(words) == 1:
         return words[0]
     if isinstance(before, (list, tuple)):
-        return type(before)(found if isinstance(found, list) else [found])
-    if isinstance(before, float) and isinstance(found, int) and not isinstance(found, bool):
-        return float(found)
-    if type(found) is not type(before):
+        return type(before)(value if isinstance(value, list) else [value])
+    if isinstance(before, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not type(before):
         raise FieldError(f"{argument.flag[0]}: must be of type {type(before).__name__}, like its default {before!r}")
-    return found
+    return value
 
 
 def _read(word: str) -> Any:
@@ -109,10 +112,10 @@ _OF_PROBE = (
 
 
 def container(config: CellConfig, folder: Path, device: Device) -> Any:
-    """The configuration; `folder`: with the files of `write_files`. FieldError for an unknown field."""
-    made = _container(config, folder, device)
-    set_fields(made, config.args)
-    return made
+    """Return the configuration; `folder`: with the files of `write_files`. FieldError for an unknown field."""
+    configuration = _container(config, folder, device)
+    set_fields(configuration, config.args)
+    return configuration
 
 
 def _container(config: CellConfig, folder: Path, device: Device) -> Any:
@@ -149,7 +152,10 @@ def _container(config: CellConfig, folder: Path, device: Device) -> Any:
 
 
 def _model(config: CellConfig) -> Any:
-    """Layers of Transformer Engine, upstream's default, for its kinds of attention; else the local ones (layers.py)."""
+    """Return Transformer Engine's layers, upstream's default, for its kinds of attention.
+
+    Else the local ones (layers.py).
+    """
     from megatron.bridge.models.gpt_provider import GPTModelProvider, local_layer_spec
 
     fields = {name: value for name, value in upstream_fields(config).items() if name not in _OF_PROBE}
@@ -172,7 +178,10 @@ def _checkpoint(config: CellConfig, attempt: AttemptDir) -> dict[str, Any]:
 
 
 def _optimizer(config: CellConfig) -> dict[str, Any]:
-    """As the harness's own loop: Adam with upstream's defaults, constant learning rate; clipping only if asked for."""
+    """Set the optimizer as the harness's own loop does: Adam with upstream's defaults, constant learning rate.
+
+    Clipping only if asked for.
+    """
     fields = upstream_fields(config)
     return {
         "optimizer": "adam",

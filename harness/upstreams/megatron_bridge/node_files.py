@@ -50,25 +50,25 @@ def _write_documents(folder: Path, config: CellConfig) -> None:
 
 def _lines(config: CellConfig, step: int) -> list[str]:
     truth = StepTruth(config, step, 0)
-    return [document_line(truth, item.document, text) for row in config.rows(step) for item in row.placed]
+    return [document_line(truth, placed.document, text) for row in config.rows(step) for placed in row.placed]
 
 
 def _write_packed(folder: Path, config: CellConfig) -> None:
     from megatron.bridge.data.packing.parquet import write_packed_parquet
 
-    own = built_tokenizer(folder)
-    steps = [_packed(folder / f"step-{n}", StepTruth(config, n, 0), own) for n in range(config.train.passes)]
+    tokenizer = built_tokenizer(folder)
+    steps = [_packed(folder / f"step-{n}", StepTruth(config, n, 0), tokenizer) for n in range(config.train.passes)]
     trained, evaluated = steps[: config.train.steps], steps[config.train.steps :]
     for name, part in ((_ROWS, trained), (_EVALUATED, evaluated)):
         rows = [row for of_step, _ in part for row in of_step]
         if rows:
             write_packed_parquet(_to_be_shuffled(rows, config.train.seed), folder / name)
-    metadata = [item for _, about in steps for item in about]
+    metadata = [entry for _, about in steps for entry in about]
     (folder / "metadata.json").write_text(json.dumps(metadata), encoding="utf-8")
 
 
 def reserve_files(folder: Path) -> None:
-    """Empty files in the places of those that the configuration refers to, which it wants to exist."""
+    """Create empty files in the places of those that the configuration refers to, which it wants to exist."""
     folder.mkdir()
     reserve_pretrained(folder)
     for name in (_ROWS, _EVALUATED, "metadata.json"):
@@ -76,16 +76,18 @@ def reserve_files(folder: Path) -> None:
 
 
 def reserve_pretrained(folder: Path) -> None:
-    """The folder of the weights that adapters are put on, which are written when upstream has built its model."""
+    """Create the folder of the weights that adapters are put on, which are written when upstream has built its
+    model.
+    """
     AttemptDir(folder.parent).pretrained.mkdir(exist_ok=True)
 
 
 def data_config(folder: Path, config: CellConfig) -> Any:
-    """Upstream's configuration of the data set, for a folder with the files; its loader has its defaults."""
+    """Return upstream's configuration of the data set, for a folder with the files; its loader has its defaults."""
     rows = _packed_rows if config.style.packed else _rows_of_documents
-    found = rows(folder, config)
-    found.seed, found.num_workers, found.do_validation = config.train.seed, 0, bool(config.train.evaluated)
-    return found
+    data = rows(folder, config)
+    data.seed, data.num_workers, data.do_validation = config.train.seed, 0, bool(config.train.evaluated)
+    return data
 
 
 def _rows_of_documents(folder: Path, config: CellConfig) -> Any:
@@ -99,36 +101,42 @@ def _packed_rows(folder: Path, config: CellConfig) -> Any:
     return packed_config(config, folder, **packed)
 
 
-def _packed(folder: Path, truth: StepTruth, own: Any) -> tuple[list[dict[str, Any]], list[Any]]:
-    """The rows into which upstream packs the documents of a step, in order, and what it records about them."""
+def _packed(folder: Path, truth: StepTruth, tokenizer: Any) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Return the rows into which upstream packs the documents of a step, in order, and what it records about them."""
     from megatron.bridge.data.builders.gpt_sft import GPTSFTDatasetBuilder, build_gpt_sft_split
 
     write_documents(folder, truth, text)
     config = truth.config
-    builder = GPTSFTDatasetBuilder(packed_config(config, folder), own)
+    builder = GPTSFTDatasetBuilder(packed_config(config, folder), tokenizer)
     with longest_first():
         builder.prepare_data()
     size, seed = config.train.seq_length, config.train.seed
-    read = {"tokenizer": own, "seq_length": size, "packed_sequence_size": size, "memmap_workers": 1, "seed": seed}
-    found = build_gpt_sft_split(builder.train_path_packed, pad_seq_to_mult=config.style.document_multiple, **read)
-    rows = [found[number] for number in range(len(found))]
+    options = {
+        "tokenizer": tokenizer,
+        "seq_length": size,
+        "packed_sequence_size": size,
+        "memmap_workers": 1,
+        "seed": seed,
+    }
+    dataset = build_gpt_sft_split(builder.train_path_packed, pad_seq_to_mult=config.style.document_multiple, **options)
+    rows = [dataset[number] for number in range(len(dataset))]
     names = ("input_ids", "loss_mask")
     packed = [{name: row[name] for name in names} | {"seq_start_id": row["seq_boundaries"][:-1]} for row in rows]
     return packed, json.loads(builder.pack_metadata.read_text())
 
 
 def shuffled(count: int, seed: int) -> list[int]:
-    """The order in which MegatronPretrainingBatchSampler reads the rows of a file in the first epoch."""
+    """Return the order in which MegatronPretrainingBatchSampler reads the rows of a file in the first epoch."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 def _to_be_shuffled(items: list[T], seed: int) -> list[T]:
-    """The order in which a file has to hold the items, so that they are read in their own order."""
+    """Return the order in which a file has to hold the items, so that they are read in their own order."""
     return [items[number] for number in inverse(shuffled(len(items), seed))]
 
 
 def inverse(order: list[int]) -> list[int]:
-    """The order of a file that, read in `order`, gives 0, 1, 2 and so on."""
+    """Return the order of a file that, read in `order`, gives 0, 1, 2 and so on."""
     placed = [0] * len(order)
     for number, place in enumerate(order):
         placed[place] = number

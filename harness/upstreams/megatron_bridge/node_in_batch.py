@@ -49,10 +49,10 @@ class QwenCollator:
         self.processor = _Processor(config.model.vocab)
 
     def collated(self, truth: StepTruth, micro: MicroTruth) -> dict[str, Any]:
-        """A micro-batch as the training step gets it."""
+        """Return a micro-batch as the training step gets it."""
         with patch.multiple(self.module, create=True, HAVE_QWEN_VL_UTILS=True, process_vision_info=_images_of):
             batch: dict[str, Any] = self.module.qwen2_5_collate_fn(
-                [_example(truth, item.document) for item in micro.plan.placed],
+                [_example(truth, placed.document) for placed in micro.plan.placed],
                 self.processor,
                 sequence_length=self.config.train.seq_length,
                 enable_in_batch_packing=True,
@@ -81,12 +81,12 @@ class _Processor:
         self.apply_chat_template = self.tokenizer.apply_chat_template
 
     def __call__(self, text: list[str], images: list[Any] | None = None, **_: Any) -> dict[str, Tensor]:
-        """One text and its images, [patches, values] and patches along each axis."""
-        found: dict[str, Tensor] = {"input_ids": torch.tensor([self.tokenizer(text[0])["input_ids"]])}
+        """Return one text and its images, [patches, values] and patches along each axis."""
+        features: dict[str, Tensor] = {"input_ids": torch.tensor([self.tokenizer(text[0])["input_ids"]])}
         if images:
-            found |= {"pixel_values": torch.cat([pixels for pixels, _ in images])}
-            found |= {"image_grid_thw": torch.tensor([grid for _, grid in images])}
-        return found
+            features |= {"pixel_values": torch.cat([pixels for pixels, _ in images])}
+            features |= {"image_grid_thw": torch.tensor([grid for _, grid in images])}
+        return features
 
 
 class BridgeInBatchPath:
@@ -111,7 +111,7 @@ class BridgeInBatchPath:
         return _split_by_model(config) if collate else None
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[dict[str, Any]]:
-        """Every rank reads all micro-batches of its replica."""
+        """Yield all micro-batches of the replica: every rank reads them."""
         return (self._collated(truth, micro) for micro in truth.micro_batches)
 
     def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
@@ -124,7 +124,7 @@ class BridgeInBatchPath:
         return batch
 
     def _collated(self, truth: StepTruth, micro: MicroTruth) -> dict[str, Any]:
-        """A micro-batch as upstream's collators pass it to the training step."""
+        """Return a micro-batch as upstream's collators pass it to the training step."""
         self.micro = micro
         if self.collator is not None:
             return self.collator.collated(truth, micro)
@@ -154,24 +154,26 @@ def _split_by_model(config: CellConfig) -> Unavailable:
 
 
 def right_padded(micro: MicroTruth) -> dict[str, Any]:
-    """Each field padded to [documents, longest], and `attention_mask` of the same shape, 1 where a token is real."""
+    """Return each field padded to [documents, longest], and `attention_mask` of the same shape, 1 where a token is
+    real.
+    """
     placed = micro.plan.placed
-    lengths = [item.document.length + micro.plan.style.last_token_slots for item in placed]
+    lengths = [document.document.length + micro.plan.style.last_token_slots for document in placed]
     shape = len(placed), max(lengths)
     batch: dict[str, Any] = {"attention_mask": torch.zeros(shape, dtype=torch.int64)}
     for name in BATCH:
         stream: Tensor = getattr(micro, name)
         stream = stream[:, 0] if stream.dim() > 1 else stream  # positions that the model computes again
         batch[name] = torch.full(shape, micro.pad_id if name in ("tokens", "labels") else 0, dtype=stream.dtype)
-        for row, item in enumerate(placed):
+        for row, document in enumerate(placed):
             length = lengths[row]
-            batch[name][row, :length] = stream[item.start : item.start + length]
+            batch[name][row, :length] = stream[document.start : document.start + length]
             batch["attention_mask"][row, :length] = 1
     return batch
 
 
 def _prepare_sequence_batch() -> Any:
-    """Upstream's function of this name; None up to 0.5, where the training step packs."""
+    """Return upstream's function of this name; None up to 0.5, where the training step packs."""
     try:
         from megatron.bridge.data.collators.sequence import prepare_sequence_batch
     except ModuleNotFoundError:
@@ -180,12 +182,14 @@ def _prepare_sequence_batch() -> Any:
 
 
 def _dataset(context: RankContext) -> Any:
-    """Upstream's dataset configuration with in-batch packing on: the training step reads it, no data is loaded."""
-    given: dict[str, Any] = {"seq_length": context.config.train.seq_length, "hf_processor_path": "none"}
+    """Return upstream's dataset configuration with in-batch packing on: the training step reads it, no data is
+    loaded.
+    """
+    common: dict[str, Any] = {"seq_length": context.config.train.seq_length, "hf_processor_path": "none"}
     try:
         from megatron.bridge.data.builders.mock_vlm_sft import MockVLMSFTDatasetConfig
     except ModuleNotFoundError:
         from megatron.bridge.data.vlm_datasets.mock_provider import MockVLMConversationProvider
 
-        return MockVLMConversationProvider(pack_sequences_in_batch=True, **given)
-    return MockVLMSFTDatasetConfig(enable_in_batch_packing=True, **given)
+        return MockVLMConversationProvider(pack_sequences_in_batch=True, **common)
+    return MockVLMSFTDatasetConfig(enable_in_batch_packing=True, **common)

@@ -35,7 +35,7 @@ class BridgeLongPath:
         return self.step.batch(iterator, chunk)
 
     def _rows(self, micro: MicroTruth) -> dict[str, Tensor | None]:
-        """The fields as [rows, seq_length]; attention makes its causal mask itself."""
+        """Return the fields as [rows, seq_length]; attention makes its causal mask itself."""
         width = self.context.config.train.seq_length
         batch: dict[str, Tensor | None] = {name: getattr(micro, name).view(-1, width) for name in BATCH}
         return batch | {"attention_mask": None}

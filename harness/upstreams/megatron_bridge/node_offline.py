@@ -49,26 +49,26 @@ class BridgeOfflinePath:
         return missing("training.gpt_step", "training.config") or _no_builder()
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[Any]:
-        """The rows of this rank's replica, in order, one per micro-batch; every rank reads."""
+        """Return the rows of this rank's replica, in order, one per micro-batch; every rank reads."""
         folder = self._folder(truth)
         if folder not in self.datasets:  # a canary leg: all ranks get here together
             self.datasets[folder] = self._built(truth)
         dataset = self.datasets[folder]
-        replicas, mine = self.context.config.layout.dp, self.context.place.dp
-        return (dataset.collate_fn([dataset[row]]) for row in range(mine, len(truth.plans) * replicas, replicas))
+        replicas, replica = self.context.config.layout.dp, self.context.place.dp
+        return (dataset.collate_fn([dataset[row]]) for row in range(replica, len(truth.plans) * replicas, replicas))
 
     def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
         return self.step.batch(iterator, chunk)
 
     def _built(self, truth: StepTruth) -> Any:
-        """The training dataset that upstream's builder packs on the first rank and reads on all."""
+        """Return the training dataset that upstream's builder packs on the first rank and reads on all."""
         if self.context.is_rank_zero:
             write_documents(self._folder(truth), truth, _words)
         with longest_first():
             return self._read(packed_config(self.context.config, self._folder(truth)), self._tokenizer(truth))
 
     def _tokenizer(self, truth: StepTruth) -> Any:
-        """Ranks that do not pack need only the id of its end of sentence."""
+        """Return the tokenizer; ranks that do not pack need only the id of its end of sentence."""
         if not self.context.is_rank_zero or not is_chat(truth.config):
             return Numbers()
         folder = self._folder(truth)
@@ -82,9 +82,9 @@ class BridgeOfflinePath:
             return GPTSFTDatasetBuilder(config, tokenizer).build()[0]
         from megatron.bridge.data.builders.finetuning_dataset import FinetuningDatasetBuilder
 
-        known = inspect.signature(FinetuningDatasetBuilder.__init__).parameters
-        given = {name: getattr(config, name) for name in known if hasattr(config, name)}
-        return FinetuningDatasetBuilder(tokenizer=tokenizer, **given).build()[0]
+        accepted = inspect.signature(FinetuningDatasetBuilder.__init__).parameters
+        arguments = {name: getattr(config, name) for name in accepted if hasattr(config, name)}
+        return FinetuningDatasetBuilder(tokenizer=tokenizer, **arguments).build()[0]
 
     def _folder(self, truth: StepTruth) -> Path:
         return self.context.folder / "bridge" / (truth.leg.name if truth.leg else f"step-{truth.step}")
@@ -104,7 +104,7 @@ class Numbers:
 
 
 def packed_config(config: CellConfig, folder: Path, **packed: Any) -> Any:
-    """Upstream's dataset configuration with its PackedSequenceSpecs, for the documents in a folder.
+    """Return upstream's dataset configuration with its PackedSequenceSpecs, for the documents in a folder.
 
     `packed`: further fields of PackedSequenceSpecs, such as the paths of files packed before.
     """
@@ -129,7 +129,7 @@ def write_documents(folder: Path, truth: StepTruth, text: Callable[[list[int]], 
 
 
 def document_line(truth: StepTruth, document: Document, text: Callable[[list[int]], str]) -> str:
-    """A document as upstream's line of prompt and answer, or as a chat; a masked one is all prompt."""
+    """Return a document as upstream's line of prompt and answer, or as a chat; a masked one is all prompt."""
     ids = truth.content(document)[: document.length + 1].tolist()
     if is_chat(truth.config):
         return json.dumps({"messages": conversation(ids, document)}) + "\n"
@@ -138,25 +138,25 @@ def document_line(truth: StepTruth, document: Document, text: Callable[[list[int
 
 
 def is_chat(config: CellConfig) -> bool:
-    """Whether upstream gets documents as chats."""
+    """Return whether upstream gets documents as chats."""
     return config.documents.turns > 1
 
 
 def read_as(config: CellConfig) -> dict[str, Any]:
-    """Arguments of upstream's data sets of JSON lines."""
+    """Return the arguments of upstream's data sets of JSON lines."""
     chat = {"chat": True, "use_hf_tokenizer_chat_template": True} if is_chat(config) else {}
     return {"add_eos": False, **chat}
 
 
 def built_tokenizer(folder: Path) -> Any:
-    """Upstream's tokenizer, made of that of Hugging Face in `folder`/tokenizer."""
+    """Return upstream's tokenizer, made of that of Hugging Face in `folder`/tokenizer."""
     from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
 
     return build_tokenizer(tokenizer_config(folder))
 
 
 def tokenizer_config(folder: Path) -> Any:
-    """Upstream's configuration of that tokenizer."""
+    """Return upstream's configuration of that tokenizer."""
     from megatron.bridge.training.tokenizers.config import TokenizerConfig
 
     return TokenizerConfig(tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(folder / "tokenizer"))
@@ -183,12 +183,12 @@ def longest_first() -> Iterator[None]:
         values.sort(reverse=True)
 
     pinned = {"shuffle": shuffle, "permutation": lambda count: np.arange(count)[::-1]}
-    kept = {name: getattr(np.random, name) for name in pinned}
+    originals = {name: getattr(np.random, name) for name in pinned}
     try:
         vars(np.random).update(pinned)
         yield
     finally:
-        vars(np.random).update(kept)
+        vars(np.random).update(originals)
 
 
 def specs_class() -> Any:

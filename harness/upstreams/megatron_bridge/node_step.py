@@ -22,7 +22,7 @@ from harness.upstreams.node_lookup import Unavailable, module_unavailable
 
 
 def missing(*modules: str) -> Unavailable:
-    """Why these modules of megatron.bridge cannot be used; None when they can."""
+    """Return why these modules of megatron.bridge cannot be used; None when they can."""
     for module in modules:
         names = ("forward_step",) if module.endswith("_step") else ()
         if reason := module_unavailable(f"megatron.bridge.{module}", "megatron.bridge", *names):
@@ -31,8 +31,8 @@ def missing(*modules: str) -> Unavailable:
 
 
 def dataset_config(config: CellConfig, root: str, specs: Any = None, **dataset_kwargs: Any) -> Any:
-    """Upstream's configuration of a dataset of JSON lines under `root`; packed offline when specs are given."""
-    given: dict[str, Any] = {
+    """Return upstream's configuration of a dataset of JSON lines under `root`; packed offline when specs are given."""
+    common: dict[str, Any] = {
         "dataset_root": root,
         "seq_length": config.train.seq_length,
         "dataset_kwargs": dataset_kwargs,
@@ -44,12 +44,12 @@ def dataset_config(config: CellConfig, root: str, specs: Any = None, **dataset_k
     except ModuleNotFoundError:
         from megatron.bridge.training.config import FinetuningDatasetConfig as Upstream
     if "packed_sequence_specs" in inspect.signature(Upstream).parameters:  # up to 0.5
-        return Upstream(packed_sequence_specs=specs, **given)
-    return Upstream(enable_offline_packing=specs is not None, offline_packing_specs=specs, **given)
+        return Upstream(packed_sequence_specs=specs, **common)
+    return Upstream(enable_offline_packing=specs is not None, offline_packing_specs=specs, **common)
 
 
 def state_of(dataset: Any, sizes: Any) -> Any:
-    """The part of upstream's GlobalState that forward_step reads."""
+    """Return the part of upstream's GlobalState that forward_step reads."""
     switches = SimpleNamespace(check_for_nan_in_loss=False, check_for_spiky_loss=False)
     cfg = SimpleNamespace(dataset=dataset, model=sizes, rerun_state_machine=switches)
     return SimpleNamespace(timers=_timers, straggler_timer=_NoTimer(), cfg=cfg)
@@ -73,7 +73,9 @@ class BridgeStep:
         self.sizes = sizes
 
     def batch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
-        """The next micro-batch as upstream passes it to the model, with the loss mask of upstream's loss function."""
+        """Return the next micro-batch as upstream passes it to the model, with the loss mask of upstream's loss
+        function.
+        """
         vp_stage = chunk if self.context.config.layout.vpp > 1 else None
         model = CalledModel(self.sizes, vp_stage, embeds=self.context.is_first(chunk))
         with model.called_by(f"{self.forward_step.__module__}.forward_step"):

@@ -35,7 +35,7 @@ from harness.upstreams.node_wrappers import use_own_layers
 # Whatever the layer spec, GPTModelProvider asks megatron.core for prediction layers of Transformer Engine
 # (`mtp_block_spec`, 0.6), which need a GPU. Here it gets those that core builds from its local layers.
 def use_local_prediction(kind: str) -> None:
-    """Put them where upstream takes prediction layers from. `kind`: the cell's attention, resolved."""
+    """Put local layers where upstream takes prediction layers from. `kind`: the cell's attention, resolved."""
     import megatron.core.models.gpt.gpt_layer_specs as layer_specs
 
     if kind not in TE_KINDS:

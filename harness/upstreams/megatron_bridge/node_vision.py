@@ -31,24 +31,24 @@ class VisionStep(BridgeStep):
         self.model = _stubbed(context)
 
     def whole(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
-        """The next micro-batch as the language model gets it, and as the step passes it to the model."""
+        """Return the next micro-batch as the language model gets it, and as the step passes it to the model."""
         called = _CalledVision(self.model, self.sizes, embeds=self.context.is_first(chunk))
         with called.called_by(f"{self.forward_step.__module__}.forward_step"):
             _, loss = self.forward_step(self.state, iterator, called)
-        mask, given = loss.args[0], self.model.language_model.given
-        embedded = given["decoder_input"]
+        mask, received = loss.args[0], self.model.language_model.given
+        embedded = received["decoder_input"]
         return Batch(
             tokens=None if embedded is None else embedded[..., 0].transpose(0, 1).long(),
-            labels=given["labels"],
+            labels=received["labels"],
             loss_mask=None if mask is None else mask.float(),
-            position_ids=given["position_ids"],
-            params=given["packed_seq_params"],
+            position_ids=received["position_ids"],
+            params=received["packed_seq_params"],
             whole=called.given,
         )
 
 
 def with_images(batch: dict[str, Any], micro: MicroTruth) -> dict[str, Any]:
-    """A collated micro-batch with its images, as upstream's collators add them."""
+    """Return a collated micro-batch with its images, as upstream's collators add them."""
     from megatron.bridge.training.utils import visual_inputs
 
     if micro.grids is None:
@@ -58,10 +58,12 @@ def with_images(batch: dict[str, Any], micro: MicroTruth) -> dict[str, Any]:
 
 
 def tokens_found(embedded: Tensor, micro: MicroTruth, cp: int, cp_rank: int) -> Tensor:
-    """Token ids of what is embedded, [rows, local slots]: IMAGE where a slot has its own feature of an image."""
+    """Return the token ids of what is embedded, [rows, local slots]: IMAGE where a slot has its own feature of an
+    image.
+    """
     number = -((micro.tokens == IMAGE).cumsum(0))  # of the feature that belongs to each slot, as _Tower numbers them
-    own = (embedded < 0) & (embedded == micro.local(number, cp, cp_rank).to(embedded.device))
-    return torch.where(own, IMAGE, embedded)
+    has_own_feature = (embedded < 0) & (embedded == micro.local(number, cp, cp_rank).to(embedded.device))
+    return torch.where(has_own_feature, IMAGE, embedded)
 
 
 class _CalledVision(CalledModel):
@@ -75,7 +77,7 @@ class _CalledVision(CalledModel):
 
 
 def _stubbed(context: RankContext) -> Any:
-    """Upstream's model without its parts, whose forward calls the stubs instead."""
+    """Return upstream's model without its parts, whose forward calls the stubs instead."""
     config, vision = context.config, context.config.model.vision
     assert vision is not None
     upstream = transformer_config(config)

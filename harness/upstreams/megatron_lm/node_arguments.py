@@ -25,7 +25,7 @@ _NO_FOLDER = Path("data")  # of the files that a cell would read; nothing is rea
 
 
 def problem_of(config: CellConfig) -> str:
-    """Why this stack's pretrain_gpt.py does not accept the cell's arguments; empty if it does.
+    """Return why this stack's pretrain_gpt.py does not accept the cell's arguments; empty if it does.
 
     An unknown argument comes with the nearest one that upstream has.
     """
@@ -33,17 +33,17 @@ def problem_of(config: CellConfig) -> str:
         upstream: Any = importlib.import_module("megatron.training.arguments")
     except ImportError:
         return ""  # this release has no such trainer, which the cell itself says
-    known = _flags(upstream)
+    accepted = _flags(upstream)
     for argument in config.args.given:
         flag = f"--{argument.name.replace('_', '-')}"
-        if flag not in known:
-            near = difflib.get_close_matches(flag, known, n=1)
+        if flag not in accepted:
+            near = difflib.get_close_matches(flag, accepted, n=1)
             return f"{flag} is not an argument of this release{f'; did you mean {near[0]}?' if near else ''}"
     try:
-        own = _built(config)
+        built = _built(config)
     except (Exception, SystemExit) as error:  # upstream asserts, raises and exits
         return refused(" ".join(config.args.flags()), error)
-    return other_model(config, own, _built)
+    return other_model(config, built, _built)
 
 
 @cache
@@ -54,7 +54,7 @@ def _flags(upstream: Any) -> list[str]:
 
 @cache  # many cells are compared with the same one
 def _built(config: CellConfig) -> Built:
-    """The configuration of the model as the script would build it, which also refuses some arguments.
+    """Return the configuration of the model as the script would build it, which also refuses some arguments.
 
     DDP, the optimizer and the model's constructor get the arguments that have the names of their fields, or of DDP's
     with a prefix.
@@ -73,7 +73,7 @@ def _built(config: CellConfig) -> Built:
         return {name: text_of(getattr(args, prefix + name)) for name in names if hasattr(args, prefix + name)}
 
     def fields(kind: Any, prefix: str = "") -> dict[str, str]:
-        return given((item.name for item in dataclasses.fields(kind)), prefix)
+        return given((field.name for field in dataclasses.fields(kind)), prefix)
 
     return {
         "model": model,

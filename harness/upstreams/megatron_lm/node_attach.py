@@ -46,21 +46,25 @@ class Attached(Wrappers):
         return model, optimizer, scheduler
 
     def _schedule(self, upstream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        found = upstream(*args, **kwargs)  # iterators, micro-batches, sum of lengths, sum of squared lengths
+        schedule = upstream(*args, **kwargs)  # iterators, micro-batches, sum of lengths, sum of squared lengths
         if self.observer.state.leg == "training":
             names = ("micro_batches", "tokens", "squares")
-            counts = {name: float(count) for name, count in zip(names, found[1:], strict=True)}
+            counts = {name: float(count) for name, count in zip(names, schedule[1:], strict=True)}
             self.recorder.record.workloads.append(WorkloadSeen(leg="training", step=self.step, **counts))
-        return found
+        return schedule
 
     def _evaluate(self, upstream: Callable[..., Any], forward_step: Callable[..., Any], *args: Any, **more: Any) -> Any:
         return self.evaluate(partial(upstream, partial(self.forward_step, forward_step), *args, **more))
 
     def _training_log(self, upstream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        told = Arguments(upstream, *args, **kwargs)
+        arguments = Arguments(upstream, *args, **kwargs)
         consumed = int(self.training.get_args().consumed_train_samples)
-        counted = {"flops": self.flops, "packed_tokens": told.get(_TOKENS), "packed_squares": told.get(_SQUARES)}
-        self.report(told, told["iteration"] - 1, consumed, **counted)  # upstream counts from 1
+        counted = {
+            "flops": self.flops,
+            "packed_tokens": arguments.get(_TOKENS),
+            "packed_squares": arguments.get(_SQUARES),
+        }
+        self.report(arguments, arguments["iteration"] - 1, consumed, **counted)  # upstream counts from 1
         return self.logging(partial(upstream, *args, **kwargs))
 
     def _count(self, upstream: Callable[..., float], *args: Any, **kwargs: Any) -> float:

@@ -42,14 +42,15 @@ def write_conversations(place: Path, config: CellConfig, rows: Sequence[tuple[in
 # messages, so that upstream, by its own code, makes the tokens and masks of the plan.
 def lines(config: CellConfig, rows: Sequence[tuple[int, Row]]) -> list[str]:
     truths = {step: StepTruth(config, step, 0) for step, _ in rows}
-    said = [
-        [message for item in row.placed for message in messages_of(truths[step], item.document)] for step, row in rows
+    conversations = [
+        [message for placed in row.placed for message in messages_of(truths[step], placed.document)]
+        for step, row in rows
     ]
-    return [json.dumps({"messages": messages}) + "\n" for messages in said]
+    return [json.dumps({"messages": messages}) + "\n" for messages in conversations]
 
 
 def messages_of(truth: StepTruth, document: Document) -> list[dict[str, str]]:
-    """The messages of a document; with pad_seq_to_mult, padding is part of the last one."""
+    """Return the messages of a document; with pad_seq_to_mult, padding is part of the last one."""
     ids = truth.content(document).tolist()
     padding = [truth.pad_id] * (align_up(len(ids), truth.config.options.pad_seq_to_mult or 1) - len(ids))
     spoken = conversation(ids, document)
@@ -64,7 +65,7 @@ def write_indexed(place: Path, config: CellConfig, rows: Sequence[tuple[int, Row
     """Write `place`.bin and `place`.idx; `rows`: each with its step, in order."""
     upstream: Any = importlib.import_module("megatron.core.datasets.indexed_dataset")
     truths = {step: StepTruth(config, step, 0) for step, _ in rows}
-    contents = [[_padded(truths[step], item) for item in row.placed] for step, row in rows]
+    contents = [[_padded(truths[step], placed) for placed in row.placed] for step, row in rows]
     builder = upstream.IndexedDatasetBuilder(f"{place}.bin", dtype=numpy.int32)
     for ids in _to_be_shuffled(contents, config.train):
         builder.add_document(ids, [len(ids)])
@@ -77,15 +78,17 @@ def write_indexed(place: Path, config: CellConfig, rows: Sequence[tuple[int, Row
 # more, and shuffles the samples. The documents of a row fill seq_length tokens, so that it is exactly one sample, and
 # are written so that upstream, which shuffles, reads the rows in the order of the plan. Documents end with the token
 # that ends documents, and so does all padding: with --eod-mask-loss, no such token predicts the next one.
-def _padded(truth: StepTruth, item: PlacedDocument) -> Tensor:
-    ids = torch.full((item.padded_length,), END)
-    content = truth.content(item.document)
+def _padded(truth: StepTruth, placed: PlacedDocument) -> Tensor:
+    ids = torch.full((placed.padded_length,), END)
+    content = truth.content(placed.document)
     ids[: len(content)] = content
     return ids
 
 
 def _to_be_shuffled(rows: list[list[Tensor]], train: TrainConfig) -> list[Tensor]:
-    """The documents of the rows in the order that a file needs; upstream's own functions shuffle one epoch of them.
+    """Return the documents of the rows in the order that a file needs.
+
+    Upstream's own functions shuffle one epoch of them.
 
     There are more rows, of padding: the last sample has a token of the next row, and a blend asks for 0.5 % more.
     """
@@ -97,8 +100,8 @@ def _to_be_shuffled(rows: list[list[Tensor]], train: TrainConfig) -> list[Tensor
     order = upstream._build_document_index(numpy.arange(documents), 1, state, False)
     for row, sample in zip(rows, upstream._build_shuffle_index(len(stream) - 1, len(stream) - 1, state)):
         stream[sample] = row
-    read = [ids for row in stream for ids in row]
-    return [read[place] for place in numpy.argsort(order)]
+    documents_read = [ids for row in stream for ids in row]
+    return [documents_read[place] for place in numpy.argsort(order)]
 
 
 _TRAINED, _EVALUATED = "trained", "evaluated"
@@ -122,7 +125,7 @@ def write_mock_config(folder: Path, documents: DocumentsConfig) -> None:
 
 
 def mock_config(folder: Path) -> Path:
-    """The JSON file of --sft-mock-dataset-config-json or --varlen-mock-dataset-config-json."""
+    """Return the JSON file of --sft-mock-dataset-config-json or --varlen-mock-dataset-config-json."""
     return folder / "mock.json"
 
 
@@ -138,14 +141,14 @@ def write_rows(folder: Path, config: CellConfig) -> None:
 
 
 def blend(folder: Path, config: CellConfig, *, evaluated: bool = False) -> list[str]:
-    """The value of --train-data-path, or of --valid-data-path: a path, or weights and paths."""
+    """Return the value of --train-data-path, or of --valid-data-path: a path, or weights and paths."""
     suffix = SUFFIX if config.path.chats else ""  # upstream appends .bin and .idx
     paths = [f"{place}{suffix}" for place in _places(folder, _EVALUATED if evaluated else _TRAINED, config)]
     return paths if len(paths) == 1 else [word for path in paths for word in ("1", path)]
 
 
 def tokenizer(folder: Path) -> Path:
-    """A Hugging Face tokenizer."""
+    """Return a Hugging Face tokenizer."""
     return folder / "tokenizer"
 
 

@@ -30,7 +30,9 @@ SPEC = ["--spec", _MODULE, _NAME]
 # Upstream's own layer specs need Transformer Engine; like its local layers (layers.py) they are replaced where its
 # script takes them from, by those of the harness's own loop.
 def hybrid_values(config: CellConfig) -> dict[str, Any]:
-    """Values of flags: the pattern, from which upstream takes virtual stages, and the sizes of recurrent layers."""
+    """Return the values of flags: the pattern, from which upstream takes virtual stages, and the sizes of recurrent
+    layers.
+    """
     sizes = {name.replace("_", "-"): value for name, value in recurrent_fields(config.model).items()}
     return {"hybrid-layer-pattern": pattern_of(config), **sizes}
 
@@ -64,7 +66,7 @@ _RECOMPUTE = {
 
 
 def flags(config: CellConfig, folder: Path, device: Device) -> list[str]:
-    """All flags of the script; `folder`: with the files of `write_files`."""
+    """Return all flags of the script; `folder`: with the files of `write_files`."""
     values: dict[str, Any] = {
         "global-batch-size": len(config.samples(0)),
         "make-vocab-size-divisible-by": 1,
@@ -90,15 +92,15 @@ def flags(config: CellConfig, folder: Path, device: Device) -> list[str]:
     switches += [] if config.model.tied else ["untie-embeddings-and-output-weights"]
     switches += _OF_DATA[config.data_path]
     switches += ["ddp-average-in-collective"] if config.options.average_in_collective else []
-    ours = [*model_flags(config, values), *(f"--{name}" for name in switches), *_RECOMPUTE[config.recompute]]
-    ours += SPEC if config.model.hybrid else []
-    given = {word.partition("=")[0] for argument in config.args.given for word in argument.flag[:1]}
-    ours = [flag for flag in ours if flag.partition("=")[0] not in given]
-    return [*ours, *_data(config, folder), *config.args.flags()]
+    own_flags = [*model_flags(config, values), *(f"--{name}" for name in switches), *_RECOMPUTE[config.recompute]]
+    own_flags += SPEC if config.model.hybrid else []
+    overridden = {word.partition("=")[0] for argument in config.args.given for word in argument.flag[:1]}
+    own_flags = [flag for flag in own_flags if flag.partition("=")[0] not in overridden]
+    return [*own_flags, *_data(config, folder), *config.args.flags()]
 
 
 def _attention(config: CellConfig) -> dict[str, Any]:
-    """Transformer Engine's layers for its kinds of attention; for others Megatron's local ones (layers.py).
+    """Return Transformer Engine's layers for its kinds of attention; for others Megatron's local ones (layers.py).
 
     The harness's attention gathers keys and values, which branch dev requires of local layers.
     """
@@ -121,7 +123,7 @@ def _windows(model: ModelConfig) -> dict[str, Any]:
 
 
 def _experts(config: CellConfig) -> dict[str, Any]:
-    """As probe/model/parts.py sets them in the harness's own loop."""
+    """Set experts as probe/model/parts.py does in the harness's own loop."""
     moe = config.model.moe
     if moe is None:
         return {}
@@ -138,7 +140,7 @@ def _experts(config: CellConfig) -> dict[str, Any]:
 
 
 def _later(moe: MoeConfig, layout: Layout) -> dict[str, Any]:
-    """Settings that are left out at their defaults, which not all releases know. A switch has no value."""
+    """Return the settings that are left out at their defaults, which not all releases know. A switch has no value."""
     values = {
         "moe-z-loss-coeff": moe.z_loss_coeff or None,
         "moe-router-score-function": moe.score_function if moe.score_function != SCORES[0] else None,
@@ -187,7 +189,9 @@ def _checkpoint(config: CellConfig, folder: Path) -> dict[str, Any]:
 
 
 def _optimizer(config: CellConfig) -> dict[str, Any]:
-    """As the harness's own loop: Adam with upstream's defaults, constant learning rate, no clipping."""
+    """Set the optimizer as the harness's own loop does: Adam with upstream's defaults, constant learning rate, no
+    clipping.
+    """
     return {
         "min-lr": config.train.lr,
         "lr-decay-style": "constant",

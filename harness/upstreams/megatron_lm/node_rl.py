@@ -69,11 +69,13 @@ class MegatronRlPath:
             module = importlib.import_module("train_rl")
         except Exception as error:
             return Missing(reason=f"{root}/train_rl.py cannot be imported: {type(error).__name__}: {error}")
-        found = Path(str(module.__file__)).resolve().parent
-        return None if found == root else Missing(reason=f"train_rl comes from {found}, but megatron.core from {root}")
+        folder = Path(str(module.__file__)).resolve().parent
+        return (
+            None if folder == root else Missing(reason=f"train_rl comes from {folder}, but megatron.core from {root}")
+        )
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[_Bin]:
-        """The bins of the step, or leg. Packs it for chunk 0, collectively over the replicas."""
+        """Return the bins of the step, or leg. Packs it for chunk 0, collectively over the replicas."""
         if chunk == 0:
             packed = self.packed = self._packed(truth)
             packed.old_logprobs = torch.zeros_like(packed.packed_trajs[:, 1:], dtype=torch.float32)
@@ -123,7 +125,7 @@ class MegatronRlPath:
         return batch
 
     def _called(self, number: int) -> dict[str, Any]:
-        """The arguments with which forward_step calls the model for a bin."""
+        """Return the arguments with which forward_step calls the model for a bin."""
         try:
             self.script.forward_step(_bins(number), _Model(self.groups))
         except _StoppedError as stopped:
@@ -131,19 +133,21 @@ class MegatronRlPath:
         raise AssertionError("train_rl.forward_step did not call the model")
 
     def log_probs(self, micro: MicroTruth, batch: Batch, logits: Tensor) -> list[Tensor]:
-        """Log-probabilities of the tokens after the first, one tensor per document, in order."""
+        """Return the log-probabilities of the tokens after the first, one tensor per document, in order."""
         assert isinstance(batch.score, _Loss)
         return _by_document(self.scored(batch.score.chosen, _whole(logits)), micro)
 
     def scored(self, chosen: _Bin, logits: Tensor) -> Tensor:
-        """[1, slots - 1]: log-probabilities without gradient of a bin, for its logits [1, local slots, vocabulary]."""
+        """Return [1, slots - 1]: log-probabilities without gradient of a bin, for its logits [1, local slots,
+        vocabulary].
+        """
         self._select(chosen)
         tokens, _, _, _, position_ids, *_, params = self.packing.load_packed_data_by_index(
             chosen.number, chosen.packed, False
         )
         model = _Model(self.groups, logits)
-        found: Tensor = self.rl.get_logprobs(model, tokens, position_ids, no_grad=True, packed_seq_params=params)
-        return found.detach()
+        log_probs: Tensor = self.rl.get_logprobs(model, tokens, position_ids, no_grad=True, packed_seq_params=params)
+        return log_probs.detach()
 
 
 class _Loss:
@@ -154,12 +158,12 @@ class _Loss:
 
     def __call__(self, logits: Tensor) -> Scored:
         path, micro = self.path, self.chosen.micro
-        known = path.scored(self.chosen, logits)
-        self.chosen.packed.old_logprobs[self.chosen.number] = known[0]
+        log_probs = path.scored(self.chosen, logits)
+        self.chosen.packed.old_logprobs[self.chosen.number] = log_probs[0]
         output, loss = path.script.forward_step(_bins(self.chosen.number), _Model(path.groups, logits))
         returned = loss(output)
         losses, weights = (
-            rows_by_slot(_by_document(row, micro), micro, path.context) for row in (-known, mask_and_loss(loss)[0])
+            rows_by_slot(_by_document(row, micro), micro, path.context) for row in (-log_probs, mask_and_loss(loss)[0])
         )
         return Scored(returned=returned[:2], losses=losses, weights=weights)
 
@@ -191,18 +195,18 @@ class _Model(torch.nn.Module):
 
 
 def _bins(number: int) -> Iterator[list[Tensor]]:
-    """The iterator of one micro-batch, as get_microbatch_dataloader makes it."""
+    """Return the iterator of one micro-batch, as get_microbatch_dataloader makes it."""
     return iter([[torch.tensor(number)]])
 
 
 def _by_document(row: Tensor, micro: MicroTruth) -> list[Tensor]:
-    """The values of each document's labels. `row`: [1, slots - 1]."""
+    """Return the values of each document's labels. `row`: [1, slots - 1]."""
     placed = micro.plan.placed
-    return [row[0, item.start : item.start + item.document.length] for item in placed]
+    return [row[0, document.start : document.start + document.document.length] for document in placed]
 
 
 def _whole(logits: Tensor) -> Tensor:
-    """[1, local slots, vocabulary], from the shares of tp ranks, as the model gathers them for upstream."""
+    """Return [1, local slots, vocabulary], from the shares of tp ranks, as the model gathers them for upstream."""
     tensor_parallel: Any = importlib.import_module("megatron.core.tensor_parallel")
     whole: Tensor = tensor_parallel.gather_from_tensor_model_parallel_region(logits)
     return whole

@@ -36,7 +36,7 @@ _NEEDED = ("wrap_data_iterator", _BATCH)
 
 
 def schedules() -> bool:
-    """Whether this release has the option --sequence-packing-scheduler."""
+    """Return whether this release has the option --sequence-packing-scheduler."""
     upstream: Any = importlib.import_module("megatron.core.model_parallel_config")
     return hasattr(upstream.ModelParallelConfig, "sequence_packing_scheduler")
 
@@ -62,14 +62,17 @@ class SchedulerPath:
         return None
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[Any] | None:
-        """The chunk's iterator. Upstream schedules a step once for all chunks, collectively over the whole layout."""
+        """Return the chunk's iterator.
+
+        Upstream schedules a step once for all chunks, collectively over the whole layout.
+        """
         if chunk == 0:
             self.iterators = self._scheduled(truth)
         chosen: Iterator[Any] | None = self.iterators[chunk]
         return chosen
 
     def _scheduled(self, truth: StepTruth) -> list[Any]:
-        """One iterator per chunk. Also stores upstream's counts, which are sums over all replicas, unchanged."""
+        """Return one iterator per chunk. Also stores upstream's counts, which are sums over all replicas, unchanged."""
         layout, place = truth.config.layout, self.context.place
         documents = share(truth.documents, layout.dp, place.dp)
         reads = place.tp == 0 and place.pp in (0, layout.pp - 1)
@@ -80,13 +83,13 @@ class SchedulerPath:
             virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
             microbatch_group_size_per_vp_stage=layout.pp,
         )
-        wanted = [source] * layout.vpp if layout.vpp > 1 else source
-        iterators, count, tokens, squares = self.upstream.wrap_data_iterator(wanted, config, len(documents))
+        sources = [source] * layout.vpp if layout.vpp > 1 else source
+        iterators, count, tokens, squares = self.upstream.wrap_data_iterator(sources, config, len(documents))
         self.workload = Workload(micro_batches=count, tokens=tokens, squares=squares)
         return list(iterators) if layout.vpp > 1 else [iterators]
 
     def _sample(self, truth: StepTruth, document: Document) -> dict[str, Tensor]:
-        """One document, padded to the alignment, as upstream's VarlenDataset returns it."""
+        """Return one document, padded to the alignment, as upstream's VarlenDataset returns it."""
         size, real = truth.config.style.size(document), document.length
         ids = truth.content(document)[: real + 1]
         tokens, labels = torch.full((size,), truth.pad_id), torch.full((size,), truth.pad_id)
@@ -101,8 +104,8 @@ class SchedulerPath:
         vpp = self.context.config.layout.vpp
         stage: dict[str, Any] = {"vpp_size": vpp, "vp_stage": chunk} if vpp > 1 else {}
         stage[_PREDICTS] = self.context.predicts(chunk)
-        found = self.upstream.get_batch_on_this_rank_for_sequence_packing(iterator, **stage)
-        tokens, labels, loss_mask, _, position_ids, params, padding_mask = found
+        fields = self.upstream.get_batch_on_this_rank_for_sequence_packing(iterator, **stage)
+        tokens, labels, loss_mask, _, position_ids, params, padding_mask = fields
         return Batch(
             tokens=tokens,
             labels=labels,
@@ -114,5 +117,7 @@ class SchedulerPath:
 
 
 def share(documents: list[Document], dp: int, replica: int) -> list[Document]:
-    """The documents that one replica reads: contiguous, so that upstream's global order is the order of the step."""
+    """Return the documents that one replica reads: contiguous, so that upstream's global order is the order of the
+    step.
+    """
     return documents[replica * len(documents) // dp : (replica + 1) * len(documents) // dp]

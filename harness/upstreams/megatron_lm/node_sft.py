@@ -42,7 +42,10 @@ class SftPath:
 
     @staticmethod
     def unavailable(config: CellConfig) -> Unavailable:
-        """As in Adapter. Also imports what the path needs, so that ranks forked later have it."""
+        """Return why the path cannot be used, as Adapter says.
+
+        Also imports what the path needs, so that ranks forked later have it.
+        """
         lacking = sft_wheel.unavailable() if sft_checkout.find() is None else sft_checkout.unavailable(config)
         return lacking or module_unavailable(DATASET_MODULE, "megatron.core", "SFTDataset", "IGNORE_INDEX")
 

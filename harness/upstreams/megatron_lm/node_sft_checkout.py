@@ -34,24 +34,30 @@ from harness.upstreams.node_lookup import Unavailable, checked_out, module_unava
 
 
 def find() -> Path | None:
-    """The checkout that megatron.core was imported from, whatever it holds; None when it is an installed package."""
+    """Return the checkout that megatron.core was imported from, whatever it holds.
+
+    None when it is an installed package.
+    """
     return checked_out("megatron.core")
 
 
 def script(config: CellConfig) -> str:
-    """The name of the script that trains the cell's model."""
+    """Return the name of the script that trains the cell's model."""
     return "pretrain_hybrid" if config.model.hybrid else "pretrain_gpt"
 
 
 def _imported(config: CellConfig) -> Any:
-    """The script as a module."""
+    """Return the script as a module."""
     if config.model.hybrid:
         return importlib.import_module("pretrain_hybrid")
     return importlib.import_module("pretrain_gpt")
 
 
 def no_script(config: CellConfig) -> Unavailable:
-    """Why no script can train the cell's model: the checkout is too old, or does not have it; None if one can."""
+    """Return why no script can train the cell's model: the checkout is too old, or does not have it.
+
+    None if one can.
+    """
     root, name = find(), f"{script(config)}.py"
     # Before 0.17 the script's tokenizer refuses the harness's arguments; before 0.16 forward_step packs no rows.
     whole = config.trainer == "megatron"
@@ -65,7 +71,7 @@ def no_script(config: CellConfig) -> Unavailable:
 
 
 def unavailable(config: CellConfig) -> Unavailable:
-    """Why the checkout's script cannot be used; None when it can. Imports it."""
+    """Return why the checkout's script cannot be used; None when it can. Imports it."""
     root, name = find(), script(config)
     if missing := no_script(config):
         return missing
@@ -73,10 +79,10 @@ def unavailable(config: CellConfig) -> Unavailable:
         module = _imported(config)
     except Exception as error:
         return Missing(reason=f"{root}/{name}.py cannot be imported: {type(error).__name__}: {error}")
-    found = Path(str(module.__file__)).resolve().parent
-    if found == root:
+    folder = Path(str(module.__file__)).resolve().parent
+    if folder == root:
         return module_unavailable(name, "megatron.core", "forward_step")
-    return Missing(reason=f"{name} comes from {found}, but megatron.core from {root}; check PYTHONPATH")
+    return Missing(reason=f"{name} comes from {folder}, but megatron.core from {root}; check PYTHONPATH")
 
 
 class Checkout:
@@ -94,7 +100,7 @@ class Checkout:
         return replace(batch_given(model.given), loss_mask=mask, loss=loss)
 
     def forward_step(self, iterator: Iterator[Any] | None, model: Any) -> tuple[Tensor, Tensor, Any]:
-        """As in Adapter."""
+        """Run the script's forward step, as Adapter says."""
         output, loss = self.upstream.forward_step(iterator, model)
         return output, *mask_and_loss(loss)
 
@@ -131,16 +137,16 @@ def set_arguments(config: CellConfig, switches: Sequence[str] = ()) -> None:
 @contextmanager
 def command_line(flags: list[str]) -> Iterator[None]:
     """Set sys.argv, which upstream's parse_args reads."""
-    kept = sys.argv
+    original = sys.argv
     sys.argv = ["pretrain_gpt.py", *flags]
     try:
         yield
     finally:
-        sys.argv = kept
+        sys.argv = original
 
 
 def model_flags(config: CellConfig, others: Mapping[str, Any]) -> list[str]:
-    """The cell as pretrain_gpt.py's command line, with only those model options that validate_args needs.
+    """Return the cell as pretrain_gpt.py's command line, with only those model options that validate_args needs.
 
     `others`: values of more flags; they win.
     """

@@ -61,12 +61,12 @@ class DocumentTokenizer:
         self.ignored = ignored  # upstream's IGNORE_INDEX: a target that is masked out of the loss
         self.vocab_size = truth.config.model.vocab
         self.multiple = truth.config.options.pad_seq_to_mult or 1
-        self.documents = {item.document.index: item.document for plan in truth.plans for item in plan.placed}
+        self.documents = {placed.document.index: placed.document for plan in truth.plans for placed in plan.placed}
 
     def tokenize_conversation(
         self, conversation: list[Message], return_target: bool, **_: Any
     ) -> tuple[Tensor, Tensor]:
-        """(tokens, targets), both int64 [tokens], before truncation; the prompts are masked.
+        """Return (tokens, targets), both int64 [tokens], before truncation; the prompts are masked.
 
         With pad_seq_to_mult, padding is part of the data, as in a data set prepared for that multiple.
         """
@@ -82,8 +82,11 @@ class DocumentTokenizer:
 
 
 def lines_of(truth: StepTruth) -> list[list[Message]]:
-    """One line of the fine-tuning data per row of the step, in order; each conversation is one system message."""
-    return [[_message(item.document) for item in row.placed] for plan in truth.plans for row in plan.rows]
+    """Return one line of the fine-tuning data per row of the step, in order.
+
+    Each conversation is one system message.
+    """
+    return [[_message(placed.document) for placed in row.placed] for plan in truth.plans for row in plan.rows]
 
 
 def _message(document: Document) -> Message:
@@ -91,7 +94,7 @@ def _message(document: Document) -> Message:
 
 
 def rows(truth: StepTruth) -> Iterator[dict[str, Tensor]]:
-    """Micro-batches of the step as upstream's loader collates them: micro_batch_size stacked rows each."""
+    """Return the micro-batches of the step as upstream's loader collates them: micro_batch_size stacked rows each."""
     upstream: Any = importlib.import_module(DATASET_MODULE)
     lines = lines_of(truth)
     dataset = upstream.SFTDataset(
@@ -108,7 +111,7 @@ def rows(truth: StepTruth) -> Iterator[dict[str, Tensor]]:
 
 
 def _dataset_config(config: CellConfig, tokenizer: DocumentTokenizer) -> GPTDatasetConfig:
-    """As pretrain_gpt.core_gpt_dataset_config_from_args makes it."""
+    """Build the configuration as pretrain_gpt.core_gpt_dataset_config_from_args does."""
     return GPTDatasetConfig(
         random_seed=config.train.seed,
         sequence_length=config.train.seq_length,
@@ -139,7 +142,7 @@ _METADATA = ("cu_seqlens", "cu_seqlens_padded", "max_seqlen")
 
 
 def unavailable() -> Unavailable:
-    """Why this wheel cannot run `sft`; None when it can. Imports what the path needs."""
+    """Return why this wheel cannot run `sft`; None when it can. Imports what the path needs."""
     root = "megatron.core"
     if reason := module_unavailable(DATASET_MODULE, root) or module_unavailable("megatron.training.utils", root):
         return reason
@@ -170,7 +173,7 @@ class Wheel:
         return self._of_batch(iterator, middle) if self.reads_batch else self._of_iterator(iterator, middle)
 
     def _of_iterator(self, iterator: Iterator[Any] | None, middle: bool) -> Batch:
-        """pretrain_gpt.get_batch of core_v0.17.1, with args.sft."""
+        """Follow pretrain_gpt.get_batch of core_v0.17.1, with args.sft."""
         training: Any = importlib.import_module("megatron.training.utils")
         batch = training.get_batch_on_this_tp_rank(iterator, mtp_on_this_rank=self._predicts)
         cu_seqlens, longest = batch.pop("cu_seqlens", None), batch.pop("max_seqlen", None)
@@ -188,7 +191,7 @@ class Wheel:
         return _with(*core.get_thd_batch_on_this_cp_rank(batch, cu_seqlens, padded, longest))
 
     def _of_batch(self, iterator: Iterator[Any] | None, middle: bool) -> Batch:
-        """pretrain_gpt.get_batch and forward_step of core_v0.18.2 and core_v0.19.0, with args.sft."""
+        """Follow pretrain_gpt.get_batch and forward_step of core_v0.18.2 and core_v0.19.0, with args.sft."""
         batch: dict[str, Any] = {}
         if self.context.place.tp == 0:
             assert iterator is not None
@@ -207,7 +210,7 @@ class Wheel:
 
     def _broadcast_arguments(self) -> dict[str, Any]:
         config = self.context.config
-        wanted = {
+        arguments = {
             "is_sft": True,  # 0.18
             "has_cu_seqlens": True,  # the same from 0.19 on
             "is_hybrid_cp": False,
@@ -223,11 +226,11 @@ class Wheel:
             "is_pipeline_first_stage": parallel_state.is_pipeline_first_stage(),
             "is_pipeline_last_stage": parallel_state.is_pipeline_last_stage(),
         }
-        known = inspect.signature(core.get_batch_on_this_tp_rank).parameters
-        return {name: value for name, value in wanted.items() if name in known}
+        accepted = inspect.signature(core.get_batch_on_this_tp_rank).parameters
+        return {name: value for name, value in arguments.items() if name in accepted}
 
     def _params(self, cu_seqlens: Any, padded: Any, longest: Any) -> PackedSeqParams | None:
-        """Packed params; padded offsets, if any, replace the real ones, as in upstream's forward_step."""
+        """Return packed params; padded offsets, if any, replace the real ones, as in upstream's forward_step."""
         if cu_seqlens is None:
             return None
         squeezes = hasattr(core, "flatten_batch_for_packed_sequences")
@@ -235,8 +238,8 @@ class Wheel:
         if padded is not None:
             padded = padded.squeeze(0) if squeezes else padded[0]
         chosen = cu_seqlens if padded is None else padded
-        known = inspect.signature(PackedSeqParams).parameters
-        extra = {"tokens_per_sample": self.context.config.train.seq_length} if "tokens_per_sample" in known else {}
+        accepted = inspect.signature(PackedSeqParams).parameters
+        extra = {"tokens_per_sample": self.context.config.train.seq_length} if "tokens_per_sample" in accepted else {}
         if self.context.config.model.hybrid:  # pretrain_hybrid.py alone passes it
             extra["total_tokens"] = int(chosen[-1].item())
         return _thd(

@@ -71,7 +71,9 @@ class MegatronTrainer:
 
 
 def _without_data_set(config: CellConfig) -> Unavailable:
-    """Upstream compiles its helpers into the checkout, which cells share, when it starts; so they must be there."""
+    """Return why the data set's helpers are missing: upstream compiles them into the checkout, which cells share, when
+    it starts; so they must be there.
+    """
     if config.path.scheduled and not schedules():
         return not_in_release(f"{release('megatron.core')} has no --sequence-packing-scheduler", "megatron.core")
     if config.path.chats and config.data_files == 1:

@@ -45,7 +45,7 @@ class NemoRlPath:
         return next((reason for reason in lacking if reason), None)
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[Any]:
-        """Pairs of the truth and NeMo-RL's ProcessedMicrobatch."""
+        """Yield pairs of the truth and NeMo-RL's ProcessedMicrobatch."""
         rollouts = _rollouts(truth, self.settings["make_sequence_length_divisible_by"])
         processed, count, *_ = self.data.get_microbatch_iterator(rollouts, self.settings, 1, None)
         assert count == len(truth.micro_batches)
@@ -62,16 +62,16 @@ class NemoRlPath:
         return batch
 
     def log_probs(self, micro: MicroTruth, batch: Batch, logits: Tensor) -> list[Tensor]:
-        """Log-probabilities of the tokens after the first, one tensor per document, in order."""
+        """Return the log-probabilities of the tokens after the first, one tensor per document, in order."""
         assert isinstance(batch.score, _Loss)
         processed = batch.score.processed
-        found = self.train.LogprobsPostProcessor(self.settings)(
+        scores = self.train.LogprobsPostProcessor(self.settings)(
             data_dict=processed.data_dict,
             input_ids=processed.input_ids,
             cu_seqlens_padded=processed.cu_seqlens_padded,
         )(logits)[1]["logprobs"]
-        lengths = [item.document.length for item in micro.plan.placed]
-        return [row[1 : 1 + length] for row, length in zip(found, lengths, strict=True)]
+        lengths = [placed.document.length for placed in micro.plan.placed]
+        return [row[1 : 1 + length] for row, length in zip(scores, lengths, strict=True)]
 
 
 class _Loss:
@@ -114,7 +114,7 @@ class _Observed:
 
 
 def _settings(config: CellConfig) -> dict[str, Any]:
-    """The part of a PolicyConfig that packing and loss read."""
+    """Return the part of a PolicyConfig that packing and loss read."""
     layout = config.layout
     return {
         "sequence_packing": {"enabled": True, "fuse_loss": config.options.fuse_loss},
@@ -130,25 +130,25 @@ def _settings(config: CellConfig) -> dict[str, Any]:
 
 
 def _rollouts(truth: StepTruth, multiple: int) -> Any:
-    """The replica's documents as BatchedDataDict.shard_by_batch_size leaves them, in the bins of the plan."""
+    """Return the replica's documents as BatchedDataDict.shard_by_batch_size leaves them, in the bins of the plan."""
     plans = truth.plans
-    placed = [item for plan in plans for item in plan.placed]
-    width = align_up(max(item.document.length for item in placed) + 1, multiple)
+    placed = [document for plan in plans for document in plan.placed]
+    width = align_up(max(document.document.length for document in placed) + 1, multiple)
     ids = torch.full((len(placed), width), truth.pad_id)
     mask = torch.zeros(len(placed), width)
-    for row, item in enumerate(placed):
-        length = item.document.length
-        ids[row, : length + 1] = truth.content(item.document)[: length + 1]
-        mask[row, 1 : length + 1] = torch.tensor(item.document.loss_mask, dtype=mask.dtype)
+    for row, document in enumerate(placed):
+        length = document.document.length
+        ids[row, : length + 1] = truth.content(document.document)[: length + 1]
+        mask[row, 1 : length + 1] = torch.tensor(document.document.loss_mask, dtype=mask.dtype)
     batched: ModuleType = importlib.import_module("nemo_rl.distributed.batched_data_dict")
     rollouts = batched.BatchedDataDict(
         input_ids=ids,
-        input_lengths=torch.tensor([item.document.length + 1 for item in placed]),
+        input_lengths=torch.tensor([document.document.length + 1 for document in placed]),
         token_mask=mask,
         sample_mask=torch.ones(len(placed)),
     )
     ends = torch.tensor([len(plan.placed) for plan in plans]).cumsum(0).tolist()
     rollouts.micro_batch_indices = [[list(bounds) for bounds in zip([0, *ends], ends)]]
-    sizes = [[align_up(item.document.length + 1, multiple) for item in plan.placed] for plan in plans]
+    sizes = [[align_up(document.document.length + 1, multiple) for document in plan.placed] for plan in plans]
     rollouts.micro_batch_lengths = [[sum(of_bin) for of_bin in sizes]]
     return rollouts

@@ -51,23 +51,26 @@ class Attached(Wrappers):
             setattr(scoring, name, SimpleNamespace(apply=partial(self._score, kernel.apply)))
 
     def train(self, worker: Any, batch: Any) -> None:
-        """A step, called as SkyRL's SFT trainer calls it."""
+        """Run a step, called as SkyRL's SFT trainer calls it."""
         step, self.updated = self.step, False
         with self.stepping():
             done = worker.forward_backward(batch, loss_fn="cross_entropy", return_per_token_outputs=False)
             norm = worker.optim_step()
         self.consumed += len(batch) * worker.mesh_rank.dp_size
-        told = {
+        reported = {
             "loss_dict": {"lm loss": done.metrics.get("loss")} if self.context.is_last(0) else {},
             "skipped_iter": not self.updated,
             "loss_scale": worker.optimizer.get_loss_scale(),
             "grad_norm": norm,
             "learning_rate": _unrounded(done.metrics.get("policy_lr"), worker.get_lr()),
         }
-        self.report(told, step, self.consumed)
+        self.report(reported, step, self.consumed)
 
     def batch(self, arguments: dict[str, Any]) -> Batch:
-        """Stages after the first get tokens that they do not read: SkyRL packs them on the first one only."""
+        """Return the batch.
+
+        Stages after the first get tokens that they do not read: SkyRL packs them on the first one only.
+        """
         batch = super().batch(arguments)
         return batch if self.context.reads_tokens(0) else replace(batch, tokens=None)
 
@@ -75,19 +78,19 @@ class Attached(Wrappers):
         return partial(self._documents_loss, upstream, owners)
 
     def _documents_loss(self, upstream: Any, owners: Tensor, output: Tensor, *args: Any) -> Any:
-        found = upstream(output, *args)
+        returned = upstream(output, *args)
         observer, layout, cp = self.observer, self.context.config.layout, self.context.place.cp
         number, record = observer.state.micro_batch, self.batch_record
         micro = observer.truth.micro_batches[number]
-        given = upstream.keywords["data"]["loss_mask"].float().cpu() / loss_scale(observer.truth)
-        mask = micro.local(by_slot(given, micro), layout.cp, cp)
+        weights = upstream.keywords["data"]["loss_mask"].float().cpu() / loss_scale(observer.truth)
+        mask = micro.local(by_slot(weights, micro), layout.cp, cp)
         batch = Batch(labels=self.labels, loss_mask=mask)
-        seen = batch_seen(batch, observer.truth, self.context, self.recorder, record.chunk, number)
-        record.labels, record.loss_mask = seen.labels, seen.loss_mask
+        compared = batch_seen(batch, observer.truth, self.context, self.recorder, record.chunk, number)
+        record.labels, record.loss_mask = compared.labels, compared.loss_mask
         record.log_probs = log_probs_seen(self.returned, self.scores, micro, layout.cp, cp)
         observer.on_loss(-self.scores, mask.to(self.scores.device), owners)
-        observer.on_returned(found)
-        return found
+        observer.on_returned(returned)
+        return returned
 
     def _schedule(self, upstream: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
         return partial(self._run_schedule, upstream(*args, **kwargs))
@@ -96,14 +99,14 @@ class Attached(Wrappers):
         return upstream(forward_step_func=partial(self.forward_step, forward_step_func), **kwargs)
 
     def _score(self, upstream: Callable[..., Tensor], logits: Tensor, labels: Tensor, *args: Any) -> Tensor:
-        found = upstream(logits, labels, *args)
-        self.labels, self.scores = labels, found.detach()
-        return found
+        scores = upstream(logits, labels, *args)
+        self.labels, self.scores = labels, scores.detach()
+        return scores
 
     def _return(self, upstream: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        found = upstream(*args, **kwargs)
-        self.returned = found.detach()
-        return found
+        returned = upstream(*args, **kwargs)
+        self.returned = returned.detach()
+        return returned
 
     def _update(self, upstream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = super()._update(upstream, *args, **kwargs)
@@ -111,9 +114,11 @@ class Attached(Wrappers):
         return result
 
 
-def _unrounded(told: float | None, rate: float) -> float | None:
-    """The learning rate that SkyRL reports, or `rate` if the two differ only because SkyRL averages it in float32."""
-    return rate if told is not None and math.isclose(told, rate, rel_tol=1e-6) else told
+def _unrounded(reported: float | None, rate: float) -> float | None:
+    """Return the learning rate that SkyRL reports, or `rate` if the two differ only because SkyRL averages it in
+    float32.
+    """
+    return rate if reported is not None and math.isclose(reported, rate, rel_tol=1e-6) else reported
 
 
 def _module(name: str) -> Any:

@@ -29,7 +29,7 @@ def write_files(folder: Path, config: CellConfig) -> None:
 
 
 def fields(config: CellConfig) -> dict[str, Any]:
-    """The cell's model as fields of LlamaConfig: RMSNorm, SwiGLU, rotary positions, no biases."""
+    """Return the cell's model as fields of LlamaConfig: RMSNorm, SwiGLU, rotary positions, no biases."""
     model = config.model
     return {
         "num_hidden_layers": model.layers,
@@ -62,9 +62,9 @@ _NO_RECOMPUTE = {"recompute_granularity": None, "recompute_method": None, "recom
 
 
 def trainer_config(config: CellConfig, device: Device) -> Any:
-    """The configuration of SkyRL's policy worker."""
+    """Return the configuration of SkyRL's policy worker."""
     upstream: Any = importlib.import_module("skyrl.train.config.config")
-    made = upstream.TrainerConfig(
+    configuration = upstream.TrainerConfig(
         strategy="megatron",
         seed=config.train.seed,
         bf16=config.dtype == "bf16",
@@ -74,40 +74,46 @@ def trainer_config(config: CellConfig, device: Device) -> Any:
         remove_microbatch_padding=config.options.remove_microbatch_padding,
         use_expandable_segments=device.kind == "cuda",
     )
-    made.algorithm.temperature = 1.0
+    configuration.algorithm.temperature = 1.0
     for name, value in _optimizer(config).items():
-        setattr(made.policy.optimizer_config, name, value)
-    megatron, overlap = made.policy.megatron_config, config.distributed_optimizer == "overlap"
+        setattr(configuration.policy.optimizer_config, name, value)
+    megatron, overlap = configuration.policy.megatron_config, config.distributed_optimizer == "overlap"
     layout = config.layout
     megatron.tensor_model_parallel_size, megatron.pipeline_model_parallel_size = layout.tp, layout.pp
     megatron.context_parallel_size = layout.cp
     megatron.ddp_config.overlap_grad_reduce = megatron.ddp_config.overlap_param_gather = overlap
     megatron.transformer_config_kwargs |= _model(config)
     megatron.optimizer_config_kwargs |= _precision(config) | {"overlap_param_gather": overlap}
-    return made
+    return configuration
 
 
 def _model(config: CellConfig) -> dict[str, Any]:
-    """Layers of Transformer Engine, upstream's default, for its kinds of attention; else the local ones (layers.py)."""
-    found = {name: value for name, value in upstream_fields(config).items() if name not in _OF_PROBE}
+    """Return Transformer Engine's layers, upstream's default, for its kinds of attention.
+
+    Else the local ones (layers.py).
+    """
+    options = {name: value for name, value in upstream_fields(config).items() if name not in _OF_PROBE}
     if config.attention not in TE_KINDS:
         provider: Any = importlib.import_module("megatron.bridge.models.gpt_provider")
-        found["transformer_layer_spec"] = provider.local_layer_spec
-    return {"apply_rope_fusion": False, "cross_entropy_loss_fusion": False, **_NO_RECOMPUTE, **found}
+        options["transformer_layer_spec"] = provider.local_layer_spec
+    return {"apply_rope_fusion": False, "cross_entropy_loss_fusion": False, **_NO_RECOMPUTE, **options}
 
 
 def _optimizer(config: CellConfig) -> dict[str, Any]:
-    """As the harness's own loop: constant learning rate; clipping only if the cell asks for it."""
-    given = config.args.numbers()
-    found: dict[str, Any] = {"lr": config.train.lr, "max_grad_norm": given.get("clip_grad", 0.0)}
-    if "weight_decay" in given:
-        found["weight_decay"] = given["weight_decay"]
-    return found | {"adam_betas": [given.get("adam_beta1", 0.9), given.get("adam_beta2", 0.999)]}
+    """Set the optimizer as the harness's own loop does: constant learning rate.
+
+    Clipping only if the cell asks for it.
+    """
+    numbers = config.args.numbers()
+    options: dict[str, Any] = {"lr": config.train.lr, "max_grad_norm": numbers.get("clip_grad", 0.0)}
+    if "weight_decay" in numbers:
+        options["weight_decay"] = numbers["weight_decay"]
+    return options | {"adam_betas": [numbers.get("adam_beta1", 0.9), numbers.get("adam_beta2", 0.999)]}
 
 
 def _precision(config: CellConfig) -> dict[str, Any]:
-    """What SkyRL takes for bf16 unless told otherwise; and Adam's epsilon, for which it has no field."""
+    """Return what SkyRL takes for bf16 unless told otherwise; and Adam's epsilon, for which it has no field."""
     names = upstream_fields(config)
-    found = {"bf16": names["bf16"], "params_dtype": names["params_dtype"]}
-    given = config.args.numbers()
-    return found | ({"adam_eps": given["adam_eps"]} if "adam_eps" in given else {})
+    options = {"bf16": names["bf16"], "params_dtype": names["params_dtype"]}
+    numbers = config.args.numbers()
+    return options | ({"adam_eps": numbers["adam_eps"]} if "adam_eps" in numbers else {})

@@ -54,20 +54,20 @@ class SkyrlPath:
         return iter(truth.micro_batches)
 
     def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
-        """Packs as forward_step of SkyRL's MegatronModelWrapper does; a stage gets only the fields it uses."""
+        """Pack as forward_step of SkyRL's MegatronModelWrapper does; a stage gets only the fields it uses."""
         assert iterator is not None
         micro: MicroTruth = next(iterator)
         batch = Batch()
-        wanted: tuple[str, ...] = FIRST_STAGE if self.context.is_first(chunk) else ()
-        wanted += LAST_STAGE if self.context.is_last(chunk) else ()
-        for name in wanted or ("tokens",):
-            stream, batch.params = self._packed(micro, name, bool(wanted))
-            if wanted:
+        fields: tuple[str, ...] = FIRST_STAGE if self.context.is_first(chunk) else ()
+        fields += LAST_STAGE if self.context.is_last(chunk) else ()
+        for name in fields or ("tokens",):
+            stream, batch.params = self._packed(micro, name, bool(fields))
+            if fields:
                 setattr(batch, name, stream)
         return batch
 
     def _packed(self, micro: MicroTruth, name: str, pre_process: bool) -> tuple[Tensor, Any]:
-        """A stream as the model gets it, and its packed params, None when nothing is packed."""
+        """Return a stream as the model gets it, and its packed params, None when nothing is packed."""
         rows, mask = self._rows(micro, name)
         if micro.plan.style.packed:
             packed: tuple[Tensor, Any] = self.packing.preprocess_packed_seqs(rows, mask, pre_process=pre_process)
@@ -76,7 +76,7 @@ class SkyrlPath:
         return (positions if name == "position_ids" else ids), None
 
     def log_probs(self, micro: MicroTruth, batch: Batch, logits: Tensor) -> list[Tensor]:
-        """Log-probabilities of the next tokens, one tensor [length - 1] per document, in order.
+        """Return the log-probabilities of the next tokens, one tensor [length - 1] per document, in order.
 
         `logits` [rows, local slots, vocabulary share]: this rank's, as the model would return them.
         """
@@ -106,7 +106,9 @@ class SkyrlPath:
         ]
 
     def _unpacked(self, logits: Tensor, sequences: Tensor, mask: Tensor, params: Any) -> Tensor:
-        """Logits at the positions of their tokens in SkyRL's batch: [documents, seq_length, vocabulary share]."""
+        """Return the logits at the positions of their tokens in SkyRL's batch: [documents, seq_length, vocabulary
+        share].
+        """
         rows: Tensor
         if params is None:
             _, shortened, _ = self.packing.remove_left_padding(sequences, mask, _positions(mask))
@@ -116,32 +118,32 @@ class SkyrlPath:
         return rows
 
     def _rows(self, micro: MicroTruth, name: str) -> tuple[Tensor, Tensor]:
-        """A stream as in SkyRL's batch, [documents, seq_length], and the boolean mask of its real tokens."""
+        """Return a stream as in SkyRL's batch, [documents, seq_length], and the boolean mask of its real tokens."""
         stream: Tensor = getattr(micro, name)
         width = self.context.config.train.seq_length
         filler = micro.pad_id if name in ("tokens", "labels") else 0
         rows = torch.full((len(micro.plan.placed), width), filler, dtype=stream.dtype)
         mask = torch.zeros_like(rows, dtype=torch.bool)
-        for row, ((start, length), item) in enumerate(zip(_spans(micro, width), micro.plan.placed)):
-            rows[row, start : start + length] = stream[item.start : item.start + length]
+        for row, ((start, length), placed) in enumerate(zip(_spans(micro, width), micro.plan.placed)):
+            rows[row, start : start + length] = stream[placed.start : placed.start + length]
             mask[row, start : start + length] = True
         device = self.context.device.torch_device
         return rows.to(device), mask.to(device)
 
 
 def _spans(micro: MicroTruth, width: int) -> list[tuple[int, int]]:
-    """(first column, length) of each document, which is in the middle of its row."""
-    lengths = [item.document.length for item in micro.plan.placed]
+    """Return (first column, length) of each document, which is in the middle of its row."""
+    lengths = [placed.document.length for placed in micro.plan.placed]
     return [((width - length) // 2, length) for length in lengths]
 
 
 def _positions(mask: Tensor) -> Tensor:
-    """Positions of the real tokens in each row, as SkyRL's megatron_worker counts them."""
+    """Return the positions of the real tokens in each row, as SkyRL's megatron_worker counts them."""
     return (mask.long().cumsum(-1) - 1).masked_fill(~mask, 0)
 
 
 def _home() -> str | None:
-    """The package of SkyRL's Megatron backend; None where SkyRL is not installed."""
+    """Return the package of SkyRL's Megatron backend; None where SkyRL is not installed."""
     return next((home for home in _HOMES if find_spec(home.split(".")[0]) is not None), None)
 
 

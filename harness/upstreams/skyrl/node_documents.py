@@ -20,22 +20,22 @@ from harness.probe.truth import MicroTruth, StepTruth
 
 
 def batch_of(config: CellConfig, step: int, worker: Any) -> Any:
-    """This rank's share of a step, made by SkyRL's collator and divided over replicas as by its MeshDispatch."""
+    """Return this rank's share of a step, made by SkyRL's collator and divided over replicas as by its MeshDispatch."""
     collators: Any = importlib.import_module("skyrl.train.dataset.collators")
-    found = examples(config, step)
-    batch = collators.DefaultCollator(worker.tokenizer, config.micro_batch_size)(found, len(found))
+    documents = examples(config, step)
+    batch = collators.DefaultCollator(worker.tokenizer, config.micro_batch_size)(documents, len(documents))
     place = worker.mesh_rank
     return batch.chunk(len(batch) // place.dp_size)[place.dp]
 
 
 def examples(config: CellConfig, step: int) -> list[dict[str, Any]]:
-    """The documents of all replicas in turn, as SkyRL's tokenized examples."""
+    """Return the documents of all replicas in turn, as SkyRL's tokenized examples."""
     truth = StepTruth(config, step, 0)
-    found = []
-    for item in (item for replica in truth.replicas for plan in replica for item in plan.placed):
-        document = item.document
+    tokenized = []
+    for placed in (placed for replica in truth.replicas for plan in replica for placed in plan.placed):
+        document = placed.document
         ids = truth.content(document)[: document.length + 1].tolist()
-        found.append(
+        tokenized.append(
             {
                 "input_ids": ids,
                 "attention_mask": [1] * len(ids),
@@ -43,27 +43,33 @@ def examples(config: CellConfig, step: int) -> list[dict[str, Any]]:
                 "loss_mask": list(document.loss_mask),
             }
         )
-    return found
+    return tokenized
 
 
 def loss_scale(truth: StepTruth) -> Tensor:
-    """What SkyRL's collator makes of a 1 in the loss mask, so that losses add up to the mean over the step's tokens."""
+    """Return what SkyRL's collator makes of a 1 in the loss mask, so that losses add up to the mean over the step's
+    tokens.
+    """
     tokens = sum(plan.loss_tokens for replica in truth.replicas for plan in replica)
     return torch.tensor(1.0) / max(tokens, 1)
 
 
 def by_slot(rows: Tensor, micro: MicroTruth) -> Tensor:
-    """[slots] of the micro-batch, of values by document whose last columns are those of its labels; 0 elsewhere."""
+    """Return [slots] of the micro-batch, of values by document whose last columns are those of its labels.
+
+    0 elsewhere.
+    """
     stream = torch.zeros(micro.plan.slots, dtype=rows.dtype)
-    for row, item in zip(rows.cpu(), micro.plan.placed):
-        values = row[-item.document.length :]
-        end = item.start + item.document.length
+    for row, placed in zip(rows.cpu(), micro.plan.placed):
+        values = row[-placed.document.length :]
+        end = placed.start + placed.document.length
         stream[end - len(values) : end] = values
     return stream
 
 
 def log_probs_seen(rows: Tensor, scores: Tensor, micro: MicroTruth, cp: int, cp_rank: int) -> TensorSeen:
-    """Whether `rows`, by document, hold at each of this rank's slots the log-probability computed for it, `scores`.
+    """Return whether `rows`, by document, hold at each of this rank's slots the log-probability computed for it,
+    `scores`.
 
     `first` of the result: [document, position, expected slot, found slot or -1].
     """
@@ -72,12 +78,12 @@ def log_probs_seen(rows: Tensor, scores: Tensor, micro: MicroTruth, cp: int, cp_
     right = scores.cpu()
     if right.shape != slots.shape:
         return TensorSeen(shape=list(right.shape), dtype=dtype, mismatches=slots.numel())
-    found = micro.local(by_slot(rows, micro), cp, cp_rank)
-    wrong = ((found != right) & (owners[..., 0] != PAD)).nonzero()
+    actual = micro.local(by_slot(rows, micro), cp, cp_rank)
+    wrong = ((actual != right) & (owners[..., 0] != PAD)).nonzero()
     if not len(wrong):
         return TensorSeen(shape=shape, dtype=dtype, mismatches=0)
     row, slot = wrong[0].tolist()
-    same = slots[right == found[row, slot]].tolist()
+    same = slots[right == actual[row, slot]].tolist()
     document, position = owners[row, slot].tolist()
     first = [document, position, int(slots[row, slot]), same[0] if same else -1]
     return TensorSeen(shape=shape, dtype=dtype, mismatches=len(wrong), first=first)

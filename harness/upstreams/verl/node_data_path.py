@@ -56,7 +56,9 @@ class VerlPath:
     def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
         assert iterator is not None
         truth, micro = next(iterator)
-        ids = self.nested([truth.content(item.document)[: item.document.length + 1] for item in micro.plan.placed])
+        ids = self.nested(
+            [truth.content(placed.document)[: placed.document.length + 1] for placed in micro.plan.placed]
+        )
         first = self.context.is_first(chunk)
         tokens, params, *_ = self.pack(ids, pre_process=first)
         batch = Batch(params=params, tokens=tokens if first else None)
@@ -65,19 +67,19 @@ class VerlPath:
         return batch
 
     def nested(self, rows: list[Tensor]) -> Tensor:
-        """A jagged tensor with a row per document."""
+        """Return a jagged tensor with a row per document."""
         device = self.context.device.torch_device
         return torch.nested.as_nested_tensor([row.to(device) for row in rows], layout=torch.jagged)
 
     def scores(self, ids: Tensor, params: Any, logits: Tensor) -> Tensor:
-        """Nested log-probabilities of the next tokens; of the last one, of the first."""
+        """Return nested log-probabilities of the next tokens; of the last one, of the first."""
         labels = self.pack(ids, pre_process=True, need_roll=True)[0]
-        found: Tensor = self.scoring.vocab_parallel_log_probs_from_logits(logits, labels)
-        unpacked: Tensor = self.unpack(found, params, ids, ids.shape[0], post_process=True)
+        scores: Tensor = self.scoring.vocab_parallel_log_probs_from_logits(logits, labels)
+        unpacked: Tensor = self.unpack(scores, params, ids, ids.shape[0], post_process=True)
         return unpacked
 
     def log_probs(self, micro: MicroTruth, batch: Batch, logits: Tensor) -> list[Tensor]:
-        """Log-probabilities of the tokens after the first, one tensor per document, in order."""
+        """Return the log-probabilities of the tokens after the first, one tensor per document, in order."""
         assert isinstance(batch.score, _Loss)
         return [row[:-1] for row in self.scores(batch.score.ids, batch.params, logits).unbind()]
 
@@ -99,10 +101,10 @@ class _Loss:
         return Scored(returned=returned[:-1], losses=losses, weights=weights)
 
     def _data(self) -> Any:
-        """The micro-batch as forward_backward_batch of the engine makes it."""
+        """Return the micro-batch as forward_backward_batch of the engine makes it."""
         truth, plan = self.truth, self.micro.plan
         plans = [plan for replica in truth.replicas for plan in replica]
-        masks = [torch.tensor([0, *item.document.loss_mask]) for item in plan.placed]
+        masks = [torch.tensor([0, *placed.document.loss_mask]) for placed in plan.placed]
         named: Any = importlib.import_module("verl.utils.tensordict_utils")
         return named.get_tensordict(
             {"input_ids": self.ids, "loss_mask": self.path.nested(masks)},
@@ -110,13 +112,13 @@ class _Loss:
                 "num_micro_batch": len(truth.plans),
                 "dp_size": len(truth.replicas),
                 "batch_num_tokens": sum(plan.loss_tokens for plan in plans),
-                "routed_num_tokens": sum(item.document.length + 1 for plan in plans for item in plan.placed),
+                "routed_num_tokens": sum(placed.document.length + 1 for plan in plans for placed in plan.placed),
             },
         )
 
 
 def _engine(kind: Any, config: CellConfig) -> Any:
-    """An engine without a model, with the configuration of the model that the probe builds."""
+    """Return an engine without a model, with the configuration of the model that the probe builds."""
     engine = kind.__new__(kind)
     engine.tf_config = transformer_config(config)
     engine.engine_config = SimpleNamespace(
