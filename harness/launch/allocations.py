@@ -21,7 +21,7 @@ FILL = 0.5  # share of a job's time limit that its cells may take by the estimat
 def plan_allocations(
     expansion: Expansion, cluster: ClusterProfile = LOCAL, launch: Launch | None = None
 ) -> tuple[Allocation, ...]:
-    """One allocation per stack on this machine, one array per shape (nodes, ranks per node, stack) on a cluster.
+    """Return one allocation per stack on this machine, one array per shape (nodes, ranks per node, stack) on a cluster.
 
     Controls come first because every other outcome needs them; then the largest cells, so that small ones fill the
     cores at the end.
@@ -37,7 +37,7 @@ def plan_allocations(
 
 
 def _on_this_machine(cells: Sequence[PlannedCell], ordered: Sequence[PlannedCell]) -> Iterator[Allocation]:
-    """One allocation per stack, in the order in which the stacks appear in the matrix."""
+    """Yield one allocation per stack, in the order in which the stacks appear in the matrix."""
     for stack in dict.fromkeys(cell.config.stack for cell in cells):
         members = [cell for cell in ordered if cell.config.stack == stack]
         yield Allocation(
@@ -50,7 +50,7 @@ def _on_this_machine(cells: Sequence[PlannedCell], ordered: Sequence[PlannedCell
 
 
 def arrays(allocations: Iterable[Allocation]) -> dict[str, tuple[Allocation, ...]]:
-    """The allocations of each array, in order."""
+    """Return the allocations of each array, in order."""
     result: dict[str, list[Allocation]] = {}
     for allocation in allocations:
         result.setdefault(allocation.array, []).append(allocation)
@@ -84,17 +84,17 @@ def _in_arrays(ordered: Sequence[PlannedCell], cluster: ClusterProfile, launch: 
 def _jobs(
     cells: Sequence[PlannedCell], cluster: ClusterProfile, nodes: int, minutes: int, most: int | None
 ) -> Iterator[list[PlannedCell]]:
-    """Splits the cells of one shape into jobs of `most` cells, or of as many as are estimated to fit the time limit."""
+    """Split the cells of one shape into jobs of `most` cells, or of as many as are estimated to fit the time limit."""
     budget = minutes * 60 * FILL - IMPORT_S
     job: list[PlannedCell] = []
     seconds = 0.0
     for cell in cells:
-        own = cell_seconds(cell.config, cluster, nodes)
-        if job and (len(job) == most if most else seconds + own > budget):
+        cell_s = cell_seconds(cell.config, cluster, nodes)
+        if job and (len(job) == most if most else seconds + cell_s > budget):
             yield job
             job, seconds = [], 0.0
         job.append(cell)
-        seconds += own
+        seconds += cell_s
     if job:
         yield job
 
@@ -125,7 +125,7 @@ class Cost:
 
 
 def estimate(expansion: Expansion, *, cores: int = 1) -> Cost:
-    """Counts of a plan and its estimated wall time on `cores` processor cores."""
+    """Return the counts of a plan and its estimated wall time on `cores` processor cores."""
     configs = [part for cell in expansion.cells for part in _parts(cell.config)]
     worlds = [config.layout.world_size for config in configs]
     stacks = len({config.stack for config in configs})
@@ -183,7 +183,7 @@ class JobCost:
 
 
 def job_costs(expansion: Expansion, allocations: Sequence[Allocation], cluster: ClusterProfile) -> tuple[JobCost, ...]:
-    """The cost of every array, in order; empty on this machine."""
+    """Return the cost of every array, in order; empty on this machine."""
     if cluster.kind == "local":
         return ()
     configs = {cell.id: cell.config for cell in expansion.cells}
@@ -206,7 +206,7 @@ def job_costs(expansion: Expansion, allocations: Sequence[Allocation], cluster: 
 
 
 def refuse_above(costs: Sequence[JobCost], most_gpu_hours: float, cluster: ClusterProfile) -> None:
-    """Raises InputError, with the arithmetic, if the jobs may cost more than `most_gpu_hours`.
+    """Raise InputError, with the arithmetic, if the jobs may cost more than `most_gpu_hours`.
 
     Counts time limits, which Slurm enforces; the estimate is too rough to guard a budget.
     """
@@ -227,7 +227,7 @@ def refuse_above(costs: Sequence[JobCost], most_gpu_hours: float, cluster: Clust
 
 
 def cell_seconds(config: CellConfig, cluster: ClusterProfile, nodes: int) -> float:
-    """Estimated seconds of one cell in a job of `nodes` nodes, which runs its cells one after the other."""
+    """Return estimated seconds of one cell in a job of `nodes` nodes, which runs its cells one after the other."""
     return sum(_part_seconds(part, cluster, nodes) for part in _parts(config))
 
 
@@ -238,12 +238,12 @@ def _part_seconds(config: CellConfig, cluster: ClusterProfile, nodes: int) -> fl
 
 
 def _parts(config: CellConfig) -> tuple[CellConfig, ...]:
-    """The processes of a cell that resumes start twice."""
+    """Return the processes of a cell that resumes start twice."""
     return (config, config.resumed) if config.resume else (config,)
 
 
 def _gpu_seconds(config: CellConfig) -> float:
-    """Every rank has a GPU."""
+    """Return the GPU-seconds of a job; every rank has a GPU."""
     return GPU_CELL_S + len(config.steps) * (GPU_STEP_S + step_flops(config) / (GPU_FLOPS * config.layout.world_size))
 
 
@@ -254,7 +254,9 @@ def _cpu_seconds(config: CellConfig, cores: int) -> float:
 
 
 def step_flops(config: CellConfig) -> float:
-    """Floating-point operations of one step, forward and backward: 6 x parameters x slots, without attention scores.
+    """Return the floating-point operations of one step, forward and backward.
+
+    6 x parameters x slots, without attention scores.
 
     Slots are bounded by one row per document, the unpacked case.
     """

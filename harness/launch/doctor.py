@@ -149,50 +149,58 @@ class Facts:
 
 
 def checks(profile: ClusterProfile, facts: Facts) -> list[Check]:
-    """Every check that the profile needs, in the order of a run."""
-    found = list(_interpreter_checks(facts.interpreter))
+    """Return every check that the profile needs, in the order of a run."""
+    decided = list(_interpreter_checks(facts.interpreter))
     if profile.kind == "local":
-        found.append(_gpu_check(facts.gpus))
+        decided.append(_gpu_check(facts.gpus))
     else:
-        found += [_command_check(name, facts.commands[name]) for name in COMMANDS]
-        found += [_accounting_check(facts.accounting), *_partition_checks(profile, facts.partitions)]
+        decided += [_command_check(name, facts.commands[name]) for name in COMMANDS]
+        decided += [_accounting_check(facts.accounting), *_partition_checks(profile, facts.partitions)]
         if profile.account:
-            found.append(_account_check(profile.account, facts.accounts))
+            decided.append(_account_check(profile.account, facts.accounts))
         if profile.container:
-            found += _container_checks(profile.container, facts)
-        found += job_checks(profile)
+            decided += _container_checks(profile.container, facts)
+        decided += job_checks(profile)
     if facts.on_gpus is not None:
-        found += gpu_checks(profile, facts.on_gpus)
-    return found + list(_folder_checks(profile, facts.folder))
+        decided += gpu_checks(profile, facts.on_gpus)
+    return decided + list(_folder_checks(profile, facts.folder))
 
 
-def _interpreter_checks(one: InterpreterFacts | None) -> Iterator[Check]:
-    if one is None:
+def _interpreter_checks(interpreter: InterpreterFacts | None) -> Iterator[Check]:
+    if interpreter is None:
         yield Check(WARN, "interpreter", "in the container, not checked", "run a cell of one step to check it")
         return
-    if one.problem:
-        yield Check(FAIL, "interpreter", f"{one.path}: {one.problem}", "set python in the profile, or run make setup")
+    if interpreter.problem:
+        yield Check(
+            FAIL,
+            "interpreter",
+            f"{interpreter.path}: {interpreter.problem}",
+            "set python in the profile, or run make setup",
+        )
         return
-    version = ".".join(map(str, one.python))
-    old = one.python < OLDEST_PYTHON
-    needed = ".".join(map(str, OLDEST_PYTHON))
+    version = ".".join(map(str, interpreter.python))
+    old = interpreter.python < OLDEST_PYTHON
+    oldest = ".".join(map(str, OLDEST_PYTHON))
     yield Check(
         FAIL if old else OK,
         "interpreter",
-        f"{one.path}, Python {version}",
-        f"needs Python {needed} or newer" if old else "",
+        f"{interpreter.path}, Python {version}",
+        f"needs Python {oldest} or newer" if old else "",
     )
-    if not one.harness:
+    if not interpreter.harness:
         yield Check(
-            FAIL, "harness", f"{one.path} cannot import it", "install it there, or set PYTHONPATH in the profile's env"
+            FAIL,
+            "harness",
+            f"{interpreter.path} cannot import it",
+            "install it there, or set PYTHONPATH in the profile's env",
         )
     for package in PACKAGES:
-        found = one.versions.get(package)
-        if found:
-            yield Check(OK, package, found)
+        installed = interpreter.versions.get(package)
+        if installed:
+            yield Check(OK, package, installed)
         else:
             how = "cells without a stack need it: name a stack, or install the extra `node` there"
-            yield Check(WARN, package, f"not installed for {one.path}", how)
+            yield Check(WARN, package, f"not installed for {interpreter.path}", how)
 
 
 def _gpu_check(answer: Answer | None) -> Check:
@@ -226,20 +234,20 @@ def _partition_checks(profile: ClusterProfile, answer: Answer) -> Iterator[Check
         return
     yield Check(OK, "controller", "sinfo answers")
     rows = [tuple(row.split("|")) for row in answer.text.splitlines()]
-    known = sorted({name for name, *_ in rows})
+    existing = sorted({name for name, *_ in rows})
     if profile.partition:
-        missing = [name for name in profile.partition.split(",") if name not in known]
+        missing = [name for name in profile.partition.split(",") if name not in existing]
         if missing:
             yield Check(
-                FAIL, "partition", f"no such partition: {', '.join(missing)}", f"partitions: {', '.join(known)}"
+                FAIL, "partition", f"no such partition: {', '.join(missing)}", f"partitions: {', '.join(existing)}"
             )
             return
         yield Check(OK, "partition", profile.partition)
-    wanted = profile.partition.split(",") if profile.partition else known
-    ours = [row for row in rows if row[0] in wanted]
+    requested = profile.partition.split(",") if profile.partition else existing
+    requested_rows = [row for row in rows if row[0] in requested]
     if profile.gpus_per_node:
-        yield _gpus_of_nodes(profile, [gres for _, gres, *_ in ours])
-    limits = [minutes(row[2]) for row in ours]
+        yield _gpus_of_nodes(profile, [gres for _, gres, *_ in requested_rows])
+    limits = [minutes(row[2]) for row in requested_rows]
     bounded = [limit for limit in limits if limit is not None]
     if bounded and len(bounded) == len(limits) and profile.time > max(bounded):
         had = f"{profile.time} minutes requested, the partition allows {max(bounded)}"
@@ -247,7 +255,12 @@ def _partition_checks(profile: ClusterProfile, answer: Answer) -> Iterator[Check
 
 
 def _gpus_of_nodes(profile: ClusterProfile, listed: list[str]) -> Check:
-    """Whether any node of the partition has the GPUs that a job asks for; Slurm writes gpu:8 or gpu:h100:8(S:0-1)."""
+    """Return whether any node of the partition has the GPUs that a job asks for.
+
+    Slurm writes gpu:8 or gpu:h100:8(S:0-1).
+
+    Slurm writes gpu:8 or gpu:h100:8(S:0-1).
+    """
     nodes = [dict(_gpu_types(gres)) for gres in listed]
     if not any(nodes):
         fix = "set gpu_flag: none if Slurm does not manage the GPUs, or choose another partition"
@@ -262,22 +275,22 @@ def _gpus_of_nodes(profile: ClusterProfile, listed: list[str]) -> Check:
 
 
 def _gpu_types(gres: str) -> Iterator[tuple[str, int]]:
-    """Type (empty where Slurm's configuration names none) and number of each kind of GPU on a node."""
+    """Yield the type (empty where Slurm's configuration names none) and number of each kind of GPU on a node."""
     for kind, count in re.findall(r"\bgpu:(?:([A-Za-z_][\w.-]*):)?(\d+)", gres):
         yield kind, int(count)
 
 
 def _listed(gres: list[str]) -> str:
-    return ", ".join(sorted({re.sub(r"\(S:[^)]*\)", "", one) for one in gres if "gpu" in one}))
+    return ", ".join(sorted({re.sub(r"\(S:[^)]*\)", "", gpu) for gpu in gres if "gpu" in gpu}))
 
 
 def _account_check(account: str, answer: Answer) -> Check:
     if answer.problem:
         return Check(WARN, "account", f"{account}: not checked, sacctmgr: {answer.problem}")
-    known = sorted(set(answer.text.split()))
-    if account.lower() not in known:  # Slurm keeps account names in lower case
+    existing = sorted(set(answer.text.split()))
+    if account.lower() not in existing:  # Slurm keeps account names in lower case
         return Check(
-            FAIL, "account", f"{account} is not one of your accounts", f"your accounts: {', '.join(known) or 'none'}"
+            FAIL, "account", f"{account} is not one of your accounts", f"your accounts: {', '.join(existing) or 'none'}"
         )
     return Check(OK, "account", account)
 
@@ -319,7 +332,7 @@ def _folder_checks(profile: ClusterProfile, folder: RunFolder) -> Iterator[Check
 
 
 def gpu_checks(profile: ClusterProfile, facts: GpuFacts) -> Iterator[Check]:
-    """Checks torch, GPUs and network. On a cluster this is a login node: what only compute nodes need is a warning."""
+    """Check torch, GPUs and network. On a cluster this is a login node: what only compute nodes need is a warning."""
     here = profile.kind == "local"
     if facts.torch is None:
         pass  # in a container: the check of the interpreter warns
@@ -340,7 +353,7 @@ def gpu_checks(profile: ClusterProfile, facts: GpuFacts) -> Iterator[Check]:
 
 
 def job_checks(profile: ClusterProfile) -> Iterator[Check]:
-    """Checks of profile settings that often go wrong on Slurm."""
+    """Check of profile settings that often go wrong on Slurm."""
     if not profile.exclusive and profile.cpus_per_task is None:
         had = "jobs share nodes and request no cores, so Slurm gives each job one core for all its ranks"
         yield Check(WARN, "cores", had, "set cpus_per_task, e.g. 8 per GPU of a job")
@@ -355,7 +368,7 @@ def job_checks(profile: ClusterProfile) -> Iterator[Check]:
 
 
 def container_files(container: Container, missing: tuple[str, ...]) -> Iterator[Check]:
-    """Checks that name the image and the mount sources that do not exist on this machine."""
+    """Check that name the image and the mount sources that do not exist on this machine."""
     if container.image in missing:
         yield Check(
             FAIL, "image", f"{container.image} does not exist", "every node must see it: correct container.image"
@@ -369,8 +382,8 @@ def _torch_checks(torch: TorchFacts, driver: Answer, *, here: bool) -> Iterator[
     if torch.cuda is None:
         yield Check(FAIL, "torch on GPUs", "torch is a CPU build", "install a CUDA build in that interpreter")
         return
-    found = re.search(r"CUDA Version:\s*(\d+)\.(\d+)", driver.text)
-    most = f"{found[1]}.{found[2]}" if found else ""
+    supported = re.search(r"CUDA Version:\s*(\d+)\.(\d+)", driver.text)
+    most = f"{supported[1]}.{supported[2]}" if supported else ""
     if most and int(most.partition(".")[0]) < int(torch.cuda.partition(".")[0]):
         fix = f"update the driver, or install torch for CUDA {most.partition('.')[0]}"
         yield Check(FAIL, "driver", f"supports CUDA up to {most}, torch is built for {torch.cuda}", fix)
@@ -388,8 +401,12 @@ def _torch_checks(torch: TorchFacts, driver: Answer, *, here: bool) -> Iterator[
 
 
 def _kernel_check(torch: TorchFacts) -> Check:
-    """Checks that torch has machine code for the GPU's major version, or PTX that the driver can compile for it."""
-    unsupported = [one for one in torch.capabilities if not any(_kernel_runs(kernel, one) for kernel in torch.kernels)]
+    """Check that torch has machine code for the GPU's major version, or PTX that the driver can compile for it."""
+    unsupported = [
+        capability
+        for capability in torch.capabilities
+        if not any(_kernel_runs(kernel, capability) for kernel in torch.kernels)
+    ]
     if unsupported:
         had = f"torch has no kernels for {', '.join(unsupported)}, only for {', '.join(torch.kernels)}"
         return Check(FAIL, "torch on GPUs", had, "install a torch build for this GPU")
@@ -399,10 +416,10 @@ def _kernel_check(torch: TorchFacts) -> Check:
 
 def _kernel_runs(kernel: str, capability: str) -> bool:
     kind, _, version = kernel.rstrip("af").partition("_")
-    ours = capability.removeprefix("sm_")
+    own_version = capability.removeprefix("sm_")
     if not version.isdigit():
         return False
-    return int(version) <= int(ours) and (kind == "compute" or version[:-1] == ours[:-1])
+    return int(version) <= int(own_version) and (kind == "compute" or version[:-1] == own_version[:-1])
 
 
 def _engine_check(torch: TorchFacts, *, here: bool) -> Check:
@@ -424,10 +441,10 @@ def _shm_check(size: int) -> Check:
 
 
 def _network_checks(profile: ClusterProfile, facts: GpuFacts) -> Iterator[Check]:
-    """Checks the interfaces that NCCL would use between nodes, as if the nodes had those of this machine."""
+    """Check the interfaces that NCCL would use between nodes, as if the nodes had those of this machine."""
     requested = profile.env.get("NCCL_SOCKET_IFNAME") or ""
     if requested and not requested.startswith("^"):
-        if any(interface_matches(one, requested) for one in facts.interfaces):
+        if any(interface_matches(interface, requested) for interface in facts.interfaces):
             yield Check(OK, "NCCL sockets", f"NCCL_SOCKET_IFNAME={requested}")
         else:
             had = f"no {requested} on this machine, which has {', '.join(facts.interfaces)}"
@@ -446,18 +463,18 @@ def _network_checks(profile: ClusterProfile, facts: GpuFacts) -> Iterator[Check]
 
 
 def probe(profile: ClusterProfile, folder: Path) -> Facts:
-    """Collects the facts that the checks of this profile need. Creates no folder; its one temporary file is removed."""
+    """Collect the facts that the checks of this profile need. Creates no folder; its one temporary file is removed."""
     python = None if profile.container else profile.python or sys.executable
     interpreter = None if python is None else probe_interpreter(python, profile.env)
     gpus = ask(["nvidia-smi", "-L"]) if shutil.which("nvidia-smi") else None
-    found = Facts(interpreter=interpreter, gpus=gpus, folder=probe_folder(folder))
+    facts = Facts(interpreter=interpreter, gpus=gpus, folder=probe_folder(folder))
     if profile.gpus_per_node or (gpus is not None and profile.kind == "local"):
-        found = replace(found, on_gpus=probe_gpus(python, environment_with(profile.env), ask))
+        facts = replace(facts, on_gpus=probe_gpus(python, environment_with(profile.env), ask))
     if profile.kind == "local":
-        return found
+        return facts
     slurm = SlurmClient()
     return replace(
-        found,
+        facts,
         commands={name: slurm.version(name) for name in COMMANDS},
         partitions=slurm.partitions(),
         accounts=slurm.accounts(getpass.getuser()),
@@ -469,20 +486,22 @@ def probe(profile: ClusterProfile, folder: Path) -> Facts:
 
 
 def named_paths(profile: ClusterProfile) -> list[str]:
-    """Paths that the profile's container needs: its image, where that is a path, and the sources of mounts."""
+    """Return the paths that the profile's container needs: its image, where that is a path, and the sources of
+    mounts.
+    """
     if profile.container is None:
         return []
     sources = [mount.partition(":")[0] for mount in profile.container.mounts]
-    return [one for one in (profile.container.image, *sources) if one.startswith("/")]
+    return [path for path in (profile.container.image, *sources) if path.startswith("/")]
 
 
 def environment_with(env: Mapping[str, str | None]) -> dict[str, str]:
-    """This machine's environment, overridden by a profile's variables."""
+    """Return this machine's environment, overridden by a profile's variables."""
     return {**os.environ, **{name: value for name, value in env.items() if value is not None}}
 
 
 def probe_interpreter(python: str, env: Mapping[str, str | None]) -> InterpreterFacts:
-    """Runs an interpreter as a job would, with the profile's environment; reads package metadata, imports nothing."""
+    """Run an interpreter as a job would, with the profile's environment; reads package metadata, imports nothing."""
     answer = ask([python, "-c", _LIST_PACKAGES, *PACKAGES], environment_with(env))
     if answer.problem:
         return InterpreterFacts(path=python, problem=answer.problem)
@@ -496,8 +515,11 @@ def probe_interpreter(python: str, env: Mapping[str, str | None]) -> Interpreter
 
 
 def probe_folder(path: Path) -> RunFolder:
-    """Facts about a folder or its nearest existing parent: whether it is writable, its file system, space and clock."""
-    exists = next(one for one in (path, *path.parents) if os.access(one, os.F_OK))
+    """Return facts about a folder or its nearest existing parent.
+
+    Whether it is writable, its file system, space and clock.
+    """
+    exists = next(parent for parent in (path, *path.parents) if os.access(parent, os.F_OK))
     try:
         with tempfile.NamedTemporaryFile(dir=exists, prefix=".doctor-") as stream:
             before = time.time()
@@ -512,7 +534,7 @@ def probe_folder(path: Path) -> RunFolder:
 
 
 def probe_gpus(python: str | None, env: Mapping[str, str], ask: Ask, system: Path = Path("/")) -> GpuFacts:
-    """The facts of this machine; `python` None: it is in a container, where torch cannot be probed.
+    """Return the facts of this machine; `python` None: it is in a container, where torch cannot be probed.
 
     `system`: the root of the file system, for tests.
     """
@@ -530,7 +552,7 @@ def probe_gpus(python: str | None, env: Mapping[str, str], ask: Ask, system: Pat
 
 
 def probe_torch(python: str, env: Mapping[str, str], ask: Ask) -> TorchFacts | Answer:
-    """Imports torch in an interpreter and lists its CUDA devices; returns the Answer if the command fails."""
+    """Import torch in an interpreter and lists its CUDA devices; return the Answer if the command fails."""
     answer = ask([python, "-c", _LIST_GPUS], env, PATIENCE_S)
     if answer.problem:
         return answer
@@ -543,12 +565,12 @@ def probe_torch(python: str, env: Mapping[str, str], ask: Ask) -> TorchFacts | A
 
 
 def infiniband_ports(folder: Path) -> dict[str, str]:
-    """Device/port -> state and rate, e.g. mlx5_0/1 -> "ACTIVE, 400 Gb/sec (4X NDR)"; includes RoCE."""
-    found = {}
+    """Return the state and rate of each device/port, e.g. "ACTIVE, 400 Gb/sec (4X NDR)" of mlx5_0/1; includes RoCE."""
+    ports = {}
     for port in sorted(folder.glob("*/ports/*")):
         state, rate = (_read(port / name) for name in ("state", "rate"))
-        found[f"{port.parent.parent.name}/{port.name}"] = f"{state.rpartition(': ')[2]}, {rate}"
-    return found
+        ports[f"{port.parent.parent.name}/{port.name}"] = f"{state.rpartition(': ')[2]}, {rate}"
+    return ports
 
 
 def _read(file: Path) -> str:

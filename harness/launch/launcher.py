@@ -61,16 +61,16 @@ class Launcher(Protocol):
         """
 
     def describe(self, run: RunDir, plan: RunPlan) -> list[str]:
-        """One line for each thing that `submit` or `follow` would start; job files must have been written."""
+        """Return one line for each thing that `submit` or `follow` would start; job files must have been written."""
 
     def submit(self, run: RunDir, plan: RunPlan, say: Callable[[str], None]) -> int:
-        """Start what was not started yet, without waiting for it; returns the number of allocations that have a job.
+        """Start what was not started yet, without waiting for it; return the number of allocations that have a job.
 
         InputError where cells would end with this process; InfrastructureError when a job is refused.
         """
 
     def follow(self, run: RunDir, plan: RunPlan, observer: Observer) -> None:
-        """Start what was not started yet; returns when every cell of the plan has ended.
+        """Start what was not started yet; return when every cell of the plan has ended.
 
         KeyboardInterrupt passes through.
         """

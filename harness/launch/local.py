@@ -39,22 +39,22 @@ AHEAD_COMMAND = (sys.executable, "-m", "harness.runtime.agent_ahead")
 
 
 def cores() -> int:
-    """CPU cores that this process may use."""
+    """Return CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def default_parallel_ranks() -> int:
-    """Ranks that may run at once: two per core, since ranks of small cells mostly wait for each other."""
+    """Return the ranks that may run at once: two per core, since ranks of small cells mostly wait for each other."""
     return 2 * cores()
 
 
 def gpus_here(devices: Path = Path("/dev")) -> int:
-    """Number of GPUs of this machine, by the device files of NVIDIA's driver."""
+    """Return the number of GPUs of this machine, by the device files of NVIDIA's driver."""
     return len([file for file in devices.glob("nvidia*") if file.name.removeprefix("nvidia").isdigit()])
 
 
 def at_once(agents: int, ranks: int, *, interleaved: bool, gpus: int) -> int:
-    """How many agents may run at once: no more than cores, since an agent keeps one busy while it imports.
+    """Return how many agents may run at once: no more than cores, since an agent keeps one busy while it imports.
 
     With GPUs only one, since two would assign the same GPUs to their cells. `interleaved`: allocations of interleaved
     cells, which need both agents: one of the two waits while the other runs.
@@ -65,7 +65,7 @@ def at_once(agents: int, ranks: int, *, interleaved: bool, gpus: int) -> int:
 
 
 def agent_command(run: RunDir, allocation: str, stack: ReadyStack | None = None) -> list[str]:
-    """`stack`: None for the environment of the harness itself."""
+    """Return the command line of an agent. `stack`: None for the environment of the harness itself."""
     python = stack.python if stack else sys.executable
     return [python, "-m", "harness.runtime.agent", *_arguments(run, allocation)]
 
@@ -87,7 +87,10 @@ class LocalLauncher:
         write_json(_launch_file(run), {"parallel_ranks": launch.parallel_ranks})
 
     def describe(self, run: RunDir, plan: RunPlan) -> list[str]:
-        commands = {one.name: agent_command(run, one.name, plan.stacks.get(one.stack)) for one in plan.allocations}
+        commands = {
+            allocation.name: agent_command(run, allocation.name, plan.stacks.get(allocation.stack))
+            for allocation in plan.allocations
+        }
         return [f"{name}: {shlex.join(command)}" for name, command in commands.items()]
 
     def submit(self, run: RunDir, plan: RunPlan, say: Callable[[str], None]) -> int:
@@ -102,16 +105,16 @@ class LocalLauncher:
 
 
 def _launch_file(run: RunDir) -> Path:
-    """The file in which `harness resume` finds how many ranks may run at once."""
+    """Return the file in which `harness resume` finds how many ranks may run at once."""
     return run.root / "launch.json"
 
 
 def _parallel_ranks(run: RunDir) -> int | None:
     try:
-        found = loads(text_of(_launch_file(run)))["parallel_ranks"]
+        recorded = loads(text_of(_launch_file(run)))["parallel_ranks"]
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    return found if isinstance(found, int) else None
+    return recorded if isinstance(recorded, int) else None
 
 
 def run_allocations(
@@ -136,9 +139,9 @@ def run_allocations(
     for interleaved in (True, False):
         members = [allocation for allocation in allocations if allocation.interleaved is interleaved]
         beside = at_once(len(members), ranks, interleaved=interleaved, gpus=gpus_here())
-        for one in members:
-            numbered = cell_attempts((cell, (attempts or {}).get(cell, 1)) for cell in one.cells)
-            write_work_order(run, one.name, WorkOrder(cells=numbered, parallel_ranks=max(1, ranks // beside)))
+        for member in members:
+            numbered = cell_attempts((cell, (attempts or {}).get(cell, 1)) for cell in member.cells)
+            write_work_order(run, member.name, WorkOrder(cells=numbered, parallel_ranks=max(1, ranks // beside)))
         _side_by_side(run, members, stacks, listener, beside, attempts or {}, ahead)
 
 
@@ -190,9 +193,9 @@ class _Agent:
         self.journal = Journal(run.agent_journal(allocation.name, 0))
         list(self.journal.new_events())  # skips events of an earlier launch
         write_atomic(self.log, "")
-        begun = ahead.begin(_arguments(run, allocation.name), self.log) if ahead and not stack else None
-        self.ahead = ahead if begun else None
-        self.process = begun or self._start(stack)
+        started_ahead = ahead.begin(_arguments(run, allocation.name), self.log) if ahead and not stack else None
+        self.ahead = ahead if started_ahead else None
+        self.process = started_ahead or self._start(stack)
 
     def _start(self, stack: ReadyStack | None) -> subprocess.Popen[bytes]:
         with appending(self.log) as stream:
@@ -207,7 +210,7 @@ class _Agent:
             )
 
     def close(self) -> None:
-        """After the agent has ended: complete its log; if it failed, write results for cells without one."""
+        """Complete the log of the agent, which has ended; if it failed, write results for cells without one."""
         self._complete_log()
         if self.process.returncode:
             log = tail(self.log, LOG_LINES) if self.log.exists() else "the log is gone"  # with the run directory

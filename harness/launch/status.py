@@ -59,14 +59,14 @@ def status_text(run: RunDir, plan: RunPlan) -> str:
 def status_of(run: RunDir, plan: RunPlan) -> RunStatus:
     cells = [cell.id for cell in plan.expansion.cells]
     results = {cell: result for cell in cells if (result := read_result(run, cell)) is not None}
-    begun = _begun(run, plan)
+    allocation_of = _begun(run, plan)
     followed = launcher_of(run)
     jobs = submitted(run)
     client = SlurmClient()
-    known = client.states(list(jobs.values())) if jobs else {}
-    open_cells = [cell for cell in cells if cell in begun and cell not in results]
-    lost = {cell: known[job].ended if (job := jobs.get(begun[cell])) else not followed for cell in open_cells}
-    waiting = [job for job, state in known.items() if state.state == "PENDING"]
+    states = client.states(list(jobs.values())) if jobs else {}
+    open_cells = [cell for cell in cells if cell in allocation_of and cell not in results]
+    lost = {cell: states[job].ended if (job := jobs.get(allocation_of[cell])) else not followed for cell in open_cells}
+    waiting = [job for job, state in states.items() if state.state == "PENDING"]
     return RunStatus(
         run_id=plan.run_id,
         directory=str(run.root),
@@ -75,15 +75,18 @@ def status_of(run: RunDir, plan: RunPlan) -> RunStatus:
         running=[cell for cell in open_cells if not lost[cell]],
         interrupted=[cell for cell in open_cells if lost[cell]],
         launcher=followed,
-        jobs=dict(Counter(state.state for state in known.values())),
+        jobs=dict(Counter(state.state for state in states.values())),
         queue=queue_text(client.pending(waiting)) if jobs else "",
         cancelled=run.cancelled.exists(),
     )
 
 
 def _begun(run: RunDir, plan: RunPlan) -> dict[str, str]:
-    """Cell -> allocation, for cells whose newest attempt an agent has started."""
-    journals = {one.name: run.agent_journal(run.newest_order(one.name), 0) for one in allocations_of(run, plan)}
+    """Return the allocation of each cell whose newest attempt an agent has started."""
+    journals = {
+        allocation.name: run.agent_journal(run.newest_order(allocation.name), 0)
+        for allocation in allocations_of(run, plan)
+    }
     started = ((name, event) for name, path in journals.items() for event in read_events(path))
     return {
         event.cell: name

@@ -79,7 +79,7 @@ class JobState:
         return self.state in ("TIMEOUT", "CANCELLED")
 
     def ending(self, job: str) -> str:
-        """How the job ended, as a clause."""
+        """Return how the job ended, as a clause."""
         if self.state == "TIMEOUT":
             limit = f" of {self.limit_min} min" if self.limit_min is not None else ""
             return f"job {job} hit its time limit{limit}"
@@ -116,14 +116,14 @@ class Pending:
 
 
 def parse_sacct(text: str) -> dict[str, JobState]:
-    """Parses the output of `sacct -n -P -X -o JobID,State,ExitCode,NodeList,Timelimit`, e.g. "CANCELLED by 0"."""
-    found: dict[str, JobState] = {}
+    """Parse the output of `sacct -n -P -X -o JobID,State,ExitCode,NodeList,Timelimit`, e.g. "CANCELLED by 0"."""
+    states: dict[str, JobState] = {}
     for line in text.splitlines():
         fields = line.split("|")
         if len(fields) != 5 or not fields[1]:
             continue
         state, _, by = fields[1].partition(" by ")
-        one = JobState(
+        job_state = JobState(
             state=state.split()[0],
             exit_code=fields[2],
             nodes=fields[3] if fields[3] != _NO_NODES else "",
@@ -131,34 +131,34 @@ def parse_sacct(text: str) -> dict[str, JobState]:
             limit_min=minutes(fields[4]),
             cancelled_by=by,
         )
-        found |= dict.fromkeys(members(fields[0]), one)
-    return found
+        states |= dict.fromkeys(members(fields[0]), job_state)
+    return states
 
 
 def parse_squeue(text: str) -> dict[str, JobState]:
-    """Parses the output of `squeue -h -t all -o "%i|%T|%N|%l"`."""
-    found: dict[str, JobState] = {}
+    """Parse the output of `squeue -h -t all -o "%i|%T|%N|%l"`."""
+    states: dict[str, JobState] = {}
     for line in text.splitlines():
         fields = line.split("|")
         if len(fields) == 4:
-            one = JobState(state=fields[1], nodes=fields[2], source="squeue", limit_min=minutes(fields[3]))
-            found |= dict.fromkeys(members(fields[0]), one)
-    return found
+            job_state = JobState(state=fields[1], nodes=fields[2], source="squeue", limit_min=minutes(fields[3]))
+            states |= dict.fromkeys(members(fields[0]), job_state)
+    return states
 
 
 def parse_pending(text: str) -> dict[str, Pending]:
-    """Parses the output of `squeue -h -t PENDING -o "%i|%S|%r"`."""
-    found: dict[str, Pending] = {}
+    """Parse the output of `squeue -h -t PENDING -o "%i|%S|%r"`."""
+    pending: dict[str, Pending] = {}
     for line in text.splitlines():
         fields = line.split("|", 2)
         if len(fields) == 3:
-            one = Pending(reason=fields[2], start=fields[1] if fields[1][:1].isdecimal() else "")
-            found |= dict.fromkeys(members(fields[0]), one)
-    return found
+            job = Pending(reason=fields[2], start=fields[1] if fields[1][:1].isdecimal() else "")
+            pending |= dict.fromkeys(members(fields[0]), job)
+    return pending
 
 
 def parse_named(text: str) -> list[NamedJob]:
-    """Parses the output of `squeue -h -t all -o "%F|%V|%T|%j"`."""
+    """Parse the output of `squeue -h -t all -o "%F|%V|%T|%j"`."""
     rows = (line.split("|", 3) for line in text.splitlines())
     return [
         NamedJob(number=row[0], submitted=row[1], state=row[2], name=row[3])
@@ -168,16 +168,16 @@ def parse_named(text: str) -> list[NamedJob]:
 
 
 def minutes(limit: str) -> int | None:
-    """Minutes of a time limit like "10:00", "00:10:00" or "1-02:00:00", rounded up; None for "UNLIMITED"."""
-    found = _LIMIT.fullmatch(limit.strip())
-    if found is None:
+    """Return the minutes of a time limit like "10:00", "00:10:00" or "1-02:00:00", rounded up; None for "UNLIMITED"."""
+    match = _LIMIT.fullmatch(limit.strip())
+    if match is None:
         return None
-    days, hours, mins, seconds = (int(part or 0) for part in found.groups())
+    days, hours, mins, seconds = (int(part or 0) for part in match.groups())
     return days * 1440 + hours * 60 + mins + (seconds > 0)
 
 
 def members(job: str) -> list[str]:
-    """Array members of a job id as Slurm shows it: "7_[0-2,5%2]" -> 7_0 7_1 7_2 7_5; a plain id is itself.
+    """Return the array members of a job id as Slurm shows it: "7_[0-2,5%2]" -> 7_0 7_1 7_2 7_5; a plain id is itself.
 
     Indices that Slurm truncates ("7_[0,2,32...]") are left out.
     """
@@ -185,11 +185,11 @@ def members(job: str) -> list[str]:
     if pending is None:
         return [job]
     root, listed = pending.groups()
-    found = []
+    ids = []
     for span in filter(None, map(_SPAN.fullmatch, listed.split(","))):
         first, last, step = span.groups()
-        found += [f"{root}_{index}" for index in range(int(first), int(last or first) + 1, int(step or 1))]
-    return found
+        ids += [f"{root}_{index}" for index in range(int(first), int(last or first) + 1, int(step or 1))]
+    return ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,12 +225,12 @@ class SlurmClient:
         self._accounting_from = 0.0  # when sacct may be called again, on the monotonic clock
 
     def states(self, jobs: Sequence[str], silent: Collection[str] = ()) -> dict[str, JobState]:
-        """State of every job ("12" or "12_3"); UNKNOWN for those that Slurm does not mention.
+        """Return the state of every job ("12" or "12_3"); UNKNOWN for those that Slurm does not mention.
 
         `silent`: jobs without recent heartbeats. They count as running only if the controller says so: if accounting
         was down when a job ended, it shows RUNNING for ever.
         """
-        found: dict[str, JobState] = {}
+        states: dict[str, JobState] = {}
         answered = True
         if jobs and time.monotonic() >= self._accounting_from:
             text = self._call(
@@ -238,43 +238,46 @@ class SlurmClient:
             )
             if text is None:
                 self._accounting_from = time.monotonic() + ACCOUNTING_AGAIN_S
-            found = parse_sacct(text or "")
+            states = parse_sacct(text or "")
         # sacct lags behind, and shows the old end of a requeued job until it runs again; squeue knows the last minutes.
-        unsure = [job for job in silent if job in found and not found[job].ended]
-        doubtful = [job for job in jobs if job not in found or found[job].state in _MAY_BE_REQUEUED or job in unsure]
+        unsure = [job for job in silent if job in states and not states[job].ended]
+        doubtful = [job for job in jobs if job not in states or states[job].state in _MAY_BE_REQUEUED or job in unsure]
         if doubtful:
             text = self._call(["squeue", "-h", "-t", "all", "-o", "%i|%T|%N|%l", "-j", _roots(doubtful)])
             answered = text is not None
             queue = parse_squeue(text or "")
             if answered:
-                found = {job: state for job, state in found.items() if job not in unsure}
-            found |= {job: queue[job] for job in doubtful if job in queue and not (job in found and queue[job].ended)}
-        return {job: found.get(job, JobState(answered=answered)) for job in jobs}
+                states = {job: state for job, state in states.items() if job not in unsure}
+            states |= {job: queue[job] for job in doubtful if job in queue and not (job in states and queue[job].ended)}
+        return {job: states.get(job, JobState(answered=answered)) for job in jobs}
 
     def pending(self, jobs: Sequence[str]) -> dict[str, Pending]:
-        """Why jobs wait in the queue, by job; empty when Slurm does not answer."""
+        """Return why jobs wait in the queue, by job; empty when Slurm does not answer."""
         if not jobs:
             return {}
         text = self._call(["squeue", "-h", "-t", "PENDING", "-o", "%i|%S|%r", "-j", _roots(jobs)])
-        found = parse_pending(text or "")
-        return {job: found[job] for job in jobs if job in found}
+        answers = parse_pending(text or "")
+        return {job: answers[job] for job in jobs if job in answers}
 
     def named(self, names: Sequence[str]) -> list[NamedJob]:
-        """The jobs of these names that the controller knows, in order of submission.
+        """Return the jobs of these names that the controller knows, in order of submission.
 
         ControllerAwayError when it does not answer.
         """
-        found: list[NamedJob] = []
+        jobs: list[NamedJob] = []
         for begin in range(0, len(names), _NAMES_AT_ONCE):
             some = ",".join(names[begin : begin + _NAMES_AT_ONCE])
             text = self._call(["squeue", "-h", "-t", "all", "-o", "%F|%V|%T|%j", f"--name={some}"])
             if text is None:
                 raise ControllerAwayError("Slurm's controller does not answer squeue")
-            found += parse_named(text)
-        return sorted(found, key=lambda job: (job.submitted, int(job.number)))
+            jobs += parse_named(text)
+        return sorted(jobs, key=lambda job: (job.submitted, int(job.number)))
 
     def accounted(self, name: str) -> str | None:
-        """Number of a job of that name from accounting, which keeps jobs that the controller forgets; else None."""
+        """Return the number of a job of that name from accounting, which keeps jobs that the controller forgets.
+
+        Else None.
+        """
         text = self._call(["sacct", "-n", "-X", "-P", "-S", "now-30days", "-o", "JobID", f"--name={name}"])
         return text.split()[0].partition("_")[0] if text and text.split() else None
 
@@ -284,26 +287,31 @@ class SlurmClient:
             self._call(["scancel", f"--name={name}", *jobs])
 
     def unusable(self, nodes: str) -> str:
-        """The nodes of a list ("n[1-4]") that cannot run jobs now, in the form of --exclude; empty when all can."""
+        """Return the nodes of a list ("n[1-4]") that cannot run jobs now, in the form of --exclude.
+
+        Empty when all can.
+        """
         return ",".join((self._call(["sinfo", "-h", "-N", "-n", nodes, "-t", _UNUSABLE, "-o", "%N"]) or "").split())
 
     def nodes_of_hosts(self, nodes: str, hosts: Collection[str]) -> str:
-        """The nodes of a list ("n[1-4]") that are these hosts, in the form of --exclude; empty when that is unclear.
+        """Return the nodes of a list ("n[1-4]") that are these hosts, in the form of --exclude.
+
+        Empty when that is unclear.
 
         A host may be known by its name in Slurm, or by the host name of exactly one node.
         """
         if not hosts:
             return ""
         rows = (self._call(["sinfo", "-h", "-N", "-n", nodes, "-o", "%N %n"]) or "").splitlines()
-        known = {name: host for name, _, host in (row.partition(" ") for row in rows)}
-        found = []
+        host_of = {name: host for name, _, host in (row.partition(" ") for row in rows)}
+        nodes_of = []
         for host in hosts:
-            of_host = [name for name, other in known.items() if _short(other) == _short(host)]
-            found += [host] if host in known else of_host if len(of_host) == 1 else []
-        return ",".join(dict.fromkeys(found))
+            of_host = [name for name, of_node in host_of.items() if _short(of_node) == _short(host)]
+            nodes_of += [host] if host in host_of else of_host if len(of_host) == 1 else []
+        return ",".join(dict.fromkeys(nodes_of))
 
     def submit(self, job_file: Path) -> str:
-        """Submit a job file; returns the job's number.
+        """Submit a job file; return the job's number.
 
         InfrastructureError when there is no Slurm here, or with sbatch's message when it refuses; ControllerAwayError
         when it is not known whether Slurm has the job.
@@ -322,47 +330,51 @@ class SlurmClient:
             if unclear:
                 raise ControllerAwayError(f"unknown whether Slurm accepted the job; sbatch: {reason}")
             raise InfrastructureError(f"sbatch refused the job file: {reason}")
-        found = _SUBMITTED.search(done.output)
-        if found is None:
+        submitted = _SUBMITTED.search(done.output)
+        if submitted is None:
             raise ControllerAwayError(f"sbatch printed no job number: {done.output!r}")
-        return found[1]
+        return submitted[1]
 
     def expected_start(self, job_file: Path) -> str | None:
-        """When Slurm would start a job file, local time like 2027-01-31T12:00:00; None if unknown."""
+        """Return when Slurm would start a job file, local time like 2027-01-31T12:00:00; None if unknown."""
         answer = self._ask([*_without_overriding(job_file), "sbatch", "--test-only", str(job_file)])
-        found = _START.search(answer.stderr)
-        return found[1] if found and answer.problem is None else None
+        start = _START.search(answer.stderr)
+        return start[1] if start and answer.problem is None else None
 
     def partitions(self) -> Answer:
-        """Partitions: name, generic resources and time limit, separated by |, one line per group of nodes."""
+        """Return the partitions: name, generic resources and time limit, separated by |, one line per group of
+        nodes.
+        """
         return self._ask(["sinfo", "-h", "-o", "%R|%G|%l"])
 
     def nodes(self) -> Answer:
-        """Groups of nodes: partition (* marks the default), generic resources, nodes, cores and time limit."""
+        """Return the groups of nodes: partition (* marks the default), generic resources, nodes, cores and time
+        limit.
+        """
         return self._ask(["sinfo", "-h", "-o", "%P|%G|%D|%c|%l"])
 
     def configuration(self) -> Answer:
-        """Slurm's configuration, one NAME = VALUE per line."""
+        """Return Slurm's configuration, one NAME = VALUE per line."""
         return self._ask(["scontrol", "show", "config"])
 
     def accounts(self, user: str) -> Answer:
-        """The accounts that a user may charge, one per line."""
+        """Return the accounts that a user may charge, one per line."""
         return self._ask(["sacctmgr", "-n", "-P", "show", "assoc", f"user={user}", "format=Account"])
 
     def accounting(self) -> Answer:
-        """Whether accounting answers."""
+        """Return whether accounting answers."""
         return self._ask(["sacct", "-n", "-X", "-P", "-o", "JobID"])
 
     def version(self, command: str) -> Answer:
-        """The version of sbatch or srun."""
+        """Return the version of sbatch or srun."""
         return self._ask([command, "--version"])
 
     def srun_help(self) -> Answer:
-        """The options of srun, including those of its plugins."""
+        """Return the options of srun, including those of its plugins."""
         return self._ask(["srun", "--help"])
 
     def _call(self, argv: list[str]) -> str | None:
-        """Standard output, or None when the command fails or exceeds the time limit.
+        """Return standard output, or None when the command fails or exceeds the time limit.
 
         The error that Slurm knows none of the jobs counts as an empty output.
         """
@@ -375,7 +387,7 @@ class SlurmClient:
 
 
 def _without_overriding(job_file: Path) -> list[str]:
-    """How to run sbatch without the variables of this shell that would count more than the job file."""
+    """Return how to run sbatch without the variables of this shell that would count more than the job file."""
     names = overriding(os.environ, job_file.read_text(encoding="utf-8"))
     return ["env", *(word for name in names for word in ("-u", name))] if names else []
 
@@ -385,5 +397,5 @@ def _short(host: str) -> str:
 
 
 def _roots(jobs: Iterable[str]) -> str:
-    """Job numbers without array indices, each once: Slurm answers for all members of an array."""
+    """Return the job numbers without array indices, each once: Slurm answers for all members of an array."""
     return ",".join(dict.fromkeys(job.partition("_")[0] for job in jobs))

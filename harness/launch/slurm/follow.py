@@ -76,15 +76,15 @@ class Following:
         self.state = state if listed else self.state
 
     def restarted(self, journal: Path) -> None:
-        """Slurm has started the job again: what was seen of the earlier start no longer counts."""
+        """Forget what was seen of the earlier start: Slurm has started the job again."""
         self.journal, self.state, self.last_beat = Journal(journal), JobState(), 0
         self.first_ended = self.first_unknown = None
 
     @property
     def alive(self) -> bool:
         """Whether the newest answer, or a sign of life since the job became unknown, shows that it has not ended."""
-        known = self.first_unknown is None or self.last_word > self.first_unknown
-        return self.asked is not None and known and self.first_ended is None and self.state.state != "COMPLETING"
+        heard = self.first_unknown is None or self.last_word > self.first_unknown
+        return self.asked is not None and heard and self.first_ended is None and self.state.state != "COMPLETING"
 
     @property
     def over(self) -> bool:
@@ -128,47 +128,47 @@ class Follower:
 
     def add(self, allocations: Iterable[Allocation], ids: Mapping[str, str]) -> None:
         """Follow these too; `ids`: allocation -> Slurm's job id."""
-        for one in allocations:
-            journal = Journal(self.run.agent_journal(one.name, 0))
-            self.waiting.append(Following(one, ids[one.name], journal, last_word=self.turns.now))
+        for allocation in allocations:
+            journal = Journal(self.run.agent_journal(allocation.name, 0))
+            self.waiting.append(Following(allocation, ids[allocation.name], journal, last_word=self.turns.now))
 
     def ended(self, *, wait: bool = True) -> Iterator[Ended]:
         """Pass on the agents' events; yield every allocation as soon as it has ended, until none is left.
 
         `wait` False: until those that are left are known to have jobs that have not ended.
         """
-        while self.waiting and (wait or not all(one.alive for one in self.waiting)):
+        while self.waiting and (wait or not all(following.alive for following in self.waiting)):
             self.turns.next()
-            for one in list(self.waiting):
-                finished = self._pass_on(one)
-                if finished or one.over:
-                    self.waiting.remove(one)
-                    yield Ended(one.allocation, one.job, one.state, finished)
+            for following in list(self.waiting):
+                finished = self._pass_on(following)
+                if finished or following.over:
+                    self.waiting.remove(following)
+                    yield Ended(following.allocation, following.job, following.state, finished)
             if self.queries.poll(self.waiting, self.turns.now):
                 self.show_queue(queue_text(self.queries.pending))
             self.sleep(max(LOOK_S, LOOK_PER_JOB_S * len(self.waiting)))
 
-    def _pass_on(self, one: Following) -> bool:
-        """Pass new events to the listener; returns whether the leading agent of the newest start has finished."""
-        finished = self._new_events(one)
-        while (claim := self.run.read_claim(one.allocation.name, one.claims + 1)) is not None:
-            one.claims += 1
-            one.job = claim.job
+    def _pass_on(self, following: Following) -> bool:
+        """Pass new events to the listener; return whether the leading agent of the newest start has finished."""
+        finished = self._new_events(following)
+        while (claim := self.run.read_claim(following.allocation.name, following.claims + 1)) is not None:
+            following.claims += 1
+            following.job = claim.job
             journal = self.run.agent_journal(claim.order, 0)
-            if journal != one.journal.path:
-                one.restarted(journal)
+            if journal != following.journal.path:
+                following.restarted(journal)
                 finished = False
-            one.last_word = self.turns.now
-            finished |= self._new_events(one)
-        beat = _beat_time(one.journal.path.with_suffix(".heartbeat"))
-        if beat and beat != one.last_beat:
-            one.last_beat, one.last_word = beat, self.turns.now
+            following.last_word = self.turns.now
+            finished |= self._new_events(following)
+        beat = _beat_time(following.journal.path.with_suffix(".heartbeat"))
+        if beat and beat != following.last_beat:
+            following.last_beat, following.last_word = beat, self.turns.now
         return finished
 
-    def _new_events(self, one: Following) -> bool:
+    def _new_events(self, following: Following) -> bool:
         finished = False
-        for event in one.journal.new_events():
-            one.last_word = one.last_event = self.turns.now
+        for event in following.journal.new_events():
+            following.last_word = following.last_event = self.turns.now
             finished |= isinstance(event, Finished)
             self.listener(event)
         return finished
@@ -202,23 +202,26 @@ class _Queries:
         self.last_poll = -FIRST_ASK_S  # the first query is made at once: a job may have ended before the launcher began
 
     def poll(self, waiting: Sequence[Following], now: float) -> bool:
-        """Take an answer that has arrived, or query again when it is time; returns whether there was an answer."""
-        silent = [one for one in waiting if now > one.last_word + SILENT_S]
+        """Take an answer that has arrived, or query again when it is time; return whether there was an answer."""
+        silent = [following for following in waiting if now > following.last_word + SILENT_S]
         if self.requested is None:
-            doubtful = any(one.first_ended is not None for one in waiting)
-            doubtful |= any(one.last_beat or one.first_unknown is not None for one in silent)
+            doubtful = any(following.first_ended is not None for following in waiting)
+            doubtful |= any(following.last_beat or following.first_unknown is not None for following in silent)
             if waiting and now >= self.last_poll + (DOUBT_ASK_S if doubtful else self.pause_s):
                 self.asked = now
-                jobs, unheard = [one.job for one in waiting], frozenset(one.job for one in silent)
+                jobs, unheard = (
+                    [following.job for following in waiting],
+                    frozenset(following.job for following in silent),
+                )
                 self.requested = self.thread.submit(self._ask, jobs, unheard)
             return False
         if not self.requested.done():
             return False
         (states, self.pending), self.requested = self.requested.result(), None
-        for one in waiting:
-            if one.job in states:  # the others were added after the query
-                one.answered(states[one.job], self.asked, now)
-        moved = any(one.last_event >= self.last_poll for one in waiting)
+        for following in waiting:
+            if following.job in states:  # the others were added after the query
+                following.answered(states[following.job], self.asked, now)
+        moved = any(following.last_event >= self.last_poll for following in waiting)
         self.pause_s = FIRST_ASK_S if moved else min(self.pause_s * 1.5, LONGEST_ASK_S)
         self.last_poll = now
         return True
@@ -229,12 +232,16 @@ class _Queries:
 
 
 def queue_text(pending: Mapping[str, Pending]) -> str:
-    """E.g. "3 jobs wait in the queue: Resources (2), Priority (1); first start expected at 2027-01-31T12:00:00"."""
+    """Return e.g. "3 jobs wait in the queue: Resources (2), Priority (1); first start expected at
+    2027-01-31T12:00:00".
+    """
     if not pending:
         return ""
-    reasons = Counter(one.reason for one in pending.values())
-    listed = ", ".join(f"{reason} ({count})" for reason, count in sorted(reasons.items(), key=lambda item: -item[1]))
-    start = min((one.start for one in pending.values() if one.start), default="")
+    reasons = Counter(job.reason for job in pending.values())
+    listed = ", ".join(
+        f"{reason} ({count})" for reason, count in sorted(reasons.items(), key=lambda reason_count: -reason_count[1])
+    )
+    start = min((job.start for job in pending.values() if job.start), default="")
     jobs = "1 job waits" if len(pending) == 1 else f"{len(pending)} jobs wait"
     return f"{jobs} in the queue: {listed}" + (f"; first start expected at {start}" if start else "")
 
@@ -247,42 +254,48 @@ def _beat_time(heartbeat: Path) -> int:
 
 
 def unfinished(run: RunDir, allocations: Iterable[Allocation]) -> list[Allocation]:
-    """Allocations without a recorded end of their job."""
+    """Return the allocations without a recorded end of their job."""
     done = {event.allocation for event in read_events(run.events) if isinstance(event, (JobEnded, Refused))}
     return [allocation for allocation in allocations if allocation.name not in done]
 
 
 def second_agents(run: RunDir, allocation: Allocation) -> list[str]:
-    """What second agents of a node say, of the newest start of an allocation's job."""
+    """Return what second agents of a node say, of the newest start of an allocation's job."""
     order = run.newest_order(allocation.name)
     files = (run.second_agent(order, node) for node in range(allocation.nodes))
     return [str(loads(text_of(file))["reason"]) for file in files if file.exists()]
 
 
-def close(run: RunDir, one: Ended) -> None:
+def close(run: RunDir, ended_allocation: Ended) -> None:
     """Record how a job ended, and write ERROR with the reason as the result of each cell that has none.
 
     Secrets are removed from its logs.
     """
-    for log in job_logs(run, one.allocation.array, one.job):
+    for log in job_logs(run, ended_allocation.allocation.array, ended_allocation.job):
         without_secrets_in(log, secret_values(os.environ))
-    known = f"{one.state.state} (exit {one.state.exit_code or '?'})" if one.state.source else "unknown to Slurm"
-    ended = (
-        f"{one.state.ending(one.job)} before the cell ended"
-        if one.state.has_cause
-        else f"job {one.job} ended before the cell did"
+    known_state = (
+        f"{ended_allocation.state.state} (exit {ended_allocation.state.exit_code or '?'})"
+        if ended_allocation.state.source
+        else "unknown to Slurm"
     )
-    reason = f"Slurm {ended}: {known}" + (f" on {one.state.nodes}" if one.state.nodes else "")
-    reason += "; the run directory's disk was full" if one.state.disk_full else ""
-    for cell, attempt in newest_work_order(run, one.allocation.name).attempts.items():
+    how = (
+        f"{ended_allocation.state.ending(ended_allocation.job)} before the cell ended"
+        if ended_allocation.state.has_cause
+        else f"job {ended_allocation.job} ended before the cell did"
+    )
+    reason = f"Slurm {how}: {known_state}" + (
+        f" on {ended_allocation.state.nodes}" if ended_allocation.state.nodes else ""
+    )
+    reason += "; the run directory's disk was full" if ended_allocation.state.disk_full else ""
+    for cell, attempt in newest_work_order(run, ended_allocation.allocation.name).attempts.items():
         end_as_error(run, cell, attempt, reason)
-    over = one.state.ended  # Slurm is not asked about an agent that finished
+    over = ended_allocation.state.ended  # Slurm is not asked about an agent that finished
     ended_job = JobEnded(
-        allocation=one.allocation.name,
-        array=one.allocation.array,
-        job=one.job,
-        state=one.state.state if over else "",
-        words=one.state.ending(one.job) if over else "",
+        allocation=ended_allocation.allocation.name,
+        array=ended_allocation.allocation.array,
+        job=ended_allocation.job,
+        state=ended_allocation.state.state if over else "",
+        words=ended_allocation.state.ending(ended_allocation.job) if over else "",
     )
     note(run.events, ended_job)
 
@@ -296,108 +309,119 @@ def close_refused(run: RunDir, refused: Mapping[str, str]) -> None:
 
 
 def allocations_of(run: RunDir, plan: RunPlan) -> list[Allocation]:
-    """The planned allocations and those of retries so far."""
+    """Return the planned allocations and those of retries so far."""
     retries = [event.allocation for event in read_events(run.events) if isinstance(event, Retry)]
     return [*plan.allocations, *retries]
 
 
-def retry(run: RunDir, plan: RunPlan, one: Ended, client: SlurmClient) -> list[Allocation]:
-    """One new allocation, written and recorded but not submitted, for the cells that infrastructure ended, or none."""
-    named = _failed_hosts(run, one)
-    announced = _announced(run, one)
-    if one.finished or not (one.state.state in RETRIED or one.state.disk_full or named or announced):
+def retry(run: RunDir, plan: RunPlan, ended: Ended, client: SlurmClient) -> list[Allocation]:
+    """Make one new allocation, written and recorded but not submitted, for the cells that infrastructure ended, or
+    none.
+    """
+    named = _failed_hosts(run, ended)
+    announced = _announced(run, ended)
+    if ended.finished or not (ended.state.state in RETRIED or ended.state.disk_full or named or announced):
         return []
-    cells = _cut_off(run, plan, one.allocation)
+    cells = _cut_off(run, plan, ended.allocation)
     if not cells or run.cancelled.exists():  # a cancelled run starts nothing
         return []
-    why = f"job {one.job} ended as {one.state.state} on {one.state.nodes or 'no node'}"
-    why += ": the run directory's disk was full" if one.state.disk_full else ""
+    why = f"job {ended.job} ended as {ended.state.state} on {ended.state.nodes or 'no node'}"
+    why += ": the run directory's disk was full" if ended.state.disk_full else ""
     why += f": its agents reported {', '.join(named)}" if named else ""
     why += ": a signal announced its end" if announced else ""
-    avoided = dict.fromkeys((*_excluded_from(run, one.allocation), *_failed_nodes(one, named, client)))
-    return [_write_retry(run, plan, one.allocation, cells, why, tuple(avoided))]
+    avoided = dict.fromkeys((*_excluded_from(run, ended.allocation), *_failed_nodes(ended, named, client)))
+    return [_write_retry(run, plan, ended.allocation, cells, why, tuple(avoided))]
 
 
-def keep_from_starting(plan: RunPlan, one: Ended, client: SlurmClient) -> None:
+def keep_from_starting(plan: RunPlan, ended: Ended, client: SlurmClient) -> None:
     """Cancel a job that is no longer followed: Slurm may restart it, or it may still run unnoticed.
 
     A job that Slurm last showed in the queue stays: if it starts after all, its cells have results and do not run.
     """
-    if not one.finished and (one.state.state in RETRIED or not (one.state.ended or one.state.waits)):
-        client.cancel(job_name(plan.run_id, one.allocation.array), [one.job])
+    if not ended.finished and (ended.state.state in RETRIED or not (ended.state.ended or ended.state.waits)):
+        client.cancel(job_name(plan.run_id, ended.allocation.array), [ended.job])
 
 
-def retry_requested(run: RunDir, plan: RunPlan, wanted: Collection[str]) -> list[Allocation]:
-    """New allocations, written and recorded but not submitted, for cells that the user wants to run again.
+def retry_requested(run: RunDir, plan: RunPlan, requested: Collection[str]) -> list[Allocation]:
+    """Make new allocations, written and recorded but not submitted, for cells that the user wants to run again.
 
     Only for cells whose newest attempt is over, however many attempts they have had, and on any node: by now those
     that failed may work again.
     """
-    made = []
-    left = set(wanted)
+    allocations = []
+    remaining = set(requested)
     for allocation in reversed(allocations_of(run, plan)):  # retries follow the allocation that they repeat
         order = newest_work_order(run, allocation.name).attempts
-        over = (cell for cell in order if cell in left and run.attempt(cell, order[cell]).result.exists())
+        over = (cell for cell in order if cell in remaining and run.attempt(cell, order[cell]).result.exists())
         cells = {cell: order[cell] + 1 for cell in over}
-        left -= set(order)
+        remaining -= set(order)
         if cells:
-            made.append(_write_retry(run, plan, allocation, cells, "requested by the user"))
-    return made
+            allocations.append(_write_retry(run, plan, allocation, cells, "requested by the user"))
+    return allocations
 
 
-def _failed_events(run: RunDir, one: Ended, nodes: Iterable[int]) -> list[Failed]:
-    """How the agents of these nodes of a FAILED job failed."""
-    if one.state.state != "FAILED":
+def _failed_events(run: RunDir, ended: Ended, nodes: Iterable[int]) -> list[Failed]:
+    """Return how the agents of these nodes of a FAILED job failed."""
+    if ended.state.state != "FAILED":
         return []
-    order = run.newest_order(one.allocation.name)
+    order = run.newest_order(ended.allocation.name)
     events = (event for node in nodes for event in read_events(run.agent_journal(order, node)))
     return [event for event in events if isinstance(event, Failed)]
 
 
-def _announced(run: RunDir, one: Ended) -> bool:
-    """Whether the leader of a FAILED job started no further cell because a signal announced the job's end."""
-    return any(event.announced for event in _failed_events(run, one, [0]))
+def _announced(run: RunDir, ended: Ended) -> bool:
+    """Return whether the leader of a FAILED job started no further cell because a signal announced the job's end."""
+    return any(event.announced for event in _failed_events(run, ended, [0]))
 
 
-def _failed_hosts(run: RunDir, one: Ended) -> tuple[str, ...]:
-    """The hosts that the agents of a FAILED job report as lost or broken: by its leader, else by the other agents."""
-    for nodes in ([0], range(1, one.allocation.nodes)):
-        hosts = dict.fromkeys(host for event in _failed_events(run, one, nodes) for host in event.nodes)
+def _failed_hosts(run: RunDir, ended: Ended) -> tuple[str, ...]:
+    """Return the hosts that the agents of a FAILED job report as lost or broken: by its leader, else by the other
+    agents.
+    """
+    for nodes in ([0], range(1, ended.allocation.nodes)):
+        hosts = dict.fromkeys(host for event in _failed_events(run, ended, nodes) for host in event.nodes)
         if hosts:
             return tuple(hosts)
     return ()
 
 
-def _failed_nodes(one: Ended, named: tuple[str, ...], client: SlurmClient) -> tuple[str, ...]:
-    """Nodes to exclude: the node of a one-node job; of several those that agents name or Slurm marks as unusable."""
-    if not (named or one.state.state in ("NODE_FAIL", "BOOT_FAIL")) or not one.state.nodes:
+def _failed_nodes(ended: Ended, named: tuple[str, ...], client: SlurmClient) -> tuple[str, ...]:
+    """Return the nodes to exclude: the node of a one-node job.
+
+    Of several those that agents name or Slurm marks as unusable.
+    """
+    if not (named or ended.state.state in ("NODE_FAIL", "BOOT_FAIL")) or not ended.state.nodes:
         return ()
-    if one.allocation.nodes == 1:
-        return (one.state.nodes,)
-    nodes = client.nodes_of_hosts(one.state.nodes, named) or client.unusable(one.state.nodes)
+    if ended.allocation.nodes == 1:
+        return (ended.state.nodes,)
+    nodes = client.nodes_of_hosts(ended.state.nodes, named) or client.unusable(ended.state.nodes)
     return tuple(nodes.split(",")) if nodes else ()
 
 
 def _excluded_from(run: RunDir, allocation: Allocation) -> tuple[str, ...]:
-    """The nodes that a retry avoids because an earlier attempt of its cells failed there."""
+    """Return the nodes that a retry avoids because an earlier attempt of its cells failed there."""
     events = (event for event in read_events(run.events) if isinstance(event, Retry))
     return next((event.exclude for event in events if event.allocation.name == allocation.name), ())
 
 
 def _cut_off(run: RunDir, plan: RunPlan, allocation: Allocation) -> dict[str, int]:
-    """Cell to run again -> number of its next attempt."""
+    """Return the number of the next attempt of each cell to run again."""
     again = {}
     for cell, attempt in newest_work_order(run, allocation.name).attempts.items():
         if _needs_another(run.attempt(cell, attempt)) and attempt < plan.max_attempts:
             again[cell] = attempt + 1
     # A launcher that was killed may have written the retry, or a part of it, already.
     retries = allocations_of(run, plan)[len(plan.allocations) :]
-    ordered = {item for retried in retries for item in read_work_order(run, retried.name).attempts.items()}
+    ordered = {
+        attempt_of_cell
+        for retried in retries
+        for attempt_of_cell in read_work_order(run, retried.name).attempts.items()
+    }
     return {cell: number for cell, number in again.items() if (cell, number) not in ordered}
 
 
 def _needs_another(attempt: AttemptDir) -> bool:
-    """Whether it did not end, or something other than the code under test ended it, before or after a resume."""
+    """Return whether it did not end, or something other than the code under test ended it, before or after a resume."""
     results = [
         from_jsonable(CellResult, loads(text_of(path)))
         for path in (attempt.result, attempt.resumed.result)
@@ -407,10 +431,10 @@ def _needs_another(attempt: AttemptDir) -> bool:
 
 
 def _new_name(run: RunDir, plan: RunPlan, earlier: Allocation, attempt: int) -> str:
-    """A name that no allocation has: cells of one job may get the same attempt in different retries."""
-    known = {allocation.name for allocation in allocations_of(run, plan)}
+    """Return a name that no allocation has: cells of one job may get the same attempt in different retries."""
+    taken = {allocation.name for allocation in allocations_of(run, plan)}
     name = f"{earlier.name}-again{attempt}"
-    return next(new for new in chain([name], (f"{name}-{number}" for number in count(2))) if new not in known)
+    return next(new for new in chain([name], (f"{name}-{number}" for number in count(2))) if new not in taken)
 
 
 def _write_retry(

@@ -62,7 +62,7 @@ class SlurmLauncher:
         return len(ids)
 
     def follow(self, run: RunDir, plan: RunPlan, observer: Observer) -> None:
-        """Cells that a job lost are resubmitted at once, while the other jobs run on."""
+        """Resubmit cells that a job lost at once, while the other jobs run on."""
         submitter = Submitter(run, plan.run_id, self.client, observer.note)
         follower = Follower(run, observer.event, self.client, observer.queue)
         _submit_and_follow(run, unfinished(run, allocations_of(run, plan)), submitter, follower)
@@ -83,7 +83,9 @@ def close_ended(run: RunDir, plan: RunPlan, follower: Follower, client: SlurmCli
     Submits nothing. Retries that this makes are submitted when the run is followed.
     """
     ids = submitted(run)
-    follower.add([one for one in unfinished(run, allocations_of(run, plan)) if one.name in ids], ids)
+    follower.add(
+        [allocation for allocation in unfinished(run, allocations_of(run, plan)) if allocation.name in ids], ids
+    )
     for ended in follower.ended(wait=False):
         _close_and_retry(run, plan, ended, client)
 
@@ -100,7 +102,7 @@ def _submit_and_follow(
 ) -> None:
     ids, refused = submitter.submit_all(jobs_of(allocations))
     close_refused(run, refused)
-    follower.add([one for one in allocations if one.name in ids], ids)
+    follower.add([allocation for allocation in allocations if allocation.name in ids], ids)
 
 
 def cancel_run(
@@ -120,21 +122,21 @@ def cancel_run(
     if unfinished(run, allocations):
         holder = f"pid {os.getpid()} on {socket.gethostname()}"
         write_json(run.cancelled, {"time": time.time(), "by": holder})
-    names = list({job_name(run_id, one.array): None for one in allocations})
+    names = list({job_name(run_id, allocation.array): None for allocation in allocations})
     ended: dict[str, None] = {}
     until = patience.clock() + patience.grace_s
     while True:
-        found = client.named(names)
-        live = [job for job in found if not job.ended and job.state != "COMPLETING"]
+        jobs = client.named(names)
+        live = [job for job in jobs if not job.ended and job.state != "COMPLETING"]
         for name in {job.name: None for job in live}:
             client.cancel(name, _job_numbers(job for job in live if job.name == name))
         ended |= dict.fromkeys(_job_numbers(live))
-        unclear = unclear_submissions(run) and not _all_submissions_found(run, run_id, allocations, found)
+        unclear = unclear_submissions(run) and not _all_submissions_found(run, run_id, allocations, jobs)
         if not (live or unclear) or patience.clock() >= until:
             break
         patience.sleep(patience.ask_s / 4)
-    known = {job.partition("_")[0] for job in submitted(run).values()} | {job.number for job in found}
-    return Cancelled(ended=tuple(ended), over=len(known - ended.keys()), left=tuple(_job_numbers(live)))
+    numbers = {job.partition("_")[0] for job in submitted(run).values()} | {job.number for job in jobs}
+    return Cancelled(ended=tuple(ended), over=len(numbers - ended.keys()), left=tuple(_job_numbers(live)))
 
 
 def _job_numbers(jobs: Iterable[NamedJob]) -> list[str]:
@@ -142,9 +144,9 @@ def _job_numbers(jobs: Iterable[NamedJob]) -> list[str]:
 
 
 def _all_submissions_found(
-    run: RunDir, run_id: str, allocations: Iterable[Allocation], found: Iterable[NamedJob]
+    run: RunDir, run_id: str, allocations: Iterable[Allocation], jobs: Iterable[NamedJob]
 ) -> bool:
-    """Whether every unclear submission has a job by now."""
+    """Return whether every unclear submission has a job by now."""
     unclear = unclear_submissions(run)
-    there = {job.name for job in found}
-    return all(job_name(run_id, one.array) in there for one in allocations if one.array in unclear)
+    there = {job.name for job in jobs}
+    return all(job_name(run_id, allocation.array) in there for allocation in allocations if allocation.array in unclear)

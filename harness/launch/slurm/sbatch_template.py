@@ -60,7 +60,7 @@ def render_job(
     template: Path,
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """The text of a job file. `command`: the harness command that made it; `python`: interpreter on the nodes.
+    """Return the text of a job file. `command`: the harness command that made it; `python`: interpreter on the nodes.
 
     `env`: variables of agents that run in another stack; None for the harness's own environment.
 
@@ -84,7 +84,7 @@ def render_job(
 
 
 def header(job: Job, profile: ClusterProfile, run_id: str, command: Sequence[str]) -> list[str]:
-    """Comments that say what made the file."""
+    """Return the comments that say what made the file."""
     first = job.allocations[0]
     members = f"array {first.array} of {len(job.allocations)} jobs" if job.is_array else f"allocation {first.name}"
     lines = (
@@ -103,7 +103,7 @@ def setup_lines(profile: ClusterProfile) -> list[str]:
 
 
 def environment_of(profile: ClusterProfile) -> list[tuple[str, str]]:
-    """Environment of the job: defaults, which the profile's variables override or remove."""
+    """Return the environment of the job: defaults, which the profile's variables override or remove."""
     without = [name for name in DETERMINISM_VARIABLES if name in profile.env and profile.env[name] is None]
     merged: dict[str, str | None] = {
         **DEFAULTS,
@@ -114,7 +114,7 @@ def environment_of(profile: ClusterProfile) -> list[tuple[str, str]]:
 
 
 def job_name(run_id: str, array: str) -> str:
-    """The unique name of a submission, by which its job is found: at most 64 characters.
+    """Return the unique name of a submission, by which its job is found: at most 64 characters.
 
     The run's time and hex digits, which identify it, are kept; the end of a long array name is replaced by a digest.
     """
@@ -124,7 +124,7 @@ def job_name(run_id: str, array: str) -> str:
 
 
 def array_indices(indices: Sequence[int]) -> str:
-    """Indices in the form of sbatch --array: 0-3,7."""
+    """Return the indices in the form of sbatch --array: 0-3,7."""
     spans: list[list[int]] = []
     for index in sorted(indices):
         if spans and index == spans[-1][1] + 1:
@@ -135,7 +135,7 @@ def array_indices(indices: Sequence[int]) -> str:
 
 
 def sbatch_flags(job: Job, profile: ClusterProfile, run: RunDir, run_id: str) -> list[tuple[str, str | None]]:
-    """Names of flags, without dashes, and their values; None for a flag that has no value."""
+    """Return the names of flags, without dashes, and their values; None for a flag that has no value."""
     first = job.allocations[0]
     log = f"{_no_expansion(run.submission(job.name, ''))}.{'%A_%a' if job.is_array else '%j'}"
     requested: dict[str, str | int | None] = {
@@ -168,7 +168,9 @@ def sbatch_flags(job: Job, profile: ClusterProfile, run: RunDir, run_id: str) ->
 
 
 def _has_comment(profile: ClusterProfile) -> bool:
-    """Whether the profile sets --comment, which sites read: ours is only for people, since jobs are found by name."""
+    """Return whether the profile sets --comment, which sites read: ours is only for people, since jobs are found by
+    name.
+    """
     return any("--comment".startswith(flag.partition("=")[0]) for flag in profile.sbatch_flags)
 
 
@@ -185,7 +187,7 @@ def _array(job: Job) -> str:
 
 
 def srun_words(nodes: int, profile: ClusterProfile, run: RunDir) -> list[str]:
-    """srun with its flags, one word each.
+    """Return srun with its flags, one word each.
 
     --nodes, --ntasks, --ntasks-per-node: written out, since variables like SLURM_NTASKS would set them otherwise.
 
@@ -206,7 +208,7 @@ def srun_words(nodes: int, profile: ClusterProfile, run: RunDir) -> list[str]:
 
 
 def _container(container: Container, run: Path, *, with_gpus: bool) -> list[str]:
-    """How srun starts its task in a container: flags of the pyxis plugin, or a command before the task's own."""
+    """Return how srun starts its task in a container: flags of the pyxis plugin, or a command before the task's own."""
     mounts = ",".join((f"{_mountable(run)}:{run}", *container.mounts))
     if container.runtime == "pyxis":
         words = [f"--container-image={container.image}", f"--container-mounts={mounts}"]
@@ -216,7 +218,7 @@ def _container(container: Container, run: Path, *, with_gpus: bool) -> list[str]
 
 
 def payload(job: Job, run: RunDir, python: str, env: Mapping[str, str] | None, profile: ClusterProfile) -> str:
-    """The command that bash runs on every node; the SLURM variables are expanded there, not in the batch script.
+    """Return the command that bash runs on every node; the SLURM variables are expanded there, not in the batch script.
 
     Variables are set here, inside the container, since those of an image override the job's. Another stack runs
     in the run directory, since `python -m` looks for modules in the current folder first.
@@ -238,7 +240,7 @@ def _profile_flag(flag: str) -> tuple[str, str | None]:
 
 
 def _sbatch_flag(name: str, value: str | None) -> str:
-    """A flag on an #SBATCH line: sbatch splits at blanks and knows double quotes with backslash escapes."""
+    """Return a flag on an #SBATCH line: sbatch splits at blanks and knows double quotes with backslash escapes."""
     if value is None:
         return f"--{name}"
     plain = _PLAIN.fullmatch(value)
@@ -246,7 +248,7 @@ def _sbatch_flag(name: str, value: str | None) -> str:
 
 
 def _no_expansion(path: Path) -> str:
-    """A path in which sbatch replaces nothing: %% means %; a backslash would switch replacement off."""
+    """Return a path in which sbatch replaces nothing: %% means %; a backslash would switch replacement off."""
     text = str(path)
     if "\\" in text:
         raise InputError(
@@ -268,10 +270,10 @@ def _safe(text: str, where: str) -> str:
 
 
 def _visible(text: str) -> str:
-    """The text as one line for a comment, control characters escaped."""
+    """Return the text as one line for a comment, control characters escaped."""
     return "".join(char.encode("unicode_escape").decode() if has_control(char) else char for char in text)
 
 
 def _quoted(value: Any) -> Any:
-    """Quotes a value that a template prints for the shell, unless it is quoted already."""
+    """Quote a value that a template prints for the shell, unless it is quoted already."""
     return value if isinstance(value, Quoted) else shlex.quote(_safe(str(value), "template"))

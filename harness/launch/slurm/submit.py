@@ -32,14 +32,14 @@ _NOT_SUBMITTED = "the run was cancelled before this job was submitted"
 
 
 def jobs_of(allocations: Iterable[Allocation], throttle: int = Job.throttle) -> list[Job]:
-    """The submissions of allocations, one per array. `throttle`: members of an array that may run at once."""
+    """Return the submissions of allocations, one per array. `throttle`: members of an array that may run at once."""
     return [Job(name=name, allocations=members, throttle=throttle) for name, members in arrays(allocations).items()]
 
 
 def write_submissions(
     run: RunDir, plan: RunPlan, profile: ClusterProfile, template: Path, launch: Launch
 ) -> list[Path]:
-    """Write work orders, job files and the profile of a plan, all or none; returns the paths of the job files."""
+    """Write work orders, job files and the profile of a plan, all or none; return the paths of the job files."""
     jobs = jobs_of(plan.allocations, launch.throttle)
     texts = [render(run, plan, job, profile, template) for job in jobs]
     write_json(run.cluster, profile, indent=2)
@@ -55,12 +55,15 @@ def write_submissions(
 
 
 def profile_of(run: RunDir) -> ClusterProfile:
-    """The profile that `write_submissions` wrote."""
+    """Return the profile that `write_submissions` wrote."""
     return from_jsonable(ClusterProfile, loads(text_of(run.cluster)))
 
 
 def render(run: RunDir, plan: RunPlan, job: Job, profile: ClusterProfile, template: Path) -> str:
-    """The text of one job file of a plan. A stack runs in a container only if the stack itself names an image."""
+    """Return the text of one job file of a plan.
+
+    A stack runs in a container only if the stack itself names an image.
+    """
     default = "python3" if profile.container else sys.executable
     stack = plan.stacks.get(job.allocations[0].stack)
     if stack is not None:
@@ -86,7 +89,9 @@ def render(run: RunDir, plan: RunPlan, job: Job, profile: ClusterProfile, templa
 
 
 def _in_container(profile: ClusterProfile, stack: ReadyStack) -> ClusterProfile:
-    """The profile with the container of a stack: its image, and the worktrees beside the profile's own mounts."""
+    """Return the profile with the container of a stack: its image, and the worktrees beside the profile's own
+    mounts.
+    """
     if not stack.requested.container:
         return replace(profile, container=None)
     base = profile.container or Container(image="")
@@ -107,7 +112,7 @@ def order_allocation(run: RunDir, allocation: Allocation, attempts: dict[str, in
 
 
 def parallel_ranks(allocation: Allocation, profile: ClusterProfile, launch: Launch) -> int:
-    """How many ranks run at once on a node: for cells over several nodes the ranks of one cell, else what fits.
+    """Return how many ranks run at once on a node: for cells over several nodes the ranks of one cell, else what fits.
 
     With GPUs as many as the job has GPUs, since each cell gets its own; a job for part of a node has GPUs for one cell.
     `launch.parallel_ranks` may lower the number.
@@ -133,7 +138,7 @@ class Patience:
 
 
 def submitted(run: RunDir) -> dict[str, str]:
-    """Slurm's job id of every allocation that was submitted."""
+    """Return Slurm's job id of every allocation that was submitted."""
     ids: dict[str, str] = {}
     for event in read_events(run.events):
         if isinstance(event, Submitted):
@@ -142,14 +147,14 @@ def submitted(run: RunDir) -> dict[str, str]:
 
 
 def unclear_submissions(run: RunDir) -> set[str]:
-    """Submissions with a recorded intent and no recorded result."""
-    begun = set()
+    """Return the submissions with a recorded intent and no recorded result."""
+    unclear = set()
     for event in read_events(run.events):
         if isinstance(event, Submitting):
-            begun.add(event.job)
+            unclear.add(event.job)
         elif isinstance(event, (Submitted, NotSubmitted)):
-            begun.discard(event.job)
-    return begun
+            unclear.discard(event.job)
+    return unclear
 
 
 class Submitter:
@@ -167,7 +172,7 @@ class Submitter:
         self.patience = patience or Patience()
 
     def submit_all(self, jobs: Iterable[Job]) -> tuple[dict[str, str], dict[str, str]]:
-        """Submit the rendered job files that were not submitted before. Returns Slurm's job id by allocation, and the
+        """Submit the rendered job files that were not submitted before. Return Slurm's job id by allocation, and the
         reason for each allocation that was not submitted: sbatch's message, or that the run was cancelled.
 
         InfrastructureError when sbatch accepts nothing at all; ControllerAwayError when Slurm cannot be reached, since
@@ -185,12 +190,17 @@ class Submitter:
             except (DiskFullError, ControllerAwayError):  # not this job's fault: resume continues here
                 raise
             except InfrastructureError as error:
-                refused |= dict.fromkeys((one.name for one in job.allocations), str(error))
+                refused |= dict.fromkeys((allocation.name for allocation in job.allocations), str(error))
                 note(self.run.events, NotSubmitted(job=job.name, why=str(error)))
             if number is None:
-                refused |= {one.name: _NOT_SUBMITTED for one in job.allocations if one.name not in refused}
+                refused |= {
+                    allocation.name: _NOT_SUBMITTED for allocation in job.allocations if allocation.name not in refused
+                }
                 continue
-            members = {one.name: f"{number}_{one.index}" if job.is_array else number for one in job.allocations}
+            members = {
+                allocation.name: f"{number}_{allocation.index}" if job.is_array else number
+                for allocation in job.allocations
+            }
             note(self.run.events, Submitted(job=job.name, allocations=members))
             ids |= members
             if self.run.cancelled.exists():  # while sbatch was at work
@@ -205,26 +215,30 @@ class Submitter:
         Call it when their agents have finished. Jobs that are not followed are cancelled at once: submissions that
         became jobs only after they were repeated. Does nothing when the controller does not answer.
         """
-        names = list({job_name(self.run_id, one.array): None for one in allocations})
+        names = list({job_name(self.run_id, allocation.array): None for allocation in allocations})
         noted = submitted(self.run)
-        claimed = {one.name: claims[-1].job for one in allocations if (claims := self.run.claims(one.name))}
-        known = {job.partition("_")[0] for job in {**noted, **claimed}.values()}
+        claimed = {
+            allocation.name: claims[-1].job
+            for allocation in allocations
+            if (claims := self.run.claims(allocation.name))
+        }
+        own_numbers = {job.partition("_")[0] for job in {**noted, **claimed}.values()}
         until = self.patience.clock() + self.patience.end_s
         with suppress(ControllerAwayError):
-            found = self.client.named(names)
-            self._cancel_others([job for job in found if job.number not in known], keep=None)
-            while left := {job.number: job for job in found if job.runs and job.number in known}:
+            jobs = self.client.named(names)
+            self._cancel_others([job for job in jobs if job.number not in own_numbers], keep=None)
+            while running := {job.number: job for job in jobs if job.runs and job.number in own_numbers}:
                 if self.patience.clock() >= until:
-                    for number, job in left.items():
+                    for number, job in running.items():
                         self.client.cancel(job.name, [number])
                         seconds = f"{self.patience.end_s:g} s"
                         self.say(f"cancelled job {number}: it had not ended {seconds} after its agents finished")
                     return
                 self.patience.sleep(self.patience.ask_s / 4)
-                found = self.client.named(names)
+                jobs = self.client.named(names)
 
     def _number(self, job: Job, *, begun: bool) -> str | None:
-        """Submit a job unless it exists already; returns its number, None when the run was cancelled."""
+        """Submit a job unless it exists already; return its number, None when the run was cancelled."""
         name = self._name(job)
         file = self.run.submission(job.name, ".sbatch")
         until = self.patience.clock() + self.patience.away_s
@@ -244,39 +258,44 @@ class Submitter:
                 unclear = True
 
     def _find(self, job: Job, name: str, until: float) -> str | None:
-        """Number of the job of that name; None when there was none throughout the grace period."""
+        """Return the number of the job of that name; None when there was none throughout the grace period."""
         answered: float | None = None
         while True:
             try:
-                found = self.client.named([name])
+                jobs = self.client.named([name])
             except ControllerAwayError as error:
                 if self.patience.clock() >= until:
                     raise ControllerAwayError(
                         f"cannot ask Slurm whether it has job {name}; continue later with harness resume: {error}"
                     ) from error
-                found = []
+                jobs = []
             else:
                 answered = self.patience.clock() if answered is None else answered
-            if found:
-                return self._choose(job, found)
+            if jobs:
+                return self._choose(job, jobs)
             if answered is not None and self.patience.clock() >= answered + self.patience.grace_s:
                 return self.client.accounted(name)
             self.patience.sleep(self.patience.ask_s)
 
-    def _choose(self, job: Job, found: Sequence[NamedJob]) -> str:
-        """The job that has claimed its cells, else one that has not ended, else the first; the others are cancelled."""
-        claims = [claim.job.partition("_")[0] for one in job.allocations for claim in self.run.claims(one.name)]
-        claimed = [one for one in found if one.number in claims]
-        kept = (claimed or [one for one in found if not one.ended] or list(found))[0]
-        self._cancel_others(found, keep=kept)
-        return kept.number
+    def _choose(self, job: Job, jobs: Sequence[NamedJob]) -> str:
+        """Return the job that has claimed its cells, else one that has not ended, else the first.
 
-    def _cancel_others(self, found: Sequence[NamedJob], keep: NamedJob | None) -> None:
-        kept = keep.number if keep else None
-        for number, one in {one.number: one for one in found if not one.ended and one.number != kept}.items():
-            self.client.cancel(one.name, [number])
-            note(self.run.events, Duplicate(name=one.name, job=number, kept=kept))
-            self.say(f"cancelled job {number}, a duplicate of job name {one.name}")
+        The others are cancelled.
+        """
+        claims = [
+            claim.job.partition("_")[0] for allocation in job.allocations for claim in self.run.claims(allocation.name)
+        ]
+        claimed = [allocation for allocation in jobs if allocation.number in claims]
+        chosen = (claimed or [allocation for allocation in jobs if not allocation.ended] or list(jobs))[0]
+        self._cancel_others(jobs, keep=chosen)
+        return chosen.number
+
+    def _cancel_others(self, jobs: Sequence[NamedJob], keep: NamedJob | None) -> None:
+        kept_number = keep.number if keep else None
+        for number, job in {job.number: job for job in jobs if not job.ended and job.number != kept_number}.items():
+            self.client.cancel(job.name, [number])
+            note(self.run.events, Duplicate(name=job.name, job=number, kept=kept_number))
+            self.say(f"cancelled job {number}, a duplicate of job name {job.name}")
 
     def _name(self, job: Job) -> str:
         return job_name(self.run_id, job.allocations[0].array)

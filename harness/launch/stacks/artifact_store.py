@@ -16,7 +16,10 @@ FOLDER_VARIABLE = "HARNESS_STACKS"
 
 
 def folder() -> Path:
-    """HARNESS_STACKS, else packing-harness/stacks in the user's cache folder. All nodes of a cluster must see it."""
+    """Return HARNESS_STACKS, else packing-harness/stacks in the user's cache folder.
+
+    All nodes of a cluster must see it.
+    """
     chosen = os.environ.get(FOLDER_VARIABLE)
     if chosen:
         return expanded(chosen).resolve()
@@ -26,7 +29,7 @@ def folder() -> Path:
 
 @contextmanager
 def locked(target: Path) -> Iterator[None]:
-    """Hold the lock of the entry at `target`; waits while another process holds it. The kernel releases it at exit."""
+    """Hold the lock of the entry at `target`; wait while another process holds it. The kernel releases it at exit."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.with_name(f".{target.name}.lock").open("w") as lock:
         try:

@@ -62,12 +62,12 @@ MOST_RELEASES = 1000
 
 
 def place_of(request: EnvironmentRequest, python: str) -> Path:
-    """Where the environment of a request is, or would be. `python`: version, e.g. "3.12"."""
+    """Return where the environment of a request is, or would be. `python`: version, e.g. "3.12"."""
     return folder() / "environments" / key_of(request, python)
 
 
 def key_of(request: EnvironmentRequest, python: str) -> str:
-    """A readable name, different for every request, Python version and platform."""
+    """Return a readable name, different for every request, Python version and platform."""
     made_of = (FORMAT, request.packages, request.no_deps, python, platform.system(), platform.machine(), _libc())
     digest = hashlib.sha256(dumps(made_of).encode()).hexdigest()
     return f"py{python}-{digest[:16]}"
@@ -86,26 +86,26 @@ def python_of(place: Path) -> Path:
 
 
 def build(request: EnvironmentRequest, say: Say) -> Interpreter:
-    """The environment of a request, built unless it exists and runs.
+    """Return the environment of a request, built unless it exists and runs.
 
     InfrastructureError with the end of uv's output when it cannot be made, NotBuildableError when this machine cannot
     compile a part of it. Nothing is cached then: the next call tries again.
     """
     python, version = interpreters.find(request.pythons)
     place = place_of(request, version)
-    if is_built(place) and (found := _interpreter_of(place)):
-        return found
+    if is_built(place) and (interpreter := _interpreter_of(place)):
+        return interpreter
     with locked(place):
-        found = _interpreter_of(place) if is_built(place) else None  # another process may just have built it
-        if found is None:
+        interpreter = _interpreter_of(place) if is_built(place) else None  # another process may just have built it
+        if interpreter is None:
             say(f"building an environment with Python {version}: {', '.join((*request.packages, *request.no_deps))}")
             _build(request, python, place, say)
-            found = interpreters.ask(str(python_of(place)))
-    return found
+            interpreter = interpreters.ask(str(python_of(place)))
+    return interpreter
 
 
 def _interpreter_of(place: Path) -> Interpreter | None:
-    """The environment's interpreter; None when the Python that it was built with is gone."""
+    """Return the environment's interpreter; None when the Python that it was built with is gone."""
     try:
         return interpreters.ask(str(python_of(place)))
     except InfrastructureError:
@@ -126,9 +126,9 @@ def _build(request: EnvironmentRequest, python: str, place: Path, say: Say) -> N
 
 
 def _remove_left(place: Path) -> None:
-    """Removes what unfinished builds left; the caller holds the lock."""
-    for left in place.parent.glob(f".{place.name}.*.tmp"):
-        shutil.rmtree(left, ignore_errors=True)
+    """Remove what unfinished builds left; the caller holds the lock."""
+    for unfinished in place.parent.glob(f".{place.name}.*.tmp"):
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _make(request: EnvironmentRequest, python: str, target: Path, say: Say) -> None:
@@ -141,16 +141,16 @@ def _make(request: EnvironmentRequest, python: str, target: Path, say: Say) -> N
 
     if request.packages:
         add(request.packages)
-    ordinary = [item for item in request.no_deps if not is_extension(item)]
-    plain = [item for item in ordinary if not wheel_options(item)]
+    ordinary = [requirement for requirement in request.no_deps if not is_extension(requirement)]
+    plain = [requirement for requirement in ordinary if not wheel_options(requirement)]
     if plain:
         add(["--no-deps", *plain])
-    for item in ordinary:
-        if more := wheel_options(item):
-            add(["--no-deps", *more, item])
-    for item in request.no_deps:
-        if is_extension(item):
-            wheel = extension_wheel(item, python_of(target), add, say)
+    for requirement in ordinary:
+        if more := wheel_options(requirement):
+            add(["--no-deps", *more, requirement])
+    for requirement in request.no_deps:
+        if is_extension(requirement):
+            wheel = extension_wheel(requirement, python_of(target), add, say)
             add(["--no-deps", str(wheel)])
 
 
@@ -174,10 +174,10 @@ def _uv(arguments: list[str], target: Path) -> None:
 
 
 def find_uv() -> str:
-    """uv of this environment, else of PATH, else of the checkout's setup; InputError if there is none."""
+    """Return uv of this environment, else of PATH, else of the checkout's setup; InputError if there is none."""
     sibling = Path(sys.executable).parent / "uv"
-    own = [str(folder / ".venv-tools" / "uv" / "bin" / "uv") for folder in [checkout()] if folder]
-    for candidate in (str(sibling), shutil.which("uv"), *own):
+    of_checkout = [str(folder / ".venv-tools" / "uv" / "bin" / "uv") for folder in [checkout()] if folder]
+    for candidate in (str(sibling), shutil.which("uv"), *of_checkout):
         if candidate and _runs(candidate):
             return candidate
     raise InputError("uv was not found, and stacks of packages need it; install it: pip install uv")
@@ -191,7 +191,7 @@ def _runs(uv: str) -> bool:
 
 
 def uv_environment() -> dict[str, str]:
-    """The caller's environment, which names the index and the cache; an empty cache variable breaks uv."""
+    """Return the caller's environment, which names the index and the cache; an empty cache variable breaks uv."""
     env = interpreters.clean_environment()
     if not env.get("UV_CACHE_DIR"):
         env.pop("UV_CACHE_DIR", None)
@@ -199,37 +199,37 @@ def uv_environment() -> dict[str, str]:
 
 
 def distribution(requirement: str) -> str:
-    """The normalised name in a requirement."""
+    """Return the normalised name in a requirement."""
     return re.split(r"[=<>!~\[ ;]", requirement.strip(), maxsplit=1)[0].lower().replace("_", "-")
 
 
 def wheel_options(requirement: str) -> list[str]:
-    """Options of uv pip install with which it takes the wheel."""
+    """Return the options of uv pip install with which it takes the wheel."""
     tag = _WHEEL_TAGS.get(distribution(requirement))
     return [] if tag is None else ["--python-platform", f"{platform.machine()}-{tag}"]
 
 
 def is_extension(requirement: str) -> bool:
-    """Whether a requirement is the extension, which cannot be installed like any other package."""
+    """Return whether a requirement is the extension, which cannot be installed like any other package."""
     return distribution(requirement) == EXTENSION
 
 
 def extension_wheel(requirement: str, python: Path, install: Install, say: Say) -> Path:
-    """The wheel for the environment of `python`, built unless it is cached; torch must be installed there.
+    """Return the wheel for the environment of `python`, built unless it is cached; torch must be installed there.
 
     NotBuildableError when it cannot be built, with the errors of the compiler, or the end of what was printed.
     """
     torch = _ask_python(python, "import torch, sys; print(torch.__version__, '%d.%d' % sys.version_info[:2])").split()
     place = folder() / "wheels" / f"{requirement.replace('==', '-')}-torch{torch[0]}-py{torch[1]}"
     with locked(place):
-        if found := _kept_wheel(place):
-            return found
+        if wheel := _kept_wheel(place):
+            return wheel
         if shutil.which("g++") is None:
             raise NotBuildableError(f"{EXTENSION} cannot be built: there is no g++; install it: apt-get install g++")
         say(f"building {requirement} for torch {torch[0]}: about {EXTENSION_MINUTES} minutes of processor time, once")
         _build_extension(requirement, python, place, install)
-        if found := _kept_wheel(place):
-            return found
+        if wheel := _kept_wheel(place):
+            return wheel
     raise NotBuildableError(f"building {requirement} produced no wheel")
 
 
@@ -244,8 +244,8 @@ def _build_extension(requirement: str, python: Path, place: Path, install: Insta
         [*EXTENSION_TOOLS, f"nvidia-cuda-crt=={release}.*", f"nvidia-cuda-cccl=={release}.*"]
     )  # torch 2.11 has no cccl
     nvidia = Path(_ask_python(python, "import sysconfig; print(sysconfig.get_paths()['purelib'])")) / "nvidia"
-    for left in place.glob("work.*"):  # left by a process that was killed
-        shutil.rmtree(left)
+    for abandoned in place.glob("work.*"):  # left by a process that was killed
+        shutil.rmtree(abandoned)
     work = place / f"work.{os.getpid()}"
     work.mkdir(parents=True)
     compiler = work / "cxx"
@@ -284,8 +284,8 @@ def _run_pip(argv: list[str], environment: dict[str, str]) -> None:
         raise NotBuildableError(f"{EXTENSION} could not be built: {error}") from error
     if done.returncode:
         lines = [line.strip() for line in (done.stdout + done.stderr).strip().splitlines()]
-        told = [line for line in lines if re.match(r"\S+:\d+(:\d+)?: (fatal )?error: ", line)][:20] or lines[-20:]
-        raise NotBuildableError(f"{EXTENSION} could not be built, exit code {done.returncode}:\n" + "\n".join(told))
+        shown = [line for line in lines if re.match(r"\S+:\d+(:\d+)?: (fatal )?error: ", line)][:20] or lines[-20:]
+        raise NotBuildableError(f"{EXTENSION} could not be built, exit code {done.returncode}:\n" + "\n".join(shown))
 
 
 def _ask_python(python: Path, code: str) -> str:
@@ -296,7 +296,9 @@ def _ask_python(python: Path, code: str) -> str:
 
 
 def releases_between(package: str, old: str, new: str, *, pre: bool = False) -> tuple[str, ...]:
-    """The releases after `old` up to and including `new`, oldest first; without yanked ones, which uv leaves out.
+    """Return the releases after `old` up to and including `new`, oldest first.
+
+    Without yanked ones, which uv leaves out.
 
     Queried one by one, each as the newest below the previous one, so that uv alone decides what is newer. `pre`:
     include pre-releases. InputError when an end is not a release, or `old` is not the older one.
@@ -308,22 +310,22 @@ def releases_between(package: str, old: str, new: str, *, pre: bool = False) -> 
     ]
     if problems:
         raise InputError(problems)
-    found = [new]
-    while len(found) < MOST_RELEASES:
-        below = _newest_release(package, f">{old},<{found[-1]}", pre=pre)
+    releases = [new]
+    while len(releases) < MOST_RELEASES:
+        below = _newest_release(package, f">{old},<{releases[-1]}", pre=pre)
         if below is None:
-            return tuple(reversed(found))
-        found.append(below)
+            return tuple(reversed(releases))
+        releases.append(below)
     raise InfrastructureError(f"{package} has more than {MOST_RELEASES} releases between {old} and {new}")
 
 
 def is_older_release(package: str, old: str, new: str) -> bool:
-    """Whether one release comes before another; both must exist."""
+    """Return whether one release comes before another; both must exist."""
     return _newest_release(package, f">={old},<{new}", pre=True) is not None
 
 
 def _newest_release(package: str, specifier: str, *, pre: bool) -> str | None:
-    """The newest release that a specifier allows; None when there is none. InfrastructureError when uv fails."""
+    """Return the newest release that a specifier allows; None when there is none. InfrastructureError when uv fails."""
     python, _ = interpreters.find(PYTHONS)
     argv = [find_uv(), "pip", "compile", "--quiet", "--no-deps", "--no-header", "--no-annotate", "--python", python]
     argv += ["--prerelease", "allow" if pre else "disallow"]

@@ -37,7 +37,7 @@ _USERS = ".users"
 
 
 def repository_of(checkout: Checkout, *, fetch: bool) -> Path:
-    """The repository itself, or the local mirror of a URL. `fetch`: create or update the mirror."""
+    """Return the repository itself, or the local mirror of a URL. `fetch`: create or update the mirror."""
     if not is_url(checkout.repository):
         path = Path(checkout.repository)
         if not path.exists():
@@ -51,25 +51,25 @@ def repository_of(checkout: Checkout, *, fetch: bool) -> Path:
 
 
 def remote_of(checkout: Checkout) -> str:
-    """The URL that a repository was cloned from, followed through local clones; empty when there is none.
+    """Return the URL that a repository was cloned from, followed through local clones; empty when there is none.
 
     Credentials in the URL are removed.
     """
-    place, known = checkout.repository, set[str]()
-    while place and not is_url(place) and place not in known:
-        known.add(place)
+    place, visited = checkout.repository, set[str]()
+    while place and not is_url(place) and place not in visited:
+        visited.add(place)
         done = git.run(Path(place), "remote", "get-url", "origin")
         place = done.stdout.strip() if done.returncode == 0 else ""
     return git.without_credentials(place) if is_url(place) else ""
 
 
 def repository_place(checkout: Checkout) -> Path | None:
-    """Where the mirror of a URL is, or would be; None for a local repository."""
+    """Return where the mirror of a URL is, or would be; None for a local repository."""
     return _mirror_place(checkout) if is_url(checkout.repository) else None
 
 
 def own_copy(checkout: Checkout, commit: str, reverted: tuple[str, ...] = ()) -> Path | None:
-    """The mirror of a URL, or the worktree of a local repository's commit, that this machine has made.
+    """Return the mirror of a URL, or the worktree of a local repository's commit, that this machine has made.
 
     Nothing else: a checkout from the files of a run may name anything.
     """
@@ -111,18 +111,18 @@ def renew(checkout: Checkout) -> None:
 
 
 def commit_of(checkout: Checkout, *, fetch: bool) -> str:
-    """The full hash of the commit; InputError when the repository has no such ref, or does not exist."""
+    """Return the full hash of the commit; InputError when the repository has no such ref, or does not exist."""
     repository = repository_of(checkout, fetch=fetch)
     commit = _commit(repository, checkout.ref or "HEAD") if repository.exists() else None
-    if commit is None and (other := why_other(checkout)):
-        raise InputError(f"{other}; start the command inside a checkout of it, or name one in the matrix")
+    if commit is None and (why := why_other(checkout)):
+        raise InputError(f"{why}; start the command inside a checkout of it, or name one in the matrix")
     if commit is None:
         raise InputError(f"{checkout.repository} has no commit, tag or branch {checkout.ref or 'HEAD'!r}")
     return commit
 
 
 def why_other(checkout: Checkout) -> str:
-    """Why a working tree cannot be one of the project; empty for one that can, and for a commit."""
+    """Return why a working tree cannot be one of the project; empty for one that can, and for a commit."""
     if checkout.ref:
         return ""
     signs = PROJECTS[checkout.package].signs
@@ -140,37 +140,42 @@ def _commit(repository: Path, ref: str) -> str | None:
 
 
 def reverted_of(checkout: Checkout, commit: str) -> tuple[str, ...]:
-    """The full hashes of the commits to revert at `commit`; InputError naming each that cannot be reverted."""
+    """Return the full hashes of the commits to revert at `commit`; InputError naming each that cannot be reverted."""
     repository = repository_of(checkout, fetch=False)
-    found: list[str] = []
+    hashes: list[str] = []
     problems = []
     for ref in checkout.revert:
-        one = _commit(repository, ref)
-        if one is None:
+        full_hash = _commit(repository, ref)
+        if full_hash is None:
             problems.append(Problem(message=f"{checkout.repository} has no commit {ref!r} to revert"))
-        elif problem := _why_not(repository, checkout.ref, one, commit, found):
+        elif problem := _why_not(repository, checkout.ref, full_hash, commit, hashes):
             problems.append(replace(problem, message=f"cannot revert {ref}: {problem.message}"))
         else:
-            found.append(one)
+            hashes.append(full_hash)
     if problems:
         raise InputError(problems)
-    return tuple(found)
+    return tuple(hashes)
 
 
-def _why_not(repository: Path, ref: str, one: str, commit: str, before: list[str]) -> Problem | None:
-    """Why `one` cannot be reverted at `commit`, which `ref` names; None if no reason is known before trying."""
-    if one in before:
+def _why_not(repository: Path, ref: str, full_hash: str, commit: str, before: list[str]) -> Problem | None:
+    """Return why a commit cannot be reverted at `commit`, which `ref` names; None if no reason is known before
+    trying.
+    """
+    if full_hash in before:
         return Problem(message="it is listed twice")
-    if git.run(repository, "merge-base", "--is-ancestor", one, commit).returncode:
+    if git.run(repository, "merge-base", "--is-ancestor", full_hash, commit).returncode:
         hint = "a cherry-picked commit has another hash on that branch"
         return Problem(message=f"it is not in the history of {ref}", hint=hint)
-    if len(git.output(repository, "rev-list", "--parents", "--max-count=1", one).split()) > 2:
+    if len(git.output(repository, "rev-list", "--parents", "--max-count=1", full_hash).split()) > 2:
         return Problem(message="it is a merge", hint="name the commits that it brought in, the newest first")
     return None
 
 
 def place_of(checkout: Checkout, commit: str, reverted: tuple[str, ...] = ()) -> Path:
-    """Where the worktree of a commit is, or would be; it depends on the repository and the reverted commits too."""
+    """Return where the worktree of a commit is, or would be.
+
+    It depends on the repository and the reverted commits too.
+    """
     if not checkout.ref:
         return Path(checkout.repository)
     digest = hashlib.sha256(checkout.repository.encode("utf-8", "surrogatepass")).hexdigest()[:8]
@@ -186,7 +191,7 @@ def is_made(place: Path) -> bool:
 
 
 def changes_of(place: Path) -> str:
-    """Digest of a working tree's changes to its commit, eight hex digits; empty when there are none.
+    """Return the digest of a working tree's changes to its commit, eight hex digits; empty when there are none.
 
     Untracked files are left out: a folder of data may have any size. Submodules are read one by one: git would apply
     the settings of each.
@@ -200,19 +205,19 @@ def changes_of(place: Path) -> str:
 
 
 def code_at(checkout: Checkout, commit: str, place: Path) -> str:
-    """The commit; for a working tree used in place, also a digest of its changes: "<hash>+changes.1a2b3c4d"."""
+    """Return the commit; for a working tree used in place, also a digest of its changes: "<hash>+changes.1a2b3c4d"."""
     changes = "" if checkout.ref else changes_of(place)
     return f"{commit}+changes.{changes}" if changes else commit
 
 
 def named(checkout: Checkout) -> str:
-    """The checkout, for messages."""
+    """Return the checkout, for messages."""
     without = f" without {', '.join(checkout.revert)}" if checkout.revert else ""
     return f"{checkout.package} at {checkout.ref}{without}" if checkout.ref else f"{checkout.package} working tree"
 
 
 def make(checkout: Checkout, commit: str, say: Say, reverted: tuple[str, ...] = (), user: str = "") -> Path:
-    """The worktree of `commit` with the commits `reverted`, all full hashes; created unless it exists.
+    """Return the worktree of `commit` with the commits `reverted`, all full hashes; created unless it exists.
 
     `user`: who needs it until release_worktrees; empty to keep it.
 
@@ -261,16 +266,16 @@ def set_up(checkout: Checkout, place: Path, python: str, say: Say) -> None:
 
 
 def _add(repository: Path, commit: str, reverted: tuple[str, ...], place: Path) -> None:
-    """Create it under a temporary name and move it, so that an existing worktree is always complete."""
+    """Create the worktree under a temporary name and move it, so that an existing one is always complete."""
     temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")
-    for left in (place, *place.parent.glob(f".{place.name}.*.tmp")):  # left by a process that was killed
-        shutil.rmtree(left, ignore_errors=True)
+    for leftover in (place, *place.parent.glob(f".{place.name}.*.tmp")):  # left by a process that was killed
+        shutil.rmtree(leftover, ignore_errors=True)
     try:
         git.output(repository, "worktree", "prune")
         requested = ("--quiet", "--force", "--detach", str(temporary), commit)
         git.output(repository, "worktree", "add", *requested, completing=True)
-        for one in reverted:
-            _revert(temporary, one)
+        for reverted_commit in reverted:
+            _revert(temporary, reverted_commit)
         if reverted:
             _tree_file(place).write_text(git.output(temporary, "write-tree"), encoding="utf-8")
         git.output(repository, "worktree", "move", str(temporary), str(place))
@@ -289,12 +294,12 @@ def _revert(worktree: Path, commit: str) -> None:
         files = git.output(worktree, "diff", "--name-only", "--diff-filter=U").splitlines()
         if not files:
             raise InfrastructureError(f"git revert {commit} failed:\n{git.end_of(done)}")
-        if others := [file for file in files if not file.startswith("tests/")]:
-            conflict = f"reverting {commit[:12]} conflicts in {', '.join(others)}"
+        if conflicting := [file for file in files if not file.startswith("tests/")]:
+            conflict = f"reverting {commit[:12]} conflicts in {', '.join(conflicting)}"
             raise NotRevertibleError(f"{conflict}; first revert the commits that depend on it, the newest first")
-        kept = set(git.output(worktree, "ls-tree", "-r", "--name-only", before, "tests").splitlines())
+        existed = set(git.output(worktree, "ls-tree", "-r", "--name-only", before, "tests").splitlines())
         for file in files:
-            restored = ("checkout", "--quiet", before, "--", file) if file in kept else ("rm", "--quiet", "--", file)
+            restored = ("checkout", "--quiet", before, "--", file) if file in existed else ("rm", "--quiet", "--", file)
             git.output(worktree, *restored)
     if git.output(worktree, "write-tree").strip() == before:
         raise NotRevertibleError(f"reverting {commit[:12]} changes nothing: a later commit has reverted it already")
@@ -302,7 +307,7 @@ def _revert(worktree: Path, commit: str) -> None:
 
 
 def _tree_file(place: Path) -> Path:
-    """The file next to a worktree with reverts that has the hash of its expected tree."""
+    """Return the file next to a worktree with reverts that has the hash of its expected tree."""
     return place.with_name(f"{place.name}.tree")
 
 
@@ -336,24 +341,24 @@ def release_worktrees(user: str, packages: tuple[str, ...] | None = None) -> lis
     removed = []
     for note in sorted((folder() / "checkouts").glob(f".*{_USERS}")):
         place = note.with_name(note.name[1 : -len(_USERS)])
-        wanted = packages is None or any(
+        is_concerned = packages is None or any(
             re.match(rf"{re.escape(name)}-[0-9a-f]{{12}}-", place.name) for name in packages
         )
-        if wanted and (user in _users(note) or _is_forgotten(note)):
+        if is_concerned and (user in _users(note) or _is_forgotten(note)):
             with locked(place):
                 removed += [place] if _release_worktree(place, user) else []
     return removed
 
 
 def _release_worktree(place: Path, user: str) -> bool:
-    """Release one worktree; returns whether it was removed. The caller holds its lock."""
+    """Release one worktree; return whether it was removed. The caller holds its lock."""
     note = _users_file(place)
     users = _users(note)
     if not users:  # it was marked as kept in the meantime
         return False
-    left = [one for one in users if one != user]
-    if left and not _is_forgotten(note):
-        _write_users(note, left)
+    remaining = [name for name in users if name != user]
+    if remaining and not _is_forgotten(note):
+        _write_users(note, remaining)
         return False
     _remove_worktree(place)
     note.unlink()
@@ -361,18 +366,18 @@ def _release_worktree(place: Path, user: str) -> bool:
 
 
 def _remove_worktree(place: Path) -> None:
-    """Renames the worktree first, so that no partly removed one is at its place; then removes git's record."""
+    """Rename the worktree first, so that no partly removed one is at its place; then removes git's record."""
     link = place / ".git"
     if not link.exists():
         return
-    known = place / link.read_text(encoding="utf-8").strip().removeprefix("gitdir: ")
+    git_record = place / link.read_text(encoding="utf-8").strip().removeprefix("gitdir: ")
     aside = place.with_name(f".{place.name}.removed.tmp")
     shutil.rmtree(aside, ignore_errors=True)
     place.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
     _tree_file(place).unlink(missing_ok=True)
-    if known.parent.name == "worktrees":
-        shutil.rmtree(known, ignore_errors=True)
+    if git_record.parent.name == "worktrees":
+        shutil.rmtree(git_record, ignore_errors=True)
 
 
 def _users_file(place: Path) -> Path:
@@ -380,7 +385,7 @@ def _users_file(place: Path) -> Path:
 
 
 def _users(note: Path) -> list[str]:
-    """Empty when there is no such file."""
+    """Return the users of a worktree; empty when there is no such file."""
     try:
         return note.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -388,7 +393,7 @@ def _users(note: Path) -> list[str]:
 
 
 def _write_users(note: Path, users: Iterable[str]) -> None:
-    write_atomic(note, "".join(f"{one}\n" for one in dict.fromkeys(users)))
+    write_atomic(note, "".join(f"{user}\n" for user in dict.fromkeys(users)))
 
 
 def _is_forgotten(note: Path) -> bool:

@@ -47,9 +47,11 @@ class Interpreter:
 
 
 def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment without the variables that change where another interpreter looks for modules."""
-    kept = {name: value for name, value in os.environ.items() if name not in _REDIRECTING}
-    return {**kept, "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1", **(more or {})}
+    """Return this process's environment without the variables that change where another interpreter looks for
+    modules.
+    """
+    inherited = {name: value for name, value in os.environ.items() if name not in _REDIRECTING}
+    return {**inherited, "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1", **(more or {})}
 
 
 def ask(python: str) -> Interpreter:
@@ -71,7 +73,7 @@ def ask(python: str) -> Interpreter:
 
 
 def find(versions: tuple[str, ...]) -> tuple[str, str]:
-    """An interpreter of the first version that is installed here, and that version.
+    """Return an interpreter of the first version that is installed here, and that version.
 
     InfrastructureError naming what was tried.
     """
@@ -88,11 +90,11 @@ def find(versions: tuple[str, ...]) -> tuple[str, str]:
 
 
 def candidates(version: str) -> Iterator[str]:
-    """Existing files that may be a Python of a version."""
+    """Yield existing files that may be a Python of a version."""
     if f"{sys.version_info[0]}.{sys.version_info[1]}" == version:
         yield sys.executable
-    if found := shutil.which(f"python{version}"):
-        yield found
+    if on_path := shutil.which(f"python{version}"):
+        yield on_path
     home = Path.home()
     roots = dict.fromkeys([os.environ.get("PYENV_ROOT") or str(home / ".pyenv"), str(home / ".pyenv")])
     uv_pythons = Path(os.environ.get("UV_PYTHON_INSTALL_DIR") or home / ".local/share/uv/python")
@@ -105,7 +107,7 @@ def candidates(version: str) -> Iterator[str]:
 
 
 def runs(python: str, version: str) -> bool:
-    """Whether a file is a working Python of that version, with the modules that installing packages needs."""
+    """Return whether a file is a working Python of that version, with the modules that installing packages needs."""
     check = f"import sys, ssl, ctypes, venv; sys.exit('%d.%d' % sys.version_info[:2] != '{version}')"
     try:
         done = subprocess.run(
@@ -122,7 +124,9 @@ def runs(python: str, version: str) -> bool:
 
 
 def require_torch() -> None:
-    """InputError where the launcher is installed without torch: agents of cells without a stack cannot start there."""
+    """Raise InputError where the launcher is installed without torch: agents of cells without a stack cannot start
+    there.
+    """
     if find_spec("torch") is None:
         raise InputError(
             Problem(

@@ -38,17 +38,18 @@ _SHOWN_CHARACTERS = 2_000  # characters of what the process printed
 
 
 def agent_environment(stack: ReadyStack, node_code: Path) -> dict[str, str]:
-    """Variables of an agent in a stack, in addition to the caller's environment: the stack's, and PYTHONPATH.
+    """Return the variables of an agent in a stack, in addition to the caller's environment: the stack's, and
+    PYTHONPATH.
 
     The checkouts come first, then the stack's own PYTHONPATH, then the harness.
     """
-    own = stack.requested.env.get("PYTHONPATH", "")
-    path = os.pathsep.join([*stack.paths, *([own] if own else []), str(node_code)])
+    stack_path = stack.requested.env.get("PYTHONPATH", "")
+    path = os.pathsep.join([*stack.paths, *([stack_path] if stack_path else []), str(node_code)])
     return {**stack.requested.env, "PYTHONPATH": path, "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1"}
 
 
 def plugin_packages(run: RunDir) -> tuple[str, ...]:
-    """Packages of plug-ins that the ranks of a run load."""
+    """Return the packages of plug-ins that the ranks of a run load."""
     if not run.plugins.exists():
         return ()
     plugins = from_jsonable(tuple[Plugin, ...], loads(text_of(run.plugins)))
@@ -122,19 +123,21 @@ def share_bytecode(environment: Path) -> None:
     valid for them all: it names its source by size and time, and Python corrects the path when it loads it.
     """
     stamps = environment.parent.glob(f"{environment.name.partition('-')[0]}-*/compiled-*")
-    newest = sorted({stamp.parent for stamp in stamps}, key=lambda other: other.stat().st_mtime)[-_OTHER_ENVIRONMENTS:]
-    for other in newest:
-        for compiled in other.glob("lib/python*/site-packages/**/*.pyc"):
+    newest = sorted({stamp.parent for stamp in stamps}, key=lambda sibling: sibling.stat().st_mtime)[
+        -_OTHER_ENVIRONMENTS:
+    ]
+    for sibling in newest:
+        for compiled in sibling.glob("lib/python*/site-packages/**/*.pyc"):
             source = Path(source_from_cache(str(compiled)))
             with suppress(OSError):  # not in both environments, or another process removes one
-                if source.samefile(environment / source.relative_to(other)):
-                    target = environment / compiled.relative_to(other)
+                if source.samefile(environment / source.relative_to(sibling)):
+                    target = environment / compiled.relative_to(sibling)
                     target.parent.mkdir(exist_ok=True)
                     os.link(compiled, target)
 
 
 def argument_problems(stack: ReadyStack, trainer: str, cells: Mapping[str, CellConfig]) -> dict[str, str]:
-    """What is wrong with the arguments of each cell of a trainer, by id; cells without problems are left out.
+    """Return what is wrong with the arguments of each cell of a trainer, by id; cells without problems are left out.
 
     InfrastructureError if the trainer cannot be asked, since nothing else would find a misspelt argument before cells
     start.

@@ -50,7 +50,7 @@ def prepare(stacks: Iterable[Stack], say: Say, *, once: bool = False, user: str 
 
 
 def _tested(stack: Stack) -> str:
-    """Which recipes have the packages that the stack asks for."""
+    """Return which recipes have the packages that the stack asks for."""
     names = recipes_for((*stack.packages, *stack.no_deps))
     return f"\nstacks that are known to work: {', '.join(names)} (`harness explain {names[-1]}`)" if names else ""
 
@@ -78,40 +78,43 @@ def _place_of(request: EnvironmentRequest) -> Path:
 
 
 def _prepare(stack: Stack, say: Say, once: bool, user: str) -> ReadyStack:
-    named = {item.package: item for item in stack.checkouts}
-    if wrong := [why for item in stack.checkouts if (why := stack_checkout.why_other(item))]:
+    named = {checkout.package: checkout for checkout in stack.checkouts}
+    if wrong := [why for checkout in stack.checkouts if (why := stack_checkout.why_other(checkout))]:
         raise InfrastructureError(wrong[0])
-    commits = {name: stack_checkout.commit_of(item, fetch=True) for name, item in named.items()}
-    reverted = {name: stack_checkout.reverted_of(item, commits[name]) for name, item in named.items()}
+    commits = {name: stack_checkout.commit_of(checkout, fetch=True) for name, checkout in named.items()}
+    reverted = {name: stack_checkout.reverted_of(checkout, commits[name]) for name, checkout in named.items()}
     worktrees = {
-        name: stack_checkout.make(item, commits[name], say, reverted[name], user) for name, item in named.items()
+        name: stack_checkout.make(checkout, commits[name], say, reverted[name], user)
+        for name, checkout in named.items()
     }
-    in_place = [name for name, item in named.items() if not item.ref]
-    commits = {name: stack_checkout.code_at(item, commits[name], worktrees[name]) for name, item in named.items()}
+    in_place = [name for name, checkout in named.items() if not checkout.ref]
+    commits = {
+        name: stack_checkout.code_at(checkout, commits[name], worktrees[name]) for name, checkout in named.items()
+    }
     if stack.container:
         return ready_stack(stack, "python3", worktrees, commits, reverted)
     request = environment_request(stack, torch_version())
     if request is None:
-        found = interpreters.ask(shutil.which(stack.interpreter) or stack.interpreter)
-        homes = _homes_of(found)
+        interpreter = interpreters.ask(shutil.which(stack.interpreter) or stack.interpreter)
+        homes = _homes_of(interpreter)
     else:
-        found = stack_build.build(request, say)
-        homes = (ModuleHome(prefix="", folders=(found.prefix,)),)
-    for name, item in named.items():
-        if item.setup:
-            stack_checkout.set_up(item, worktrees[name], found.executable, say)
-    checkouts = ready_stack(stack, found.executable, worktrees, commits, reverted)
+        interpreter = stack_build.build(request, say)
+        homes = (ModuleHome(prefix="", folders=(interpreter.prefix,)),)
+    for name, checkout in named.items():
+        if checkout.setup:
+            stack_checkout.set_up(checkout, worktrees[name], interpreter.executable, say)
+    checkouts = ready_stack(stack, interpreter.executable, worktrees, commits, reverted)
     ready = replace(
         checkouts,
         homes=(*checkouts.homes, *homes),
-        python_version=found.version,
-        packages=dict(sorted(found.packages.items())),
-        error=_why_unusable(found, {home.prefix: Path(home.folders[0]) for home in checkouts.homes}),
+        python_version=interpreter.version,
+        packages=dict(sorted(interpreter.packages.items())),
+        error=_why_unusable(interpreter, {home.prefix: Path(home.folders[0]) for home in checkouts.homes}),
     )
     if ready.error:
         say(f"stack {stack.name} cannot be used: {ready.error}")
     elif request is not None and not in_place:
-        compile_imports(ready, Path(found.prefix), once)
+        compile_imports(ready, Path(interpreter.prefix), once)
     return ready
 
 
@@ -122,7 +125,7 @@ def ready_stack(
     commits: dict[str, str],
     reverted: dict[str, tuple[str, ...]],
 ) -> ReadyStack:
-    """A stack whose interpreter and worktrees are ready, without the contents of its environment."""
+    """Return a stack whose interpreter and worktrees are ready, without the contents of its environment."""
     homes = [
         ModuleHome(prefix=name, folders=(str(tree),))
         for project, tree in worktrees.items()
@@ -139,25 +142,27 @@ def ready_stack(
 
 
 def moved_since(stacks: Mapping[str, ReadyStack]) -> list[str]:
-    """One sentence for each working tree whose code has changed since the run began.
+    """Return one sentence for each working tree whose code has changed since the run began.
 
     Only working trees used in place can change: a commit gets its own worktree, and an environment is made once.
     """
-    found = []
+    sentences = []
     for stack in stacks.values():
-        for item in stack.requested.checkouts:
-            before = stack.commits.get(item.package, "")
-            if item.ref or not before:
+        for checkout in stack.requested.checkouts:
+            before = stack.commits.get(checkout.package, "")
+            if checkout.ref or not before:
                 continue
-            place = Path(item.repository)
-            now = stack_checkout.code_at(item, stack_checkout.commit_of(item, fetch=False), place)
+            place = Path(checkout.repository)
+            now = stack_checkout.code_at(checkout, stack_checkout.commit_of(checkout, fetch=False), place)
             if now != before:
-                found.append(f"stack {stack.requested.name}: {item.package} in {place} changed from {before} to {now}")
-    return found
+                sentences.append(
+                    f"stack {stack.requested.name}: {checkout.package} in {place} changed from {before} to {now}"
+                )
+    return sentences
 
 
 def _paths(worktrees: dict[str, Path]) -> tuple[str, ...]:
-    """The checkouts' folders on the module search path, the upper layer first."""
+    """Return the checkouts' folders on the module search path, the upper layer first."""
     return tuple(
         str(tree / folder) if folder else str(tree)
         for project, tree in worktrees.items()
@@ -165,28 +170,30 @@ def _paths(worktrees: dict[str, Path]) -> tuple[str, ...]:
     )
 
 
-def _homes_of(found: Interpreter) -> tuple[ModuleHome, ...]:
-    """Where an existing environment finds the modules: among its packages, or by an editable install."""
-    named = tuple(ModuleHome(prefix=name, folders=(str(Path(file).parent),)) for name, file in found.modules.items())
-    return (*named, ModuleHome(prefix="", folders=(found.prefix,)))
+def _homes_of(interpreter: Interpreter) -> tuple[ModuleHome, ...]:
+    """Return where an existing environment finds the modules: among its packages, or by an editable install."""
+    named = tuple(
+        ModuleHome(prefix=name, folders=(str(Path(file).parent),)) for name, file in interpreter.modules.items()
+    )
+    return (*named, ModuleHome(prefix="", folders=(interpreter.prefix,)))
 
 
-def _why_unusable(found: Interpreter, checked_out: Mapping[str, Path]) -> str:
-    """Why the probe cannot run in an environment; empty when it can. `checked_out`: module -> its checkout."""
-    release = tuple(int(part) for part in found.version.split(".")[:2])
+def _why_unusable(interpreter: Interpreter, checked_out: Mapping[str, Path]) -> str:
+    """Return why the probe cannot run in an environment; empty when it can. `checked_out`: module -> its checkout."""
+    release = tuple(int(part) for part in interpreter.version.split(".")[:2])
     if release < interpreters.OLDEST_PYTHON:
-        needed = ".".join(map(str, interpreters.OLDEST_PYTHON))
-        return f"{found.executable} is Python {found.version}, and the probe needs {needed} or newer"
+        oldest = ".".join(map(str, interpreters.OLDEST_PYTHON))
+        return f"{interpreter.executable} is Python {interpreter.version}, and the probe needs {oldest} or newer"
     for name in ("torch", "megatron.core"):
-        if name not in found.modules and name not in checked_out:
-            return f"{found.executable} has no {name}; add it to `packages`, or use an interpreter that has it"
+        if name not in interpreter.modules and name not in checked_out:
+            return f"{interpreter.executable} has no {name}; add it to `packages`, or use an interpreter that has it"
     if "megatron.core" in checked_out:
         return why_unsupported(checked_out["megatron.core"] / "megatron" / "core")
-    return why_unsupported(Path(found.modules["megatron.core"]).parent)
+    return why_unsupported(Path(interpreter.modules["megatron.core"]).parent)
 
 
 def torch_version() -> str:
-    """The version of torch in the harness's environment, without its build tag; empty when there is none."""
+    """Return the version of torch in the harness's environment, without its build tag; empty when there is none."""
     try:
         return version("torch").partition("+")[0]
     except PackageNotFoundError:
@@ -212,14 +219,14 @@ class Forecast:
     ready: ReadyStack | None = None  # as it would be prepared; None when that cannot be known yet
 
     def lines(self) -> list[str]:
-        """One line per part; for a cached environment also the installed versions of its requirements."""
+        """Return one line per part; for a cached environment also the installed versions of its requirements."""
         lines = []
         for part in self.parts:
             lines.append(f"{self.stack}: {part.what}, {part.state}: {part.why or part.where}")
-            named = {distribution(item) for item in part.requested}
-            held = [f"{name}=={number}" for name, number in part.packages.items() if distribution(name) in named]
-            others = len(part.packages) - len(held)
-            lines += [f"  has {', '.join(held)}" + (f", and {others} more" if others else "")] if held else []
+            named = {distribution(requirement) for requirement in part.requested}
+            listed = [f"{name}=={number}" for name, number in part.packages.items() if distribution(name) in named]
+            unlisted = len(part.packages) - len(listed)
+            lines += [f"  has {', '.join(listed)}" + (f", and {unlisted} more" if unlisted else "")] if listed else []
         return lines
 
 
@@ -228,7 +235,7 @@ def forecasts(stacks: Iterable[Stack]) -> list[Forecast]:
 
 
 def _forecast(stack: Stack) -> Forecast:
-    checkouts = {item.package: _checkout_part(item) for item in stack.checkouts}
+    checkouts = {checkout.package: _checkout_part(checkout) for checkout in stack.checkouts}
     parts = [part for part, _, _ in checkouts.values()]
     commits = {package: commit for package, (_, commit, _) in checkouts.items() if commit}
     reverted = {package: hashes for package, (_, _, hashes) in checkouts.items()}
@@ -240,18 +247,18 @@ def _forecast(stack: Stack) -> Forecast:
     else:
         base, python = _environment_part(request)
     parts.append(base)
-    known = python and len(commits) == len(checkouts)
+    is_known = python and len(commits) == len(checkouts)
     worktrees = {
-        item.package: stack_checkout.place_of(item, commits[item.package], reverted[item.package])
-        for item in stack.checkouts
-        if known
+        checkout.package: stack_checkout.place_of(checkout, commits[checkout.package], reverted[checkout.package])
+        for checkout in stack.checkouts
+        if is_known
     }
-    ready = ready_stack(stack, python, worktrees, commits, reverted) if known else None
+    ready = ready_stack(stack, python, worktrees, commits, reverted) if is_known else None
     return Forecast(stack=stack.name, parts=tuple(parts), ready=ready)
 
 
 def _checkout_part(checkout: Checkout) -> tuple[Part, str, tuple[str, ...]]:
-    """The part, its commit (empty if unknown before a fetch) and the commits to revert.
+    """Return the part, its commit (empty if unknown before a fetch) and the commits to revert.
 
     Whether a revert conflicts is known only after trying it.
     """
@@ -276,10 +283,10 @@ def _checkout_part(checkout: Checkout) -> tuple[Part, str, tuple[str, ...]]:
 def _interpreter_part(interpreter: str) -> tuple[Part, str]:
     what = f"interpreter {interpreter}"
     try:
-        found = interpreters.ask(shutil.which(interpreter) or interpreter)
+        ready = interpreters.ask(shutil.which(interpreter) or interpreter)
     except InfrastructureError as error:
         return Part(what=what, where="", state=UNAVAILABLE, why=str(error)), ""
-    return Part(what=f"{what} (Python {found.version})", where=found.prefix, state=READY), found.executable
+    return Part(what=f"{what} (Python {ready.version})", where=ready.prefix, state=READY), ready.executable
 
 
 def _environment_part(request: EnvironmentRequest) -> tuple[Part, str]:
@@ -303,7 +310,7 @@ def _environment_part(request: EnvironmentRequest) -> tuple[Part, str]:
 
 
 def _held_packages(place: Path) -> dict[str, str]:
-    """The packages of a cached environment; none when its interpreter is gone: it will be rebuilt."""
+    """Return the packages of a cached environment; none when its interpreter is gone: it will be rebuilt."""
     try:
         return dict(sorted(interpreters.ask(str(stack_build.python_of(place))).packages.items()))
     except InfrastructureError:
