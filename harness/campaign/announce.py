@@ -16,26 +16,26 @@ OPTION = "--notify"
 
 
 def without_secrets(command: Sequence[str]) -> list[str]:
-    """A command line without secrets, for files and messages; receivers are shown without credentials."""
-    known = screen.environment_secrets()
+    """Return a command line without secrets, for files and messages; receivers are shown without credentials."""
+    secrets = screen.environment_secrets()
     if not any(_is_notify(word.partition("=")[0]) for word in command):
-        return [redacted(word, known) for word in command]
+        return [redacted(word, secrets) for word in command]
     from harness.reporting.notify import shown  # loads an HTTP client
 
-    kept = []
+    words = []
     for before, word in zip(["", *command], command):
         name, sign, value = word.partition("=")
         if _is_notify(before):
-            kept.append(shown(word))
+            words.append(shown(word))
         elif _is_notify(name) and sign:
-            kept.append(f"{name}={shown(value)}")
+            words.append(f"{name}={shown(value)}")
         else:
-            kept.append(redacted(word, known))
-    return kept
+            words.append(redacted(word, secrets))
+    return words
 
 
 def _is_notify(word: str) -> bool:
-    """Whether argparse takes the word as --notify, which may be abbreviated down to --not."""
+    """Return whether argparse takes the word as --notify, which may be abbreviated down to --not."""
     return word.startswith("--not") and OPTION.startswith(word)
 
 
@@ -66,6 +66,6 @@ def _send(receivers: Sequence[str], values: dict[str, Any]) -> None:
         "HARNESS_EXIT_CODE": str(values["exit_code"]),
         "HARNESS_RUN_DIR": values["directory"],
     }
-    for one in receivers:
-        if wrong := notify(one, text, variables):
-            screen.err(f"harness: {OPTION} {shown(one)}: {wrong}")
+    for receiver in receivers:
+        if wrong := notify(receiver, text, variables):
+            screen.err(f"harness: {OPTION} {shown(receiver)}: {wrong}")

@@ -40,7 +40,7 @@ def run(directory: RunDir, plan: RunPlan, *, stream: TextIO | None = None) -> Re
 
 
 def follow(directory: RunDir, plan: RunPlan, *, stream: TextIO | None = None) -> Report:
-    """Run a plan that is written, here or on its cluster, and judge it; returns when all cells have ended."""
+    """Run a plan that is written, here or on its cluster, and judge it; return when all cells have ended."""
     with only_launcher(directory):
         launch.launch(directory, plan, launch.launcher_of(directory), stream=stream)
     return judging.judge(directory, plan)

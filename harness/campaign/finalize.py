@@ -82,7 +82,7 @@ def _judge_and_report(directory: RunDir, plan: RunPlan, options: RunOptions, sig
 
 
 def _reported(directory: RunDir, plan: RunPlan, history: Path | None, problems: list[str]) -> tuple[Report, list[Path]]:
-    """Judge, and write the report files; returns the report and their paths. `history`: to find the run before."""
+    """Judge, and write the report files; return the report and their paths. `history`: to find the run before."""
     from harness.campaign import reports
     from harness.campaign.judging import judge
     from harness.campaign.progress import Judging
@@ -103,7 +103,7 @@ def _reported(directory: RunDir, plan: RunPlan, history: Path | None, problems: 
 
 
 def _code(report: Report, plan: RunPlan, options: RunOptions, problems: list[str]) -> int:
-    """The exit code of the process."""
+    """Return the exit code of the process."""
     if options.for_git:
         code, undecided = git_exit_code(report, {cell.id for cell in plan.expansion.cells}), EXIT_SKIP
     else:
@@ -121,12 +121,12 @@ def _print(report: Report, paths: Iterable[Path], code: int) -> None:
 
 
 def history_file(named: Path | None, run_parent: Path) -> Path:
-    """Path of the history: --history, else $HARNESS_HISTORY, else beside the run directories."""
+    """Return the path of the history: --history, else $HARNESS_HISTORY, else beside the run directories."""
     return named or Path(os.environ.get(HISTORY_VARIABLE) or run_parent / HISTORY_FILE)
 
 
 def record(directory: RunDir, report: Report, file: Path) -> bool:
-    """Add a report to the history; returns whether that worked. A failure is printed to stderr."""
+    """Add a report to the history; return whether that worked. A failure is printed to stderr."""
     from harness.history.database import opened
     from harness.history.trends import run_row
 
@@ -140,7 +140,7 @@ def record(directory: RunDir, report: Report, file: Path) -> bool:
 
 
 def with_run_diff(directory: RunDir, plan: RunPlan, report: Report, history: Path | None) -> Report:
-    """The report with the changes since the previous run, if one is known.
+    """Return the report with the changes since the previous run, if one is known.
 
     The history is queried once and its answer kept in the run directory; `history` None: it is not queried. An error is
     printed to stderr, and the report is returned unchanged.
@@ -201,11 +201,11 @@ def _past_of(cell: CellHistory) -> Past:
 
 
 def _stacks_of_runs(history: History, runs: Iterable[str], stacks: set[str]) -> dict[str, dict[str, dict[str, str]]]:
-    """Contents of the stacks of earlier runs, from their reports where those still exist."""
+    """Return the contents of the stacks of earlier runs, from their reports where those still exist."""
     from harness.reporting.compare.runs import stack_facts
     from harness.reporting.render_json import read_provenance
 
-    found = {}
+    facts_by_run = {}
     for run in sorted(runs):
         directory = history.directory(run)
         path = directory and directory / "report.json"
@@ -214,12 +214,12 @@ def _stacks_of_runs(history: History, runs: Iterable[str], stacks: set[str]) -> 
                 provenance = read_provenance(text_of(path))
             except InputError:  # of another version of the harness; the history still has the stack's version
                 continue
-            found[run] = {stack: stack_facts(provenance, stack) for stack in sorted(stacks)}
-    return found
+            facts_by_run[run] = {stack: stack_facts(provenance, stack) for stack in sorted(stacks)}
+    return facts_by_run
 
 
 def count_commits(plan: RunPlan, moves: Iterable[tuple[str, str, str]]) -> list[CommitCount]:
-    """Number of commits between two versions, for stacks whose mirror or worktree on this machine has both.
+    """Return the number of commits between two versions, for stacks whose mirror or worktree on this machine has both.
 
     A repository that the plan names is not read otherwise: the plan may be of another machine, or written by anyone.
     """
@@ -227,10 +227,10 @@ def count_commits(plan: RunPlan, moves: Iterable[tuple[str, str, str]]) -> list[
     from harness.infra.git_history import Repository
     from harness.launch.stacks.checkout import own_copy
 
-    found: dict[tuple[str, str], CommitCount] = {}
+    counts: dict[tuple[str, str], CommitCount] = {}
     for stack, before, after in moves:
         ready = plan.stacks.get(stack)
-        if (before, after) in found or ready is None or not (_HASH.fullmatch(before) and _HASH.fullmatch(after)):
+        if (before, after) in counts or ready is None or not (_HASH.fullmatch(before) and _HASH.fullmatch(after)):
             continue
         for checkout in ready.requested.checkouts:
             place = own_copy(checkout, after, ready.reverted.get(checkout.package, ()))
@@ -243,5 +243,5 @@ def count_commits(plan: RunPlan, moves: Iterable[tuple[str, str, str]]) -> list[
                 added, removed = repository.between(before, after)
             except HarnessError:  # the copy is damaged; the report still names both commits
                 continue
-            found[before, after] = CommitCount(before=before, after=after, added=added, removed=removed)
-    return list(found.values())
+            counts[before, after] = CommitCount(before=before, after=after, added=added, removed=removed)
+    return list(counts.values())

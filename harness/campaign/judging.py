@@ -58,13 +58,13 @@ def judge(run: RunDir, plan: RunPlan, each: Seen | None = None) -> Report:
     timing = _launch_timing(run)
     judged, seen = judge_all(run, plan, today=datetime.now(timezone.utc).date().isoformat(), each=each)
     wall = {"wall_s": timing["launch_s"]} if "launch_s" in timing else {}  # judging again must not change it
-    problems = [*run_problems(run, plan), *(one for one in (baseline_problem(run, plan),) if one)]
+    problems = [*run_problems(run, plan), *(problem for problem in (baseline_problem(run, plan),) if problem)]
     report = report_of(plan, judged, timing={**timing, **wall}, provenance=seen.provenance(plan), problems=problems)
     return without_secrets(report, environment_secrets())
 
 
 def ended_as_error(run: RunDir, plan: RunPlan) -> set[str]:
-    """Cells that ended as ERROR by themselves: not those that only lack their control."""
+    """Return the cells that ended as ERROR by themselves: not those that only lack their control."""
     cells = judge(run, plan).cells
     undecided = {cell.id for cell in cells if cell.outcome in (Outcome.ERROR, Outcome.NOT_RUN)}
     return {
@@ -81,7 +81,7 @@ def _completed(run: RunDir, cell: str) -> bool:
 
 
 def _launch_timing(run: RunDir) -> dict[str, float]:
-    """Timing that the newest launch recorded; empty when there is none that can be read."""
+    """Return the timing that the newest launch recorded; empty when there is none that can be read."""
     timings = [event.timing for event in read_events(run.events) if isinstance(event, Launched)]
     return timings[-1] if timings else {}
 
@@ -98,7 +98,7 @@ class RunFacts:
 def judge_all(
     run: RunDir, plan: RunPlan, *, today: str, processes: int | None = None, each: Seen | None = None
 ) -> tuple[Judged, RanksSeen]:
-    """Judge every cell of the plan; returns the cells as the report shows them, and the software that the ranks ran.
+    """Judge every cell of the plan; return the cells as the report shows them, and the software that the ranks ran.
 
     `processes`: None chooses by the size of the run. `each`: called with every judged cell; those of another process
     come when all of them are judged.
@@ -113,84 +113,87 @@ def judge_all(
         processes = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES) if records >= LARGE_RUN else 1
     if processes == 1:
         return judge_here(run, plan, facts, today, each)
-    whole, seen = Judged(cells={}, noise={}), RanksSeen()
-    own, *others = _parts(plan, processes)
+    whole, all_ranks = Judged(cells={}, noise={}), RanksSeen()
+    first_part, *other_parts = _parts(plan, processes)
     with ProcessPoolExecutor(processes - 1, mp_context=get_context("spawn"), initializer=plugins.active) as pool:
-        started = [pool.submit(judge_here, run, part, facts, today) for part in others]
-        judged_here, seen_here = judge_here(run, own, facts, today, each)
-        for judged, found in chain([(judged_here, seen_here)], (future.result() for future in started)):
+        started = [pool.submit(judge_here, run, part, facts, today) for part in other_parts]
+        judged_here, seen_here = judge_here(run, first_part, facts, today, each)
+        for judged, seen_in_part in chain([(judged_here, seen_here)], (future.result() for future in started)):
             if each is not None and judged_here is not judged:
                 for name in judged.cells.keys() - whole.cells.keys():
                     each(judged.cells[name])
             whole.cells.update(judged.cells)
             whole.noise.update(judged.noise)
-            seen.join(found)
-    return whole, seen
+            all_ranks.join(seen_in_part)
+    return whole, all_ranks
 
 
 def _parts(plan: RunPlan, count: int) -> list[RunPlan]:
-    """The plan in `count` parts, each with all controls of its cells; several parts may judge the same control."""
-    known = {cell.id: cell for cell in plan.expansion.cells}
-    size = -(-len(known) // count)
+    """Return the plan in `count` parts, each with all controls of its cells.
+
+    Several parts may judge the same control.
+    """
+    by_id = {cell.id: cell for cell in plan.expansion.cells}
+    size = -(-len(by_id) // count)
     cells = plan.expansion.controls_first  # so that few controls are in several parts
     chunks = [cells[start : start + size] for start in range(0, len(cells), size)]
     return [
-        replace(plan, expansion=replace(plan.expansion, cells=tuple(with_compared(chunk, known)))) for chunk in chunks
+        replace(plan, expansion=replace(plan.expansion, cells=tuple(with_compared(chunk, by_id)))) for chunk in chunks
     ]
 
 
-def with_compared(cells: Sequence[PlannedCell], known: Mapping[str, PlannedCell]) -> list[PlannedCell]:
-    """The cells and the cells that they are compared with: controls, and partners of interleaved timing."""
-    found: dict[str, PlannedCell] = {}
+def with_compared(cells: Sequence[PlannedCell], by_id: Mapping[str, PlannedCell]) -> list[PlannedCell]:
+    """Return the cells and the cells that they are compared with: controls, and partners of interleaved timing."""
+    chosen: dict[str, PlannedCell] = {}
     pending = list(reversed(cells))
     while pending:
         cell = pending.pop()
-        if cell.id not in found:
-            found[cell.id] = cell
-            pending += [known[name] for name in (cell.control, cell.base) if name and name in known]
-    return list(found.values())
+        if cell.id not in chosen:
+            chosen[cell.id] = cell
+            pending += [by_id[name] for name in (cell.control, cell.base) if name and name in by_id]
+    return list(chosen.values())
 
 
 def judge_here(
     run: RunDir, plan: RunPlan, facts: RunFacts, today: str, each: Seen | None = None
 ) -> tuple[Judged, RanksSeen]:
     """Judge every cell of the plan in this process."""
-    seen = RanksSeen()
+    ranks_seen = RanksSeen()
 
     def crashed(cell: str, error: Exception) -> str:
-        """The reason of the ERROR; the traceback goes to a file beside the cell's attempts."""
+        """Return the reason of the ERROR; the traceback goes to a file beside the cell's attempts."""
         file = keep_traceback(error, run.cell(cell))
         why = f"the harness could not judge this cell: {brief(error)}"
         return f"{why}; unless its files were changed, please report it with {file}"
 
     def find(cell: str) -> CellFound:
         try:
-            found = read_cell(run, cell, facts.jobs)
-            found = replace(found, before=facts.before.get(cell), stopped=facts.stopped.get(cell, ""))
-            noise_floors(found.records)  # computed here, where bad values make only this cell an error
+            cell_found = read_cell(run, cell, facts.jobs)
+            cell_found = replace(cell_found, before=facts.before.get(cell), stopped=facts.stopped.get(cell, ""))
+            noise_floors(cell_found.records)  # computed here, where bad values make only this cell an error
         except LinkError:
             raise
         except Exception as error:
             return CellFound(result=CellResult(cell=cell, attempt=1, status="error", reason=crashed(cell, error)))
-        return found
+        return cell_found
 
-    evidence = map(seen.add, evidence_in_turn(plan, find))
+    evidence = map(ranks_seen.add, evidence_in_turn(plan, find))
     with no_collection():
-        return judge_cells(plan, evidence, today=today, crashed=crashed, seen=each), seen
+        return judge_cells(plan, evidence, today=today, crashed=crashed, seen=each), ranks_seen
 
 
 def stopped_cells(run: RunDir) -> dict[str, str]:
-    """Cell -> why the run was stopped before the cell had ended, unless it was started again later.
+    """Return why the run was stopped, by cell, for cells that had not ended by then and were not started again.
 
     It only says why there is no evidence: either way the cell is undecided.
     """
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for event in read_events(run.events):
         if isinstance(event, RunStopped):
-            found |= dict.fromkeys(event.cells, event.why)
+            reasons |= dict.fromkeys(event.cells, event.why)
         elif isinstance(event, CellStarted):
-            found.pop(event.cell, None)
-    return found
+            reasons.pop(event.cell, None)
+    return reasons
 
 
 class RanksSeen:
@@ -208,7 +211,7 @@ class RanksSeen:
         self.gloo_stubs: set[str] = set()
 
     def add(self, evidence: CellEvidence) -> CellEvidence:
-        """Add the facts that the ranks of a cell recorded; returns the cell."""
+        """Add the facts that the ranks of a cell recorded; return the cell."""
         for record in evidence.records.values():
             for proof in record.imports:
                 if proof.module in HEADS:
@@ -224,18 +227,18 @@ class RanksSeen:
         return evidence
 
     def _import(self, stack: str, head: Version, path: str) -> None:
-        paths, held = self.imports.setdefault(head.text, []), self.by_stack.setdefault(stack, [])
+        paths, heads = self.imports.setdefault(head.text, []), self.by_stack.setdefault(stack, [])
         paths += [] if path in paths else [path]
-        held += [] if head in held else [head]
+        heads += [] if head in heads else [head]
 
     def join(self, other: RanksSeen) -> None:
         """Add what other ranks reported."""
         for stack, heads in other.by_stack.items():
-            held = self.by_stack.setdefault(stack, [])
-            held += [head for head in heads if head not in held]
+            own_heads = self.by_stack.setdefault(stack, [])
+            own_heads += [head for head in heads if head not in own_heads]
         for name, paths in other.imports.items():
-            known = self.imports.setdefault(name, [])
-            known += [path for path in paths if path not in known]
+            own_paths = self.imports.setdefault(name, [])
+            own_paths += [path for path in paths if path not in own_paths]
         self.hosts |= other.hosts
         self.devices |= other.devices
         self.processors |= other.processors
@@ -245,7 +248,7 @@ class RanksSeen:
         self.gloo_stubs |= other.gloo_stubs
 
     def provenance(self, plan: RunPlan) -> Provenance:
-        """The report's provenance: what the plan knew, the stacks, and what their ranks ran."""
+        """Return the report's provenance: what the plan knew, the stacks, and what their ranks ran."""
         return Provenance(
             **vars(plan.provenance),
             stacks={name: stack.facts() for name, stack in plan.stacks.items()},
@@ -279,8 +282,8 @@ class LiveJudging:
         self._open = set(self._known) - self._ended
         self._for: dict[str, list[str]] = {}  # cell -> cells that are compared with it, and itself
         for name in sorted(self._open):
-            for one in self._needs[name]:
-                self._for.setdefault(one.id, []).append(name)
+            for compared in self._needs[name]:
+                self._for.setdefault(compared.id, []).append(name)
         self._facts = RunFacts(before=read_baselines(run))
         self._failures = 0
 
@@ -288,20 +291,20 @@ class LiveJudging:
         """Judge what can be judged now that a cell has ended. EnoughFailures when --maxfail is reached."""
         self._ended.add(cell)
         waiting = [name for name in self._for.get(cell, ()) if name in self._open]
-        for name in [name for name in waiting if all(one.id in self._ended for one in self._needs[name])]:
+        for name in [name for name in waiting if all(compared.id in self._ended for compared in self._needs[name])]:
             self._open.discard(name)
             self._judge(self._known[name])
 
     def _judge(self, cell: PlannedCell) -> None:
         compared = self._needs[cell.id]
-        ranks = sum(one.config.layout.world_size for one in compared)
+        ranks = sum(cell_of_part.config.layout.world_size for cell_of_part in compared)
         if self._most is None and (ranks > MOST_RANKS or cell.config.timing.turns):  # a clock must not be disturbed
             return
         part = replace(self._plan, expansion=replace(self._plan.expansion, cells=tuple(compared)))
         judged, _ = judge_here(self._run, part, self._facts, datetime.now(timezone.utc).date().isoformat())
-        found = judged.cells[cell.id]
-        if isinstance(found, ReportCell) and found.outcome in _SHOWN_AS_FAILED:
-            self._failed(found)
+        judged_cell = judged.cells[cell.id]
+        if isinstance(judged_cell, ReportCell) and judged_cell.outcome in _SHOWN_AS_FAILED:
+            self._failed(judged_cell)
             self._failures += 1
             if self._most is not None and self._failures >= self._most:
                 raise EnoughFailures
@@ -345,7 +348,10 @@ def _add_samples(cells: dict[str, Baseline], plan: RunPlan, file: Path) -> None:
 
 
 def read_baselines(run: RunDir) -> dict[str, Baseline]:
-    """Cell id -> baseline; empty when the file is missing or damaged, which baseline_problem reports."""
+    """Return the baseline of each cell id.
+
+    Empty when the file is missing or damaged, which baseline_problem reports.
+    """
     try:
         return _read_kept_baselines(run)
     except _DAMAGED:
@@ -353,7 +359,7 @@ def read_baselines(run: RunDir) -> dict[str, Baseline]:
 
 
 def baseline_problem(run: RunDir, plan: RunPlan) -> str:
-    """Why the run's baseline cannot be read, so that no cell is compared with earlier times; else empty."""
+    """Return why the run's baseline cannot be read, so that no cell is compared with earlier times; else empty."""
     path = run.report("baseline.json")
     if plan.history is not None and not path.exists():
         return f"{path} is missing, so times cannot be compared with earlier runs"

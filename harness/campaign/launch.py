@@ -37,7 +37,7 @@ def launch(
     expected: Expected | None = None,
     stream: TextIO | None = None,
 ) -> None:
-    """Start the cells not started yet; returns when all cells have ended. KeyboardInterrupt passes through.
+    """Start the cells not started yet; return when all cells have ended. KeyboardInterrupt passes through.
 
     `judged`: makes the judge of cells that end, from the function that shows one that failed. `expected`: times that
     the history knows, for the estimate of the time left. `stream`: for progress; None: standard output.
@@ -56,7 +56,7 @@ def launch(
 
 
 def launcher_for(profile: ClusterProfile) -> Launcher:
-    """The launcher of runs under a cluster profile."""
+    """Return the launcher of runs under a cluster profile."""
     if profile.kind == "slurm":
         from harness.launch.slurm.launcher import SlurmLauncher
 
@@ -67,7 +67,7 @@ def launcher_for(profile: ClusterProfile) -> Launcher:
 
 
 def launcher_of(run: RunDir) -> Launcher:
-    """The launcher of a run that was started earlier."""
+    """Return the launcher of a run that was started earlier."""
     if not run.cluster.exists():
         return launcher_for(LOCAL)
     from harness.launch.slurm.submit import profile_of

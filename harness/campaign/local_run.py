@@ -46,8 +46,8 @@ def start(
 def resume(directory: RunDir, plan: RunPlan, options: RunOptions, *, errors: bool) -> RunResult:
     """Run the cells that have no result, as new attempts, and judge all. `errors`: also those that ended as ERROR."""
     with tracebacks_in(directory.root), only_launcher(directory):
-        wanted = _without_result(directory, plan) | (_errors(directory, plan) if errors else set())
-        again = with_partners(plan.expansion.cells, wanted)
+        requested = _without_result(directory, plan) | (_errors(directory, plan) if errors else set())
+        again = with_partners(plan.expansion.cells, requested)
         if again:
             refuse_changed_code(directory, plan.stacks, _MOVED)
         attempts = _new_attempts(directory, [cell for cell in plan.expansion.cells if cell.id in again])
@@ -57,18 +57,18 @@ def resume(directory: RunDir, plan: RunPlan, options: RunOptions, *, errors: boo
 
 
 def refuse_changed_code(directory: RunDir, stacks: Mapping[str, ReadyStack], hint: str) -> None:
-    """InputError when a stack's code has changed since the run's first cells."""
+    """Raise InputError when a stack's code has changed since the run's first cells."""
     if moved := [Problem(message=change, file=str(directory.root), hint=hint) for change in moved_since(stacks)]:
         raise InputError(moved)
 
 
 def _judge(directory: RunDir, plan: RunPlan, options: RunOptions, *, enough: bool) -> RunResult:
-    """`enough`: --maxfail ended the run; it is recorded in the history once the other cells have run."""
-    left = _without_result(directory, plan) if enough else set()
+    """Judge the run. `enough`: --maxfail ended it; it is recorded in the history once the other cells have run."""
+    unfinished = _without_result(directory, plan) if enough else set()
     try:
-        result = judge_and_report(directory, plan, replace(options, record=options.record and not left))
+        result = judge_and_report(directory, plan, replace(options, record=options.record and not unfinished))
         if enough:
-            screen.out(stopped(directory, plan, left, options.maxfail or 0))
+            screen.out(stopped(directory, plan, unfinished, options.maxfail or 0))
         return result
     except KeyboardInterrupt as error:
         again = f"harness report {shlex.quote(relative_path(directory.root))}"
@@ -85,7 +85,7 @@ def _launch(
     options: RunOptions,
     ahead: AgentAhead | None = None,
 ) -> bool:
-    """Run the cells of `part`; returns whether --maxfail ended the run before all of them had ended."""
+    """Run the cells of `part`; return whether --maxfail ended the run before all of them had ended."""
 
     def judged(failed: Callable[[ReportCell], None]) -> Callable[[str], None]:
         return LiveJudging(directory, plan, failed, options.maxfail).ended
@@ -95,33 +95,41 @@ def _launch(
         import_ahead()
         launch.launch(directory, part, LocalLauncher(attempts, ahead), judged, times)
     except EnoughFailures:
-        left = _without_result(directory, plan)
+        unfinished = _without_result(directory, plan)
         why = f"the run was stopped after {counted(options.maxfail or 0, 'failure')} (--maxfail)"
-        note(directory.events, RunStopped(why=why, cells=tuple(sorted(left))))
+        note(directory.events, RunStopped(why=why, cells=tuple(sorted(unfinished))))
         return True
     except KeyboardInterrupt as error:
-        left = _without_result(directory, plan)
-        note(directory.events, RunStopped(why=f"the run was ended by {signal_name(error)}", cells=tuple(sorted(left))))
+        unfinished = _without_result(directory, plan)
+        note(
+            directory.events,
+            RunStopped(why=f"the run was ended by {signal_name(error)}", cells=tuple(sorted(unfinished))),
+        )
         judge_and_report(directory, plan, replace(options, record=False, notify=()), code=EXIT_INTERRUPTED)
-        raise InterruptedRun(interruption(directory, plan, left, signal_name(error))) from error
+        raise InterruptedRun(interruption(directory, plan, unfinished, signal_name(error))) from error
     return False
 
 
-def interruption(directory: RunDir, plan: RunPlan, left: Collection[str], signal: str) -> str:
-    """The message after a signal: what is left, and the command that continues. `left`: cells without a result."""
+def interruption(directory: RunDir, plan: RunPlan, unfinished: Collection[str], signal: str) -> str:
+    """Return the message after a signal: what is left, and the command that continues.
+
+    `unfinished`: cells without a result.
+    """
     run, cells = shlex.quote(relative_path(directory.root)), len(plan.expansion.cells)
-    if not left:
+    if not unfinished:
         return (
             f"ended by {signal}: all {cells} cells had ended and are judged; record the run in the history with: "
             f"harness resume {run}"
         )
-    judged = cells - len(left)
+    judged = cells - len(unfinished)
     return f"ended by {signal}: {judged} of {cells} cells are judged; the others run with: harness resume {run}"
 
 
-def stopped(directory: RunDir, plan: RunPlan, left: Collection[str], most: int) -> str:
-    """How many cells --maxfail left, which the report lists as NOT_RUN, and the command that runs them."""
-    what = f"stopped after {counted(most, 'failure')} (--maxfail): {len(left)} of {len(plan.expansion.cells)} cells"
+def stopped(directory: RunDir, plan: RunPlan, unfinished: Collection[str], most: int) -> str:
+    """Return how many cells --maxfail left, which the report lists as NOT_RUN, and the command that runs them."""
+    what = (
+        f"stopped after {counted(most, 'failure')} (--maxfail): {len(unfinished)} of {len(plan.expansion.cells)} cells"
+    )
     return f"{what} did not run\n  run them with: harness resume {shlex.quote(relative_path(directory.root))}"
 
 
@@ -130,20 +138,21 @@ def _without_result(directory: RunDir, plan: RunPlan) -> set[str]:
 
 
 def _errors(directory: RunDir, plan: RunPlan) -> set[str]:
-    """Cells of usable stacks that ended as ERROR, without those that only lack their control."""
+    """Return the cells of usable stacks that ended as ERROR, without those that only lack their control."""
     usable = {cell for allocation in plan.allocations for cell in allocation.cells}
     return judging.ended_as_error(directory, plan) & usable
 
 
 def with_partners(cells: Collection[PlannedCell], wanted: Collection[str]) -> set[str]:
-    """The wanted cells and those interleaved with them, since neither side can be timed alone."""
+    """Return the wanted cells and those interleaved with them, since neither side can be timed alone."""
     pairs = {cell.config.timing.turns for cell in cells if cell.id in wanted} - {""}
     return set(wanted) | {cell.id for cell in cells if cell.config.timing.turns in pairs}
 
 
 def _new_attempts(directory: RunDir, cells: Collection[PlannedCell]) -> dict[str, int]:
-    """Write the configuration of each cell's next attempt; returns cell -> its number. An attempt that never began is
-    reused.
+    """Write the configuration of each cell's next attempt.
+
+    Return the attempt's number by cell. An attempt that never began is reused.
 
     Interleaved cells synchronise in a folder named after the attempt's number, so they get the same number.
     """
@@ -170,18 +179,20 @@ def _new_attempts(directory: RunDir, cells: Collection[PlannedCell]) -> dict[str
 
 
 def _of(plan: RunPlan, cells: Collection[str]) -> RunPlan:
-    """The plan reduced to some of its cells."""
+    """Return the plan reduced to some of its cells."""
     parts = [
-        replace(one, cells=tuple(cell for cell in one.cells if cell in cells))
-        for one in plan.allocations
-        if any(cell in cells for cell in one.cells)
+        replace(allocation, cells=tuple(cell for cell in allocation.cells if cell in cells))
+        for allocation in plan.allocations
+        if any(cell in cells for cell in allocation.cells)
     ]
-    left = tuple(cell for cell in plan.expansion.cells if cell.id in cells)
-    return replace(plan, allocations=tuple(parts), expansion=replace(plan.expansion, cells=left))
+    cells_left = tuple(cell for cell in plan.expansion.cells if cell.id in cells)
+    return replace(plan, allocations=tuple(parts), expansion=replace(plan.expansion, cells=cells_left))
 
 
 def expected_times(plan: RunPlan, file: Path) -> Expected:
-    """Empty where the history is missing, cannot be read, or knows none of the cells: it only serves an estimate."""
+    """Return the times of earlier runs, which only serve an estimate: empty where the history is missing, cannot be
+    read, or knows none of the cells.
+    """
     from harness.history.database import opened
     from harness.history.queries import durations
 
@@ -193,6 +204,6 @@ def expected_times(plan: RunPlan, file: Path) -> Expected:
     except (HarnessError, OSError):
         return Expected()
     runs = {row["run"]: (row["cells_s"], row["wall_s"]) for row in rows if row["wall_s"]}
-    wall = sum(one for _, one in runs.values())
+    wall = sum(wall_s for _, wall_s in runs.values())
     at_once = sum(cells for cells, _ in runs.values()) / wall if wall else 1.0
     return Expected(cells={row["cell_id"]: row["seconds"] for row in rows}, at_once=at_once)

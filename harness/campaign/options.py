@@ -207,20 +207,22 @@ def add_options(parser: argparse.ArgumentParser, kind: type[PlanOptions | Verdic
 
 
 def run_options(arguments: argparse.Namespace) -> RunOptions:
-    """The options as parsed; those that the command lacks have their defaults."""
+    """Return the options as parsed; those that the command lacks have their defaults."""
     return RunOptions(**{name: getattr(arguments, name) for name in OPTIONS if hasattr(arguments, name)})
 
 
 def command_words(options: PlanOptions | VerdictOptions) -> list[str]:
-    """The words of a command line that gives these options."""
-    found: list[str] = []
-    for one in fields(options):
-        option, value = OPTIONS[one.name], getattr(options, one.name)
+    """Return the words of a command line that gives these options."""
+    words: list[str] = []
+    for declared in fields(options):
+        option, value = OPTIONS[declared.name], getattr(options, declared.name)
         if option.is_switch:
-            found += [option.flag] if value is not option.default else []
+            words += [option.flag] if value is not option.default else []
         elif option.repeatable or value != option.default:
-            found += [word for item in (value if option.repeatable else [value]) for word in (option.flag, str(item))]
-    return found
+            words += [
+                word for single in (value if option.repeatable else [value]) for word in (option.flag, str(single))
+            ]
+    return words
 
 
 CLUSTER_JOBS = 3  # points that a bisection on a cluster judges at once: each round leaves a quarter of the history

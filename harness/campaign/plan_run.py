@@ -74,6 +74,7 @@ class Source:
 
 
 def new_run_id(name: str) -> str:
+    """Return a new run id: the time in UTC and four random hex digits."""
     now = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     return f"{name}-{now}-{secrets.token_hex(2)}"
 
@@ -85,7 +86,7 @@ def read_source(file: Path, options: PlanOptions) -> Source:
 
 
 def plan_run(file: Path, options: PlanOptions, command: Sequence[str] = (), source: Source | None = None) -> Planned:
-    """The plan of a matrix file; reads only files, the clock and facts of the machine.
+    """Return the plan of a matrix file; reads only files, the clock and facts of the machine.
 
     `command`: the command line that asks for it. `source`: if it is read.
     """
@@ -132,22 +133,25 @@ def prepare_stacks(planned: Planned, *, once: bool = False, user: str = "") -> P
 
 
 def check_arguments(planned: Planned) -> None:
-    """InputError when a stack's trainer does not accept the arguments of a cell; it is asked in its environment."""
+    """Raise InputError when a stack's trainer does not accept the arguments of a cell.
+
+    It is asked in its environment.
+    """
     problems: dict[str, Problem] = {}
     cells = [cell for cell in planned.plan.expansion.cells if cell.config.trainer in (*WITH_COMMAND_LINE, *WITH_FIELDS)]
     with_arguments = {cell.id: cell for cell in cells if cell.config.args.given}
-    asked = {cell.id: (cell.config.stack, cell.config.trainer) for cell in with_arguments.values()}
-    for name, trainer in dict.fromkeys(asked.values()):
+    asked_of = {cell.id: (cell.config.stack, cell.config.trainer) for cell in with_arguments.values()}
+    for name, trainer in dict.fromkeys(asked_of.values()):
         stack = planned.plan.stacks.get(name) or _default_stack(planned.cluster)
         if stack is None or not stack.usable or stack.requested.container:
             continue  # a cell without a usable stack is ERROR; in a container, it finds out itself
         try:
-            of_both = {cell: with_arguments[cell].config for cell, both in asked.items() if both == (name, trainer)}
-            found = argument_problems(stack, trainer, of_both)
+            of_both = {cell: with_arguments[cell].config for cell, both in asked_of.items() if both == (name, trainer)}
+            messages = argument_problems(stack, trainer, of_both)
         except InfrastructureError as error:
             say(f"arguments for stack {name} are not checked before cells start: {error}")
             continue
-        for cell, message in found.items():  # once for all cells with the same problem
+        for cell, message in messages.items():  # once for all cells with the same problem
             problem = Problem(
                 message=f"cell {cell} of stack {name}: {message}",
                 file=planned.matrix.file,
@@ -161,29 +165,33 @@ def check_arguments(planned: Planned) -> None:
 
 
 def _default_stack(cluster: ClusterProfile) -> ReadyStack | None:
-    """The environment of agents of cells without a stack; None if it is a container."""
+    """Return the environment of agents of cells without a stack; None if it is a container."""
     python = cluster.python or sys.executable
     return None if cluster.container else ReadyStack(requested=Stack(name=DEFAULT), python=python)
 
 
 def foresee_stacks(planned: Planned) -> tuple[Planned, list[Forecast]]:
-    """The plan as `prepare_stacks` would make it, as far as known, and the forecast of each stack."""
-    found = forecasts(requested_stacks(planned.plan.expansion, planned.matrix))
+    """Return the plan as `prepare_stacks` would make it, as far as known, and the forecast of each stack."""
+    foreseen = forecasts(requested_stacks(planned.plan.expansion, planned.matrix))
     stacks = {
-        item.stack: item.ready or ReadyStack(requested=planned.matrix.stacks[item.stack], error="unknown")
-        for item in found
+        forecast.stack: forecast.ready or ReadyStack(requested=planned.matrix.stacks[forecast.stack], error="unknown")
+        for forecast in foreseen
     }
-    return replace(planned, plan=in_stacks(planned.plan, stacks)), found
+    return replace(planned, plan=in_stacks(planned.plan, stacks)), foreseen
 
 
 def in_stacks(plan: RunPlan, stacks: Mapping[str, ReadyStack]) -> RunPlan:
-    """The plan with its stacks; allocations of those that cannot be used are dropped."""
-    usable = [item for item in plan.allocations if item.stack not in stacks or stacks[item.stack].usable]
+    """Return the plan with its stacks; allocations of those that cannot be used are dropped."""
+    usable = [
+        allocation
+        for allocation in plan.allocations
+        if allocation.stack not in stacks or stacks[allocation.stack].usable
+    ]
     return replace(plan, stacks=dict(stacks), allocations=tuple(usable))
 
 
 def plan_cells(expansion: Expansion, *, name: str, file: str, command: Sequence[str], run_id: str = "") -> RunPlan:
-    """The plan of cells that are already expanded, on this machine. `run_id`: empty for a new one."""
+    """Return the plan of cells that are already expanded, on this machine. `run_id`: empty for a new one."""
     return RunPlan(
         run_id=run_id or new_run_id(name),
         matrix_name=name,
@@ -246,7 +254,7 @@ def _package_version(package: str) -> str:
 
 
 def _harness_commit(folder: Path) -> str:
-    """Commit of the harness's checkout, with "+changes" when files differ; "unknown" outside a checkout."""
+    """Return the commit of the harness's checkout, with "+changes" when files differ; "unknown" outside a checkout."""
     try:
         head = git.run(folder, "rev-parse", "--short=12", "HEAD", timeout_s=10)
         dirty = git.run(folder, "status", "--porcelain", ".", timeout_s=10)

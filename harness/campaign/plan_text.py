@@ -26,7 +26,7 @@ def plan_text(
     to_make: bool = False,
     width: int | None = None,
 ) -> str:
-    """Cells, rejected cells with rule and arithmetic, excluded combinations, totals and cost.
+    """Return the cells, rejected cells with rule and arithmetic, excluded combinations, totals and cost.
 
     At most 50 rows of each kind unless `all_rows`, and the number of rows left out. `cores`: of the machine that runs
     the cells; `jobs`: cost of the jobs if a cluster runs them. `stacks`: a line per environment or worktree.
@@ -64,7 +64,7 @@ def plan_json(
     stacks: Sequence[Any] = (),
     left_out: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
-    """The same as JSON text, never shortened. `allocations`: given for a cluster."""
+    """Return what `plan_text` shows as JSON text, never shortened. `allocations`: given for a cluster."""
     values = {
         "cells": [_cell_json(cell) for cell in expansion.cells],
         "rejected": [
@@ -124,7 +124,7 @@ def _cell_json(cell: PlannedCell) -> dict[str, Any]:
 
 
 def _cell_table(cells: Sequence[PlannedCell], width: int | None) -> list[str]:
-    """Columns: id, the axes that vary, as many as fit, ranks, a note."""
+    """Return the columns: id, the axes that vary, as many as fit, ranks, a note."""
     shown = [
         name
         for name in (cells[0].axes if cells else ())
@@ -142,7 +142,7 @@ def _cell_table(cells: Sequence[PlannedCell], width: int | None) -> list[str]:
 
 
 def _wide(rows: Sequence[Sequence[str]]) -> int:
-    """Columns of the longest line; a long note may be broken."""
+    """Return the columns of the longest line; a long note may be broken."""
     *sizes, note = (max(len(row[column]) for row in rows) for column in range(len(rows[0])))
     return sum(sizes) + 2 * (len(sizes) - 1) + (min(note, _SHORT_NOTE) + 2 if note else 0)
 
@@ -162,14 +162,14 @@ def _note(cell: PlannedCell) -> str:
 
 
 def _selection_lines(selection: Selection) -> list[str]:
-    """What is covered, what is left out, what is always kept, and why some t-tuples are in no cell."""
-    kept = [
+    """Return what is covered, what is left out, what is always kept, and why some t-tuples are in no cell."""
+    always_kept = [
         f"always kept: {counted(cells, 'cell') if cells else 'no such cell'}, {why}"
         for why, cells in selection.kept.items()
     ]
-    gone = [f"not possible: {count}, {reason}" for reason, count in selection.impossible.items()]
-    left = f"left out: {counted(selection.left_out, 'cell')} (select: full runs every cell)"
-    return [selection.text, left, *kept, *gone]
+    impossible = [f"not possible: {count}, {reason}" for reason, count in selection.impossible.items()]
+    left_out = f"left out: {counted(selection.left_out, 'cell')} (select: full runs every cell)"
+    return [selection.text, left_out, *always_kept, *impossible]
 
 
 def _rejected_lines(rejected: Sequence[RejectedCell]) -> list[str]:
@@ -194,7 +194,7 @@ def _time_line(cost: Cost, to_make: bool) -> str:
 
 
 def _job_lines(jobs: Sequence[JobCost]) -> list[str]:
-    """The arrays that are submitted, and their cost in GPU-hours, or node-hours without GPUs."""
+    """Return the arrays that are submitted, and their cost in GPU-hours, or node-hours without GPUs."""
     rows = [["array", "jobs", "nodes", "GPUs", "minutes at most"]]
     rows += [[job.array, *map(str, (job.jobs, job.nodes, job.gpus, job.time_limit_min))] for job in jobs]
     if any(job.gpus for job in jobs):

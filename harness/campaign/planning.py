@@ -18,7 +18,7 @@ _NO_TURNS = Problem(
 
 
 def expand_for(matrix: Matrix, cluster: ClusterProfile) -> Expansion:
-    """The cells of a matrix on a cluster; those that cannot run there are rejected."""
+    """Return the cells of a matrix on a cluster; those that cannot run there are rejected."""
     slurm = cluster.kind == "slurm"
     if slurm and matrix.base:
         raise InputError(_NO_TURNS)
@@ -27,6 +27,6 @@ def expand_for(matrix: Matrix, cluster: ClusterProfile) -> Expansion:
 
 
 def requested_stacks(expansion: Expansion, matrix: Matrix) -> list[Stack]:
-    """The stacks that some cell uses, without the default one."""
+    """Return the stacks that some cell uses, without the default one."""
     used = dict.fromkeys(cell.config.stack for cell in expansion.cells)
     return [matrix.stacks[name] for name in used if name in matrix.stacks]

@@ -17,29 +17,32 @@ Add = Callable[[str, Any], str]  # adds an object under a name; returns why it c
 
 @cache
 def active() -> tuple[Plugin, ...]:
-    """The plug-ins, loaded. InputError, which names the distribution, for one that is broken or takes a used name."""
-    found = tuple(installed())
-    if found:  # the tables are loaded only then
+    """Return the plug-ins, loaded.
+
+    InputError, which names the distribution, for one that is broken or takes a used name.
+    """
+    plugins = tuple(installed())
+    if plugins:  # the tables are loaded only then
         adders = _adders()
-        problems = [wrong for plugin in found for entry in plugin.entries if (wrong := _added(plugin, entry, adders))]
-        problems += _without_adapter(found)
+        problems = [wrong for plugin in plugins for entry in plugin.entries if (wrong := _added(plugin, entry, adders))]
+        problems += _without_adapter(plugins)
         if problems:
             active.cache_clear()
             raise InputError(problems)
-    return found
+    return plugins
 
 
 def _added(plugin: Plugin, entry: PluginEntry, adders: Mapping[str, Add]) -> Problem | None:
     try:
-        made = entry.load(str(plugin)) if entry.group in LAUNCHER_GROUPS else None
+        loaded = entry.load(str(plugin)) if entry.group in LAUNCHER_GROUPS else None
     except InputError as error:
         return error.problems[0]
-    wrong = adders[entry.group](entry.name, made)
+    wrong = adders[entry.group](entry.name, loaded)
     return problem(str(plugin), entry, wrong) if wrong else None
 
 
 def _without_adapter(plugins: tuple[Plugin, ...]) -> list[Problem]:
-    """A data path needs an adapter, and an adapter a data path."""
+    """Return a problem for each data path without an adapter, and for each adapter without a data path."""
     entries = [(plugin, entry) for plugin in plugins for entry in plugin.entries]
     paths, adapters = (
         {entry.name for _, entry in entries if entry.group == group} for group in ("data_paths", "adapters")
@@ -54,7 +57,7 @@ def _without_adapter(plugins: tuple[Plugin, ...]) -> list[Problem]:
 
 
 def _adders() -> dict[str, Add]:
-    """How an entry of each group is added. The only place that changes the tables of the launcher."""
+    """Return how an entry of each group is added. The only place that changes the tables of the launcher."""
     from harness.core.cell.axis_values import BUILDERS, TRAINERS
     from harness.judge.checks import table as checks
     from harness.judge.checks.table import Check
@@ -65,19 +68,19 @@ def _adders() -> dict[str, Add]:
 
     adapters = [*DATA_PATHS]
 
-    def check(name: str, made: Any) -> str:
-        known = [one.name for one in (*checks.CHECKS, *checks.ADDED)]
-        return _not_a(Check, made) or _misnamed(name, made.name) or _add(name, known, checks.ADDED, made)
+    def check(name: str, loaded: Any) -> str:
+        taken = [entry.name for entry in (*checks.CHECKS, *checks.ADDED)]
+        return _not_a(Check, loaded) or _misnamed(name, loaded.name) or _add(name, taken, checks.ADDED, loaded)
 
-    def rule(name: str, made: Any) -> str:
-        known = [one.id for one in (*rules.RULES, *rules.ADDED)]
-        return _not_a(Rule, made) or _misnamed(name, made.id) or _add(name, known, rules.ADDED, made)
+    def rule(name: str, loaded: Any) -> str:
+        taken = [entry.id for entry in (*rules.RULES, *rules.ADDED)]
+        return _not_a(Rule, loaded) or _misnamed(name, loaded.id) or _add(name, taken, rules.ADDED, loaded)
 
-    def notifier(name: str, made: Any) -> str:
-        if not callable(made):
-            return f"must be a function, not {type(made).__name__}"
+    def notifier(name: str, loaded: Any) -> str:
+        if not callable(loaded):
+            return f"must be a function, not {type(loaded).__name__}"
         wrong = _taken(name, NOTIFIERS)
-        NOTIFIERS.setdefault(name, made)
+        NOTIFIERS.setdefault(name, loaded)
         return wrong
 
     return {
@@ -104,32 +107,32 @@ def _add_data_path(name: str, path: Any) -> str:
     return ""
 
 
-def _add(name: str, known: Collection[str], table: list[Any], item: Any) -> str:
-    if wrong := _taken(name, known):
+def _add(name: str, taken: Collection[str], table: list[Any], loaded: Any) -> str:
+    if wrong := _taken(name, taken):
         return wrong
-    table.append(item)
+    table.append(loaded)
     return ""
 
 
-def _not_a(kind: type[Any], found: Any) -> str:
-    return "" if isinstance(found, kind) else f"must be a {kind.__name__}, not {type(found).__name__}"
+def _not_a(kind: type[Any], loaded: Any) -> str:
+    return "" if isinstance(loaded, kind) else f"must be a {kind.__name__}, not {type(loaded).__name__}"
 
 
-def _misnamed(name: str, own: str) -> str:
-    return "" if name == own else f"the entry point is named {name!r}, and what it loads {own!r}"
+def _misnamed(name: str, loaded_name: str) -> str:
+    return "" if name == loaded_name else f"the entry point is named {name!r}, and what it loads {loaded_name!r}"
 
 
-def _taken(name: str, known: Collection[str]) -> str:
-    return f"the name {name!r} is taken, by the harness or another plug-in" if name in known else ""
+def _taken(name: str, taken: Collection[str]) -> str:
+    return f"the name {name!r} is taken, by the harness or another plug-in" if name in taken else ""
 
 
 def versions() -> dict[str, str]:
-    """Name -> version of each plug-in, for the provenance of a run."""
+    """Return the version of each plug-in by its name, for the provenance of a run."""
     return {plugin.name: plugin.version for plugin in active()}
 
 
 def require(plan: RunPlan) -> None:
-    """InputError when a plug-in with which a run was planned is not installed here."""
+    """Raise InputError when a plug-in with which a run was planned is not installed here."""
     here = versions()
     missing = [f"{name} {version}" for name, version in plan.provenance.plugins.items() if name not in here]
     if missing:

@@ -69,14 +69,14 @@ class RunState:
     def start(self, total: int, ranks: Mapping[str, int], agents: int, expected: Expected | None = None) -> None:
         self.total, self.ranks, self.agents = total, ranks, max(agents, 1)
         self.expected = expected or Expected()
-        known = {cell: seconds for cell, seconds in self.expected.cells.items() if cell in ranks}
-        scale = sum(known.values()) / sum(ranks[cell] for cell in known) if known else 1.0
-        self._weights = {cell: known.get(cell, scale * count) for cell, count in ranks.items()}
+        history = {cell: seconds for cell, seconds in self.expected.cells.items() if cell in ranks}
+        scale = sum(history.values()) / sum(ranks[cell] for cell in history) if history else 1.0
+        self._weights = {cell: history.get(cell, scale * count) for cell, count in ranks.items()}
         self.begun = self.clock()
         self.enter("starting")
 
     def enter(self, phase: str) -> None:
-        """`phase`: "" while cells run."""
+        """Begin a phase of the run: "" while cells run."""
         self.phase, self.phase_since = phase, self.clock()
 
     def agent_started(self) -> None:
@@ -114,14 +114,15 @@ class RunState:
         return sum(self._weights.values()) or float(self.total)
 
     def seconds_left(self) -> float | None:
-        """Estimated from the ended cells, weighted by their expected times or their ranks, and the imports to come.
+        """Return an estimate from the ended cells, weighted by their expected times or their ranks, and the imports to
+        come.
 
         Until a cell ends: from the history; None if it knows none of the cells.
         """
         busy = self._busy_s + (self.clock() - self._busy_since if self.running else 0.0)
         if not self.weight_done or not busy:
-            known = any(cell in self.ranks for cell in self.expected.cells)
-            return max(self.weight / self.expected.at_once - (self.clock() - self.begun), 0.0) if known else None
+            has_history = any(cell in self.ranks for cell in self.expected.cells)
+            return max(self.weight / self.expected.at_once - (self.clock() - self.begun), 0.0) if has_history else None
         cells = max(self.weight - self.weight_done, 0.0) * busy / self.weight_done
         to_come = max(self.agents - len(self.imports), 0)
         return cells + (to_come * max(self.imports) if self.imports and cells else 0.0)
@@ -154,9 +155,9 @@ class Progress:
             return
         self._console = console_on(self._stream)
         self._live = _live(self, self._console, self._stream)
-        left = self.state.seconds_left()
-        if left is not None and self._live is None:
-            self.note(f"about {duration(left)}, by the history")
+        seconds_left = self.state.seconds_left()
+        if seconds_left is not None and self._live is None:
+            self.note(f"about {duration(seconds_left)}, by the history")
 
     def agent_started(self) -> None:
         with self._lock:
@@ -178,7 +179,10 @@ class Progress:
             self.note(f"running {cell}")
 
     def cell_finished(self, cell: str, status: str, seconds: float) -> None:
-        """`status`: that of the CellResult (completed, failed, rejected, error); any other is not counted."""
+        """Count an ended cell.
+
+        `status`: that of the CellResult (completed, failed, rejected, error); any other is not counted.
+        """
         with self._lock:
             self.state.cell_finished(cell, status)
             if status not in _STATUS:  # a damaged journal
@@ -228,17 +232,17 @@ class Progress:
         return text.append(f"{word:<8}", style=style).append(f" {shown(cell)} {seconds:.1f} s")
 
     def __rich__(self) -> RenderableType:
-        """The live display: bar, counts and times on two lines, then the phase or the cells that run now."""
+        """Return the live display: bar, counts and times on two lines, then the phase or the cells that run now."""
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
 
         with self._lock:
             state, now, queue = self.state, self._clock(), self._queue
-            running, left = list(state.running.items()), state.seconds_left()
+            running, seconds_left = list(state.running.items()), state.seconds_left()
             lines = Table.grid(expand=True)
             lines.add_row(ProgressBar(total=max(state.weight, 1), completed=state.weight_done))
-            lines.add_row(self._head(now, left))
+            lines.add_row(self._head(now, seconds_left))
         if queue:
             lines.add_row(Text(f"  {shown(queue)}", style="dim", no_wrap=True, overflow="ellipsis"))
         if state.phase and not queue:
@@ -250,8 +254,8 @@ class Progress:
             lines.add_row(Text(f"  and {len(running) - _SHOWN_RUNNING} more", style="dim"))
         return lines
 
-    def _head(self, now: float, left: float | None) -> Text:
-        """E.g. "3/4 cells  1 running  1 failed  6 s elapsed, about 13 s left"."""
+    def _head(self, now: float, seconds_left: float | None) -> Text:
+        """Return e.g. "3/4 cells 1 running 1 failed 6 s elapsed, about 13 s left"."""
         from rich.text import Text
 
         state = self.state
@@ -261,7 +265,9 @@ class Progress:
             if state.counts[status]:
                 word, style = _STATUS[status]
                 head.append(f"  {state.counts[status]} {word}", style=f"not bold {style}")
-        times = f"  {duration(now - state.begun)} elapsed" + (f", about {duration(left)} left" if left else "")
+        times = f"  {duration(now - state.begun)} elapsed" + (
+            f", about {duration(seconds_left)} left" if seconds_left else ""
+        )
         return head.append(times, style="not bold dim")
 
 
@@ -312,7 +318,7 @@ class Judging:
 
 
 def _failure(console: Console, cell: ReportCell) -> RenderableType:
-    """E.g. "FAIL  tp2-pp1-...: numerics: the loss differs ..."."""
+    """Return e.g. "FAIL tp2-pp1-...: numerics: the loss differs ..."."""
     from rich.text import Text
 
     why = f"{cell.first.lane.value}: {cell.first.message}" if cell.first else cell.reason
@@ -322,7 +328,7 @@ def _failure(console: Console, cell: ReportCell) -> RenderableType:
 
 
 def _live(shown_: Any, console: Console, stream: TextIO) -> Any:
-    """A started live display, or None where plain lines are wanted.
+    """Return a started live display, or None where plain lines are wanted.
 
     Asks the stream, not rich: with FORCE_COLOR rich takes a CI log for a terminal.
     """

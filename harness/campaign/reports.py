@@ -45,10 +45,10 @@ def write_reports(run: RunDir, report: Report) -> list[Path]:
         "report.json": render_json,
         "junit.xml": render_junit,
         "report.md": render_markdown,
-        "report.html": lambda one: _pages(run, one),
+        "report.html": lambda judged: _pages(run, judged),
     }
     if report.noise:
-        renderers["noise.json"] = lambda one: dumps(one.noise, indent=1) + "\n"
+        renderers["noise.json"] = lambda judged: dumps(judged.noise, indent=1) + "\n"
     problems = []
     for name, render in renderers.items():
         try:
@@ -61,7 +61,10 @@ def write_reports(run: RunDir, report: Report) -> list[Path]:
 
 
 def _pages(run: RunDir, report: Report) -> str:
-    """The text of report.html; further pages of a large report are written, in place of those of an earlier report."""
+    """Return the text of report.html.
+
+    Further pages of a large report are written, in place of those of an earlier report.
+    """
     pages = render_pages(report, run.root)
     _, first = next(pages)
     written = set()
@@ -91,7 +94,7 @@ def write_ci_output(report: Report, environment: Mapping[str, str], stream: Text
 
 
 def _in_workspace(file: str, workspace: str) -> str:
-    """The path relative to the repository."""
+    """Return the path relative to the repository."""
     path = matrix_path(file).resolve()
     return str(path.relative_to(workspace)) if workspace and path.is_relative_to(workspace) else file
 

@@ -29,7 +29,8 @@ _NOT_PASSED = (Outcome.FAIL, Outcome.XPASS, Outcome.ERROR, Outcome.FLAKY)
 
 
 def select(expansion: Expansion, patterns: Sequence[str], expression: str = "") -> Expansion:
-    """Cells whose id, or name without the hash, matches a pattern, with the cells that they are compared with.
+    """Return the cells whose id, or name without the hash, matches a pattern, with the cells that they are compared
+    with.
 
     `expression`: only those of them whose id fits it. InputError for a pattern, or an expression, that
     matches nothing. Neither: everything.
@@ -58,8 +59,9 @@ def select(expansion: Expansion, patterns: Sequence[str], expression: str = "") 
 
 
 def matching(expansion: Expansion, pattern: str, option: str = "") -> list[str]:
-    """Ids of the cells that a pattern matches, or of the only one that begins with it; InputError, naming the option,
-    when there is none."""
+    """Return the ids of the cells that a pattern matches, or of the only one that begins with it; InputError, naming
+    the option, when there is none.
+    """
     matched = [cell.id for cell in expansion.cells if _fits_pattern(cell.id, pattern)]
     if not matched and pattern:
         matched = [cell.id for cell in expansion.cells if cell.id.startswith(pattern)]
@@ -89,7 +91,10 @@ def _no_cell(expansion: Expansion, pattern: str, option: str) -> Problem:
 
 
 def parse_expression(text: str) -> Fits:
-    """Whether an id fits the expression, e.g. "tp2 and not (cp2 or sft)"; InputError for one that cannot be read."""
+    """Return whether an id fits the expression, e.g. "tp2 and not (cp2 or sft)".
+
+    InputError for one that cannot be read.
+    """
     tokens = _TOKEN.findall(text)
     fits, rest = _either(tokens, text)
     if rest:
@@ -100,16 +105,16 @@ def parse_expression(text: str) -> Fits:
 def _either(tokens: list[str], text: str) -> tuple[Fits, list[str]]:
     fits, rest = _both(tokens, text)
     while rest and rest[0] == "or":
-        other, rest = _both(rest[1:], text)
-        fits = _any_of(fits, other)
+        alternative, rest = _both(rest[1:], text)
+        fits = _any_of(fits, alternative)
     return fits, rest
 
 
 def _both(tokens: list[str], text: str) -> tuple[Fits, list[str]]:
     fits, rest = _one(tokens, text)
     while rest and rest[0] == "and":
-        other, rest = _one(rest[1:], text)
-        fits = _all_of(fits, other)
+        condition, rest = _one(rest[1:], text)
+        fits = _all_of(fits, condition)
     return fits, rest
 
 
@@ -128,12 +133,12 @@ def _one(tokens: list[str], text: str) -> tuple[Fits, list[str]]:
     return lambda name: word in name, rest
 
 
-def _any_of(one: Fits, other: Fits) -> Fits:
-    return lambda name: one(name) or other(name)
+def _any_of(left: Fits, right: Fits) -> Fits:
+    return lambda name: left(name) or right(name)
 
 
-def _all_of(one: Fits, other: Fits) -> Fits:
-    return lambda name: one(name) and other(name)
+def _all_of(left: Fits, right: Fits) -> Fits:
+    return lambda name: left(name) and right(name)
 
 
 def _unreadable(text: str, why: str) -> InputError:
@@ -142,7 +147,10 @@ def _unreadable(text: str, why: str) -> InputError:
 
 
 def failed_cells(matrix: Path, run_parent: Path) -> list[str]:
-    """Their ids; InputError when the matrix has no finished run under the folder, or every cell passed."""
+    """Return the ids of the cells that failed.
+
+    InputError when the matrix has no finished run under the folder, or every cell passed.
+    """
     from harness.inputs.matrix_file import read_matrix  # what the other commands with runs do without
     from harness.reporting.render_json import read_report
     from harness.runs.listing import listing
@@ -163,7 +171,7 @@ def failed_cells(matrix: Path, run_parent: Path) -> list[str]:
 
 
 def _started(folder: Path) -> float:
-    """When a run began: commands that read a run write into its folder. 0 when it has just been removed."""
+    """Return when a run began: commands that read a run write into its folder. 0 when it has just been removed."""
     for first in ("plan.json", "cells"):
         with suppress(OSError):
             return (folder / first).stat().st_mtime
@@ -171,16 +179,19 @@ def _started(folder: Path) -> float:
 
 
 def _folders_with(file: str, run_parent: Path) -> list[Path]:
-    """The folders that have a file of this name, the newest last."""
-    found = run_parent.glob(f"*/{file}") if is_folder(run_parent) else ()
-    return sorted((path.parent for path in found), key=_started)
+    """Return the folders that have a file of this name, the newest last."""
+    files = run_parent.glob(f"*/{file}") if is_folder(run_parent) else ()
+    return sorted((path.parent for path in files), key=_started)
 
 
 def find_run(name: str, run_parent: Path) -> RunDir:
-    """The run directory that a word names. InputError when there is none, it has no plan, or several begin with it."""
-    known = _folders_with("plan.json", run_parent)
-    unplanned = [folder for folder in _folders_with("cells", run_parent) if folder not in known]
-    if name == "latest" and (runs := sorted([*known, *unplanned], key=_started)):
+    """Return the run directory that a word names.
+
+    InputError when there is none, it has no plan, or several begin with it.
+    """
+    planned = _folders_with("plan.json", run_parent)
+    unplanned = [folder for folder in _folders_with("cells", run_parent) if folder not in planned]
+    if name == "latest" and (runs := sorted([*planned, *unplanned], key=_started)):
         if runs[-1] in unplanned:
             raise InputError(_no_plan(runs[-1]))
         return RunDir(runs[-1].resolve())
@@ -188,31 +199,31 @@ def find_run(name: str, run_parent: Path) -> RunDir:
     for candidate in (Path(name), run_parent / name, *inside):
         if is_file(candidate / "plan.json"):
             return RunDir(candidate.resolve())
-    begun = [path for path in known if name and path.name.startswith(name)]
-    if len(begun) == 1:
-        return RunDir(begun[0].resolve())
+    prefixed = [path for path in planned if name and path.name.startswith(name)]
+    if len(prefixed) == 1:
+        return RunDir(prefixed[0].resolve())
     for folder in unplanned:
         named = folder.name.startswith(name) or (is_folder(Path(name)) and folder.samefile(name))
-        if name and named and not begun:
+        if name and named and not prefixed:
             raise InputError(_no_plan(folder))
-    raise InputError(_no_run(name, run_parent, known, begun))
+    raise InputError(_no_run(name, run_parent, planned, prefixed))
 
 
 def _no_plan(folder: Path) -> Problem:
-    """Of a run whose first cell began before the others were named."""
+    """Return the problem of a run whose first cell began before the others were named."""
     if launcher := launcher_of(RunDir(folder)):
         return Problem(message=f"the launcher still names the run's cells: {launcher}", file=str(folder))
     again = "remove the folder and start the run again"
     return Problem(message="the launcher ended before it had named all cells of the run", file=str(folder), hint=again)
 
 
-def _no_run(name: str, run_parent: Path, known: list[Path], begun: list[Path]) -> Problem:
-    if begun:
-        listed = ", ".join(path.name for path in begun[-3:])
-        return Problem(message=f"{len(begun)} runs begin with {name!r}", allowed=f"more of the id of one: {listed}")
-    listed = ", ".join(path.name for path in known[-3:]) or f"none under {run_parent}"
-    near = difflib.get_close_matches(name, [path.name for path in known], n=1)
-    hint = f"did you mean {near[0]}?" if near else "`harness list` shows all runs" if known else None
+def _no_run(name: str, run_parent: Path, planned: list[Path], prefixed: list[Path]) -> Problem:
+    if prefixed:
+        listed = ", ".join(path.name for path in prefixed[-3:])
+        return Problem(message=f"{len(prefixed)} runs begin with {name!r}", allowed=f"more of the id of one: {listed}")
+    listed = ", ".join(path.name for path in planned[-3:]) or f"none under {run_parent}"
+    near = difflib.get_close_matches(name, [path.name for path in planned], n=1)
+    hint = f"did you mean {near[0]}?" if near else "`harness list` shows all runs" if planned else None
     return Problem(
         message=f"no run {name!r}", allowed=f"a path, 'latest', or an id or its beginning: {listed}", hint=hint
     )
