@@ -254,7 +254,7 @@ _NOT_COMPARED = ("moe_token_dispatcher_type",)
 
 
 def missing_in_models(name: str, words: tuple[str, ...], among: Mapping[str, Any], models: Iterable[Any]) -> str:
-    """Why an owned argument of a profile must not be left out: no model of the matrix has it. Empty if one has.
+    """Return why an owned argument of a profile must not be left out: no model of the matrix has it. Empty if one has.
 
     Sizes may differ, since the matrix's model is a small one. `among`: all arguments of the profile; `models`: the
     ModelConfigs of the matrix.
@@ -277,7 +277,7 @@ def missing_in_models(name: str, words: tuple[str, ...], among: Mapping[str, Any
 
 
 def _divided(among: Mapping[str, Any], section: str) -> str:
-    """The size of a head that the other arguments of a profile make, as text."""
+    """Return the size of a head that the other arguments of a profile make, as text."""
     prefix = f"{section}." if section else ""
     sizes = [among.get(f"{prefix}{name}") for name in ("hidden_size", "num_attention_heads")]
     hidden, heads = (int(words[0]) if words and words[0].isdecimal() else 0 for words in sizes)
@@ -285,14 +285,14 @@ def _divided(among: Mapping[str, Any], section: str) -> str:
 
 
 def _read(model: Any, key: str) -> Any:
-    """The value of a key such as model.moe.topk; None where the model does not have the part."""
+    """Return the value of a key such as model.moe.topk; None where the model does not have the part."""
     *parts, name = key.split(".")[1:]
     owner = attrgetter(".".join(parts))(model) if parts else model
     return None if owner is None else getattr(owner, name)
 
 
 def _has(have: Any, wanted: str, field: str) -> bool:
-    """Whether a model with the value `have` is one with the `wanted` one, but for its size."""
+    """Return whether a model with the value `have` is one with the `wanted` one, but for its size."""
     if isinstance(have, bool):
         return wanted == str(have).lower()
     if field not in _SHRUNK and isinstance(have, str):
@@ -300,15 +300,15 @@ def _has(have: Any, wanted: str, field: str) -> bool:
     return bool(have) or _same(wanted, "0")
 
 
-def _same(one: str, other: str) -> bool:
+def _same(text: str, number: str) -> bool:
     try:
-        return float(one) == float(other)
+        return float(text) == float(number)
     except ValueError:
-        return one == other
+        return text == number
 
 
 def owner_of(name: str) -> str | None:
-    """Why a matrix cannot pass on an argument, and what to do instead; None if it can."""
+    """Return why a matrix cannot pass on an argument, and what to do instead; None if it can."""
     section, _, field = name.rpartition(".")
     if section:
         return _owner_of_field(section.partition(".")[0], field, name)
@@ -322,7 +322,9 @@ def owner_of(name: str) -> str | None:
 
 
 def _owner_of_field(section: str, field: str, name: str) -> str | None:
-    """The same for a field of Megatron-Bridge's ConfigContainer; most have the names of Megatron-LM's arguments."""
+    """Return what `owner_of` does for a field of Megatron-Bridge's ConfigContainer; most have the names of
+    Megatron-LM's arguments.
+    """
     if name in _HOW_TO_SAVE:
         return None
     if section == "optimizer" and field in OF_OPTIMIZER:
@@ -352,19 +354,25 @@ class Profile:
 
 
 def words_of(value: Any) -> Words | None:
-    """Words of a value in a matrix file; None for null and false. ValueError for anything that no argument can have."""
+    """Return the words of a value in a matrix file.
+
+    None for null and false. ValueError for anything that no argument can have.
+    """
     if value is None or value is False:
         return None
     if value is True:
         return ()
     items = value if isinstance(value, list) else [value]
-    if not items or any(isinstance(item, bool) or not isinstance(item, (int, float, str)) for item in items):
+    if not items or any(isinstance(word, bool) or not isinstance(word, (int, float, str)) for word in items):
         raise ValueError(f"{shown(value)} is not a value of an argument; allowed: {_HOW}")
-    return tuple(_word(str(item)) for item in items)
+    return tuple(_word(str(word)) for word in items)
 
 
 def _checked(name: str, words: Words | None) -> Words | None:
-    """The words; ValueError unless an argument that the harness reads too is one number, or one of its values."""
+    """Return the words.
+
+    ValueError unless an argument that the harness reads too is one number, or one of its values.
+    """
     if words is not None and name in PASSED_ON and words not in [(value,) for value in PASSED_ON[name]]:
         raise ValueError(f"{shown(' '.join(words))} is not one of {', '.join(PASSED_ON[name])}")
     if words is None or name not in OF_OPTIMIZER:
@@ -382,7 +390,7 @@ def _word(text: str) -> str:
 
 
 def read_flags(text: str) -> Layer:
-    """A pasted command line, with or without the command in front. ValueError if it is not one."""
+    """Return a pasted command line, with or without the command in front. ValueError if it is not one."""
     if "$" in text or "`" in text:
         raise ValueError("has a shell variable or command; write its value")
     try:
@@ -407,7 +415,7 @@ def read_flags(text: str) -> Layer:
 
 
 def parse_layer(section: Any, path: KeyPath, problems: Problems) -> Layer:
-    """Arguments as a mapping or as a command line; everything wrong with them is added to `problems`."""
+    """Return the arguments as a mapping or as a command line; everything wrong with them is added to `problems`."""
     if isinstance(section, str):
         try:
             layer = read_flags(section)
@@ -428,7 +436,7 @@ def parse_layer(section: Any, path: KeyPath, problems: Problems) -> Layer:
 
 
 def parse_arguments(section: Any, problems: Problems) -> Layer:
-    """The section `args`, for every cell."""
+    """Return the section `args`, for every cell."""
     layer = parse_layer(section, ("args",), problems)
     for name in layer:
         _check_owner(name, ("args", name), problems)
@@ -436,28 +444,28 @@ def parse_arguments(section: Any, problems: Problems) -> Layer:
 
 
 def parse_profiles(section: Any, problems: Problems) -> dict[str, Profile]:
-    """The section `profiles`. Arguments that the matrix sets itself are left out of a profile."""
+    """Return the section `profiles`. Arguments that the matrix sets itself are left out of a profile."""
     path: KeyPath = ("profiles",)
     if not isinstance(section, Mapping):
         problems.add(path, "must be a mapping", found=shown(section))
         return {}
-    found: dict[str, Profile] = {}
-    for name, item in section.items():
-        if not item:
+    profiles: dict[str, Profile] = {}
+    for name, section_of_profile in section.items():
+        if not section_of_profile:
             problems.add((*path, str(name)), "is empty", hint="use null on the axis args")
         try:
-            layer = parse_layer(item, (*path, safe_name(name)), problems)
+            layer = parse_layer(section_of_profile, (*path, safe_name(name)), problems)
         except (TypeError, ValueError) as error:
             problems.add((*path, str(name)), str(error))
             continue
         owned = {key: words for key, words in layer.items() if owner_of(key)}
-        kept = {key: words for key, words in layer.items() if key not in owned}
-        found[name] = Profile(kept, tuple(map(_as_passed, owned)), owned)
-    return found
+        passed = {key: words for key, words in layer.items() if key not in owned}
+        profiles[name] = Profile(passed, tuple(map(_as_passed, owned)), owned)
+    return profiles
 
 
 def check_profiles(profiles: Mapping[str, Profile], models: Iterable[Any], problems: Problems) -> None:
-    """Adds a problem for what is left out of a profile though no model has it, and for profiles without effect.
+    """Add a problem for what is left out of a profile though no model has it, and for profiles without effect.
 
     `models`: the ModelConfigs of the matrix.
     """
@@ -477,7 +485,7 @@ def check_profiles(profiles: Mapping[str, Profile], models: Iterable[Any], probl
 
 
 def parse_axis_value(axis: str, value: Any, path: KeyPath, problems: Problems) -> Any:
-    """The words of one value of an axis like "args.clip_grad"; INVALID after adding its problem."""
+    """Return the words of one value of an axis like "args.clip_grad"; INVALID after adding its problem."""
     name = axis.removeprefix(PREFIX)
     _check_owner(name, path, problems)
     return parse_words(name, value, path, problems)
@@ -489,7 +497,7 @@ def _check_owner(name: str, path: KeyPath, problems: Problems) -> None:
 
 
 def _as_passed(name: str) -> str:
-    """The name as upstream's users write it."""
+    """Return the name as upstream's users write it."""
     return name if "." in name else f"--{name.replace('_', '-')}"
 
 
@@ -497,7 +505,7 @@ INVALID: Any = object()  # in place of an invalid value, whose problem was added
 
 
 def parse_words(name: str, value: Any, path: KeyPath, problems: Problems) -> Any:
-    """The words of one argument; INVALID after adding its problem."""
+    """Return the words of one argument; INVALID after adding its problem."""
     if not _NAME.fullmatch(name) and not _FIELD.fullmatch(name):
         problems.add(path, "is not the name of an argument", hint="write it without the dashes in front")
         return INVALID
@@ -511,7 +519,7 @@ def parse_words(name: str, value: Any, path: KeyPath, problems: Problems) -> Any
 
 
 def as_written(layer: Mapping[str, Words | None]) -> dict[str, Any]:
-    """The layer as in a matrix file."""
+    """Return the layer as in a matrix file."""
     return {name: _written(words) for name, words in layer.items()}
 
 

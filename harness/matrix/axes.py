@@ -75,7 +75,7 @@ class Axes:
         return math.prod(len(rows) for rows in self.dimensions) if self.dimensions else 0
 
     def combinations(self) -> Iterator[Row]:
-        """All combinations, with GitHub's meaning of include and exclude.
+        """Yield all combinations, with GitHub's meaning of include and exclude.
 
         An include row extends every combination in which it overwrites no value of an axis of the matrix; a row
         that extends none becomes a new combination.
@@ -93,7 +93,10 @@ class Axes:
         yield from (row._replace(included=True) for number, row in enumerate(self.include) if number not in used)
 
     def _product(self) -> Iterator[tuple[dict[str, Any], int | None]]:
-        """Values of every combination, and the line of its first tied list; the last dimension varies fastest."""
+        """Yield the values of every combination, and the line of its first tied list.
+
+        The last dimension varies fastest.
+        """
         if not self.dimensions:
             return
         tied = next((index for index, rows in enumerate(self.dimensions) if len(rows[0].values) > 1), None)
@@ -103,7 +106,7 @@ class Axes:
 
 
 def _extends(row: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
-    """Whether an include row overwrites no value of an axis of the matrix."""
+    """Return whether an include row overwrites no value of an axis of the matrix."""
     for name, value in row.items():  # noqa: SIM110 - runs for every combination; a generator takes three times as long
         if values.get(name, value) != value:
             return False
@@ -115,7 +118,7 @@ def _matches(pattern: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
 
 
 def parse_axes(section: Any, problems: Problems) -> Axes:
-    """The `matrix:` section; everything wrong with it is added to `problems`."""
+    """Return the `matrix:` section; everything wrong with it is added to `problems`."""
     path: KeyPath = ("matrix",)
     values = problems.canonical(section, ALIASES, path)
     if values is None:
@@ -124,20 +127,22 @@ def parse_axes(section: Any, problems: Problems) -> Axes:
     exclude = _rows(values.pop("exclude", []), (*path, "exclude"), problems)
     dimensions = [_dimension(name, value, (*path, name), problems) for name, value in values.items()]
     _check_unique(values, dimensions, problems)
-    known = {name for rows in (*dimensions, include) for row in rows for name in row.values}
+    names = {name for rows in (*dimensions, include) for row in rows for name in row.values}
     for number, row in enumerate(exclude):
-        for name in row.values.keys() - known:
+        for name in row.values.keys() - names:
             problems.add((*path, "exclude", number, name), "no row of the matrix sets this axis")
     axes = Axes(tuple(rows for rows in dimensions if rows), include, exclude, problems.line(path))
     if axes.count > MOST_COMBINATIONS:
         sizes = " x ".join(str(len(rows)) for rows in axes.dimensions if len(rows) > 1)
-        found, hint = f"{sizes} = {axes.count:,}", "split the matrix over several files, or tie axes together"
-        problems.add(path, "too many combinations", found=found, allowed=f"at most {MOST_COMBINATIONS:,}", hint=hint)
+        arithmetic, hint = f"{sizes} = {axes.count:,}", "split the matrix over several files, or tie axes together"
+        problems.add(
+            path, "too many combinations", found=arithmetic, allowed=f"at most {MOST_COMBINATIONS:,}", hint=hint
+        )
     return axes
 
 
 def _check_unique(values: Mapping[str, Any], dimensions: list[tuple[Row, ...]], problems: Problems) -> None:
-    """Adds a problem for every axis that is in more than one dimension."""
+    """Add a problem for every axis that is in more than one dimension."""
     owner: dict[str, str] = {}
     for key, rows in zip(values, dimensions):
         for name in rows[0].values if rows else ():
@@ -153,9 +158,11 @@ def _dimension(name: str, value: Any, path: KeyPath, problems: Problems) -> tupl
         return ()
     if name in AXES or name in DOTTED or name in _RETIRED_AXES or name.startswith(PREFIX):
         paths = [(*path, index) for index in range(len(items))] if isinstance(value, list) else [path]
-        rows = [Row({name: _value(name, item, at, problems)}, problems.line(at)) for item, at in zip(items, paths)]
+        rows = [
+            Row({name: _value(name, element, at, problems)}, problems.line(at)) for element, at in zip(items, paths)
+        ]
         return tuple(row for row in rows if row.values[name] is not INVALID)
-    if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
+    if isinstance(value, list) and all(isinstance(element, Mapping) for element in value):
         tied = _rows(value, path, problems)
         every = dict.fromkeys(axis for row in tied for axis in row.values)
         for index, row in enumerate(tied):
@@ -163,7 +170,7 @@ def _dimension(name: str, value: Any, path: KeyPath, problems: Problems) -> tupl
                 message = f"every item of a tied list must set the same axes; this one lacks {', '.join(missing)}"
                 problems.add((*path, index), message, hint=f"add {missing[0]} to it")
         return tied
-    hint = _TIED_HINT if isinstance(value, Mapping) or any(isinstance(item, Mapping) for item in items) else None
+    hint = _TIED_HINT if isinstance(value, Mapping) or any(isinstance(element, Mapping) for element in items) else None
     for section, kind in SECTIONS.items():
         key = aliases_of(kind).get(name, name)
         if f"{section}.{key}" in DOTTED:
@@ -176,13 +183,13 @@ def _rows(section: Any, path: KeyPath, problems: Problems) -> tuple[Row, ...]:
     if not isinstance(section, list):
         problems.add(path, "must be a list of mappings", found=shown(section))
         return ()
-    rows = [parse_row(item, (*path, number), problems) for number, item in enumerate(section)]
+    rows = [parse_row(element, (*path, number), problems) for number, element in enumerate(section)]
     return tuple(row for row in rows if row)
 
 
-def parse_row(item: Any, path: KeyPath, problems: Problems) -> Row | None:
-    """A mapping of axes to values; None after adding its problems."""
-    values = problems.canonical(item, ALIASES, path)
+def parse_row(element: Any, path: KeyPath, problems: Problems) -> Row | None:
+    """Return a mapping of axes to values; None after adding its problems."""
+    values = problems.canonical(element, ALIASES, path)
     if values == {}:
         problems.add(path, "sets no axis")
     if not values:
@@ -192,7 +199,7 @@ def parse_row(item: Any, path: KeyPath, problems: Problems) -> Row | None:
 
 
 def _value(name: str, value: Any, path: KeyPath, problems: Problems) -> Any:
-    """One value of one axis, checked; INVALID after adding its problem."""
+    """Return one value of one axis, checked; INVALID after adding its problem."""
     prefix, _, key = name.rpartition(".")
     if name in _RETIRED_AXES or (name == "packing" and value in _RETIRED_PACKING):
         problems.add(path, "was removed", found=shown(value), hint=f"{CONTRACTS}; delete these cells")
@@ -220,28 +227,28 @@ MOST_TESTS = 5_000_000  # of one combination against one row of include or exclu
 
 
 def size_problems(model: ModelConfig, train: TrainConfig) -> list[tuple[str, str]]:
-    """Reasons why a cell is too large in every layout: (key, message with the arithmetic)."""
-    found = []
+    """Return the reasons why a cell is too large in every layout: (key, message with the arithmetic)."""
+    reasons = []
     dense = replace(model, moe=replace(model.moe, topk=model.moe.experts)) if model.moe else model
     weights = weights_per_token(dense)
     if weights > MOST_WEIGHTS:
-        found.append(("model", f"a model of {weights:,} weights is too large: at most {MOST_WEIGHTS:,}"))
+        reasons.append(("model", f"a model of {weights:,} weights is too large: at most {MOST_WEIGHTS:,}"))
     documents = train.steps * train.global_batch
     if documents > MOST_DOCUMENTS:
         sizes = f"steps {train.steps} x global_batch {train.global_batch} = {documents:,}"
-        found.append(("train", f"too many documents: {sizes}, at most {MOST_DOCUMENTS:,}"))
-    return found
+        reasons.append(("train", f"too many documents: {sizes}, at most {MOST_DOCUMENTS:,}"))
+    return reasons
 
 
 def check_tests(axes: Axes, constraints: int, entries: int, problems: Problems) -> None:
-    """Adds a problem if testing every combination against every row, constraint and entry takes too many tests."""
+    """Add a problem if testing every combination against every row, constraint and entry takes too many tests."""
     against = len(axes.include) + len(axes.exclude) + constraints + entries
     tests = axes.count * against
     if tests > MOST_TESTS:
-        found = f"{axes.count:,} combinations x {against:,} = {tests:,}"
+        arithmetic = f"{axes.count:,} combinations x {against:,} = {tests:,}"
         allowed, hint = f"at most {MOST_TESTS:,}", "split the matrix over several files"
         message = "too many combinations for so many rows of include, exclude, constraints, xfail and may_reject"
-        problems.add(("matrix",), message, found=found, allowed=allowed, hint=hint)
+        problems.add(("matrix",), message, found=arithmetic, allowed=allowed, hint=hint)
 
 
 SELECT_KEY: KeyPath = ("select",)
@@ -256,12 +263,12 @@ class Covering:
     written: tuple[Any, ...] = ()  # `keep` as the file has it
 
     def section(self) -> dict[str, Any]:
-        """The section as in a matrix file."""
+        """Return the section as in a matrix file."""
         return {"covering": self.strength, "keep": list(self.written)}
 
 
 def parse_select(section: Any, problems: Problems) -> Covering | None:
-    """The covering selection, or None to run every cell; everything wrong with it is added to `problems`."""
+    """Return the covering selection, or None to run every cell; everything wrong with it is added to `problems`."""
     if section == "full":
         return None
     if section == "covering":
@@ -274,8 +281,8 @@ def parse_select(section: Any, problems: Problems) -> Covering | None:
     if checked is None:
         return None
     keep: list[str | Mapping[str, Any]] = []
-    for number, item in enumerate(checked.keep):
-        row = item if isinstance(item, str) else parse_row(item, (*SELECT_KEY, "keep", number), problems)
+    for number, entry in enumerate(checked.keep):
+        row = entry if isinstance(entry, str) else parse_row(entry, (*SELECT_KEY, "keep", number), problems)
         if row:
             keep.append(row if isinstance(row, str) else row.values)
     return Covering(strength=checked.covering, keep=tuple(keep), written=tuple(checked.keep))

@@ -119,20 +119,20 @@ _SECOND = re.compile(r"\s--?[A-Za-z]")
 
 
 def problem_of_flag(command: Command, flag: str) -> tuple[str, str] | None:
-    """What is wrong with a flag of a profile, and why or what is allowed; None if it may be set."""
+    """Return what is wrong with a flag of a profile, and why or what is allowed; None if it may be set."""
     spelled = _SPELLED.fullmatch(flag)
     if spelled:
         long, short, value = spelled.groups()
-        taken = _named(command, long) if long else _SHORT_FLAGS.get(short, "")
-        if taken in REFUSED_FLAGS[command] and not _harmless(taken, value):
-            return f"--{taken} cannot be set here", REFUSED_FLAGS[command][taken]
+        full_name = _named(command, long) if long else _SHORT_FLAGS.get(short, "")
+        if full_name in REFUSED_FLAGS[command] and not _harmless(full_name, value):
+            return f"--{full_name} cannot be set here", REFUSED_FLAGS[command][full_name]
     if not _FLAG.fullmatch(flag) or _SECOND.search(flag):
         return "must be one flag with its value", "write --name or --name=value"
     return None
 
 
 def problem_of_variable(name: str, value: str) -> tuple[str, str] | None:
-    """The same for a variable of a job, from which srun reads a flag."""
+    """Return what is wrong, as `problem_of_flag` does, with a variable of a job, from which srun reads a flag."""
     if name.endswith("_VISIBLE_DEVICES"):
         return f"{name} cannot be set here", _GPUS
     prefix, flag = _flag_of(name)
@@ -142,21 +142,23 @@ def problem_of_variable(name: str, value: str) -> tuple[str, str] | None:
 
 
 def problems_of_line(line: str) -> list[tuple[str, str]]:
-    """The same for the variables that a line of shell assigns."""
-    found = (problem_of_variable(name, value.strip("'\"")) for name, value in _ASSIGNED.findall(line))
-    return [one for one in found if one]
+    """Return what is wrong, as `problem_of_flag` does, with the variables that a line of shell assigns."""
+    answers = (problem_of_variable(name, value.strip("'\"")) for name, value in _ASSIGNED.findall(line))
+    return [answer for answer in answers if answer]
 
 
 def overriding(environment: Mapping[str, str], job_file: str) -> list[str]:
-    """Variables of the shell that sbatch, or srun in the job, would read before what the text of the job file says."""
-    found = []
+    """Return the variables of the shell that sbatch, or srun in the job, would read before what the text of the job
+    file says.
+    """
+    names = []
     for name, value in environment.items():
         prefix, flag = _flag_of(name)
         free = flag in _DEFAULTS_OF_USERS and f"#SBATCH --{flag}=" not in job_file
         slurm = prefix in ("SLURM", "SRUN") and problem_of_variable(name, value)
         if slurm or (prefix == "SBATCH" and flag in REFUSED_FLAGS["sbatch"] and not free):
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def _flag_of(variable: str) -> tuple[str, str]:
@@ -165,10 +167,10 @@ def _flag_of(variable: str) -> tuple[str, str]:
 
 
 def _named(command: Command, name: str) -> str:
-    """The flag that Slurm takes a name for: it reads every unambiguous beginning (--part=x)."""
-    own = REFUSED_FLAGS[command]
-    whole = name in own or name in _WHOLE_NAMES
-    return name if whole else next((full for full in own if full.startswith(name)), name)
+    """Return the flag that Slurm takes a name for: it reads every unambiguous beginning (--part=x)."""
+    refused = REFUSED_FLAGS[command]
+    whole = name in refused or name in _WHOLE_NAMES
+    return name if whole else next((full for full in refused if full.startswith(name)), name)
 
 
 def _harmless(flag: str, value: str | None) -> bool:
@@ -182,7 +184,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def has_control(text: str) -> bool:
-    """Whether a text could break out of its line in a job file."""
+    """Return whether a text could break out of its line in a job file."""
     return bool(_CONTROL.search(text))
 
 
@@ -209,7 +211,7 @@ Line = Annotated[str, AfterValidator(_one_line)]
 
 
 def _within_memory(value: str) -> str:
-    """The size; ValueError if it is too large. sbatch reads a number without a unit as MiB."""
+    """Return the size; ValueError if it is too large. sbatch reads a number without a unit as MiB."""
     unit = value[-1] if value[-1:].isalpha() else "M"
     if int(value.rstrip("KMGT")) * 1024 ** "KMGT".index(unit) > MOST_MEMORY_KIB:
         raise ValueError("must be at most 1024T: no node has more memory")
@@ -320,7 +322,7 @@ class ClusterProfile:
     )
 
     def gpus_of(self, ranks_per_node: int) -> int:
-        """GPUs per node that a job with `ranks_per_node` ranks on each node is allocated and charged for."""
+        """Return the GPUs per node that a job with `ranks_per_node` ranks on each node is allocated and charged for."""
         return self.gpus_per_node if self.exclusive else min(self.gpus_per_node, ranks_per_node)
 
 
@@ -328,7 +330,7 @@ LOCAL = ClusterProfile()
 
 
 def load_profile(values: Any, *, file: str, lines: Mapping[KeyPath, int]) -> ClusterProfile:
-    """The profile in `values`; InputError with every problem at once, each at its line of the file."""
+    """Return the profile in `values`; InputError with every problem at once, each at its line of the file."""
     problems = Problems(file, lines)
     if values is None:
         problems.add((), "the profile is empty")
@@ -354,7 +356,7 @@ def load_profile(values: Any, *, file: str, lines: Mapping[KeyPath, int]) -> Clu
 
 
 def _check_secrets(values: Any, problems: Problems) -> None:
-    """Adds a problem for every secret in a profile: others can read job files and run directories."""
+    """Add a problem for every secret in a profile: others can read job files and run directories."""
     if not isinstance(values, Mapping):
         return
     env = values.get("env")
@@ -372,7 +374,7 @@ def _check_secrets(values: Any, problems: Problems) -> None:
 
 
 def _check_together(profile: ClusterProfile, given: set[str], written: set[str], problems: Problems) -> None:
-    """Checks that involve several keys. `given`: keys with a value in the file; `written`: also those set to null."""
+    """Check what involves several keys. `given`: keys with a value in the file; `written`: also those set to null."""
     for number, mount in enumerate(profile.container.mounts if profile.container else ()):
         if "," in mount or not 1 <= mount.count(":") <= 2:
             problems.add(("container", "mounts", number), "must be SOURCE:TARGET or SOURCE:TARGET:FLAGS", found=mount)
@@ -409,5 +411,7 @@ def _check_flags(profile: ClusterProfile, problems: Problems) -> None:
 
 
 def nodes_for(world_size: int, cluster: ClusterProfile, nodes_per_cell: int = 1) -> int:
-    """Nodes of a cell: as few as hold its ranks, or `nodes_per_cell` if that is more, but at most one per rank."""
+    """Return the nodes of a cell: as few as hold its ranks, or `nodes_per_cell` if that is more, but at most one per
+    rank.
+    """
     return max(-(-world_size // cluster.ranks_per_node), min(nodes_per_cell, world_size))

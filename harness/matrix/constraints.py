@@ -51,7 +51,10 @@ class Constraint:
         return lambda values: tuple([_value(values, name) for name in self.names])
 
     def holds(self, values: Mapping[str, Any]) -> bool:
-        """Whether a combination satisfies it; `values` has every name, a dotted one as attribute of its section."""
+        """Return whether a combination satisfies it.
+
+        `values` has every name, a dotted one as attribute of its section.
+        """
         try:
             result = self.evaluate(self._values(values))
         except (ArithmeticError, TypeError, InvalidExpression) as error:
@@ -69,7 +72,7 @@ def _value(values: Mapping[str, Any], name: str) -> Any:
 
 
 def compile_constraint(text: str, names: Iterable[str]) -> Constraint:
-    """The checked expression; ConstraintError with the column of the first thing that is not allowed.
+    """Return the checked expression; ConstraintError with the column of the first thing that is not allowed.
 
     `names` are plain ("tp") or dotted ("train.seq_length").
     """
@@ -126,7 +129,7 @@ def _check(node: ast.expr, names: frozenset[str], levels: int) -> None:
 
 
 def _parts(node: ast.expr) -> list[ast.expr]:
-    """The operands of an allowed compound node."""
+    """Return the operands of an allowed compound node."""
     if isinstance(node, ast.BoolOp):
         return node.values
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.USub)):
@@ -148,8 +151,8 @@ def _check_name(node: ast.Name | ast.Attribute, names: frozenset[str]) -> None:
     if name not in names:
         near = get_close_matches(name, names, n=1)
         guess = f"; did you mean {near[0]!r}?" if near else ""
-        known = f"{guess} (known: {', '.join(sorted(names))})"
-        raise ConstraintError(f"unknown name {name!r}{known}", node.col_offset + 1)
+        hint = f"{guess} (known: {', '.join(sorted(names))})"
+        raise ConstraintError(f"unknown name {name!r}{hint}", node.col_offset + 1)
 
 
 def _check_constant(node: ast.Constant) -> None:
@@ -163,5 +166,5 @@ def _is_number(node: ast.expr) -> bool:
     if isinstance(node, ast.Name):
         return node.id not in TEXT_NAMES
     if isinstance(node, ast.Call):
-        return all(_is_number(item) for item in node.args)
+        return all(_is_number(argument) for argument in node.args)
     return isinstance(node, (ast.Attribute, ast.BinOp, ast.UnaryOp))

@@ -102,7 +102,7 @@ def load(
     path_of: PathOf = str,
     tree_of: TreeOf = lambda: WorkingTree("/", "megatron-lm"),
 ) -> Matrix:
-    """The matrix in `values`; InputError with every problem at once.
+    """Return the matrix in `values`; InputError with every problem at once.
 
     `read_lengths` gives the document lengths of a path written in the matrix, or raises InputError; `path_of`
     makes any other path written in it absolute; `tree_of` finds the checkout of the recipe `working-tree`.
@@ -143,14 +143,14 @@ def load(
 
 
 def _models(model: ModelConfig, axes: Axes) -> list[ModelConfig]:
-    """The matrix's model, and one for each value of an axis of it."""
+    """Return the matrix's model, and one for each value of an axis of it."""
     keys = [name.removeprefix("model.") for name in axes.names if name.startswith("model.")]
     values: list[dict[str, Any]] = [{key: value} for key in keys for value in _used(f"model.{key}", axes)]
     return [model, *(replace(model, **value) for value in values)]
 
 
 def _chosen(top: Mapping[str, Any], axes: Axes, problems: Problems) -> dict[str, Any]:
-    """Which combinations run, and which of them may fail or be rejected when they start."""
+    """Return which combinations run, and which of them may fail or be rejected when they start."""
     constraints = _constraints(top.get("constraints", []), problems)
     xfail = _entries("xfail", XFail, top, problems)
     may_reject = _entries("may_reject", MayReject, top, problems)
@@ -180,7 +180,7 @@ def _of_checks(checks: ChecksSection) -> dict[str, Any]:
 
 
 def _top(values: Any, problems: Problems) -> dict[str, Any]:
-    """The top-level keys; checks those that are not sections."""
+    """Return the top-level keys; checks those that are not sections."""
     if values is None:
         problems.add((), "the matrix file is empty")
         problems.raise_any()
@@ -190,8 +190,8 @@ def _top(values: Any, problems: Problems) -> dict[str, Any]:
             problems.add((name,), "was removed", hint=f"{CONTRACTS}; delete this section")
         elif name not in MatrixFile.model_fields:
             problems.add_unknown((name,), MatrixFile.model_fields)
-    for name, item in MatrixFile.model_fields.items():
-        if item.is_required() and name not in top:
+    for name, declared in MatrixFile.model_fields.items():
+        if declared.is_required() and name not in top:
             problems.add((name,), "is required")
     plain = {name: top[name] for name in ("name", "cluster") if name in top}
     problems.validate(MatrixFile, {"name": "x", "matrix": {}} | plain, ())
@@ -199,7 +199,9 @@ def _top(values: Any, problems: Problems) -> dict[str, Any]:
 
 
 def _stacks(section: Any, axes: Axes, problems: Problems, path_of: PathOf, tree_of: TreeOf) -> dict[str, Stack]:
-    """The stacks by name: those of the section, which the axis must name, and the recipes that it names besides."""
+    """Return the stacks by name: those of the section, which the axis must name, and the recipes that it names
+    besides.
+    """
     stacks = parse_stacks(section, problems, path_of, tree_of)
     defined = section if isinstance(section, Mapping) else {}
     recipes = [name for name in _used("stack", axes) if name in RECIPES and name not in defined]
@@ -211,7 +213,7 @@ def _stacks(section: Any, axes: Axes, problems: Problems, path_of: PathOf, tree_
 
 
 def _named(top: Mapping[str, Any], axes: Axes, problems: Problems, read_lengths: LengthsReader) -> dict[str, Any]:
-    """The sections whose entries are values of an axis."""
+    """Return the sections whose entries are values of an axis."""
     lists = parse_lists(top.get("documents", {}), _used("documents", axes), problems, read_lengths)
     return {"profiles": _profiles(top, axes, problems), "lists": lists}
 
@@ -233,7 +235,7 @@ def _check_used(
     more: Collection[str] = (),
     hint: str = "",
 ) -> None:
-    """Adds a problem for a name of the axis that the section lacks, and for one of the section that no row uses.
+    """Add a problem for a name of the axis that the section lacks, and for one of the section that no row uses.
 
     `more`: names that need no entry in the section; `hint`: what to do where no name is near.
     """
@@ -253,7 +255,7 @@ def _check_used(
 
 
 def _used(axis: str, axes: Axes) -> dict[str, int | None]:
-    """The values of an axis that a row has, each with the line of the first one."""
+    """Return the values of an axis that a row has, each with the line of the first one."""
     used: dict[str, int | None] = {}
     for row in (*(row for rows in axes.dimensions for row in rows), *axes.include):
         if axis in row.values:
@@ -284,12 +286,16 @@ def _entries(key: str, kind: type[Entry], top: Mapping[str, Any], problems: Prob
     if not isinstance(section, list):
         problems.add((key,), "must be a list", found=shown(section))
         return ()
-    entries = [problems.validate(kind, item, (key, number)) for number, item in enumerate(section)]
+    entries = [
+        problems.validate(kind, entry_as_written, (key, number)) for number, entry_as_written in enumerate(section)
+    ]
     return tuple(entry for entry in entries if entry)
 
 
 def resolved(matrix: Matrix) -> dict[str, Any]:
-    """Plain values for matrix.resolved.yaml: the matrix with every default written out; they load to the same cells.
+    """Return plain values for matrix.resolved.yaml: the matrix with every default written out.
+
+    They load to the same cells.
 
     Lengths that came from a file are written out too, so that the resolved file needs no other file.
     """
@@ -297,7 +303,7 @@ def resolved(matrix: Matrix) -> dict[str, Any]:
     result: dict[str, Any] = {"name": matrix.name}
     result["model"] = {key: value for key, value in dataclasses.asdict(matrix.model).items() if value is not None}
     result["train"] = dataclasses.asdict(matrix.train)
-    lists = {name: list(one.lengths) for name, one in matrix.lists.items()}
+    lists = {name: list(lengths.lengths) for name, lengths in matrix.lists.items()}
     result["documents"] = matrix.documents.section() | ({LISTS: lists} if lists else {})
     options = dataclasses.asdict(matrix.options)
     options["pad_seq_to_mult"] = options["pad_seq_to_mult"] or "auto"
@@ -343,7 +349,9 @@ _OWN_SECTION = (
 def one_cell(
     config: CellConfig, *, name: str, stack: Stack | None = None, tolerances: ToleranceOverrides | None = None
 ) -> dict[str, Any]:
-    """Values of a matrix file whose only cell is this one; if its documents are a built-in mix, the one for its cp.
+    """Return the values of a matrix file whose only cell is this one.
+
+    If its documents are a built-in mix, the one for its cp.
 
     `stack`: definition of the cell's stack, None for the default one. An injected fault is left out.
     """
@@ -358,8 +366,8 @@ def one_cell(
     options = asdict(config.options)
     changed = {key: value for key, value in options.items() if value != getattr(_PLAIN.options, key)}
     written |= {"packing_options": changed} if changed else {}
-    given = {argument.name: argument.words for argument in config.args.given}
-    written |= {"args": arguments_as_written(given)} if given else {}
+    arguments = {argument.name: argument.words for argument in config.args.given}
+    written |= {"args": arguments_as_written(arguments)} if arguments else {}
     written |= {"stacks": {config.stack: layers_of(stack)}} if stack is not None else {}
     written["launch"] = {"deadline_s": config.deadline_s}
     written["checks"] = {"canaries": list(config.canaries)}
@@ -372,9 +380,10 @@ def one_cell(
 
 
 def pinned(stack: ReadyStack) -> Stack:
-    """The stack with refs of checkouts replaced by the commits that they resolved to; working trees stay."""
+    """Return the stack with refs of checkouts replaced by the commits that they resolved to; working trees stay."""
     checkouts = [
-        replace(item, ref=item.ref and stack.commits.get(item.package, item.ref)) for item in stack.requested.checkouts
+        replace(checkout, ref=checkout.ref and stack.commits.get(checkout.package, checkout.ref))
+        for checkout in stack.requested.checkouts
     ]
     return replace(stack.requested, checkouts=tuple(checkouts))
 

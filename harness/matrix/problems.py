@@ -52,11 +52,11 @@ class Problems:
         self.found.append(self.problem(path, message, **details))
 
     def add_at(self, line: int | None, path: KeyPath, message: str, **details: str | None) -> None:
-        """Adds a problem at a known line, when `path` does not lead to it."""
+        """Add a problem at a known line, when `path` does not lead to it."""
         self.found.append(replace(self.problem(path, message, **details), line=line))
 
     def problem(self, path: KeyPath, message: str, **details: str | None) -> Problem:
-        """A problem at `path`, with the line of the nearest key above it that has one."""
+        """Return a problem at `path`, with the line of the nearest key above it that has one."""
         written = self._written(path)
         return Problem(message=message, file=self.file, line=self._line(written), key=_dotted(written), **details)
 
@@ -68,7 +68,7 @@ class Problems:
             raise InputError(sorted(self.found, key=lambda problem: problem.line or 0))
 
     def within(self, key: str) -> bool:
-        """Whether there is a problem at or below a key, so that what is there is not known whole."""
+        """Return whether there is a problem at or below a key, so that what is there is not known whole."""
         return any(problem.key is not None and problem.key.startswith(key) for problem in self.found)
 
     def _line(self, written: KeyPath) -> int | None:
@@ -80,7 +80,7 @@ class Problems:
     def canonical(
         self, section: Any, aliases: Mapping[str, str], path: KeyPath, example: str | None = None
     ) -> dict[str, Any] | None:
-        """The mapping with aliases and dashed names replaced; None (and a problem) if it is not a mapping."""
+        """Return the mapping with aliases and dashed names replaced; None (and a problem) if it is not a mapping."""
         if not isinstance(section, Mapping):
             self.add(path, "must be a mapping", found=shown(section), hint=example)
             return None
@@ -105,7 +105,10 @@ class Problems:
         return result
 
     def validate(self, kind: type[T], section: Any, path: KeyPath) -> T | None:
-        """The section as `kind`, a declared dataclass or a pydantic model; None after adding all its problems."""
+        """Return the section as `kind`, a declared dataclass or a pydantic model.
+
+        None after adding all its problems.
+        """
         aliases = {} if issubclass(kind, BaseModel) else aliases_of(kind)
         names = list(model_of(kind).model_fields)
         example = f"e.g. {path[-1]}: {{{names[0]}: ...}}" if path and names else None
@@ -134,21 +137,21 @@ class Problems:
         at_value: bool = False,
         parts: Mapping[str, Any] | None = None,
     ) -> None:
-        """Problems from pydantic's errors. `at_value`: `path` is the place itself, not the section above it."""
-        for item in error.errors(include_url=False):
-            where = path if at_value else (*path, *(part for part in item["loc"] if part != "[key]"))
-            context = item.get("ctx", {})
-            if item["type"] == "extra_forbidden":
+        """Add problems from pydantic's errors. `at_value`: `path` is the place itself, not the section above it."""
+        for detail in error.errors(include_url=False):
+            where = path if at_value else (*path, *(part for part in detail["loc"] if part != "[key]"))
+            context = detail.get("ctx", {})
+            if detail["type"] == "extra_forbidden":
                 self.add_unknown(where, known, aliases, parts=parts)
                 continue
-            template = _MESSAGES.get(item["type"])
-            message = template.format(**context) if template else item["msg"].removeprefix("Value error, ")
+            template = _MESSAGES.get(detail["type"])
+            message = template.format(**context) if template else detail["msg"].removeprefix("Value error, ")
             self.add(
                 where,
                 message,
-                found=None if item["type"] == "missing" else shown(item["input"]),
+                found=None if detail["type"] == "missing" else shown(detail["input"]),
                 allowed=context.get("expected"),
-                hint=_nearest(item["input"], f"{message} {context.get('expected', '')}"),
+                hint=_nearest(detail["input"], f"{message} {context.get('expected', '')}"),
             )
 
     def add_unknown(
@@ -159,7 +162,7 @@ class Problems:
         hint: str | None = None,
         parts: Mapping[str, Any] | None = None,
     ) -> None:
-        """Adds an unknown key, with a hint: where it belongs, or the nearest name. `parts`: sections in this one."""
+        """Add an unknown key, with a hint: where it belongs, or the nearest name. `parts`: sections in this one."""
         names = list(known)
         name = str(path[-1]).replace("-", "_")
         choices = [*names, *aliases]
@@ -174,7 +177,7 @@ def _names_of(kind: Any) -> set[str]:
 
 
 def _nearest(value: Any, allowed: str) -> str | None:
-    """E.g. "did you mean 'reference'?", from a message that lists the values."""
+    """Return e.g. "did you mean 'reference'?", from a message that lists the values."""
     if not isinstance(value, str) or not allowed.startswith(("must be one of", "unknown value")):
         return None
     names = re.findall(r"[\w.-]+", allowed.removeprefix("must be one of").removeprefix("unknown value"))
@@ -183,7 +186,7 @@ def _nearest(value: Any, allowed: str) -> str | None:
 
 
 def shown(value: Any) -> str:
-    """A value as the user could have written it, cut to 60 characters."""
+    """Return a value as the user could have written it, cut to 60 characters."""
     text = "nothing" if value is None else repr(value)
     text = text.lower() if isinstance(value, bool) else text
     return text if len(text) <= 60 else text[:57] + "..."
@@ -197,7 +200,7 @@ def _dotted(path: KeyPath) -> str | None:
 
 
 def refuse_secrets(values: Any, secrets: Collection[str], *, file: str, lines: Mapping[KeyPath, int]) -> None:
-    """InputError for every text of a file with one of `secrets` in it: others can read what a run writes."""
+    """Raise InputError for every text of a file with one of `secrets` in it: others can read what a run writes."""
     problems = Problems(file, lines)
     if secrets:
         _add_secrets(values, secrets, problems, ())
@@ -209,6 +212,6 @@ def _add_secrets(value: Any, secrets: Collection[str], problems: Problems, path:
         hint = "an environment variable with a secret name has this value"
         problems.add(path, "holds a secret; others can read run directories", hint=hint)
     items = value.items() if isinstance(value, Mapping) else enumerate(value if isinstance(value, list) else ())
-    for key, item in items:
+    for key, member in items:
         _add_secrets(key, secrets, problems, (*path, key))
-        _add_secrets(item, secrets, problems, (*path, key))
+        _add_secrets(member, secrets, problems, (*path, key))

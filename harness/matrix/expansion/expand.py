@@ -32,7 +32,7 @@ _ALWAYS = always()  # axes that every table shows
 
 
 def expand(matrix: Matrix, more_rules: tuple[Rule, ...] = ()) -> Expansion:
-    """Cells, rejected cells and counts of excluded combinations; InputError when nothing is left to run.
+    """Return the cells, rejected cells and counts of excluded combinations; InputError when nothing is left to run.
 
     `more_rules`: those of the cluster that the cells run on.
     """
@@ -50,16 +50,16 @@ def expand(matrix: Matrix, more_rules: tuple[Rule, ...] = ()) -> Expansion:
     ]
     if not allowed:
         problems.add(*_nothing_left(rejected, excluded))
-    known, lacking = _Entries("xfail", matrix.xfail), _Entries("may_reject", matrix.may_reject)
+    xfail, lacking = _Entries("xfail", matrix.xfail), _Entries("may_reject", matrix.may_reject)
     cells, selection = allowed, None
     if matrix.covering and matrix.base:
         hint = "run every cell with select: full, or drop checks.throughput.slower_than"
         problems.add(SELECT_KEY, "a selection would leave out cells that others are interleaved with", hint=hint)
     elif matrix.covering and cells:
         cells, selection = choose(matrix.covering, matrix.axes, allowed, forbidden, problems)
-    planned = _plan(cells, shown, known, lacking)
+    planned = _plan(cells, shown, xfail, lacking)
     planned = paired_cells(planned, matrix.base, problems) if matrix.base else planned
-    known.check_used(allowed, rejected, problems)
+    xfail.check_used(allowed, rejected, problems)
     lacking.check_used(allowed, rejected, problems)
     _check_ids(planned, problems)
     problems.raise_any()
@@ -67,7 +67,7 @@ def expand(matrix: Matrix, more_rules: tuple[Rule, ...] = ()) -> Expansion:
 
 
 def _check_ids(cells: Sequence[PlannedCell], problems: Problems) -> None:
-    """Adds a problem for the first id that cannot name a folder, and for the longest if it is too long for one."""
+    """Add a problem for the first id that cannot name a folder, and for the longest if it is too long for one."""
     unsafe = next((cell for cell in cells if not has_safe_characters(cell.id)), None)
     if unsafe is not None:
         allowed = "letters, digits, '.', '_', '-', a letter or digit first"
@@ -83,14 +83,15 @@ def _check_ids(cells: Sequence[PlannedCell], problems: Problems) -> None:
         "the name of the stack": config.stack,
         "the axes of model, train and documents": config.variant,
     }
-    part, name = max(chosen.items(), key=lambda item: len(item[1]))
+    part, name = max(chosen.items(), key=lambda part_and_name: len(part_and_name[1]))
     message = f"the id of a cell has {len(longest.id)} characters, too many for the name of its folder"
     hint = f"shorten {part}, {name!r}: a value that every cell has belongs in its section, not in an axis"
     problems.add_at(longest.line, ("matrix",), message, found=longest.id, allowed=f"{MOST_CHARACTERS}", hint=hint)
 
 
 def _group(config: CellConfig) -> str:
-    """Name of the cells that may share a control: same dtype, variant, arguments of the optimizer, device and stack.
+    """Return the name of the cells that may share a control: same dtype, variant, arguments of the optimizer, device
+    and stack.
 
     Within one matrix, the variant names all differences in model, train and documents. A stack is compared only with
     itself: releases may compute different numbers, and a broken release must not make another one fail.
@@ -104,10 +105,10 @@ def _group(config: CellConfig) -> str:
 def _plan(
     cells: list[Candidate],
     shown: list[str],
-    known: _Entries[XFail] | None = None,
+    xfail: _Entries[XFail] | None = None,
     lacking: _Entries[MayReject] | None = None,
 ) -> list[PlannedCell]:
-    """The cells, each with its control; a control that the matrix lacks is added before its group."""
+    """Return the cells, each with its control; a control that the matrix lacks is added before its group."""
     groups: dict[str, list[Candidate]] = {}
     for cell in cells:
         groups.setdefault(_group(cell.config), []).append(cell)
@@ -130,7 +131,7 @@ def _plan(
                     group=group,
                     control=None if control == cell.id else control,
                     role="control" if is_added else "cell",
-                    xfail=known.of(cell.id) if known and not is_added else None,
+                    xfail=xfail.of(cell.id) if xfail and not is_added else None,
                     may_reject=allowed.reason if allowed else "",
                     line=cell.line,
                 )
@@ -144,19 +145,19 @@ def with_controls(config: CellConfig) -> list[PlannedCell]:
 
 
 def _control_ids(cells: Iterable[Candidate], controls: dict[str, Candidate]) -> dict[str, str]:
-    """Cell id -> id of its control, in one group; the controls are added to `controls`, by their ids."""
+    """Return the id of each cell's control, in one group; the controls are added to `controls`, by their ids."""
     common: dict[tuple[Any, ...], str] = {}
-    found: dict[str, str] = {}
+    control_ids: dict[str, str] = {}
     for cell in cells:
-        own = cell.config
+        config = cell.config
         # The variant, which cells of a group have in common, does not name every size of a part of the model.
-        key = (own.attention, own.token_mean, own.model, own.train, own.documents)
+        key = (config.attention, config.token_mean, config.model, config.train, config.documents)
         if key not in common:
-            control = control_of(own)
+            control = control_of(config)
             common[key] = cell_id(control)
             controls.setdefault(common[key], Candidate(common[key], control, None))
-        found[cell.id] = common[key]
-    return found
+        control_ids[cell.id] = common[key]
+    return control_ids
 
 
 class _Entries(Generic[Entry]):
@@ -170,7 +171,7 @@ class _Entries(Generic[Entry]):
         self._used: set[int] = set()
 
     def of(self, cell: str) -> Entry | None:
-        """The first entry whose pattern matches the cell's name."""
+        """Return the first entry whose pattern matches the cell's name."""
         if not self._entries:
             return None
         matching = [n for n, (_, pattern) in enumerate(self._entries) if pattern.match(name_of(cell))]
@@ -178,7 +179,7 @@ class _Entries(Generic[Entry]):
         return self._entries[matching[0]][0] if matching else None
 
     def check_used(self, allowed: list[Candidate], rejected: list[RejectedCell], problems: Problems) -> None:
-        """Adds a problem for an entry that matches no cell, whether selected or not: a typo, or the cell is gone."""
+        """Add a problem for an entry that matches no cell, whether selected or not: a typo, or the cell is gone."""
         for number, (entry, pattern) in enumerate(self._entries):
             if number not in self._used and not any(pattern.match(name_of(cell.id)) for cell in allowed):
                 only_rejected = any(pattern.match(name_of(cell.id)) for cell in rejected)
@@ -187,12 +188,12 @@ class _Entries(Generic[Entry]):
 
 
 def name_of(cell: str) -> str:
-    """A cell id without its hash."""
+    """Return a cell id without its hash."""
     return cell.rpartition("-")[0]
 
 
 def _nothing_left(rejected: list[RejectedCell], excluded: Counter[str]) -> tuple[KeyPath, str]:
-    """Where and why no cell is left."""
+    """Return where and why no cell is left."""
     if rejected:
         counts = Counter(rejection.rule for cell in rejected for rejection in cell.rejections)
         listed = ", ".join(f"{rule} ({count})" for rule, count in counts.most_common())
@@ -207,7 +208,7 @@ def _nothing_left(rejected: list[RejectedCell], excluded: Counter[str]) -> tuple
 def apply_rules(
     combinations: Iterable[Row], resolver: Resolver, rules: Sequence[Rule]
 ) -> tuple[list[Candidate], list[Forbidden]]:
-    """Cells that no rule forbids and cells that one does, in matrix order.
+    """Return the cells that no rule forbids and cells that one does, in matrix order.
 
     Combinations that resolve to the same cell are merged.
     """
@@ -219,8 +220,8 @@ def apply_rules(
         if name in allowed:
             allowed[name] = allowed[name]._replace(included=allowed[name].included or row.included)
         elif name not in forbidden:
-            if found := rejections(config, rules):
-                forbidden[name] = Forbidden(name, config, row.line, found)
+            if reasons := rejections(config, rules):
+                forbidden[name] = Forbidden(name, config, row.line, reasons)
             else:
                 allowed[name] = Candidate(name, config, row.line, row.included)
     return list(allowed.values()), list(forbidden.values())
@@ -230,7 +231,7 @@ _PAIRS_KEY = ("checks", "throughput", "slower_than", "stack")
 
 
 def paired_cells(cells: Sequence[PlannedCell], base: str, problems: Problems) -> list[PlannedCell]:
-    """The cells; timed ones that differ only in the stack become pairs. `base` is the stack to compare with.
+    """Return the cells; timed ones that differ only in the stack become pairs. `base` is the stack to compare with.
 
     A cell whose partner is rejected stays unpaired. Adds a problem unless there are two stacks, one of them the base.
     """
@@ -249,7 +250,7 @@ def paired_cells(cells: Sequence[PlannedCell], base: str, problems: Problems) ->
 
 
 def _pair(config: CellConfig) -> str:
-    """The name of a cell's pair: a hash of the cell without its stack."""
+    """Return the name of a cell's pair: a hash of the cell without its stack."""
     name = cell_id(replace(config, stack=""))
     return hashlib.sha256(name.encode()).hexdigest()[:16]
 

@@ -47,7 +47,10 @@ _FEWER = (
 
 
 def default_values(matrix: Matrix) -> dict[str, Any]:
-    """Values of axes that a combination leaves out. `packing` has no default: every combination must name it."""
+    """Return the values of axes that a combination leaves out.
+
+    `packing` has no default: every combination must name it.
+    """
     values = {name: axis.default for name, axis in axes().items() if name != "packing"}
     values |= {name: getattr(matrix.options, name) for name in OPTIONS}
     values["documents"] = matrix.documents.label
@@ -56,17 +59,17 @@ def default_values(matrix: Matrix) -> dict[str, Any]:
 
 
 def of_section(section: str, values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a section's axes: {"model.layers": 8} gives {"layers": 8} for "model"."""
+    """Return the values of a section's axes: {"model.layers": 8} gives {"layers": 8} for "model"."""
     return {name.partition(".")[2]: value for name, value in values.items() if name.startswith(f"{section}.")}
 
 
 def combinations_of(matrix: Matrix, problems: Problems) -> tuple[list[Row], Counter[str]]:
-    """The combinations that constraints allow, in matrix order and with every axis filled in; and how many
+    """Return the combinations that constraints allow, in matrix order and with every axis filled in; and how many
     combinations each constraint drops.
 
     Adds what is wrong to `problems`; then the combinations are not complete.
     """
-    found: list[Row] = []
+    allowed: list[Row] = []
     excluded: Counter[str] = Counter()
     base = default_values(matrix)
     dotted = any("." in constraint.text for constraint in matrix.constraints)
@@ -86,17 +89,17 @@ def combinations_of(matrix: Matrix, problems: Problems) -> tuple[list[Row], Coun
             break
         if broken is not None:
             excluded[broken.text] += 1
-        elif len(found) < MOST_ROWS:
-            found.append(row._replace(values=values))
+        elif len(allowed) < MOST_ROWS:
+            allowed.append(row._replace(values=values))
         else:
             problems.add(("matrix",), "too many combinations are left", allowed=f"at most {MOST_ROWS:,}", hint=_FEWER)
             break
-    _check_lifted(found, problems)
-    return found, excluded
+    _check_lifted(allowed, problems)
+    return allowed, excluded
 
 
 def _sections(matrix: Matrix, values: dict[str, Any]) -> dict[str, Any]:
-    """The sections as constraints see them: with the combination's values of axes like `model.layers`."""
+    """Return the sections as constraints see them: with the combination's values of axes like `model.layers`."""
     return {
         name: dataclasses.replace(section, **of_section(name, values))
         for name, section in (("model", matrix.model), ("train", matrix.train))
@@ -104,14 +107,14 @@ def _sections(matrix: Matrix, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_lifted(combinations: Sequence[Row], problems: Problems) -> None:
-    """Adds a problem for each value of the axis `lift` that is no rule's id, or a rule that cannot be lifted."""
-    known = [rule.id for rule in (*RULES, *ADDED)] + [rule for rule, why in NODE_RULES.items() if not why]
-    fixed = {rule: why for rule, why in NODE_RULES.items() if rule not in known} | _LIMITS
+    """Add a problem for each value of the axis `lift` that is no rule's id, or a rule that cannot be lifted."""
+    liftable = [rule.id for rule in (*RULES, *ADDED)] + [rule for rule, why in NODE_RULES.items() if not why]
+    fixed = {rule: why for rule, why in NODE_RULES.items() if rule not in liftable} | _LIMITS
     for name, line in {row.values["lift"]: row.line for row in combinations}.items():
         if name in fixed:
             problems.add_at(line, ("matrix", "lift"), "this rule cannot be lifted", found=repr(name), hint=fixed[name])
-        elif name and name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+        elif name and name not in liftable:
+            near = difflib.get_close_matches(name, liftable, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "docs/rules.md lists the rules"
             problems.add_at(line, ("matrix", "lift"), "no such rule", found=repr(name), hint=hint)
 
@@ -144,7 +147,7 @@ class Resolver:
         }
 
     def config(self, values: dict[str, Any]) -> CellConfig:
-        """The configuration of a combination; `values`: of every axis."""
+        """Return the configuration of a combination; `values`: of every axis."""
         model, train, documents, variant = self.base(values)
         return CellConfig(
             layout=self._layout(values),
@@ -161,16 +164,16 @@ class Resolver:
         )
 
     def _given(self, values: dict[str, Any]) -> Arguments:
-        """Arguments of the section, then of the profile, then of axes."""
+        """Return the arguments of the section, then of the profile, then of axes."""
         profile = values["args"]
-        own = {name.removeprefix(PREFIX): values[name] for name in self._arguments if values[name] is not None}
+        on_axes = {name.removeprefix(PREFIX): values[name] for name in self._arguments if values[name] is not None}
         left_out = {name.removeprefix(PREFIX): None for name in self._arguments if values[name] is None}
         pasted = self.matrix.profiles[profile].layer if profile else {}
-        given = merged(self.matrix.args, pasted, left_out, own)
-        return Arguments(given, profile=profile, label=label_of(own, profile))
+        arguments = merged(self.matrix.args, pasted, left_out, on_axes)
+        return Arguments(arguments, profile=profile, label=label_of(on_axes, profile))
 
     def check_models(self, combinations: Iterable[Row], problems: Problems) -> None:
-        """Adds problems for models and training runs that no layout can run."""
+        """Add problems for models and training runs that no layout can run."""
         if not self._dotted:
             return
         names = ("documents", *self._dotted)
@@ -181,13 +184,15 @@ class Resolver:
                 problems.add(("matrix",), f"{variant}: {message}")
 
     def base(self, values: dict[str, Any]) -> tuple[ModelConfig, TrainConfig, DocumentsConfig, str]:
-        """Model, train, documents, and the variant: a name of everything that differs from the matrix's sections."""
-        own = {name: values[name] for name in self._dotted}
+        """Return model, train, documents, and the variant: a name of everything that differs from the matrix's
+        sections.
+        """
+        on_axes = {name: values[name] for name in self._dotted}
         mode = values["documents"]
-        key = (mode, *own.items())
+        key = (mode, *on_axes.items())
         if key not in self._bases:
-            model = dataclasses.replace(self.matrix.model, **of_section("model", own))
-            train = dataclasses.replace(self.matrix.train, **of_section("train", own))
+            model = dataclasses.replace(self.matrix.model, **of_section("model", on_axes))
+            train = dataclasses.replace(self.matrix.train, **of_section("train", on_axes))
             documents = self.matrix.documents
             parts = [] if mode == documents.mode else [mode]
             if mode in self.matrix.lists:
@@ -196,14 +201,14 @@ class Resolver:
                 documents = mix(mode, train.seq_length, self.largest_cp)
             parts += [
                 _named(name.partition(".")[2], value)
-                for name, value in own.items()
+                for name, value in on_axes.items()
                 if value != attrgetter(name)(self.matrix)
             ]
             self._bases[key] = (model, train, documents, "-".join(parts))
         return self._bases[key]
 
     def _timing(self, values: dict[str, Any]) -> TimingConfig:
-        """The timing of a cell. Cells with one document per row are timed only against another stack."""
+        """Return the timing of a cell. Cells with one document per row are timed only against another stack."""
         timing = self.matrix.timing if values["timed"] and values["trainer"] == HARNESS else NOT_TIMED
         unpacked = timing != NOT_TIMED and not DATA_PATHS[values["packing"]].packs
         return dataclasses.replace(timing, documents=(), unpacked=False, full_rows=False) if unpacked else timing
@@ -215,7 +220,7 @@ class Resolver:
         return self._layouts[key]
 
     def _packing_options(self, values: dict[str, Any]) -> PackingOptions:
-        """Packing options of a combination; an unpacked cell keeps only those of the loss."""
+        """Return the packing options of a combination; an unpacked cell keeps only those of the loss."""
         names = OPTIONS if DATA_PATHS[values["packing"]].packs else _LOSS_OPTIONS
         key = (names, *[values[name] for name in names])
         if key not in self._options:
@@ -224,24 +229,24 @@ class Resolver:
 
 
 def _named(key: str, value: Any) -> str:
-    """A part of a variant: `layers8`, `moe4x2`, `nomoe`."""
+    """Return a part of a variant: `layers8`, `moe4x2`, `nomoe`."""
     if key in MODEL_PARTS:
         return f"no{key}" if value is None else re.sub(r"[^A-Za-z0-9._-]", "", str(value))
     return pattern_name(value) if key == "pattern" else f"{key}{_text(value)}"
 
 
 def _text(value: Any) -> str:
-    """A value as part of a cell's name, which is also a file name."""
+    """Return a value as part of a cell's name, which is also a file name."""
     return re.sub(r"[^A-Za-z0-9._]", "", str(value).lower())
 
 
 def value_of(config: CellConfig, name: str) -> Any:
-    """The resolved value of a cell's axis; a part of the model is returned as it is, not as text."""
+    """Return the resolved value of a cell's axis; a part of the model is returned as it is, not as text."""
     return attrgetter(name)(config) if name.startswith("model.") else _reader(name)(config)
 
 
 def axes_of(config: CellConfig, names: Iterable[str]) -> dict[str, Any]:
-    """The resolved values of a cell's axes, as tables show them."""
+    """Return the resolved values of a cell's axes, as tables show them."""
     names = tuple(names)
     values = dict(zip(names, _readers(names)(config)))
     for name, shown in _shown(names):
@@ -251,32 +256,32 @@ def axes_of(config: CellConfig, names: Iterable[str]) -> dict[str, Any]:
 
 @cache
 def _readers(names: tuple[str, ...]) -> Callable[[CellConfig], tuple[Any, ...]]:
-    """Reads several axes at once."""
+    """Return a function that reads several axes at once."""
     return attrgetter(*map(_path, names), "stack")  # the last so that it returns a tuple also for one name
 
 
 def _path(name: str) -> str:
-    """The attribute of CellConfig that an axis sets."""
+    """Return the attribute of CellConfig that an axis sets."""
     return "args" if name.startswith(PREFIX) else (axes().get(name) or dotted()[name]).path
 
 
 @cache
 def _reader(name: str) -> Callable[[CellConfig], Any]:
-    read = attrgetter(_path(name))
+    getter = attrgetter(_path(name))
     for _, shown in _shown((name,)):
-        return lambda config: shown(read(config))
-    return read
+        return lambda config: shown(getter(config))
+    return getter
 
 
 @cache
 def _shown(names: tuple[str, ...]) -> list[tuple[str, Callable[[Any], Any]]]:
-    """The axes among these that are not shown as they are."""
+    """Return the axes among these that are not shown as they are."""
     arguments = {name: methodcaller("text", name.removeprefix(PREFIX)) for name in names if name.startswith(PREFIX)}
     return [(name, shown) for name, shown in (_SHOWN | arguments).items() if name in names]
 
 
 def control_of(config: CellConfig) -> CellConfig:
-    """The control of a cell: one rank, unpacked, the harness's own data path, with the attention of the cell."""
+    """Return the control of a cell: one rank, unpacked, the harness's own data path, with the attention of the cell."""
     plain = {
         axis.field: axis.default for axis in _AXIS_FIELDS if axis.default is not MISSING and not axis.setting.in_control
     }
@@ -294,7 +299,7 @@ def control_of(config: CellConfig) -> CellConfig:
 
 
 def with_noise_legs(config: CellConfig) -> CellConfig:
-    """The control with the legs that measure the noise of its dtype, and how training makes it grow."""
+    """Return the control with the legs that measure the noise of its dtype, and how training makes it grow."""
     if NOISE in config.canaries or not config.fingerprints or not config.train.steps:
         return config
     return dataclasses.replace(config, canaries=(*config.canaries, NOISE))

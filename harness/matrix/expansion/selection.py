@@ -55,47 +55,57 @@ def choose(
     forbidden: Sequence[Forbidden],
     problems: Problems,
 ) -> tuple[list[Candidate], Selection]:
-    """The cells that run, in matrix order, and what they cover; adds a problem for entries of `keep` without a cell."""
-    kept = _kept(covering, cells, forbidden, problems)
+    """Return the cells that run, in matrix order, and what they cover.
+
+    Adds a problem for entries of `keep` without a cell.
+    """
+    kept_cells = _kept(covering, cells, forbidden, problems)
     factors = _factors(axes)
-    table = _Table(factors, [cell.config for cell in cells], [item.config for item in forbidden])
+    table = _Table(factors, [cell.config for cell in cells], [cell_of.config for cell_of in forbidden])
     space = Space(table.rows, table.sizes)
     strength = min(covering.strength, len(table.sizes))
     _check_parts(space, strength, problems)
-    needed = sorted({number for numbers in kept.values() for number in numbers})
-    numbers = cover(space, strength, needed, table.texts)
-    seen = covered((table.rows[number] for number in numbers), strength)
+    kept_numbers = sorted({number for numbers in kept_cells.values() for number in numbers})
+    numbers = cover(space, strength, kept_numbers, table.texts)
+    covered_parts = covered((table.rows[number] for number in numbers), strength)
     possible, impossible = 0, Counter[str]()
-    others = Space(table.others, table.sizes)
+    rejected = Space(table.others, table.sizes)
     for part in space.parts(strength):
         if space.first(part) is not None:
             possible += 1
         else:
-            found = others.first(part)
-            impossible[NOT_THERE if found is None else f"rule {forbidden[found].rejections[0].rule}"] += 1
+            rejected_by = rejected.first(part)
+            impossible[NOT_THERE if rejected_by is None else f"rule {forbidden[rejected_by].rejections[0].rule}"] += 1
     selection = Selection(
         strength=covering.strength,
         cells=len(numbers),
         allowed=len(cells),
-        covered=len(seen),
+        covered=len(covered_parts),
         possible=possible,
         impossible=dict(impossible.most_common()),
-        kept={why: len(set(found)) for why, found in kept.items() if found or why in dict(_MUST_COVER)},
+        kept={
+            why: len(set(rejected_by))
+            for why, rejected_by in kept_cells.items()
+            if rejected_by or why in dict(_MUST_COVER)
+        },
     )
     return [cells[number] for number in numbers], selection
 
 
 def _check_parts(space: Space, strength: int, problems: Problems) -> None:
-    """Raises InputError where finding the cells would take minutes."""
+    """Raise InputError where finding the cells would take minutes."""
     parts = sum(math.prod(sizes) for sizes in combinations(space.sizes, strength))
     if parts > MOST_PARTS:
-        found, hint = f"{parts:,} sets of {strength} values", "lower select.covering, or give axes fewer values"
-        problems.add(SELECT_KEY, "too much to cover", found=found, allowed=f"at most {MOST_PARTS:,}", hint=hint)
+        arithmetic, hint = f"{parts:,} sets of {strength} values", "lower select.covering, or give axes fewer values"
+        problems.add(SELECT_KEY, "too much to cover", found=arithmetic, allowed=f"at most {MOST_PARTS:,}", hint=hint)
         problems.raise_any()
 
 
 def _factors(axes: Axes) -> list[tuple[str, ...]]:
-    """The axes of each factor: tied axes form one factor; an axis set only by include rows is a factor by itself."""
+    """Return the axes of each factor: tied axes form one factor.
+
+    An axis set only by include rows is a factor by itself.
+    """
     tied = [tuple(rows[0].values) for rows in axes.dimensions]
     single = dict.fromkeys(name for row in axes.include for name in row.values)
     return tied + [(name,) for name in single if not any(name in names for names in tied)]
@@ -111,32 +121,34 @@ class _Table:
         self.texts: list[list[str]] = []
         for names in factors:
             values = [tuple([value_of(config, name) for name in names]) for config in (*allowed, *forbidden)]
-            known = sorted(set(values), key=_order)
-            if len(known) > 1:
-                codes = {value: code for code, value in enumerate(known)}
+            distinct = sorted(set(values), key=_order)
+            if len(distinct) > 1:
+                codes = {value: code for code, value in enumerate(distinct)}
                 columns.append([codes[value] for value in values])
-                self.texts.append([f"{names}={value}" for value in known])
+                self.texts.append([f"{names}={value}" for value in distinct])
         rows: list[Row] = list(zip(*columns)) if columns else [()] * (len(allowed) + len(forbidden))
         self.sizes = [len(texts) for texts in self.texts]
         self.rows, self.others = rows[: len(allowed)], rows[len(allowed) :]
 
 
 def _order(values: tuple[Any, ...]) -> list[tuple[str, Any]]:
-    """Sort key of values, small numbers first: free positions of a row get the first value, which keeps cells small."""
+    """Return the sort key of values, small numbers first: free positions of a row get the first value, which keeps
+    cells small.
+    """
     return [(type(value).__name__, value if isinstance(value, (int, str)) else repr(value)) for value in values]
 
 
 def _kept(
     covering: Covering, cells: Sequence[Candidate], forbidden: Sequence[Forbidden], problems: Problems
 ) -> dict[str, list[int]]:
-    """Reason -> numbers of the cells that are always kept."""
+    """Return the numbers of the cells that are always kept, by reason."""
     kept = {"include rows": [number for number, cell in enumerate(cells) if cell.included], "keep": []}
     for index, entry in enumerate(covering.keep):
         matches = _matcher(entry)
-        found = [number for number, cell in enumerate(cells) if matches(cell.config)]
-        kept["keep"] += found
-        if not found:
-            only_rejected = any(matches(item.config) for item in forbidden)
+        matching = [number for number, cell in enumerate(cells) if matches(cell.config)]
+        kept["keep"] += matching
+        if not matching:
+            only_rejected = any(matches(cell_rejected.config) for cell_rejected in forbidden)
             hint = (
                 "it matches rejected cells only"
                 if only_rejected
@@ -156,7 +168,7 @@ def _matcher(entry: str | Mapping[str, Any]) -> Callable[[CellConfig], bool]:
 
 
 def _requested(config: CellConfig, name: str, value: Any) -> Any:
-    """The value of an axis that `keep` asks for; `auto` resolved for this cell."""
+    """Return the value of an axis that `keep` asks for; `auto` resolved for this cell."""
     if value is None and name == "sp":
         return config.layout.tp > 1
     return "auto" if value is None and name == "pad_seq_to_mult" else value
@@ -183,30 +195,34 @@ _MUST_COVER: tuple[tuple[str, Callable[[CellConfig], bool]], ...] = (
 
 
 def _must_cover(cells: Sequence[Candidate], kept: Iterable[int]) -> dict[str, list[int]]:
-    """For every data path in every stack, the cell with the fewest ranks that exposes most known packing bugs."""
+    """Return, for every data path in every stack, the cell with the fewest ranks that exposes most known
+    packing bugs.
+    """
     chosen = set(kept)
-    found: dict[str, list[int]] = {}
+    by_reason: dict[str, list[int]] = {}
     for reason, holds in _MUST_COVER:
         groups: dict[tuple[str, str], list[int]] = {}
         for number, cell in enumerate(cells):
             if cell.config.path.packs and holds(cell.config):
                 groups.setdefault((cell.config.stack, cell.config.data_path), []).append(number)
-        found[reason] = []
+        by_reason[reason] = []
         for members in groups.values():
             already = [number for number in members if number in chosen]
-            found[reason] += already or [min(members, key=lambda number: _size(cells[number]))]
-        chosen.update(found[reason])
-    return found
+            by_reason[reason] += already or [min(members, key=lambda number: _size(cells[number]))]
+        chosen.update(by_reason[reason])
+    return by_reason
 
 
 def _size(cell: Candidate) -> tuple[int, int, str]:
-    """Sort key of a cell: ranks, then length of the id, which grows with the axes that are not at their defaults."""
+    """Return the sort key of a cell: ranks, then length of the id, which grows with the axes that are not at their
+    defaults.
+    """
     return cell.config.layout.world_size, len(cell.id), cell.id
 
 
 @lru_cache(maxsize=256)
 def _has_odd(documents: DocumentsConfig, train: TrainConfig) -> bool:
-    """Whether a document of the first step has an odd length, which any even alignment pads."""
+    """Return whether a document of the first step has an odd length, which any even alignment pads."""
     step = documents_of_step(documents, seed=train.seed, step=0, count=train.global_batch, seq_length=train.seq_length)
     return any(document.length % 2 for document in step)
 
@@ -225,31 +241,31 @@ class Space:
         self._all = (1 << len(rows)) - 1
 
     def first(self, part: Iterable[tuple[int, int]]) -> int | None:
-        """Number of the first row that has these values; None if no row has them."""
-        found = self._all
+        """Return the number of the first row that has these values; None if no row has them."""
+        rows = self._all
         for factor, code in part:
-            found &= self._sets[factor][code]
-        return (found & -found).bit_length() - 1 if found else None
+            rows &= self._sets[factor][code]
+        return (rows & -rows).bit_length() - 1 if rows else None
 
     def parts(self, strength: int) -> Iterator[Part]:
-        """Every t-tuple of values of different factors, possible or not."""
+        """Yield every t-tuple of values of different factors, possible or not."""
         for factors in combinations(range(len(self.sizes)), strength):
             for codes in product(*(range(self.sizes[factor]) for factor in factors)):
                 yield tuple(zip(factors, codes))
 
 
 def _set_of(rows: Sequence[Row], factor: int, code: int) -> int:
-    """The rows that have a value, as the bits of an integer."""
+    """Return the rows that have a value, as the bits of an integer."""
     return int("".join(["1" if row[factor] == code else "0" for row in reversed(rows)]) or "0", 2)
 
 
 def covered(rows: Iterable[Row], strength: int) -> set[Part]:
-    """The t-tuples that the rows have."""
+    """Return the t-tuples that the rows have."""
     return {part for row in rows for part in combinations(tuple(enumerate(row)), strength)}
 
 
 def cover(space: Space, strength: int, kept: Sequence[int], texts: Sequence[Sequence[str]]) -> list[int]:
-    """Sorted numbers of rows that together have every t-tuple of the table; the rows `kept` are among them.
+    """Return the sorted numbers of rows that together have every t-tuple of the table; the rows `kept` are among them.
 
     `texts` are the values as [factor][code]. Ties are broken by a hash of them, so that the choice depends neither on
     the order nor on the number of factors and values.
@@ -261,14 +277,14 @@ def cover(space: Space, strength: int, kept: Sequence[int], texts: Sequence[Sequ
         return sorted({*numbers.values(), *kept})
     from covertable import make
 
-    known: dict[Part, bool] = {}
+    is_possible: dict[Part, bool] = {}
 
     def can_be_row(part: Mapping[int, int]) -> bool | None:
-        """Three-valued, as covertable expects: False is final, None means not yet decided."""
+        """Answer in three values, as covertable expects: False is final, None means not yet decided."""
         key = tuple(sorted(part.items()))
-        if key not in known:
-            known[key] = space.first(key) is not None
-        return None if known[key] and len(part) < len(space.sizes) else known[key]
+        if key not in is_possible:
+            is_possible[key] = space.first(key) is not None
+        return None if is_possible[key] and len(part) < len(space.sizes) else is_possible[key]
 
     chosen = make(
         [list(range(size)) for size in space.sizes],
@@ -287,7 +303,7 @@ class _ByText:
         self._texts = texts  # of all values of all factors, one factor after the other
 
     def sort(self, parts: Iterable[tuple[int, ...]], *, indices: Mapping[int, int], **_: Any) -> list[tuple[int, ...]]:
-        return sorted(parts, key=lambda part: self._hash([self._texts[indices[item]] for item in part]))
+        return sorted(parts, key=lambda part: self._hash([self._texts[indices[value]] for value in part]))
 
     @staticmethod
     def _hash(texts: Sequence[str]) -> bytes:

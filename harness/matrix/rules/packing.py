@@ -71,7 +71,12 @@ def documents_by_replicas(config: CellConfig) -> str | None:
 
 
 def rows_by_replicas(config: CellConfig) -> str | None:
-    """Packed rows must split evenly over replicas too; rows may be split for that until each has one document."""
+    """Packed rows must split evenly over replicas too.
+
+    Rows may be split for that until each has one document.
+
+    Rows may be split for that until each has one document.
+    """
     if not config.style.packed:
         return None
     train = config.train
@@ -81,16 +86,16 @@ def rows_by_replicas(config: CellConfig) -> str | None:
     for step in range(1 if config.documents.mode in MIXES else train.steps or 1):
         of_step = (config.documents, train.seed, step, train.global_batch, train.seq_length, config.style)
         rows = _row_count(*of_step)
-        wanted = -(-rows // parts) * parts
+        needed_rows = -(-rows // parts) * parts
         if not config.style.splits and rows % parts:
             return (
                 f"step {step}: {train.global_batch} documents fill {rows} rows of {train.seq_length} tokens, which "
                 f"{config.data_path} packs in advance and cannot split into a multiple of {_parts(config, parts)}"
             )
-        if wanted > train.global_batch:
+        if needed_rows > train.global_batch:
             return (
                 f"step {step}: {train.global_batch} documents fill {rows} rows of {train.seq_length} tokens; the next "
-                f"multiple of {_parts(config, parts)} is {wanted} rows, more than there are documents"
+                f"multiple of {_parts(config, parts)} is {needed_rows} rows, more than there are documents"
             )
         if config.style.split_last and _row_count(*of_step, parts) == 0:
             return (
@@ -116,10 +121,10 @@ def _row_count(
     style: PackingStyle,
     multiple: int = 1,
 ) -> int:
-    """The number of rows that the documents of a step fill, a multiple of `multiple`; 0 if that cannot be."""
-    made = documents_of_step(documents, seed=seed, step=step, count=count, seq_length=seq_length)
+    """Return the number of rows that the documents of a step fill, a multiple of `multiple`; 0 if that cannot be."""
+    drawn = documents_of_step(documents, seed=seed, step=step, count=count, seq_length=seq_length)
     try:
-        return len(pack(made, style, seq_length=seq_length, multiple=multiple))
+        return len(pack(drawn, style, seq_length=seq_length, multiple=multiple))
     except ValueError:
         return 0
 
@@ -186,20 +191,20 @@ def documents_aligned(config: CellConfig) -> str | None:
     if multiple is None or not config.style.packed:
         return None
     alignment = config.path.alignment if "pad_seq_to_mult" in config.path.options else ZIGZAG
-    needed, why = alignment.multiple(layout), alignment.text(layout)
-    if multiple % needed == 0:
+    needs, why = alignment.multiple(layout), alignment.text(layout)
+    if multiple % needs == 0:
         return None
-    base = f"documents are padded to a multiple of pad_seq_to_mult = {multiple}, but the layout needs {why} = {needed}"
+    base = f"documents are padded to a multiple of pad_seq_to_mult = {multiple}, but the layout needs {why} = {needs}"
     for document in config.documents_of(0):
         padded = align_up(document.length, multiple)
-        if padded % needed:
+        if padded % needs:
             example = f"a document of {counted(document.length, 'token')} takes {padded}"
-            return f"{base}: {example}, and {padded} % {needed} = {padded % needed}"
-    return f"{base}: {multiple} % {needed} = {multiple % needed}"
+            return f"{base}: {example}, and {padded} % {needs} = {padded % needs}"
+    return f"{base}: {multiple} % {needs} = {multiple % needs}"
 
 
 def _multiple(config: CellConfig) -> str:
-    """The origin of the multiple to which a cell's documents are padded."""
+    """Return the origin of the multiple to which a cell's documents are padded."""
     if config.options.pad_seq_to_mult is not None:
         return "pad_seq_to_mult"
     return f"the alignment {config.path.alignment.text(config.layout)}"
@@ -211,12 +216,12 @@ def _seq_length(config: CellConfig, by: str, divisor: int) -> str | None:
 
 
 def with_option(name: str) -> str:
-    """Names of the data paths that have the option."""
+    """Return the names of the data paths that have the option."""
     return names(path for path in DATA_PATHS.values() if name in path.options)
 
 
 def limit_of(path: DataPath, limit: Limit) -> Rule:
-    """A limit of a data path as a rule."""
+    """Return a limit of a data path as a rule."""
     return Rule(limit.rule, limit.source, lambda config: limit.reason(config) if config.path is path else None)
 
 
@@ -243,10 +248,10 @@ def per_token_loss_with_cp(config: CellConfig) -> str | None:
     base = f"cp {cp} splits each document over {cp} ranks, and calculate_per_token_loss is false"
     if not config.path.own:
         return f"{base}: a rank whose tokens are all masked would divide by 0 tokens"
-    found = _uneven(config)
-    if found is None:
+    uneven = _uneven(config)
+    if uneven is None:
         return None
-    step, micro_batch, shares = found
+    step, micro_batch, shares = uneven
     return (
         f"{base}: in step {step}, micro-batch {micro_batch}, the ranks have {', '.join(map(str, shares))} unmasked "
         "tokens, and each divides by its own count"
@@ -254,7 +259,7 @@ def per_token_loss_with_cp(config: CellConfig) -> str | None:
 
 
 def _uneven(config: CellConfig) -> tuple[int, int, list[int]] | None:
-    """(step, micro-batch, unmasked tokens per cp rank) of the first micro-batch with unequal counts over cp.
+    """Return (step, micro-batch, unmasked tokens per cp rank) of the first micro-batch with unequal counts over cp.
 
     None also where rows cannot be made or split over cp, which other rules reject.
     """
@@ -266,7 +271,7 @@ def _uneven(config: CellConfig) -> tuple[int, int, list[int]] | None:
         except ValueError:
             return None
         for number, (batch, ranks) in enumerate(zip(batches, slots)):
-            masks = {item.document.index: item.document.loss_mask for item in batch.placed}
+            masks = {placed.document.index: placed.document.loss_mask for placed in batch.placed}
             counts = [owner != PAD and masks[owner][position] for owner, position in batch.slot_owners()]
             shares = [sum(counts[slot] for row in rows for slot in row) for rows in ranks]
             if len(set(shares)) > 1:

@@ -18,7 +18,7 @@ _PINNED_CORE = re.compile(r"megatron[-_]core==(\d+(?:\.\d+)*)")
 
 
 def te_version_rule(stacks: Mapping[str, Stack]) -> Rule:
-    """The rule for stacks that pin Transformer Engine; for others the node checks the installed release."""
+    """Return the rule for stacks that pin Transformer Engine; for others the node checks the installed release."""
 
     def predicate(config: CellConfig) -> str | None:
         if config.stack == DEFAULT or config.stack not in stacks:
@@ -34,9 +34,9 @@ def te_version_rule(stacks: Mapping[str, Stack]) -> Rule:
 
 
 def _pinned(pattern: re.Pattern[str], packages: tuple[str, ...]) -> tuple[int, ...] | None:
-    """The version in the first matching requirement."""
-    found = next((match for item in packages if (match := pattern.match(item.replace(" ", "")))), None)
-    return tuple(int(part) for part in found.group(1).split(".")) if found else None
+    """Return the version in the first matching requirement."""
+    pin = next((match for requirement in packages if (match := pattern.match(requirement.replace(" ", "")))), None)
+    return tuple(int(part) for part in pin.group(1).split(".")) if pin else None
 
 
 def groups_of_other_ranks(config: CellConfig) -> str | None:
@@ -70,7 +70,7 @@ RUNTIME_RULES: tuple[Rule, ...] = (
 
 
 def container_rule(stacks: Mapping[str, Stack]) -> Rule:
-    """For runs on this machine: the harness starts containers through Slurm only (pyxis)."""
+    """Return the rule for runs on this machine: the harness starts containers through Slurm only (pyxis)."""
 
     def predicate(config: CellConfig) -> str | None:
         stack = stacks.get(config.stack)
@@ -82,7 +82,9 @@ def container_rule(stacks: Mapping[str, Stack]) -> Rule:
 
 
 def nodes_rule(cluster: ClusterProfile, nodes_per_cell: int = 1) -> Rule:
-    """Ranks must split evenly over nodes (torch elastic: one nproc_per_node), and over no more than a job may take."""
+    """Return the rule that ranks must split evenly over nodes (torch elastic: one nproc_per_node), and over no more
+    than a job may take.
+    """
 
     def predicate(config: CellConfig) -> str | None:
         layout, world = config.layout, config.layout.world_size
@@ -90,9 +92,9 @@ def nodes_rule(cluster: ClusterProfile, nodes_per_cell: int = 1) -> Rule:
         if nodes <= cluster.nodes and world % nodes == 0:
             return None
         sizes = f"tp {layout.tp} x pp {layout.pp} x cp {layout.cp} x dp {layout.dp} = {world} ranks"
-        needed = -(-world // cluster.ranks_per_node)
-        why = f"ceil({world} / {cluster.ranks_per_node} ranks per node) = {needed} nodes"
-        if nodes > needed:
+        fewest = -(-world // cluster.ranks_per_node)
+        why = f"ceil({world} / {cluster.ranks_per_node} ranks per node) = {fewest} nodes"
+        if nodes > fewest:
             why = f"launch.nodes_per_cell = {nodes_per_cell}: {nodes} nodes"
         if nodes > cluster.nodes:
             return f"{sizes}, {why}, more than the {cluster.nodes} that a job of cluster {cluster.name} may take"

@@ -32,12 +32,12 @@ ADDED: list[Rule] = []  # by plug-ins; they follow the others
 
 
 def rules_of(max_ranks: int, more: Iterable[Rule] = ()) -> tuple[Rule, ...]:
-    """All rules of a matrix. `max_ranks`: of its launch section; `more`: those of the cluster."""
+    """Return all rules of a matrix. `max_ranks`: of its launch section; `more`: those of the cluster."""
     return (*_OF_MODEL, world_size_rule(max_ranks), *_OF_EXECUTION, *ADDED, *more)
 
 
 def world_size_rule(max_ranks: int) -> Rule:
-    """The rule that depends on the launch section."""
+    """Return the rule that depends on the launch section."""
 
     def predicate(config: CellConfig) -> str | None:
         layout = config.layout
@@ -50,8 +50,8 @@ def world_size_rule(max_ranks: int) -> Rule:
 
 
 def rejections(config: CellConfig, rules: Iterable[Rule] | None = None) -> tuple[Rejection, ...]:
-    """Every rule that forbids the cell, except the one it lifts, with its reason."""
-    asked = (*RULES, *ADDED) if rules is None else rules
-    broken = [(rule, reason) for rule in asked if (reason := rule.predicate(config)) is not None]
-    kept = [(rule, reason) for rule, reason in broken if rule.id != config.lift]
-    return tuple([Rejection(rule=rule.id, reason=reason, source=rule.source) for rule, reason in kept])
+    """Return every rule that forbids the cell, except the one it lifts, with its reason."""
+    applied = (*RULES, *ADDED) if rules is None else rules
+    broken = [(rule, reason) for rule in applied if (reason := rule.predicate(config)) is not None]
+    not_lifted = [(rule, reason) for rule, reason in broken if rule.id != config.lift]
+    return tuple([Rejection(rule=rule.id, reason=reason, source=rule.source) for rule, reason in not_lifted])

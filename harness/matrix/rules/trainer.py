@@ -52,11 +52,11 @@ def equal_steps(config: CellConfig) -> str | None:
         counts = [_rows_of_step(config, step) for step in range(config.train.passes)]
     except ValueError:
         return None  # a rule of the layout names the step
-    other = next((step for step, count in enumerate(counts) if count != counts[0]), None)
-    if other is None:
+    unequal = next((step for step, count in enumerate(counts) if count != counts[0]), None)
+    if unequal is None:
         return None
     name = _GLOBAL_BATCH[config.trainer]
-    return f"step 0 has {counts[0]} rows and step {other} has {counts[other]}; {name} is one for all steps"
+    return f"step 0 has {counts[0]} rows and step {unequal} has {counts[unequal]}; {name} is one for all steps"
 
 
 def _rows_of_step(config: CellConfig, step: int) -> int:
@@ -73,11 +73,13 @@ def plain_model(config: CellConfig) -> str | None:
     if config.trainer not in _GIVEN:
         return None
     parts = (*_PARTS, *_OF_ATTENTION)
-    given = _GIVEN[config.trainer]
-    found = [f"model.{name}" for name in parts if getattr(config.model, name) not in _NOT_SET and name not in given]
-    found += ["model.softmax"] if config.model.softmax != VANILLA else []
-    found += ["train.label_smoothing"] if config.train.label_smoothing else []
-    return f"trainer {config.trainer} is not given {found[0]}; use trainer: harness" if found else None
+    supported = _GIVEN[config.trainer]
+    unsupported = [
+        f"model.{name}" for name in parts if getattr(config.model, name) not in _NOT_SET and name not in supported
+    ]
+    unsupported += ["model.softmax"] if config.model.softmax != VANILLA else []
+    unsupported += ["train.label_smoothing"] if config.train.label_smoothing else []
+    return f"trainer {config.trainer} is not given {unsupported[0]}; use trainer: harness" if unsupported else None
 
 
 def equal_metadata(config: CellConfig) -> str | None:
@@ -85,13 +87,13 @@ def equal_metadata(config: CellConfig) -> str | None:
     if config.own_trainer or not config.style.fixed_entries or config.documents.mode in MIXES:
         return None
     try:
-        found = [config.micro_batches(step)[0][0].metadata for step in range(config.train.passes)]
+        metadata = [config.micro_batches(step)[0][0].metadata for step in range(config.train.passes)]
     except ValueError:
         return None  # a rule of the layout names the step
-    other = next((step for step, about in enumerate(found) if about != found[0]), None)
-    if other is None:
+    unequal = next((step for step, about in enumerate(metadata) if about != metadata[0]), None)
+    if unequal is None:
         return None
-    return f"pad_cu_seqlens is true, and the longest rows and documents of step 0 and step {other} differ"
+    return f"pad_cu_seqlens is true, and the longest rows and documents of step 0 and step {unequal} differ"
 
 
 def rows_in_files(config: CellConfig) -> str | None:
@@ -166,7 +168,7 @@ def context_groups_are_fixed(config: CellConfig) -> str | None:
 
 
 def mock_documents(config: CellConfig) -> str | None:
-    """What upstream's mock data sets need of the section `documents`."""
+    """Return what upstream's mock data sets need of the section `documents`."""
     documents, train = config.documents, config.train
     if not documents.mock:
         return None
@@ -188,13 +190,13 @@ def mock_documents(config: CellConfig) -> str | None:
 def arguments_are_applied(config: CellConfig) -> str | None:
     """Every trainer gets arguments of the optimizer; only some get others, or fields of a configuration."""
     line, fields = config.trainer in WITH_COMMAND_LINE, config.trainer in WITH_FIELDS
-    others = [argument for argument in config.args.given if argument.name not in OF_OPTIMIZER]
-    other = next((argument for argument in others if not (fields if argument.is_field else line)), None)
-    if other is None:
+    candidates = [argument for argument in config.args.given if argument.name not in OF_OPTIMIZER]
+    unapplied = next((argument for argument in candidates if not (fields if argument.is_field else line)), None)
+    if unapplied is None:
         return None
     what = "any argument of the command line" if line else "only arguments of the optimizer"
     what += " and fields of its configuration" if fields else ""
-    return f"trainer is {config.trainer}, which gets {what}, not {other.flag[0]}"
+    return f"trainer is {config.trainer}, which gets {what}, not {unapplied.flag[0]}"
 
 
 TRAINER_RULES: tuple[Rule, ...] = (

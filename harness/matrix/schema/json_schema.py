@@ -27,7 +27,7 @@ _DECLARED = (*SECTIONS.values(), *MODEL_PARTS.values(), PackingOptions)
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a matrix file, long Megatron names included.
+    """Return JSON Schema (draft 2020-12) of a matrix file, long Megatron names included.
 
     A matrix file may have dashes in place of underscores; the schema lists only the names with underscores.
     """
@@ -39,8 +39,8 @@ def json_schema() -> dict[str, Any]:
         definitions[kind.__name__]["properties"][LISTS] = _LISTS
     definitions["AxisRow"] = _row(definitions)
     schema["properties"]["matrix"] = _matrix(definitions["AxisRow"]["properties"])
-    for item in schema["properties"].values():
-        item["description"] = without_links(item["description"])
+    for key_schema in schema["properties"].values():
+        key_schema["description"] = without_links(key_schema["description"])
     _drop_null_defaults(schema)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Packing harness matrix"} | schema
 
@@ -51,25 +51,25 @@ def _add_aliases(properties: dict[str, Any], aliases: dict[str, str]) -> None:
 
 
 def _row(definitions: dict[str, Any]) -> dict[str, Any]:
-    """Schema of a row of include, exclude or a tied list: values of some axes."""
+    """Return the schema of a row of include, exclude or a tied list: values of some axes."""
     row = AxisRow.model_json_schema()
     properties = row["properties"]
     for section, kind in SECTIONS.items():
-        own = definitions[model_of(kind).__name__]["properties"]
-        properties |= {f"{section}.{key}": copy.deepcopy(value) for key, value in own.items()}
+        keys = definitions[model_of(kind).__name__]["properties"]
+        properties |= {f"{section}.{key}": copy.deepcopy(value) for key, value in keys.items()}
     _add_aliases(properties, AXIS_ALIASES)
     assert properties.keys() >= {*AXES, *ALIASES}
-    for item in properties.values():
-        item.pop("default", None)  # an axis that a row leaves out has the value of the combination it extends
+    for key_schema in properties.values():
+        key_schema.pop("default", None)  # an axis that a row leaves out has the value of the combination it extends
     return row | {"patternProperties": {_ARGUMENTS: _ARGUMENT}, "minProperties": 1}
 
 
 def _matrix(axes: dict[str, Any]) -> dict[str, Any]:
     rows = {"type": "array", "items": {"$ref": "#/$defs/AxisRow"}}
     several = {
-        name: {"anyOf": [item, {"type": "array", "items": item, "minItems": 1}]}
-        | ({"description": item["description"]} if "description" in item else {})
-        for name, item in axes.items()
+        name: {"anyOf": [axis, {"type": "array", "items": axis, "minItems": 1}]}
+        | ({"description": axis["description"]} if "description" in axis else {})
+        for name, axis in axes.items()
     }
     return {
         "type": "object",
@@ -81,12 +81,12 @@ def _matrix(axes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drop_null_defaults(node: Any) -> None:
-    """Removes every `default: null`: editors would offer null, which a matrix file may not contain."""
+    """Remove every `default: null`: editors would offer null, which a matrix file may not contain."""
     if isinstance(node, dict):
         if "default" in node and node["default"] is None:
             del node["default"]
-        for item in node.values():
-            _drop_null_defaults(item)
+        for child in node.values():
+            _drop_null_defaults(child)
     elif isinstance(node, list):
-        for item in node:
-            _drop_null_defaults(item)
+        for child in node:
+            _drop_null_defaults(child)

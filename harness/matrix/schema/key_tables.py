@@ -41,43 +41,46 @@ _LINK = re.compile(r"\]\((?=\w+\.md)")  # to another page, as the declarations w
 
 
 def tables() -> dict[str, str]:
-    """Name -> table, as Markdown."""
+    """Return every table, as Markdown, by its name."""
     documents = keys_of(DocumentsConfig)
     modes = {mode: [documents[name] for name in KEYS_OF_MODE[mode]] for mode in ("distribution", "file")}
     plain = [axis for axis in axes().values() if not axis.path.startswith("options.")]
-    found = {"top level": section_table(MatrixFile), "model": table(keys_of(ModelConfig).values())}
-    found |= {
+    by_name = {"top level": section_table(MatrixFile), "model": table(keys_of(ModelConfig).values())}
+    by_name |= {
         part: table(keys_of(kind).values(), of=f"`{part}`", prefix=f"{part}.") for part, kind in MODEL_PARTS.items()
     }
-    found |= {"train": table(keys_of(TrainConfig).values())}
-    found |= {mode: table(keys) for mode, keys in modes.items()}
-    found |= {"packing_options": table(keys_of(PackingOptions).values()), "axes": table(plain)}
-    found |= {"launch": table(keys_of(Launch).values()), "bounds": _bounds()}
-    found |= {"cluster": _cluster(), "layer": section_table(StackLayer)}
-    found |= {"covering": section_table(CoveringSection)}
-    found |= {"checks": section_table(ChecksSection, only=("canaries", "fingerprints"))}
-    found |= {"throughput": section_table(ThroughputSection)}
-    found |= {"segment_slope": section_table(SlopeSection, of="`segment_slope`")}
-    found |= {"history": section_table(HistorySection, of="`history`")}
-    found |= {"bound": table(keys_of(Override).values(), of="a bound"), "xfail": table(keys_of(XFail).values())}
-    found |= {"may_reject": table(keys_of(MayReject).values())}
-    return found | {"data_paths": _data_paths(), "recipes": _recipes(), "support": _support()}
+    by_name |= {"train": table(keys_of(TrainConfig).values())}
+    by_name |= {mode: table(keys) for mode, keys in modes.items()}
+    by_name |= {"packing_options": table(keys_of(PackingOptions).values()), "axes": table(plain)}
+    by_name |= {"launch": table(keys_of(Launch).values()), "bounds": _bounds()}
+    by_name |= {"cluster": _cluster(), "layer": section_table(StackLayer)}
+    by_name |= {"covering": section_table(CoveringSection)}
+    by_name |= {"checks": section_table(ChecksSection, only=("canaries", "fingerprints"))}
+    by_name |= {"throughput": section_table(ThroughputSection)}
+    by_name |= {"segment_slope": section_table(SlopeSection, of="`segment_slope`")}
+    by_name |= {"history": section_table(HistorySection, of="`history`")}
+    by_name |= {"bound": table(keys_of(Override).values(), of="a bound"), "xfail": table(keys_of(XFail).values())}
+    by_name |= {"may_reject": table(keys_of(MayReject).values())}
+    return by_name | {"data_paths": _data_paths(), "recipes": _recipes(), "support": _support()}
 
 
 def filled(page: str) -> str:
-    """The page with the table after every `<!-- generated: name -->` regenerated; KeyError for an unknown name."""
-    made = tables()
-    return _MARK.sub(lambda found: f"<!-- generated: {found[1]} -->\n{made[found[1]]}", page)
+    """Return the page with the table after every `<!-- generated: name -->` regenerated.
+
+    KeyError for an unknown name.
+    """
+    by_name = tables()
+    return _MARK.sub(lambda mark: f"<!-- generated: {mark[1]} -->\n{by_name[mark[1]]}", page)
 
 
 def with_bounds(page: str) -> str:
-    """The page (docs/checks.md) with the defaults of the bounds that it states written anew."""
-    page = _BOUND.sub(lambda found: f"`{found[1]}`: {_default_bound(found[1], found[2] or '')}", page)
+    """Return the page (docs/checks.md) with the defaults of the bounds that it states written anew."""
+    page = _BOUND.sub(lambda mark: f"`{mark[1]}`: {_default_bound(mark[1], mark[2] or '')}", page)
     return _SCREEN.sub(f"ratio screen {100 * DEFAULTS['fp32'].ratio_screen:g} %", page)
 
 
 def _default_bound(name: str, measured: str) -> str:
-    """`measured`: what the page says of dtypes whose noise may be measured."""
+    """Return the default of a bound. `measured`: what the page says of dtypes whose noise may be measured."""
     fp32, bf16 = (getattr(DEFAULTS[dtype], name) for dtype in ("fp32", "bf16"))
     if fp32.unit == "factor":
         return f"{fp32.value:g} times"
@@ -85,7 +88,7 @@ def _default_bound(name: str, measured: str) -> str:
 
 
 def _power(value: float) -> str:
-    """E.g. 5e-2."""
+    """Return e.g. 5e-2."""
     mantissa, exponent = f"{value:e}".split("e")
     return f"{float(mantissa):g}e{int(exponent)}"
 
@@ -100,7 +103,7 @@ def table(keys: Iterable[Key], of: str = "", prefix: str = "") -> str:
 
 
 def section_table(kind: type[Section], of: str = "", only: Collection[str] = ()) -> str:
-    """The table of a section that is declared as a model; `only`: of these keys, if any are given."""
+    """Return the table of a section that is declared as a model; `only`: of these keys, if any are given."""
     rows = [[f"key of {of}" if of else "key", "value", "default", "meaning"], ["---"] * 4]
     for name, schema in kind.model_json_schema()["properties"].items():
         field = kind.model_fields[name]
@@ -111,9 +114,9 @@ def section_table(kind: type[Section], of: str = "", only: Collection[str] = ())
 
 
 def _schema_values(schema: Mapping[str, Any]) -> str:
-    """The column `value` from a JSON Schema."""
+    """Return the column `value` from a JSON Schema."""
     if "anyOf" in schema:
-        return ", ".join(_schema_values(one) for one in schema["anyOf"] if one.get("type") != "null")
+        return ", ".join(_schema_values(member) for member in schema["anyOf"] if member.get("type") != "null")
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     kind = schema.get("type", "object")  # a section is a reference
@@ -128,7 +131,7 @@ def _schema_values(schema: Mapping[str, Any]) -> str:
 
 
 def _markdown(rows: Iterable[Iterable[str]]) -> str:
-    """The table as docs/generated/keys.md has it: pages that it links are in the folder above."""
+    """Return the table as docs/generated/keys.md has it: pages that it links are in the folder above."""
     lines = "".join(f"| {' | '.join(row)} |\n" for row in rows).replace(
         "| --- | --- | --- | --- |", "|---|---|---|---|"
     )
@@ -141,12 +144,15 @@ def _data_paths() -> str:
 
 
 def _recipes() -> str:
-    lines = [f"| `{name}` | {one.doc} | {', '.join(map(_matrix, one.matrices))} |\n" for name, one in RECIPES.items()]
+    lines = [
+        f"| `{name}` | {recipe.doc} | {', '.join(map(_matrix, recipe.matrices))} |\n"
+        for name, recipe in RECIPES.items()
+    ]
     return "| recipe | software | run by |\n|---|---|---|\n" + "".join(lines)
 
 
 def _support() -> str:
-    """Upstream projects with the releases, data paths and trainers that can be tested."""
+    """Return the table of upstream projects with the releases, data paths and trainers that can be tested."""
     lines = "| | releases | your checkout | `packing` | `trainer` |\n|---|---|---|---|---|\n"
     for project, prefix in _RELEASES.items():
         paths = [path for path in DATA_PATHS.values() if path.code.startswith(project)]
@@ -168,23 +174,25 @@ def _matrix(name: str) -> str:
 
 
 def _cluster() -> str:
-    """The keys of a profile, those of its container after `container`."""
+    """Return the keys of a profile, those of its container after `container`."""
     inner = [replace(key, name=f"container.{name}") for name, key in keys_of(Container).items()]
     keys = keys_of(ClusterProfile).values()
-    return table(one for key in keys for one in (key, *(inner if key.name == "container" else ())))
+    return table(row for key in keys for row in (key, *(inner if key.name == "container" else ())))
 
 
 def _bounds() -> str:
     rows = [["key", *(f"default {dtype}" for dtype in DEFAULTS)]]
     lines = "".join(f"| {' | '.join(row)} |\n" for row in rows) + f"|{'---|' * (1 + len(DEFAULTS))}\n"
     for name in BOUND_NAMES:
-        lines += f"| `{name}` | {' | '.join(f'{getattr(one, name).value:g}' for one in DEFAULTS.values())} |\n"
-    screens = " | ".join(f"{one.ratio_screen:g}" for one in DEFAULTS.values())
+        lines += (
+            f"| `{name}` | {' | '.join(f'{getattr(defaults, name).value:g}' for defaults in DEFAULTS.values())} |\n"
+        )
+    screens = " | ".join(f"{defaults.ratio_screen:g}" for defaults in DEFAULTS.values())
     return f"{lines}| `{RATIO_SCREEN}` | {screens} |\n"
 
 
 def _values(key: Key) -> str:
-    """The column `value`: what a file may contain."""
+    """Return the column `value`: what a file may contain."""
     setting = key.setting
     if setting.values:
         return setting.values
@@ -209,10 +217,10 @@ def _kind(kind: Any, limits: Limits) -> str:
     return {int: _number("integer", limits), float: _number("number", limits), bool: "true, false"}.get(kind, "text")
 
 
-def _list(item: Any, limits: Limits) -> str:
+def _list(member: Any, limits: Limits) -> str:
     most = f"at most {limits.max_length} " if limits.max_length else ""
-    kind = get_args(item)[0] if get_origin(item) is Annotated else item
-    return f"list of {most}integers" if kind is int else f"list of {_kind(item, Limits())}"
+    kind = get_args(member)[0] if get_origin(member) is Annotated else member
+    return f"list of {most}integers" if kind is int else f"list of {_kind(member, Limits())}"
 
 
 def _number(noun: str, limits: Limits) -> str:
@@ -239,7 +247,7 @@ def _default(key: Key) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A default as a file would give it; sections have tables of their own."""
+    """Return a default as a file would give it; sections have tables of their own."""
     if is_dataclass(value) or isinstance(value, Section):
         return "defaults below"
     if value is None or value in ("", {}):
@@ -252,6 +260,6 @@ def _shown(value: Any) -> str:
 
 
 def stale(page: str) -> Mapping[str, str]:
-    """Name -> expected table, for every table on the page that is out of date."""
-    made = tables()
-    return {found[1]: made[found[1]] for found in _MARK.finditer(page) if made[found[1]] not in found[0]}
+    """Return the expected table, by its name, for every table on the page that is out of date."""
+    by_name = tables()
+    return {mark[1]: by_name[mark[1]] for mark in _MARK.finditer(page) if by_name[mark[1]] not in mark[0]}

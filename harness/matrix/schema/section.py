@@ -30,7 +30,7 @@ def one_of(*names: str) -> AfterValidator:
 
 
 def _in(names: Collection[str]) -> AfterValidator:
-    """`names` may grow when plug-ins are loaded."""
+    """Validate that a value is among `names`, which may grow when plug-ins are loaded."""
 
     def check(value: str) -> str:
         if value not in names:
@@ -41,7 +41,10 @@ def _in(names: Collection[str]) -> AfterValidator:
 
 
 def model_of(kind: type[Any]) -> type[Section]:
-    """The model that validates a section; `kind` is the dataclass that the section becomes, or already a model."""
+    """Return the model that validates a section.
+
+    `kind` is the dataclass that the section becomes, or already a model.
+    """
     any_kind: Any = kind
     return kind if issubclass(kind, Section) else _model_of(any_kind)
 
@@ -53,14 +56,17 @@ def _model_of(kind: Any) -> type[Section]:
 
 
 def model_with(name: str, doc: str, keys: Iterable[Key], **more: Any) -> type[Section]:
-    """A model with a field per declared key. `more`: fields before them, in the form that create_model takes."""
+    """Return a model with a field per declared key. `more`: fields before them, in the form that create_model takes."""
     fields = more | {key.name: (_field_type(key), _field(key)) for key in keys}
     model: type[Section] = create_model(name, __base__=Section, __doc__=doc, __module__=__name__, **fields)
     return model
 
 
 def dataclass_of(kind: type[T], checked: Section, parts: Mapping[str, Any] | None = None) -> T:
-    """An instance of `kind` with the checked values; a key that the file leaves out has the dataclass's default."""
+    """Return an instance of `kind` with the checked values.
+
+    A key that the file leaves out has the dataclass's default.
+    """
     values = {name: _frozen(getattr(checked, name)) for name in type(checked).model_fields} | dict(parts or {})
     keys = keys_of(kind)
     return kind(
@@ -73,14 +79,14 @@ def _frozen(value: Any) -> Any:
 
 
 def parts_of(kind: type[Any]) -> dict[str, Any]:
-    """Keys whose values are nested sections, e.g. `moe` of a model."""
+    """Return the keys whose values are nested sections, e.g. `moe` of a model."""
     keys = {} if issubclass(kind, Section) else keys_of(kind)
-    found = {name: next(filter(dataclasses.is_dataclass, union_of(key.type)), None) for name, key in keys.items()}
-    return {name: part for name, part in found.items() if part}
+    nested = {name: next(filter(dataclasses.is_dataclass, union_of(key.type)), None) for name, key in keys.items()}
+    return {name: part for name, part in nested.items() if part}
 
 
 def without_links(doc: str) -> str:
-    """The description of a key without its Markdown links."""
+    """Return the description of a key without its Markdown links."""
     return _LINK.sub(r"\1", doc)
 
 
@@ -119,12 +125,12 @@ def _auto_schema(key: Key) -> dict[str, Any]:
 
 
 def union_of(annotation: Any) -> tuple[Any, ...]:
-    """The members of a union; a tuple of the type itself for any other type."""
+    """Return the members of a union; a tuple of the type itself for any other type."""
     return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
 
 
 def _type(annotation: Any, limits: Limits = _NO_LIMITS) -> Any:
-    """The type that pydantic validates for a declared type."""
+    """Return the type that pydantic validates for a declared type."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         limits = next((note for note in parts[1:] if isinstance(note, Limits)), limits)

@@ -46,7 +46,7 @@ BoundSection: Any = model_of(Override)
 
 
 def _as_mapping(value: Any) -> Any:
-    """The mapping form of a bound: a plain number becomes its value."""
+    """Return the mapping form of a bound: a plain number becomes its value."""
     if isinstance(value, (BoundSection, Mapping)):
         return value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -59,7 +59,7 @@ def _as_mapping(value: Any) -> Any:
 
 
 def _check_keys(bounds: dict[str, Any]) -> dict[str, Any]:
-    """The bounds; ValueError for a key that a bound cannot have."""
+    """Return the bounds; ValueError for a key that a bound cannot have."""
     for name, bound in bounds.items():
         if name in UNSIGNED and bound.direction not in (None, "either"):
             raise ValueError(f"{name} is a distance of fingerprints, which has no sign: leave direction out")
@@ -73,7 +73,7 @@ def overrides_of(bounds: Mapping[str, Section]) -> dict[str, Override]:
 
 
 def bounds_as_written(bounds: Mapping[str, Override]) -> dict[str, Any]:
-    """The section as in a matrix file: bound -> number, or a mapping if unit or direction was given."""
+    """Return the section as in a matrix file: bound -> number, or a mapping if unit or direction was given."""
     return {
         name: bound.value
         if bound.unit is None and bound.direction is None
@@ -142,7 +142,7 @@ PeakTflops = Annotated[
 
 
 def _dividing(values: list[int]) -> list[int]:
-    """The values; ValueError unless packs of one length can hold each number of documents, in equal lengths."""
+    """Return the values; ValueError unless packs of one length can hold each number of documents, in equal lengths."""
     if values != sorted(set(values)):
         raise ValueError("must be in ascending order, without duplicates")
     if any(values[-1] % value for value in values):
@@ -216,7 +216,7 @@ def _named(value: Any) -> Any:
 
 
 def _switch(value: Any) -> Any:
-    """The section for a boolean: `true` is the defaults, `false` switches it off."""
+    """Return the section for a boolean: `true` is the defaults, `false` switches it off."""
     return {True: {}, False: None}[value] if isinstance(value, bool) else value
 
 
@@ -259,7 +259,10 @@ class ThroughputSection(Section):
     )
 
     def timing(self) -> TimingConfig:
-        """The timing of the matrix's cells; expansion/interleaving.py replaces TO_BE_PAIRED by the name of a pair."""
+        """Return the timing of the matrix's cells.
+
+        Expansion/interleaving.py replaces TO_BE_PAIRED by the name of a pair.
+        """
         documents = tuple(self.segment_slope.documents) if self.segment_slope else ()
         return TimingConfig(
             documents=documents,
@@ -272,7 +275,7 @@ class ThroughputSection(Section):
         )
 
     def bounds(self) -> dict[str, float]:
-        """Bound -> value, for the checks that are switched on."""
+        """Return the value of each bound, for the checks that are switched on."""
         slope, packed = self.segment_slope, self.packed_slower
         requested = {"segment_slope": slope.bound, "rotary_slope": slope.rotary_bound} if slope else {}
         requested |= {"packed_slower": packed.bound} if packed else {}
@@ -280,16 +283,16 @@ class ThroughputSection(Section):
         return requested | ({"slower_than": self.slower_than.bound} if self.slower_than else {})
 
     def baseline_request(self) -> BaselineRequest | None:
-        """The runs to compare with; None for none."""
+        """Return the runs to compare with; None for none."""
         return BaselineRequest(runs=self.history.runs, since=self.history.since) if self.history else None
 
     def base(self) -> str:
-        """The stack to time the other one against; empty for none."""
+        """Return the stack to time the other one against; empty for none."""
         return self.slower_than.stack if self.slower_than else ""
 
 
 def throughput_as_written(timing: TimingConfig, bounds: Mapping[str, float]) -> dict[str, Any]:
-    """The section as in a matrix file, without comparisons with another stack or with earlier runs.
+    """Return the section as in a matrix file, without comparisons with another stack or with earlier runs.
 
     `bounds`: those to write; a check without one has the default when the file is read.
     """
@@ -482,7 +485,7 @@ LengthsReader = Callable[[str], tuple[int, ...]]
 
 
 def parse_documents(section: Any, problems: Problems, read_lengths: LengthsReader) -> DocumentsConfig | None:
-    """The checked section; None after adding its problems.
+    """Return the checked section; None after adding its problems.
 
     `read_lengths` returns the lengths in a file, or raises InputError.
     """
@@ -506,7 +509,7 @@ def parse_documents(section: Any, problems: Problems, read_lengths: LengthsReade
 def parse_lists(
     section: Any, used: Mapping[str, int | None], problems: Problems, read_lengths: LengthsReader
 ) -> dict[str, DocumentsConfig]:
-    """The lists of lengths that the section names, for the axis `documents`.
+    """Return the lists of lengths that the section names, for the axis `documents`.
 
     `used`: the values of the axis, each with its line; an unused list and an unknown value are problems.
     """
@@ -515,7 +518,7 @@ def parse_lists(
     if not isinstance(lists, Mapping):
         problems.add(path, "must be a mapping of names to lists of lengths, or to CSV files", found=shown(lists))
         return {}
-    found: dict[str, DocumentsConfig] = {}
+    parsed: dict[str, DocumentsConfig] = {}
     for name, value in lists.items():
         where = (*path, str(name))
         if not isinstance(name, str) or not re.fullmatch(SAFE_NAME, name) or name in MODES:
@@ -532,23 +535,26 @@ def parse_lists(
             checked = problems.validate(FileDocuments, {"mode": "file", key: value}, where)
             documents = dataclass_of(DocumentsConfig, checked) if checked else None
             documents = _with_lengths_of_file(documents, problems, read_lengths, where) if documents else None
-            found |= {name: replace(documents, name=name)} if documents else {}
+            parsed |= {name: replace(documents, name=name)} if documents else {}
     for name, line in used.items():
         if name not in lists and name not in MIXES:
-            known = [*MIXES, *map(str, lists)]
-            near = difflib.get_close_matches(name, known, n=1)
+            allowed = [*MIXES, *map(str, lists)]
+            near = difflib.get_close_matches(name, allowed, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"define it under documents.{LISTS}"
             message = "no such mix, or list of lengths"
             problems.add_at(
-                line, ("matrix", "documents"), message, found=repr(name), allowed=", ".join(known), hint=hint
+                line, ("matrix", "documents"), message, found=repr(name), allowed=", ".join(allowed), hint=hint
             )
-    return found
+    return parsed
 
 
 def _with_lengths_of_file(
     documents: DocumentsConfig, problems: Problems, read_lengths: LengthsReader, where: KeyPath = ("documents", "path")
 ) -> DocumentsConfig | None:
-    """The configuration with the lengths of its file; None after adding its problems. `where`: the key of the file."""
+    """Return the configuration with the lengths of its file.
+
+    None after adding its problems. `where`: the key of the file.
+    """
     if (documents.path is None) == (not documents.lengths):
         problems.add(("documents",), "mode file needs either path or lengths", hint="give exactly one of them")
         return None
@@ -569,7 +575,7 @@ MODEL_PARTS = parts_of(ModelConfig)
 
 
 def parse_model(values: Any, problems: Problems) -> ModelConfig | None:
-    """The `model:` section; None after adding all its problems."""
+    """Return the `model:` section; None after adding all its problems."""
     path: KeyPath = ("model",)
     model = problems.validate(ModelConfig, values, path)
     for key, message in model_problems(model) if model else ():
@@ -578,59 +584,61 @@ def parse_model(values: Any, problems: Problems) -> ModelConfig | None:
 
 
 def model_problems(model: ModelConfig) -> list[tuple[str, str]]:
-    """Reasons why no layout can run a model: (key, message with the arithmetic)."""
-    found = []
+    """Return the reasons why no layout can run a model: (key, message with the arithmetic)."""
+    reasons = []
     if model.hidden % model.heads:
-        found.append(("heads", f"hidden {model.hidden} is not divisible by heads {model.heads}"))
+        reasons.append(("heads", f"hidden {model.hidden} is not divisible by heads {model.heads}"))
     elif model.hidden // model.heads % 2:
         size = model.hidden // model.heads
-        found.append(("heads", f"rotary positions need an even head size: {model.hidden} / {model.heads} = {size}"))
+        reasons.append(("heads", f"rotary positions need an even head size: {model.hidden} / {model.heads} = {size}"))
     if model.heads % model.kv_heads:
-        found.append(("kv_heads", f"heads {model.heads} is not divisible by kv_heads {model.kv_heads}"))
-    found += pattern_problems(model)
+        reasons.append(("kv_heads", f"heads {model.heads} is not divisible by kv_heads {model.kv_heads}"))
+    reasons += pattern_problems(model)
     moe, mla = model.moe, model.mla
     if moe and moe.topk > moe.experts:
-        found.append(("moe.topk", f"topk {moe.topk} is more than experts {moe.experts}"))
+        reasons.append(("moe.topk", f"topk {moe.topk} is more than experts {moe.experts}"))
     if mla and mla.qk_pos_emb_head_dim % 2:
         size = mla.qk_pos_emb_head_dim
-        found.append(("mla.qk_pos_emb_head_dim", f"rotary positions need an even size, and {size} is odd"))
+        reasons.append(("mla.qk_pos_emb_head_dim", f"rotary positions need an even size, and {size} is odd"))
     if model.vision:
-        found += vision_problems(model, model.vision)
-    return found
+        reasons += vision_problems(model, model.vision)
+    return reasons
 
 
 def vision_problems(model: ModelConfig, vision: VisionConfig) -> list[tuple[str, str]]:
-    """Reasons why no layout can run a model with its vision."""
-    found = []
+    """Return the reasons why no layout can run a model with its vision."""
+    reasons = []
     half, together = model.hidden // model.heads // 2, sum(vision.sections)
     if together != half:
         named = " + ".join(map(str, vision.sections))
-        found.append(("vision.sections", f"half of the head size is {half}, and {named} = {together}"))
+        reasons.append(("vision.sections", f"half of the head size is {half}, and {named} = {together}"))
     if vision.hidden % (4 * vision.heads):
-        found.append(
+        reasons.append(
             (
                 "vision.heads",
                 f"hidden {vision.hidden} is not divisible by 4 x heads {vision.heads}, as rotary positions need",
             )
         )
     if vision.deepstack > vision.layers:
-        found.append(("vision.deepstack", f"the tower has {vision.layers} layers, and deepstack is {vision.deepstack}"))
-    return found
+        reasons.append(
+            ("vision.deepstack", f"the tower has {vision.layers} layers, and deepstack is {vision.deepstack}")
+        )
+    return reasons
 
 
 def pattern_problems(model: ModelConfig) -> list[tuple[str, str]]:
-    """Reasons why no layout can run a model with its pattern."""
+    """Return the reasons why no layout can run a model with its pattern."""
     layers = layers_of(model.pattern)
     if not layers:
         return []
-    found = []
+    reasons = []
     if model.layers != len(layers):
-        found.append(("layers", f"pattern {model.pattern!r} has {len(layers)} layers, and layers is {model.layers}"))
+        reasons.append(("layers", f"pattern {model.pattern!r} has {len(layers)} layers, and layers is {model.layers}"))
     if (EXPERTS in layers) != (model.moe is not None):
-        found.append(("moe", f"pattern {model.pattern!r} and moe do not agree on whether there are experts"))
-    return found
+        reasons.append(("moe", f"pattern {model.pattern!r} and moe do not agree on whether there are experts"))
+    return reasons
 
 
 def shown_part(part: Mapping[str, Any] | Any) -> str:
-    """The text of a model part (`moe`, `mtp`, `mla`) in tables."""
+    """Return the text of a model part (`moe`, `mtp`, `mla`) in tables."""
     return "none" if part is None else str(part)

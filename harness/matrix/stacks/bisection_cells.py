@@ -29,40 +29,44 @@ class Subject:
         return not self.repository
 
     def is_in(self, stack: Stack) -> bool:
-        """Whether the stack holds the subject at a point of its history: a checkout with reverted commits does not."""
+        """Return whether the stack holds the subject at a point of its history: a checkout with reverted commits does
+        not.
+        """
         if self.of_releases:
-            return any(distribution(item) == self.name for item in (*stack.packages, *stack.no_deps))
-        return any(item.package == self.name and not item.revert for item in stack.checkouts)
+            return any(distribution(part) == self.name for part in (*stack.packages, *stack.no_deps))
+        return any(part.package == self.name and not part.revert for part in stack.checkouts)
 
     def at(self, stack: Stack, point: str) -> Stack:
-        """The stack with the subject at a commit or a release."""
+        """Return the stack with the subject at a commit or a release."""
         if self.of_releases:
             return replace(
                 stack, packages=self._pinned(stack.packages, point), no_deps=self._pinned(stack.no_deps, point)
             )
         moved = (
-            replace(item, repository=self.repository, ref=point, setup=self.setup or item.setup)
-            if item.package == self.name
-            else item
-            for item in stack.checkouts
+            replace(checkout, repository=self.repository, ref=point, setup=self.setup or checkout.setup)
+            if checkout.package == self.name
+            else checkout
+            for checkout in stack.checkouts
         )
         return replace(stack, checkouts=tuple(moved))
 
     def _pinned(self, requirements: Sequence[str], release: str) -> tuple[str, ...]:
         return tuple(
-            f"{re.split(r'[^A-Za-z0-9._-]', item)[0]}=={release}" if distribution(item) == self.name else item
-            for item in requirements
+            f"{re.split(r'[^A-Za-z0-9._-]', requirement)[0]}=={release}"
+            if distribution(requirement) == self.name
+            else requirement
+            for requirement in requirements
         )
 
     def only_stack(self) -> Stack:
-        """A stack of the subject alone, not yet at a point of its history."""
+        """Return a stack of the subject alone, not yet at a point of its history."""
         if self.of_releases:
             return Stack(name=self.name, packages=(self.name,))
         return Stack(name=self.name, checkouts=(Checkout(package=self.name, repository=self.repository, ref="HEAD"),))
 
 
 def project_of(has: Callable[[str], bool]) -> str | None:
-    """The project whose modules a tree holds, None if unknown. `has`: whether the tree has a file or folder."""
+    """Return the project whose modules a tree holds, None if unknown. `has`: whether the tree has a file or folder."""
     for name, project in PROJECTS.items():
         if any(map(has, project.signs)):
             return name
@@ -70,7 +74,8 @@ def project_of(has: Callable[[str], bool]) -> str | None:
 
 
 def for_bisection(values: Any, subject: Subject) -> Any:
-    """The values of a matrix file without what applies only to its own stacks: xfail, may_reject and slower_than.
+    """Return the values of a matrix file without what applies only to its own stacks: xfail, may_reject and
+    slower_than.
 
     If the file defines no stacks, all its cells get one that holds the subject.
     """
@@ -79,8 +84,8 @@ def for_bisection(values: Any, subject: Subject) -> Any:
     changed = {key: value for key, value in values.items() if key not in ("xfail", "may_reject")}
     throughput = _at(changed, "checks", "throughput")
     if throughput and "slower_than" in throughput:
-        kept = {key: value for key, value in throughput.items() if key != "slower_than"}
-        changed["checks"] = {**changed["checks"], "throughput": kept}
+        without_base = {key: value for key, value in throughput.items() if key != "slower_than"}
+        changed["checks"] = {**changed["checks"], "throughput": without_base}
     if not changed.get("stacks") and isinstance(changed.get("matrix"), Mapping):
         stack = subject.only_stack()
         changed["stacks"] = {stack.name: layers_of(stack)}
@@ -89,14 +94,14 @@ def for_bisection(values: Any, subject: Subject) -> Any:
 
 
 def _at(values: Mapping[str, Any], *path: str) -> Mapping[str, Any] | None:
-    found: Any = values
+    value: Any = values
     for key in path:
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found if isinstance(found, Mapping) else None
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if isinstance(value, Mapping) else None
 
 
 def _on_stack(section: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The `matrix:` section with every combination in one stack, those of include rows too."""
+    """Return the `matrix:` section with every combination in one stack, those of include rows too."""
     rows = section.get("include", [])
     dimensions = {key: value for key, value in section.items() if key not in ("include", "exclude")}
     changed = {"stack": name, **section} if dimensions and "stack" not in dimensions else dict(section)
@@ -108,41 +113,50 @@ def _on_stack(section: Mapping[str, Any], name: str) -> dict[str, Any]:
 def without_twins(
     cells: Sequence[PlannedCell], stacks: Mapping[str, Stack], subject: Subject
 ) -> tuple[PlannedCell, ...]:
-    """The cells, less those that equal an earlier one once their stacks are at the same point."""
-    seen: dict[tuple[str, str], PlannedCell] = {}
+    """Return the cells, less those that equal an earlier one once their stacks are at the same point."""
+    distinct: dict[tuple[str, str], PlannedCell] = {}
     for cell in cells:
         stack = subject.at(stacks[cell.config.stack], "")
-        seen.setdefault((cell_id(replace(cell.config, stack=DEFAULT)), content_of(stack)), cell)
-    return tuple(seen.values())
+        distinct.setdefault((cell_id(replace(cell.config, stack=DEFAULT)), content_of(stack)), cell)
+    return tuple(distinct.values())
 
 
 def named_at(stacks: Mapping[str, Stack], subject: Subject, label: str) -> dict[str, Stack]:
-    """The stacks as NAME-`label`, by their old names; NAME is the subject's if there is one stack, else the old one."""
-    found = {}
+    """Return the stacks as NAME-`label`, by their old names.
+
+    NAME is the subject's if there is one stack, else the old one.
+    """
+    renamed = {}
     for name, stack in stacks.items():
         new = (subject.name if len(stacks) == 1 else name)[: NAME_LENGTH - len(label) - 1]
-        found[name] = replace(stack, name=f"{new}-{label}")
-    return found
+        renamed[name] = replace(stack, name=f"{new}-{label}")
+    return renamed
 
 
 def pinned_release(text: str, package: str) -> str:
-    """The release of a package that a file like pyproject.toml or requirements.txt pins with ==; empty if none."""
+    """Return the release of a package that a file like pyproject.toml or requirements.txt pins with ==.
+
+    Empty if none.
+    """
     name = re.sub(r"[-_.]+", "[-_.]+", package)
-    found = re.search(rf"(?i)(?<![\w.-]){name}(\[[^\]]*\])?\s*==\s*([0-9][\w.+!]*)", text)
-    return found[2] if found else ""
+    match = re.search(rf"(?i)(?<![\w.-]){name}(\[[^\]]*\])?\s*==\s*([0-9][\w.+!]*)", text)
+    return match[2] if match else ""
 
 
 def moved(cells: Sequence[PlannedCell], stacks: Mapping[str, Stack]) -> dict[str, PlannedCell]:
-    """The cells in their new stacks, by old id; `stacks`: old name -> new stack. Controls move with their cells."""
+    """Return the cells in their new stacks, by old id.
+
+    `stacks`: old name -> new stack. Controls move with their cells.
+    """
     configs = {}
     for cell in cells:
         stack = stacks[cell.config.stack]
         configs[cell.id] = replace(cell.config, stack=stack.name, made_of=digest(stack))
     ids = {name: cell_id(config) for name, config in configs.items()}
-    found: dict[str, PlannedCell] = {}
+    by_old_id: dict[str, PlannedCell] = {}
     for cell in cells:
         old, new = cell.config.stack, configs[cell.id].stack
-        found[cell.id] = replace(
+        by_old_id[cell.id] = replace(
             cell,
             id=ids[cell.id],
             config=configs[cell.id],
@@ -150,9 +164,9 @@ def moved(cells: Sequence[PlannedCell], stacks: Mapping[str, Stack]) -> dict[str
             group=f"{cell.group.removesuffix(old)}{new}",
             control=ids[cell.control] if cell.control else None,
         )
-    return found
+    return by_old_id
 
 
 def plain_name(cell: PlannedCell) -> str:
-    """A cell's name without hash and stack: the same at every point."""
+    """Return a cell's name without hash and stack: the same at every point."""
     return cell_name(replace(cell.config, stack=DEFAULT))

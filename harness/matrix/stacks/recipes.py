@@ -225,19 +225,21 @@ TreeOf = Callable[[], WorkingTree]
 
 
 def recipe_layers(name: str, tree_of: TreeOf) -> list[dict[str, Any]]:
-    """The layers of a recipe, as in a matrix file, the top one first."""
+    """Return the layers of a recipe, as in a matrix file, the top one first."""
     if name != WORKING_TREE:
         return [dict(layer) for layer in RECIPES[name].layers]
     tree = tree_of()
     checkouts = [{"checkout": tree.folder, "package": tree.project}]
     if tree.megatron:
-        own = {"checkout": tree.megatron} if "/" in tree.megatron else {"checkout": _UPSTREAM, "ref": tree.megatron}
-        checkouts.append({**own, "package": "megatron-lm"})
+        megatron = (
+            {"checkout": tree.megatron} if "/" in tree.megatron else {"checkout": _UPSTREAM, "ref": tree.megatron}
+        )
+        checkouts.append({**megatron, "package": "megatron-lm"})
     return [*checkouts, *(dict(layer) for layer in _BENEATH[tree.project])]
 
 
 def layers_named(text: str, at: KeyPath, problems: Problems, tree_of: TreeOf) -> list[Any]:
-    """The layers of the recipe that a definition names; [None], after adding the problem, if there is none."""
+    """Return the layers of the recipe that a definition names; [None], after adding the problem, if there is none."""
     name = recipe_name(text)
     if name in RECIPES:
         return recipe_layers(name, tree_of)
@@ -246,15 +248,15 @@ def layers_named(text: str, at: KeyPath, problems: Problems, tree_of: TreeOf) ->
 
 
 def recipes_for(requirements: Iterable[str]) -> list[str]:
-    """Recipes for a package among these, without those that the requirements have as a whole."""
-    given = set(requirements)
-    projects = {_project(item) for item in given}
+    """Return the recipes for a package among these, without those that the requirements have as a whole."""
+    listed = set(requirements)
+    projects = {_project(requirement) for requirement in listed}
     return [
         name
         for name, recipe in RECIPES.items()
         if recipe.layers
-        and projects & {_project(item) for item in recipe.layers[0].get("packages", ())}
-        and not given >= {item for layer in recipe.layers for item in layer.get("packages", ())}
+        and projects & {_project(requirement) for requirement in recipe.layers[0].get("packages", ())}
+        and not listed >= {requirement for layer in recipe.layers for requirement in layer.get("packages", ())}
     ]
 
 
@@ -263,7 +265,7 @@ def _project(requirement: str) -> str:
 
 
 def recipe_name(text: str) -> str:
-    """The name as the table has it: core-0.19.2 for megatron-core==0.19.2; unchanged if it cannot be a name."""
+    """Return the name as the table has it: core-0.19.2 for megatron-core==0.19.2; unchanged if it cannot be a name."""
     try:
         return stack_name(text)
     except ValueError:
@@ -271,6 +273,6 @@ def recipe_name(text: str) -> str:
 
 
 def near_recipe(name: str) -> str | None:
-    """E.g. "did you mean 'core-0.19.2'?"; None if no recipe has a similar name."""
+    """Return e.g. "did you mean 'core-0.19.2'?"; None if no recipe has a similar name."""
     near = difflib.get_close_matches(name, RECIPES, n=1)
     return f"did you mean {near[0]!r}?" if near else None

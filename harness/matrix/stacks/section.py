@@ -101,7 +101,7 @@ class StackLayer(Section):
 
 
 def parse_stacks(section: Any, problems: Problems, path_of: PathOf, tree_of: TreeOf) -> dict[str, Stack]:
-    """The stacks by name; everything wrong is added to `problems`.
+    """Return the stacks by name; everything wrong is added to `problems`.
 
     `path_of` makes a path in the file absolute; `tree_of` finds the checkout of the recipe `working-tree`.
     """
@@ -109,7 +109,7 @@ def parse_stacks(section: Any, problems: Problems, path_of: PathOf, tree_of: Tre
     if not isinstance(section, Mapping):
         problems.add(path, "must be a mapping of names to definitions", found=shown(section))
         return {}
-    found: dict[str, Stack] = {}
+    stacks: dict[str, Stack] = {}
     for name, definition in section.items():
         where = (*path, str(name))
         if not isinstance(name, str) or not re.fullmatch(SAFE_NAME, name):
@@ -117,33 +117,37 @@ def parse_stacks(section: Any, problems: Problems, path_of: PathOf, tree_of: Tre
         elif name == DEFAULT:
             problems.add(where, "is reserved for the environment of the harness itself", hint="choose another name")
         else:
-            found |= _stack(name, definition, where, problems, path_of, tree_of)
-    return found
+            stacks |= _stack(name, definition, where, problems, path_of, tree_of)
+    return stacks
 
 
 def recipe_stack(name: str, problems: Problems, path_of: PathOf, tree_of: TreeOf) -> dict[str, Stack]:
-    """The stack of a recipe by its name."""
+    """Return the stack of a recipe by its name."""
     return _stack(name, name, ("matrix", "stack"), problems, path_of, tree_of)
 
 
 def _stack(
     name: str, definition: Any, where: KeyPath, problems: Problems, path_of: PathOf, tree_of: TreeOf
 ) -> dict[str, Stack]:
-    """The stack by its name; nothing, after adding problems, if a layer is wrong."""
+    """Return the stack by its name; nothing, after adding problems, if a layer is wrong."""
     layers = _layers(definition, where, problems, tree_of)
     return {name: _merged(name, layers, where, problems, path_of)} if layers else {}
 
 
 def _layers(definition: Any, where: KeyPath, problems: Problems, tree_of: TreeOf) -> list[tuple[KeyPath, StackLayer]]:
-    """The checked layers of a definition with recipes expanded; none if one is wrong."""
+    """Return the checked layers of a definition with recipes expanded; none if one is wrong."""
     listed = isinstance(definition, list)
     items = definition if listed else [definition]
     if not items:
         problems.add(where, "an empty list is not a stack", hint="give at least one layer")
     layers, sound = [], True
-    for number, item in enumerate(items):
+    for number, layer_as_written in enumerate(items):
         at = (*where, number) if listed else where
-        for values in layers_named(item, at, problems, tree_of) if isinstance(item, str) else [item]:
+        for values in (
+            layers_named(layer_as_written, at, problems, tree_of)
+            if isinstance(layer_as_written, str)
+            else [layer_as_written]
+        ):
             layer = problems.validate(StackLayer, values, at) if values is not None else None
             sound = sound and layer is not None and _is_sound(layer, at, problems)
             layers += [(at, layer)] if layer is not None else []
@@ -151,7 +155,7 @@ def _layers(definition: Any, where: KeyPath, problems: Problems, tree_of: TreeOf
 
 
 def _is_sound(layer: StackLayer, at: KeyPath, problems: Problems) -> bool:
-    """Whether the keys of a layer fit together; contradictions are added to `problems`."""
+    """Return whether the keys of a layer fit together; contradictions are added to `problems`."""
     before = len(problems.found)
     kinds = [name for name in ("packages", "checkout", "container") if getattr(layer, name) is not None]
     kinds += ["python"] if layer.python is not None and layer.packages is None else []
@@ -179,7 +183,7 @@ def _is_sound(layer: StackLayer, at: KeyPath, problems: Problems) -> bool:
 
 
 def _check_secrets(layer: StackLayer, at: KeyPath, problems: Problems) -> None:
-    """Adds a problem for every secret: others can read run directories and job files, which hold the definition."""
+    """Add a problem for every secret: others can read run directories and job files, which hold the definition."""
     for name, value in layer.env.items():
         if is_secret_name(name):
             problems.add(
@@ -190,8 +194,8 @@ def _check_secrets(layer: StackLayer, at: KeyPath, problems: Problems) -> None:
         elif not value.isprintable():
             problems.add((*at, "env", name), "must be one line of text, without control characters")
     for key in ("checkout", "ref", "setup", "python", "container", "packages"):
-        given = getattr(layer, key)
-        if any(map(holds_secret, [given] if isinstance(given, str) else given or ())):
+        value_of_key = getattr(layer, key)
+        if any(map(holds_secret, [value_of_key] if isinstance(value_of_key, str) else value_of_key or ())):
             problems.add((*at, key), "holds credentials; others can read run directories", hint=_KEPT_BY_GIT)
 
 
@@ -212,7 +216,7 @@ def _check_python(layer: StackLayer, at: KeyPath, problems: Problems) -> None:
 def _merged(
     name: str, layers: list[tuple[KeyPath, StackLayer]], where: KeyPath, problems: Problems, path_of: PathOf
 ) -> Stack:
-    """The layers as one stack; contradictions are added to `problems`. Variables of a higher layer win."""
+    """Return the layers as one stack; contradictions are added to `problems`. Variables of a higher layer win."""
     env: dict[str, str] = {}
     for _, layer in layers:
         env = {**layer.env, **env}
@@ -225,12 +229,12 @@ def _merged(
     if len(several) > 1:
         problems.add(where, f"{' and '.join(several)} cannot be in one stack", hint="keep one of these environments")
     checkouts = _checkouts(layers, problems, path_of)
-    if container and any(item.setup for item in checkouts):
+    if container and any(part.setup for part in checkouts):
         problems.add(where, "setup cannot run in a container", hint="run the command when building the image")
     return Stack(
         name=name,
-        packages=tuple(item for item, alone in packages if not alone),
-        no_deps=tuple(item for item, alone in packages if alone),
+        packages=tuple(part for part, alone in packages if not alone),
+        no_deps=tuple(part for part, alone in packages if alone),
         python=version,
         interpreter=path_of(interpreter) if "/" in interpreter else interpreter,
         container=container,
@@ -242,7 +246,10 @@ def _merged(
 def _only(
     layers: list[tuple[KeyPath, StackLayer]], key: str, counts: Callable[[StackLayer], bool], problems: Problems
 ) -> str:
-    """The value of a key that all layers agree on; empty if none gives one. `counts`: whether to look at a layer."""
+    """Return the value of a key that all layers agree on.
+
+    Empty if none gives one. `counts`: whether to look at a layer.
+    """
     first = ""
     for at, layer in layers:
         value: str | None = getattr(layer, key) if counts(layer) else None
@@ -253,50 +260,50 @@ def _only(
 
 
 def _requirements(layers: list[tuple[KeyPath, StackLayer]], problems: Problems) -> list[tuple[str, bool]]:
-    """(requirement, whether without dependencies) of all layers; each distribution once."""
-    known: dict[str, tuple[str, bool]] = {}
+    """Return (requirement, whether without dependencies) of all layers; each distribution once."""
+    by_distribution: dict[str, tuple[str, bool]] = {}
     for at, layer in layers:
         for requirement in layer.packages or ():
-            wanted = (requirement, layer.no_deps)
-            if known.setdefault(distribution(requirement), wanted) != wanted:
-                first = known[distribution(requirement)][0]
+            entry = (requirement, layer.no_deps)
+            if by_distribution.setdefault(distribution(requirement), entry) != entry:
+                first = by_distribution[distribution(requirement)][0]
                 problems.add((*at, "packages"), f"{requirement!r} contradicts {first!r}", hint="keep one of them")
-    return list(known.values())
+    return list(by_distribution.values())
 
 
 def _checkouts(layers: list[tuple[KeyPath, StackLayer]], problems: Problems, path_of: PathOf) -> tuple[Checkout, ...]:
-    found: dict[str, Checkout] = {}
+    by_package: dict[str, Checkout] = {}
     for at, layer in layers:
         if layer.checkout is None or layer.package is None:
             continue
-        if layer.package in found:
+        if layer.package in by_package:
             problems.add((*at, "package"), f"another layer is also a checkout of {layer.package}")
         repository = layer.checkout if is_url(layer.checkout) else path_of(layer.checkout)
         revert = tuple(layer.revert or ())
         ref, setup = layer.ref or "", layer.setup or ""
-        found[layer.package] = Checkout(
+        by_package[layer.package] = Checkout(
             package=layer.package, repository=repository, ref=ref, revert=revert, setup=setup
         )
-    return tuple(found.values())
+    return tuple(by_package.values())
 
 
 def is_url(repository: str) -> bool:
-    """Whether git must fetch the repository: a URL, or host:path as ssh takes it."""
+    """Return whether git must fetch the repository: a URL, or host:path as ssh takes it."""
     return re.match(r"[a-z+]+://|[\w.@-]+:[^/\\]?", repository) is not None
 
 
 def layers_of(stack: Stack) -> list[dict[str, Any]]:
-    """The stack as a list of layers of a matrix file."""
+    """Return the stack as a list of layers of a matrix file."""
     python = {"python": stack.python} if stack.python else {}
     layers: list[dict[str, Any]] = [
         {
-            "checkout": item.repository,
-            **({"ref": item.ref} if item.ref else {}),
-            "package": item.package,
-            **({"revert": list(item.revert)} if item.revert else {}),
-            **({"setup": item.setup} if item.setup else {}),
+            "checkout": checkout.repository,
+            **({"ref": checkout.ref} if checkout.ref else {}),
+            "package": checkout.package,
+            **({"revert": list(checkout.revert)} if checkout.revert else {}),
+            **({"setup": checkout.setup} if checkout.setup else {}),
         }
-        for item in stack.checkouts
+        for checkout in stack.checkouts
     ]
     layers += [{"packages": list(stack.packages), **python}] if stack.packages else []
     layers += [{"packages": list(stack.no_deps), "no_deps": True, **python}] if stack.no_deps else []
@@ -308,7 +315,7 @@ def layers_of(stack: Stack) -> list[dict[str, Any]]:
 
 
 def distribution(requirement: str) -> str:
-    """The normalised name of a requirement: "Megatron_Core==0.17.1" is megatron-core."""
+    """Return the normalised name of a requirement: "Megatron_Core==0.17.1" is megatron-core."""
     match = _REQUIREMENT.fullmatch(requirement)
     return re.sub(r"[-_.]+", "-", match["name"]).lower() if match else ""
 
@@ -326,26 +333,30 @@ class EnvironmentRequest:
 
 
 def environment_request(stack: Stack, torch: str = "") -> EnvironmentRequest | None:
-    """The environment to build for a stack; None if it brings its own (an interpreter or a container).
+    """Return the environment to build for a stack; None if it brings its own (an interpreter or a container).
 
     It gets torch, the packages and what they import, and nothing of the harness. `torch`: the harness's version, used
     where the stack names none, so that stacks differ only in what they name.
     """
     if stack.interpreter or stack.container:
         return None
-    named = {distribution(item) for item in (*stack.packages, *stack.no_deps)}
-    wanted = list(stack.packages)
+    named = {distribution(requirement) for requirement in (*stack.packages, *stack.no_deps)}
+    packages = list(stack.packages)
     added = [need for project in named for need in UNDECLARED.get(project, ())]
     added += [need for checkout in stack.checkouts for need in PROJECTS[checkout.package].needs]
     added.append(f"torch=={torch}" if torch else "torch")
-    wanted += [need for need in dict.fromkeys(added) if distribution(need) not in named]
+    packages += [need for need in dict.fromkeys(added) if distribution(need) not in named]
     pythons = (stack.python,) if stack.python else _pythons_for(stack)
-    return EnvironmentRequest(pythons=pythons, packages=tuple(sorted(wanted)), no_deps=tuple(sorted(stack.no_deps)))
+    return EnvironmentRequest(pythons=pythons, packages=tuple(sorted(packages)), no_deps=tuple(sorted(stack.no_deps)))
 
 
 def _pythons_for(stack: Stack) -> tuple[str, ...]:
-    """megatron-core 0.17 and later, and checkouts, need Python 3.12; older wheels take any version in PYTHONS."""
-    wanted = [item for item in (*stack.packages, *stack.no_deps) if distribution(item) == "megatron-core"]
-    pins = [re.search(r"==\s*0\.(\d+)", item) for item in wanted]
+    """Return the versions of Python that fit: 3.12 for megatron-core 0.17 and later, and for checkouts; older wheels
+    take any version in PYTHONS.
+    """
+    pinning = [
+        requirement for requirement in (*stack.packages, *stack.no_deps) if distribution(requirement) == "megatron-core"
+    ]
+    pins = [re.search(r"==\s*0\.(\d+)", requirement) for requirement in pinning]
     old = [pin for pin in pins if pin and int(pin[1]) < 17]
     return PYTHONS if old and not stack.checkouts else _NEWER_PYTHON
