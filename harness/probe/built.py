@@ -143,8 +143,8 @@ _LONGEST = 2_000  # characters of a value
 # Of a configuration those fields of megatron-core's own classes are recorded that the cell asks for, and those whose
 # values are not the defaults there, or not those of the release whose defaults the oracle knows. So are those of
 # Megatron-Bridge's class for Qwen3-VL, of which the image tower has a configuration too. Other subclasses, such as the
-# providers of Megatron-Bridge, have more fields, which become arguments of the model's constructor; these are recorded
-# likewise.
+# providers of Megatron-Bridge, have more fields, which become arguments of the model's constructor; those are
+# recorded too.
 def keep_arguments() -> None:
     """Make models keep the arguments of their constructors, from now on, for `record_built`."""
     for module, name in _MODELS.items():

@@ -58,6 +58,8 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedParameter:
+    """A parameter of a rank's chunk with its name in the whole model, and the shard of it that the rank has."""
+
     name: str  # layers and experts are numbered from 0 over the whole model, as in a checkpoint of one rank
     parameter: torch.nn.Parameter
     shard: Shard

@@ -152,6 +152,7 @@ class Leader(Agent):
             raise
 
     def ended(self, cell: str, number: int, config: CellConfig, exit_code: int | None) -> None:
+        """Note how a cell ended on this node, the first, and write its result if its supervisor did not."""
         self.gpus.release(cell)
         attempt = self.run.attempt(cell, number)
         if attempt.result.exists():
@@ -228,6 +229,7 @@ class Follower(Agent):
         self.fork(cell, number, config, (begun if same_clock else now) + config.deadline_s)
 
     def ended(self, cell: str, number: int, config: CellConfig, exit_code: int | None) -> None:
+        """Note how the supervisor of this node ended; give the cell up on all nodes if it wrote no result."""
         self.note(CellFinished(cell=cell, attempt=number, exit_code=exit_code))
         if not rendezvous.node_file(self.run.attempt(cell, number), self.node).exists():
             why = f"the supervisor of node {self.node} ended with exit code {exit_code} and wrote no result"

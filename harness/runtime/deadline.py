@@ -34,6 +34,7 @@ class Deadline:
         signal.setitimer(signal.ITIMER_REAL, max(self.at + KILL_S - time.time(), 0.01))
 
     def disarm(self) -> None:
+        """Cancel what `arm` set."""
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     @property
@@ -42,6 +43,7 @@ class Deadline:
         return self.at - EARLY_S - time.time()
 
     def wait(self) -> None:
+        """Wait for the deadline, after noting that it has passed."""
         self._note()  # before the dump, which can crash a rank
         time.sleep(max(self.at - time.time(), 0))
 

@@ -59,6 +59,7 @@ class Agent(ABC):
         self.others = HeartbeatMonitor(run, allocation, others, self.work_order.silence_s or rendezvous.SILENCE_S)
 
     def note(self, event: Event) -> None:
+        """Append an event to this agent's journal."""
         events.note(self.journal, event)
 
     def main(self) -> None:
@@ -126,6 +127,7 @@ class Agent(ABC):
         return None
 
     def node_share(self, config: CellConfig) -> NodeShare:
+        """Return which ranks of a cell run on this node."""
         return NodeShare(
             node=self.node, nodes=self.nodes, world_size=config.layout.world_size, exclusive=config.timing.timed
         )
@@ -157,6 +159,7 @@ class Agent(ABC):
         """Take note that a supervisor has exited."""
 
     def abort(self, attempt: AttemptDir, reason: str) -> None:
+        """Stop a cell on all nodes, unless it has only this one."""
         if self.nodes > 1:
             rendezvous.write_abort(attempt, Abort(node=self.node, reason=reason))
 

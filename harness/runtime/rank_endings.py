@@ -70,6 +70,7 @@ def cell_result(
     *,
     deadline_s: float,
 ) -> CellResult:
+    """Return the result of a cell: an error if a node or a file failed, else failed if a rank did not complete."""
     paths = {ending.rank: attempt.record(ending.rank) for ending in endings if ending.ended != "missing"}
     records = {rank: _record(path) for rank, path in paths.items()}
     failed = [ending for ending in endings if ending.ended != "completed"]

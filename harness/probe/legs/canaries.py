@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from harness.core.cell.canary_legs import Leg, legs_of, shared_passes
 from harness.core.run.records import CanaryLeg, EvaluationSeen, LaterSeen, LegSeen, StepSeen, TrainingSeen
@@ -31,7 +30,8 @@ class CanaryLegs:
     def __init__(self, passes: Passes) -> None:
         self.passes = passes
         self.legs = legs_of(passes.context.config)
-        self.initial = [_copy(named.parameter) for named in passes.named_parameters()] if self.legs else []
+        named_parameters = passes.named_parameters() if self.legs else ()
+        self.initial = [named.parameter.detach().to("cpu", copy=True) for named in named_parameters]
 
     def run(self) -> None:
         """Append one LegSeen per leg to the record."""
@@ -141,7 +141,3 @@ def _seen(name: CanaryLeg, losses: Losses) -> LegSeen:
         documents=losses.documents,
         tokens=losses.tokens,
     )
-
-
-def _copy(parameter: Tensor) -> Tensor:
-    return parameter.detach().to("cpu", copy=True)

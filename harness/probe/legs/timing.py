@@ -66,10 +66,12 @@ class Interleaver:
         return bool(ready)
 
     def over(self, number: int) -> None:
+        """Tell the other cell that a turn is over; only rank 0 writes."""
         if self.rank_zero:
             write_json(self.folder / str(number), {"time": time.time()})
 
     def give_up(self, number: int) -> None:
+        """Tell the other cell not to wait for further turns; only rank 0 writes."""
         if self.rank_zero:
             write_json(self.folder / "given-up", {"turn": number, "time": time.time()})
 

@@ -57,6 +57,7 @@ def unsupported_parts(config: CellConfig) -> Unavailable:
 
 
 def config_class(config: CellConfig) -> Any:
+    """Return upstream's configuration class for the cell's kind of model."""
     if config.model.vision:
         return vision_config_class()
     return upstream_config.MLATransformerConfig if config.model.mla else TransformerConfig

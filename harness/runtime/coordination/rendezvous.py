@@ -70,6 +70,7 @@ class NodeShare:
         return self.ranks_of(self.node)
 
     def ranks_of(self, node: int) -> range:
+        """Return the global ranks of a node."""
         return range(node * self.size, (node + 1) * self.size)
 
     def misfit(self, per_node: int | None) -> str | None:
@@ -115,36 +116,37 @@ class Abort:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeResult:
+    """How the ranks of one node ended, as its supervisor writes it for node 0."""
+
     node: int
     ranks: list[RankEnding] = field(default_factory=list)
     trouble: str = ""  # what went wrong on the node outside its ranks
 
 
 def rendezvous_file(attempt: AttemptDir) -> Path:
+    """Return the file with the address of the cell's store."""
     return attempt.root / "rendezvous.json"
 
 
 def abort_file(attempt: AttemptDir) -> Path:
+    """Return the file that ends the cell on all nodes."""
     return attempt.root / "abort.json"
 
 
 def node_file(attempt: AttemptDir, node: int) -> Path:
+    """Return the file with a node's result, which node 0 collects."""
     return attempt.root / "nodes" / f"node-{node}.json"
 
 
 def heartbeat_file(run: RunDir, allocation: str, node: int) -> Path:
+    """Return the file of an agent's heartbeats."""
     return run.agent_journal(allocation, node).with_suffix(".heartbeat")
 
 
 def read(kind: type[T], path: Path) -> T | None:
     """Return the value in a file that another node writes; None when it does not exist yet."""
-    text = _text(path)
+    (text,) = _texts([path])
     return from_jsonable(kind, loads(text)) if text else None
-
-
-def _text(path: Path) -> str:
-    """Return the text of a file; empty when it does not exist."""
-    return _texts([path])[0]
 
 
 def _texts(paths: Sequence[Path]) -> list[str]:
@@ -269,6 +271,7 @@ class HeartbeatWriter:
         self._process: BaseProcess | None = None
 
     def start(self, state: AgentState) -> None:
+        """Start the process that writes heartbeats, so that they go on while this one imports."""
         self._ticked.value, self._state.value = time.monotonic(), _AGENT_STATES.index(state)
         self._write(os.getpid())
         child = multiprocessing.get_context("fork").Process(target=self._run, args=(os.getpid(),), daemon=True)

@@ -148,7 +148,8 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     if routing is not None and not hasattr(routing, "te_general_gemm"):
         # Up to 0.16 upstream compares it with None, but imports it only if Transformer Engine is installed.
         rows.append((routing, "te_general_gemm", None))
-    return rows + cpu_factories.rows() + _collectives() + lone_groups.rows() + _transformer_engine()
+    collectives = [(torch.distributed, "all_gather", all_gather), (torch.distributed, "reduce_scatter", reduce_scatter)]
+    return rows + cpu_factories.rows() + collectives + lone_groups.rows() + _transformer_engine()
 
 
 def _scheduler() -> list[tuple[Any, str, Any]]:
@@ -180,10 +181,6 @@ def _rollouts() -> list[tuple[Any, str, Any]]:
         (upstream, "HAVE_TEX", True),
         (functions, "all_gather", gather_with_gradient),
     ]
-
-
-def _collectives() -> list[tuple[Any, str, Any]]:
-    return [(torch.distributed, "all_gather", all_gather), (torch.distributed, "reduce_scatter", reduce_scatter)]
 
 
 def _transformer_engine() -> list[tuple[Any, str, Any]]:

@@ -61,6 +61,7 @@ def barrier(device: Device) -> None:
 
 
 def synchronize(device: Device) -> None:
+    """Wait for the kernels that this rank has launched; nothing to do on the CPU."""
     if device.kind == "cuda":
         torch.cuda.synchronize()
 

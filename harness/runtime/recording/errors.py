@@ -7,7 +7,7 @@ Names of upstream that the harness looks up may be absent from the stack, as aft
 | an import | the module and the name of the ImportError |
 | an attribute of a module, a class or an object | the object of the AttributeError |
 | a keyword argument | the function that the TypeError names |
-| an attribute that upstream sets: of a parameter, of its command line | likewise |
+| an attribute that upstream sets: of a parameter, of its command line | the object of the AttributeError |
 | UnknownNameError | the other way round: upstream asks the harness for a name that it does not know |
 | a call of the harness by upstream, with other arguments | the function that the TypeError names |
 

@@ -52,6 +52,7 @@ class Collective:
 
 
 def flight_file(attempt: AttemptDir, rank: int) -> Path:
+    """Return the file of a rank's dump, next to its log."""
     return attempt.log(rank).with_suffix(".flight.json")
 
 

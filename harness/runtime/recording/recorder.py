@@ -50,7 +50,7 @@ class Recorder:
         self._written: RankRecord | None = None  # the rank's own record, while records go into another
         self._known: dict[Any, int] = {}
         self._pending: list[tuple[LayerSeen, Any]] = []  # layers whose params are still on the GPU
-        self._choices: list[tuple[ChoiceSeen, Tensor, Tensor | None, Tensor | None]] = []  # likewise
+        self._choices: list[tuple[ChoiceSeen, Tensor, Tensor | None, Tensor | None]] = []  # choices still on the GPU
         self._last: tuple[Any, Any, Any] | None = None  # the latest params, their key, their snapshot
         self.laps: dict[str, Lap] = {}  # where the time went
         self._lap = time.perf_counter(), time.process_time()
@@ -72,6 +72,7 @@ class Recorder:
         self._lap = now
 
     def flush(self) -> None:
+        """Write the record, with what was still on the GPU; the time it takes is the lap `records`."""
         begin = time.perf_counter(), time.process_time()
         self._read_pending()
         write_record(self.path, self._written or self.record)
@@ -150,6 +151,7 @@ class Recorder:
         self.record.not_read = sorted({*self.record.not_read, *names})
 
     def end(self, ended: RankEnd) -> None:
+        """Write how the rank ended, and after a completed run its laps."""
         self.record.ended = ended
         self.flush()
         self.written = ended
