@@ -17,6 +17,8 @@ from harness.upstreams.node_base import RankContext
 
 @injects("adapter-gradient-of-one-tp-rank")
 class AdapterGradientOfOneTpRank(Fault):
+    """Leave the gradient of an adapter's first factor unsummed over tp."""
+
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         for layer in adapted_layers(unwrap(chunks[0])):
             if not layer.adapter.input_is_parallel:
@@ -25,6 +27,8 @@ class AdapterGradientOfOneTpRank(Fault):
 
 @injects("norm-left-trainable")
 class NormLeftTrainable(Fault):
+    """Let the last norm train beside the adapters."""
+
     def on_path(self, path: Any, context: RankContext) -> None:
         base: Any = importlib.import_module("megatron.bridge.peft.base").PEFT
         freeze = base.freeze_model
@@ -38,6 +42,8 @@ class NormLeftTrainable(Fault):
 
 @injects("frozen-weight-decays")
 class FrozenWeightDecays(Fault):
+    """Shrink the frozen embedding of one replica, as weight decay would."""
+
     chunk: Any
 
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
@@ -57,6 +63,8 @@ def _replaced_merge(wrong: Callable[..., Any]) -> None:
 
 @injects("merged-with-alpha-alone")
 class MergedWithAlphaAlone(Fault):
+    """Scale the adapter's product by alpha, and not by alpha / rank, when it is merged."""
+
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         def wrong(right: Any, merger: Any, base: Any, out: Any, into: Any, alpha: int, rank: int, **more: Any) -> Any:
             return right(merger, base, out, into, alpha, rank, **{**more, "scale": float(alpha)})
@@ -66,6 +74,8 @@ class MergedWithAlphaAlone(Fault):
 
 @injects("merged-shards-swapped")
 class MergedShardsSwapped(Fault):
+    """Put the tp ranks' shards of an adapter together in reverse order."""
+
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         module: Any = importlib.import_module("megatron.bridge.peft.lora_merge")
 

@@ -16,6 +16,8 @@ from harness.upstreams.node_base import RankContext
 
 @injects("latent-rope-by-real-offsets")
 class LatentRopeByRealOffsets(RopeByRealOffsets):
+    """Rotate latent attention by the real offsets in place of the padded ones."""
+
     on_model = RopeByRealOffsets.on_model
     module = "megatron.core.transformer.multi_latent_attention"
 
@@ -33,6 +35,8 @@ def _core_attention(chunks: list[Any]) -> dict[int, Any]:
 
 @injects("window-one-token-longer-on-one-tp-rank")
 class WindowOneTokenLongerOnOneTpRank(Fault):
+    """Let the heads of one tp rank attend to one token more than the window."""
+
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         for number, attention in _core_attention(chunks).items():
             if context.place.tp == 1 and number > 1:
@@ -41,6 +45,8 @@ class WindowOneTokenLongerOnOneTpRank(Fault):
 
 @injects("window-of-the-wrong-layers")
 class WindowOfTheWrongLayers(Fault):
+    """Give the second stage's layers without a window one, and the others none."""
+
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         window = context.config.model.window
         for attention in _core_attention(chunks).values() if context.place.pp == 1 else ():
@@ -49,6 +55,8 @@ class WindowOfTheWrongLayers(Fault):
 
 @injects("softmax-scale-dropped-on-one-stage")
 class SoftmaxScaleDroppedOnOneStage(Fault):
+    """Drop the softmax scale on the second stage: attention falls back to 1 / sqrt(head size)."""
+
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         for attention in _core_attention(chunks).values() if context.place.pp == 1 else ():
             attention.softmax_scale = None

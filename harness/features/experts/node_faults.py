@@ -20,6 +20,8 @@ from harness.upstreams.node_base import Batch, RankContext
 
 @injects("aux-loss-divided-by-cp")
 class AuxLossDividedByCp(Fault):
+    """Divide the gradient scale of the routers' auxiliary loss by cp; every loss stays right."""
+
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         scaler = importlib.import_module("megatron.core.transformer.moe.moe_utils").MoEAuxLossAutoScaler
         upstream: Callable[[Tensor], None] = scaler.set_loss_scale
@@ -28,6 +30,8 @@ class AuxLossDividedByCp(Fault):
 
 @injects("z-loss-added-up-over-cp")
 class ZLossAddedUpOverCp(Fault):
+    """Multiply the z-loss by cp, as if the means of all context ranks were added up."""
+
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         module = importlib.import_module("megatron.core.transformer.moe.router")
         upstream: Callable[..., Tensor] = module.z_loss_func
@@ -40,12 +44,16 @@ class ZLossAddedUpOverCp(Fault):
 
 @injects("padding-counted-by-routers")
 class PaddingCountedByRouters(Fault):
+    """Drop the padding mask, so that routers count padding slots."""
+
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
         return replace(batch, padding_mask=None)
 
 
 @injects("router-statistics-over-merged-rows")
 class RouterStatisticsOverMergedRows(Fault):
+    """Drop the length of rows, so that auxiliary losses per row run over the merged rows."""
+
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
         return replace(batch, params=changed(batch.params, tokens_per_sample=None))
 
@@ -62,6 +70,8 @@ def _redraw(named: NamedParameter, seed: int) -> None:
 
 @injects("router-weights-differ-on-one-tp-rank")
 class RouterWeightsDifferOnOneTpRank(Fault):
+    """Draw one tp rank's router weights from another seed."""
+
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         for named in _parameters(chunks, context, 0) if context.place.tp == 1 else ():
             if named.name.endswith("mlp.router.weight"):
@@ -70,6 +80,8 @@ class RouterWeightsDifferOnOneTpRank(Fault):
 
 @injects("experts-of-another-ep-rank")
 class ExpertsOfAnotherEpRank(Fault):
+    """Give the second ep rank the weights of the first one's experts."""
+
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         for named in _parameters(chunks, context, 0) if expert_rank() == 1 else ():
             if ".experts." in named.name:
@@ -78,6 +90,8 @@ class ExpertsOfAnotherEpRank(Fault):
 
 @injects("expert-gradients-times-ep")
 class ExpertGradientsTimesEp(Fault):
+    """Multiply the experts' gradients by ep."""
+
     def on_gradients(self, chunks: list[Any], context: RankContext) -> None:
         for named in _parameters(chunks, context, 0):
             if ".experts." in named.name:
@@ -86,6 +100,8 @@ class ExpertGradientsTimesEp(Fault):
 
 @injects("expert-bias-of-one-replica")
 class ExpertBiasOfOneReplica(Fault):
+    """Update the second replica's expert biases from its own tokens alone."""
+
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         module = importlib.import_module("megatron.core.distributed.finalize_model_grads")
         upstream = module.get_updated_expert_bias
@@ -102,6 +118,8 @@ class ExpertBiasOfOneReplica(Fault):
 
 @injects("capacity-of-half-the-tokens")
 class CapacityOfHalfTheTokens(Fault):
+    """Halve the expert capacity of the second replica."""
+
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         module = importlib.import_module("megatron.core.transformer.moe.router")
         upstream = module.apply_router_token_dropping
@@ -115,6 +133,8 @@ class CapacityOfHalfTheTokens(Fault):
 
 @injects("experts-split-over-other-ranks")
 class ExpertsSplitOverOtherRanks(Fault):
+    """Scale the experts' gradients by tp rank, as if other ranks held their shards."""
+
     def on_gradients(self, chunks: list[Any], context: RankContext) -> None:
         for chunk in chunks:
             for named in named_parameters(unwrap(chunk), **shard_ranks(context)):
@@ -124,6 +144,8 @@ class ExpertsSplitOverOtherRanks(Fault):
 
 @injects("other-experts-after-an-update")
 class OtherExpertsAfterAnUpdate(Fault):
+    """Choose the next expert in the second replica, from step 1 on."""
+
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         module = importlib.import_module("megatron.core.transformer.moe.router")
         upstream = module.topk_routing_with_score_function
@@ -137,6 +159,8 @@ class OtherExpertsAfterAnUpdate(Fault):
 
 @injects("other-tokens-dropped-after-an-update")
 class OtherTokensDroppedAfterAnUpdate(Fault):
+    """Drop the most instead of the least probable tokens in the second replica, from step 1 on."""
+
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         module = importlib.import_module("megatron.core.transformer.moe.router")
         upstream = module.apply_router_token_dropping
@@ -152,6 +176,8 @@ class OtherTokensDroppedAfterAnUpdate(Fault):
 
 @injects("expert-gradients-not-divided")
 class ExpertGradientsNotDivided(Fault):
+    """Leave the experts' gradients undivided by the number of tokens."""
+
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         for chunk in chunks:
             upstream = chunk.scale_gradients
@@ -166,6 +192,8 @@ class ExpertGradientsNotDivided(Fault):
 
 @injects("gradients-not-divided")
 class GradientsNotDivided(Fault):
+    """Leave all gradients undivided by the number of tokens."""
+
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         for chunk in chunks:
             chunk.scale_gradients = lambda factor: None

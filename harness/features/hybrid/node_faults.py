@@ -22,6 +22,8 @@ _DELTA_NET = "megatron.core.ssm.gated_delta_net.gdn"
 
 @injects("sequence-index-dropped")
 class SequenceIndexDropped(Fault):
+    """Drop the fields by which Mamba layers tell the documents of a row apart."""
+
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
         return replace(batch, params=changed(batch.params, total_tokens=None, seq_idx=None))
 
@@ -35,6 +37,8 @@ def _as_one_document(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 @injects("delta-state-crosses-documents")
 class DeltaStateCrossesDocuments(Fault):
+    """Run the delta rule of one tp rank over the row as if it were one document."""
+
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         if context.place.tp == 1:
             for layer in unwrap(chunks[0]).decoder.layers:
@@ -44,6 +48,8 @@ class DeltaStateCrossesDocuments(Fault):
 
 @injects("convolution-crosses-documents")
 class ConvolutionCrossesDocuments(Fault):
+    """Run the short convolution over the row as if it were one document."""
+
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         module: Any = importlib.import_module(_DELTA_NET)
         module.causal_conv1d = _as_one_document(module.causal_conv1d)
@@ -51,6 +57,8 @@ class ConvolutionCrossesDocuments(Fault):
 
 @injects("delta-slots-in-zigzag-order")
 class DeltaSlotsInZigzagOrder(Fault):
+    """Leave the slots in zigzag order when context ranks exchange heads for tokens."""
+
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         module: Any = importlib.import_module(_DELTA_NET)
 

@@ -12,6 +12,8 @@ from harness.upstreams.node_base import RankContext
 
 @injects("prediction-rolls-across-documents")
 class PredictionRollsAcrossDocuments(Fault):
+    """Shift the tokens of prediction layers over the whole row instead of within documents."""
+
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         module = importlib.import_module("megatron.core.transformer.multi_token_prediction")
         upstream = module.roll_tensor
@@ -24,6 +26,8 @@ class PredictionRollsAcrossDocuments(Fault):
 
 @injects("prediction-without-loss-mask")
 class PredictionWithoutLossMask(Fault):
+    """Call the model without a loss mask, so that prediction layers count masked tokens."""
+
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         def drop(module: Any, args: Any, kwargs: Any) -> Any:
             return args, kwargs | {"loss_mask": None}

@@ -19,7 +19,7 @@ from harness.upstreams.node_base import Batch, RankContext
 
 
 class PositionsEdited(Fault):
-    """Changes the positions that the language model of a model with vision gets, [axes, rows, local slots]."""
+    """Change the positions that the language model of a model with vision gets, [axes, rows, local slots]."""
 
     def __init__(self, edit: Callable[[Tensor, RankContext], Tensor]) -> None:
         self.edit = edit
@@ -56,6 +56,8 @@ def of_next_rank(positions: Tensor, context: RankContext) -> Tensor:
 
 @injects("sections-of-time-alone")
 class SectionsOfTimeAlone(Fault):
+    """Rotate all sections of a head by the position in time."""
+
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         language = language_of(unwrap(chunks[0]))
         language.mrope_section = [sum(language.mrope_section), 0, 0]
@@ -63,6 +65,8 @@ class SectionsOfTimeAlone(Fault):
 
 @injects("features-of-the-next-token")
 class FeaturesOfTheNextToken(Fault):
+    """Shift the tower's features of images by one token."""
+
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         unwrap(chunks[0]).vision_model.register_forward_hook(
             lambda module, args, output: (output[0].roll(1, 0), output[1])

@@ -31,6 +31,8 @@ SETS_PAD_BETWEEN_SEQS = "pad_between_seqs" in _FIELDS_OF_PARAMS  # from 0.19
 
 
 class ReferencePath:
+    """Pack, broadcast and split with the harness's own code."""
+
     def __init__(self, context: RankContext) -> None:
         self.context = context
         self.reads = context.place.tp == 0

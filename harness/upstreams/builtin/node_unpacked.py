@@ -14,6 +14,8 @@ from harness.upstreams.node_lookup import Unavailable
 
 
 class UnpackedPath:
+    """Give each document a row of its own, without packing."""
+
     def __init__(self, context: RankContext) -> None:
         self.context = context
 

@@ -90,6 +90,8 @@ class _Processor:
 
 
 class BridgeInBatchPath:
+    """Pack the padded rows of a micro-batch by upstream's collators and training step."""
+
     def __init__(self, context: RankContext) -> None:
         self.context = context
         self.prepare = _prepare_sequence_batch()

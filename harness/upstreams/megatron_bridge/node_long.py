@@ -20,6 +20,8 @@ from harness.upstreams.node_lookup import Unavailable
 
 
 class BridgeLongPath:
+    """Split unpacked rows over context-parallel ranks by upstream's gpt_step."""
+
     def __init__(self, context: RankContext) -> None:
         self.context = context
         self.step = BridgeStep(context, dataset_config(context.config, str(context.folder)))

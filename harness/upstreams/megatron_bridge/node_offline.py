@@ -36,6 +36,8 @@ from harness.upstreams.node_tokenizer import conversation, write_tokenizer
 
 
 class BridgeOfflinePath:
+    """Pack files by upstream's builder, and read them by its dataset and gpt_step."""
+
     def __init__(self, context: RankContext) -> None:
         self.context = context
         truths = [
@@ -192,6 +194,7 @@ def longest_first() -> Iterator[None]:
 
 
 def specs_class() -> Any:
+    """Return upstream's PackedSequenceSpecs, whose module has moved after 0.5."""
     try:
         from megatron.bridge.data.packing.config import PackedSequenceSpecs
     except ModuleNotFoundError:  # up to 0.5

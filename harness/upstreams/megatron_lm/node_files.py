@@ -41,6 +41,7 @@ def write_conversations(place: Path, config: CellConfig, rows: Sequence[tuple[in
 # assistant in turn. A token's text is its id. The tokenizer drops the markers that upstream's chat template puts around
 # messages, so that upstream, by its own code, makes the tokens and masks of the plan.
 def lines(config: CellConfig, rows: Sequence[tuple[int, Row]]) -> list[str]:
+    """Return the rows as JSON lines, one conversation per row, with a message for each part of its documents."""
     truths = {step: StepTruth(config, step, 0) for step, _ in rows}
     conversations = [
         [message for placed in row.placed for message in messages_of(truths[step], placed.document)]

@@ -79,7 +79,7 @@ def flags(config: CellConfig, folder: Path, device: Device) -> list[str]:
         **_windows(config.model),
         **_experts(config),
         **_tokenizer(config, folder),
-        **_scheduler(config),
+        **({"sequence-packing-scheduler": "dp_balanced"} if config.path.scheduled else {}),
         **_optimizer(config),
         **_checkpoint(config, AttemptDir(folder.parent).checkpoint),
     }
@@ -168,10 +168,6 @@ def _tokenizer(config: CellConfig, folder: Path) -> dict[str, Any]:
     if config.path.chats:
         return {**words, "tokenizer-type": "SFTTokenizer", "sft-tokenizer-prompt-format": PROMPT_FORMAT}
     return {**words, "tokenizer-type": "HuggingFaceTokenizer"}
-
-
-def _scheduler(config: CellConfig) -> dict[str, Any]:
-    return {"sequence-packing-scheduler": "dp_balanced"} if config.path.scheduled else {}
 
 
 def _data(config: CellConfig, folder: Path) -> list[str]:

@@ -45,6 +45,8 @@ class _Bin:
 
 
 class MegatronRlPath:
+    """Pack rollouts, score them and compute the GRPO loss by train_rl.py."""
+
     def __init__(self, context: RankContext) -> None:
         self.context = context
         self.script: Any = importlib.import_module("train_rl")

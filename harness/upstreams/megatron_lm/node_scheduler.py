@@ -42,6 +42,8 @@ def schedules() -> bool:
 
 
 class SchedulerPath:
+    """Pack by wrap_data_iterator, and fetch by upstream's batch function for sequence packing."""
+
     def __init__(self, context: RankContext) -> None:
         self.context = context
         self.upstream: Any = importlib.import_module(MODULE)

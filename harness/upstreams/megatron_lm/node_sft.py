@@ -31,6 +31,8 @@ class Wiring(Protocol):
 
 
 class SftPath:
+    """Read rows by upstream's SFT dataset, and fetch them by its get_batch."""
+
     def __init__(self, context: RankContext) -> None:
         self.context = context
         self.wiring: Wiring

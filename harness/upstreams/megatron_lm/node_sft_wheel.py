@@ -28,7 +28,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from harness.core.cell.config import CellConfig
-from harness.core.packing.documents import Document
 from harness.core.packing.fields import BATCH
 from harness.core.packing.options import align_up
 from harness.oracle.drawing import END
@@ -86,11 +85,8 @@ def lines_of(truth: StepTruth) -> list[list[Message]]:
 
     Each conversation is one system message.
     """
-    return [[_message(placed.document) for placed in row.placed] for plan in truth.plans for row in plan.rows]
-
-
-def _message(document: Document) -> Message:
-    return {"role": "system", "content": str(document.index)}
+    rows = [row for plan in truth.plans for row in plan.rows]
+    return [[{"role": "system", "content": str(placed.document.index)} for placed in row.placed] for row in rows]
 
 
 def rows(truth: StepTruth) -> Iterator[dict[str, Tensor]]:

@@ -34,6 +34,8 @@ _NEEDED: dict[str, tuple[str, ...]] = {
 
 
 class NemoRlPath:
+    """Pack, score and compute the loss by NeMo-RL's functions."""
+
     def __init__(self, context: RankContext) -> None:
         self.context = context
         self.data, self.train, self.loss = (importlib.import_module(name) for name in _NEEDED)

@@ -36,8 +36,8 @@ class Attached(Wrappers):
     """The wrappers of one rank."""
 
     labels: Tensor  # of the last loss, [1, local slots]
-    scores: Tensor  # log-probabilities of the labels, the same
-    returned: Tensor  # the same by document, [documents, columns - 1]
+    scores: Tensor  # log-probabilities of the labels, [1, local slots]
+    returned: Tensor  # log-probabilities of the labels by document, [documents, columns - 1]
     updated: bool  # whether the optimizer made an update in the step in progress
 
     def __init__(self, context: RankContext, recorder: Recorder) -> None:

@@ -35,6 +35,8 @@ _HOMES = ("skyrl.backends.skyrl_train.distributed.megatron", "skyrl_train.distri
 
 
 class SkyrlPath:
+    """Pack by preprocess_packed_seqs, and score by SkyRL's way back to documents."""
+
     def __init__(self, context: RankContext) -> None:
         self.context = context
         self.packing, self.scoring = _upstream("megatron_utils"), _upstream("model_utils")

@@ -37,6 +37,8 @@ _NEEDED: dict[str, tuple[str, ...]] = {
 
 
 class VerlPath:
+    """Pack, score and compute the loss by verl's engine."""
+
     def __init__(self, context: RankContext) -> None:
         self.context = context
         self.packing, self.scoring, self.losses, engines = (importlib.import_module(name) for name in _NEEDED)
