@@ -327,6 +327,7 @@ def keep_baselines(run: RunDir, plan: RunPlan, file: Path) -> None:
 
 
 def write_baselines(run: RunDir, cells: dict[str, Baseline]) -> None:
+    """Write baseline.json with its seal, by which a later change is seen."""
     write_json(run.report("baseline.json"), {"cells": cells, "seal": _baseline_seal(cells)}, indent=1)
 
 

@@ -32,6 +32,7 @@ count, days = _number(10**9), _number(10**5)
 
 
 def layer_number(text: str) -> int:
+    """Parse the number of a layer, from 0; ValueError, which argparse reports, for any other text."""
     number = int(text)
     if number < 0:
         raise ValueError
@@ -39,6 +40,7 @@ def layer_number(text: str) -> int:
 
 
 def factor(text: str) -> float:
+    """Parse a finite factor above 1; ValueError, which argparse reports, for any other text."""
     number = float(text)
     if not 1 < number < math.inf:
         raise ValueError
@@ -46,6 +48,7 @@ def factor(text: str) -> float:
 
 
 def hours(text: str) -> float:
+    """Parse a finite number of hours above 0; ValueError, which argparse reports, for any other text."""
     number = float(text)
     if not 0 < number < math.inf:
         raise ValueError

@@ -80,6 +80,7 @@ def new_run_id(name: str) -> str:
 
 
 def read_source(file: Path, options: PlanOptions) -> Source:
+    """Read the matrix file with its overrides and the cluster profile that it runs under."""
     matrix = read_overridden(file, options.settings)
     cluster, cluster_file = cluster_of(matrix, options.cluster)
     return Source(run_id=new_run_id(matrix.name), matrix=matrix, cluster=cluster, cluster_file=cluster_file)
@@ -232,6 +233,7 @@ def write_plan(run: RunDir, plan: RunPlan, matrix: Matrix | None) -> None:
 
 
 def collect_provenance() -> PlanProvenance:
+    """Collect what a report says about the launcher: software, machine and the time of the start."""
     return PlanProvenance(
         harness=harness.__version__,
         harness_commit=_harness_commit(Path(harness.__file__).parent) if checkout() else "unknown",

@@ -45,14 +45,12 @@ def plan_text(
     if expansion.excluded:
         lines += ["", "Excluded by a constraint"]
         lines += [f"  {counted(count, 'combination')} by {text}" for text, count in expansion.excluded.items()]
-    lines += ["", "Left out of profiles, since the matrix sets it", *_left_out(left_out)] if left_out else []
+    if left_out:
+        lines += ["", "Left out of profiles, since the matrix sets it"]
+        lines += [f"  {name}: {' '.join(flags)}" for name, flags in left_out.items()]
     lines += ["", "Stacks", *_indent(list(stacks))] if stacks else []
     lines += ["", *_cost_lines(cost), *(_job_lines(jobs) if jobs else [_time_line(cost, to_make)])]
     return "\n".join(lines)
-
-
-def _left_out(profiles: Mapping[str, Sequence[str]]) -> list[str]:
-    return [f"  {name}: {' '.join(flags)}" for name, flags in profiles.items()]
 
 
 def plan_json(

@@ -67,6 +67,7 @@ class RunState:
     _weights: Mapping[str, float] = field(default_factory=dict)  # cell -> seconds, or ranks
 
     def start(self, total: int, ranks: Mapping[str, int], agents: int, expected: Expected | None = None) -> None:
+        """Begin the run. `ranks`: cell id -> number of ranks, by which cells without an expected time are weighted."""
         self.total, self.ranks, self.agents = total, ranks, max(agents, 1)
         self.expected = expected or Expected()
         history = {cell: seconds for cell, seconds in self.expected.cells.items() if cell in ranks}

@@ -79,6 +79,7 @@ class Check:
 
 
 def check_line(check: Check) -> str:
+    """Return a check as one line of the terminal: level, subject, detail and what to do."""
     return f"{check.level:<4}  {check.what:<16}  {check.detail}" + (f"  ({check.fix})" if check.fix else "")
 
 

@@ -53,10 +53,12 @@ class RunStatus:
 
 
 def status_text(run: RunDir, plan: RunPlan) -> str:
+    """Return the status of a run as `harness status` prints it."""
     return status_of(run, plan).text
 
 
 def status_of(run: RunDir, plan: RunPlan) -> RunStatus:
+    """Read the status of a run from its files, and ask Slurm about its jobs if it has any."""
     cells = [cell.id for cell in plan.expansion.cells]
     results = {cell: result for cell in cells if (result := read_result(run, cell)) is not None}
     allocation_of = _begun(run, plan)

@@ -350,7 +350,7 @@ class Profile:
 
     layer: Layer
     left_out: tuple[str, ...] = ()  # flags of those that the matrix sets itself
-    owned: Layer = field(default_factory=dict)  # the same, with their values
+    owned: Layer = field(default_factory=dict)  # what `left_out` lists, with the values
 
 
 def words_of(value: Any) -> Words | None:

@@ -49,6 +49,7 @@ class Problems:
     elsewhere: Mapping[str, str] = field(default_factory=dict)  # a name -> where it belongs
 
     def add(self, path: KeyPath, message: str, **details: str | None) -> None:
+        """Add a problem at the line of a key, or of the nearest key above it."""
         self.found.append(self.problem(path, message, **details))
 
     def add_at(self, line: int | None, path: KeyPath, message: str, **details: str | None) -> None:
@@ -61,9 +62,11 @@ class Problems:
         return Problem(message=message, file=self.file, line=self._line(written), key=_dotted(written), **details)
 
     def line(self, path: KeyPath) -> int | None:
+        """Return the line of a key, or of the nearest key above it that has one."""
         return self._line(self._written(path))
 
     def raise_any(self) -> None:
+        """Raise InputError with all problems, by line, if there are any."""
         if self.found:
             raise InputError(sorted(self.found, key=lambda problem: problem.line or 0))
 

@@ -95,10 +95,12 @@ def header(job: Job, profile: ClusterProfile, run_id: str, command: Sequence[str
 
 
 def exports(profile: ClusterProfile) -> list[str]:
+    """Return the lines that export the variables of the job, quoted for the shell."""
     return [f"export {name}={shlex.quote(value)}" for name, value in environment_of(profile)]
 
 
 def setup_lines(profile: ClusterProfile) -> list[str]:
+    """Return the profile's own lines of shell, which run before the agents."""
     return [_safe(line, "setup") for line in profile.setup]
 
 

@@ -68,20 +68,19 @@ def place_of(request: EnvironmentRequest, python: str) -> Path:
 
 def key_of(request: EnvironmentRequest, python: str) -> str:
     """Return a readable name, different for every request, Python version and platform."""
-    made_of = (FORMAT, request.packages, request.no_deps, python, platform.system(), platform.machine(), _libc())
+    libc = "-".join(platform.libc_ver())
+    made_of = (FORMAT, request.packages, request.no_deps, python, platform.system(), platform.machine(), libc)
     digest = hashlib.sha256(dumps(made_of).encode()).hexdigest()
     return f"py{python}-{digest[:16]}"
 
 
-def _libc() -> str:
-    return "-".join(platform.libc_ver())
-
-
 def is_built(place: Path) -> bool:
+    """Return whether an environment is complete: its stamp is written last."""
     return (place / STAMP).exists()
 
 
 def python_of(place: Path) -> Path:
+    """Return the interpreter of an environment."""
     return place / "bin" / "python"
 
 

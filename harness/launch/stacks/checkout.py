@@ -187,6 +187,7 @@ def place_of(checkout: Checkout, commit: str, reverted: tuple[str, ...] = ()) ->
 
 
 def is_made(place: Path) -> bool:
+    """Return whether a worktree is there; it is moved to its place only when complete."""
     return (place / ".git").exists()
 
 

@@ -28,9 +28,9 @@ def home(name):
     places = [spec.origin] if spec and spec.origin else list(spec.submodule_search_locations or ()) if spec else []
     return places[0] if places else None
 names = {d.metadata["Name"]: d.version for d in distributions() if d.metadata["Name"]}
-found = {name: home(name) for name in sys.argv[1:]}
+homes = {name: home(name) for name in sys.argv[1:]}
 print(json.dumps({"version": "%d.%d.%d" % sys.version_info[:3], "prefix": sys.prefix, "executable": sys.executable,
-    "packages": names, "modules": {name: place for name, place in found.items() if place}}))
+    "packages": names, "modules": {name: place for name, place in homes.items() if place}}))
 """
 _REDIRECTING = frozenset({"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"})
 

@@ -214,6 +214,8 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
+    """What would be made for a stack, as far as that is known without making it."""
+
     stack: str
     parts: tuple[Part, ...]
     ready: ReadyStack | None = None  # as it would be prepared; None when that cannot be known yet
@@ -231,6 +233,7 @@ class Forecast:
 
 
 def forecasts(stacks: Iterable[Stack]) -> list[Forecast]:
+    """Return the forecast of each stack; nothing is built or fetched."""
     return [_forecast(stack) for stack in stacks]
 
 

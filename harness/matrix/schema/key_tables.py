@@ -94,6 +94,7 @@ def _power(value: float) -> str:
 
 
 def table(keys: Iterable[Key], of: str = "", prefix: str = "") -> str:
+    """Return the Markdown table of declared keys. `of`: the part that they belong to; `prefix`: before each name."""
     rows = [[f"key of {of}" if of else "key", "value", "default", "meaning"], ["---"] * 4]
     for key in keys:
         names = [f"{prefix}{key.name}", *(name for name in key.setting.names if name != key.name)]

@@ -26,6 +26,7 @@ class Section(BaseModel):
 
 
 def one_of(*names: str) -> AfterValidator:
+    """Validate that a value is one of `names`."""
     return _in(names)
 
 

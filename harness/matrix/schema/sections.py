@@ -69,6 +69,7 @@ def _check_keys(bounds: dict[str, Any]) -> dict[str, Any]:
 
 
 def overrides_of(bounds: Mapping[str, Section]) -> dict[str, Override]:
+    """Return the checked bounds as the dataclasses that a matrix holds."""
     return {name: dataclass_of(Override, bound) for name, bound in bounds.items()}
 
 

@@ -18,6 +18,8 @@ from harness.matrix.problems import KeyPath, Problems
 
 @dataclass(frozen=True, kw_only=True)
 class Project:
+    """A project that stacks can check out, and where its modules are."""
+
     modules: tuple[str, ...]  # that a checkout of it must provide
     folders: tuple[str, ...]  # of the checkout, put on the module search path
     # Packages that a run needs, besides torch, to import the modules; added to those of the stack. Without the Megatron
@@ -150,6 +152,8 @@ _MEGATRON_LM: tuple[Layer, ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
+    """A stack that comes with the harness."""
+
     doc: str
     layers: tuple[Layer, ...]
     matrices: tuple[str, ...] = ()  # shipped ones that run it; without: only by who names it
