@@ -119,7 +119,7 @@ def judge_all(
         started = [pool.submit(judge_here, run, part, facts, today) for part in other_parts]
         judged_here, seen_here = judge_here(run, first_part, facts, today, each)
         for judged, seen_in_part in chain([(judged_here, seen_here)], (future.result() for future in started)):
-            if each is not None and judged_here is not judged:
+            if each is not None and judged_here is not judged:  # for its own part, judge_here has called it
                 for name in judged.cells.keys() - whole.cells.keys():
                     each(judged.cells[name])
             whole.cells.update(judged.cells)

@@ -134,7 +134,7 @@ class Observer:
 
     def on_returned(self, returned: Sequence[Any]) -> None:
         """Keep the number of tokens that a micro-batch's loss returns to the schedule, between loss and report."""
-        if len(returned) == 3:
+        if len(returned) == 3:  # (loss, tokens, report); (loss, report) without calculate_per_token_loss
             self.losses.counts.append(torch.as_tensor(returned[1]).detach().clone())
 
     def progress(self, phase: Phase) -> None:
@@ -182,8 +182,8 @@ class Observer:
             pending, leg_losses.pending = leg_losses.pending, []
             for losses, mask, owners in pending:
                 leg_losses.loss_sum += float((losses * mask).sum())
-                leg_losses.token_count += float(mask.sum().to(torch.int))
-                if self.context.place.tp == 0:
+                leg_losses.token_count += float(mask.sum().to(torch.int))  # as pretrain_gpt.loss_func
+                if self.context.place.tp == 0:  # the other tp ranks have the same losses
                     self._record_losses(leg_losses, losses.cpu(), mask.cpu(), owners)
         return self.losses
 

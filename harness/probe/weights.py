@@ -168,6 +168,7 @@ def parts_of(named: NamedParameter) -> list[Shard]:
         return []
     pieces = _pieces(named.name)
     sizes = named.sections or (full[dim] // pieces,) * pieces
+    # The most parts into which every section splits evenly.
     even = (count for count in (MOST_PARTS, 4, 2) if sum(sizes) == full[dim] and not any(n % count for n in sizes))
     count = next(even, 0)
     return [

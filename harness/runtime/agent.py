@@ -104,7 +104,7 @@ class Leader(Agent):
 
     def _start_what_fits(self) -> None:
         """Start waiting cells in order while their ranks fit; a cell larger than the capacity runs alone."""
-        for cell, number in self.waiting[:LOOK_AHEAD]:
+        for cell, number in self.waiting[:LOOK_AHEAD]:  # a copy: cells that start leave the list
             busy = sum(self.node_share(running[2]).room(self.capacity) for running in self.running.values())
             if busy >= self.capacity:
                 return

@@ -245,7 +245,7 @@ class Space:
         rows = self._all
         for factor, code in part:
             rows &= self._sets[factor][code]
-        return (rows & -rows).bit_length() - 1 if rows else None
+        return (rows & -rows).bit_length() - 1 if rows else None  # the lowest bit
 
     def parts(self, strength: int) -> Iterator[Part]:
         """Yield every t-tuple of values of different factors, possible or not."""

@@ -116,7 +116,7 @@ def without_twins(
     """Return the cells, less those that equal an earlier one once their stacks are at the same point."""
     distinct: dict[tuple[str, str], PlannedCell] = {}
     for cell in cells:
-        stack = subject.at(stacks[cell.config.stack], "")
+        stack = subject.at(stacks[cell.config.stack], "")  # at no point: stacks that differ only in it are equal
         distinct.setdefault((cell_id(replace(cell.config, stack=DEFAULT)), content_of(stack)), cell)
     return tuple(distinct.values())
 

@@ -137,7 +137,8 @@ class TimingLeg:
             for number in range(-self.warmup, rounds):
                 self.recorder.progress("timing", max(number, 0), 0, "forward")
                 begin = time.perf_counter()
-                self.one_round(loads if number % 2 else loads[::-1], number, kernels=number == -self.warmup)
+                order = loads if number % 2 else loads[::-1]  # so that drift within a round affects all loads alike
+                self.one_round(order, number, kernels=number == -self.warmup)
                 if number == -1:
                     if not self._fits(time.perf_counter() - begin, {load.name for load in loads}):
                         return
