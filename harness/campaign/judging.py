@@ -297,7 +297,7 @@ class LiveJudging:
 
     def _judge(self, cell: PlannedCell) -> None:
         compared = self._needs[cell.id]
-        ranks = sum(cell_of_part.config.layout.world_size for cell_of_part in compared)
+        ranks = sum(member.config.layout.world_size for member in compared)
         if self._most is None and (ranks > MOST_RANKS or cell.config.timing.turns):  # a clock must not be disturbed
             return
         part = replace(self._plan, expansion=replace(self._plan.expansion, cells=tuple(compared)))

@@ -223,7 +223,7 @@ def command_words(options: PlanOptions | VerdictOptions) -> list[str]:
             words += [option.flag] if value is not option.default else []
         elif option.repeatable or value != option.default:
             words += [
-                word for single in (value if option.repeatable else [value]) for word in (option.flag, str(single))
+                word for element in (value if option.repeatable else [value]) for word in (option.flag, str(element))
             ]
     return words
 

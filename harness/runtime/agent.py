@@ -47,7 +47,7 @@ class Leader(Agent):
 
     def __init__(self, run: RunDir, allocation: str, node: int = 0, nodes: int = 1) -> None:
         super().__init__(run, allocation, node, nodes)
-        self.waiting = [(claimed.cell, claimed.attempt) for claimed in self.work_order.cells]
+        self.waiting = [(cell_attempt.cell, cell_attempt.attempt) for cell_attempt in self.work_order.cells]
         self.capacity = self.work_order.parallel_ranks  # ranks at once on each node
         self.lost: set[int] = set()
         self.gpus = GpuSlices(0)

@@ -124,16 +124,16 @@ def counted_in_norm(optimizer: Any) -> dict[Tensor, bool] | None:
     over the ranks that hold shards.
     """
     held = held_by(optimizer)
-    if all(part.weight is None or part.weight.grad is None for part in held.values()):
+    if all(part_held.weight is None or part_held.weight.grad is None for part_held in held.values()):
         return None
     counted: list[Tensor] = []
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         counted += getattr(part, norm_function(part))()
     flags, counted_ids = {}, {id(gradient) for gradient in counted}
-    for parameter, part in held.items():
-        is_counted = part.weight is not None and id(part.weight.grad) in counted_ids
+    for parameter, part_held in held.items():
+        is_counted = part_held.weight is not None and id(part_held.weight.grad) in counted_ids
         flag = torch.tensor(int(is_counted), device=parameter.device)
-        if part.group is not None:
-            dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=part.group)
+        if part_held.group is not None:
+            dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=part_held.group)
         flags[parameter] = bool(flag)
     return flags

@@ -285,8 +285,8 @@ class Submitter:
         claims = [
             claim.job.partition("_")[0] for allocation in job.allocations for claim in self.run.claims(allocation.name)
         ]
-        claimed = [allocation for allocation in jobs if allocation.number in claims]
-        chosen = (claimed or [allocation for allocation in jobs if not allocation.ended] or list(jobs))[0]
+        claimed = [candidate for candidate in jobs if candidate.number in claims]
+        chosen = (claimed or [candidate for candidate in jobs if not candidate.ended] or list(jobs))[0]
         self._cancel_others(jobs, keep=chosen)
         return chosen.number
 

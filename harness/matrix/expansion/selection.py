@@ -61,7 +61,7 @@ def choose(
     """
     kept_cells = _kept(covering, cells, forbidden, problems)
     factors = _factors(axes)
-    table = _Table(factors, [cell.config for cell in cells], [cell_of.config for cell_of in forbidden])
+    table = _Table(factors, [cell.config for cell in cells], [rejected_cell.config for rejected_cell in forbidden])
     space = Space(table.rows, table.sizes)
     strength = min(covering.strength, len(table.sizes))
     _check_parts(space, strength, problems)
@@ -74,8 +74,10 @@ def choose(
         if space.first(part) is not None:
             possible += 1
         else:
-            rejected_by = rejected.first(part)
-            impossible[NOT_THERE if rejected_by is None else f"rule {forbidden[rejected_by].rejections[0].rule}"] += 1
+            first_rejected = rejected.first(part)
+            impossible[
+                NOT_THERE if first_rejected is None else f"rule {forbidden[first_rejected].rejections[0].rule}"
+            ] += 1
     selection = Selection(
         strength=covering.strength,
         cells=len(numbers),
@@ -84,9 +86,7 @@ def choose(
         possible=possible,
         impossible=dict(impossible.most_common()),
         kept={
-            why: len(set(rejected_by))
-            for why, rejected_by in kept_cells.items()
-            if rejected_by or why in dict(_MUST_COVER)
+            why: len(set(of_reason)) for why, of_reason in kept_cells.items() if of_reason or why in dict(_MUST_COVER)
         },
     )
     return [cells[number] for number in numbers], selection
@@ -148,7 +148,7 @@ def _kept(
         matching = [number for number, cell in enumerate(cells) if matches(cell.config)]
         kept["keep"] += matching
         if not matching:
-            only_rejected = any(matches(cell_rejected.config) for cell_rejected in forbidden)
+            only_rejected = any(matches(rejected_cell.config) for rejected_cell in forbidden)
             hint = (
                 "it matches rejected cells only"
                 if only_rejected

@@ -33,8 +33,8 @@ class Subject:
         not.
         """
         if self.of_releases:
-            return any(distribution(part) == self.name for part in (*stack.packages, *stack.no_deps))
-        return any(part.package == self.name and not part.revert for part in stack.checkouts)
+            return any(distribution(requirement) == self.name for requirement in (*stack.packages, *stack.no_deps))
+        return any(checkout.package == self.name and not checkout.revert for checkout in stack.checkouts)
 
     def at(self, stack: Stack, point: str) -> Stack:
         """Return the stack with the subject at a commit or a release."""

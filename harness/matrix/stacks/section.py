@@ -229,12 +229,12 @@ def _merged(
     if len(several) > 1:
         problems.add(where, f"{' and '.join(several)} cannot be in one stack", hint="keep one of these environments")
     checkouts = _checkouts(layers, problems, path_of)
-    if container and any(part.setup for part in checkouts):
+    if container and any(checkout.setup for checkout in checkouts):
         problems.add(where, "setup cannot run in a container", hint="run the command when building the image")
     return Stack(
         name=name,
-        packages=tuple(part for part, alone in packages if not alone),
-        no_deps=tuple(part for part, alone in packages if alone),
+        packages=tuple(requirement for requirement, alone in packages if not alone),
+        no_deps=tuple(requirement for requirement, alone in packages if alone),
         python=version,
         interpreter=path_of(interpreter) if "/" in interpreter else interpreter,
         container=container,

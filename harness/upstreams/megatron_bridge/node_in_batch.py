@@ -160,16 +160,16 @@ def right_padded(micro: MicroTruth) -> dict[str, Any]:
     real.
     """
     placed = micro.plan.placed
-    lengths = [document.document.length + micro.plan.style.last_token_slots for document in placed]
+    lengths = [placed_document.document.length + micro.plan.style.last_token_slots for placed_document in placed]
     shape = len(placed), max(lengths)
     batch: dict[str, Any] = {"attention_mask": torch.zeros(shape, dtype=torch.int64)}
     for name in BATCH:
         stream: Tensor = getattr(micro, name)
         stream = stream[:, 0] if stream.dim() > 1 else stream  # positions that the model computes again
         batch[name] = torch.full(shape, micro.pad_id if name in ("tokens", "labels") else 0, dtype=stream.dtype)
-        for row, document in enumerate(placed):
+        for row, placed_document in enumerate(placed):
             length = lengths[row]
-            batch[name][row, :length] = stream[document.start : document.start + length]
+            batch[name][row, :length] = stream[placed_document.start : placed_document.start + length]
             batch["attention_mask"][row, :length] = 1
     return batch
 

@@ -204,7 +204,10 @@ def _bins(number: int) -> Iterator[list[Tensor]]:
 def _by_document(row: Tensor, micro: MicroTruth) -> list[Tensor]:
     """Return the values of each document's labels. `row`: [1, slots - 1]."""
     placed = micro.plan.placed
-    return [row[0, document.start : document.start + document.document.length] for document in placed]
+    return [
+        row[0, placed_document.start : placed_document.start + placed_document.document.length]
+        for placed_document in placed
+    ]
 
 
 def _whole(logits: Tensor) -> Tensor:

@@ -134,23 +134,25 @@ def _settings(config: CellConfig) -> dict[str, Any]:
 def _rollouts(truth: StepTruth, multiple: int) -> Any:
     """Return the replica's documents as BatchedDataDict.shard_by_batch_size leaves them, in the bins of the plan."""
     plans = truth.plans
-    placed = [document for plan in plans for document in plan.placed]
-    width = align_up(max(document.document.length for document in placed) + 1, multiple)
+    placed = [placed_document for plan in plans for placed_document in plan.placed]
+    width = align_up(max(placed_document.document.length for placed_document in placed) + 1, multiple)
     ids = torch.full((len(placed), width), truth.pad_id)
     mask = torch.zeros(len(placed), width)
-    for row, document in enumerate(placed):
-        length = document.document.length
-        ids[row, : length + 1] = truth.content(document.document)[: length + 1]
-        mask[row, 1 : length + 1] = torch.tensor(document.document.loss_mask, dtype=mask.dtype)
+    for row, placed_document in enumerate(placed):
+        length = placed_document.document.length
+        ids[row, : length + 1] = truth.content(placed_document.document)[: length + 1]
+        mask[row, 1 : length + 1] = torch.tensor(placed_document.document.loss_mask, dtype=mask.dtype)
     batched: ModuleType = importlib.import_module("nemo_rl.distributed.batched_data_dict")
     rollouts = batched.BatchedDataDict(
         input_ids=ids,
-        input_lengths=torch.tensor([document.document.length + 1 for document in placed]),
+        input_lengths=torch.tensor([placed_document.document.length + 1 for placed_document in placed]),
         token_mask=mask,
         sample_mask=torch.ones(len(placed)),
     )
     ends = torch.tensor([len(plan.placed) for plan in plans]).cumsum(0).tolist()
     rollouts.micro_batch_indices = [[list(bounds) for bounds in zip([0, *ends], ends)]]
-    sizes = [[align_up(document.document.length + 1, multiple) for document in plan.placed] for plan in plans]
+    sizes = [
+        [align_up(placed_document.document.length + 1, multiple) for placed_document in plan.placed] for plan in plans
+    ]
     rollouts.micro_batch_lengths = [[sum(of_bin) for of_bin in sizes]]
     return rollouts
