@@ -25,7 +25,7 @@ _PARTS = {
 
 
 def built_problem(evidence: CellEvidence) -> str:
-    """Why nothing of a cell can be compared: what upstream built on its ranks; empty if there is no such reason."""
+    """Return why nothing of a cell can be compared, by what upstream built on its ranks, or ''."""
     records = evidence.records
     problem = _unrecorded(evidence) or _misplaced(records) or _different_ranks(records)
     if evidence.cell.config.model.builder:
@@ -34,7 +34,7 @@ def built_problem(evidence: CellEvidence) -> str:
 
 
 def _unrecorded(evidence: CellEvidence) -> str:
-    """What a rank that trained did not record; the image tower is on the first stage alone."""
+    """Return what a rank that trained did not record; the image tower is on the first stage alone."""
     has_tower = evidence.cell.config.model.vision is not None
     for rank, record in sorted(evidence.records.items()):
         elsewhere = set() if has_tower and record.place.pp == 0 else {"tower"}
@@ -57,45 +57,50 @@ def _misplaced(records: Mapping[int, RankRecord]) -> str:
 
 
 def _different_ranks(records: Mapping[int, RankRecord]) -> str:
-    """Chunks and ranks whose parts of the model were built with different values."""
-    seen: dict[str, tuple[int, Mapping[str, str]]] = {}
+    """Return how chunks or ranks differ in the values that their parts of the model were built with, or ''."""
+    first_built: dict[str, tuple[int, Mapping[str, str]]] = {}
     for rank, record in sorted(records.items()):
-        for item in record.built:
-            first, values = seen.setdefault(item.of, (rank, item.values))
-            if found := differences(item.values, values):
+        for built in record.built:
+            first, values = first_built.setdefault(built.of, (rank, built.values))
+            if mismatches := differences(built.values, values):
                 where = f"rank {first}" if rank != first else "another chunk of it"
-                return f"the ranks have different {_PARTS[item.of]}s: rank {rank} {listed(found, where)}"
+                return f"the ranks have different {_PARTS[built.of]}s: rank {rank} {listed(mismatches, where)}"
     return ""
 
 
 def _not_asked(evidence: CellEvidence) -> str:
-    """Parts that upstream built with other values than the cell asks for, or than upstream's defaults."""
+    """Return the first part that upstream built with other values than the cell asks for or upstream has by default."""
     wanted = asked(evidence.cell.config)
 
-    def found(item: BuiltSeen) -> list[Difference]:
-        if item.of == "constructor" and not item.values and evidence.cell.config.trainer not in BUILT_IN_TRAINERS:
+    def mismatches(built: BuiltSeen) -> list[Difference]:
+        if built.of == "constructor" and not built.values and evidence.cell.config.trainer not in BUILT_IN_TRAINERS:
             return []  # a plug-in may build its model before the harness keeps the arguments of models
-        named = differences(item.values, wanted[item.of])
         # A release that lacks a field cannot have it on.
-        return [one for one in named if one.one is not None or one.other not in _OFF]
+        return [
+            difference
+            for difference in differences(built.values, wanted[built.of])
+            if difference.one is not None or difference.other not in _OFF
+        ]
 
-    return _first(evidence, found, "matrix's", "asked")
+    return _first(evidence, mismatches, "matrix's", "asked")
 
 
 def _not_the_controls(evidence: CellEvidence, control: CellEvidence) -> str:
-    known = {item.of: item.values for record in control.records.values() for item in record.built}
+    known = {built.of: built.values for record in control.records.values() for built in record.built}
     return _first(
-        evidence, lambda item: differences(item.values, known.get(item.of, item.values)), "control's", "control"
+        evidence, lambda built: differences(built.values, known.get(built.of, built.values)), "control's", "control"
     )
 
 
-def _first(evidence: CellEvidence, found: Callable[[BuiltSeen], list[Difference]], whose: str, other: str) -> str:
-    """The first part that is not as it should be, with the ranks that have it unless all do."""
+def _first(
+    evidence: CellEvidence, mismatches_of: Callable[[BuiltSeen], list[Difference]], whose: str, other: str
+) -> str:
+    """Return the first part that is not as it should be, with the ranks that have it unless all do."""
     records = evidence.records
     for of, part in _PARTS.items():
-        for item in (item for record in records.values() for item in record.built if item.of == of):
-            if named := found(item):
-                same = [rank for rank, record in sorted(records.items()) if item in record.built]
-                on = "" if len(same) == len(records) else f" on {numbered('rank', same)}"
-                return f"the {part} is not the {whose}{on}: {listed(named, other)}"
+        for built in (built for record in records.values() for built in record.built if built.of == of):
+            if mismatches := mismatches_of(built):
+                ranks = [rank for rank, record in sorted(records.items()) if built in record.built]
+                on = "" if len(ranks) == len(records) else f" on {numbered('rank', ranks)}"
+                return f"the {part} is not the {whose}{on}: {listed(mismatches, other)}"
     return ""

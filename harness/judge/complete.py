@@ -48,12 +48,12 @@ _EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 def untrusted(evidence: CellEvidence) -> str:
-    """Why the files are not of this cell and attempt; empty if they are. Then no check may read them."""
+    """Return why the files are not of this cell and attempt, or ''. If they are not, no check may read them."""
     return next(_foreign(evidence), "")
 
 
 def rejection_problem(evidence: CellEvidence) -> str:
-    """What contradicts the status `rejected`; empty if nothing does. A cell that ran was not rejected."""
+    """Return what contradicts the status `rejected`, or ''. A cell that ran was not rejected."""
     result = evidence.result
     assert result is not None
     rule = result.rejection.rule if result.rejection is not None and result.rejection.reason else ""
@@ -67,16 +67,16 @@ def rejection_problem(evidence: CellEvidence) -> str:
 
 
 def incomplete(evidence: CellEvidence) -> str:
-    """What is missing of a cell whose ranks all completed; empty for any other, which is judged by what exists."""
+    """Return what is missing of a cell whose ranks all completed; '' for any other, which is judged by what exists."""
     if any(ending.ended != "completed" for ending in evidence.endings):
         return ""
-    found = list(missing(evidence))
-    more = f"; {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    return f"incomplete evidence: {'; '.join(found[:_MOST_NAMED])}{more}" if found else ""
+    problems = list(missing(evidence))
+    more = f"; {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
+    return f"incomplete evidence: {'; '.join(problems[:_MOST_NAMED])}{more}" if problems else ""
 
 
 def result_problem(evidence: CellEvidence, result: CellResult) -> str:
-    """Why result.json is not of this attempt; empty if it is."""
+    """Return why result.json is not of this attempt, or ''."""
     return next(_result_identity(evidence, result), "")
 
 
@@ -94,7 +94,7 @@ def _foreign(evidence: CellEvidence) -> Iterator[str]:
 
 
 def _config(evidence: CellEvidence) -> Iterator[str]:
-    """config.json (what the ranks ran) must equal plan.json (what they were to run)."""
+    """Compare config.json (what the ranks ran) with plan.json (what they were to run)."""
     config, planned = evidence.config, evidence.cell.config
     if config is None:
         yield "config.json is missing, so what the ranks ran is unknown"
@@ -104,13 +104,13 @@ def _config(evidence: CellEvidence) -> Iterator[str]:
         yield f"config.json has {name} {ran[name]!r}, plan.json {requested[name]!r}"
 
 
-def _identity(evidence: CellEvidence, found: CellResult | RankRecord) -> Iterator[str]:
-    if found.schema_version != SCHEMA_VERSION:
-        yield f"schema_version {found.schema_version}, this harness reads {SCHEMA_VERSION}"
-    if found.cell != evidence.cell.id:
-        yield f"it belongs to cell {found.cell}"
-    if found.attempt != evidence.attempt:
-        yield f"it belongs to attempt {found.attempt}, but is in the folder of attempt {evidence.attempt}"
+def _identity(evidence: CellEvidence, content: CellResult | RankRecord) -> Iterator[str]:
+    if content.schema_version != SCHEMA_VERSION:
+        yield f"schema_version {content.schema_version}, this harness reads {SCHEMA_VERSION}"
+    if content.cell != evidence.cell.id:
+        yield f"it belongs to cell {content.cell}"
+    if content.attempt != evidence.attempt:
+        yield f"it belongs to attempt {content.attempt}, but is in the folder of attempt {evidence.attempt}"
 
 
 def _result_identity(evidence: CellEvidence, result: CellResult) -> Iterator[str]:
@@ -149,20 +149,20 @@ class Expected:
         self._made: dict[Hashable, Any] = {}
 
     def once(self, make: Callable[..., T], *key: Hashable) -> T:
-        """What `make` returns for the key, made once: the ranks of a stage and replica share it.
+        """Return what `make` returns for the key, made once: the ranks of a stage and replica share it.
 
         `functools.cache` of a method would refer to itself, and judging, which runs without the garbage collector,
         would keep the records of every cell.
         """
-        place = (make.__name__, *key)
-        if place not in self._made:
-            self._made[place] = make(*key)
-        found: T = self._made[place]
-        return found
+        cache_key = (make.__name__, *key)
+        if cache_key not in self._made:
+            self._made[cache_key] = make(*key)
+        value: T = self._made[cache_key]
+        return value
 
     @cached_property
     def has_first_step(self) -> bool:
-        """Whether this part of the cell trains step 0, of which routers and prediction layers are recorded."""
+        """Return whether this part of the cell trains step 0, of which routers and prediction layers are recorded."""
         return 0 in self.evidence.steps
 
     @cached_property
@@ -173,18 +173,18 @@ class Expected:
         return place.pp == self.layout.pp - 1
 
     def layers(self, stage: int) -> list[int]:
-        """Decoder layers of a stage, without prediction layers, ascending."""
+        """Return the decoder layers of a stage, without prediction layers, ascending."""
         chunks = range(self.layout.vpp)
         return sorted(layer for chunk in chunks for layer in self.layout.layers(self.model.spread, stage, chunk))
 
     def outputs(self, place: Coordinates) -> list[int]:
-        """Layers with a fingerprint of the output, 0 for the embedding; on one tp rank where all hold the same."""
+        """Return the layers with a fingerprint of the output, 0 for the embedding; of equal tp ranks, the first."""
         if not self.fingerprints or (place.tp and not self.layout.sp):
             return []
         return ([0] if place.pp == 0 else []) + self.layers(place.pp)
 
     def routed(self, stage: int) -> list[int]:
-        """Layers with a router."""
+        """Return the layers with a router."""
         if self.model.moe is None:
             return []
         chunks = range(self.layout.vpp)
@@ -194,7 +194,7 @@ class Expected:
         return range(len(self.evidence.plan[step][dp]))
 
     def batch_keys(self, dp: int) -> frozenset[BatchKey]:
-        """Micro-batches that are compared with the plan."""
+        """Return the micro-batches that are compared with the plan."""
         return frozenset(
             (step, chunk, number)
             for step in self.evidence.fetched_steps
@@ -203,7 +203,7 @@ class Expected:
         )
 
     def layer_keys(self, stage: int, dp: int) -> frozenset[LayerKey]:
-        """Layers whose attention is recorded, of every micro-batch."""
+        """Return the layers whose attention is recorded, of every micro-batch."""
         return frozenset(
             (step, chunk, number, layer)
             for step in self.evidence.steps
@@ -213,7 +213,7 @@ class Expected:
         )
 
     def recomputed_keys(self, stage: int, dp: int) -> frozenset[LayerKey]:
-        """Attention layers that backward recomputes."""
+        """Return the attention layers that backward recomputes."""
         if self.config.recomputes == "none":
             return frozenset()
         letters = ATTENTION if self.config.recomputes == "selective" else MIXERS
@@ -222,13 +222,13 @@ class Expected:
         return frozenset(key for key in self.once(self.layer_keys, stage, dp) if key[3] in layers[key[1]])
 
     def leg_keys(self, leg: Leg, dp: int) -> frozenset[BatchKey]:
-        """Micro-batches of a leg that does not run the model."""
+        """Return the micro-batches of a leg that does not run the model."""
         numbers = range(len(leg.micro_batches(self.config)[dp]))
         return frozenset((0, chunk, number) for chunk in range(self.layout.vpp) for number in numbers)
 
     @property
     def workloads(self) -> list[tuple[str, int]]:
-        """(leg, step) in the order in which data paths that count their work build the iterators of chunk 0."""
+        """Return (leg, step) in the order in which data paths that count their work build the iterators of chunk 0."""
         if not self.config.path.counts_work:
             return []
         fetched = [("metadata", 0)] if self.config.own_trainer else []
@@ -236,7 +236,7 @@ class Expected:
 
 
 def missing(evidence: CellEvidence) -> Iterator[str]:
-    """Everything that is missing of a cell whose ranks all completed."""
+    """Yield everything that is missing of a cell whose ranks all completed."""
     expected = Expected(evidence)
     yield from (f"result.json {problem}" for problem in _ended(evidence))
     partial = False
@@ -252,7 +252,7 @@ def missing(evidence: CellEvidence) -> Iterator[str]:
 
 
 def _ended(evidence: CellEvidence) -> Iterator[str]:
-    """The supervisor saw every rank complete."""
+    """Require that the supervisor saw every rank complete."""
     result, world = evidence.result, evidence.layout.world_size
     if result is None:
         yield "is missing, so how the attempt ended is unknown"
@@ -266,7 +266,7 @@ def _ended(evidence: CellEvidence) -> Iterator[str]:
 
 
 def _facts(expected: Expected, record: RankRecord) -> Iterator[str]:
-    """Which code ran, on what, with the kernel and dtype that the cell asks for."""
+    """Require which code ran, on what, with the kernel and dtype that the cell asks for."""
     facts, config = record.environment, expected.config
     if absent := [name for name in ENVIRONMENT if not facts.get(name)]:
         yield f"environment: {absent[0]} is missing"
@@ -292,20 +292,20 @@ def _facts(expected: Expected, record: RankRecord) -> Iterator[str]:
         yield "modules: megatron.core is missing"
 
 
-def _keys(name: str, found: Iterable[tuple[int, ...]], right: Collection[tuple[int, ...]]) -> Iterator[str]:
-    """Problems unless exactly the planned keys are there, once."""
-    held = list(found)
-    if len(held) == len(right) and {*held} == {*right}:
+def _keys(name: str, recorded_keys: Iterable[tuple[int, ...]], planned: Collection[tuple[int, ...]]) -> Iterator[str]:
+    """Yield a problem unless exactly the planned keys are there, once."""
+    recorded = list(recorded_keys)
+    if len(recorded) == len(planned) and {*recorded} == {*planned}:
         return
-    for what, keys in (("missing", {*right} - {*held}), ("not planned", {*held} - {*right})):
+    for what, keys in (("missing", {*planned} - {*recorded}), ("not planned", {*recorded} - {*planned})):
         if keys:
-            yield f"{name}: {len(keys)} {what}, such as {min(keys)}; {len(right)} are planned"
+            yield f"{name}: {len(keys)} {what}, such as {min(keys)}; {len(planned)} are planned"
             return
-    yield f"{name}: {len(held)} recorded, {len(right)} are planned"
+    yield f"{name}: {len(recorded)} recorded, {len(planned)} are planned"
 
 
 def _legs(expected: Expected, record: RankRecord) -> Iterator[str]:
-    """Batches, attention layers, steps, evaluations and canary legs."""
+    """Require batches, attention layers, steps, evaluations and canary legs."""
     at, steps = record.place, len(expected.evidence.steps)
     if len(record.micro_batches) != steps:
         yield f"micro_batches: {len(record.micro_batches)} counts for {steps} steps"
@@ -318,12 +318,12 @@ def _legs(expected: Expected, record: RankRecord) -> Iterator[str]:
         returns = expected.config.path.returns_log_probs and is_last(expected.config, at.pp, batch.chunk)
         if returns and batch.log_probs is None:
             yield f"batches: step {batch.step}, chunk {batch.chunk}, micro-batch {batch.micro_batch}: no log_probs"
-    for name, seen_layers, right in (
+    for name, seen_layers, planned in (
         ("layers", record.layers, expected.once(expected.layer_keys, at.pp, at.dp)),
         ("recomputed", record.recomputed, expected.once(expected.recomputed_keys, at.pp, at.dp)),
     ):
         keys = ((seen.step, seen.chunk, seen.micro_batch, seen.layer) for seen in seen_layers)
-        yield from _keys(name, keys, right)
+        yield from _keys(name, keys, planned)
     for number, params in enumerate(record.packed_params):
         present = {name for name in (*OFFSETS, *PADDED) if getattr(params, name) is not None}
         if lost := sorted(present - params.forms.keys()):
@@ -346,10 +346,10 @@ def _step(expected: Expected, record: RankRecord, seen: StepSeen) -> Iterator[st
 
 def _evaluations(expected: Expected, record: RankRecord) -> Iterator[str]:
     config = expected.config
-    found, right = [seen.after for seen in record.evaluations], list(config.evaluations.values())
-    if found != right:
+    evaluated_after, expected_after = [seen.after for seen in record.evaluations], list(config.evaluations.values())
+    if evaluated_after != expected_after:
         if config.own_trainer:  # upstream's trainer decides itself: the check `evaluation` reports it
-            yield f"evaluations: after steps {found}, expected after {right}"
+            yield f"evaluations: after steps {evaluated_after}, expected after {expected_after}"
         return
     for number, seen in zip(config.evaluations, record.evaluations):
         where = f"evaluations: number {number}"
@@ -393,7 +393,7 @@ def _leg(expected: Expected, record: RankRecord, seen: LegSeen, leg: Leg) -> Ite
     ):
         if [one.documents.keys() for one in later] != [one.documents.keys() for one in first]:
             yield f"{name}: their documents are not those of the training leg"
-    for name, found, wanted in (
+    for name, recorded, wanted in (
         ("steps", [one.after for one in training.steps], [one.step for one in record.steps[1:]]),
         ("evaluations", [one.after for one in training.evaluations], [one.after for one in record.evaluations]),
         ("changes", list(training.changes), [name for name, _ in all_names]),
@@ -401,50 +401,52 @@ def _leg(expected: Expected, record: RankRecord, seen: LegSeen, leg: Leg) -> Ite
         ("merged", list(training.merged), [one.name for one in record.merged if one.after is not None]),
         ("expert_biases", len(training.expert_biases), len(record.expert_biases)),
     ):
-        if found != wanted:
+        if recorded != wanted:
             yield f"{name}: not those of the training leg"
 
 
 def _outputs(seen: Sequence[ActivationSeen], layers: Sequence[int], first: Sequence[ActivationSeen]) -> Iterator[str]:
-    """Outputs of these layers, each for the documents of the first layer of `first`."""
-    found = [one.layer for one in seen]
-    if found != list(layers):
-        yield f"activations: recorded for layers {found}, expected for {list(layers)}"
-    for one in seen:
-        if first and one.documents.keys() != first[0].documents.keys():
-            right = sorted(first[0].documents)
-            yield f"activations: layer {one.layer} has documents {sorted(one.documents)}, not {right}"
+    """Require outputs of these layers, each for the documents of the first layer of `first`."""
+    recorded_layers = [activation.layer for activation in seen]
+    if recorded_layers != list(layers):
+        yield f"activations: recorded for layers {recorded_layers}, expected for {list(layers)}"
+    for activation in seen:
+        if first and activation.documents.keys() != first[0].documents.keys():
+            expected = sorted(first[0].documents)
+            yield f"activations: layer {activation.layer} has documents {sorted(activation.documents)}, not {expected}"
 
 
 def _names(parameters: Sequence[ParameterSeen]) -> list[tuple[str, bool]]:
-    return [(item.name, item.sharded) for item in parameters]
+    return [(parameter.name, parameter.sharded) for parameter in parameters]
 
 
 def _model(expected: Expected, record: RankRecord) -> Iterator[str]:
-    """Layer outputs, gradients, updates, the optimizer and predictions of every part of the model."""
+    """Require layer outputs, gradients, updates, the optimizer and predictions of every part of the model."""
     at = record.place
     yield from _outputs(record.activations, expected.outputs(at), record.activations)
     if bool(record.parameters) != expected.fingerprints:
         wanted = "some" if expected.fingerprints else "none"
         yield f"parameters: {len(record.parameters)} recorded, {wanted} expected"
-    if len({one.name for one in record.parameters}) != len(record.parameters):
+    if len({parameter.name for parameter in record.parameters}) != len(record.parameters):
         yield "parameters: one is listed twice"
     if record.parameters and expected.model.peft is None:
-        names = [one.name for one in record.parameters]
+        names = [parameter.name for parameter in record.parameters]
         yield from (f"parameters: {problem}" for problem in _whole_stage(expected, at, names))
     # A trainer that never calls its optimizer has no gradients that a norm counts.
-    updated = expected.config.own_trainer or any(one.update and one.update.change.norm_sq for one in record.parameters)
-    for one in record.parameters:
-        if one.update is None or one.update.trained is None or one.update.stale is None:
-            yield f"parameters: {one.name} has no update"
-        if one.in_norm is None and updated:
-            yield f"parameters: {one.name} has no in_norm"
+    updated = expected.config.own_trainer or any(
+        parameter.update and parameter.update.change.norm_sq for parameter in record.parameters
+    )
+    for parameter in record.parameters:
+        if parameter.update is None or parameter.update.trained is None or parameter.update.stale is None:
+            yield f"parameters: {parameter.name} has no update"
+        if parameter.in_norm is None and updated:
+            yield f"parameters: {parameter.name} has no in_norm"
     yield from _optimizer(expected, record, updated)
-    found = [seen.chunk for seen in record.gradient_scales]
+    scaled_chunks = [seen.chunk for seen in record.gradient_scales]
     chunks = [*range(expected.layout.vpp)] if expected.has_first_step else []
-    if found != chunks:
-        yield f"gradient_scales: of chunks {found}, not {chunks}"
-    trained = {".experts." in item.name for item in record.parameters} if found else set()
+    if scaled_chunks != chunks:
+        yield f"gradient_scales: of chunks {scaled_chunks}, not {chunks}"
+    trained = {".experts." in parameter.name for parameter in record.parameters} if scaled_chunks else set()
     for kind, experts in (("dense", False), ("experts", True)):
         held = [getattr(seen, kind) is not None for seen in record.gradient_scales]
         whole = (
@@ -459,11 +461,11 @@ def _model(expected: Expected, record: RankRecord) -> Iterator[str]:
 
 
 def _whole_stage(expected: Expected, at: Coordinates, names: Sequence[str]) -> Iterator[str]:
-    """What a stage lacks, or has beyond its layers."""
-    held = {layer for name in names if (layer := layer_of(name))}
-    right = {*expected.layers(at.pp)}
-    if held != right:
-        yield f"recorded for layers {sorted(held)}, stage {at.pp} has {sorted(right)}"
+    """Yield what a stage lacks, or has beyond its layers."""
+    held_layers = {layer for name in names if (layer := layer_of(name))}
+    stage_layers = {*expected.layers(at.pp)}
+    if held_layers != stage_layers:
+        yield f"recorded for layers {sorted(held_layers)}, stage {at.pp} has {sorted(stage_layers)}"
     if at.pp == 0 and not any(name.startswith("embedding.") for name in names):
         yield "the first stage has no embedding"
     if expected.is_last(at) and not any(name.startswith(("output_layer.", "embedding.")) for name in names):
@@ -482,40 +484,42 @@ def _optimizer(expected: Expected, record: RankRecord, updated: bool) -> Iterato
 
 
 def _adapters(expected: Expected, record: RankRecord) -> Iterator[str]:
-    """The weights that do not train, the adapters of those that have one, and the weights that upstream merges."""
+    """Require weights that do not train, adapters of those that have one, and the weights that upstream merges."""
     peft = expected.model.peft
     if peft is None:
         return
-    every = [item.name for item in record.parameters if not is_adapter(item.name)]
-    every += [item.name for item in record.frozen]
-    yield from (f"frozen: {problem}" for problem in _whole_stage(expected, record.place, every))
-    yield from (f"frozen: {item.name} has no digest" for item in record.frozen if not item.before or not item.after)
+    base_names = [weight.name for weight in record.parameters if not is_adapter(weight.name)]
+    base_names += [weight.name for weight in record.frozen]
+    yield from (f"frozen: {problem}" for problem in _whole_stage(expected, record.place, base_names))
+    yield from (
+        f"frozen: {weight.name} has no digest" for weight in record.frozen if not weight.before or not weight.after
+    )
     if expected.fingerprints:
-        held = {item.name.partition(".adapter.")[0] for item in record.parameters if is_adapter(item.name)}
-        adapted = {name.removesuffix(".weight") for name in every if peft.adapts(name)}
+        held = {weight.name.partition(".adapter.")[0] for weight in record.parameters if is_adapter(weight.name)}
+        adapted = {name.removesuffix(".weight") for name in base_names if peft.adapts(name)}
         for layer in sorted(held ^ adapted):
             yield f"parameters: {layer} has {'an' if layer in held else 'no'} adapter that trains"
-    yield from _merged(peft, record, every)
+    yield from _merged(peft, record, base_names)
 
 
-def _merged(peft: PeftConfig, record: RankRecord, every: list[str]) -> Iterator[str]:
-    found = sorted(item.name for item in record.merged)
-    right = sorted(name for name in every if peft.adapts(name)) if peft.merges else []
-    if found != right:
-        yield f"merged: {len(found)} weights, not {len(right)}"
-    for item in record.merged:
-        if item.after is None or (item.output_off is None) != (_EXPERT.search(item.name) is not None):
-            yield f"merged: {item.name}: after is {item.after}, output_off {item.output_off}"
+def _merged(peft: PeftConfig, record: RankRecord, base_names: list[str]) -> Iterator[str]:
+    merged = sorted(weight.name for weight in record.merged)
+    expected = sorted(name for name in base_names if peft.adapts(name)) if peft.merges else []
+    if merged != expected:
+        yield f"merged: {len(merged)} weights, not {len(expected)}"
+    for weight in record.merged:
+        if weight.after is None or (weight.output_off is None) != (_EXPERT.search(weight.name) is not None):
+            yield f"merged: {weight.name}: after is {weight.after}, output_off {weight.output_off}"
 
 
 def _experts(expected: Expected, record: RankRecord) -> Iterator[str]:
-    """Routers, their losses and biases, and the choices that the oracle follows."""
+    """Require routers, their losses and biases, and the choices that the oracle follows."""
     at, moe, config = record.place, expected.model.moe, expected.config
     if moe is None:
         return
     routed, steps, first = expected.routed(at.pp), expected.evidence.steps, expected.has_first_step
-    right = [(layer, number) for layer in routed if first for number in expected.micro_batches(0, at.dp)]
-    yield from _keys("routers", ((seen.layer, seen.micro_batch) for seen in record.routers), right)
+    planned = [(layer, number) for layer in routed if first for number in expected.micro_batches(0, at.dp)]
+    yield from _keys("routers", ((seen.layer, seen.micro_batch) for seen in record.routers), planned)
     if first and expected.model.router_losses and record.aux_scale is None:
         yield "aux_scale is missing, and the model has an auxiliary loss"
     needed = ["aux_loss", "aux_weighted"] if moe.balanced else []
@@ -548,14 +552,14 @@ def _experts(expected: Expected, record: RankRecord) -> Iterator[str]:
 
 
 def _reports(expected: Expected, record: RankRecord) -> Iterator[str]:
-    """Of upstream's own trainer: its entry point, and every number of every step that its release reports."""
+    """Require the entry point of upstream's trainer, and every number of every step that its release reports."""
     config, entry = expected.config, entry_point(expected.config)
     if record.entry_point != entry:
         yield f"entry_point is {record.entry_point!r}, expected {entry!r}"
-    found = [seen.step for seen in record.reported]
-    right = [] if config.own_trainer else list(expected.evidence.steps)
-    if found != right:
-        yield f"reported: the trainer reported steps {found}, expected {right}"
+    reported_steps = [seen.step for seen in record.reported]
+    expected_steps = [] if config.own_trainer else list(expected.evidence.steps)
+    if reported_steps != expected_steps:
+        yield f"reported: the trainer reported steps {reported_steps}, expected {expected_steps}"
     if config.trainer in WITH_COUNTERS:  # whether the release counts packed tokens is known, except for a few
         known = counts_packed(config, {proof.module: proof.version for proof in record.imports})
         if record.counts_packed is None or known not in (None, record.counts_packed):
@@ -579,25 +583,25 @@ def _unreported(expected: Expected, record: RankRecord, seen: ReportedStep) -> I
 
 
 def _states(expected: Expected, record: RankRecord) -> Iterator[str]:
-    """Of a cell that continues from a checkpoint: its state when saved, once loaded, and at the end."""
-    found, right = [state.after for state in record.states], list(expected.config.stored)
-    if found != right:
-        yield f"states: recorded after steps {found}, expected after {right}"
+    """Require the states of a cell that continues from a checkpoint: when saved, once loaded, and at the end."""
+    saved_after, expected_after = [state.after for state in record.states], list(expected.config.stored)
+    if saved_after != expected_after:
+        yield f"states: recorded after steps {saved_after}, expected after {expected_after}"
         return
-    exact = len(right) > 1  # the same layout continues
-    names = [(item.name, item.sharded) for item in record.parameters]
+    exact = len(expected_after) > 1  # the same layout continues
+    names = [(parameter.name, parameter.sharded) for parameter in record.parameters]
     for number, state in enumerate(record.states):
-        held = [(item.name, item.sharded) for item in state.parameters]
+        held = [(parameter.name, parameter.sharded) for parameter in state.parameters]
         if not held or (names and held != names):
             yield f"states: after step {state.after}: parameters are not those of step 0"
-        if exact and not all(item.digest for item in state.parameters):
+        if exact and not all(parameter.digest for parameter in state.parameters):
             yield f"states: after step {state.after}: digests are missing"
         if exact and number == 0 and not state.random:
             yield f"states: after step {state.after}: the state of random generators is missing"
 
 
 def _times(expected: Expected, record: RankRecord) -> Iterator[str]:
-    """Every load of the timing leg in every round; turns may end early, with the other stack."""
+    """Require every load of the timing leg in every round; turns may end early, with the other stack."""
     timing = expected.config.timing
     if not timing.timed:
         return
@@ -611,15 +615,15 @@ def _times(expected: Expected, record: RankRecord) -> Iterator[str]:
     cut = {TURN} if TURN[0] in record.untimed else set()
     if not loads - cut <= rounds.keys() <= loads:
         yield f"timings: recorded for {sorted(rounds)}, expected for {sorted(loads)}"
-    for load, found in rounds.items():
-        right = list(range(len(found) if load in cut else timing.rounds))
-        if sorted(found) != right:
-            yield f"timings: {load[0]} with {load[1]} documents has rounds {sorted(found)}, not {right}"
+    for load, numbers in rounds.items():
+        expected_rounds = list(range(len(numbers) if load in cut else timing.rounds))
+        if sorted(numbers) != expected_rounds:
+            yield f"timings: {load[0]} with {load[1]} documents has rounds {sorted(numbers)}, not {expected_rounds}"
     yield from (f"untimed: {name} has no reason" for name, why in record.untimed.items() if not why)
 
 
 def _loads(timing: TimingConfig, first: bool, untimed: set[str]) -> set[tuple[str, int]]:
-    """(load, documents) that a rank times; only rank 0 times the rotary function."""
+    """Return the (load, documents) that a rank times; only rank 0 times the rotary function."""
     names = ["rotary", "rotary_other"] if first else []
     loads = {(name, count) for name in [*names, "step"] for count in timing.documents}
     others = {name for name, requested in (("unpacked", timing.unpacked), ("full", timing.full_rows)) if requested}
@@ -629,7 +633,7 @@ def _loads(timing: TimingConfig, first: bool, untimed: set[str]) -> set[tuple[st
 
 
 def _together(expected: Expected, records: Mapping[int, RankRecord]) -> Iterator[str]:
-    """What all ranks hold together: one code, the parameters of the reference, and what was saved."""
+    """Compare what all ranks hold together: one code, the parameters of the reference, and what was saved."""
     ranks = sorted(records)
     yield from _same_code(expected, records)
     for name in ("backend", "attention"):  # with `auto`, nodes that are not equal may choose others
@@ -639,17 +643,17 @@ def _together(expected: Expected, records: Mapping[int, RankRecord]) -> Iterator
             yield f"environment: {name} is {values[other]!r} on rank {other}, {values[ranks[0]]!r} on rank {ranks[0]}"
     stages: dict[int, tuple[int, list[tuple[str, bool]]]] = {}
     for rank in ranks:
-        names = [item for item in _names(records[rank].parameters) if not _EXPERT.search(item[0])]
-        first, right = stages.setdefault(records[rank].place.pp, (rank, names))
-        if names != right:
-            odd = sorted({*names} ^ {*right}) or names
+        names = [parameter for parameter in _names(records[rank].parameters) if not _EXPERT.search(parameter[0])]
+        first, first_names = stages.setdefault(records[rank].place.pp, (rank, names))
+        if names != first_names:
+            odd = sorted({*names} ^ {*first_names}) or names
             yield f"record of rank {rank}: parameters: {odd[0][0]} differs from rank {first} of its stage"
     yield from _all_parameters(expected, records)
     yield from _same_states(expected, records)
 
 
 def _same_code(expected: Expected, records: Mapping[int, RankRecord]) -> Iterator[str]:
-    """Every rank imported the same files, and the control in the same stack."""
+    """Require that every rank imported the same files, and the control in the same stack."""
     ranks, control = sorted(records), expected.evidence.control
     same_stack = control is not None and control.cell.config.stack == expected.config.stack
     others = [(f"rank {rank}", records[rank]) for rank in ranks[1:]]
@@ -666,15 +670,19 @@ def _same_code(expected: Expected, records: Mapping[int, RankRecord]) -> Iterato
 
 
 def _same_states(expected: Expected, records: Mapping[int, RankRecord]) -> Iterator[str]:
-    """Ranks of a stage hold the same parameters of a checkpoint, and all ranks together those that were saved."""
+    """Require one set of checkpoint parameters per stage, and over all ranks those that were saved."""
     saved = expected.evidence.saved
     for after in expected.config.stored:
         stages: dict[int, tuple[int, list[tuple[str, bool]]]] = {}
         for rank in sorted(records):
             state = next(one for one in records[rank].states if one.after == after)
-            names = [(item.name, item.sharded) for item in state.parameters if not _EXPERT.search(item.name)]
-            first, right = stages.setdefault(records[rank].place.pp, (rank, names))
-            if names != right:
+            names = [
+                (parameter.name, parameter.sharded)
+                for parameter in state.parameters
+                if not _EXPERT.search(parameter.name)
+            ]
+            first, first_names = stages.setdefault(records[rank].place.pp, (rank, names))
+            if names != first_names:
                 yield f"record of rank {rank}: states: parameters after step {after} are not those of rank {first}"
         if saved is not None:
             held, needed = whole_state(records, after).keys(), whole_state(saved.records, after).keys()
@@ -686,33 +694,37 @@ def _all_parameters(expected: Expected, records: Mapping[int, RankRecord]) -> It
     reference = expected.evidence.reference
     if reference is None or not (expected.config.fingerprints and reference.cell.config.fingerprints):
         return
-    held, right = (
-        {item.name for record in side.values() for item in record.parameters} for side in (records, reference.records)
+    held, expected_names = (
+        {parameter.name for record in side.values() for parameter in record.parameters}
+        for side in (records, reference.records)
     )
     if expected.model.tied:  # later stages hold a copy of the embedding under the output layer's name
-        held, right = ({name for name in names if not name.startswith("output_layer.")} for names in (held, right))
+        held, expected_names = (
+            {name for name in names if not name.startswith("output_layer.")} for names in (held, expected_names)
+        )
     if expected.model.peft:  # the check frozen_weights reports others that train
-        held, right = ({name for name in names if is_adapter(name)} for names in (held, right))
-    if held != right:
-        name, origin = min(held ^ right), expected.evidence.origin
-        side = "no rank holds" if name in right else f"the {origin} does not hold"
-        yield f"parameters: {side} {name}; the cell has {len(held)}, the {origin} {len(right)}"
+        held, expected_names = ({name for name in names if is_adapter(name)} for names in (held, expected_names))
+    if held != expected_names:
+        name, origin = min(held ^ expected_names), expected.evidence.origin
+        side = "no rank holds" if name in expected_names else f"the {origin} does not hold"
+        yield f"parameters: {side} {name}; the cell has {len(held)}, the {origin} {len(expected_names)}"
 
 
 def _all_frozen(expected: Expected, records: Mapping[int, RankRecord]) -> Iterator[str]:
-    """All ranks together hold the frozen weights of the control."""
+    """Require that all ranks together hold the frozen weights of the control."""
     control = expected.evidence.control
     if expected.model.peft is None or control is None:
         return
-    held, right = (
-        {item.name for record in side.values() for item in record.frozen} for side in (records, control.records)
+    held, expected_names = (
+        {weight.name for record in side.values() for weight in record.frozen} for side in (records, control.records)
     )
-    if right - held:
-        yield f"frozen: no rank holds {min(right - held)}; the cell has {len(held)}, the control {len(right)}"
+    if expected_names - held:
+        lost = min(expected_names - held)
+        yield f"frozen: no rank holds {lost}; the cell has {len(held)}, the control {len(expected_names)}"
 
 
 def _oracle(evidence: CellEvidence) -> Iterator[str]:
-    """The oracle's record is there, of the model that rank 0 built, and has all that a cell is compared with."""
+    """Require the oracle's record: of the model that rank 0 built, with all that a cell is compared with."""
     trained = any(record.steps for record in evidence.records.values())
     oracle, first = evidence.oracle, evidence.records.get(0)
     if oracle is None:
@@ -742,7 +754,7 @@ def _computed(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:
         yield f"it has steps {steps} of {config.train.steps}"
         return
     for seen, step in zip(record.steps, evidence.plan):
-        documents = {item.document.index for replica in step for truth in replica for item in truth.batch.placed}
+        documents = {placed.document.index for replica in step for truth in replica for placed in truth.batch.placed}
         if seen.documents.keys() != documents:
             yield f"step {seen.step}: its documents are not those of the packing plan"
         if seen.loss_sum is None or seen.grad_norm is None or not (seen.rates and seen.decays):
@@ -756,13 +768,15 @@ def _computed(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:
         yield "it lacks parameters or their updates"
     yield from _computed_evaluations(config, record, layers)
     choices = [choice for rank in evidence.records.values() for choice in rank.choices]
-    chosen = {(one.step, one.layer, dropped) for one in choices for dropped in {False, one.taken is not None}}
+    chosen = {
+        (choice.step, choice.layer, dropped) for choice in choices for dropped in {False, choice.taken is not None}
+    }
     if {(one.step, one.layer, one.dropped) for one in record.followed} != chosen:
         yield f"it follows {len(record.followed)} choices of steps and layers, the ranks recorded {len(chosen)}"
     yield from _second_training(record)
     late = ("step", "after")
-    bad = [one for one in scan(record).bad if max(one.where.get(name, 0) for name in late) < evidence.diverges]
-    yield from (f"{item.what} is {item.value}" for item in bad[:1])
+    bad = [number for number in scan(record).bad if max(number.where.get(name, 0) for name in late) < evidence.diverges]
+    yield from (f"{number.what} is {number.value}" for number in bad[:1])
 
 
 def _computed_evaluations(config: CellConfig, record: RankRecord, layers: Sequence[int]) -> Iterator[str]:
@@ -770,16 +784,16 @@ def _computed_evaluations(config: CellConfig, record: RankRecord, layers: Sequen
         yield f"it has {len(record.evaluations)} of {len(config.evaluated)} evaluations"
     for number, evaluation in enumerate(record.evaluations):
         rows = config.micro_batches(config.train.steps + number)
-        placed = {item.document.index for replica in rows for batch in replica for item in batch.placed}
+        placed = {entry.document.index for replica in rows for batch in replica for entry in batch.placed}
         if evaluation.loss_sum is None or evaluation.documents.keys() != placed:
             yield f"it lacks losses in the evaluation after step {evaluation.after}"
-        outputs = {one.layer: one.documents.keys() for one in evaluation.activations}
+        outputs = {activation.layer: activation.documents.keys() for activation in evaluation.activations}
         if outputs != dict.fromkeys(layers, evaluation.documents.keys()):
             yield f"it lacks the output of a layer for a document in the evaluation after step {evaluation.after}"
 
 
 def _second_training(record: RankRecord) -> Iterator[str]:
-    """The oracle's training in the cell's dtype, from which bounds follow, has all that the first one has."""
+    """Require that the oracle's training in the cell's dtype, from which bounds follow, has all the first one has."""
     leg = record.legs[0] if len(record.legs) == 1 else None
     training = leg.training if leg is not None else None
     if leg is None or training is None:
@@ -807,12 +821,12 @@ def _second_training(record: RankRecord) -> Iterator[str]:
         (training.apart.keys(), {*names}),
         (len(training.expert_biases), len(record.expert_biases)),
     ]
-    if any(found != right for found, right in held) or any(seen.grad_norm is None for seen in training.steps):
+    if any(second != expected for second, expected in held) or any(seen.grad_norm is None for seen in training.steps):
         yield "the training that bounds follow from lacks steps, documents, layers or parameters"
 
 
 def uncompared(evidence: CellEvidence) -> str:
-    """Why times cannot be compared with earlier runs although the matrix asks for it; empty if nothing is damaged.
+    """Return why times cannot be compared with earlier runs although the matrix asks for it, or ''.
 
     Too few earlier runs are no damage: `slower_than_history` says so.
     """
@@ -832,19 +846,19 @@ def uncompared(evidence: CellEvidence) -> str:
 
 
 def other_device(evidence: CellEvidence, other: CellEvidence) -> str:
-    """How the kinds of device of two cells differ; empty if they do not, or are unknown."""
+    """Return how the kinds of device of two cells differ; '' if they do not, or are unknown."""
     own, others = _kinds(evidence), _kinds(other)
     return f"it ran on {others}, this cell on {own}" if own and others and own != others else ""
 
 
 def _kinds(evidence: CellEvidence) -> str:
-    """The kinds of device that the ranks of a cell recorded, e.g. "cuda"."""
+    """Return the kinds of device that the ranks of a cell recorded, e.g. "cuda"."""
     devices = [record.environment.get("torch_device", "") for record in evidence.records.values()]
     return " and ".join(sorted({device.partition(":")[0] for device in devices if device}))
 
 
 def base_problem(evidence: CellEvidence) -> str:
-    """Why the cell cannot be timed against its base; empty if it can or need not be, or if a rank states why not."""
+    """Return why the cell cannot be timed against its base; '' if it can or need not be, or a rank states why not."""
     timing, base = evidence.cell.config.timing, evidence.base
     if not timing.turns or timing.first:
         return ""

@@ -13,7 +13,7 @@ WRONG_CODE = "wrong code under test"
 
 
 def import_problem(stack: ReadyStack | None, records: Mapping[int, RankRecord]) -> str:
-    """The first module imported from outside its required folders, with both paths; empty if there is none.
+    """Return the first module imported from outside its required folders, with both paths, or ''.
 
     `stack`: None is the default stack, this environment, which requires no folders. Under any other a completed rank
     must have recorded imports.
@@ -49,7 +49,7 @@ def _misplaced(record: RankRecord, homes: tuple[ModuleHome, ...]) -> Iterator[tu
 
 
 def home_of(module: str, homes: tuple[ModuleHome, ...]) -> ModuleHome | None:
-    """The most specific required location of a module; None if the stack requires none."""
+    """Return the most specific required location of a module; None if the stack requires none."""
     fitting = [home for home in homes if not home.prefix or f"{module}.".startswith(f"{home.prefix}.")]
     return max(fitting, key=lambda home: len(home.prefix), default=None)
 
@@ -59,7 +59,7 @@ def _within(path: str, folders: tuple[str, ...]) -> bool:
 
 
 def proofs_of(record: RankRecord) -> Iterator[ImportProof]:
-    """Every import that the record proves.
+    """Yield every import that the record proves.
 
     `modules` maps a top module to the names of its submodules whose files are where their names say, separated by
     spaces; "a.b" is the file a/b.py next to it and "a.b/" the file a/b/__init__.py.

@@ -23,7 +23,7 @@ class RankLocation(NamedTuple):
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Sort key: by time, then by coordinates."""
+        """Return the sort key: by time, then by coordinates."""
         at = self.at
         when = (int(self.leg == "training"), self.step, self.micro_batch)
         return (*when, at.pp, self.chunk, self.layer or 0, at.dp, at.tp, at.cp)
@@ -34,13 +34,13 @@ class RankLocation(NamedTuple):
 
 
 def where_of(place: Coordinates, **more: Any) -> dict[str, Any]:
-    """`where` of a finding, from coordinates and further keys; None values are left out."""
+    """Return the `where` of a finding, from coordinates and further keys; None values are left out."""
     where = {"stage": place.pp, "tp": place.tp, "cp": place.cp, "dp": place.dp, **more}
     return {key: value for key, value in where.items() if value is not None}
 
 
 def fold(places: Sequence[RankLocation]) -> tuple[RankLocation, dict[str, Any]]:
-    """The first location, and a `where` that holds it and the extent of the fault."""
+    """Return the first location, and a `where` that holds it and the extent of the fault."""
     first = min(places, key=lambda place: place.order)
     where = where_of(
         first.at,
@@ -60,7 +60,7 @@ def fold(places: Sequence[RankLocation]) -> tuple[RankLocation, dict[str, Any]]:
 
 
 def extent(where: dict[str, Any]) -> str:
-    """E.g. '; 12 places on ranks 2, 3 (stage 1; layer 2)'; empty if there is only one place."""
+    """Return the extent, e.g. '; 12 places on ranks 2, 3 (stage 1; layer 2)'; '' if there is only one place."""
     if where["places"] == 1:
         return ""
     layers = f"; {numbered('layer', where['layers'])}" if where["layers"] else ""
@@ -69,19 +69,19 @@ def extent(where: dict[str, Any]) -> str:
 
 
 def numbered(one: str, items: Sequence[Any]) -> str:
-    """'rank 1' or 'ranks 1, 2'."""
+    """Return 'rank 1' or 'ranks 1, 2'."""
     return f"{noun(len(items), one)} {listed(items)}"
 
 
 def in_short(measured: Sequence[Any] | None, expected: Sequence[Any], whose: str, most: int = 8) -> str:
-    """Numbers beside those of a plan or control, e.g. '1, 3; control 2, 2'; of long lists, how they differ."""
+    """Return numbers beside those of a plan or control, e.g. '1, 3; control 2, 2'; of long lists, how they differ."""
     if measured and max(len(measured), len(expected)) > most:
         return difference(measured, expected)
     return f"{listed(measured) if measured else 'not recorded'}; {whose} {listed(expected)}"
 
 
 def unequal(name: str, measured: object, expected: object, most: int = 16) -> str:
-    """E.g. 'x is [0, 3], expected [0, 4]'; of lists with more entries than `most`, how they differ."""
+    """Return e.g. 'x is [0, 3], expected [0, 4]'; of lists with more entries than `most`, how they differ."""
     if isinstance(measured, list) and isinstance(expected, list) and max(len(measured), len(expected)) > most:
         return f"{name}: {difference(measured, expected)}"
     values = [f"[{listed(value, most)}]" if isinstance(value, list) else value for value in (measured, expected)]
@@ -89,17 +89,17 @@ def unequal(name: str, measured: object, expected: object, most: int = 16) -> st
 
 
 def difference(measured: Sequence[Any], expected: Sequence[Any]) -> str:
-    """How two lists differ, e.g. '50 entries, 52 expected; first difference at index 7: 448, expected 512'."""
+    """Return how two lists differ, e.g. '50 entries, 52 expected; first difference at index 7: 448, expected 512'."""
     pairs = list(zip_longest(measured, expected, fillvalue="no entry"))
-    wrong = [index for index, (found, right) in enumerate(pairs) if found != right]
+    wrong = [index for index, (value, expected_value) in enumerate(pairs) if value != expected_value]
     sizes = f"{len(measured)} entries, {len(expected)} expected"
     if len(measured) == len(expected):
         sizes = f"{len(wrong)} of {len(pairs)} entries differ"
-    found, right = pairs[wrong[0]]
-    return f"{sizes}; first difference at index {wrong[0]}: {found}, expected {right}"
+    value, expected_value = pairs[wrong[0]]
+    return f"{sizes}; first difference at index {wrong[0]}: {value}, expected {expected_value}"
 
 
 def listed(items: Sequence[Any], most: int = 8) -> str:
-    """The first `most` items, separated by commas, and how many more there are."""
+    """Return the first `most` items, separated by commas, and how many more there are."""
     text = ", ".join(str(item) for item in items[:most])
     return text if len(items) <= most else f"{text} and {len(items) - most} more"

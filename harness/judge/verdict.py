@@ -49,7 +49,7 @@ def judge_cell(evidence: CellEvidence, *, today: str, control: CellVerdict | Non
 
 
 def _judge_attempt(evidence: CellEvidence, today: str, control: CellVerdict | None) -> CellVerdict:
-    """The verdict on one attempt alone, before the xfail entry; after a checkpoint, how it continued from that."""
+    """Return the verdict on one attempt alone, before the xfail entry, and on how it continued from a checkpoint."""
     saved = _judge_part(evidence, today, control)
     if not evidence.cell.config.resume or saved.outcome not in SOUND:
         return saved
@@ -61,7 +61,7 @@ def _judge_attempt(evidence: CellEvidence, today: str, control: CellVerdict | No
 
 
 def _after_resume(saved: CellVerdict, resumed: CellVerdict) -> CellVerdict:
-    """The verdict on both parts, the first of which passed."""
+    """Return the verdict on both parts, the first of which passed."""
     later = [
         replace(finding, message=f"resumed: {finding.message}", where={**finding.where, "part": "resumed"})
         for finding in resumed.findings
@@ -74,7 +74,7 @@ def _after_resume(saved: CellVerdict, resumed: CellVerdict) -> CellVerdict:
 
 
 def _judge_part(evidence: CellEvidence, today: str, control: CellVerdict | None) -> CellVerdict:
-    """The verdict on the ranks of one part of an attempt."""
+    """Return the verdict on the ranks of one part of an attempt."""
     result = evidence.result
     if result is None and evidence.stopped:
         return CellVerdict(Outcome.NOT_RUN, _skipped(), [], evidence.stopped, usable=False)
@@ -98,7 +98,7 @@ def _judge_part(evidence: CellEvidence, today: str, control: CellVerdict | None)
     if no_base:
         evidence = replace(evidence, base=None)
     findings = with_known(
-        evidence, led_by_root([item for check in (*CHECKS, *ADDED) for item in check.findings(evidence)])
+        evidence, led_by_root([finding for check in (*CHECKS, *ADDED) for finding in check.findings(evidence)])
     )
     lanes = _lanes(evidence, findings, not no_control, not no_base)
     outcome, reason = _outcome(evidence, lanes, no_control)
@@ -114,7 +114,7 @@ def _judge_part(evidence: CellEvidence, today: str, control: CellVerdict | None)
 
 
 def _with_earlier(evidence: CellEvidence, verdict: CellVerdict, today: str, control: CellVerdict | None) -> CellVerdict:
-    """The verdict on all attempts: a later pass does not undo a failure of the code."""
+    """Return the verdict on all attempts: a later pass does not undo a failure of the code."""
     if verdict.outcome is Outcome.FAIL:
         return verdict
     doubts = []
@@ -132,7 +132,7 @@ def _with_earlier(evidence: CellEvidence, verdict: CellVerdict, today: str, cont
 
 
 def _doubt_about(attempt: CellEvidence, reason: str, *, usable: bool, failed: bool) -> str:
-    """Why a failure of the code cannot be excluded; empty if the attempt ended for another or an unknown cause.
+    """Return why a failure of the code cannot be excluded; '' if the attempt ended for another or an unknown cause.
 
     `reason`: of the attempt's ERROR. `usable`: its records can be trusted. `failed`: a lane failed.
     """
@@ -154,7 +154,7 @@ def _doubt_about(attempt: CellEvidence, reason: str, *, usable: bool, failed: bo
 
 
 def _failed_before(number: int, before: CellVerdict, verdict: CellVerdict) -> CellVerdict:
-    """FAIL by the findings of attempt `number`, which come before those of the newest attempt."""
+    """Return FAIL by the findings of attempt `number`, which come before those of the newest attempt."""
     findings = [
         replace(finding, message=f"attempt {number}: {finding.message}", where={**finding.where, "attempt": number})
         for finding in before.findings
@@ -168,12 +168,12 @@ def _failed_before(number: int, before: CellVerdict, verdict: CellVerdict) -> Ce
 
 
 def undecided(reason: str) -> CellVerdict:
-    """ERROR: there is no evidence to judge."""
+    """Return ERROR: there is no evidence to judge."""
     return CellVerdict(Outcome.ERROR, _skipped(), [], reason, usable=False)
 
 
 def _unproven(evidence: CellEvidence, lanes: dict[Lane, LaneVerdict], outcome: Outcome) -> str:
-    """What makes the evidence too weak for the verdict; empty if nothing does, or if it does not matter.
+    """Return what makes the evidence too weak for the verdict; '' if nothing does, or if it does not matter.
 
     Wrong metadata explains missing evidence of later legs, so the cell fails whatever else is missing.
     """
@@ -195,7 +195,7 @@ def _skipped() -> dict[Lane, LaneVerdict]:
 
 
 def _control_problem(evidence: CellEvidence, today: str, known: CellVerdict | None) -> str:
-    """Why there is no control to compare with; empty if there is one or the cell is the control."""
+    """Return why there is no control to compare with; '' if there is one or the cell is the control."""
     if evidence.cell.control is None:
         return ""
     if evidence.control is None:
@@ -211,7 +211,7 @@ def _control_problem(evidence: CellEvidence, today: str, known: CellVerdict | No
 
 
 def _only_slow(verdict: CellVerdict) -> bool:
-    """Whether only the throughput lane failed or is undecided, so that the numbers are right."""
+    """Return whether only the throughput lane failed or is undecided, so that the numbers are right."""
     if verdict.untimed:
         return True
     numbers = verdict.lanes[Lane.METADATA], verdict.lanes[Lane.NUMERICS]
@@ -242,7 +242,7 @@ def _lanes(
 
 
 def _compared_with_plan(record: RankRecord) -> bool:
-    """Whether a rank compared a batch with the plan."""
+    """Return whether a rank compared a batch with the plan."""
     return bool(record.batches)
 
 
@@ -295,7 +295,7 @@ def _with_xfail(xfail: XFail, verdict: CellVerdict, today: str) -> CellVerdict:
 
 
 def _difference(xfail: XFail, verdict: CellVerdict) -> str:
-    """How the failure differs from the expected one; empty if it does not."""
+    """Return how the failure differs from the expected one, or ''."""
     failed = [lane.value for lane in Lane if verdict.lanes[lane] is LaneVerdict.FAIL]
     if xfail.lanes and failed != [lane.value for lane in Lane if lane.value in xfail.lanes]:
         return f"{' and '.join(failed)} failed, not {' and '.join(xfail.lanes)}"

@@ -15,7 +15,7 @@ _SMALLEST = Bound(value=0.0)
 
 
 def weight_of(evidence: CellEvidence) -> Weight:
-    """The amount of evidence present, complete or not."""
+    """Return the amount of evidence present, complete or not."""
     whole = len(evidence.records) == evidence.layout.world_size
     steps = [
         step for step in evidence.steps if sum(1 for _ in evidence.step_records(step)) == evidence.layout.world_size
@@ -27,7 +27,7 @@ def weight_of(evidence: CellEvidence) -> Weight:
         records=len(evidence.records),
         legs=int(fetched) + bool(steps) + len(evidence.legs) + timed,
         steps=len(steps),
-        numbers=sum(found.numbers for found in evidence.scans.values()),
+        numbers=sum(scan.numbers for scan in evidence.scans.values()),
         reference=_references(evidence),
         not_compared=not_compared(evidence),
         not_read=sorted({name for record in evidence.records.values() for name in record.not_read}),
@@ -36,27 +36,27 @@ def weight_of(evidence: CellEvidence) -> Weight:
 
 
 def _smallest_seen(evidence: CellEvidence) -> Iterator[tuple[str, float]]:
-    """(quantity, bound of its relative error at step 0) of what is compared with the reference."""
+    """Yield (quantity, bound of its relative error at step 0) of what is compared with the reference."""
     if evidence.reference is None or not evidence.first_step_whole or 0 not in evidence.steps:
         return
     bounds, whole = evidence.tolerances, evidence.same_rows
     names = ["document_loss", "step_loss", *(["grad_norm"] if whole else [])]
     names += ["activation"] if evidence.fingerprinted else []
     names += ["parameter_gradient"] if evidence.fingerprinted and whole else []
-    found = [(name, getattr(bounds, name)) for name in names]
+    named_bounds = [(name, getattr(bounds, name)) for name in names]
     if evidence.fingerprinted and whole:
-        found += [(kind.field, kind.bound) for kind in checks.kinds(evidence)]
-    yield from ((name, bound.value) for name, bound in found if bound.unit == "relative")
+        named_bounds += [(kind.field, kind.bound) for kind in checks.kinds(evidence)]
+    yield from ((name, bound.value) for name, bound in named_bounds if bound.unit == "relative")
 
 
 def _references(evidence: CellEvidence) -> str:
-    """What the numbers of a cell are compared with, and after a resume if that is something else."""
+    """Return what the numbers of a cell are compared with, and after a resume if that is something else."""
     own, later = (_reference(part) if part is not None else "" for part in (evidence, evidence.resumed))
     return f"{own}; after the resume {later}" if later not in ("", own) else own
 
 
 def _reference(evidence: CellEvidence) -> str:
-    """What the numbers of a part are compared with, and if it is not the oracle, why."""
+    """Return what the numbers of a part are compared with, and if it is not the oracle, why."""
     if not any(record.steps for record in evidence.records.values()):
         return ""
     if evidence.by_oracle:

@@ -22,18 +22,18 @@ from harness.judge.stats.distance import beyond, bound_text, exactly, fingerprin
 
 @check(Lane.NUMERICS)
 def frozen_weights(evidence: CellEvidence) -> list[CheckFinding]:
-    """With adapters, nothing else trains: every other weight has no gradient, and the same bytes after the last step.
+    """Check that nothing but adapters trains: other weights have no gradient, and the same bytes after the last step.
 
     A part of a cell that continues in the same layout has loaded the bytes that the first part had.
     """
     if evidence.cell.config.model.peft is None:
         return []
-    found = [*_wrong(evidence), *_loaded(evidence)]
-    if not found:
+    changed = [*_wrong(evidence), *_loaded(evidence)]
+    if not changed:
         return []
-    record, name, what = found[0]
-    names = list(dict.fromkeys(item[1] for item in found))
-    ranks = sorted({item[0].rank for item in found})
+    record, name, what = changed[0]
+    names = list(dict.fromkeys(name for _, name, _ in changed))
+    ranks = sorted({record.rank for record, *_ in changed})
     return [
         CheckFinding(
             fault_class=fault_classes.FROZEN,
@@ -47,7 +47,7 @@ def frozen_weights(evidence: CellEvidence) -> list[CheckFinding]:
 
 
 def _wrong(evidence: CellEvidence) -> Iterator[tuple[RankRecord, str, str]]:
-    """(record, name, what) of every weight that is not left alone."""
+    """Yield (record, name, what) of every weight that is not left alone."""
     for rank in sorted(evidence.records):
         record = evidence.records[rank]
         yield from ((record, seen.name, "trains") for seen in record.parameters if not is_adapter(seen.name))
@@ -65,9 +65,9 @@ def _loaded(evidence: CellEvidence) -> Iterator[tuple[RankRecord, str, str]]:
     if saved is None or saved.layout != evidence.layout:
         return
     for rank in sorted(evidence.records.keys() & saved.records.keys()):
-        right = {seen.name: seen.before for seen in saved.records[rank].frozen}
+        saved_bytes = {seen.name: seen.before for seen in saved.records[rank].frozen}
         for seen in evidence.records[rank].frozen:
-            if not is_adapter(seen.name) and right.get(seen.name, seen.before) != seen.before:
+            if not is_adapter(seen.name) and saved_bytes.get(seen.name, seen.before) != seen.before:
                 yield evidence.records[rank], seen.name, "is loaded with other bytes than it was saved with"
 
 
@@ -76,7 +76,7 @@ _SIGNS = "2 sqrt({steps} x {gradient:g}), the bound of gradients: Adam's updates
 
 @check(Lane.NUMERICS)
 def merged_weights(evidence: CellEvidence) -> list[CheckFinding]:
-    """Weights with their adapters merged by upstream equal the control's, and give the output of the adapted layer.
+    """Check that weights that upstream merged with their adapters equal the control's, and give the layer's output.
 
     A wrong scale, or shards of an adapter that are put together wrongly, show in either; the output shows what cell and
     control have in common.
@@ -89,7 +89,7 @@ def merged_weights(evidence: CellEvidence) -> list[CheckFinding]:
         return []
     name, what, off, bound = wrong[0]
     layer = layer_of(name)
-    count = len({item[0] for item in wrong})
+    count = len({name for name, *_ in wrong})
     return [
         CheckFinding(
             fault_class=fault_classes.MERGED,
@@ -102,7 +102,7 @@ def merged_weights(evidence: CellEvidence) -> list[CheckFinding]:
 
 
 def _complete(evidence: CellEvidence) -> bool:
-    """Whether every rank finished the last step, so that all shards are there."""
+    """Return whether every rank finished the last step, so that all shards are there."""
     done = sum(1 for _ in evidence.step_records(evidence.steps[-1])) if evidence.steps else 0
     return done == evidence.layout.world_size
 
@@ -121,8 +121,8 @@ def _outputs(evidence: CellEvidence) -> Iterator[tuple[str, str, float, Bound]]:
 def _copies(evidence: CellEvidence) -> Iterator[tuple[str, str, float, Bound]]:
     bound = evidence.tolerances.parameter_gradient
     for record, seen, other, copy in merged_copies(evidence.records):
-        for found, right in ((seen.before, copy.before), (seen.after, copy.after)):
-            if found and right and (off := _distance(found, right, bound)) is not None:
+        for merged, first in ((seen.before, copy.before), (seen.after, copy.after)):
+            if merged and first and (off := _distance(merged, first, bound)) is not None:
                 yield seen.name, f"on rank {record.rank}, it differs from its copy on rank {other}", off, bound
 
 
@@ -132,31 +132,31 @@ def _against_control(evidence: CellEvidence) -> Iterator[tuple[str, str, float, 
     bound = evidence.tolerances.parameter_gradient
     expected = whole_merged(evidence.control.records)
     for name, seen in whole_merged(evidence.records).items():
-        if (right := expected.get(name)) is None:
+        if (control_seen := expected.get(name)) is None:
             yield name, "the control does not have it, so it is off", math.inf, bound
             continue
         first = 0 in evidence.steps  # else it continues from weights that the control does not record
-        if first and (off := _distance(seen.before, right.before, bound)) is not None:
+        if first and (off := _distance(seen.before, control_seen.before, bound)) is not None:
             yield name, "of the initial weights, it differs from the control's", off, bound
-        elif (after := _trained(evidence, seen, right)) is not None:
+        elif (after := _trained(evidence, seen, control_seen)) is not None:
             yield name, "after the last step, it differs from the control's", *after
 
 
-def _trained(evidence: CellEvidence, seen: MergedSeen, right: MergedSeen) -> tuple[float, Bound] | None:
-    """Where the steps have the same rows: the distance beyond the bound of trained weights."""
+def _trained(evidence: CellEvidence, seen: MergedSeen, control_seen: MergedSeen) -> tuple[float, Bound] | None:
+    """Return the distance of trained weights with its bound, if beyond; None too where steps have other rows."""
     gradient, steps = evidence.tolerances.parameter_gradient, evidence.cell.config.train.steps
-    if not evidence.same_rows or not seen.after or not right.after:
+    if not evidence.same_rows or not seen.after or not control_seen.after:
         return None
     value = 2 * math.sqrt(steps * gradient.value)
     start = replace(gradient, value=value, origin=_SIGNS.format(steps=steps, gradient=gradient.value))
     bound = evidence.weight_bound("merged", seen.name, start)
-    off = None if bound is None else _distance(seen.after, right.after, bound)
+    off = None if bound is None else _distance(seen.after, control_seen.after, bound)
     return None if off is None or bound is None else (off, bound)
 
 
-def _distance(found: Fingerprint, right: Fingerprint, bound: Bound) -> float | None:
-    """The distance, if it is beyond the bound."""
-    if not finite(found) or not finite(right):
+def _distance(measured: Fingerprint, expected: Fingerprint, bound: Bound) -> float | None:
+    """Return the distance, if it is beyond the bound."""
+    if not finite(measured) or not finite(expected):
         return math.inf
-    off = fingerprint_distance(found, right, bound)
+    off = fingerprint_distance(measured, expected, bound)
     return off if beyond(off, bound) else None

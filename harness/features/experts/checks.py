@@ -53,7 +53,7 @@ class RouterWhole:
 
 
 def routers(evidence: CellEvidence) -> list[RouterWhole]:
-    """Every router, in order of layer, replica and micro-batch."""
+    """Return every router, in order of layer, replica and micro-batch."""
     whole: dict[tuple[int, int, int], RouterWhole] = {}
     for _, record in sorted(evidence.records.items()):
         scales = [seen.dense for seen in record.gradient_scales if seen.dense is not None]
@@ -82,7 +82,7 @@ def _added_rows(left: Sequence[ExpertShare], right: Sequence[ExpertShare]) -> li
 
 
 def added(left: ExpertShare, right: ExpertShare) -> ExpertShare:
-    """The share of two groups of tokens together."""
+    """Return the share of two groups of tokens together."""
     return ExpertShare(
         tokens=left.tokens + right.tokens,
         counts=[a + b for a, b in zip(left.counts, right.counts)],
@@ -92,12 +92,12 @@ def added(left: ExpertShare, right: ExpertShare) -> ExpertShare:
 
 
 def counted_rows(router: RouterWhole, masked: bool) -> list[ExpertShare]:
-    """Per row the tokens in the statistics; `masked`: without padding, in releases that can leave it out."""
+    """Return per row the tokens in the statistics; `masked`: without padding, in releases that can leave it out."""
     return router.real if masked else _added_rows(router.real, router.padding)
 
 
 def own_aux_loss(moe: MoeConfig, rows: Sequence[ExpertShare], *, kind: str | None = None) -> float:
-    """The auxiliary loss of a micro-batch; `kind` overrides the configured one."""
+    """Return the auxiliary loss of a micro-batch; `kind` overrides the configured one."""
     if (kind or moe.aux_loss) == "aux_loss":
         rows = [_total(rows)]
     tokens = sum(row.tokens for row in rows) / len(rows)
@@ -108,17 +108,17 @@ def own_aux_loss(moe: MoeConfig, rows: Sequence[ExpertShare], *, kind: str | Non
 
 
 def own_global_aux_loss(moe: MoeConfig, router: RouterWhole, wholes: Sequence[RouterWhole]) -> float:
-    """The share of a replica's micro-batch in the auxiliary loss over all replicas.
+    """Return the share of a replica's micro-batch in the auxiliary loss over all replicas.
 
     `wholes`: every router of the cell.
     """
-    layer = [one for one in wholes if one.layer == router.layer and one.micro_batch <= router.micro_batch]
+    layer = [other for other in wholes if other.layer == router.layer and other.micro_batch <= router.micro_batch]
     counts = [0.0] * moe.experts
-    for one in layer:
-        share = _total(counted_rows(one, moe.padding_mask))
+    for other in layer:
+        share = _total(counted_rows(other, moe.padding_mask))
         counts = [a + b / (router.micro_batch + 1) for a, b in zip(counts, share.counts)]
-    now = [one for one in layer if one.micro_batch == router.micro_batch]
-    tokens = sum(_total(counted_rows(one, moe.padding_mask)).tokens for one in now)
+    now = [other for other in layer if other.micro_batch == router.micro_batch]
+    tokens = sum(_total(counted_rows(other, moe.padding_mask)).tokens for other in now)
     if not tokens:
         return 0.0
     scores = _total(counted_rows(router, moe.padding_mask)).scores
@@ -131,13 +131,13 @@ def _total(rows: Sequence[ExpertShare]) -> ExpertShare:
 
 
 def own_z_loss(moe: MoeConfig, rows: Sequence[ExpertShare]) -> float:
-    """The z-loss of a micro-batch."""
+    """Return the z-loss of a micro-batch."""
     tokens = sum(row.tokens for row in rows)
     return moe.z_loss_coeff * sum(row.squares or 0.0 for row in rows) / max(tokens, 1)
 
 
 def own_weight(evidence: CellEvidence, rows: Sequence[ExpertShare]) -> float:
-    """The factor of a micro-batch's auxiliary loss, or z-loss, in gradients.
+    """Return the factor of a micro-batch's auxiliary loss, or z-loss, in gradients.
 
     With calculate_per_token_loss its tokens over those that divide gradients, else 1 over the number of micro-batches.
     """
@@ -150,19 +150,19 @@ def own_weight(evidence: CellEvidence, rows: Sequence[ExpertShare]) -> float:
 # gradients.
 @dataclass(frozen=True, kw_only=True)
 class RouterLoss:
-    """`value`, `weighted`: fields of RouterWhole."""
+    """A loss of routers at step 0 and how to compute it; `value`, `weighted`: fields of RouterWhole."""
 
     name: str
     value: str
     weighted: str
     masked: bool  # whether padding is left out
     own: Callable[[RouterWhole], float]
-    mistake: Callable[[RouterWhole, float], str] = lambda router, found: ""  # the known one that gives this value
+    mistake: Callable[[RouterWhole, float], str] = lambda router, value_seen: ""  # the known one that gives this value
     together: Callable[[RouterWhole], list[RouterWhole]] = lambda router: [router]  # whose tokens share one loss
 
 
 def wrong(evidence: CellEvidence, loss: RouterLoss) -> list[CheckFinding]:
-    """The first value that differs; if there is none, the first layer with a wrong weight."""
+    """Return the first value that differs; if there is none, the first layer with a wrong weight."""
     wholes = routers(evidence)
     return _values(evidence, loss, wholes) or _weights(evidence, loss, wholes)
 
@@ -170,16 +170,16 @@ def wrong(evidence: CellEvidence, loss: RouterLoss) -> list[CheckFinding]:
 def _values(evidence: CellEvidence, loss: RouterLoss, wholes: list[RouterWhole]) -> list[CheckFinding]:
     bound = evidence.own.aux_loss
     for router in wholes:
-        right, known = loss.own(router), getattr(router, loss.value)
-        found = math.nan if known is None else known
-        if not math.isnan(found) and not beyond(distance(found, right, bound), bound):
+        expected, known = loss.own(router), getattr(router, loss.value)
+        measured = math.nan if known is None else known
+        if not math.isnan(measured) and not beyond(distance(measured, expected, bound), bound):
             continue
-        why = loss.mistake(router, found)
-        off = distance(found, right, bound)
-        value = "not recorded" if known is None else f"{found:.9g}"
+        why = loss.mistake(router, measured)
+        off = distance(measured, expected, bound)
+        value = "not recorded" if known is None else f"{measured:.9g}"
         message = (
             f"{loss.name} of layer {router.layer}, micro-batch {router.micro_batch}: {value}, the harness computes "
-            f"{right:.9g}, off by {off:.3g} > {bound_text(bound)}"
+            f"{expected:.9g}, off by {off:.3g} > {bound_text(bound)}"
         )
         return [
             CheckFinding(
@@ -194,26 +194,26 @@ def _values(evidence: CellEvidence, loss: RouterLoss, wholes: list[RouterWhole])
 
 
 def _weights(evidence: CellEvidence, loss: RouterLoss, wholes: list[RouterWhole]) -> list[CheckFinding]:
-    """Compares sums over the micro-batches of a layer, since a wrong factor is the same in all."""
+    """Compare sums over the micro-batches of a layer, since a wrong factor is the same in all."""
     bound = evidence.own.aux_loss
     layers: dict[int, tuple[RouterWhole, float, float]] = {}
     for router in wholes:
-        _, found, right = layers.get(router.layer, (router, 0.0, 0.0))
-        counted = [counted_rows(one, loss.masked) for one in loss.together(router)]
-        right += loss.own(router) * sum(own_weight(evidence, rows) for rows in counted)
-        layers[router.layer] = (router, found + (getattr(router, loss.weighted) or 0.0), right)
-    differing = [item for item in layers.values() if not distance(item[1], item[2], bound) <= bound.value]
+        _, weighted_sum, expected = layers.get(router.layer, (router, 0.0, 0.0))
+        counted = [counted_rows(member, loss.masked) for member in loss.together(router)]
+        expected += loss.own(router) * sum(own_weight(evidence, rows) for rows in counted)
+        layers[router.layer] = (router, weighted_sum + (getattr(router, loss.weighted) or 0.0), expected)
+    differing = [layer for layer in layers.values() if not distance(layer[1], layer[2], bound) <= bound.value]
     if not differing:
         return []
-    router, found, right = differing[0]
-    ratio = found / right if right else math.nan
+    router, weighted_sum, expected = differing[0]
+    ratio = weighted_sum / expected if expected else math.nan
     name = ratio_name(ratio, factors_of(evidence, 0), evidence.tolerances.ratio_screen)
-    off = distance(found, right, bound)
+    off = distance(weighted_sum, expected, bound)
     return [
         CheckFinding(
             fault_class=f"{fault_classes.NORMALISATION}: {name}" if name else fault_classes.GRADIENT_REDUCTION,
-            message=f"gradients of {loss.name} in layer {router.layer}: weighted sum {found:.9g}, the harness "
-            f"computes {right:.9g}, off by {off:.3g} > {bound_text(bound)}; {stated_ratio(name or ratio)} "
+            message=f"gradients of {loss.name} in layer {router.layer}: weighted sum {weighted_sum:.9g}, the harness "
+            f"computes {expected:.9g}, off by {off:.3g} > {bound_text(bound)}; {stated_ratio(name or ratio)} "
             f"{len(differing)} of {len(layers)} layers differ",
             where=_where(router) | ({"ratio": name} if name else {}),
             measured=off,
@@ -228,8 +228,9 @@ def _where(router: RouterWhole) -> dict[str, int]:
 
 @check(Lane.NUMERICS)
 def router_choice(evidence: CellEvidence) -> list[CheckFinding]:
-    """The scores of the oracle allow what routers chose, and its weights what experts drop beyond their capacity, up to
-    rounding, in all steps and evaluations. By position nothing is rounded.
+    """Check that the oracle's scores allow what routers chose, and its weights what experts drop, up to rounding.
+
+    In all steps and evaluations; experts drop what is beyond their capacity. By position nothing is rounded.
     """
     record = evidence.oracle.record if evidence.oracle else None
     for seen in record.followed if record else ():
@@ -281,13 +282,13 @@ def _bound(evidence: CellEvidence, seen: FollowedSeen) -> float:
 
 
 def _wrong_before(evidence: CellEvidence, step: int) -> bool:
-    """Whether gradients or updates before a step are wrong already, so that its weights are."""
+    """Return whether gradients or updates before a step are wrong already, so that its weights are."""
     earlier = (gradients.parameter_gradients, checks.first_update, gradients.grad_norm)
     return any(finding.where.get("step", 0) < step for before in earlier for finding in before(evidence))
 
 
 def _updates(evidence: CellEvidence, step: int) -> int:
-    """Those that the gradient norm shows which is recorded last before a step, or an evaluation."""
+    """Return the updates that the last gradient norm recorded before a step, or an evaluation, shows."""
     config = evidence.cell.config
     later = step - config.train.steps
     return step if later < 0 else config.evaluated[later] - 1
@@ -295,7 +296,7 @@ def _updates(evidence: CellEvidence, step: int) -> int:
 
 @check(Lane.NUMERICS)
 def capacity(evidence: CellEvidence) -> list[CheckFinding]:
-    """With a capacity, every expert takes as many tokens as fit of those that choose it, exactly.
+    """Check that with a capacity every expert takes exactly as many tokens as fit, of those that choose it.
 
     A rank's experts have a capacity for that rank's tokens: ceil(tokens x topk / experts x factor)
     (moe_utils.get_capacity, apply_router_token_dropping). Where the oracle computes the cell, it is judged in all steps
@@ -307,22 +308,22 @@ def capacity(evidence: CellEvidence) -> list[CheckFinding]:
     follows = evidence.oracle is not None and evidence.oracle.record is not None
     for rank in sorted(evidence.records):
         record = evidence.records[rank]
-        found = (*_by_choices(record, moe, steps), *(() if follows else _by_logits(record, moe, steps)))
-        if found:
-            return [found[0]]
+        findings = (*_by_choices(record, moe, steps), *(() if follows else _by_logits(record, moe, steps)))
+        if findings:
+            return [findings[0]]
     return []
 
 
 def _by_choices(record: RankRecord, moe: MoeConfig, steps: int) -> Iterator[CheckFinding]:
-    for choice in sorted(record.choices, key=lambda one: (one.step, one.layer, one.micro_batch)):
-        taken, right = (
+    for choice in sorted(record.choices, key=lambda seen: (seen.step, seen.layer, seen.micro_batch)):
+        taken, fitting = (
             _counts(choice.taken or [], moe),
             _fitting(moe, _counts(choice.experts, moe), len(choice.experts)),
         )
         others = sum(len({*took} - {*own}) for own, took in zip(choice.experts, choice.taken or []))
-        if taken != right:
-            what = f"tokens that experts take: {in_short(taken, right, 'their capacity gives')}"
-            yield _capacity_finding(record, choice, what, taken, right, steps)
+        if taken != fitting:
+            what = f"tokens that experts take: {in_short(taken, fitting, 'their capacity gives')}"
+            yield _capacity_finding(record, choice, what, taken, fitting, steps)
         elif others and not moe.pad_to_capacity:
             yield _capacity_finding(
                 record, choice, f"experts take {others} tokens that did not choose them", others, 0, steps
@@ -330,30 +331,30 @@ def _by_choices(record: RankRecord, moe: MoeConfig, steps: int) -> Iterator[Chec
 
 
 def _by_logits(record: RankRecord, moe: MoeConfig, steps: int) -> Iterator[CheckFinding]:
-    """By the rank's own arithmetic, where the oracle does not compute the cell."""
-    for seen in sorted(record.routers, key=lambda one: (one.layer, one.micro_batch)):
-        right = own_kept(moe, seen)
-        if seen.kept != right:
-            what = f"tokens that experts take: {in_short(seen.kept, right, 'their capacity gives')}"
-            yield _capacity_finding(record, seen, what, seen.kept, right, steps)
+    """Judge by the rank's own arithmetic, where the oracle does not compute the cell."""
+    for seen in sorted(record.routers, key=lambda router: (router.layer, router.micro_batch)):
+        fitting = own_kept(moe, seen)
+        if seen.kept != fitting:
+            what = f"tokens that experts take: {in_short(seen.kept, fitting, 'their capacity gives')}"
+            yield _capacity_finding(record, seen, what, seen.kept, fitting, steps)
 
 
 def _counts(slots: list[list[int]], moe: MoeConfig) -> list[int]:
-    found = [0] * moe.experts
+    counts = [0] * moe.experts
     for experts in slots:
         for expert in experts:
-            found[expert] += 1
-    return found
+            counts[expert] += 1
+    return counts
 
 
 def own_kept(moe: MoeConfig, seen: RouterSeen) -> list[int]:
-    """Tokens of a rank that each expert takes."""
+    """Return the tokens of a rank that each expert takes."""
     share = reduce(added, [*seen.real, *seen.padding])
     return _fitting(moe, share.counts, share.tokens)
 
 
 def _fitting(moe: MoeConfig, chosen: list[int], tokens: int) -> list[int]:
-    """Of the tokens that chose each expert, among those of a rank, how many it takes."""
+    """Return how many of the tokens that chose it each expert takes, among those of a rank."""
     capacity = math.ceil(tokens * moe.topk / moe.experts * (moe.capacity_factor or 0.0))
     most = min(capacity, tokens)
     return [most if moe.pad_to_capacity else min(count, most) for count in chosen]
@@ -376,7 +377,7 @@ def _capacity_finding(
 
 @check(Lane.NUMERICS)
 def aux_loss(evidence: CellEvidence) -> list[CheckFinding]:
-    """The auxiliary loss of every router (step 0) and its weight in gradients equal the harness's own arithmetic."""
+    """Check the auxiliary loss of every router (step 0) and its weight in gradients by the harness's own arithmetic."""
     moe = evidence.cell.config.model.moe
     if moe is None or not moe.balanced or not evidence.first_step_whole:
         return []
@@ -392,34 +393,34 @@ def aux_loss(evidence: CellEvidence) -> list[CheckFinding]:
 
 
 def _over_replicas(evidence: CellEvidence, moe: MoeConfig, loss: RouterLoss) -> RouterLoss:
-    """The same of the loss over all replicas, of which each computes its share."""
+    """Return the loss over all replicas, of which each computes its share."""
     wholes = routers(evidence)
 
     def together(router: RouterWhole) -> list[RouterWhole]:
         place = (router.layer, router.micro_batch)
-        return [one for one in wholes if (one.layer, one.micro_batch) == place]
+        return [other for other in wholes if (other.layer, other.micro_batch) == place]
 
     own = partial(own_global_aux_loss, moe, wholes=wholes)
-    return replace(loss, own=own, mistake=lambda router, found: "", together=together)
+    return replace(loss, own=own, mistake=lambda router, value: "", together=together)
 
 
-def _as_if(evidence: CellEvidence, moe: MoeConfig, router: RouterWhole, found: float) -> str:
-    """The known mistake that gives this value, if any."""
+def _as_if(evidence: CellEvidence, moe: MoeConfig, router: RouterWhole, measured: float) -> str:
+    """Return the known mistake that gives this value, or ''."""
     bound = evidence.own.aux_loss
-    rows, every = counted_rows(router, moe.padding_mask), counted_rows(router, False)
-    other = {
-        "that is the value with padding tokens counted": own_aux_loss(moe, every),
+    rows, padded_rows = counted_rows(router, moe.padding_mask), counted_rows(router, False)
+    mistakes = {
+        "that is the value with padding tokens counted": own_aux_loss(moe, padded_rows),
         f"that is the value of its {len(rows)} {ROWS_AS_ONE}": own_aux_loss(moe, rows, kind="aux_loss"),
         f"that is the value of its {len(rows)} {ROWS_AS_ONE}, with padding tokens counted": own_aux_loss(
-            moe, every, kind="aux_loss"
+            moe, padded_rows, kind="aux_loss"
         ),
     }
-    return next((why for why, value in other.items() if distance(found, value, bound) <= bound.value), "")
+    return next((why for why, value in mistakes.items() if distance(measured, value, bound) <= bound.value), "")
 
 
 @check(Lane.NUMERICS)
 def z_loss(evidence: CellEvidence) -> list[CheckFinding]:
-    """The z-loss of every router (step 0) and its weight in gradients equal the harness's own arithmetic."""
+    """Check the z-loss of every router (step 0) and its weight in gradients by the harness's own arithmetic."""
     moe = evidence.cell.config.model.moe
     if moe is None or not moe.z_loss_coeff or not evidence.first_step_whole:
         return []
@@ -439,8 +440,7 @@ _ROUNDING_BF16 = 2.0**-8  # upstream's Float16Module casts the counts of tokens,
 
 @check(Lane.NUMERICS)
 def expert_bias(evidence: CellEvidence) -> list[CheckFinding]:
-    """The bias of every expert after every step: the same on all ranks, as its rule gives it, and that of the
-    reference.
+    """Check the bias of every expert after every step: equal on all ranks, by its rule, and equal to the reference's.
 
     The rule: a bias grows by its rate if its expert got fewer tokens in the step than the mean of all experts, and
     shrinks if it got more (arXiv 2408.15664; moe_utils.get_updated_expert_bias).
@@ -452,11 +452,11 @@ def expert_bias(evidence: CellEvidence) -> list[CheckFinding]:
     for rank in sorted(evidence.records):
         record = evidence.records[rank]
         for seen in record.expert_biases:
-            other, right = first.setdefault((seen.step, seen.layer), (record, seen))
-            if seen.values != right.values:
-                return [_bias_finding(record, seen, right.values, f"rank {other.rank} has")]
+            other, first_seen = first.setdefault((seen.step, seen.layer), (record, seen))
+            if seen.values != first_seen.values:
+                return [_bias_finding(record, seen, first_seen.values, f"rank {other.rank} has")]
     expected = _by_rule(evidence, moe) | _of_reference(evidence)
-    for place, (record, seen) in sorted(first.items(), key=lambda item: item[0]):
+    for place, (record, seen) in sorted(first.items(), key=lambda entry: entry[0]):
         if place in expected and _differ(seen.values, expected[place], evidence.cell.config):
             whose = f"the {evidence.origin} has" if place[0] else "their tokens give"
             return [_bias_finding(record, seen, expected[place], whose)]
@@ -464,7 +464,7 @@ def expert_bias(evidence: CellEvidence) -> list[CheckFinding]:
 
 
 def _by_rule(evidence: CellEvidence, moe: MoeConfig) -> dict[tuple[int, int], list[float]]:
-    """(step 0, layer) -> biases after it, from the tokens that the ranks recorded."""
+    """Return (step 0, layer) -> biases after it, from the tokens that the ranks recorded."""
     if not evidence.first_step_whole:
         return {}
     counts: dict[int, list[int]] = {}
@@ -472,19 +472,19 @@ def _by_rule(evidence: CellEvidence, moe: MoeConfig) -> dict[tuple[int, int], li
         known = counts.get(router.layer, [0] * moe.experts)
         counts[router.layer] = [a + b for a, b in zip(known, _counted(router, moe))]
     rounding = 0.0 if evidence.cell.config.dtype == "fp32" else _ROUNDING_BF16
-    return {(0, layer): [_by_tokens(one, found, moe, rounding) for one in found] for layer, found in counts.items()}
+    return {(0, layer): [_by_tokens(own, tokens, moe, rounding) for own in tokens] for layer, tokens in counts.items()}
 
 
-def _by_tokens(own: int, found: list[int], moe: MoeConfig, rounding: float) -> float:
-    """The bias of an expert that got `own` tokens; NaN where rounding decides whether that is above the mean."""
-    mean = sum(found) / moe.experts
+def _by_tokens(own: int, tokens: list[int], moe: MoeConfig, rounding: float) -> float:
+    """Return the bias of an expert that got `own` tokens; NaN where rounding decides whether that is above the mean."""
+    mean = sum(tokens) / moe.experts
     if own != mean and abs(own - mean) <= rounding * (own + mean):
         return math.nan
     return moe.bias_rate * ((own < mean) - (own > mean))
 
 
 def _counted(router: RouterWhole, moe: MoeConfig) -> list[int]:
-    """Tokens that each expert got; with a capacity, that it took."""
+    """Return the tokens that each expert got; with a capacity, that it took."""
     if router.kept is not None:
         return router.kept
     rows = counted_rows(router, moe.padding_mask)
@@ -492,32 +492,34 @@ def _counted(router: RouterWhole, moe: MoeConfig) -> list[int]:
 
 
 def _of_reference(evidence: CellEvidence) -> dict[tuple[int, int], list[float]]:
-    """(later step, layer) -> biases of the oracle, up to where rounding moves a token to another expert: in its own
-    second training."""
+    """Return (later step, layer) -> biases of the oracle, up to where rounding moves a token to another expert.
+
+    That is seen in the oracle's own second training.
+    """
     if evidence.reference is None or not evidence.by_oracle:
         return {}
     floors = evidence.reference.later_noise.get("expert_bias", {})
     seen = (seen for record in evidence.reference.records.values() for seen in record.expert_biases)
     return {
-        (one.step, one.layer): one.values
-        for one in seen
-        if one.step and (one.step not in floors or not floors[one.step].value)
+        (bias.step, bias.layer): bias.values
+        for bias in seen
+        if bias.step and (bias.step not in floors or not floors[bias.step].value)
     }
 
 
-def _differ(found: list[float], right: list[float], config: CellConfig) -> bool:
+def _differ(biases: list[float], expected: list[float], config: CellConfig) -> bool:
     assert config.model.moe is not None
     most = (_ROUNDING if config.dtype == "fp32" else _ROUNDING_BF16) * config.model.moe.bias_rate
-    return any(not abs(a - b) <= most for a, b in zip(found, right) if not math.isnan(b))
+    return any(not abs(a - b) <= most for a, b in zip(biases, expected) if not math.isnan(b))
 
 
-def _bias_finding(record: RankRecord, seen: ExpertBiasSeen, right: list[float], whose: str) -> CheckFinding:
-    values, wanted = (", ".join(f"{value:.6g}" for value in one) for one in (seen.values, right))
+def _bias_finding(record: RankRecord, seen: ExpertBiasSeen, expected: list[float], whose: str) -> CheckFinding:
+    values, wanted = (", ".join(f"{value:.6g}" for value in one) for one in (seen.values, expected))
     return CheckFinding(
         fault_class=fault_classes.ROUTER,
         message=f"biases of the experts of layer {seen.layer} after step {seen.step} on rank {record.rank}: {values}; "
         f"{whose} {wanted}",
         where=where_of(record.place, rank=record.rank, step=seen.step, layer=seen.layer),
         measured=seen.values,
-        bound=right,
+        bound=expected,
     )

@@ -50,7 +50,7 @@ class _Copy(NamedTuple):
 
 
 def wrong_updates(evidence: CellEvidence, kind: Kind) -> list[Wrong]:
-    """Copies that differ from the first one, then whole tensors that differ from the reference's."""
+    """Return copies that differ from the first one, then whole tensors that differ from the reference's."""
     return [*_among_copies(evidence, kind), *_against_reference(evidence, kind)]
 
 
@@ -59,15 +59,15 @@ def _among_copies(evidence: CellEvidence, kind: Kind) -> Iterator[Wrong]:
     if not differing:
         return
     least = _least(evidence, kind, evidence.updates)
-    for one in differing:
-        if _compared(evidence, kind, one.name):
-            off = _distance(one.update, one.copy, kind.field, kind.bound, least.get(one.name, 0.0))
+    for copy_pair in differing:
+        if _compared(evidence, kind, copy_pair.name):
+            off = _distance(copy_pair.update, copy_pair.copy, kind.field, kind.bound, least.get(copy_pair.name, 0.0))
             if off is not None:
-                yield Wrong(one.name, off, kind.bound, one.record, one.other)
+                yield Wrong(copy_pair.name, off, kind.bound, copy_pair.record, copy_pair.other)
 
 
 def _copies(evidence: CellEvidence) -> Iterator[_Copy]:
-    """Copies of a parameter over dp, cp and, where it is not sharded, tp, that are not equal bit for bit."""
+    """Yield copies of a parameter over dp, cp and, where it is not sharded, tp, that are not equal bit for bit."""
     for record, seen, other, copy in copies(evidence.records):
         if seen.update is not None and copy.update is not None and seen.update != copy.update:
             yield _Copy(seen.name, seen.update, copy.update, record, other)
@@ -79,14 +79,14 @@ def _against_reference(evidence: CellEvidence, kind: Kind) -> Iterator[Wrong]:
         return
     measured, expected = evidence.updates, reference.updates
     least = _least(evidence, kind, expected)
-    for name, right in expected.items():
-        found = measured.get(name)
-        if found is None or not _compared(evidence, kind, name):
+    for name, expected_update in expected.items():
+        update = measured.get(name)
+        if update is None or not _compared(evidence, kind, name):
             continue
         bound = evidence.weight_bound(kind.field, name, kind.bound)
         if bound is None:
             continue  # rounding decides
-        if (off := _distance(found, right, kind.field, bound, least.get(name, 0.0))) is not None:
+        if (off := _distance(update, expected_update, kind.field, bound, least.get(name, 0.0))) is not None:
             yield Wrong(name, off, bound)
 
 
@@ -95,26 +95,27 @@ def _compared(evidence: CellEvidence, kind: Kind, name: str) -> bool:
 
 
 def _least(evidence: CellEvidence, kind: Kind, whole: dict[str, UpdateSeen]) -> dict[str, float]:
-    found = (getattr(one, kind.field) for one in whole.values())
-    return least_norms(evidence.tolerances, (one for one in found if one is not None))
+    fingerprints = (getattr(update, kind.field) for update in whole.values())
+    return least_norms(evidence.tolerances, (fingerprint for fingerprint in fingerprints if fingerprint is not None))
 
 
-def _distance(found: UpdateSeen, right: UpdateSeen, field: str, bound: Bound, least: float) -> float | None:
-    """The distance if it is beyond the bound; values that are not finite are left to `finiteness`.
+def _distance(update: UpdateSeen, expected: UpdateSeen, field: str, bound: Bound, least: float) -> float | None:
+    """Return the distance if it is beyond the bound; values that are not finite are left to `finiteness`.
 
     A rank that did not finish has no change over all steps.
     """
-    mine: Fingerprint | None = getattr(found, field)
-    theirs: Fingerprint | None = getattr(right, field)
-    if mine is None or theirs is None or not (finite(mine) and finite(theirs)):
+    measured_field: Fingerprint | None = getattr(update, field)
+    expected_field: Fingerprint | None = getattr(expected, field)
+    if measured_field is None or expected_field is None or not (finite(measured_field) and finite(expected_field)):
         return None
-    off = fingerprint_distance(mine, theirs, bound, least_norm=least)
+    off = fingerprint_distance(measured_field, expected_field, bound, least_norm=least)
     return off if beyond(off, bound) else None
 
 
 def finding(evidence: CellEvidence, kind: Kind, wrong: list[Wrong]) -> CheckFinding:
+    """Return the finding of the updates of one kind that are wrong."""
     first = wrong[0]
-    names = list(dict.fromkeys(item.name for item in wrong))
+    names = list(dict.fromkeys(update.name for update in wrong))
     where = {"parameter": first.name, "step": kind.step, "parameters": names[:16]}
     against = f"the {evidence.origin}"
     if first.record is not None:
@@ -136,38 +137,38 @@ _ROUNDING = 1e-9  # of schedules, which both sides compute in float64
 
 @check(Lane.NUMERICS)
 def optimizer_state(evidence: CellEvidence) -> list[CheckFinding]:
-    """The optimizer works in fp32, its rates and decays are those of the schedule, and the model has its weights.
+    """Check that the optimizer works in fp32, by the schedule's rates and decays, and that the model has its weights.
 
     Exact. A norm that does not get its update, or gradients that are summed in bf16, change too little in a few steps.
     """
     for _, record in sorted(evidence.records.items()):
-        if found := _state(evidence, record) or _scheduled(evidence, record) or _stale(evidence, record):
-            return [found]
+        if problem := _state(evidence, record) or _scheduled(evidence, record) or _stale(evidence, record):
+            return [problem]
     return []
 
 
 def _scheduled(evidence: CellEvidence, record: RankRecord) -> CheckFinding | None:
-    """The first step for which the optimizer's groups have other learning rates or decays than the reference's."""
+    """Return the first step whose learning rates or decays of the optimizer's groups are not the reference's."""
     reference = evidence.reference.records.values() if evidence.reference else ()
-    right = {seen.step: seen for other in reference for seen in other.steps}
+    reference_steps = {seen.step: seen for other in reference for seen in other.steps}
     for seen in record.steps:
-        if seen.step not in right or not (seen.rates and seen.decays):
+        if seen.step not in reference_steps or not (seen.rates and seen.decays):
             continue
-        for text, found, wanted in (
-            ("learning rates", seen.rates, right[seen.step].rates),
-            ("weight decays", seen.decays, right[seen.step].decays),
+        for text, values, expected in (
+            ("learning rates", seen.rates, reference_steps[seen.step].rates),
+            ("weight decays", seen.decays, reference_steps[seen.step].decays),
         ):
-            if len(found) != len(wanted) or not all(map(_equal, found, wanted)):
+            if len(values) != len(expected) or not all(map(_equal, values, expected)):
                 message = (
-                    f"in step {seen.step} the optimizer's groups of parameters have {text} {_named(found)}, "
-                    f"{evidence.origin} {_named(wanted)}"
+                    f"in step {seen.step} the optimizer's groups of parameters have {text} {_named(values)}, "
+                    f"{evidence.origin} {_named(expected)}"
                 )
-                return _finding(record, message, {"step": seen.step}, found, wanted, "the schedule of the cell")
+                return _finding(record, message, {"step": seen.step}, values, expected, "the schedule of the cell")
     return None
 
 
-def _equal(found: float, wanted: float) -> bool:
-    return math.isclose(found, wanted, rel_tol=_ROUNDING)
+def _equal(value: float, expected: float) -> bool:
+    return math.isclose(value, expected, rel_tol=_ROUNDING)
 
 
 def _state(evidence: CellEvidence, record: RankRecord) -> CheckFinding | None:
@@ -181,15 +182,19 @@ def _state(evidence: CellEvidence, record: RankRecord) -> CheckFinding | None:
         ("matrices decay by", seen.matrix_decays, [weight_decay(config)]),
         ("biases and norms decay by", seen.vector_decays, [0.0]),
     )
-    for text, found, right in rows:
-        if found != right and found:  # what is missing is not complete: judge/complete.py
-            message = f"{text} {_named(found)}, not {_named(right)}"
-            return _finding(record, message, {"step": 0}, _named(found), _named(right), "the cell's configuration")
+    for text, values, expected in rows:
+        if values != expected and values:  # what is missing is not complete: judge/complete.py
+            message = f"{text} {_named(values)}, not {_named(expected)}"
+            return _finding(record, message, {"step": 0}, _named(values), _named(expected), "the cell's configuration")
     return None
 
 
 def _stale(evidence: CellEvidence, record: RankRecord) -> CheckFinding | None:
-    stale = {one.name: one.update.stale for one in record.parameters if one.update and one.update.stale}
+    stale = {
+        parameter.name: parameter.update.stale
+        for parameter in record.parameters
+        if parameter.update and parameter.update.stale
+    }
     if not stale:
         return None
     name, count = next(iter(stale.items()))
@@ -206,14 +211,14 @@ def _named(values: Sequence[str | float]) -> str:
 
 
 def _finding(
-    record: RankRecord, message: str, where: dict[str, Any], measured: Any, right: Any, origin: str
+    record: RankRecord, message: str, where: dict[str, Any], measured: Any, expected: Any, origin: str
 ) -> CheckFinding:
     return CheckFinding(
         fault_class=fault_classes.OPTIMIZER,
         message=message,
         where=where_of(record.place, rank=record.rank) | where,
         measured=measured,
-        bound=exactly(right, origin),
+        bound=exactly(expected, origin),
     )
 
 
@@ -227,9 +232,9 @@ _SIGNS = "Adam's first update is the sign of the gradient; an error of relative 
 
 @check(Lane.NUMERICS)
 def first_update(evidence: CellEvidence) -> list[CheckFinding]:
-    """What the optimizer's first update makes of the gradients equals the control's: Adam's moments and the change of
-    every weight. With right gradients, it shows what lies between them and the weights: clipping, the optimizer's
-    shards, decay.
+    """Check what the first update makes of the gradients: Adam's moments and the change of every weight.
+
+    With right gradients, it shows what lies between them and the weights: clipping, the optimizer's shards, decay.
     """
     if not evidence.fingerprinted:
         return []
@@ -242,7 +247,7 @@ def first_update(evidence: CellEvidence) -> list[CheckFinding]:
 
 
 def kinds(evidence: CellEvidence) -> list[Kind]:
-    """What is compared: the bounds follow from that of gradients, and must be able to tell an update from none."""
+    """Return what is compared: bounds follow from that of gradients, and must be able to tell an update from none."""
     bound = evidence.tolerances.parameter_gradient
     double = replace(bound, value=4 * bound.value, origin=f"{bound.origin}; {_SQUARE}")
     signs = replace(bound, value=sign_changes(evidence), origin=f"{bound.origin}; {_SIGNS}")
@@ -257,7 +262,7 @@ def kinds(evidence: CellEvidence) -> list[Kind]:
 
 
 def sign_changes(evidence: CellEvidence) -> float:
-    """How far the signs of gradients, that is an update, may be off if gradients are within their bound."""
+    """Return how far the signs of gradients, that is an update, may be off if gradients are within their bound."""
     share = evidence.tolerances.parameter_gradient.value
     off = 2 * math.sqrt(share)
     if evidence.cell.config.dtype == "fp32" or off >= ACCEPTS_NONE:
@@ -272,7 +277,7 @@ _ORIGIN = "2 sqrt({steps:g} x {gradient:g}), the bound of gradients: Adam's upda
 
 
 def bound_of(evidence: CellEvidence) -> Bound:
-    """Of the change over all steps; in bf16 signs that rounding changes in one update are right in most others."""
+    """Return the bound of the change over all steps; bf16 changes signs in one update that are right in most others."""
     gradient, steps = evidence.tolerances.parameter_gradient, evidence.cell.config.train.steps
     several = steps if evidence.cell.config.dtype == "fp32" else max(1.0, _FEW_SIGNS_OF_STEPS / steps)
     origin = _ORIGIN.format(steps=several, gradient=gradient.value)
@@ -282,8 +287,10 @@ def bound_of(evidence: CellEvidence) -> Bound:
 
 @check(Lane.NUMERICS)
 def trained_weights(evidence: CellEvidence) -> list[CheckFinding]:
-    """The change of every weight over all steps equals the control's, and copies of a weight have the same. With a
-    right first update, it shows what goes wrong in a later one: an update that a rank skips, a schedule, stale shards.
+    """Check that the change of every weight over all steps equals the control's, and that copies have the same.
+
+    With a right first update, it shows what goes wrong in a later one: an update that a rank skips, a schedule, stale
+    shards.
     """
     bound, steps = bound_of(evidence), evidence.cell.config.train.steps
     if not evidence.fingerprinted or bound.unit == "absolute" or bound.value >= ACCEPTS_NONE:

@@ -23,7 +23,7 @@ _COPIES = exactly("equal", "copies of one tensor")
 
 @check(Lane.NUMERICS)
 def resumed(evidence: CellEvidence) -> list[CheckFinding]:
-    """The first finding of each kind."""
+    """Check that a cell continues from its checkpoint as if never interrupted: the first finding of each kind."""
     kinds: list[Iterator[CheckFinding]] = [_counters(evidence), _copies(evidence)]
     if evidence.saved is not None:
         same = evidence.saved.layout == evidence.layout
@@ -38,7 +38,7 @@ def resumed(evidence: CellEvidence) -> list[CheckFinding]:
 
 
 def _counters(evidence: CellEvidence) -> Iterator[CheckFinding]:
-    """The optimizer has counted the steps before, and the schedule of the learning rate their rows."""
+    """Compare the optimizer's count with the steps before, and the count of the learning rate's schedule with rows."""
     rows = [len(evidence.cell.config.samples(step)) for step in range(len(evidence.plan))]
     for record in evidence.records.values():
         for state in record.states:
@@ -50,15 +50,15 @@ def _counters(evidence: CellEvidence) -> Iterator[CheckFinding]:
                     measured=state.updates,
                     bound=exactly(state.after, "every step updates"),
                 )
-            right = sum(rows[: state.after])
-            if state.scheduled != right:
+            expected_rows = sum(rows[: state.after])
+            if state.scheduled != expected_rows:
                 yield _resumed_finding(
                     f"the schedule of the learning rate has counted {state.scheduled} rows after step {state.after} on "
-                    f"rank {record.rank}, expected {right} by the packing plan",
+                    f"rank {record.rank}, expected {expected_rows} by the packing plan",
                     record,
                     state.after,
                     measured=state.scheduled,
-                    bound=exactly(right, "the packing plan"),
+                    bound=exactly(expected_rows, "the packing plan"),
                 )
 
 
@@ -77,15 +77,19 @@ def _copies(evidence: CellEvidence) -> Iterator[CheckFinding]:
 
 
 def _state(evidence: CellEvidence, saved: CellEvidence) -> Iterator[CheckFinding]:
-    """Bit for bit, rank by rank; where only bits differ that no sum shows, it is all three that may differ."""
+    """Compare states bit for bit, rank by rank; where only bits differ that no sum shows, all three may be wrong."""
     for after in evidence.cell.config.stored:
-        for record, found, right in _pairs(evidence, saved, after):
-            held = {item.name: item for item in right.parameters}
-            wrong = [item for item in found.parameters if item.name in held and item != held[item.name]]
+        for record, state, saved_state in _pairs(evidence, saved, after):
+            held = {parameter.name: parameter for parameter in saved_state.parameters}
+            wrong = [
+                parameter
+                for parameter in state.parameters
+                if parameter.name in held and parameter != held[parameter.name]
+            ]
             if wrong:
                 first = wrong[0]
                 part = _differing_part(first, held[first.name]) or "weight or a moment"
-                names = numbered("parameter", [item.name for item in wrong])
+                names = numbered("parameter", [parameter.name for parameter in wrong])
                 yield _resumed_finding(
                     f"{part} of {first.name} on rank {record.rank} {_when(evidence, after)}; different: {names}",
                     record,
@@ -96,12 +100,12 @@ def _state(evidence: CellEvidence, saved: CellEvidence) -> Iterator[CheckFinding
 
 
 def _random(evidence: CellEvidence, saved: CellEvidence) -> Iterator[CheckFinding]:
-    for record, found, right in _pairs(evidence, saved, evidence.cell.config.begins):
-        if found.random != right.random:
+    for record, state, saved_state in _pairs(evidence, saved, evidence.cell.config.begins):
+        if state.random != saved_state.random:
             yield _resumed_finding(
-                f"the state of the random generators of rank {record.rank} {_when(evidence, found.after)}",
+                f"the state of the random generators of rank {record.rank} {_when(evidence, state.after)}",
                 record,
-                found.after,
+                state.after,
                 bound=_BITS,
             )
 
@@ -113,16 +117,16 @@ def _when(evidence: CellEvidence, after: int) -> str:
 
 
 def _resharded(evidence: CellEvidence, saved: CellEvidence) -> Iterator[CheckFinding]:
-    """Whole tensors, put together from the shards of both layouts."""
+    """Compare whole tensors, put together from the shards of both layouts."""
     after = evidence.cell.config.begins
-    found, right = (whole_state(part.records, after) for part in (evidence, saved))
-    for name in right:
-        if name not in found:
+    whole, saved_whole = (whole_state(part.records, after) for part in (evidence, saved))
+    for name in saved_whole:
+        if name not in whole:
             continue  # incomplete evidence
         for part, text in STORED.items():
-            off = fingerprint_distance(getattr(found[name], part), getattr(right[name], part))
+            off = fingerprint_distance(getattr(whole[name], part), getattr(saved_whole[name], part))
             if beyond(off, _RESHARDED):
-                record = next(one for one in evidence.records.values() if _holds(one, after, name))
+                record = next(holder for holder in evidence.records.values() if _holds(holder, after, name))
                 beyond_bound = f"off by {off:.3g} > {bound_text(_RESHARDED)}"
                 yield _resumed_finding(
                     f"{text} of {name} as a whole {_when(evidence, after)}: {beyond_bound}",
@@ -139,11 +143,11 @@ def _resumed_steps(evidence: CellEvidence, saved: CellEvidence) -> Iterator[Chec
         before = {record.rank: seen for record, seen in saved.step_records(step)}
         for record, seen in evidence.step_records(step):
             for name, text in _OF_STEP.items():
-                found, right = getattr(seen, name), getattr(before[record.rank], name)
-                if found != right:
+                value, uninterrupted = getattr(seen, name), getattr(before[record.rank], name)
+                if value != uninterrupted:
                     yield _resumed_finding(
                         f"{text} of step {step} on rank {record.rank} differs from that of the run that was not "
-                        f"interrupted: {_difference(found, right)}",
+                        f"interrupted: {_difference(value, uninterrupted)}",
                         record,
                         step,
                         bound=_BITS,
@@ -151,15 +155,16 @@ def _resumed_steps(evidence: CellEvidence, saved: CellEvidence) -> Iterator[Chec
 
 
 def _evaluations(evidence: CellEvidence, saved: CellEvidence) -> Iterator[CheckFinding]:
-    """Those of the resumed part are the last ones of the part that went on to the end."""
+    """Compare evaluations: those of the resumed part are the last of the part that went on to the end."""
     for record, other in _records(evidence, saved):
         later = other.evaluations[-len(record.evaluations) :] if record.evaluations else []
-        for seen, right in zip(record.evaluations, later):
+        for seen, uninterrupted in zip(record.evaluations, later):
             for name, text in _OF_EVALUATION.items():
-                if getattr(seen, name) != getattr(right, name):
+                value, expected = getattr(seen, name), getattr(uninterrupted, name)
+                if value != expected:
                     yield _resumed_finding(
                         f"{text} of the evaluation after step {seen.after} on rank {record.rank} differs from that of "
-                        f"the run that was not interrupted: {_difference(getattr(seen, name), getattr(right, name))}",
+                        f"the run that was not interrupted: {_difference(value, expected)}",
                         record,
                         seen.after,
                         bound=_BITS,
@@ -170,36 +175,36 @@ _OF_EVALUATION = {"loss_sum": "the loss sum", "documents": "the loss of document
 _OF_STEP = {"loss_sum": "the loss sum", "grad_norm": "the gradient norm", "documents": "the loss of documents"}
 
 
-def _difference(found: Any, right: Any) -> str:
-    """Of two numbers, or of the losses by document."""
-    if not isinstance(found, dict):
-        return f"{found!r}, not {right!r}"
-    return f"first of document {min(key for key in found | right if found.get(key) != right.get(key))}"
+def _difference(value: Any, uninterrupted: Any) -> str:
+    """Return the difference of two numbers, or of the losses by document."""
+    if not isinstance(value, dict):
+        return f"{value!r}, not {uninterrupted!r}"
+    return f"first of document {min(key for key in value | uninterrupted if value.get(key) != uninterrupted.get(key))}"
 
 
 def _pairs(
     evidence: CellEvidence, saved: CellEvidence, after: int
 ) -> Iterator[tuple[RankRecord, StateSeen, StateSeen]]:
-    """(record, its state, the state of the same rank in the part that saved) where both exist."""
+    """Yield (record, its state, the state of the same rank in the part that saved) where both exist."""
     for record, other in _records(evidence, saved):
-        found, right = state_after(record, after), state_after(other, after)
-        if found is not None and right is not None:
-            yield record, found, right
+        state, saved_state = state_after(record, after), state_after(other, after)
+        if state is not None and saved_state is not None:
+            yield record, state, saved_state
 
 
 def _records(evidence: CellEvidence, saved: CellEvidence) -> Iterator[tuple[RankRecord, RankRecord]]:
-    """(record, that of the same rank in the part that saved) where both exist."""
+    """Yield (record, that of the same rank in the part that saved) where both exist."""
     return ((record, saved.records[rank]) for rank, record in evidence.records.items() if rank in saved.records)
 
 
 def _differing_part(seen: StoredParameter, copy: StoredParameter) -> str | None:
-    """The first part whose numbers differ; None if none do."""
+    """Return the first part whose numbers differ; None if none do."""
     return next((text for part, text in STORED.items() if getattr(seen, part) != getattr(copy, part)), None)
 
 
 def _holds(record: RankRecord, after: int, name: str) -> bool:
     state = state_after(record, after)
-    return state is not None and any(item.name == name for item in state.parameters)
+    return state is not None and any(parameter.name == name for parameter in state.parameters)
 
 
 def _resumed_finding(

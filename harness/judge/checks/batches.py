@@ -37,8 +37,10 @@ class _Wrong:
 
 @check(Lane.METADATA)
 def tokens_placed(evidence: CellEvidence) -> list[CheckFinding]:
-    """Tokens and positions are on the first stage, labels and loss mask on the last, and a mask of padding, where the
-    path gives one, on every stage; each with the plan's content.
+    """Check that every field of a batch has the plan's content, on the stages that use it.
+
+    Tokens and positions belong to the first stage, labels and loss mask to the last, and a mask of padding, where the
+    path gives one, to every stage.
     """
     missing: list[_Wrong] = []
     content: list[_Wrong] = []
@@ -52,11 +54,11 @@ def tokens_placed(evidence: CellEvidence) -> list[CheckFinding]:
     findings = [
         _content(evidence, field, content)
         for field in (*_FIELDS, RETURNED)
-        if any(item.field == field for item in content)
+        if any(mismatch.field == field for mismatch in content)
     ]
     if missing:
         findings.insert(0, _folded(missing, Severity.ERROR, "missing", "present"))
-    findings += [_dtype(field, dtypes) for field in _FIELDS if any(item.field == field for item in dtypes)]
+    findings += [_dtype(field, dtypes) for field in _FIELDS if any(mismatch.field == field for mismatch in dtypes)]
     if extra:
         findings.append(_folded(extra, Severity.WARNING, "given to a stage that does not use it", "absent"))
     return findings
@@ -96,7 +98,7 @@ def _place(ending: Ending, step: int, chunk: int, micro_batch: int) -> RankLocat
 
 
 def _absent(evidence: CellEvidence, ending: Ending) -> list[_Wrong]:
-    """Fields of unpacked batches that a completed rank never recorded; `params_present` covers packed ones."""
+    """Return fields of unpacked batches that a completed rank never recorded; `params_present` covers packed ones."""
     record = evidence.records.get(ending.rank)
     if record is None or evidence.packed or ending.ended != "completed":
         return []
@@ -112,8 +114,8 @@ def _absent(evidence: CellEvidence, ending: Ending) -> list[_Wrong]:
 
 
 def _folded(wrong: list[_Wrong], severity: Severity, problem: str, bound: str) -> CheckFinding:
-    first, where = fold([item.place for item in wrong])
-    fields = [field for field in _FIELDS if any(item.field == field for item in wrong)]
+    first, where = fold([mismatch.place for mismatch in wrong])
+    fields = [field for field in _FIELDS if any(mismatch.field == field for mismatch in wrong)]
     return CheckFinding(
         severity=severity,
         fault_class=fault_classes.TOKEN_CONTENT,
@@ -125,9 +127,9 @@ def _folded(wrong: list[_Wrong], severity: Severity, problem: str, bound: str) -
 
 
 def _content(evidence: CellEvidence, field: str, content: list[_Wrong]) -> CheckFinding:
-    wrong = [item for item in content if item.field == field]
-    first, where = fold([item.place for item in wrong])
-    seen = next(item.seen for item in wrong if item.place == first)
+    wrong = [mismatch for mismatch in content if mismatch.field == field]
+    first, where = fold([mismatch.place for mismatch in wrong])
+    seen = next(mismatch.seen for mismatch in wrong if mismatch.place == first)
     assert seen is not None  # content holds only batches that have the field
     named = seen.first
     where["field"] = field
@@ -153,15 +155,15 @@ def _content(evidence: CellEvidence, field: str, content: list[_Wrong]) -> Check
 
 
 def _dtype(field: str, dtypes: list[_Wrong]) -> CheckFinding:
-    wrong = [item for item in dtypes if item.field == field]
-    first, where = fold([item.place for item in wrong])
-    found, right = next(item.seen.dtype for item in wrong if item.seen), " or ".join(_DTYPES[field])
+    wrong = [mismatch for mismatch in dtypes if mismatch.field == field]
+    first, where = fold([mismatch.place for mismatch in wrong])
+    dtype, allowed = next(mismatch.seen.dtype for mismatch in wrong if mismatch.seen), " or ".join(_DTYPES[field])
     return CheckFinding(
         fault_class=fault_classes.TOKEN_CONTENT,
-        message=f"{field} is {found}, not {right}, at {first}{extent(where)}",
+        message=f"{field} is {dtype}, not {allowed}, at {first}{extent(where)}",
         where={**where, "field": field},
-        measured=found,
-        bound=right,
+        measured=dtype,
+        bound=allowed,
     )
 
 
@@ -173,54 +175,60 @@ def _class_of_mismatches(evidence: CellEvidence, step: int, named: list[int] | N
 
 
 def _is_split_wrong(evidence: CellEvidence, field: str, edges: Boundaries, content: list[_Wrong]) -> bool:
-    """Whether the split over context ranks is: it moves every field, and labels rolled after it differ at its edges."""
+    """Return whether the split over context ranks is wrong.
+
+    It moves every field, and labels rolled after it differ at its edges.
+    """
     batches = [batch for record in evidence.records.values() for batch in record.batches]
     given = {name for name in _MOVED if any(getattr(batch, name) is not None for batch in batches)}
     rolled = field == "labels" and CHUNK_EDGE in edges.boundaries
-    return evidence.layout.cp > 1 and (rolled or given <= {item.field for item in content})
+    return evidence.layout.cp > 1 and (rolled or given <= {mismatch.field for mismatch in content})
 
 
 @check(Lane.METADATA)
 def micro_batch_count(evidence: CellEvidence) -> list[CheckFinding]:
-    """Every rank runs the planned number of micro-batches per step; otherwise collectives pair wrongly or hang."""
+    """Check that every rank runs the planned number of micro-batches per step; else collectives mispair or hang."""
     wrong = []
     for rank in sorted(evidence.records):
         record = evidence.records[rank]
-        for step, found in _counts(evidence, record):
+        for step, count in _counts(evidence, record):
             expected = len(evidence.plan[step][record.place.dp]) if step in evidence.steps else 0
-            if found != expected:
-                wrong.append((step, rank, record, found, expected))
+            if count != expected:
+                wrong.append((step, rank, record, count, expected))
     if not wrong:
         return []
-    step, rank, record, found, expected = min(wrong, key=lambda item: item[:2])
-    ranks = sorted({item[1] for item in wrong})
+    step, rank, record, count, expected = min(wrong, key=lambda entry: entry[:2])
+    ranks = sorted({rank for _, rank, *_ in wrong})
     return [
         CheckFinding(
             fault_class=fault_classes.MICRO_BATCHES,
-            message=f"rank {rank} ({record.place}) has {found} micro-batches in step {step}, the plan has {expected}; "
+            message=f"rank {rank} ({record.place}) has {count} micro-batches in step {step}, the plan has {expected}; "
             f"wrong on {numbered('rank', ranks)}{_replicas(evidence, step)}",
             where=where_of(record.place, rank=rank, step=step) | {"ranks": ranks},
-            measured=found,
+            measured=count,
             bound=expected,
         )
     ]
 
 
 def _replicas(evidence: CellEvidence, step: int) -> str:
-    """The count of each replica if they differ; gradients are summed over replicas, so all must run the same number."""
+    """Return the count of each replica if they differ, or ''.
+
+    Gradients are summed over replicas, so all must run the same number.
+    """
     counts: dict[int, set[int]] = {}
     for record in evidence.records.values():
-        for number, found in _counts(evidence, record):
+        for number, count in _counts(evidence, record):
             if number == step:
-                counts.setdefault(record.place.dp, set()).add(found)
-    if len({frozenset(found) for found in counts.values()}) < 2:
+                counts.setdefault(record.place.dp, set()).add(count)
+    if len({frozenset(replica) for replica in counts.values()}) < 2:
         return ""
     texts = [f"replica {dp}: {' or '.join(map(str, sorted(counts[dp])))}" for dp in sorted(counts)]
     return f"; data-parallel replicas differ: {', '.join(texts)}"
 
 
 def _counts(evidence: CellEvidence, record: RankRecord) -> list[tuple[int, int]]:
-    """(step, count) pairs: those the data path planned, then those the training leg ran."""
+    """Return (step, count) pairs: those the data path planned, then those the training leg ran."""
     planned = enumerate(record.micro_batches, evidence.steps.start)
     return [*planned, *((seen.step, seen.micro_batches) for seen in record.steps)]
 
@@ -234,7 +242,7 @@ NAMES = {
 
 @check(Lane.METADATA)
 def workload(evidence: CellEvidence) -> list[CheckFinding]:
-    """The workload counted by the data path matches the plan: micro-batches, sum of lengths, sum of squared lengths.
+    """Check the workload that the data path counted: micro-batches, sum of lengths, sum of squared lengths.
 
     The schedule runs that number of micro-batches, and FLOPs are computed from the sums, which must not depend on the
     number of model chunks. Counts are compared exactly, but sums that float32 cannot hold up to its rounding. Data
@@ -252,43 +260,43 @@ def _of_field(evidence: CellEvidence, field: str, truths: list[list[Workload]]) 
     for rank in sorted(evidence.records):
         record = evidence.records[rank]
         for seen in record.workloads:
-            found, expected = getattr(seen, field), getattr(truths[seen.step][record.place.dp], field)
-            if not _equal(found, expected):
-                wrong.append((record, seen, found, expected))
+            count, expected = getattr(seen, field), getattr(truths[seen.step][record.place.dp], field)
+            if not _equal(count, expected):
+                wrong.append((record, seen, count, expected))
     if not wrong:
         return []
-    record, seen, found, expected = wrong[0]
-    ranks = sorted({item[0].rank for item in wrong})
+    record, seen, count, expected = wrong[0]
+    ranks = sorted({record.rank for record, *_ in wrong})
     return [
         CheckFinding(
             fault_class=fault_classes.WORKLOAD,
-            message=f"{NAMES[field]} of step {seen.step} is {found:g} on rank {record.rank} ({record.place}), expected "
-            f"{expected:g}{_note(evidence, seen.step, field, found, expected)}; wrong on {numbered('rank', ranks)}",
+            message=f"{NAMES[field]} of step {seen.step} is {count:g} on rank {record.rank} ({record.place}), expected "
+            f"{expected:g}{_note(evidence, seen.step, field, count, expected)}; wrong on {numbered('rank', ranks)}",
             where=where_of(record.place, rank=record.rank, leg=seen.leg, step=seen.step)
             | {"field": field, "ranks": ranks},
-            measured=found,
+            measured=count,
             bound=expected,
         )
     ]
 
 
-def _note(evidence: CellEvidence, step: int, field: str, found: float, expected: float) -> str:
-    """A known quantity that equals the wrong number, if any."""
+def _note(evidence: CellEvidence, step: int, field: str, count: float, expected: float) -> str:
+    """Return a known quantity that equals the wrong number, or ''."""
     rows = [truth.batch.slots for replica in evidence.plan[step] for truth in replica]
     whole = {"tokens": sum(rows), "squares": sum(slots**2 for slots in rows)}.get(field)
-    if evidence.packed and whole is not None and _equal(found, whole):
+    if evidence.packed and whole is not None and _equal(count, whole):
         return ", as if every pack were one document"
-    name = ratio_name(found / expected, factors_of(evidence, step), WORKLOAD_ROUNDING) if expected else None
+    name = ratio_name(count / expected, factors_of(evidence, step), WORKLOAD_ROUNDING) if expected else None
     return f" ({name})" if name else ""
 
 
-def _equal(found: float, expected: float) -> bool:
-    return abs(found - expected) <= WORKLOAD_ROUNDING * expected
+def _equal(count: float, expected: float) -> bool:
+    return abs(count - expected) <= WORKLOAD_ROUNDING * expected
 
 
 @check(Lane.METADATA)
 def completeness(evidence: CellEvidence) -> list[CheckFinding]:
-    """Every rank left a record and finished the metadata leg.
+    """Check that every rank left a record and finished the metadata leg.
 
     A data path that raises or hangs while it only returns batches is itself wrong, so that is a metadata finding;
     `ended` covers the legs that run the model. Causes that do not blame the code are warnings: verdict.py makes them

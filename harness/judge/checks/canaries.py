@@ -25,7 +25,7 @@ EXACT = Bound(value=0.0, origin="on the CPU the same operations on the same numb
 
 
 def exact_on_cpu(evidence: CellEvidence, otherwise: Bound, *, same_tokens: bool = False) -> Bound:
-    """EXACT on the CPU for the same kernels on operands of the same shape; else `otherwise`.
+    """Return EXACT on the CPU for the same kernels on operands of the same shape; else `otherwise`.
 
     With experts, changed tokens change how many each expert gets, so shapes are the same only with the `same_tokens`.
     """
@@ -37,24 +37,24 @@ def exact_on_cpu(evidence: CellEvidence, otherwise: Bound, *, same_tokens: bool 
 def changed_losses(
     evidence: CellEvidence, leg: LegEvidence, bound: Bound, skip: Collection[int] = ()
 ) -> dict[int, float]:
-    """Document -> distance, where the loss in the leg differs from that in step 0; in the order of the leg's packing.
+    """Return document -> distance where the loss in the leg differs from step 0, in the order of the leg's packing.
 
     Leaves out documents in `skip`, and losses that are absent or not finite.
     """
     before = evidence.document_losses.get(0, {})
-    found = {}
+    changed = {}
     for document in leg.positions:
         old, new = before.get(document), leg.losses.get(document)
         if document in skip or old is None or new is None:
             continue
         off = distance(new.loss_sum, old.loss_sum, bound)
         if math.isfinite(old.loss_sum) and math.isfinite(new.loss_sum) and beyond(off, bound):
-            found[document] = off
-    return found
+            changed[document] = off
+    return changed
 
 
 def change_text(evidence: CellEvidence, leg: LegEvidence, document: int) -> str:
-    """E.g. 'the loss sum of document 1 changed from 17.25 to 17.5'."""
+    """Return e.g. 'the loss sum of document 1 changed from 17.25 to 17.5'."""
     before, after = evidence.document_losses[0][document].loss_sum, leg.losses[document].loss_sum
     return f"the loss sum of document {document} changed from {before!r} to {after!r}"
 
@@ -64,7 +64,7 @@ _Difference = tuple[str, dict[str, Any], float, Bound]
 
 @check(Lane.NUMERICS)
 def determinism(evidence: CellEvidence) -> list[CheckFinding]:
-    """Canary determinism: step 0, run again, gives the same activations, losses and gradients; needs no control."""
+    """Check that step 0, run again, gives the same activations, losses and gradients; needs no control."""
     leg = evidence.legs.get("determinism")
     if leg is None or not evidence.fingerprinted:
         return []
@@ -86,17 +86,17 @@ def determinism(evidence: CellEvidence) -> list[CheckFinding]:
 
 def _activations(evidence: CellEvidence, leg: LegEvidence) -> Iterator[_Difference]:
     bound = exact_on_cpu(evidence, evidence.own.activation, same_tokens=True)
-    found = []
+    differences = []
     for rank, record in evidence.records.items():
-        again = {item.layer: item.documents for item in leg.seen[rank].activations}
+        again = {activation.layer: activation.documents for activation in leg.seen[rank].activations}
         for seen in record.activations:
             for document, old in seen.documents.items():
                 new = again.get(seen.layer, {}).get(document)
                 off = _excess(new, old, bound)
                 if off:
                     what = f"the activation of document {document} after layer {seen.layer} on rank {rank}"
-                    found.append((seen.layer, what, leg.at_rank(rank, layer=seen.layer, document=document), off))
-    for _, what, where, off in sorted(found, key=lambda item: item[0]):
+                    differences.append((seen.layer, what, leg.at_rank(rank, layer=seen.layer, document=document), off))
+    for _, what, where, off in sorted(differences, key=lambda difference: difference[0]):
         yield what, where, off, bound
 
 
@@ -109,9 +109,9 @@ def _losses(evidence: CellEvidence, leg: LegEvidence) -> Iterator[_Difference]:
 
 def _gradients(evidence: CellEvidence, leg: LegEvidence) -> Iterator[_Difference]:
     bound = exact_on_cpu(evidence, evidence.own.parameter_gradient, same_tokens=True)
-    least = least_norms(evidence.own, (one.fingerprint for one in evidence.gradients.values()))
+    least = least_norms(evidence.own, (gradient.fingerprint for gradient in evidence.gradients.values()))
     for rank, record in evidence.records.items():
-        again = {item.name: item.gradient for item in leg.seen[rank].parameters}
+        again = {parameter.name: parameter.gradient for parameter in leg.seen[rank].parameters}
         for seen in record.parameters:
             off = _excess(again.get(seen.name), seen.gradient, bound, least.get(seen.name, 0.0))
             if off:
@@ -119,7 +119,7 @@ def _gradients(evidence: CellEvidence, leg: LegEvidence) -> Iterator[_Difference
 
 
 def _excess(new: Fingerprint | None, old: Fingerprint, bound: Bound, least: float = 0.0) -> float:
-    """The distance if it exceeds the bound, else 0; also 0 for absent or non-finite values, which other checks cover.
+    """Return the distance if it exceeds the bound, else 0; 0 too for absent or non-finite values, which others check.
 
     Under an exact bound any difference of the fingerprints counts, though the estimated distance may round to 0.
     """
@@ -137,8 +137,7 @@ _LEAST_TOKENS = 4  # a changed document of so many tokens cannot have got the sa
 
 @check(Lane.NUMERICS)
 def isolation(evidence: CellEvidence) -> list[CheckFinding]:
-    """Canary isolation: other tokens in one document of a micro-batch change no other document's loss; needs no
-    control.
+    """Check that other tokens in one document of a micro-batch change no other document's loss; needs no control.
 
     Each of two legs changes one document per micro-batch, the first or one in the middle, so that the culprit is known.
     """
@@ -157,7 +156,7 @@ def _leaked(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
         return []
     victim, off = next(iter(victims.items()))
     position = leg.positions[victim]
-    near = [item for item in leg.leg.changed if _together(leg, item, victim)]
+    near = [document for document in leg.leg.changed if _together(leg, document, victim)]
     culprit = near[0] if near else min(leg.leg.changed)
     elsewhere = "" if near else ", in another micro-batch,"
     return [
@@ -175,23 +174,25 @@ def _leaked(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
     ]
 
 
-def _together(leg: LegEvidence, one: int, other: int) -> bool:
-    here, there = leg.positions[one], leg.positions[other]
+def _together(leg: LegEvidence, document: int, victim: int) -> bool:
+    here, there = leg.positions[document], leg.positions[victim]
     return (here.dp, here.micro_batch) == (there.dp, there.micro_batch)
 
 
 def _unchanged(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
-    """Changed documents with an unchanged loss: the model did not compute on the batches of the data path."""
-    documents = {item.index: item for item in leg.leg.documents}
-    changed = [name for name in leg.positions if name in leg.leg.changed and documents[name].length >= _LEAST_TOKENS]
+    """Return changed documents with an unchanged loss: the model did not compute on the batches of the data path."""
+    documents = {document.index: document for document in leg.leg.documents}
+    changed = [
+        index for index in leg.positions if index in leg.leg.changed and documents[index].length >= _LEAST_TOKENS
+    ]
     before = evidence.document_losses.get(0, {})
     stuck = [
-        name
-        for name in changed
-        if documents[name].loss_tokens
-        and name in before
-        and name in leg.losses
-        and before[name].loss_sum == leg.losses[name].loss_sum
+        index
+        for index in changed
+        if documents[index].loss_tokens
+        and index in before
+        and index in leg.losses
+        and before[index].loss_sum == leg.losses[index].loss_sum
     ]
     if not stuck:
         return []
@@ -209,7 +210,7 @@ def _unchanged(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
 
 @check(Lane.NUMERICS)
 def repetition(evidence: CellEvidence) -> list[CheckFinding]:
-    """Canary repetition: copies of one document have the same loss, wherever each is in its pack; needs no control."""
+    """Check that copies of one document have the same loss, wherever each is in its pack; needs no control."""
     leg = evidence.legs.get("repetition")
     if leg is None:
         return []
@@ -247,14 +248,14 @@ def _repetition_finding(
 
 @check(Lane.NUMERICS)
 def order(evidence: CellEvidence) -> list[CheckFinding]:
-    """Canary order: no document's loss depends on which others share its pack, and in what order; needs no control."""
+    """Check that no loss depends on which documents share a pack, and in what order; needs no control."""
     leg, bound = evidence.legs.get("order"), evidence.own.document_loss
     wrong = changed_losses(evidence, leg, bound) if leg else {}
     if leg is None or not wrong:
         return []
     document, off = next(iter(wrong.items()))
     position, before = leg.positions[document], evidence.homes[0][document]
-    later = all(leg.positions[item].number for item in wrong)
+    later = all(leg.positions[moved].number for moved in wrong)
     return [
         CheckFinding(
             fault_class=fault_classes.LEAK if later else fault_classes.UNKNOWN,
@@ -271,7 +272,7 @@ def order(evidence: CellEvidence) -> list[CheckFinding]:
 
 @check(Lane.NUMERICS)
 def padding(evidence: CellEvidence) -> list[CheckFinding]:
-    """Canary padding: other token ids in the padding change no document's loss and count nowhere; needs no control."""
+    """Check that other token ids in the padding change no document's loss and count nowhere; needs no control."""
     leg = evidence.legs.get("padding")
     return (_changed(evidence, leg) or _counted(evidence, leg)) if leg else []
 
@@ -314,7 +315,7 @@ def _counted(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
 
 @check(Lane.NUMERICS)
 def truncation(evidence: CellEvidence) -> list[CheckFinding]:
-    """Canary truncation: documents that are too long keep their head, with its labels and masks; no model runs.
+    """Check that documents that are too long keep their head, with its labels and masks; no model runs.
 
     Packed params must be those of the truncated documents.
     """
@@ -331,12 +332,12 @@ def truncation(evidence: CellEvidence) -> list[CheckFinding]:
     if not wrong:
         return _params(evidence, leg)
     rank, micro_batch, name, seen = wrong[0]
-    ranks = sorted({item[0] for item in wrong})
+    ranks = sorted({rank for rank, *_ in wrong})
     return [_truncation_finding(leg, rank, micro_batch, name, seen, ranks)]
 
 
 def _params(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
-    """The first field of packed params, by rank and micro-batch, that differs from the leg's packing."""
+    """Return the first field of packed params, by rank and micro-batch, that differs from the leg's packing."""
     style = leg.config.style
     for rank in sorted(leg.seen):
         record = evidence.records[rank]
@@ -375,9 +376,9 @@ def _truncation_finding(
     where = leg.at_rank(rank, micro_batch=micro_batch, field=field, ranks=ranks)
     detail = f"its shape is {seen.shape}"
     if seen.first:
-        document, token, right, found = seen.first
+        document, token, expected, value = seen.first
         where |= {"document": document, "token": token}
-        detail = f"token {token} of document {document} is {found}, expected {right}"
+        detail = f"token {token} of document {document} is {value}, expected {expected}"
     return CheckFinding(
         fault_class=fault_classes.TRUNCATION,
         message=f"with documents that are too long, {seen.mismatches} slots of {field} on rank {rank} differ from the "

@@ -36,19 +36,19 @@ class Check(NamedTuple):
         return self.function(evidence)
 
     def findings(self, evidence: CellEvidence) -> list[Finding]:
-        """The findings of one cell, with the check's name and lane."""
+        """Return the findings of one cell, with the check's name and lane."""
         return [
             Finding(
                 lane=self.lane,
                 check=self.name,
-                message=found.message,
-                severity=found.severity,
-                fault_class=found.fault_class,
-                where=found.where,
-                measured=found.measured,
-                bound=found.bound,
+                message=finding.message,
+                severity=finding.severity,
+                fault_class=finding.fault_class,
+                where=finding.where,
+                measured=finding.measured,
+                bound=finding.bound,
             )
-            for found in self(evidence)
+            for finding in self(evidence)
         ]
 
 

@@ -22,9 +22,9 @@ from harness.judge.stats.noise import least_norms
 
 @check(Lane.NUMERICS)
 def replica_gradients(evidence: CellEvidence) -> list[CheckFinding]:
-    """Copies of a gradient agree: over cp and dp after the reduction, over tp where the parameter is not sharded."""
+    """Check that copies agree: over cp and dp after the reduction, over tp where the parameter is not sharded."""
     bound = evidence.own.parameter_gradient
-    least = least_norms(evidence.own, (one.fingerprint for one in evidence.gradients.values()))
+    least = least_norms(evidence.own, (gradient.fingerprint for gradient in evidence.gradients.values()))
     wrong: list[tuple[str, RankRecord, int, float]] = []
     for record, seen, other, copy in copies(evidence.records):
         if seen.gradient != copy.gradient and finite(copy.gradient) and finite(seen.gradient):
@@ -34,8 +34,8 @@ def replica_gradients(evidence: CellEvidence) -> list[CheckFinding]:
     if not wrong:
         return []
     name, record, other, off = wrong[0]
-    names = list(dict.fromkeys(item[0] for item in wrong))
-    ranks = sorted({item[1].rank for item in wrong})
+    names = list(dict.fromkeys(name for name, *_ in wrong))
+    ranks = sorted({record.rank for _, record, *_ in wrong})
     return [
         CheckFinding(
             fault_class=fault_classes.GRADIENT_REDUCTION,
@@ -51,20 +51,22 @@ def replica_gradients(evidence: CellEvidence) -> list[CheckFinding]:
 
 @check(Lane.NUMERICS)
 def parameter_gradients(evidence: CellEvidence) -> list[CheckFinding]:
-    """Every parameter's gradient (step 0, reduced, before clipping) equals the reference's, by fingerprint."""
+    """Check that every gradient (step 0, reduced, before clipping) equals the reference's, by fingerprint."""
     if evidence.reference is None or not evidence.fingerprinted or not evidence.same_rows:
         return []
     measured, expected = evidence.gradients, evidence.reference.gradients
     bound = evidence.tolerances.parameter_gradient
-    least = least_norms(evidence.tolerances, (one.fingerprint for one in expected.values()))
+    least = least_norms(evidence.tolerances, (gradient.fingerprint for gradient in expected.values()))
     off: dict[str, float] = {}
-    for name, right in expected.items():  # in model order, as its one rank lists them
-        found = measured.get(name)
-        if found is None:
+    for name, reference_gradient in expected.items():  # in model order, as its one rank lists them
+        gradient = measured.get(name)
+        if gradient is None:
             off[name] = math.inf
-        elif finite(found.fingerprint):
+        elif finite(gradient.fingerprint):
             norm = least.get(name, 0.0)
-            off[name] = fingerprint_distance(found.fingerprint, right.fingerprint, bound, least_norm=norm)
+            off[name] = fingerprint_distance(
+                gradient.fingerprint, reference_gradient.fingerprint, bound, least_norm=norm
+            )
     wrong = [name for name, value in off.items() if beyond(value, bound)]
     # Tied embeddings: stages other than the first hold a copy under the output layer's name.
     tied = evidence.cell.config.model.tied
@@ -125,7 +127,7 @@ def _common_ratio(
     measured: Mapping[str, ParameterGradient],
     expected: Mapping[str, ParameterGradient],
 ) -> str | None:
-    """The layout factor by which all differing gradients are off, if they share one and their direction is right."""
+    """Return the layout factor by which all differing gradients are off, if they share one and point the right way."""
     if any(name not in measured for name in wrong):
         return None
     tolerances = evidence.tolerances
@@ -140,39 +142,39 @@ _ROUNDING = 2.0**-8  # of gradients in bf16
 
 @check(Lane.NUMERICS)
 def gradient_scale(evidence: CellEvidence) -> list[CheckFinding]:
-    """Gradients, also of experts, are divided by the number of tokens that the loss returned (step 0).
+    """Check that gradients, also of experts, are divided by the number of tokens that the loss returned (step 0).
 
     Without a loss per token they are averaged over replicas and context ranks. Nothing is compared with the control,
     which runs the same code.
     """
     if not evidence.first_step_whole:
         return []
-    right, why = _asked(evidence)
+    expected, why = _asked(evidence)
     for rank in sorted(evidence.records):
         record = evidence.records[rank]
         for seen in record.gradient_scales:
-            for kind, found in (("gradients", seen.dense), ("gradients of experts", seen.experts)):
-                if found is None or not math.isfinite(found) or abs(found / right - 1) <= _ROUNDING:
+            for kind, factor in (("gradients", seen.dense), ("gradients of experts", seen.experts)):
+                if factor is None or not math.isfinite(factor) or abs(factor / expected - 1) <= _ROUNDING:
                     continue
-                name = ratio_name(found / right, factors_of(evidence, 0), evidence.tolerances.ratio_screen)
+                name = ratio_name(factor / expected, factors_of(evidence, 0), evidence.tolerances.ratio_screen)
                 where = where_of(record.place, rank=rank, step=0, chunk=seen.chunk)
                 return [
                     CheckFinding(
                         fault_class=f"{fault_classes.NORMALISATION}: {name}"
                         if name
                         else fault_classes.GRADIENT_REDUCTION,
-                        message=f"{kind} on rank {rank} ({record.place}) are multiplied by {found:.6g}, expected "
-                        f"{right:.6g}, {why}; {stated_ratio(name or found / right).rstrip(';')}",
+                        message=f"{kind} on rank {rank} ({record.place}) are multiplied by {factor:.6g}, expected "
+                        f"{expected:.6g}, {why}; {stated_ratio(name or factor / expected).rstrip(';')}",
                         where=where | ({"ratio": name} if name else {}),
-                        measured=found,
-                        bound=exactly(right, why),
+                        measured=factor,
+                        bound=exactly(expected, why),
                     )
                 ]
     return []
 
 
 def _asked(evidence: CellEvidence) -> tuple[float, str]:
-    """The factor that the loss asks for, and why."""
+    """Return the factor that the loss asks for, and why."""
     layout, config = evidence.layout, evidence.cell.config
     # SkyRL's trainer scales the loss mask instead.
     if config.trainer == "skyrl" or not config.options.calculate_per_token_loss:
@@ -201,18 +203,18 @@ class _Wrong(NamedTuple):
 
 @check(Lane.NUMERICS)
 def norm_members(evidence: CellEvidence) -> list[CheckFinding]:
-    """Upstream's gradient norm, by which it clips, counts every gradient once: every shard, and one of all copies.
+    """Check that upstream's gradient norm, by which it clips, counts every shard once, and one of all copies.
 
     Which gradients the norm counts is exact. A parameter that is left out may be too small to change the norm visibly.
     """
     if not evidence.first_step_whole:  # a copy on a rank that is missing may be the one that is counted
         return []
-    wrong = [found for name, held in _by_name(evidence).items() for found in _of(name, held)]
+    wrong = [miscount for name, held in _by_name(evidence).items() for miscount in _of(name, held)]
     if not wrong:
         return []
     first = wrong[0]
-    names = list(dict.fromkeys(item.name for item in wrong))
-    ranks = sorted({item.record.rank for item in wrong})
+    names = list(dict.fromkeys(miscount.name for miscount in wrong))
+    ranks = sorted({miscount.record.rank for miscount in wrong})
     place = first.record.place
     return [
         CheckFinding(
@@ -226,44 +228,47 @@ def norm_members(evidence: CellEvidence) -> list[CheckFinding]:
 
 
 def _by_name(evidence: CellEvidence) -> dict[str, list[_Held]]:
-    """The ranks that hold a parameter and know whether the norm counts it, in the order of ranks."""
-    found: dict[str, list[_Held]] = {}
+    """Return parameter -> the ranks that hold it and know whether the norm counts it, in the order of ranks."""
+    holders: dict[str, list[_Held]] = {}
     for rank in sorted(evidence.records):
         record = evidence.records[rank]
         for seen in record.parameters:
             if seen.in_norm is not None:
                 held = _Held(record, shard_of(record.place, seen), seen.shard is not None, seen.in_norm)
-                found.setdefault(seen.name, []).append(held)
-    return found
+                holders.setdefault(seen.name, []).append(held)
+    return holders
 
 
 def _of(name: str, held: list[_Held]) -> Iterator[_Wrong]:
-    """Replicas, context ranks included, must agree: the norm is summed over the ranks of a model only."""
+    """Yield parts that the norm counts not exactly once.
+
+    Replicas, context ranks included, must agree: the norm is summed over the ranks of a model only.
+    """
     places: dict[tuple[int, int], _Held] = {}
-    for one in held:
-        at = (one.record.place.pp, one.shard if one.of_expert else one.record.place.tp)
-        first = places.setdefault(at, one)
-        if first.counted != one.counted:
-            yes, no = (first, one) if first.counted else (one, first)
+    for holder in held:
+        at = (holder.record.place.pp, holder.shard if holder.of_expert else holder.record.place.tp)
+        first = places.setdefault(at, holder)
+        if first.counted != holder.counted:
+            yes, no = (first, holder) if first.counted else (holder, first)
             what = f"counts {name} on rank {yes.record.rank} and not on its copy of another replica, {no.record.rank}"
             yield _Wrong(name, what, no.record, 0)
             return
     parts: dict[str, list[_Held]] = {}
-    for (_, tp), one in places.items():
-        kind = "expert tp" if one.of_expert else "tp"
-        parts.setdefault(f"the shard of {name} on {kind} rank {tp}" if one.shard >= 0 else name, []).append(one)
+    for (_, tp), holder in places.items():
+        kind = "expert tp" if holder.of_expert else "tp"
+        parts.setdefault(f"the shard of {name} on {kind} rank {tp}" if holder.shard >= 0 else name, []).append(holder)
     for part, held in parts.items():
-        counted = [one for one in held if one.counted]
+        counted = [holder for holder in held if holder.counted]
         if not counted:
             yield _Wrong(name, f"leaves out {part}", held[0].record, 0)
         elif len(counted) > 1:
-            ranks = numbered("rank", [one.record.rank for one in counted])
+            ranks = numbered("rank", [holder.record.rank for holder in counted])
             yield _Wrong(name, f"counts {part} {len(counted)} times, on {ranks}", counted[1].record, len(counted))
 
 
 @check(Lane.NUMERICS)
 def grad_norm(evidence: CellEvidence) -> list[CheckFinding]:
-    """The gradient norm before clipping equals the reference's on every rank; a recognised ratio is named.
+    """Check that the gradient norm before clipping equals the reference's on every rank; name a recognised ratio.
 
     A control with other rows in its micro-batches has other gradients. Then the ranks are compared with each other:
     each holds the norm over all ranks.
@@ -278,29 +283,31 @@ def grad_norm(evidence: CellEvidence) -> list[CheckFinding]:
 def _against(evidence: CellEvidence, other: CellEvidence, origin: str) -> list[CheckFinding]:
     wrong = []
     norms = grad_norms(other)
-    for step, right in ((step, norms[step]) for step in evidence.steps if step in norms):
+    for step, expected in ((step, norms[step]) for step in evidence.steps if step in norms):
         bound = evidence.own_bound("grad_norm", step) if other is evidence else evidence.bound("grad_norm", step)
         if bound is None:
             break  # rounding decides
         seen_any = False
         for record, seen in evidence.step_records(step):
-            found = seen.grad_norm
-            seen_any |= found is not None
-            if found is not None and math.isfinite(found) and beyond(distance(found, right, bound), bound):
-                wrong.append((step, record.rank, record.place.pp, found, right, bound))
+            norm = seen.grad_norm
+            seen_any |= norm is not None
+            if norm is not None and math.isfinite(norm) and beyond(distance(norm, expected, bound), bound):
+                wrong.append((step, record.rank, record.place.pp, norm, expected, bound))
         if step in evidence.finished_steps and not seen_any:
             return [_missing(step)]
     if not wrong:
         return []
-    step, rank, stage, found, right, bound = wrong[0]
-    differing = sorted({item[0] for item in wrong})
-    ratio = ratio_name(found / right, factors_of(evidence, step), evidence.tolerances.ratio_screen) if right else None
-    measured = distance(found, right, bound)
-    named = f"; the ratio is {ratio}" if ratio else f"; the ratio is {found / right:.4g}" if right else ""
+    step, rank, stage, norm, expected, bound = wrong[0]
+    differing = sorted({step for step, *_ in wrong})
+    ratio = (
+        ratio_name(norm / expected, factors_of(evidence, step), evidence.tolerances.ratio_screen) if expected else None
+    )
+    measured = distance(norm, expected, bound)
+    named = f"; the ratio is {ratio}" if ratio else f"; the ratio is {norm / expected:.4g}" if expected else ""
     return [
         CheckFinding(
             fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else fault_classes.GRADIENT_REDUCTION,
-            message=f"gradient norm of step {step} on rank {rank}: {found:.9g}, {origin} {right:.9g}, off by "
+            message=f"gradient norm of step {step} on rank {rank}: {norm:.9g}, {origin} {expected:.9g}, off by "
             f"{measured:.3g} > {bound_text(bound)}{named}; {len(differing)} of {len(evidence.steps)} steps differ",
             where={"stage": stage, "rank": rank, "step": step} | ({"ratio": ratio} if ratio else {}),
             measured=measured,
@@ -320,7 +327,7 @@ def _missing(step: int) -> CheckFinding:
 
 
 def grad_norms(evidence: CellEvidence) -> dict[int, float]:
-    """Step -> gradient norm of the first rank that recorded one."""
+    """Return step -> gradient norm of the first rank that recorded one."""
     norms: dict[int, float] = {}
     for step in evidence.finished_steps:
         for _, seen in evidence.step_records(step):

@@ -30,7 +30,7 @@ _FP32_SUM = Bound(value=1e-4, origin="a sum in fp32 over the tokens of a micro-b
 
 @check(Lane.NUMERICS)
 def ended(evidence: CellEvidence) -> list[CheckFinding]:
-    """The legs that run the model ended on every rank without exception, native crash or hang."""
+    """Check that the legs that run the model ended on every rank without exception, native crash or hang."""
     cause = evidence.cause
     if cause is None or not cause.blames_code or cause.ending.progress.leg not in TRAINED:
         return []
@@ -54,21 +54,21 @@ def ended(evidence: CellEvidence) -> list[CheckFinding]:
 
 @check(Lane.NUMERICS)
 def finiteness(evidence: CellEvidence) -> list[CheckFinding]:
-    """No number that a rank computed, in any leg, is NaN or infinite; later checks leave such values out.
+    """Check that no number that a rank computed, in any leg, is NaN or infinite; later checks leave such values out.
 
     Checked on each rank separately: a sum over ranks, or the copy of another rank, would hide which rank computed it.
     Not checked where the control's training diverges.
     """
     bad = [
         (number, rank)
-        for rank, found in evidence.scans.items()
-        for number in found.bad
+        for rank, scan in evidence.scans.items()
+        for number in scan.bad
         if number.where.get("step", number.where.get("after", 0)) < evidence.diverges
     ]
     if not bad:
         return []
-    first, rank = min(bad, key=lambda item: (item[0].order, item[1]))
-    ranks = sorted({item[1] for item in bad})
+    first, rank = min(bad, key=lambda entry: (entry[0].order, entry[1]))
+    ranks = sorted({rank for _, rank in bad})
     more = f"; {len(bad) - 1} further values on {numbered('rank', ranks)} are not finite" if len(bad) > 1 else ""
     return [
         CheckFinding(
@@ -83,8 +83,10 @@ def finiteness(evidence: CellEvidence) -> list[CheckFinding]:
 
 @check(Lane.NUMERICS)
 def token_count(evidence: CellEvidence) -> list[CheckFinding]:
-    """Exact: the tokens that count in the loss, per step and document, in canary legs too, and the number that it
-    returns.
+    """Check that exactly the planned tokens count in the loss, by step and document, in canary legs too.
+
+    So must the number that the loss returns, by which gradients are divided.
+
 
     Gradients are divided by the last.
     """
@@ -97,30 +99,36 @@ def token_count(evidence: CellEvidence) -> list[CheckFinding]:
 
 
 def _leg(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
-    """Documents of a canary leg; the canary itself judges tokens outside documents."""
-    for item in leg.leg.documents:
-        right, seen = item.loss_tokens, leg.losses.get(item.index)
-        found = seen.tokens if seen else 0
-        if found != right:
-            where = leg.positions[item.index].where(leg.leg.name, evidence.last_stage) | {"document": item.index}
-            fault_class = fault_classes.TRUNCATION if item.original_length > item.length else fault_classes.TOKEN_COUNT
-            message = f"loss tokens of document {item.index} in canary leg {leg.leg.name}: {found}, expected {right}"
-            return [_count_finding(message, fault_class, where, found, right)]
-    right = sum(batch.loss_tokens for replica in leg.plan for batch in replica)
-    if leg.leg.canary != "padding" and leg.token_count != right:
+    """Compare documents of a canary leg; the canary itself judges tokens outside documents."""
+    for document in leg.leg.documents:
+        expected, seen = document.loss_tokens, leg.losses.get(document.index)
+        tokens = seen.tokens if seen else 0
+        if tokens != expected:
+            where = leg.positions[document.index].where(leg.leg.name, evidence.last_stage) | {
+                "document": document.index
+            }
+            fault_class = (
+                fault_classes.TRUNCATION if document.original_length > document.length else fault_classes.TOKEN_COUNT
+            )
+            message = (
+                f"loss tokens of document {document.index} in canary leg {leg.leg.name}: {tokens}, expected {expected}"
+            )
+            return [_count_finding(message, fault_class, where, tokens, expected)]
+    expected = sum(batch.loss_tokens for replica in leg.plan for batch in replica)
+    if leg.leg.canary != "padding" and leg.token_count != expected:
         where = {"stage": evidence.last_stage, "leg": leg.leg.name, "step": 0}
-        message = f"loss tokens in canary leg {leg.leg.name}: {leg.token_count}, expected {right}"
-        return [_count_finding(message, fault_classes.TOKEN_COUNT, where, leg.token_count, right)]
+        message = f"loss tokens in canary leg {leg.leg.name}: {leg.token_count}, expected {expected}"
+        return [_count_finding(message, fault_classes.TOKEN_COUNT, where, leg.token_count, expected)]
     return []
 
 
 def _documents(evidence: CellEvidence, step: int) -> list[CheckFinding]:
     losses = evidence.document_losses[step]
     expected = {
-        item.document.index: item.document.loss_tokens
+        placed.document.index: placed.document.loss_tokens
         for replica in evidence.plan[step]
         for truth in replica
-        for item in truth.batch.placed
+        for placed in truth.batch.placed
     }
     none = DocumentLoss(loss_sum=0.0, tokens=0)
     wrong = [
@@ -131,80 +139,88 @@ def _documents(evidence: CellEvidence, step: int) -> list[CheckFinding]:
     if not wrong:
         return []
     document = wrong[0]
-    found, right = losses.get(document, none).tokens, expected.get(document, 0)
+    tokens, expected_tokens = losses.get(document, none).tokens, expected.get(document, 0)
     more = f"; {len(wrong)} of {len(expected)} documents are wrong" if len(wrong) > 1 else ""
     home = evidence.homes[step].get(document)
     truncated = home is not None and home.truncated and len(wrong) == 1
     name = f"loss tokens of document {document} in step {step}"
     where = {"stage": evidence.last_stage, "document": document, "step": step}
-    fault_class = fault_classes.TRUNCATION if truncated else _class_of_counts(evidence, step, found, right)
+    fault_class = fault_classes.TRUNCATION if truncated else _class_of_counts(evidence, step, tokens, expected_tokens)
     return [
-        _count_finding(f"{name}: {found}, expected {right} by the packing plan{more}", fault_class, where, found, right)
+        _count_finding(
+            f"{name}: {tokens}, expected {expected_tokens} by the packing plan{more}",
+            fault_class,
+            where,
+            tokens,
+            expected_tokens,
+        )
     ]
 
 
 def _step(evidence: CellEvidence, step: int) -> list[CheckFinding]:
-    right = sum(truth.batch.loss_tokens for replica in evidence.plan[step] for truth in replica)
-    seen = [(record.rank, item.token_count) for record, item in evidence.step_records(step, pp=evidence.last_stage)]
-    for rank, found in [item for item in seen if item[1] is not None] or seen[:1]:
-        if found != right:
+    expected = sum(truth.batch.loss_tokens for replica in evidence.plan[step] for truth in replica)
+    counts = [(record.rank, seen.token_count) for record, seen in evidence.step_records(step, pp=evidence.last_stage)]
+    for rank, tokens in [count for count in counts if count[1] is not None] or counts[:1]:
+        if tokens != expected:
             where = {"stage": evidence.last_stage, "rank": rank, "step": step}
-            message = f"loss tokens of step {step} on rank {rank}: {found}, expected {right} by the packing plan"
-            return [_count_finding(message, _class_of_counts(evidence, step, found, right), where, found, right)]
+            message = f"loss tokens of step {step} on rank {rank}: {tokens}, expected {expected} by the packing plan"
+            return [
+                _count_finding(message, _class_of_counts(evidence, step, tokens, expected), where, tokens, expected)
+            ]
     return []
 
 
 def _returned(evidence: CellEvidence, step: int) -> list[CheckFinding]:
     config = evidence.cell.config
-    right = counted_tokens(evidence, step) * (config.layout.cp if config.path.loss_on_every_context_rank else 1)
-    for tp, found in enumerate(returned_tokens(evidence, step)):
-        if found is None and (config.path.counted != "labels" or config.trainer == "skyrl"):
+    expected = counted_tokens(evidence, step) * (config.layout.cp if config.path.loss_on_every_context_rank else 1)
+    for tp, tokens in enumerate(returned_tokens(evidence, step)):
+        if tokens is None and (config.path.counted != "labels" or config.trainer == "skyrl"):
             continue  # a loss that is divided before it is returned
-        if found == right and config.path.counted:
+        if tokens == expected and config.path.counted:
             continue
-        name = _ratio_of_counts(evidence, step, found, right)
-        number = "no number of tokens" if found is None else f"{found:g} tokens"
-        wanted = f"{right:g} by the packing plan" if config.path.counted else "none, since it is divided already"
+        name = _ratio_of_counts(evidence, step, tokens, expected)
+        number = "no number of tokens" if tokens is None else f"{tokens:g} tokens"
+        wanted = f"{expected:g} by the packing plan" if config.path.counted else "none, since it is divided already"
         message = f"the losses of step {step} return {number} on all ranks, expected {wanted}"
         message += f"; the ratio is {name}" if name else ""
         where = {"stage": evidence.last_stage, "tp": tp, "step": step} | ({"ratio": name} if name else {})
-        return [_count_finding(message, _class_of_counts(evidence, step, found, right), where, found, right)]
+        return [_count_finding(message, _class_of_counts(evidence, step, tokens, expected), where, tokens, expected)]
     return []
 
 
-def _ratio_of_counts(evidence: CellEvidence, step: int, found: float | None, right: float) -> str | None:
-    return ratio_name(found / right, factors_of(evidence, step), screen=0.0) if found and right else None
+def _ratio_of_counts(evidence: CellEvidence, step: int, tokens: float | None, expected: float) -> str | None:
+    return ratio_name(tokens / expected, factors_of(evidence, step), screen=0.0) if tokens and expected else None
 
 
-def _class_of_counts(evidence: CellEvidence, step: int, found: float | None, right: float) -> str:
-    name = _ratio_of_counts(evidence, step, found, right)
+def _class_of_counts(evidence: CellEvidence, step: int, tokens: float | None, expected: float) -> str:
+    name = _ratio_of_counts(evidence, step, tokens, expected)
     return f"{fault_classes.NORMALISATION}: {name}" if name else fault_classes.TOKEN_COUNT
 
 
 def _count_finding(
-    message: str, fault_class: str, where: dict[str, Any], found: float | None, right: float
+    message: str, fault_class: str, where: dict[str, Any], tokens: float | None, expected: float
 ) -> CheckFinding:
     return CheckFinding(
         fault_class=fault_class,
         message=message,
         where=where,
-        measured=found,
-        bound=exactly(right, "the packing plan"),
+        measured=tokens,
+        bound=exactly(expected, "the packing plan"),
     )
 
 
 @check(Lane.NUMERICS)
 def activations(evidence: CellEvidence) -> list[CheckFinding]:
-    """Every layer's output for every document (step 0) equals the reference's; names the first that differs."""
+    """Check that each layer's output per document (step 0) equals the reference's; name the first that differs."""
     if evidence.reference is None or not evidence.fingerprinted:
         return []
-    found = first_layer_off(evidence, evidence.reference)
-    return [] if found is None else [_activation_finding(evidence, evidence.reference, found)]
+    first_off = first_layer_off(evidence, evidence.reference)
+    return [] if first_off is None else [_activation_finding(evidence, evidence.reference, first_off)]
 
 
-def _activation_finding(evidence: CellEvidence, control: CellEvidence, found: LayerOff) -> CheckFinding:
+def _activation_finding(evidence: CellEvidence, control: CellEvidence, first_off: LayerOff) -> CheckFinding:
     bound, layout, layers = evidence.tolerances.activation, evidence.layout, evidence.cell.config.model.spread
-    layer, wrong, off = found
+    layer, wrong, off = first_off
     document = wrong[0]
     token = first_token_off(evidence, control, document)
     edges = localise.of_layer(layout, layers, layer) + token_boundaries(evidence, document, token)
@@ -218,7 +234,7 @@ def _activation_finding(evidence: CellEvidence, control: CellEvidence, found: La
     after = f"layer {layer} on stage {stage}" if layer else "the embedding on stage 0"
     at = f" from token {token} on" if token is not None else ""
     return CheckFinding(
-        fault_class=_class_of_outputs(evidence, found),
+        fault_class=_class_of_outputs(evidence, first_off),
         message=f"activations first differ after {after}: document {document}{at} {value}; "
         f"{len(wrong)} of {len(off)} documents differ there{edges.text}",
         where=where | edges.keys,
@@ -227,11 +243,11 @@ def _activation_finding(evidence: CellEvidence, control: CellEvidence, found: La
     )
 
 
-def _class_of_outputs(evidence: CellEvidence, found: LayerOff) -> str:
-    pattern = documents_pattern(evidence, found.documents, 0)
-    if found.layer == 0 and pattern != fault_classes.TRUNCATION:
+def _class_of_outputs(evidence: CellEvidence, first_off: LayerOff) -> str:
+    pattern = documents_pattern(evidence, first_off.documents, 0)
+    if first_off.layer == 0 and pattern != fault_classes.TRUNCATION:
         return fault_classes.CP_LAYOUT if evidence.layout.cp > 1 else fault_classes.TOKEN_CONTENT
-    hop = localise.hop_before(evidence.layout, evidence.cell.config.model.spread, found.layer)
+    hop = localise.hop_before(evidence.layout, evidence.cell.config.model.spread, first_off.layer)
     return fault_classes.STAGE_BOUNDARY if hop and pattern == fault_classes.UNKNOWN else pattern
 
 
@@ -240,7 +256,7 @@ _NONE = DocumentLoss(loss_sum=0.0, tokens=0)
 
 @check(Lane.NUMERICS)
 def document_loss(evidence: CellEvidence) -> list[CheckFinding]:
-    """The loss of every document equals the reference's; at step 0 the first token that differs is named."""
+    """Check that the loss of every document equals the reference's; at step 0, name the first token that differs."""
     control = evidence.reference
     if control is None:
         return []
@@ -259,7 +275,7 @@ def document_loss(evidence: CellEvidence) -> list[CheckFinding]:
 
 
 def _bound(evidence: CellEvidence, step: int) -> Bound | None:
-    """The bound at a step: after step 0, when weights have moved, the looser of the document's and the step's."""
+    """Return the bound at a step: after step 0, as weights have moved, the looser of the document's and the step's."""
     at_step, of_step = evidence.bound("document_loss", step), evidence.bound("step_loss", step)
     if step == 0 or at_step is None or of_step is None:
         return at_step if step == 0 else None
@@ -267,16 +283,16 @@ def _bound(evidence: CellEvidence, step: int) -> Bound | None:
 
 
 def _losses(evidence: CellEvidence, control: CellEvidence, step: int) -> dict[int, tuple[float, float]]:
-    """Document -> (loss sum, the control's loss sum); 0 where there is none."""
-    losses, right = evidence.document_losses[step], control.document_losses[step]
+    """Return document -> (loss sum, the control's loss sum); 0 where there is none."""
+    losses, expected = evidence.document_losses[step], control.document_losses[step]
     return {
-        document: (losses.get(document, _NONE).loss_sum, right.get(document, _NONE).loss_sum)
-        for document in sorted({*losses, *right})
+        document: (losses.get(document, _NONE).loss_sum, expected.get(document, _NONE).loss_sum)
+        for document in sorted({*losses, *expected})
     }
 
 
 def _off(evidence: CellEvidence, control: CellEvidence, step: int, bound: Bound) -> dict[int, float]:
-    """Document -> distance from the control; values that are not finite are left to `finiteness`."""
+    """Return document -> distance from the control; values that are not finite are left to `finiteness`."""
     return {
         document: distance(measured, expected, bound)
         for document, (measured, expected) in _losses(evidence, control, step).items()
@@ -288,7 +304,7 @@ def _loss_finding(
     evidence: CellEvidence, control: CellEvidence, step: int, wrong: list[int], off: dict[int, float], bound: Bound
 ) -> CheckFinding:
     document = wrong[0]
-    found, right = _losses(evidence, control, step)[document]
+    loss, expected = _losses(evidence, control, step)[document]
     home = evidence.homes[step].get(document)
     place = f" (micro-batch {home.micro_batch} of replica {home.dp})" if home else ""
     token = first_token_off(evidence, control, document) if step == 0 else None
@@ -303,9 +319,9 @@ def _loss_finding(
     named = f"; the ratio is {ratio} on all" if ratio else ""
     return CheckFinding(
         fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else documents_pattern(evidence, wrong, step),
-        message=f"loss sum of document {document}{place} in step {step}: {found:.9g}, "
-        f"{evidence.origin} {right:.9g}, off by {off[document]:.3g} > {bound_text(bound)}{at}{named}; {len(wrong)} of "
-        f"{len(off)} documents differ{edges.text}",
+        message=f"loss sum of document {document}{place} in step {step}: {loss:.9g}, "
+        f"{evidence.origin} {expected:.9g}, off by {off[document]:.3g} > {bound_text(bound)}{at}{named}; "
+        f"{len(wrong)} of {len(off)} documents differ{edges.text}",
         where=where | ({"ratio": ratio} if ratio else {}) | edges.keys,
         measured=off[document],
         bound=stated(bound),
@@ -313,28 +329,28 @@ def _loss_finding(
 
 
 def _boundaries(evidence: CellEvidence, control: CellEvidence, document: int, token: int | None) -> Boundaries:
-    """Boundaries at the token, and the output layer if no layer before it is off."""
+    """Return boundaries at the token, and the output layer if no layer before it is off."""
     layers_right = evidence.fingerprinted and first_layer_off(evidence, control) is None
     edges = localise.of_output() if layers_right else localise.NOTHING
     return edges + token_boundaries(evidence, document, token)
 
 
 def _ratio(evidence: CellEvidence, control: CellEvidence, step: int) -> str | None:
-    """The factor by which the losses of all documents are off, if any; documents per pack differ between documents."""
+    """Return the factor by which all documents' losses are off, if any; documents per pack differ between documents."""
     common = factors_of(evidence, step)
     pairs = []
-    for document, (found, right) in _losses(evidence, control, step).items():
+    for document, (loss, expected) in _losses(evidence, control, step).items():
         home = evidence.homes[step].get(document)
-        if right and math.isfinite(found) and home is not None:
+        if expected and math.isfinite(loss) and home is not None:
             members = len(evidence.plan[step][home.dp][home.micro_batch].batch.placed) if evidence.packed else 1
             own = {name: size for name, size in common.items() if name != DOCUMENTS}
-            pairs.append((found / right, own | ({DOCUMENTS: float(members)} if members > 1 else {})))
+            pairs.append((loss / expected, own | ({DOCUMENTS: float(members)} if members > 1 else {})))
     return common_ratio(pairs, evidence.tolerances.ratio_screen)
 
 
 @check(Lane.NUMERICS)
 def repeated_document(evidence: CellEvidence) -> list[CheckFinding]:
-    """A document that repeats another has the same loss, wherever each is packed; needs no control.
+    """Check that a document that repeats another has the same loss, wherever each is packed; needs no control.
 
     Not where experts drop tokens beyond their capacity, which depends on the other documents of a row.
     """
@@ -346,27 +362,31 @@ def repeated_document(evidence: CellEvidence) -> list[CheckFinding]:
         for copy, original in _copies(evidence, step):
             if copy not in losses or original not in losses:
                 continue  # token_count names absent documents
-            found, right = losses[copy].loss_sum, losses[original].loss_sum
-            if math.isfinite(found) and math.isfinite(right) and beyond(distance(found, right, bound), bound):
+            loss, original_loss = losses[copy].loss_sum, losses[original].loss_sum
+            if (
+                math.isfinite(loss)
+                and math.isfinite(original_loss)
+                and beyond(distance(loss, original_loss, bound), bound)
+            ):
                 return [_repeated_finding(evidence, step, copy, original)]
     return []
 
 
 def _copies(evidence: CellEvidence, step: int) -> list[tuple[int, int]]:
-    """(copy, original) of the step's documents."""
+    """Return (copy, original) of the step's documents."""
     documents = evidence.cell.config.documents_of(step)
-    return [(item.index, item.copy_of) for item in documents if item.copy_of is not None]
+    return [(document.index, document.copy_of) for document in documents if document.copy_of is not None]
 
 
 def _repeated_finding(evidence: CellEvidence, step: int, copy: int, original: int) -> CheckFinding:
     bound = evidence.own_bound("repeated_document", step)
     losses = evidence.document_losses[step]
-    found, right = losses[copy].loss_sum, losses[original].loss_sum
-    measured = distance(found, right, bound)
+    loss, original_loss = losses[copy].loss_sum, losses[original].loss_sum
+    measured = distance(loss, original_loss, bound)
     return CheckFinding(
         fault_class=documents_pattern(evidence, [copy], step),
-        message=f"document {copy} repeats document {original}, but in step {step} their loss sums are {found:.9g} and "
-        f"{right:.9g}, off by {measured:.3g} > {bound_text(bound)}",
+        message=f"document {copy} repeats document {original}, but in step {step} their loss sums are {loss:.9g} and "
+        f"{original_loss:.9g}, off by {measured:.3g} > {bound_text(bound)}",
         where={"stage": evidence.last_stage, "step": step, "document": copy, "original": original},
         measured=measured,
         bound=stated(bound),
@@ -378,7 +398,7 @@ _NO_LOSS = DocumentLoss(loss_sum=0.0, tokens=0)
 
 @check(Lane.NUMERICS)
 def mtp_loss(evidence: CellEvidence) -> list[CheckFinding]:
-    """Multi-token prediction at step 0: the right tokens count per document and depth, with the reference's loss.
+    """Check multi-token prediction at step 0: which tokens count per document and depth, and the reference's loss.
 
     At depth d the labels of a document count that did but for its first d: for its last d slots, the predicted token is
     beyond it.
@@ -387,23 +407,23 @@ def mtp_loss(evidence: CellEvidence) -> list[CheckFinding]:
     if mtp is None or not evidence.first_step_whole:
         return []
     for depth in range(1, mtp.layers + 1):
-        found = mtp_losses(evidence, depth)
+        losses = mtp_losses(evidence, depth)
         wrong = {
             document: tokens
             for document, tokens in _tokens(evidence, depth).items()
-            if found.get(document, _NO_LOSS).tokens != tokens
+            if losses.get(document, _NO_LOSS).tokens != tokens
         }
         if wrong:
-            return [_tokens_finding(evidence, depth, found, wrong)]
+            return [_tokens_finding(evidence, depth, losses, wrong)]
         if evidence.reference is not None:
-            findings = _against(evidence, evidence.reference, depth, found)
+            findings = _against(evidence, evidence.reference, depth, losses)
             if findings:
                 return findings
     return []
 
 
 def mtp_losses(evidence: CellEvidence, depth: int) -> dict[int, DocumentLoss]:
-    """Document (or PAD) -> loss over all ranks; tp ranks see the same tokens, so only the first counts."""
+    """Return document (or PAD) -> loss over all ranks; tp ranks see the same tokens, so only the first counts."""
     whole: dict[int, DocumentLoss] = {}
     for _, record in sorted(evidence.records.items()):
         if record.place.tp:
@@ -416,43 +436,43 @@ def mtp_losses(evidence: CellEvidence, depth: int) -> dict[int, DocumentLoss]:
 
 
 def _tokens(evidence: CellEvidence, depth: int) -> dict[int, int]:
-    """Document -> number of tokens that must count; 0 for PAD."""
-    placed = (item for replica in evidence.plan[0] for truth in replica for item in truth.batch.placed)
-    return {PAD: 0, **{item.document.index: sum(item.document.loss_mask[depth:]) for item in placed}}
+    """Return document -> number of tokens that must count; 0 for PAD."""
+    placed = (member for replica in evidence.plan[0] for truth in replica for member in truth.batch.placed)
+    return {PAD: 0, **{member.document.index: sum(member.document.loss_mask[depth:]) for member in placed}}
 
 
 def _tokens_finding(
-    evidence: CellEvidence, depth: int, found: dict[int, DocumentLoss], wrong: dict[int, int]
+    evidence: CellEvidence, depth: int, losses: dict[int, DocumentLoss], wrong: dict[int, int]
 ) -> CheckFinding:
-    document = min(wrong, key=lambda item: (item == PAD, item))
-    count, right = found.get(document, _NO_LOSS).tokens, wrong[document]
+    document = min(wrong, key=lambda index: (index == PAD, index))
+    count, expected = losses.get(document, _NO_LOSS).tokens, wrong[document]
     kind = "slots outside documents" if document == PAD else f"tokens of document {document}"
     documents = sorted(wrong.keys() - {PAD})
     more = f"; {counted(len(documents), 'document')} differ" if len(documents) > (document != PAD) else ""
     return CheckFinding(
         fault_class=fault_classes.PREDICTION,
-        message=f"{count} {kind} count at prediction depth {depth}, not {right}{more}",
+        message=f"{count} {kind} count at prediction depth {depth}, not {expected}{more}",
         where=_where(evidence, depth, document, documents),
         measured=count,
-        bound=right,
+        bound=expected,
     )
 
 
 def _against(
-    evidence: CellEvidence, reference: CellEvidence, depth: int, found: dict[int, DocumentLoss]
+    evidence: CellEvidence, reference: CellEvidence, depth: int, losses: dict[int, DocumentLoss]
 ) -> list[CheckFinding]:
-    bound, right = evidence.tolerances.document_loss, mtp_losses(reference, depth)
+    bound, expected = evidence.tolerances.document_loss, mtp_losses(reference, depth)
     off = {
-        document: distance(part.loss_sum, right.get(document, _NO_LOSS).loss_sum, bound)
-        for document, part in found.items()
+        document: distance(part.loss_sum, expected.get(document, _NO_LOSS).loss_sum, bound)
+        for document, part in losses.items()
     }
     wrong = sorted(document for document, value in off.items() if beyond(value, bound))
     if not wrong:
         return []
     document = wrong[0]
     message = (
-        f"loss sum of document {document} at prediction depth {depth}: {found[document].loss_sum:.9g}, "
-        f"{evidence.origin} {right.get(document, _NO_LOSS).loss_sum:.9g}, off by {off[document]:.3g} > "
+        f"loss sum of document {document} at prediction depth {depth}: {losses[document].loss_sum:.9g}, "
+        f"{evidence.origin} {expected.get(document, _NO_LOSS).loss_sum:.9g}, off by {off[document]:.3g} > "
         f"{bound_text(bound)}; {len(wrong)} of {len(off)} documents differ"
     )
     return [
@@ -478,34 +498,34 @@ def _where(evidence: CellEvidence, depth: int, document: int, documents: list[in
 
 @check(Lane.NUMERICS)
 def step_loss(evidence: CellEvidence) -> list[CheckFinding]:
-    """The loss of every step (sum over its unmasked labels, all ranks) equals the reference's.
+    """Check that the loss of every step (sum over its unmasked labels, all ranks) equals the reference's.
 
     Where that cannot be compared, it is still the sum of the documents' losses; in canary legs all tensor-parallel
     ranks have the same.
     """
     wrong, compared = [], set[int]()
-    for step, right in step_losses(evidence.reference).items() if evidence.reference else ():
+    for step, expected in step_losses(evidence.reference).items() if evidence.reference else ():
         if step and not evidence.same_rows:
             break  # different gradients have moved the weights
         if (bound := evidence.bound("step_loss", step)) is None:
             break  # rounding decides
         compared.add(step)
-        for rank, found in _recorded(evidence, step):
-            if found is None or (math.isfinite(found) and beyond(distance(found, right, bound), bound)):
-                wrong.append((step, rank, found, right, bound))
+        for rank, loss in _recorded(evidence, step):
+            if loss is None or (math.isfinite(loss) and beyond(distance(loss, expected, bound), bound)):
+                wrong.append((step, rank, loss, expected, bound))
     if not wrong:
         return _other_sums(evidence, compared)
-    step, rank, found, right, bound = wrong[0]
-    steps = sorted({item[0] for item in wrong})
+    step, rank, loss, expected, bound = wrong[0]
+    steps = sorted({step for step, *_ in wrong})
     ratio = None
-    if found is not None and right:
-        ratio = ratio_name(found / right, factors_of(evidence, step), evidence.tolerances.ratio_screen)
-    measured = math.nan if found is None else distance(found, right, bound)
+    if loss is not None and expected:
+        ratio = ratio_name(loss / expected, factors_of(evidence, step), evidence.tolerances.ratio_screen)
+    measured = math.nan if loss is None else distance(loss, expected, bound)
     named = f"; the ratio is {ratio}" if ratio else ""
     return [
         CheckFinding(
             fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else fault_classes.UNKNOWN,
-            message=f"loss sum of step {step} on rank {rank}: {_text(found)}, {evidence.origin} {right:.9g}, off by "
+            message=f"loss sum of step {step} on rank {rank}: {_text(loss)}, {evidence.origin} {expected:.9g}, off by "
             f"{measured:.3g} > {bound_text(bound)}{named}; {len(steps)} of {len(evidence.steps)} steps differ",
             where={"stage": evidence.last_stage, "rank": rank, "step": step} | ({"ratio": ratio} if ratio else {}),
             measured=measured,
@@ -515,16 +535,16 @@ def step_loss(evidence: CellEvidence) -> list[CheckFinding]:
 
 
 def _other_sums(evidence: CellEvidence, compared: Collection[int]) -> list[CheckFinding]:
-    """The first loss sum of a rank of the last stage that is another than what it must equal within its own cell."""
-    for rank, name, where, found, of, right in (*_step_sums(evidence, compared), *_leg_sums(evidence)):
-        if math.isfinite(found) and math.isfinite(right) and beyond(distance(found, right, _FP32_SUM), _FP32_SUM):
+    """Return the first loss sum of a rank of the last stage that differs from what it must equal in its own cell."""
+    for rank, name, where, loss, of, expected in (*_step_sums(evidence, compared), *_leg_sums(evidence)):
+        if math.isfinite(loss) and math.isfinite(expected) and beyond(distance(loss, expected, _FP32_SUM), _FP32_SUM):
             return [
                 CheckFinding(
                     fault_class=fault_classes.UNKNOWN,
-                    message=f"loss sum of {name} on rank {rank}: {found:.9g}, {of} {right:.9g}",
+                    message=f"loss sum of {name} on rank {rank}: {loss:.9g}, {of} {expected:.9g}",
                     where={"stage": evidence.last_stage, "rank": rank, **where},
-                    measured=found,
-                    bound=right,
+                    measured=loss,
+                    bound=expected,
                 )
             ]
     return []
@@ -534,29 +554,29 @@ _Sum = tuple[int, str, dict[str, Any], float, str, float]  # rank, of what, wher
 
 
 def _step_sums(evidence: CellEvidence, compared: Collection[int]) -> Iterator[_Sum]:
-    """Of steps that are not `compared` with a reference, over all ranks, as each rank of the last stage has it."""
+    """Yield sums of steps not `compared` with a reference, over all ranks, as the last stage's ranks have them."""
     for step in evidence.document_losses.keys() - compared if evidence.reference else ():
-        right = sum(loss.loss_sum for loss in evidence.document_losses[step].values())
+        expected = sum(loss.loss_sum for loss in evidence.document_losses[step].values())
         for rank, loss in _recorded(evidence, step):
             if loss is not None:
-                yield rank, f"step {step}", {"step": step}, loss, "its documents add up to", right
+                yield rank, f"step {step}", {"step": step}, loss, "its documents add up to", expected
 
 
 def _leg_sums(evidence: CellEvidence) -> Iterator[_Sum]:
-    """Of the slots of one rank, which are those of its whole tensor-parallel group."""
+    """Yield sums of the slots of one rank, which are those of its whole tensor-parallel group."""
     for name, leg in evidence.legs.items():
         for rank, seen in sorted(leg.seen.items()) if leg.leg.model else ():
             at = evidence.layout.coordinates(rank)
             if at.pp == evidence.last_stage and at.tp:
                 first = evidence.layout.rank(replace(at, tp=0))
-                right = leg.seen[first].loss_sum
-                yield rank, f"canary leg {name}", {"leg": name, "step": 0}, seen.loss_sum, f"on rank {first}", right
+                expected = leg.seen[first].loss_sum
+                yield rank, f"canary leg {name}", {"leg": name, "step": 0}, seen.loss_sum, f"on rank {first}", expected
 
 
 def _recorded(evidence: CellEvidence, step: int) -> list[tuple[int, float | None]]:
-    """(rank, loss sum) of the ranks of the last stage that recorded one; if none did, the first rank with None."""
-    seen = [(record.rank, item.loss_sum) for record, item in evidence.step_records(step, pp=evidence.last_stage)]
-    return [item for item in seen if item[1] is not None] or seen[:1]
+    """Return (rank, loss sum) of the last stage's ranks that recorded one; if none did, the first rank with None."""
+    losses = [(record.rank, seen.loss_sum) for record, seen in evidence.step_records(step, pp=evidence.last_stage)]
+    return [loss for loss in losses if loss[1] is not None] or losses[:1]
 
 
 def _text(value: float | None) -> str:
@@ -564,7 +584,7 @@ def _text(value: float | None) -> str:
 
 
 def step_losses(evidence: CellEvidence) -> dict[int, float]:
-    """Step -> loss sum of the first rank of the last stage that recorded one; other steps are left out."""
+    """Return step -> loss sum of the first rank of the last stage that recorded one; other steps are left out."""
     losses: dict[int, float] = {}
     for step in evidence.finished_steps:
         for _, seen in evidence.step_records(step, pp=evidence.last_stage):

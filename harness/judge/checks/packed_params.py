@@ -34,7 +34,7 @@ _Key = tuple[int, Literal["metadata", "training"], int, int, int, int | None]
 
 @check(Lane.METADATA)
 def params_present(evidence: CellEvidence) -> list[CheckFinding]:
-    """Packed params reach every layer of every chunk and stage of a packed cell, in both legs and every micro-batch."""
+    """Check that packed params reach every layer, chunk and stage of a packed cell, in both legs, each micro-batch."""
     if not evidence.packed:
         return []
     present: set[_Key] = set()
@@ -62,12 +62,12 @@ def params_present(evidence: CellEvidence) -> list[CheckFinding]:
 
 
 def _place_key(place: RankLocation) -> _Key:
-    """A location without its coordinates, which follow from the rank."""
+    """Return a location without its coordinates, which follow from the rank."""
     return place.rank, place.leg, place.step, place.micro_batch, place.chunk, place.layer
 
 
 def _expected(evidence: CellEvidence, ending: Ending) -> Iterator[_Key]:
-    """Locations that a rank must have recorded, given how far it came."""
+    """Yield the locations that a rank must have recorded, given how far it came."""
     layout, at, rank = evidence.layout, ending.place, ending.rank
     if rank not in evidence.records:
         return
@@ -102,23 +102,23 @@ class _WrongValue(NamedTuple):
 
 @check(Lane.METADATA)
 def params_agree_plan(evidence: CellEvidence) -> list[CheckFinding]:
-    """Every value of the packed params equals the plan of the data path, on every rank, layer and micro-batch."""
+    """Check that all values of packed params equal the plan of the data path, on every rank, layer and micro-batch."""
     wrong: dict[tuple[str, ...], list[_WrongValue]] = {}
-    for item in evidence.params_seen:
-        problems = problems_of(item)
+    for seen in evidence.params_seen:
+        problems = problems_of(seen)
         for group in GROUPS:
-            found = next((problem for problem in problems if problem.field in group), None)
-            if found is not None:
+            wrong_field = next((problem for problem in problems if problem.field in group), None)
+            if wrong_field is not None:
                 wrong.setdefault(group, []).extend(
-                    _WrongValue(place, found, item.truth, item.params) for place in item.places
+                    _WrongValue(place, wrong_field, seen.truth, seen.params) for place in seen.places
                 )
     return [_differing_finding(evidence, wrong[group]) for group in GROUPS if group in wrong]
 
 
 def _differing_finding(evidence: CellEvidence, wrong: list[_WrongValue]) -> CheckFinding:
-    places = [item.place for item in wrong]
+    places = [value.place for value in wrong]
     first, where = fold(places)
-    seen = next(item for item in wrong if item.place == first)
+    seen = next(value for value in wrong if value.place == first)
     problem = seen.problem
     stale = _other_micro_batch(evidence, first, problem)
     notes = [f"these are the values of micro-batch {stale}"] if stale is not None else _notes(evidence, seen)
@@ -134,7 +134,7 @@ def _differing_finding(evidence: CellEvidence, wrong: list[_WrongValue]) -> Chec
 
 
 def _other_micro_batch(evidence: CellEvidence, place: RankLocation, problem: FieldProblem) -> int | None:
-    """Number of another micro-batch of the step whose plan has the measured offsets.
+    """Return the number of another micro-batch of the step whose plan has the measured offsets, or None.
 
     The ends of the right offsets alone are those of a row with its boundaries lost, whatever another row has.
     """
@@ -148,7 +148,7 @@ def _other_micro_batch(evidence: CellEvidence, place: RankLocation, problem: Fie
 
 
 def _notes(evidence: CellEvidence, seen: _WrongValue) -> list[str]:
-    """Defects of the offsets themselves, and contradictions between real and padded ones."""
+    """Return defects of the offsets themselves, and contradictions between real and padded ones."""
     problem, truth = seen.problem, seen.truth
     if not isinstance(problem.measured, list):
         return []
@@ -168,7 +168,7 @@ def _notes(evidence: CellEvidence, seen: _WrongValue) -> list[str]:
 
 
 def _merged(problem: FieldProblem) -> bool:
-    """Whether the measured offsets are the ends of the right ones."""
+    """Return whether the measured offsets are the ends of the right ones."""
     expected = list(problem.expected or ()) if isinstance(problem.expected, list | tuple) else []
     return len(expected) > 2 and problem.measured == [expected[0], expected[-1]]
 
@@ -179,7 +179,7 @@ def _ghosts(problem: FieldProblem) -> int:
 
 
 def _fault_class(seen: _WrongValue, missing: str) -> str:
-    """The fault class of a wrong value; `missing` is the one for absent offsets."""
+    """Return the fault class of a wrong value; `missing` is the one for absent offsets."""
     problem, params = seen.problem, seen.truth.params
     if _ghosts(problem):
         return fault_classes.GHOSTS
@@ -199,7 +199,7 @@ _NAMES = {"max_seqlen_type": "type of max_seqlen", "context_ranks": "number of c
 
 @check(Lane.METADATA)
 def params_form(evidence: CellEvidence) -> list[CheckFinding]:
-    """Packed params have the form that kernels expect, and unpacked runs have no packed params.
+    """Check that packed params have the form that kernels expect, and that unpacked runs have none.
 
     Every cu_seqlens tensor is int32, 1-D and on the model's device; max_seqlen is a Python int, the format thd. A
     context-parallel group, or its size, is the layout's where one is given.
@@ -207,9 +207,9 @@ def params_form(evidence: CellEvidence) -> list[CheckFinding]:
     if not evidence.packed:
         return _unpacked(evidence)
     wrong: dict[str, list[tuple[RankLocation, FieldProblem]]] = {}
-    for item in evidence.params_seen:
-        for problem in form_problems(item.params, evidence.cell.config.style, item.device, evidence.layout.cp):
-            wrong.setdefault(problem.field, []).extend((place, problem) for place in item.places)
+    for seen in evidence.params_seen:
+        for problem in form_problems(seen.params, evidence.cell.config.style, seen.device, evidence.layout.cp):
+            wrong.setdefault(problem.field, []).extend((place, problem) for place in seen.places)
     return [_form_finding(field, places) for field, places in wrong.items()]
 
 
@@ -217,7 +217,7 @@ def _form_finding(field: str, wrong: list[tuple[RankLocation, FieldProblem]]) ->
     first, where = fold([place for place, _ in wrong])
     problem = next(problem for place, problem in wrong if place == first)
     name = f"{field} of {problem.tensor}" if problem.tensor else _NAMES.get(field, field)
-    more = sorted({item.tensor for place, item in wrong if place == first} - {problem.tensor, ""})
+    more = sorted({form_problem.tensor for place, form_problem in wrong if place == first} - {problem.tensor, ""})
     name += f" (and of {', '.join(more)})" if more else ""
     return CheckFinding(
         fault_class=fault_classes.FORM,
@@ -246,17 +246,17 @@ def _unpacked(evidence: CellEvidence) -> list[CheckFinding]:
 
 @check(Lane.METADATA)
 def params_agree_ranks(evidence: CellEvidence) -> list[CheckFinding]:
-    """The tp x pp x cp ranks of a replica hold the same packed params.
+    """Check that the tp x pp x cp ranks of a replica hold the same packed params.
 
     `params_agree_plan` covers wrong values, and `params_present` absent params. What remains are fields that the plan
     allows in two forms (padded offsets given or not), which ranks must not mix, and formats.
     """
     groups: dict[int, list[ParamsSeen]] = {}
-    for item in evidence.params_seen:
-        if not problems_of(item) and not form_problems(
-            item.params, evidence.cell.config.style, item.device, evidence.layout.cp
+    for seen in evidence.params_seen:
+        if not problems_of(seen) and not form_problems(
+            seen.params, evidence.cell.config.style, seen.device, evidence.layout.cp
         ):
-            groups.setdefault(id(item.truth), []).append(item)
+            groups.setdefault(id(seen.truth), []).append(seen)
     differing: list[tuple[RankLocation, list[str]]] = []
     for members in groups.values():
         differing += _differing(members)
@@ -276,15 +276,15 @@ def params_agree_ranks(evidence: CellEvidence) -> list[CheckFinding]:
 
 
 def _differing(members: list[ParamsSeen]) -> list[tuple[RankLocation, list[str]]]:
-    """Locations whose params differ from the most frequent ones (in a tie, from the first), and the fields that do."""
+    """Return locations whose params differ from the most frequent (in a tie, the first), and the fields that do."""
     forms: list[tuple[SeenParams, list[RankLocation]]] = []
-    for item in members:
-        values = replace(item.params, forms={})  # tensor identities differ by rank
+    for seen in members:
+        values = replace(seen.params, forms={})  # tensor identities differ by rank
         same = next((places for other, places in forms if other == values), None)
         if same is None:
-            forms.append((values, list(item.places)))
+            forms.append((values, list(seen.places)))
         else:
-            same += item.places
+            same += seen.places
     usual = max(forms, key=lambda form: len(form[1]))[0]
     return [
         (place, [name for name in vars(values) if getattr(values, name) != getattr(usual, name)])
@@ -296,16 +296,16 @@ def _differing(members: list[ParamsSeen]) -> list[tuple[RankLocation, list[str]]
 
 @check(Lane.METADATA)
 def params_identity(evidence: CellEvidence) -> list[CheckFinding]:
-    """Padded offsets that equal the plain ones are the same tensors; copies cost Transformer Engine its fast path.
+    """Check that padded offsets equal to the plain ones are the same tensors; copies cost Transformer Engine speed.
 
     A warning: the numbers are right, the kernel is slower. Transformer Engine compares padded with plain offsets by
     object for q and for kv (DotProductAttention.forward); it never compares those of q with those of kv.
     """
     places = [
         place
-        for item in evidence.params_seen
-        if copied_padding(item.params) and not problems_of(item)
-        for place in item.places
+        for seen in evidence.params_seen
+        if copied_padding(seen.params) and not problems_of(seen)
+        for place in seen.places
     ]
     if not places:
         return []
@@ -325,7 +325,7 @@ def params_identity(evidence: CellEvidence) -> list[CheckFinding]:
 
 @check(Lane.METADATA)
 def params_recomputed(evidence: CellEvidence) -> list[CheckFinding]:
-    """The recomputed forward gets the same packed params as the first forward (axis `recompute`).
+    """Check that the recomputed forward gets the same packed params as the first forward (axis `recompute`).
 
     The loss comes from the first forward and the gradients from the second, so a difference here shows in gradients
     alone.
@@ -348,7 +348,7 @@ def params_recomputed(evidence: CellEvidence) -> list[CheckFinding]:
 
 
 def _differences(record: RankRecord) -> list[tuple[RankLocation, list[str]]]:
-    """Locations where the two forwards differ, and the fields that do."""
+    """Return locations where the two forwards differ, and the fields that do."""
     before = {_layer_key(seen): seen.params for seen in record.layers}
     return [
         (
@@ -364,10 +364,10 @@ def _layer_key(seen: LayerSeen) -> tuple[int, int, int, int]:
     return (seen.step, seen.chunk, seen.micro_batch, seen.layer)
 
 
-def _fields(record: RankRecord, one: int | None, other: int | None) -> list[str]:
-    if one is None or other is None:
+def _fields(record: RankRecord, before: int | None, recomputed: int | None) -> list[str]:
+    if before is None or recomputed is None:
         return ["packed_seq_params"]
-    first, second = vars(record.packed_params[one]), vars(record.packed_params[other])
+    first, second = vars(record.packed_params[before]), vars(record.packed_params[recomputed])
     return [name for name in first if first[name] != second[name]]
 
 
@@ -377,7 +377,7 @@ CAUSAL = ("causal", "padding_causal", "causal_bottom_right")
 
 @check(Lane.METADATA)
 def attention_mask(evidence: CellEvidence) -> list[CheckFinding]:
-    """Attention of every layer gets a causal mask type and no bias of the scores.
+    """Check that attention of every layer gets a causal mask type and no bias of the scores.
 
     The harness's own attention is always causal, so in a cell without a GPU only this check sees another mask type. The
     tensor `attention_mask` is not compared: with a causal type, kernels do not read it.

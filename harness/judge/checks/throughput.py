@@ -27,7 +27,7 @@ from harness.judge.stats.paired import PairedRatio, paired_ratio, ratio_text
 
 
 def not_timed(evidence: CellEvidence, names: Iterable[str]) -> list[CheckFinding]:
-    """A warning for every reason why a load that the matrix asks for could not be timed."""
+    """Return a warning for every reason why a load that the matrix asks for could not be timed."""
     untimed = {name: why for record in evidence.records.values() for name, why in record.untimed.items()}
     reasons = dict.fromkeys(untimed[name] for name in names if name in untimed)
     return [CheckFinding(severity=Severity.WARNING, message=f"not timed: {why}") for why in reasons]
@@ -41,7 +41,7 @@ PARTS = {
 
 @check(Lane.THROUGHPUT)
 def segment_slope(evidence: CellEvidence) -> list[CheckFinding]:
-    """Time does not grow with the number of documents in a pack of fixed length: no loop over documents, no host syncs.
+    """Check that time does not grow with the documents in a pack of fixed length: no loop over them, no host syncs.
 
     Judges the stack's rotary function alone and the whole step. Needs no control: a cell is compared with itself.
     """
@@ -73,7 +73,7 @@ def _finding(
 
 @check(Lane.THROUGHPUT)
 def packed_slower(evidence: CellEvidence) -> list[CheckFinding]:
-    """Packing does not cost time: a step's documents take no longer packed than one per row, on the same ranks."""
+    """Check that a step's documents take no longer packed than one per row, on the same ranks."""
     bound, times = evidence.tolerances.packed_slower, times_of(evidence)
     packed, unpacked = ("packed", 0), ("unpacked", 0)
     ratio = ratio_of(times, packed, unpacked)
@@ -96,7 +96,7 @@ def packed_slower(evidence: CellEvidence) -> list[CheckFinding]:
 
 @check(Lane.THROUGHPUT)
 def slower_than(evidence: CellEvidence) -> list[CheckFinding]:
-    """A cell is no slower than the same cell in the base stack; the two are timed interleaved."""
+    """Check that a cell is no slower than the same cell in the base stack; the two are timed interleaved."""
     bound = evidence.tolerances.slower_than
     ours, theirs = paired_times(evidence)
     ratio = paired_ratio(ours, theirs)
@@ -121,7 +121,7 @@ _LISTED = 3  # run ids in a message; the report's baseline.json has them all
 
 @check(Lane.THROUGHPUT)
 def slower_than_history(evidence: CellEvidence) -> list[CheckFinding]:
-    """A step takes no longer than in earlier green runs of the same cell on the same hardware."""
+    """Check that a step takes no longer than in earlier green runs of the same cell on the same hardware."""
     bound = evidence.tolerances.slower_than_history
     compared = against_history(evidence)
     if compared is None:
@@ -150,14 +150,14 @@ def _origin(compared: Comparison) -> str:
     newest, oldest = compared.samples[0], compared.samples[-1]
     names = ", ".join(sample.run_id for sample in compared.samples[:_LISTED])
     more = f" and {len(compared.samples) - _LISTED} more"
-    found = f"{len(compared.samples)} green runs from {oldest.started[:10]} to {newest.started[:10]} ({names}{more})"
+    runs = f"{len(compared.samples)} green runs from {oldest.started[:10]} to {newest.started[:10]} ({names}{more})"
     versions = list(dict.fromkeys(sample.version for sample in compared.samples if sample.version))
     other = f" and {len(versions) - _LISTED} others" if len(versions) > _LISTED else ""
-    return f"{found}, of {', '.join(versions[:_LISTED])}{other}" if versions else found
+    return f"{runs}, of {', '.join(versions[:_LISTED])}{other}" if versions else runs
 
 
 def _no_baseline(evidence: CellEvidence) -> list[CheckFinding]:
-    """A warning if the matrix asks for a comparison with earlier runs that is not possible."""
+    """Return a warning if the matrix asks for a comparison with earlier runs that is not possible."""
     if evidence.before is None:
         return []
     if on_gpu(evidence) and packed_pass(evidence) is None:
@@ -166,8 +166,8 @@ def _no_baseline(evidence: CellEvidence) -> list[CheckFinding]:
     if not on_gpu(evidence) and len(evidence.steps) < 2:
         text = "not compared with earlier runs: that needs a second step, since the first warms up"
         return [CheckFinding(severity=Severity.WARNING, message=text)]
-    found = len(samples_before(evidence))
-    if found >= LEAST_RUNS:  # this run's own times are missing: complete.uncompared
+    runs = len(samples_before(evidence))
+    if runs >= LEAST_RUNS:  # this run's own times are missing: complete.uncompared
         return []
-    text = f"no baseline yet ({found} of {LEAST_RUNS} green runs on this hardware)"
+    text = f"no baseline yet ({runs} of {LEAST_RUNS} green runs on this hardware)"
     return [CheckFinding(severity=Severity.WARNING, message=text)]

@@ -43,12 +43,12 @@ class Evaluation:
 
     @property
     def tokens(self) -> int:
-        """Those that count in the loss, by the plan."""
+        """Return the number of tokens that count in the loss, by the plan."""
         return sum(batch.loss_tokens for replica in self.plan for batch in replica)
 
 
 def evaluations_of(evidence: CellEvidence) -> Iterator[Evaluation]:
-    """The finished evaluations of this part of the cell, in order."""
+    """Yield the finished evaluations of this part of the cell, in order."""
     config, last = evidence.cell.config, evidence.last_stage
     ranks = [evidence.records[rank] for rank in sorted(evidence.records) if evidence.records[rank].place.pp == last]
     if len(ranks) < evidence.layout.world_size // evidence.layout.pp:
@@ -63,7 +63,7 @@ def evaluations_of(evidence: CellEvidence) -> Iterator[Evaluation]:
             plan=config.micro_batches(config.train.steps + number),
             seen=seen,
             documents=_summed_documents(seen),
-            loss_sum=next((item.loss_sum for _, item in seen if item.loss_sum is not None), None),
+            loss_sum=next((recorded.loss_sum for _, recorded in seen if recorded.loss_sum is not None), None),
             outputs=_whole_outputs(evidence, place),
         )
 
@@ -78,8 +78,8 @@ def _whole_outputs(evidence: CellEvidence, place: int) -> dict[int, dict[int, Fi
 
 def _summed_documents(seen: list[tuple[RankRecord, EvaluationSeen]]) -> dict[int, DocumentLoss]:
     sums: dict[int, DocumentLoss] = {}
-    for _, item in seen:
-        for document, part in item.documents.items():
+    for _, recorded in seen:
+        for document, part in recorded.documents.items():
             old = sums.get(document, DocumentLoss(loss_sum=0.0, tokens=0))
             sums[document] = DocumentLoss(loss_sum=old.loss_sum + part.loss_sum, tokens=old.tokens + part.tokens)
     return sums
@@ -100,7 +100,7 @@ _ROUNDING = Bound(value=WORKLOAD_ROUNDING, origin="exact but for the rounding of
 
 @check(Lane.NUMERICS)
 def reported(evidence: CellEvidence) -> list[CheckFinding]:
-    """The first wrong step and rank of each metric."""
+    """Check each metric that upstream's trainer reports; the finding is its first wrong step and rank."""
     if evidence.cell.config.own_trainer:
         return []
     computed = _Computed(evidence)
@@ -130,7 +130,7 @@ class _Computed:
         self.counted = {step: counted(evidence, step, packed) for step in evidence.steps}
 
     def metrics(self, seen: ReportedStep, stage: int) -> Iterator[_Metric]:
-        """The metrics that a rank of this pipeline stage reports."""
+        """Yield the metrics that a rank of this pipeline stage reports."""
         config, step = self.evidence.cell.config, seen.step
         loss, tokens = self.losses.get(step), self.tokens.get(step)
         if loss is not None and tokens and stage == self.evidence.last_stage:
@@ -145,46 +145,46 @@ class _Computed:
             yield from self._counters(seen)
 
     def _counters(self, seen: ReportedStep) -> Iterator[_Metric]:
-        """Those that the rank reports; which must be there is a matter of judge/complete.py."""
-        right = self.counted[seen.step]
-        flops = flops_of(self.evidence.cell.config.model, right.tokens, right.squares)
-        for name, found, number in (
-            ("number of packed tokens", seen.packed_tokens, right.tokens),
-            ("sum of squared lengths", seen.packed_squares, right.squares),
+        """Yield the counters that the rank reports; which must be there is a matter of judge/complete.py."""
+        counts = self.counted[seen.step]
+        flops = flops_of(self.evidence.cell.config.model, counts.tokens, counts.squares)
+        for name, count, expected in (
+            ("number of packed tokens", seen.packed_tokens, counts.tokens),
+            ("sum of squared lengths", seen.packed_squares, counts.squares),
             ("number of floating-point operations", seen.flops, flops),
         ):
-            if found is not None:
-                yield _Metric(name, found, number, _ROUNDING, fault_classes.WORKLOAD)
+            if count is not None:
+                yield _Metric(name, count, expected, _ROUNDING, fault_classes.WORKLOAD)
 
 
 def _metric_differs(metric: _Metric) -> bool:
-    found = metric.reported
-    if found is None:
+    value = metric.reported
+    if value is None:
         return True
-    if not math.isfinite(found):
+    if not math.isfinite(value):
         return False  # the check finiteness reports it
     if metric.bound is None:
-        return found != metric.right
-    return beyond(distance(found, metric.right, metric.bound), metric.bound)
+        return value != metric.right
+    return beyond(distance(value, metric.right, metric.bound), metric.bound)
 
 
 def _reported_finding(evidence: CellEvidence, record: RankRecord, step: int, metric: _Metric) -> CheckFinding:
-    found, ratio, off = metric.reported, None, ""
-    if found is not None and metric.bound is not None:
+    value, ratio, off = metric.reported, None, ""
+    if value is not None and metric.bound is not None:
         if metric.right:
             screen = _ROUNDING.value if metric.bound is _ROUNDING else evidence.tolerances.ratio_screen
-            ratio = ratio_name(found / metric.right, factors_of(evidence, step), screen)
-        off = f", off by {distance(found, metric.right, metric.bound):.3g} > {bound_text(metric.bound)}"
+            ratio = ratio_name(value / metric.right, factors_of(evidence, step), screen)
+        off = f", off by {distance(value, metric.right, metric.bound):.3g} > {bound_text(metric.bound)}"
     named = f"; the ratio is {ratio}" if ratio else ""
     counter = metric.kind == fault_classes.WORKLOAD
     return CheckFinding(
         fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio and not counter else metric.kind,
         message=f"reported {metric.name} of step {step} on rank {record.rank}: "
-        f"{'none' if found is None else f'{found:.9g}'}, should be "
+        f"{'none' if value is None else f'{value:.9g}'}, should be "
         f"{metric.right:.9g}{off}{named}",
         where={"stage": record.place.pp, "rank": record.rank, "step": step, "metric": metric.name}
         | ({"ratio": ratio} if ratio else {}),
-        measured=found,
+        measured=value,
         bound=exactly(metric.right, "the cell's configuration") if metric.bound is None else stated(metric.bound),
     )
 
@@ -194,7 +194,7 @@ _FP32 = 2.0**-23  # relative rounding of one sum in fp32
 
 @check(Lane.NUMERICS)
 def printed(evidence: CellEvidence) -> list[CheckFinding]:
-    """The first wrong line of each field."""
+    """Check each field of the lines that upstream's trainer prints; the finding is its first wrong line."""
     wrong: dict[str, CheckFinding] = {}
     for record in evidence.records.values():
         for seen in record.reported:
@@ -207,75 +207,77 @@ def printed(evidence: CellEvidence) -> list[CheckFinding]:
 
 
 def _fields(evidence: CellEvidence, record: RankRecord, seen: ReportedStep) -> Iterator[tuple[str, Any]]:
-    """(field, what it must say) of a line; the loss as a list of those whose mean it is. What was not reported is left
-    to the check `reported`.
+    """Yield (field, what it must say) of a line; the loss as a list of those whose mean it is.
+
+    What was not reported is left to the check `reported`.
     """
     config = evidence.cell.config
-    over = [one for one in record.reported if one.step in logged(config, seen.step)]
+    over = [step for step in record.reported if step.step in logged(config, seen.step)]
     yield "iteration", f"{seen.step + 1}/{config.train.steps}"
     yield "consumed samples", str(seen.consumed_samples)
     if seen.learning_rate is not None:
         yield "learning rate", f"{seen.learning_rate:.6E}"
     yield "global batch size", str(len(config.samples(0)))
-    losses = [one.loss for one in over if one.loss is not None and math.isfinite(one.loss) and not one.skipped]
+    losses = [step.loss for step in over if step.loss is not None and math.isfinite(step.loss) and not step.skipped]
     if losses and len(losses) == len(over):
         yield LOSS, losses
     yield "loss scale", f"{seen.loss_scale:.1f}"
     if seen.grad_norm is not None:
         yield "grad norm", f"{seen.grad_norm:.3f}"
-    yield "number of skipped iterations", str(sum(one.skipped for one in over))
+    yield "number of skipped iterations", str(sum(step.skipped for step in over))
 
 
-def _says(name: str, text: str | None, right: Any) -> bool:
-    """A mean of losses is summed in fp32, so its last digit may differ."""
+def _says(name: str, text: str | None, expected: Any) -> bool:
+    """Return whether a field says what it must. A mean of losses is summed in fp32, so its last digit may differ."""
     if name != LOSS or text is None:
-        return bool(text == right)
+        return bool(text == expected)
     try:
-        found = float(text)
+        value = float(text)
     except ValueError:
         return False
-    mean = _mean_loss(right)
+    mean = _mean_loss(expected)
     digit = 10.0 ** (int(f"{mean:.6E}".split("E")[1]) - 6)
-    return len(text) == len(f"{mean:.6E}") and abs(found - mean) <= digit / 2 + len(right) * _FP32 * abs(mean)
+    return len(text) == len(f"{mean:.6E}") and abs(value - mean) <= digit / 2 + len(expected) * _FP32 * abs(mean)
 
 
 def _mean_loss(losses: Sequence[float]) -> float:
     return sum(losses) / len(losses)
 
 
-def _printed_finding(record: RankRecord, seen: ReportedStep, name: str, right: Any) -> CheckFinding:
+def _printed_finding(record: RankRecord, seen: ReportedStep, name: str, expected: Any) -> CheckFinding:
     assert seen.printed is not None
-    found, many = seen.printed.get(name), isinstance(right, list) and len(right) > 1
-    text = f"{_mean_loss(right):.6E}" if isinstance(right, list) else right
-    what = f", the mean of {len(right)} steps" if many else ""
+    printed_text, many = seen.printed.get(name), isinstance(expected, list) and len(expected) > 1
+    text = f"{_mean_loss(expected):.6E}" if isinstance(expected, list) else expected
+    what = f", the mean of {len(expected)} steps" if many else ""
     return CheckFinding(
         fault_class=fault_classes.REPORTED,
         message=f"printed {name} of step {seen.step} on rank {record.rank}: "
-        f"{'none' if found is None else repr(found)}, reported was {text}{what}",
+        f"{'none' if printed_text is None else repr(printed_text)}, reported was {text}{what}",
         where={"stage": record.place.pp, "rank": record.rank, "step": seen.step, "metric": name},
-        measured=found,
+        measured=printed_text,
         bound=exactly(text, "what training_log was given"),
     )
 
 
 @check(Lane.NUMERICS)
 def evaluation(evidence: CellEvidence) -> list[CheckFinding]:
-    """The first finding of each kind."""
+    """Check the evaluations of upstream's trainer: the first finding of each kind."""
     kinds = (_absent(evidence), _modes(evidence), _tokens(evidence), _losses(evidence), _reports(evidence))
     return [finding for kind in kinds if (finding := next(kind, None)) is not None]
 
 
 def _absent(evidence: CellEvidence) -> Iterator[CheckFinding]:
-    """Upstream's trainers decide themselves when they evaluate."""
-    right = list(evidence.cell.config.evaluations.values())
+    """Compare when evaluations ran: upstream's trainers decide that themselves."""
+    expected_after = list(evidence.cell.config.evaluations.values())
     for record in evidence.records.values():
-        found = [seen.after for seen in record.evaluations]
-        if record.ended == "completed" and not evidence.cell.config.own_trainer and found != right:
+        evaluated_after = [seen.after for seen in record.evaluations]
+        if record.ended == "completed" and not evidence.cell.config.own_trainer and evaluated_after != expected_after:
             yield _evaluation_finding(
-                f"rank {record.rank} evaluated after {_steps_text(found)}, expected after {_steps_text(right)}",
+                f"rank {record.rank} evaluated after {_steps_text(evaluated_after)}, "
+                f"expected after {_steps_text(expected_after)}",
                 _where(record),
-                measured=found,
-                bound=exactly(right, "the cell's configuration"),
+                measured=evaluated_after,
+                bound=exactly(expected_after, "the cell's configuration"),
             )
 
 
@@ -300,49 +302,49 @@ _EVALUATES = exactly(False, "modules do not train in evaluations")
 
 
 def _tokens(evidence: CellEvidence) -> Iterator[CheckFinding]:
-    for one in evaluations_of(evidence):
-        right = {
-            item.document.index: item.document.loss_tokens
-            for replica in one.plan
+    for finished in evaluations_of(evidence):
+        expected = {
+            placed.document.index: placed.document.loss_tokens
+            for replica in finished.plan
             for batch in replica
-            for item in batch.placed
+            for placed in batch.placed
         }
-        for document in sorted(right):
-            found = one.documents[document].tokens if document in one.documents else 0
-            if found != right[document]:
+        for document in sorted(expected):
+            tokens = finished.documents[document].tokens if document in finished.documents else 0
+            if tokens != expected[document]:
                 yield _evaluation_finding(
-                    f"loss tokens of document {document} in the evaluation after step {one.after}: "
-                    f"{found}, expected {right[document]} by the packing plan",
-                    {"stage": evidence.last_stage, "after": one.after, "document": document},
-                    measured=found,
-                    bound=exactly(right[document], "the packing plan"),
+                    f"loss tokens of document {document} in the evaluation after step {finished.after}: "
+                    f"{tokens}, expected {expected[document]} by the packing plan",
+                    {"stage": evidence.last_stage, "after": finished.after, "document": document},
+                    measured=tokens,
+                    bound=exactly(expected[document], "the packing plan"),
                 )
-        for record, seen in one.seen:
-            if seen.token_count != one.tokens:
+        for record, seen in finished.seen:
+            if seen.token_count != finished.tokens:
                 yield _evaluation_finding(
-                    f"loss tokens of the evaluation after step {one.after} on rank {record.rank}: {seen.token_count}, "
-                    f"expected {one.tokens} by the packing plan",
-                    _where(record, after=one.after),
+                    f"loss tokens of the evaluation after step {finished.after} on rank {record.rank}: "
+                    f"{seen.token_count}, expected {finished.tokens} by the packing plan",
+                    _where(record, after=finished.after),
                     measured=seen.token_count,
-                    bound=exactly(one.tokens, "the packing plan"),
+                    bound=exactly(finished.tokens, "the packing plan"),
                 )
 
 
 def _losses(evidence: CellEvidence) -> Iterator[CheckFinding]:
-    """With the reference's weights at that step, the loss is the reference's too."""
+    """Compare losses: with the reference's weights at that step, the loss is the reference's too."""
     if evidence.reference is None or not evidence.same_rows:
         return
-    expected = {one.number: one.loss_sum for one in evaluations_of(evidence.reference)}
-    for one in evaluations_of(evidence):
-        bound, right = evidence.bound("step_loss", one.after), expected.get(one.number)
+    expected = {finished.number: finished.loss_sum for finished in evaluations_of(evidence.reference)}
+    for finished in evaluations_of(evidence):
+        bound, expected_loss = evidence.bound("step_loss", finished.after), expected.get(finished.number)
         if bound is None:
             return
-        for record, seen in one.seen:
-            if right is not None and _number_differs(seen.loss_sum, right, bound):
+        for record, seen in finished.seen:
+            if expected_loss is not None and _number_differs(seen.loss_sum, expected_loss, bound):
                 yield _evaluation_finding(
-                    f"loss sum of the evaluation after step {one.after} on rank {record.rank}: "
-                    f"{_text(seen.loss_sum, right, bound, evidence.origin)}",
-                    _where(record, after=one.after),
+                    f"loss sum of the evaluation after step {finished.after} on rank {record.rank}: "
+                    f"{_text(seen.loss_sum, expected_loss, bound, evidence.origin)}",
+                    _where(record, after=finished.after),
                     measured=seen.loss_sum,
                     bound=stated(bound),
                 )
@@ -351,96 +353,105 @@ def _losses(evidence: CellEvidence) -> Iterator[CheckFinding]:
 
 
 def _documents(evidence: CellEvidence) -> Iterator[CheckFinding]:
-    """So are those of documents, whose errors may cancel in a sum."""
+    """Compare losses of documents, whose errors may cancel in a sum."""
     assert evidence.reference is not None
-    expected = {one.number: one.documents for one in evaluations_of(evidence.reference)}
-    for one in evaluations_of(evidence):
-        bounds = evidence.bound("document_loss", one.after), evidence.bound("step_loss", one.after)
+    expected = {finished.number: finished.documents for finished in evaluations_of(evidence.reference)}
+    for finished in evaluations_of(evidence):
+        bounds = evidence.bound("document_loss", finished.after), evidence.bound("step_loss", finished.after)
         if bounds[0] is None or bounds[1] is None:
             return
-        bound, right = looser(bounds[0], bounds[1]), expected.get(one.number, {})
+        bound, expected_losses = looser(bounds[0], bounds[1]), expected.get(finished.number, {})
         wrong = [
             document
-            for document, loss in sorted(one.documents.items())
-            if document in right and _number_differs(loss.loss_sum, right[document].loss_sum, bound)
+            for document, loss in sorted(finished.documents.items())
+            if document in expected_losses and _number_differs(loss.loss_sum, expected_losses[document].loss_sum, bound)
         ]
         if wrong:
-            found, expects = one.documents[wrong[0]].loss_sum, right[wrong[0]].loss_sum
+            loss_sum, expected_loss = finished.documents[wrong[0]].loss_sum, expected_losses[wrong[0]].loss_sum
             yield _evaluation_finding(
-                f"loss sum of document {wrong[0]} in the evaluation after step {one.after}: "
-                f"{_text(found, expects, bound, evidence.origin)}; {len(wrong)} of {len(right)} documents differ",
-                {"stage": evidence.last_stage, "after": one.after, "document": wrong[0], "documents": wrong},
-                measured=found,
+                f"loss sum of document {wrong[0]} in the evaluation after step {finished.after}: "
+                f"{_text(loss_sum, expected_loss, bound, evidence.origin)}; "
+                f"{len(wrong)} of {len(expected_losses)} documents differ",
+                {"stage": evidence.last_stage, "after": finished.after, "document": wrong[0], "documents": wrong},
+                measured=loss_sum,
                 bound=stated(bound),
             )
 
 
 def _outputs(evidence: CellEvidence) -> Iterator[CheckFinding]:
-    """So are the outputs of layers: in bf16 a loss hides what a whole block adds to a model that has hardly trained.
+    """Compare outputs of layers: in bf16 a loss hides what a whole block adds to a model that has hardly trained.
 
     Controls that train twice have no second outputs, from which bounds after an update would follow.
     """
     if evidence.reference is None or not evidence.by_oracle:
         return
-    expected = {one.number: one.outputs for one in evaluations_of(evidence.reference)}
-    for one in evaluations_of(evidence):
-        bound = evidence.bound("activation", one.after)
+    expected = {finished.number: finished.outputs for finished in evaluations_of(evidence.reference)}
+    for finished in evaluations_of(evidence):
+        bound = evidence.bound("activation", finished.after)
         if bound is None:
             return
-        off = layer_off(one.outputs, expected.get(one.number, {}), one.documents, bound) if one.outputs else None
+        off = (
+            layer_off(finished.outputs, expected.get(finished.number, {}), finished.documents, bound)
+            if finished.outputs
+            else None
+        )
         if off is not None:
             document, value = off.documents[0], off.off[off.documents[0]]
             yield _evaluation_finding(
-                f"activations of the evaluation after step {one.after} first differ after layer {off.layer}: document "
-                f"{document} off by {value:.3g} > {bound_text(bound)}; {len(off.documents)} of {len(off.off)} "
+                f"activations of the evaluation after step {finished.after} first differ after layer {off.layer}: "
+                f"document {document} off by {value:.3g} > {bound_text(bound)}; {len(off.documents)} of {len(off.off)} "
                 "documents differ there",
-                {"layer": off.layer, "after": one.after, "document": document, "documents": off.documents},
+                {"layer": off.layer, "after": finished.after, "document": document, "documents": off.documents},
                 measured=value,
                 bound=stated(bound),
             )
 
 
 def _reports(evidence: CellEvidence) -> Iterator[CheckFinding]:
-    """What upstream reports is the mean, as it defines it, of the losses that the harness recorded."""
+    """Compare what upstream reports with the mean, as it defines it, of the losses that the harness recorded."""
     config = evidence.cell.config
     if config.own_trainer:
         return
-    for one in evaluations_of(evidence):
-        right, name = _mean(one, config)
-        bound = evidence.own_bound("step_loss", one.after)
-        for record, seen in one.seen:
-            if _number_differs(seen.reported, right, bound):
+    for finished in evaluations_of(evidence):
+        expected, name = _mean(finished, config)
+        bound = evidence.own_bound("step_loss", finished.after)
+        for record, seen in finished.seen:
+            if _number_differs(seen.reported, expected, bound):
                 yield _evaluation_finding(
-                    f"reported loss of the evaluation after step {one.after} on rank {record.rank}: "
-                    f"{_text(seen.reported, right, bound, f'the mean over {name} is')}",
-                    _where(record, after=one.after),
+                    f"reported loss of the evaluation after step {finished.after} on rank {record.rank}: "
+                    f"{_text(seen.reported, expected, bound, f'the mean over {name} is')}",
+                    _where(record, after=finished.after),
                     measured=seen.reported,
                     bound=stated(bound),
                     fault_class=fault_classes.REPORTED,
                 )
 
 
-def _mean(one: Evaluation, config: CellConfig) -> tuple[float, str]:
-    """The mean loss that the trainer of a cell reports, and over what it is."""
+def _mean(finished: Evaluation, config: CellConfig) -> tuple[float, str]:
+    """Return the mean loss that the trainer of a cell reports, and over what it is."""
     if config.trainer != "megatron" or not config.path.sft_flag:
-        total = math.nan if one.loss_sum is None else one.loss_sum
-        return total / max(one.tokens, 1), "tokens"
+        total = math.nan if finished.loss_sum is None else finished.loss_sum
+        return total / max(finished.tokens, 1), "tokens"
     means = []
-    for batch in (batch for replica in one.plan for batch in replica):
-        losses = [one.documents[item.document.index] for item in batch.placed if item.document.index in one.documents]
+    for batch in (batch for replica in finished.plan for batch in replica):
+        losses = [
+            finished.documents[placed.document.index]
+            for placed in batch.placed
+            if placed.document.index in finished.documents
+        ]
         means.append(sum(loss.loss_sum for loss in losses) / max(sum(loss.tokens for loss in losses), 1))
     return sum(means) / len(means), "micro-batches"
 
 
-def _number_differs(found: float | None, right: float, bound: Bound) -> bool:
-    """Values that are not finite are left to `finiteness`."""
-    return found is None or (math.isfinite(found) and beyond(distance(found, right, bound), bound))
+def _number_differs(value: float | None, expected: float, bound: Bound) -> bool:
+    """Return whether a number differs; values that are not finite are left to `finiteness`."""
+    return value is None or (math.isfinite(value) and beyond(distance(value, expected, bound), bound))
 
 
-def _text(found: float | None, right: float, bound: Bound, name: str) -> str:
-    if found is None:
-        return f"none, {name} {right:.9g}"
-    return f"{found:.9g}, {name} {right:.9g}, off by {distance(found, right, bound):.3g} > {bound_text(bound)}"
+def _text(value: float | None, expected: float, bound: Bound, name: str) -> str:
+    if value is None:
+        return f"none, {name} {expected:.9g}"
+    return f"{value:.9g}, {name} {expected:.9g}, off by {distance(value, expected, bound):.3g} > {bound_text(bound)}"
 
 
 def _where(record: RankRecord, **more: Any) -> dict[str, Any]:

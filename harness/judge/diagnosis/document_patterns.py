@@ -10,7 +10,7 @@ from harness.judge.evidence.cell_evidence import CellEvidence
 
 
 def documents_pattern(evidence: CellEvidence, documents: Collection[int], step: int) -> str:
-    """TRUNCATION if all were truncated; else CP_LAYOUT if cp > 1.
+    """Return TRUNCATION if all were truncated; else CP_LAYOUT if cp > 1.
 
     If none is first in its stream: LEAK, since attention is causal, or POSITIONS if canary isolation saw no leak.
     """
@@ -23,7 +23,7 @@ def documents_pattern(evidence: CellEvidence, documents: Collection[int], step: 
 
 
 def _isolated(evidence: CellEvidence) -> bool:
-    """Whether canary isolation ran, and its changes of single documents changed no other document's loss."""
+    """Return whether canary isolation ran, and its changes of single documents changed no other document's loss."""
     legs = [leg for name, leg in evidence.legs.items() if name.startswith("isolation")]
     bound = exact_on_cpu(evidence, evidence.own.document_loss)
     return bool(legs) and not any(changed_losses(evidence, leg, bound, skip=leg.leg.changed) for leg in legs)

@@ -69,8 +69,11 @@ _ENDED = ("completeness", "ended")  # the findings of a cell that did not comple
 
 
 def led_by_root(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings, root first: metadata in order of the pipeline; numbers in order of steps (a wrong gradient changes
-    all later losses), then those of canary legs; times; warnings.
+    """Return the findings, root first.
+
+    Metadata in order of the pipeline; numbers in order of steps (a wrong gradient changes all later losses), then those
+    of canary legs; times; warnings.
+
 
     What goes wrong in the model after wrong metadata follows from it. Findings of the numerics lane take the fault
     class of the first finding, as its effects; hangs and crashes keep their own.
@@ -87,24 +90,26 @@ def led_by_root(findings: Sequence[Finding]) -> list[Finding]:
     root = (metadata + numerics)[0]
     own = (HANG, CRASH)
     numerics = [
-        item if item.fault_class in own or root.fault_class in own else replace(item, fault_class=root.fault_class)
-        for item in numerics
+        finding
+        if finding.fault_class in own or root.fault_class in own
+        else replace(finding, fault_class=root.fault_class)
+        for finding in numerics
     ]
     return [
         root,
-        *(_after(root, item) for item in (metadata + numerics)[1:]),
+        *(_after(root, finding) for finding in (metadata + numerics)[1:]),
         *slow,
-        *(_after(root, item) for item in warnings),
+        *(_after(root, finding) for finding in warnings),
     ]
 
 
 def _step(finding: Finding) -> float:
-    """The step; for an evaluation after n steps, a place between the last of them and the next."""
+    """Return the step; for an evaluation after n steps, a place between the last of them and the next."""
     return float(finding.where["after"]) - 0.5 if "after" in finding.where else float(finding.where.get("step", 0))
 
 
 def _place_in_computation(finding: Finding) -> tuple[bool, bool, bool, int, int, int, int]:
-    """Data before the model, then by step, stage, layer and micro-batch; findings without a place last.
+    """Return the sort key: data before the model, then step, stage, layer and micro-batch; without a place last.
 
     The finding that a cell did not complete comes after the faults found before it ended.
     """
@@ -120,10 +125,13 @@ def _place_in_computation(finding: Finding) -> tuple[bool, bool, bool, int, int,
     )
 
 
-def _after(root: Finding, item: Finding) -> Finding:
-    """The finding, marked as following from the root if that is wrong metadata and it is a number or an early end."""
+def _after(root: Finding, finding: Finding) -> Finding:
+    """Return the finding, marked as following from the root if that is wrong metadata and explains it.
+
+    Wrong metadata explains numbers and an early end.
+    """
     received = root.lane is Lane.METADATA and root.check not in _ENDED
     # If the cause is outside the code, the only finding is that the cell did not complete.
-    outside = item.severity is not Severity.ERROR and item.fault_class != HARNESS
-    follows = received and not outside and (item.check in _ENDED or item.lane is Lane.NUMERICS)
-    return replace(item, follows_from=root.check) if follows else item
+    outside = finding.severity is not Severity.ERROR and finding.fault_class != HARNESS
+    follows = received and not outside and (finding.check in _ENDED or finding.lane is Lane.NUMERICS)
+    return replace(finding, follows_from=root.check) if follows else finding

@@ -28,7 +28,7 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = MEGATRON_ISSUES + BRIDGE_ISSUES + SKYRL_I
 
 
 def with_known(evidence: CellEvidence, findings: Sequence[Finding]) -> list[Finding]:
-    """The findings; those that match a known upstream issue name it, unless a fault was injected into the cell."""
+    """Return the findings; those that match a known upstream issue name it, unless a fault was injected."""
     if not findings or evidence.cell.config.fault:
         return list(findings)
     releases = {package: release_of(evidence.records, package) for package in {issue.package for issue in KNOWN_ISSUES}}
@@ -36,19 +36,19 @@ def with_known(evidence: CellEvidence, findings: Sequence[Finding]) -> list[Find
 
 
 def release_of(records: Mapping[int, RankRecord], package: str = "megatron-core") -> Release | None:
-    """The release of a package that all ranks recorded; None if none did or they differ."""
+    """Return the release of a package that all ranks recorded; None if none did or they differ."""
     module = DISTRIBUTIONS[package]
-    found = {proof.version for record in records.values() for proof in record.imports if proof.module == module}
-    return parse(next(iter(found))) if len(found) == 1 else None
+    versions = {proof.version for record in records.values() for proof in record.imports if proof.module == module}
+    return parse(next(iter(versions))) if len(versions) == 1 else None
 
 
 def parse(version: str) -> Release | None:
-    """The release of a version: "0.18.0rc1+abc" sorts before "0.18.0". None for any other text."""
-    found = _RELEASE.fullmatch(version.partition("+")[0])
-    if found is None:
+    """Return the release of a version: "0.18.0rc1+abc" sorts before "0.18.0". None for any other text."""
+    match = _RELEASE.fullmatch(version.partition("+")[0])
+    if match is None:
         return None
-    before = re.match(r"\.?(dev|a|b|rc)\d*", found[4]) is not None
-    return int(found[1]), int(found[2]), int(found[3] or 0), int(not before)
+    before = re.match(r"\.?(dev|a|b|rc)\d*", match[4]) is not None
+    return int(match[1]), int(match[2]), int(match[3] or 0), int(not before)
 
 
 def _named(evidence: CellEvidence, finding: Finding, releases: Mapping[str, Release | None]) -> Finding:
@@ -115,7 +115,7 @@ def _at_places(issue: KnownIssue, evidence: CellEvidence, finding: Finding) -> b
 
 
 def _has_ratio(issue: KnownIssue, evidence: CellEvidence, finding: Finding) -> bool:
-    """Whether the number is wrong by exactly the factor that the issue causes."""
+    """Return whether the number is wrong by exactly the factor that the issue causes."""
     layout = evidence.layout
     if issue.ratio == "1/rows":  # with tp or cp above 1, the factors of other issues multiply with it
         wanted = stated_ratio(1 / evidence.cell.config.micro_batch_size)

@@ -47,12 +47,12 @@ class Boundaries:
 
     @property
     def text(self) -> str:
-        """'; location: a; b', or nothing."""
+        """Return '; location: a; b', or ''."""
         return f"; location: {'; '.join(self.words)}" if self.words else ""
 
     @property
     def keys(self) -> dict[str, Any]:
-        """For a finding's `where`."""
+        """Return keys for a finding's `where`."""
         return {**self.where, **({"boundaries": list(self.boundaries)} if self.boundaries else {})}
 
 
@@ -60,47 +60,47 @@ NOTHING = Boundaries()
 
 
 def of_token(batch: MicroBatch, layout: Layout, document: int, token: int) -> Boundaries:
-    """Boundaries at a token of a document, by its position; NOTHING when the micro-batch does not hold it."""
+    """Return boundaries at a token of a document, by its position; NOTHING when the micro-batch does not hold it."""
     placed = batch.placed
-    number = next((index for index, item in enumerate(placed) if item.document.index == document), None)
+    number = next((index for index, candidate in enumerate(placed) if candidate.document.index == document), None)
     if number is None or not 0 <= token < placed[number].document.length:
         return NOTHING
-    item = placed[number]
-    found = _boundary(batch, placed, number, token) + _padding(placed, number, token)
+    segment = placed[number]
+    boundaries = _boundary(batch, placed, number, token) + _padding(placed, number, token)
     if layout.cp > 1:
-        found += _chunk(item, layout.cp, token)
+        boundaries += _chunk(segment, layout.cp, token)
     if layout.sp and layout.tp > 1:
-        found += _sequence_share(batch, layout, item, token)
-    return found
+        boundaries += _sequence_share(batch, layout, segment, token)
+    return boundaries
 
 
 def _boundary(batch: MicroBatch, placed: Sequence[PlacedDocument], number: int, token: int) -> Boundaries:
-    """DOCUMENT_BOUNDARY at the first or last token of a document with a neighbour in its pack."""
+    """Return DOCUMENT_BOUNDARY at the first or last token of a document with a neighbour in its pack."""
     if not batch.style.packed:
         return NOTHING
     last = placed[number].document.length - 1
     sides = [("first", number - 1, "after")] if token == 0 else []
     sides += [("last", number + 1, "before")] if token == last else []
-    found = NOTHING
+    edges = NOTHING
     for which, neighbour, side in sides:
         if 0 <= neighbour < len(placed):
-            other = placed[neighbour].document.index
-            words = f"document boundary, the {which} token of the document, right {side} document {other}"
-            where = {"neighbour": other} if not found.where else {}
-            found += Boundaries(boundaries=(DOCUMENT_BOUNDARY,), words=(words,), where=where)
-    return found
+            neighbour_document = placed[neighbour].document.index
+            words = f"document boundary, the {which} token of the document, right {side} document {neighbour_document}"
+            where = {"neighbour": neighbour_document} if not edges.where else {}
+            edges += Boundaries(boundaries=(DOCUMENT_BOUNDARY,), words=(words,), where=where)
+    return edges
 
 
 def _padding(placed: Sequence[PlacedDocument], number: int, token: int) -> Boundaries:
-    item = placed[number]
-    after = item.padded_length - item.document.length
-    found = NOTHING
+    segment = placed[number]
+    after = segment.padded_length - segment.document.length
+    edges = NOTHING
     if token == 0 and number > 0:
-        before = item.start - placed[number - 1].start - placed[number - 1].document.length
-        found += _padding_words(before, "before")
-    if token == item.document.length - 1:
-        found += _padding_words(after, "after")
-    return found
+        before = segment.start - placed[number - 1].start - placed[number - 1].document.length
+        edges += _padding_words(before, "before")
+    if token == segment.document.length - 1:
+        edges += _padding_words(after, "after")
+    return edges
 
 
 def _padding_words(slots: int, side: str) -> Boundaries:
@@ -110,14 +110,14 @@ def _padding_words(slots: int, side: str) -> Boundaries:
 
 
 def holder(segment: int, cp: int, position: int) -> tuple[int, int]:
-    """(chunk, cp rank) that hold a position of a segment of `segment` slots: rank r has chunks r and 2 cp - 1 - r."""
+    """Return (chunk, cp rank) that hold a position of `segment` slots: rank r has chunks r and 2 cp - 1 - r."""
     chunk = position // (segment // (2 * cp))
     return chunk, min(chunk, 2 * cp - 1 - chunk)
 
 
-def _chunk(item: PlacedDocument, cp: int, token: int) -> Boundaries:
-    """The cp rank that holds a token, and whether a neighbour in its segment is held by another."""
-    slots = item.padded_length
+def _chunk(segment: PlacedDocument, cp: int, token: int) -> Boundaries:
+    """Return the cp rank that holds a token, and whether a neighbour in its segment is held by another."""
+    slots = segment.padded_length
     if slots % (2 * cp):
         return NOTHING  # cannot be cut into chunks; the plan makes no such segment
     chunk, rank = holder(slots, cp, token)
@@ -127,15 +127,15 @@ def _chunk(item: PlacedDocument, cp: int, token: int) -> Boundaries:
     held = f"chunk {chunk} of {2 * cp}, held by cp rank {rank}"
     if not others:
         return Boundaries(where={"cp": rank})
-    beside = " and ".join(str(other) for other in sorted(others))
+    neighbours = " and ".join(str(other) for other in sorted(others))
     return Boundaries(
-        boundaries=(CHUNK_EDGE,), words=(f"cp chunk edge, {held}, beside cp rank {beside}",), where={"cp": rank}
+        boundaries=(CHUNK_EDGE,), words=(f"cp chunk edge, {held}, beside cp rank {neighbours}",), where={"cp": rank}
     )
 
 
-def _sequence_share(batch: MicroBatch, layout: Layout, item: PlacedDocument, token: int) -> Boundaries:
-    """SEQUENCE_EDGE at a token: each tp rank holds a contiguous share of the slots of its cp rank."""
-    slot = item.start + token
+def _sequence_share(batch: MicroBatch, layout: Layout, segment: PlacedDocument, token: int) -> Boundaries:
+    """Return SEQUENCE_EDGE at a token: each tp rank holds a contiguous share of the slots of its cp rank."""
+    slot = segment.start + token
     for rank in range(layout.cp):
         for row in batch.local_slots(layout.cp, rank):
             if slot in row and len(row) % layout.tp == 0:
@@ -148,7 +148,7 @@ def _sequence_share(batch: MicroBatch, layout: Layout, item: PlacedDocument, tok
 
 
 def of_layer(layout: Layout, layers: Layers, layer: int) -> Boundaries:
-    """Boundaries at a layer, by its global number from 1; 0 is the embedding."""
+    """Return boundaries at a layer, by its global number from 1; 0 is the embedding."""
     if layer == 0:
         return Boundaries(boundaries=(EMBEDDING,), words=("the embedding on stage 0",))
     hop = hop_before(layout, layers, layer)
@@ -159,7 +159,7 @@ def of_layer(layout: Layout, layers: Layers, layer: int) -> Boundaries:
 
 
 def hop_before(layout: Layout, layers: Layers, layer: int) -> tuple[int, int] | None:
-    """(stage before, stage) when activations travel between stages right before this layer."""
+    """Return (stage before, stage) when activations travel between stages right before this layer."""
     if layer <= 1 or layout.pp == 1:
         return None
     before, after = (layout.chunk_of_layer(layers, number) for number in (layer - 1, layer))
@@ -167,28 +167,28 @@ def hop_before(layout: Layout, layers: Layers, layer: int) -> tuple[int, int] | 
 
 
 def of_parameter(layout: Layout, layers: Layers, name: str, shards: Sequence[int] | None = None) -> Boundaries:
-    """Boundaries at a parameter, by its global name; `shards`: tp ranks whose shard differs, None if unknown."""
-    found = NOTHING
+    """Return boundaries at a parameter, by its global name; `shards`: tp ranks whose shard differs, None if unknown."""
+    edges = NOTHING
     if name.startswith("embedding."):
-        found = Boundaries(boundaries=(EMBEDDING,), words=("the embedding",))
+        edges = Boundaries(boundaries=(EMBEDDING,), words=("the embedding",))
     elif name.startswith("output_layer."):
-        found = Boundaries(boundaries=(OUTPUT_LAYER,), words=("the output layer",))
+        edges = Boundaries(boundaries=(OUTPUT_LAYER,), words=("the output layer",))
     elif layer := layer_of(name):
-        found = of_layer(layout, layers, layer)
+        edges = of_layer(layout, layers, layer)
     if shards and len(shards) < layout.tp:
         words = f"tp shard, wrong only on {numbered('tp rank', shards)}"
-        found += Boundaries(boundaries=(TP_SHARD,), words=(words,), where={"tp": shards[0]})
-    return found
+        edges += Boundaries(boundaries=(TP_SHARD,), words=(words,), where={"tp": shards[0]})
+    return edges
 
 
 def layer_of(name: str) -> int:
-    """Global layer number, from 1, in a parameter's name; 0 when it belongs to no decoder layer."""
+    """Return the global layer number, from 1, in a parameter's name; 0 when it belongs to no decoder layer."""
     match = _LAYER.match(name)
     return int(match.group(1)) + 1 if match else 0
 
 
 def of_output() -> Boundaries:
-    """OUTPUT_LAYER, for a wrong loss after layers that are all right."""
+    """Return OUTPUT_LAYER, for a wrong loss after layers that are all right."""
     words = "output layer: all layers are right, so the final norm, the output layer, the labels or the loss are wrong"
     return Boundaries(boundaries=(OUTPUT_LAYER,), words=(words,))
 
@@ -203,7 +203,7 @@ class LayerOff(NamedTuple):
 
 
 def first_layer_off(evidence: CellEvidence, control: CellEvidence) -> LayerOff | None:
-    """The first layer after which a document's activations differ beyond the bound; None when all are right.
+    """Return the first layer after which a document's activations exceed the bound; None when all are right.
 
     Meaningful only if all ranks completed step 0.
     """
@@ -212,16 +212,17 @@ def first_layer_off(evidence: CellEvidence, control: CellEvidence) -> LayerOff |
 
 
 def layer_off(measured: Outputs, expected: Outputs, documents: Iterable[int], bound: Bound) -> LayerOff | None:
-    """The first layer of `expected` after which a document is off; values that are not finite are left to
-    `finiteness`.
+    """Return the first layer of `expected` after which a document is off.
+
+    Values that are not finite are left to `finiteness`.
     """
-    for layer, right in expected.items():
-        found, off = measured.get(layer, {}), {}
+    for layer, expected_layer in expected.items():
+        measured_layer, off = measured.get(layer, {}), {}
         for document in sorted(documents):
-            if document not in found or document not in right:
+            if document not in measured_layer or document not in expected_layer:
                 off[document] = math.inf
-            elif finite(found[document]):
-                off[document] = fingerprint_distance(found[document], right[document], bound)
+            elif finite(measured_layer[document]):
+                off[document] = fingerprint_distance(measured_layer[document], expected_layer[document], bound)
         wrong = [document for document, value in off.items() if beyond(value, bound)]
         if wrong:
             return LayerOff(layer, wrong, off)
@@ -229,21 +230,21 @@ def layer_off(measured: Outputs, expected: Outputs, documents: Iterable[int], bo
 
 
 def first_token_off(evidence: CellEvidence, control: CellEvidence, document: int) -> int | None:
-    """Position of the document's first token whose loss in step 0 differs; None when no recorded one does.
+    """Return the position of the document's first token whose loss in step 0 differs; None when no recorded one does.
 
     Attention is causal, so nothing before the first wrong token is wrong in any layer. Ranks record a limited number.
     """
     bound = evidence.tolerances.document_loss
     measured, expected = evidence.document_tokens.get(document, {}), control.document_tokens.get(document, {})
     for position in sorted(expected):
-        found, right = measured.get(position), expected[position]
-        if found is not None and math.isfinite(found) and beyond(distance(found, right, bound), bound):
+        loss, expected_loss = measured.get(position), expected[position]
+        if loss is not None and math.isfinite(loss) and beyond(distance(loss, expected_loss, bound), bound):
             return position
     return None
 
 
 def token_boundaries(evidence: CellEvidence, document: int, token: int | None) -> Boundaries:
-    """Boundaries at a token of step 0; NOTHING if the token is unknown."""
+    """Return boundaries at a token of step 0; NOTHING if the token is unknown."""
     home = evidence.homes[0].get(document)
     if home is None or token is None:
         return NOTHING
@@ -251,17 +252,17 @@ def token_boundaries(evidence: CellEvidence, document: int, token: int | None) -
     return of_token(batch, evidence.layout, document, token)
 
 
-def shards_off(found: ParameterGradient, right: ParameterGradient, bound: Bound) -> list[int] | None:
-    """tp ranks whose shard of a gradient differs from the same part of the control's gradient.
+def shards_off(measured: ParameterGradient, expected: ParameterGradient, bound: Bound) -> list[int] | None:
+    """Return tp ranks whose shard of a gradient differs from the same part of the control's gradient.
 
     None when the parameter is not sharded, or the control did not record parts that add up to these shards.
     """
-    count, parts = len(found.shards), len(right.parts)
+    count, parts = len(measured.shards), len(expected.parts)
     if count < 2 or not parts or parts % count:
         return None
     each = parts // count
     return [
         rank
-        for rank, shard in enumerate(found.shards)
-        if finite(shard) and beyond(fingerprint_distance(shard, right.part(rank * each, each), bound), bound)
+        for rank, shard in enumerate(measured.shards)
+        if finite(shard) and beyond(fingerprint_distance(shard, expected.part(rank * each, each), bound), bound)
     ]

@@ -18,7 +18,7 @@ _PRODUCTS = 0.1  # of the screen, for products of two factors: there are so many
 
 
 def factors_of(evidence: CellEvidence, step: int) -> dict[str, float]:
-    """Name -> size of each factor that a sum may be multiplied or divided by once too often, without sizes of 1.
+    """Return name -> size of each factor that a sum may be multiplied or divided by once too often, sizes of 1 aside.
 
     DOCUMENTS is among them if every pack of the step holds equally many.
     """
@@ -40,7 +40,7 @@ def factors_of(evidence: CellEvidence, step: int) -> dict[str, float]:
 
 
 def ratio_name(ratio: float, factors: Mapping[str, float], screen: float) -> str | None:
-    """'x cp', 'x 1/(cp tp)' ... when the ratio is within `screen` (relative) of a factor or its inverse, else None.
+    """Return 'x cp', 'x 1/(cp tp)' ... when the ratio is within `screen` (relative) of a factor or its inverse.
 
     Single factors come before products of two, which must match ten times as closely; factors of equal size are all
     named.
@@ -54,7 +54,7 @@ def ratio_name(ratio: float, factors: Mapping[str, float], screen: float) -> str
 
 
 def stated_ratio(ratio: float | str) -> str:
-    """A ratio, or its name, in the message of a finding; known_issues.py looks for it there."""
+    """Return a ratio, or its name, in the message of a finding; known_issues.py looks for it there."""
     return f"the ratio is {ratio if isinstance(ratio, str) else f'{ratio:.4g}'};"
 
 
@@ -63,8 +63,11 @@ def _products(factors: Mapping[str, float]) -> dict[str, float]:
 
 
 def common_ratio(ratios: Iterable[tuple[float, Mapping[str, float]]], screen: float) -> str | None:
-    """The one name that fits every (ratio, its own factors), else None. A ratio of 1 fits a factor of 1, whose name is
-    not in the factors. At least two ratios must differ from 1: a single number may match by chance."""
+    """Return the one name that fits every (ratio, its own factors), else None.
+
+    A ratio of 1 fits a factor of 1, whose name is not in the factors. At least two ratios must differ from 1: a single
+    number may match by chance.
+    """
     pairs = list(ratios)
     off = [pair for pair in pairs if abs(pair[0] - 1) > screen]
     if len(off) < 2:
@@ -78,13 +81,15 @@ def common_ratio(ratios: Iterable[tuple[float, Mapping[str, float]]], screen: fl
     if not fitting:
         return None
     power = fitting[0][0]
-    return ("x " if power == 1 else "x 1/") + " or ".join(name for found, name in fitting if found == power)
+    return ("x " if power == 1 else "x 1/") + " or ".join(name for exponent, name in fitting if exponent == power)
 
 
 def scale_of(pairs: Iterable[tuple[Fingerprint, Fingerprint]], screen: float) -> float | None:
-    """The one factor by which every (measured, control) fingerprint is scaled, direction unchanged; None when there is
-    none. Projections scale with the norm, so a different tensor whose norm happens to fit is not reported as one."""
-    found: list[float] = []
+    """Return the one factor by which every (measured, control) fingerprint is scaled, direction unchanged, or None.
+
+    Projections scale with the norm, so a different tensor whose norm happens to fit is not reported as one.
+    """
+    ratios: list[float] = []
     for measured, control in pairs:
         if not (measured.norm_sq > 0 and control.norm_sq > 0):
             return None
@@ -94,7 +99,7 @@ def scale_of(pairs: Iterable[tuple[Fingerprint, Fingerprint]], screen: float) ->
         )
         if not fingerprint_distance(measured, scaled) <= screen:
             return None
-        found.append(ratio)
-    if not found or max(found) > min(found) * (1 + screen):
+        ratios.append(ratio)
+    if not ratios or max(ratios) > min(ratios) * (1 + screen):
         return None
-    return sum(found) / len(found)
+    return sum(ratios) / len(ratios)

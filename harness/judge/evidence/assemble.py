@@ -30,12 +30,12 @@ class ParameterGradient:
     parts: tuple[Fingerprint, ...] = ()  # if it is not, see records.ParameterSeen
 
     def part(self, start: int, count: int) -> Fingerprint:
-        """Fingerprint of consecutive parts together."""
+        """Return the fingerprint of consecutive parts together."""
         return functools.reduce(add, self.parts[start : start + count])
 
 
 def whole_gradients(ranks: Iterable[tuple[Coordinates, Sequence[ParameterSeen]]]) -> dict[str, ParameterGradient]:
-    """Parameter -> gradient fingerprint of the whole tensor, in the order the ranks list them.
+    """Return parameter -> gradient fingerprint of the whole tensor, in the order the ranks list them.
 
     Shards add up over tp. Of replicated parameters, and of the copies on cp, dp and (tied embeddings) other stages, the
     first counts: `replica_gradients` checks that copies agree. The first rank of an expert need not be cp 0, dp 0.
@@ -58,18 +58,18 @@ def whole_gradients(ranks: Iterable[tuple[Coordinates, Sequence[ParameterSeen]]]
 def _counted(
     ranks: Iterable[tuple[Coordinates, Sequence[ParameterSeen]]],
 ) -> Iterator[tuple[Coordinates, ParameterSeen]]:
-    """The records that the whole tensors consist of: one of each shard, the shards of a parameter in order of tp."""
-    found: set[tuple[str, int]] = set()
+    """Yield the records that the whole tensors consist of: one of each shard, a parameter's shards in order of tp."""
+    yielded: set[tuple[str, int]] = set()
     for place, parameters in ranks:
         for seen in parameters:
             key = (seen.name, shard_of(place, seen))
-            if key not in found:
-                found.add(key)
+            if key not in yielded:
+                yielded.add(key)
                 yield place, seen
 
 
 def shard_of(place: Coordinates, seen: ParameterSeen | MergedSeen) -> int:
-    """The number of a rank's shard of a parameter; -1 if it holds all of it.
+    """Return the number of a rank's shard of a parameter; -1 if it holds all of it.
 
     Experts that are split otherwise than other weights have the number in the record.
     """
@@ -79,7 +79,7 @@ def shard_of(place: Coordinates, seen: ParameterSeen | MergedSeen) -> int:
 
 
 def whole_updates(ranks: Iterable[tuple[Coordinates, Sequence[ParameterSeen]]]) -> dict[str, UpdateSeen]:
-    """Parameter -> fingerprints of the updates of the whole tensor, put together as in `whole_gradients`."""
+    """Return parameter -> fingerprints of the updates of the whole tensor, put together as in `whole_gradients`."""
     whole: dict[str, UpdateSeen] = {}
     for _, seen in _counted(ranks):
         known, update = whole.get(seen.name), seen.update
@@ -99,8 +99,9 @@ def whole_updates(ranks: Iterable[tuple[Coordinates, Sequence[ParameterSeen]]]) 
 
 
 def copies(records: Mapping[int, RankRecord]) -> Iterator[tuple[RankRecord, ParameterSeen, int, ParameterSeen]]:
-    """Every further copy of a parameter, over dp, cp and, where it is not sharded, tp: its record and itself, then the
-    rank of the first copy and that copy.
+    """Yield every further copy of a parameter, over dp, cp and, where it is not sharded, tp.
+
+    Its record and itself, then the rank of the first copy and that copy.
     """
     first: dict[tuple[str, int, int], tuple[int, ParameterSeen]] = {}
     for rank in sorted(records):
@@ -115,7 +116,7 @@ def copies(records: Mapping[int, RankRecord]) -> Iterator[tuple[RankRecord, Para
 def whole_activations(
     ranks: Iterable[tuple[Coordinates, Sequence[ActivationSeen]]], *, sp: bool
 ) -> dict[int, dict[int, Fingerprint]]:
-    """Layer (0: embedding) -> document -> fingerprint over all tokens of the document.
+    """Return layer (0: embedding) -> document -> fingerprint over all tokens of the document.
 
     Summed over cp and, with sequence parallel, tp; without it every tp rank holds all tokens and tp 0 counts.
     """
@@ -131,15 +132,16 @@ def whole_activations(
 
 
 def state_after(record: RankRecord, after: int) -> StateSeen | None:
-    """The state that a rank recorded after so many steps; None if it did not."""
+    """Return the state that a rank recorded after so many steps; None if it did not."""
     return next((state for state in record.states if state.after == after), None)
 
 
 def held_copies(
     records: Mapping[int, RankRecord], after: int
 ) -> Iterator[tuple[RankRecord, StoredParameter, int, StoredParameter]]:
-    """Every further copy of a parameter, over dp, cp and, where it is not sharded, tp: its record and itself, then the
-    rank of the first copy and that copy.
+    """Yield every further copy of a stored parameter, over dp, cp and, where it is not sharded, tp.
+
+    Its record and itself, then the rank of the first copy and that copy.
     """
     first: dict[tuple[str, int, int], tuple[int, StoredParameter]] = {}
     for record, seen in _stored(records, after):
@@ -150,7 +152,7 @@ def held_copies(
 
 
 def whole_state(records: Mapping[int, RankRecord], after: int) -> dict[str, StoredParameter]:
-    """Parameter -> its whole tensors: shards add up over tp; of copies, which must be equal, the first counts."""
+    """Return parameter -> its whole tensors: shards add up over tp; of copies, which must be equal, the first."""
     parts: dict[str, dict[tuple[int, int], StoredParameter]] = {}
     for record, seen in _stored(records, after):
         known = parts.setdefault(seen.name, {})
@@ -173,7 +175,7 @@ def _stored(records: Mapping[int, RankRecord], after: int) -> Iterator[tuple[Ran
 
 
 def whole_merged(records: Mapping[int, RankRecord]) -> dict[str, MergedSeen]:
-    """Weight -> its fingerprints with the adapter merged, in the order in which ranks list them.
+    """Return weight -> its fingerprints with the adapter merged, in the order in which ranks list them.
 
     Of copies, the first counts.
     """
@@ -195,7 +197,7 @@ def _merged_seen(records: Mapping[int, RankRecord]) -> Iterable[tuple[RankRecord
 
 
 def merged_copies(records: Mapping[int, RankRecord]) -> Iterator[tuple[RankRecord, MergedSeen, int, MergedSeen]]:
-    """Every further copy of a merged weight: its record and itself, then the rank of the first copy and that copy."""
+    """Yield every further copy of a merged weight: its record and itself, then the first copy's rank and that copy."""
     first: dict[tuple[str, int, int], tuple[int, MergedSeen]] = {}
     for record, seen in _merged_seen(records):
         key = (seen.name, record.place.pp, shard_of(record.place, seen))

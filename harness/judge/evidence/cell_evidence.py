@@ -54,7 +54,7 @@ class Observation(NamedTuple):
 
 
 def observations_of(records: Iterable[RankRecord]) -> list[Observation]:
-    """Observations of the metadata leg, then of the training leg, of every record.
+    """Return observations of the metadata leg, then of the training leg, of every record.
 
     Equal params on devices of one name are one object, since many ranks hold the same few.
     """
@@ -76,7 +76,7 @@ def _observations(record: RankRecord, known: dict[tuple[Any, ...], list[SeenPara
 
 
 def _interned(params: SeenParams, device: str | None, known: dict[tuple[Any, ...], list[SeenParams]]) -> SeenParams:
-    """The equal params seen first, or these if they are new."""
+    """Return the equal params seen first, or these if they are new."""
     similar = known.setdefault((device, tuple(params.cu_seqlens_q or ()), params.max_seqlen_q), [])
     for other in similar:
         if other == params:
@@ -121,7 +121,7 @@ class CellEvidence:
 
     @cached_property
     def reference(self) -> CellEvidence | None:
-        """What the numbers of the cell are compared with: the oracle's; where it computes none, the control's."""
+        """Return what the cell's numbers are compared with: the oracle's; where it computes none, the control's."""
         if self.oracle is None or self.oracle.record is None:
             return self.control
         config = replace(self.cell.config, layout=Layout(), saved_in=None, resume="")
@@ -131,21 +131,21 @@ class CellEvidence:
 
     @property
     def by_oracle(self) -> bool:
-        """Whether the numbers of the cell are compared with those of the oracle."""
+        """Return whether the numbers of the cell are compared with those of the oracle."""
         return self.oracle is not None and self.oracle.record is not None
 
     @property
     def origin(self) -> str:
-        """What messages call the reference."""
+        """Return what messages call the reference."""
         return "oracle" if self.by_oracle else "control"
 
     @property
     def own(self) -> Tolerances:
-        """Of what is compared within the cell, or with its control."""
+        """Return the tolerances of what is compared within the cell, or with its control."""
         return self.within or self.tolerances
 
     def own_bound(self, name: str, step: int) -> Bound:
-        """A bound of the numerics lane at a step, of what is compared within this cell; later ones are no tighter."""
+        """Return a bound of the numerics lane at a step, within the cell; later ones are no tighter."""
         return self._at(step, self.own, name)
 
     def _at(self, step: int, tolerances: Tolerances, name: str) -> Bound:
@@ -153,7 +153,7 @@ class CellEvidence:
         return at_start if step == 0 else looser(at_start, getattr(self.later, name))
 
     def bound(self, name: str, step: int) -> Bound | None:
-        """The same against the reference: after step 0 training amplifies rounding. None: to more than can be compared.
+        """Return a bound against the reference at a step; None: training has amplified rounding beyond comparison.
 
         `step`: number of updates so far.
         """
@@ -166,16 +166,14 @@ class CellEvidence:
         return grown(bound, floor, MOST_GROWN[self.cell.config.dtype], self.growth(name))
 
     def growth(self, name: str = "") -> float:
-        """How many times the distance between two trainings of the reference may be that of this cell from it, after
-        an update, in a quantity.
-        """
+        """Return how many times the reference's distance between two trainings a cell may be off after an update."""
         if self.cell.config.dtype != "fp32":
             return OUTPUTS_FACTOR if name == "activation" else GROWTH_FACTOR
         follows = self.oracle is not None and self.oracle.record is not None and self.oracle.record.followed
         return FOLLOWED_FACTOR if follows else GROWTH_FACTOR
 
     def weight_bound(self, what: str, name: str, bound: Bound) -> Bound | None:
-        """`bound` of what updates have made of one parameter; None: rounding decides it."""
+        """Return `bound` of what updates have made of one parameter; None: rounding decides it."""
         if self.reference is None or "parameter_gradient" in self.tolerances.chosen:
             return bound
         floor = next(iter(self.reference.later_noise.get(f"{what} of {name}", {}).values()), None)
@@ -189,22 +187,22 @@ class CellEvidence:
             return None
         # In bf16 every update is about the signs of rounded gradients: a norm has few, so two may be a third of it.
         factors = (NOISE_FACTOR, SMALLEST_FACTOR)
-        factor = next((one for one in factors if one * floor.value < ACCEPTS_NONE), NOISE_FACTOR)
+        factor = next((number for number in factors if number * floor.value < ACCEPTS_NONE), NOISE_FACTOR)
         return grown(bound, floor, ACCEPTS_NONE, factor)
 
     @cached_property
     def _grown_too_far(self) -> bool:
-        """Whether rounding decides the gradient norm of the last step, and so what all updates add up to."""
+        """Return whether rounding decides the gradient norm of the last step, and so what all updates add up to."""
         return self.bound("grad_norm", self.cell.config.train.steps - 1) is None
 
     @cached_property
     def diverges(self) -> float:
-        """The step from which on numbers may be infinite, since rounding decided them before; or inf.
+        """Return the step from which on numbers may be infinite, since rounding decided them before; or inf.
 
         Those of the reference are then infinite at the end of either training.
         """
         reference = self.reference or self
-        if not any(found.bad for found in reference.scans.values()):
+        if not any(rank_scan.bad for rank_scan in reference.scans.values()):
             return math.inf
         most = MOST_GROWN[self.cell.config.dtype]
         lost = [
@@ -217,12 +215,12 @@ class CellEvidence:
 
     @cached_property
     def later_noise(self) -> dict[str, dict[int, NoiseFloor]]:
-        """How far two trainings of this cell are from each other; only controls and the oracle train twice."""
+        """Return how far two trainings of this cell are from each other; only controls and the oracle train twice."""
         return later_floors(self.records[0]) if set(self.records) == {0} else {}
 
     @property
     def rejected(self) -> bool:
-        """Whether a node rejected the cell, also for what a checkout lacks, if the matrix allows that."""
+        """Return whether a node rejected the cell, also for what a checkout lacks, if the matrix allows that."""
         if self.result is None:
             return False
         allowed = self.result.status == "error" and self.result.rejection is not None and bool(self.cell.may_reject)
@@ -234,27 +232,30 @@ class CellEvidence:
 
     @property
     def same_rows(self) -> bool:
-        """Whether gradients, and the weights they update, may be compared with the reference."""
+        """Return whether gradients, and the weights they update, may be compared with the reference."""
         return self.by_oracle or not self.cell.config.by_rows
 
     @cached_property
     def steps(self) -> range:
-        """Those that this part of the cell trains: all, or after a resume the later ones."""
+        """Return the steps that this part of the cell trains: all, or after a resume the later ones."""
         return self.cell.config.steps
 
     @property
     def fetched_steps(self) -> range:
-        """The steps whose batches ranks compare with the plan: upstream's own trainer fetches all while it trains."""
+        """Return the steps whose batches ranks compare with the plan.
+
+        Upstream's own trainer fetches all while it trains.
+        """
         return range(1) if self.cell.config.own_trainer else self.steps
 
     @property
     def planned_steps(self) -> range:
-        """The steps that any record may be of: if none is trained, the one whose batches are fetched."""
+        """Return the steps that any record may be of: if none is trained, the one whose batches are fetched."""
         return self.steps or self.fetched_steps
 
     @cached_property
     def plan(self) -> list[list[list[Truth]]]:
-        """The truth of all steps of the cell, at least of step 0, indexed [step][dp][micro-batch]."""
+        """Return the truth of all steps of the cell, at least of step 0, indexed [step][dp][micro-batch]."""
         config = self.cell.config
         return [
             [[self._truth(batch) for batch in replica] for replica in config.micro_batches(step)]
@@ -268,43 +269,43 @@ class CellEvidence:
 
     @cached_property
     def _offsets_padded(self) -> bool:
-        """Whether cu_seqlens are the padded offsets: the data path may give only these, and no rank gave both."""
+        """Return whether cu_seqlens are the padded offsets: the path may give only these, and no rank gave both."""
         if not self.cell.config.style.padded_only:
             return False
         return all(seen.params is None or seen.params.cu_seqlens_q_padded is None for seen in self.observations)
 
     def truth(self, step: int, dp: int, micro_batch: int) -> Truth | None:
-        """The truth for one micro-batch; None if the plan does not have it."""
+        """Return the truth for one micro-batch; None if the plan does not have it."""
         if step not in self.planned_steps or not 0 <= micro_batch < len(self.plan[step][dp]):
             return None
         return self.plan[step][dp][micro_batch]
 
     @cached_property
     def document_lengths(self) -> dict[int, int]:
-        """Document of step 0 -> its tokens."""
-        return {item.index: item.length for item in self.cell.config.documents_of(0)}
+        """Return document of step 0 -> its tokens."""
+        return {document.index: document.length for document in self.cell.config.documents_of(0)}
 
     @cached_property
     def homes(self) -> list[dict[int, DocumentPosition]]:
-        """Per step: document -> its position."""
+        """Return, per step, document -> its position."""
         homes: list[dict[int, DocumentPosition]] = []
         for step in self.plan:
-            found = {}
+            positions = {}
             for dp, replica in enumerate(step):
                 for number, truth in enumerate(replica):
-                    starts = {0} if self.packed else {item.start for item in truth.batch.placed}
-                    for item in truth.batch.placed:
-                        document = item.document
+                    starts = {0} if self.packed else {placed.start for placed in truth.batch.placed}
+                    for placed in truth.batch.placed:
+                        document = placed.document
                         cut = document.original_length > document.length
-                        found[document.index] = DocumentPosition(
-                            dp=dp, micro_batch=number, first=item.start in starts, truncated=cut
+                        positions[document.index] = DocumentPosition(
+                            dp=dp, micro_batch=number, first=placed.start in starts, truncated=cut
                         )
-            homes.append(found)
+            homes.append(positions)
         return homes
 
     @cached_property
     def scans(self) -> dict[int, Scan]:
-        """Rank -> scan of the numbers that it computed."""
+        """Return rank -> scan of the numbers that it computed."""
         return {rank: scan(self.records[rank]) for rank in sorted(self.records)}
 
     @cached_property
@@ -313,22 +314,22 @@ class CellEvidence:
 
     @cached_property
     def cause(self) -> Cause | None:
-        """Why the cell did not complete; None if every rank did."""
+        """Return why the cell did not complete; None if every rank did."""
         return cause_of(self.endings, self.result, self.job, self.logs)
 
     @property
     def failure_class(self) -> FailureClass | None:
-        """The class of the failure; None if every rank completed."""
+        """Return the class of the failure; None if every rank completed."""
         return self.cause.failure_class if self.cause else None
 
     @cached_property
     def observations(self) -> list[Observation]:
-        """The packed params, or their absence, at every location that the ranks recorded."""
+        """Return the packed params, or their absence, at every location that the ranks recorded."""
         return observations_of(self.records.values())
 
     @cached_property
     def params_seen(self) -> list[ParamsSeen]:
-        """The distinct packed params of the observations, micro-batch by micro-batch."""
+        """Return the distinct packed params of the observations, micro-batch by micro-batch."""
         groups: dict[tuple[int, int], ParamsSeen] = {}
         for observation in self.observations:
             place, params = observation.place, observation.params
@@ -344,7 +345,7 @@ class CellEvidence:
         return list(groups.values())
 
     def step_records(self, step: int, **where: int) -> Iterator[tuple[RankRecord, StepSeen]]:
-        """(record, step) of the ranks with the coordinates `where` that finished the step, in rank order."""
+        """Yield (record, step) of the ranks with the coordinates `where` that finished the step, in rank order."""
         for rank in sorted(self.records):
             record = self.records[rank]
             if all(getattr(record.place, name) == value for name, value in where.items()):
@@ -354,12 +355,12 @@ class CellEvidence:
 
     @cached_property
     def legs(self) -> dict[str, LegEvidence]:
-        """Canary legs that every rank finished, by name."""
+        """Return the canary legs that every rank finished, by name."""
         return legs_seen(self.cell.config, self.legs_planned, self.records)
 
     @cached_property
     def legs_planned(self) -> list[Leg]:
-        """The canary legs that the cell was to run."""
+        """Return the canary legs that the cell was to run."""
         return legs_of(self.cell.config) if self.cell.config.canaries else []
 
     @property
@@ -368,24 +369,24 @@ class CellEvidence:
 
     @cached_property
     def finished_steps(self) -> list[int]:
-        """Steps that every rank of the last stage finished, so that sums over ranks are complete."""
+        """Return the steps that every rank of the last stage finished, so that sums over ranks are complete."""
         per_stage = self.layout.world_size // self.layout.pp
         last = self.last_stage
         return [step for step in self.steps if sum(1 for _ in self.step_records(step, pp=last)) == per_stage]
 
     @cached_property
     def first_step_whole(self) -> bool:
-        """Whether every rank finished step 0, so that its records are complete."""
+        """Return whether every rank finished step 0, so that its records are complete."""
         return sum(1 for _ in self.step_records(0)) == self.layout.world_size
 
     @property
     def fingerprinted(self) -> bool:
-        """Whether gradients and activations of step 0 are complete."""
+        """Return whether gradients and activations of step 0 are complete."""
         return self.cell.config.fingerprints and self.first_step_whole
 
     @cached_property
     def document_losses(self) -> dict[int, dict[int, DocumentLoss]]:
-        """Finished step -> document -> loss summed over the cp ranks (last stage, tp rank 0)."""
+        """Return finished step -> document -> loss summed over the cp ranks (last stage, tp rank 0)."""
         whole: dict[int, dict[int, DocumentLoss]] = {}
         for step in self.finished_steps:
             sums: dict[int, DocumentLoss] = {}
@@ -400,7 +401,7 @@ class CellEvidence:
 
     @cached_property
     def document_tokens(self) -> dict[int, dict[int, float]]:
-        """Document -> token position -> loss, step 0."""
+        """Return document -> token position -> loss, step 0."""
         losses: dict[int, dict[int, float]] = {}
         for _, seen in self.step_records(0, pp=self.last_stage, tp=0):
             for token in seen.tokens:
@@ -409,17 +410,17 @@ class CellEvidence:
 
     @cached_property
     def gradients(self) -> dict[str, ParameterGradient]:
-        """Parameter -> gradient of the whole tensor, step 0."""
+        """Return parameter -> gradient of the whole tensor, step 0."""
         return whole_gradients((record.place, record.parameters) for record in self._in_order())
 
     @cached_property
     def updates(self) -> dict[str, UpdateSeen]:
-        """Parameter -> what the optimizer made of the whole tensor."""
+        """Return parameter -> what the optimizer made of the whole tensor."""
         return whole_updates((record.place, record.parameters) for record in self._in_order())
 
     @cached_property
     def activations(self) -> dict[int, dict[int, Fingerprint]]:
-        """Layer (0: embedding) -> document -> fingerprint over all tokens of the document, step 0."""
+        """Return layer (0: embedding) -> document -> fingerprint over all tokens of the document, step 0."""
         ranks = ((record.place, record.activations) for record in self._in_order())
         return whole_activations(ranks, sp=self.layout.sp)
 

@@ -25,25 +25,25 @@ class Counted(NamedTuple):
 
 
 def counted_tokens(evidence: CellEvidence, step: int) -> int:
-    """The number of tokens by which a loss per token is divided, over all replicas: of labels that count, or of all."""
+    """Return the tokens by which a loss per token is divided, over all replicas: labels that count, or all tokens."""
     batches = [truth.batch for replica in evidence.plan[step] for truth in replica]
     if evidence.cell.config.path.counted == "tokens":
-        return sum(item.document.length + 1 for batch in batches for item in batch.placed)
+        return sum(placed.document.length + 1 for batch in batches for placed in batch.placed)
     return sum(batch.loss_tokens for batch in batches)
 
 
 def returned_tokens(evidence: CellEvidence, step: int) -> list[float | None]:
-    """Per tp rank: what the losses of a step returned, over replicas and context ranks; None if none returned any."""
+    """Return, per tp rank, what a step's losses returned over replicas and context ranks; None if none returned any."""
     totals: list[float | None] = []
     for tp in range(evidence.layout.tp):
-        found = [seen.returned_tokens for _, seen in evidence.step_records(step, pp=evidence.last_stage, tp=tp)]
-        counts = [count for count in found if count is not None]
+        returned = [seen.returned_tokens for _, seen in evidence.step_records(step, pp=evidence.last_stage, tp=tp)]
+        counts = [count for count in returned if count is not None]
         totals.append(sum(counts) if counts else None)
     return totals
 
 
 def counted(evidence: CellEvidence, step: int, packed: bool) -> Counted:
-    """`packed`: whether the release counts tokens of packed documents."""
+    """Return what a trainer counts of a step. `packed`: whether its release counts tokens of packed documents."""
     config = evidence.cell.config
     replicas = [[truth.batch for truth in replica] for replica in evidence.plan[step]]
     batches = [batch for replica in replicas for batch in replica]

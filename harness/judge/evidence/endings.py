@@ -39,7 +39,7 @@ class Ending:
 
     @property
     def order(self) -> tuple[int, int, bool, int, int]:
-        """Sort key: how far the rank came."""
+        """Return the sort key: how far the rank came."""
         progress = self.progress
         evaluates = progress.leg == "evaluation"
         name = "training" if evaluates else progress.leg
@@ -49,7 +49,7 @@ class Ending:
 
     @property
     def at(self) -> str:
-        """E.g. 'training leg, step 1, micro-batch 0, forward'."""
+        """Return e.g. 'training leg, step 1, micro-batch 0, forward'."""
         progress = self.progress
         if progress.leg == "evaluation":
             return f"evaluation after step {progress.step}, micro-batch {progress.micro_batch}, {progress.phase}"
@@ -60,12 +60,12 @@ class Ending:
 def endings_of(
     layout: Layout, records: Mapping[int, RankRecord], result: CellResult | None, *, deadline_s: float
 ) -> list[Ending]:
-    """One ending per rank of the layout, in rank order; a rank without a record is `missing`.
+    """Return one ending per rank of the layout, in rank order; a rank without a record is `missing`.
 
     `deadline_s`: the cell's. An attempt that ends by its deadline lasts that long, whatever its clocks say.
     """
     given_s = max(deadline_s, result.deadline_s) if result else deadline_s
-    seen = {item.rank: item for item in result.ranks} if result else {}
+    seen = {ending.rank: ending for ending in result.ranks} if result else {}
     endings = []
     for rank in range(layout.world_size):
         record, process = records.get(rank), seen.get(rank)
@@ -87,7 +87,7 @@ def endings_of(
 
 
 def _ended(record: RankRecord | None, process: RankEnding | None) -> Ended:
-    """The ending in the record; if that still says `running`, the process died, and its parent saw how."""
+    """Return the ending in the record; if that still says `running`, the process died, and its parent saw how."""
     if record is not None and record.ended in ("completed", "raised", "deadline"):
         return record.ended
     if record is not None and process is not None and process.ended in ("raised", "deadline"):
@@ -98,16 +98,16 @@ def _ended(record: RankRecord | None, process: RankEnding | None) -> Ended:
 
 
 def _stalled(process: RankEnding | None, deadline_s: float) -> bool:
-    """Whether the rank had stopped; one that is only slow reports progress at times."""
+    """Return whether the rank had stopped; one that is only slow reports progress at times."""
     still_s = None if process is None else process.still_s
     return still_s is not None and still_s >= max(STALL_S, STALL_SHARE * deadline_s)
 
 
 def _died_by_itself(exit_code: int | None) -> bool:
-    """Whether it was a crash signal, or an exit with an error code; other signals come from outside."""
+    """Return whether it was a crash signal, or an exit with an error code; other signals come from outside."""
     return exit_code is not None and (signal_of(exit_code) in CRASH_SIGNALS or 0 < exit_code < 128)
 
 
 def signal_of(exit_code: int) -> int:
-    """The signal that ended a process (exit code negative or 128 + n), else 0."""
+    """Return the signal that ended a process (exit code negative or 128 + n), else 0."""
     return -exit_code if exit_code < 0 else max(exit_code - 128, 0)

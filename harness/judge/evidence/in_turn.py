@@ -38,7 +38,7 @@ class CellFound:
 
 
 def evidence_in_turn(plan: RunPlan, find: Callable[[str], CellFound]) -> Iterator[CellEvidence]:
-    """Evidence of every planned cell, linked to its control; controls come first. `find` is called cell by cell.
+    """Yield evidence of every planned cell, linked to its control; controls come first. `find` is called cell by cell.
 
     Only controls are kept, each until its last cell: a run of a thousand cells of 64 ranks does not fit into memory.
     """
@@ -66,9 +66,9 @@ def _evidence(
     nodes: Mapping[str, int],
     control: CellEvidence | None = None,
 ) -> CellEvidence:
-    found = find(cell.id)
-    own = noise_floors(found.records)
-    oracle = found.oracle.record if found.oracle is not None else None
+    files = find(cell.id)
+    own = noise_floors(files.records)
+    oracle = files.oracle.record if files.oracle is not None else None
     by_oracle = oracle is not None
     floors = noise_floors({0: oracle}) if oracle is not None else {}
     noise = own or floors
@@ -85,20 +85,20 @@ def _evidence(
         history=plan.history,
         run_id=plan.run_id,
         nodes=nodes.get(cell.id, 1),
-        **{**vars(found), "earlier": (), "resumed": None},
+        **{**vars(files), "earlier": (), "resumed": None},
     )
-    newest.earlier = [_with(newest, before) for before in found.earlier]
-    return _with_resumed(newest, found.resumed)
+    newest.earlier = [_with(newest, before) for before in files.earlier]
+    return _with_resumed(newest, files.resumed)
 
 
-def _with(evidence: CellEvidence, found: CellFound, **more: Any) -> CellEvidence:
-    """The evidence with the files of another attempt, or of another part of an attempt."""
-    files = {**vars(found), "earlier": (), "resumed": None}
-    return _with_resumed(replace(evidence, **{**files, **more}), found.resumed)
+def _with(evidence: CellEvidence, files: CellFound, **more: Any) -> CellEvidence:
+    """Return the evidence with the files of another attempt, or of another part of an attempt."""
+    fields = {**vars(files), "earlier": (), "resumed": None}
+    return _with_resumed(replace(evidence, **{**fields, **more}), files.resumed)
 
 
-def _with_resumed(evidence: CellEvidence, found: CellFound | None) -> CellEvidence:
-    if found is not None and evidence.cell.config.resume:
+def _with_resumed(evidence: CellEvidence, files: CellFound | None) -> CellEvidence:
+    if files is not None and evidence.cell.config.resume:
         cell = replace(evidence.cell, config=evidence.cell.config.resumed, base=None, xfail=None)
-        evidence.resumed = _with(evidence, found, cell=cell, saved=evidence, base=None, retried=False)
+        evidence.resumed = _with(evidence, files, cell=cell, saved=evidence, base=None, retried=False)
     return evidence

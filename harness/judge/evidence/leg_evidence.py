@@ -28,7 +28,7 @@ class LegPosition:
         return f"number {self.number} in micro-batch {self.micro_batch} of replica {self.dp}"
 
     def where(self, leg: str, last_stage: int) -> dict[str, int | str]:
-        """`where` of a finding about the document's loss."""
+        """Return the `where` of a finding about the document's loss."""
         return {"stage": last_stage, "dp": self.dp, "leg": leg, "step": 0, "micro_batch": self.micro_batch}
 
 
@@ -42,22 +42,22 @@ class LegEvidence:
 
     @cached_property
     def plan(self) -> list[list[MicroBatch]]:
-        """The packing of the leg, indexed [dp][micro-batch]."""
+        """Return the packing of the leg, indexed [dp][micro-batch]."""
         return self.leg.micro_batches(self.config)
 
     @cached_property
     def positions(self) -> dict[int, LegPosition]:
-        """Document -> its position, in the order of the packing."""
+        """Return document -> its position, in the order of the packing."""
         return {
-            item.document.index: LegPosition(dp=dp, micro_batch=number, number=place)
+            placed.document.index: LegPosition(dp=dp, micro_batch=number, number=index)
             for dp, replica in enumerate(self.plan)
             for number, batch in enumerate(replica)
-            for place, item in enumerate(batch.placed)
+            for index, placed in enumerate(batch.placed)
         }
 
     @cached_property
     def losses(self) -> dict[int, DocumentLoss]:
-        """Document -> loss summed over the cp ranks, in rank order."""
+        """Return document -> loss summed over the cp ranks, in rank order."""
         sums: dict[int, DocumentLoss] = {}
         for _, seen in self._with_losses():
             for document, part in seen.documents.items():
@@ -67,17 +67,17 @@ class LegEvidence:
 
     @property
     def token_count(self) -> int:
-        """Number of labels that count in the loss, over all replicas."""
+        """Return the number of labels that count in the loss, over all replicas."""
         return sum(seen.token_count for _, seen in self._with_losses())
 
     @cached_property
     def gradients(self) -> dict[str, ParameterGradient]:
-        """Parameter -> gradient of the whole tensor; only of legs with a backward."""
+        """Return parameter -> gradient of the whole tensor; only of legs with a backward."""
         return whole_gradients((at, seen.parameters) for at, seen in self._in_order())
 
     @cached_property
     def activations(self) -> dict[int, dict[int, Fingerprint]]:
-        """Layer (0: embedding) -> document -> fingerprint of its output."""
+        """Return layer (0: embedding) -> document -> fingerprint of its output."""
         return whole_activations(((at, seen.activations) for at, seen in self._in_order()), sp=self.config.layout.sp)
 
     def _in_order(self) -> list[tuple[Coordinates, LegSeen]]:
@@ -87,16 +87,18 @@ class LegEvidence:
         return [(at, seen) for at, seen in self._in_order() if at.pp == self.config.layout.pp - 1 and at.tp == 0]
 
     def at_rank(self, rank: int, **more: object) -> dict[str, object]:
-        """`where` of a finding about what one rank recorded."""
+        """Return the `where` of a finding about what one rank recorded."""
         place = self.config.layout.coordinates(rank)
         return where_of(place, rank=rank, leg=self.leg.name, step=0, **more)
 
 
 def legs_seen(config: CellConfig, legs: Sequence[Leg], records: Mapping[int, RankRecord]) -> dict[str, LegEvidence]:
-    """Leg name -> evidence, of the legs that all ranks of the layout finished."""
-    found: dict[str, LegEvidence] = {}
+    """Return leg name -> evidence, of the legs that all ranks of the layout finished."""
+    evidence: dict[str, LegEvidence] = {}
     for leg in legs:
-        seen = {rank: item for rank, record in records.items() for item in record.legs if item.leg == leg.name}
+        seen = {
+            rank: recorded for rank, record in records.items() for recorded in record.legs if recorded.leg == leg.name
+        }
         if len(seen) == config.layout.world_size:
-            found[leg.name] = LegEvidence(leg=leg, config=config, seen=seen)
-    return found
+            evidence[leg.name] = LegEvidence(leg=leg, config=config, seen=seen)
+    return evidence

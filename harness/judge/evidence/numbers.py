@@ -40,131 +40,131 @@ class Scan:
 
 def scan(record: RankRecord) -> Scan:
     """Scan all legs of a record, in the order in which a rank computes them."""
-    found = Scan()
+    tally = Scan()
     at: dict[str, Any] = {"stage": record.place.pp, "rank": record.rank}
-    _outputs(found, record.activations, "the activation of document {} after layer {}", at | {"step": 0}, (0, 0))
-    _routers(found, record, at)
+    _outputs(tally, record.activations, "the activation of document {} after layer {}", at | {"step": 0}, (0, 0))
+    _routers(tally, record, at)
     for seen in record.steps:
         where, order = at | {"step": seen.step}, (0, 2, seen.step)
-        _documents(found, seen.documents, f"the loss of document {{}} in step {seen.step}", where, order)
-        _losses(found, [token.loss for token in seen.tokens], "a token's loss", where, order)
+        _documents(tally, seen.documents, f"the loss of document {{}} in step {seen.step}", where, order)
+        _losses(tally, [token.loss for token in seen.tokens], "a token's loss", where, order)
         for what, value in (
             ("the loss", seen.loss_sum),
             ("the number of tokens that the loss returned", seen.returned_tokens),
             ("the gradient norm", seen.grad_norm),
         ):
             if value is not None:
-                found.add(value, f"{what} of step {seen.step}", where, order)
-    _reports(found, record, at)
-    _states(found, record, at)
-    _gradients(found, record.parameters, "the gradient of {}", at | {"step": 0}, (0, 3))
+                tally.add(value, f"{what} of step {seen.step}", where, order)
+    _reports(tally, record, at)
+    _states(tally, record, at)
+    _gradients(tally, record.parameters, "the gradient of {}", at | {"step": 0}, (0, 3))
     for parameter in record.parameters:
         if parameter.update is not None:
             where = at | {"step": 0, "parameter": parameter.name}
-            _update(found, parameter.update, parameter.name, where, last=len(record.steps) - 1)
+            _update(tally, parameter.update, parameter.name, where, last=len(record.steps) - 1)
     for scale in record.gradient_scales:
         for what, value in (("gradients", scale.dense), ("gradients of experts", scale.experts)):
             if value is not None:
-                found.add(value, f"the factor of {what}", at | {"step": 0, "chunk": scale.chunk}, (0, 3))
+                tally.add(value, f"the factor of {what}", at | {"step": 0, "chunk": scale.chunk}, (0, 3))
     for number, leg in enumerate(record.legs, 1):
         where, name = at | {"leg": leg.leg, "step": 0}, f" in canary leg {leg.leg}"
-        _outputs(found, leg.activations, "the activation of document {} after layer {}" + name, where, (number, 0))
-        _documents(found, leg.documents, "the loss of document {}" + name, where, (number, 1))
-        _losses(found, [token.loss for token in leg.tokens], "a token's loss" + name, where, (number, 1))
-        found.add(leg.loss_sum, f"the loss{name}", where, (number, 1))
-        _gradients(found, leg.parameters, "the gradient of {}" + name, where, (number, 3))
+        _outputs(tally, leg.activations, "the activation of document {} after layer {}" + name, where, (number, 0))
+        _documents(tally, leg.documents, "the loss of document {}" + name, where, (number, 1))
+        _losses(tally, [token.loss for token in leg.tokens], "a token's loss" + name, where, (number, 1))
+        tally.add(leg.loss_sum, f"the loss{name}", where, (number, 1))
+        _gradients(tally, leg.parameters, "the gradient of {}" + name, where, (number, 3))
         if leg.training is not None:
-            _second_training(found, leg.training, name, at | {"leg": leg.leg}, number)
-    return found
+            _second_training(tally, leg.training, name, at | {"leg": leg.leg}, number)
+    return tally
 
 
-def _second_training(found: Scan, seen: TrainingSeen, name: str, at: dict[str, Any], number: int) -> None:
+def _second_training(tally: Scan, seen: TrainingSeen, name: str, at: dict[str, Any], number: int) -> None:
     """Scan the later steps of a leg that trains; `number`: of the leg."""
     for step in seen.steps:
-        _later(found, step, f"step {step.after}{name}", at | {"step": step.after}, (number, 4, step.after))
+        _later(tally, step, f"step {step.after}{name}", at | {"step": step.after}, (number, 4, step.after))
     for step in seen.evaluations:
         text = f"the evaluation after step {step.after}{name}"
-        _later(found, step, text, at | {"after": step.after}, (number, 4, step.after))
+        _later(tally, step, text, at | {"after": step.after}, (number, 4, step.after))
     last = len(seen.steps)
     for what, weights, after in (
         ("change", seen.changes, 0),
         ("change over all steps", seen.trained, last),
         ("merged weight", seen.merged, last),
     ):
-        _total(found, weights.values())
+        _total(tally, weights.values())
         for parameter, value in weights.items():
             if not _good(value):
                 where = at | {"step": after, "parameter": parameter}
-                _fingerprint(found, value, f"the {what} of {parameter}{name}", where, (number, 5))
+                _fingerprint(tally, value, f"the {what} of {parameter}{name}", where, (number, 5))
     for bias in seen.expert_biases:
         where = at | {"step": bias.step, "layer": bias.layer}
-        _losses(found, bias.values, f"a bias of layer {bias.layer}{name}", where, (number, 4, bias.step))
+        _losses(tally, bias.values, f"a bias of layer {bias.layer}{name}", where, (number, 4, bias.step))
 
 
-def _later(found: Scan, seen: LaterSeen, name: str, where: dict[str, Any], order: tuple[int, ...]) -> None:
-    _documents(found, seen.documents, f"the loss of document {{}} in {name}", where, order)
+def _later(tally: Scan, seen: LaterSeen, name: str, where: dict[str, Any], order: tuple[int, ...]) -> None:
+    _documents(tally, seen.documents, f"the loss of document {{}} in {name}", where, order)
     for what, value in (("the loss", seen.loss_sum), ("the gradient norm", seen.grad_norm)):
         if value is not None:
-            found.add(value, f"{what} of {name}", where, order)
+            tally.add(value, f"{what} of {name}", where, order)
 
 
-def _reports(found: Scan, record: RankRecord, at: dict[str, Any]) -> None:
+def _reports(tally: Scan, record: RankRecord, at: dict[str, Any]) -> None:
     """Scan evaluations, and what upstream's trainer reports."""
     for evaluation in record.evaluations:
         name, order = f"the evaluation after step {evaluation.after}", (0, 2, evaluation.after)
         where = at | {"after": evaluation.after}
-        _documents(found, evaluation.documents, f"the loss of document {{}} in {name}", where, order)
+        _documents(tally, evaluation.documents, f"the loss of document {{}} in {name}", where, order)
         text = f"the activation of document {{}} after layer {{}} in {name}"
-        _outputs(found, evaluation.activations, text, where, (0, 2))
+        _outputs(tally, evaluation.activations, text, where, (0, 2))
         for what, value in (("the loss", evaluation.loss_sum), ("the reported loss", evaluation.reported)):
             if value is not None:
-                found.add(value, f"{what} of {name}", where, order)
-    for told in record.reported:
-        where, order = at | {"step": told.step}, (0, 2, told.step)
+                tally.add(value, f"{what} of {name}", where, order)
+    for reported in record.reported:
+        where, order = at | {"step": reported.step}, (0, 2, reported.step)
         for name in ("loss", "grad_norm", "learning_rate", "loss_scale", "flops", "packed_tokens", "packed_squares"):
-            if (number := getattr(told, name)) is not None:
-                found.add(number, f"the reported {name} of step {told.step}", where, order)
+            if (number := getattr(reported, name)) is not None:
+                tally.add(number, f"the reported {name} of step {reported.step}", where, order)
 
 
-def _states(found: Scan, record: RankRecord, at: dict[str, Any]) -> None:
+def _states(tally: Scan, record: RankRecord, at: dict[str, Any]) -> None:
     """Scan what a checkpoint holds."""
     for state in record.states:
         for seen in state.parameters:
             place = at | {"step": state.after, "parameter": seen.name}
             for part, text in STORED.items():
                 value = getattr(seen, part)
-                found.numbers += 1 + len(value.projections)
+                tally.numbers += 1 + len(value.projections)
                 if not _good(value):
-                    _fingerprint(found, value, f"{text} of {seen.name} after step {state.after}", place, (0, 2))
+                    _fingerprint(tally, value, f"{text} of {seen.name} after step {state.after}", place, (0, 2))
 
 
 def _outputs(
-    found: Scan, layers: Iterable[ActivationSeen], what: str, where: dict[str, Any], order: tuple[int, int]
+    tally: Scan, layers: Iterable[ActivationSeen], what: str, where: dict[str, Any], order: tuple[int, int]
 ) -> None:
     for seen in layers:
-        _total(found, seen.documents.values())
+        _total(tally, seen.documents.values())
         for document, value in seen.documents.items():
             if not _good(value):
                 place = where | {"layer": seen.layer, "document": document}
-                _fingerprint(found, value, what.format(document, seen.layer), place, (*order, seen.layer))
+                _fingerprint(tally, value, what.format(document, seen.layer), place, (*order, seen.layer))
 
 
 def _gradients(
-    found: Scan, parameters: Iterable[ParameterSeen], what: str, where: dict[str, Any], order: tuple[int, int]
+    tally: Scan, parameters: Iterable[ParameterSeen], what: str, where: dict[str, Any], order: tuple[int, int]
 ) -> None:
     for seen in parameters:
-        found.numbers += 1 + len(seen.gradient.projections)
+        tally.numbers += 1 + len(seen.gradient.projections)
         if not _good(seen.gradient):
-            _fingerprint(found, seen.gradient, what.format(seen.name), where | {"parameter": seen.name}, order)
+            _fingerprint(tally, seen.gradient, what.format(seen.name), where | {"parameter": seen.name}, order)
         for part in seen.parts:
-            found.numbers += 1 + len(part.projections)
+            tally.numbers += 1 + len(part.projections)
             if not _good(part):
                 text = f"part of {what.format(seen.name)}"
-                _fingerprint(found, part, text, where | {"parameter": seen.name}, order)
+                _fingerprint(tally, part, text, where | {"parameter": seen.name}, order)
 
 
-def _update(found: Scan, update: UpdateSeen, name: str, where: dict[str, Any], *, last: int) -> None:
-    """`last`: the last step, of the change over all of them."""
+def _update(tally: Scan, update: UpdateSeen, name: str, where: dict[str, Any], *, last: int) -> None:
+    """Scan what the optimizer made of a parameter; `last`: the last step, of the change over all of them."""
     values = (
         (update.first_moment, "first moment"),
         (update.second_moment, "second moment"),
@@ -174,56 +174,56 @@ def _update(found: Scan, update: UpdateSeen, name: str, where: dict[str, Any], *
     for value, what in values:
         if value is None:
             continue
-        found.numbers += 1 + len(value.projections)
+        tally.numbers += 1 + len(value.projections)
         if not _good(value):
             place = where | {"step": last} if value is update.trained else where
-            _fingerprint(found, value, f"the {what} of {name}", place, (0, 4))
+            _fingerprint(tally, value, f"the {what} of {name}", place, (0, 4))
 
 
-def _total(found: Scan, values: Iterable[Fingerprint]) -> None:
-    found.numbers += sum([1 + len(value.projections) for value in values])
+def _total(tally: Scan, values: Iterable[Fingerprint]) -> None:
+    tally.numbers += sum([1 + len(value.projections) for value in values])
 
 
 def _good(value: Fingerprint) -> bool:
-    one, other = value.projections
-    return math.isfinite(value.norm_sq) and math.isfinite(one) and math.isfinite(other)
+    first, second = value.projections
+    return math.isfinite(value.norm_sq) and math.isfinite(first) and math.isfinite(second)
 
 
-def _fingerprint(found: Scan, value: Fingerprint, what: str, where: dict[str, Any], order: tuple[int, ...]) -> None:
+def _fingerprint(tally: Scan, value: Fingerprint, what: str, where: dict[str, Any], order: tuple[int, ...]) -> None:
     """Record the first number of a fingerprint that is not finite."""
     bad = next(number for number in (value.norm_sq, *value.projections) if not math.isfinite(number))
-    found.bad.append(BadNumber(what=what, value=bad, where=where, order=order))
+    tally.bad.append(BadNumber(what=what, value=bad, where=where, order=order))
 
 
 def _documents(
-    found: Scan, documents: dict[int, DocumentLoss], what: str, where: dict[str, Any], order: tuple[int, ...]
+    tally: Scan, documents: dict[int, DocumentLoss], what: str, where: dict[str, Any], order: tuple[int, ...]
 ) -> None:
-    found.numbers += len(documents)
+    tally.numbers += len(documents)
     for document, loss in documents.items():
         if not math.isfinite(loss.loss_sum):
             place = where | {"document": document}
-            found.bad.append(BadNumber(what=what.format(document), value=loss.loss_sum, where=place, order=order))
+            tally.bad.append(BadNumber(what=what.format(document), value=loss.loss_sum, where=place, order=order))
 
 
-def _losses(found: Scan, losses: Sequence[float], what: str, where: dict[str, Any], order: tuple[int, ...]) -> None:
-    found.numbers += len(losses)
+def _losses(tally: Scan, losses: Sequence[float], what: str, where: dict[str, Any], order: tuple[int, ...]) -> None:
+    tally.numbers += len(losses)
     if not math.isfinite(sum(losses)):
-        found.bad += [
+        tally.bad += [
             BadNumber(what=what, value=loss, where=where, order=order) for loss in losses if not math.isfinite(loss)
         ]
 
 
-def _routers(found: Scan, record: RankRecord, at: dict[str, Any]) -> None:
+def _routers(tally: Scan, record: RankRecord, at: dict[str, Any]) -> None:
     """Scan routers and prediction heads of step 0, and the scale of auxiliary losses."""
     where = at | {"step": 0}
     if record.aux_scale is not None:
-        found.add(record.aux_scale, "the scale of auxiliary losses", where, (0, 1))
+        tally.add(record.aux_scale, "the scale of auxiliary losses", where, (0, 1))
     for seen in record.routers:
         place, name = where | {"layer": seen.layer, "micro_batch": seen.micro_batch}, f"of layer {seen.layer}"
         for share in (*seen.real, *seen.padding):
-            _losses(found, share.scores, f"a router score {name}", place, (0, 1, seen.layer))
+            _losses(tally, share.scores, f"a router score {name}", place, (0, 1, seen.layer))
             if share.squares is not None:
-                found.add(share.squares, f"the sum of squares {name}", place, (0, 1, seen.layer))
+                tally.add(share.squares, f"the sum of squares {name}", place, (0, 1, seen.layer))
         for what, value in (
             ("the auxiliary loss", seen.aux_loss),
             ("its weighted value", seen.aux_weighted),
@@ -231,15 +231,15 @@ def _routers(found: Scan, record: RankRecord, at: dict[str, Any]) -> None:
             ("its weighted value", seen.z_weighted),
         ):
             if value is not None:
-                found.add(value, f"{what} {name}", place, (0, 1, seen.layer))
+                tally.add(value, f"{what} {name}", place, (0, 1, seen.layer))
     for followed in record.followed:
         at_step = at | {"step": followed.step, "layer": followed.layer}
         for what, value in (("the shortfall", followed.shortfall), ("the rounding", followed.rounding)):
-            found.add(value, f"{what} of scores of layer {followed.layer}", at_step, (0, 2, followed.step))
+            tally.add(value, f"{what} of scores of layer {followed.layer}", at_step, (0, 2, followed.step))
     for bias in record.expert_biases:
         at_step = at | {"step": bias.step, "layer": bias.layer}
-        _losses(found, bias.values, f"a bias of layer {bias.layer}", at_step, (0, 2, bias.step))
+        _losses(tally, bias.values, f"a bias of layer {bias.layer}", at_step, (0, 2, bias.step))
     for head in record.mtp:
         place = where | {"depth": head.depth, "micro_batch": head.micro_batch}
         what = f"the loss of document {{}} at prediction depth {head.depth}"
-        _documents(found, head.documents, what, place, (0, 2, 0))
+        _documents(tally, head.documents, what, place, (0, 2, 0))

@@ -29,7 +29,7 @@ class FieldProblem:
 
 
 def value_problems(seen: SeenParams, truth: PackedParams, style: PackingStyle) -> list[FieldProblem]:
-    """Fields whose value differs from the truth. A garbage max_seqlen is not None, so values are compared.
+    """Return fields whose value differs from the truth. A garbage max_seqlen is not None, so values are compared.
 
     Padded offsets that the data path need not supply may be given if they equal the plain ones: attention then reads
     the same values. Copies of the last offset may be fewer or more where `last_repeats` says so.
@@ -50,12 +50,12 @@ def value_problems(seen: SeenParams, truth: PackedParams, style: PackingStyle) -
 
 
 def _evenly_long(seen: SeenParams) -> bool:
-    """Whether real and padded offsets have as many entries, as kernels require."""
+    """Return whether real and padded offsets have as many entries, as kernels require."""
     return len({len(offsets) for name in OFFSETS + PADDED if (offsets := getattr(seen, name)) is not None}) <= 1
 
 
 def _without_copies(value: Any) -> Any:
-    """Offsets without further copies of the last one; other values as they are."""
+    """Return offsets without further copies of the last one; other values as they are."""
     return value[: value.index(value[-1]) + 1] if isinstance(value, list) else value
 
 
@@ -63,13 +63,13 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def problems_of(item: ParamsSeen) -> list[FieldProblem]:
-    """Fields whose value differs from the truth."""
-    return value_problems(item.params, item.expected, item.truth.batch.style)
+def problems_of(seen: ParamsSeen) -> list[FieldProblem]:
+    """Return fields whose value differs from the truth."""
+    return value_problems(seen.params, seen.expected, seen.truth.batch.style)
 
 
 def form_problems(seen: SeenParams, style: PackingStyle, device: str | None, context_ranks: int) -> list[FieldProblem]:
-    """Wrong dtypes, shapes, devices, Python types and formats, which kernels refuse or silently misread.
+    """Return wrong dtypes, shapes, devices, Python types and formats, which kernels refuse or silently misread.
 
     `device` is the model's ("cuda:0"), None if not recorded. `context_ranks`: of the layout.
     """
@@ -84,14 +84,14 @@ def form_problems(seen: SeenParams, style: PackingStyle, device: str | None, con
     if seen.context_ranks is not None:
         wanted.append(("context_ranks", "", seen.context_ranks, context_ranks))
     return [
-        FieldProblem(field=field, tensor=name, measured=found, expected=right)
-        for field, name, found, right in wanted
-        if found != right
+        FieldProblem(field=field, tensor=name, measured=measured, expected=expected)
+        for field, name, measured, expected in wanted
+        if measured != expected
     ]
 
 
 def copied_padding(seen: SeenParams) -> bool:
-    """Whether padded offsets equal the plain ones but are other tensors, and pad_between_seqs is not set.
+    """Return whether padded offsets equal the plain ones but are other tensors, and pad_between_seqs is not set.
 
     Transformer Engine (DotProductAttention.forward) then assumes padding between documents and leaves its fast path
     (issue 3487 there).
@@ -101,13 +101,13 @@ def copied_padding(seen: SeenParams) -> bool:
     return equal and seen.pad_between_seqs is None and not all(_same(seen, padded, q) for padded, q in pairs)
 
 
-def _same(seen: SeenParams, one: str, other: str) -> bool:
-    names = [seen.forms[name].same_as or name for name in (one, other) if name in seen.forms]
+def _same(seen: SeenParams, padded: str, plain: str) -> bool:
+    names = [seen.forms[name].same_as or name for name in (padded, plain) if name in seen.forms]
     return len(set(names)) == 1
 
 
 def pairing(real: list[int], padded: list[int]) -> list[str]:
-    """Contradictions between real and padded offsets: numbers of segments, segments with more tokens than slots."""
+    """Return contradictions between real and padded offsets: numbers of segments, more tokens than slots in one."""
     if len(real) != len(padded):
         return [f"there are {len(real) - 1} real segments and {len(padded) - 1} padded ones"]
     sizes = [(b - a, d - c) for (a, b), (c, d) in zip(itertools.pairwise(real), itertools.pairwise(padded))]
@@ -116,7 +116,7 @@ def pairing(real: list[int], padded: list[int]) -> list[str]:
 
 
 def ghosts(offsets: list[int], expected: list[int]) -> int:
-    """Number of empty segments beyond those of the plan if nothing else is wrong, else 0."""
+    """Return the number of empty segments beyond those of the plan if nothing else is wrong, else 0."""
     segments, planned = _without_empty(offsets), _without_empty(expected)
     return len(offsets) - len(expected) if segments == planned and len(offsets) > len(expected) else 0
 
@@ -126,7 +126,7 @@ def _without_empty(offsets: list[int]) -> list[int]:
 
 
 def structure(offsets: list[int], *, length: int, multiple: int) -> list[str]:
-    """Defects of offsets in themselves: start, order, end (physical length in tokens), alignment."""
+    """Return defects of offsets in themselves: start, order, end (physical length in tokens), alignment."""
     if not offsets:
         return ["it is empty"]
     problems = []
@@ -142,7 +142,7 @@ def structure(offsets: list[int], *, length: int, multiple: int) -> list[str]:
 
 
 def missing_class(evidence: CellEvidence, places: list[RankLocation]) -> str:
-    """Fault class of absent packed params or offsets, by the chunks, stages or ranks that lack them."""
+    """Return the fault class of absent packed params or offsets, by the chunks, stages or ranks that lack them."""
     last = evidence.last_stage
     stages = {place.at.pp for place in places}
     if {place.leg for place in places} == {"training"}:

@@ -16,7 +16,7 @@ PACKED: Load = ("packed", 0)
 
 
 def times_of(evidence: CellEvidence) -> Times:
-    """Load -> round -> seconds of the slowest rank; loads sorted by name and number of documents."""
+    """Return load -> round -> seconds of the slowest rank; loads sorted by name and number of documents."""
     times: Times = {}
     for record in evidence.records.values():
         for seen in record.timings:
@@ -26,14 +26,14 @@ def times_of(evidence: CellEvidence) -> Times:
 
 
 def ratio_of(times: Times, load: Load, base: Load) -> PairedRatio | None:
-    """The paired ratio of two loads over the rounds that both have; None if there are none."""
+    """Return the paired ratio of two loads over the rounds that both have; None if there are none."""
     over, under = times.get(load, {}), times.get(base, {})
     rounds = sorted(over.keys() & under.keys())
     return paired_ratio([over[number] for number in rounds], [under[number] for number in rounds])
 
 
 def paired_times(evidence: CellEvidence) -> tuple[list[float], list[float]]:
-    """Times of this cell and of its base, of the rounds that both ran interleaved.
+    """Return times of this cell and of its base, of the rounds that both ran interleaved.
 
     Attempts of different numbers never are: each takes turns with the same attempt of the other cell.
     """
@@ -45,28 +45,28 @@ def paired_times(evidence: CellEvidence) -> tuple[list[float], list[float]]:
 
 
 def busy_step(evidence: CellEvidence) -> float | None:
-    """Median busy time of a step's slowest rank, in seconds; without the first step, which warms up."""
+    """Return the median busy time of a step's slowest rank, in seconds; without the first step, which warms up."""
     times = []
     for step in list(evidence.steps)[1:]:
-        seen = [item.busy_s for _, item in evidence.step_records(step)]
-        if len(seen) == evidence.layout.world_size and min(seen) > 0:
-            times.append(max(seen))
+        busy_times = [seen.busy_s for _, seen in evidence.step_records(step)]
+        if len(busy_times) == evidence.layout.world_size and min(busy_times) > 0:
+            times.append(max(busy_times))
     return statistics.median(times) if times else None
 
 
 def packed_pass(evidence: CellEvidence) -> float | None:
-    """Median time of the timing leg's pass over the documents as the data path packs them, in seconds."""
+    """Return the median seconds of the timing leg's pass over the documents as the data path packs them."""
     rounds = times_of(evidence).get(PACKED, {})
     return statistics.median(rounds.values()) if rounds else None
 
 
 def on_gpu(evidence: CellEvidence) -> bool:
-    """Whether any rank computed on a GPU."""
+    """Return whether any rank computed on a GPU."""
     return any(record.environment.get("device", "cpu") != "cpu" for record in evidence.records.values())
 
 
 def compared_seconds(evidence: CellEvidence) -> float | None:
-    """The time compared between runs, in seconds: on a CPU a training step's busy time, on a GPU the timing leg's pass.
+    """Return the seconds compared between runs: on a CPU a training step's busy time, on a GPU the timing leg's pass.
 
     A training step on a GPU is timed by the host alone, which also waits for the file system and reads tensors back.
     """
@@ -74,21 +74,21 @@ def compared_seconds(evidence: CellEvidence) -> float | None:
 
 
 def samples_before(evidence: CellEvidence) -> list[Sample]:
-    """Earlier green runs on this cell's hardware, the newest first."""
+    """Return earlier green runs on this cell's hardware, the newest first."""
     if evidence.before is None:
         return []
-    facts = [record.environment for record in evidence.records.values()]
-    devices = sorted({item["device"] for item in facts if "device" in item})
-    processors = sorted({item["processor"] for item in facts if "processor" in item})
+    environments = [record.environment for record in evidence.records.values()]
+    devices = sorted({environment["device"] for environment in environments if "device" in environment})
+    processors = sorted({environment["processor"] for environment in environments if "processor" in environment})
     return evidence.before.samples.get(hardware_text(devices, processors), [])[: evidence.before.runs]
 
 
 def against_history(evidence: CellEvidence) -> Comparison | None:
-    """The comparison with earlier runs; None if nothing was timed, none is asked for, or there are too few runs."""
+    """Return the comparison with earlier runs; None if nothing was timed, none is asked for, or there are too few."""
     seconds = compared_seconds(evidence)
     return None if seconds is None else compare(seconds, samples_before(evidence))
 
 
 def documents_of(times: Iterable[Load], name: str) -> list[int]:
-    """Documents per pack of the loads of one name, ascending."""
+    """Return documents per pack of the loads of one name, ascending."""
     return sorted(documents for load, documents in times if load == name)

@@ -42,12 +42,12 @@ class ParamsSeen:
 
 
 def attention_layers(config: CellConfig, stage: int, chunk: int) -> list[int]:
-    """Numbers of a chunk's layers that get packed params, from 1; prediction layers follow the last of the model."""
+    """Return numbers of a chunk's layers that get packed params, from 1; prediction layers follow the model's last."""
     return layers_with(config, stage, chunk, MIXERS)
 
 
 def layers_with(config: CellConfig, stage: int, chunk: int, letters: str) -> list[int]:
-    """Numbers of a chunk's layers that have one of these letters; without a pattern, every layer has all."""
+    """Return numbers of a chunk's layers that have one of these letters; without a pattern, every layer has all."""
     model, layout = config.model, config.layout
     wanted = model.numbers_of(letters)
     layers = [layer for layer in layout.layers(model.spread, stage, chunk) if layer in wanted]
@@ -57,8 +57,11 @@ def layers_with(config: CellConfig, stage: int, chunk: int, letters: str) -> lis
 
 
 def fields_used(config: CellConfig, stage: int, chunk: int) -> tuple[str, ...]:
-    """Fields of a batch that a chunk uses; prediction layers embed tokens and have a loss, MRoPE needs positions on
-    every stage, and a data path that returns a mask of padding gives it to every stage.
+    """Return the fields of a batch that a chunk uses.
+
+    Prediction layers embed tokens and have a loss, MRoPE needs positions on every stage, and a data path that returns a
+    mask of padding gives it to every stage.
+
 
     Without those that the data path or upstream's trainer does not give to the model: attention takes positions from
     cu_seqlens, and a loss of upstream takes logits.

@@ -42,7 +42,7 @@ class Blame(NamedTuple):
 
 
 def blame_of(failure: Failure, progress: Progress) -> Blame:
-    """The class of an exception and who is to blame. `progress`: where the rank was when it raised.
+    """Return the class of an exception and who is to blame. `progress`: where the rank was when it raised.
 
     1. An error of the operating system, storage, network or a device is infrastructure wherever it is raised; gloo's
        refusal of a tensor on a GPU is the harness's, which chose gloo.
@@ -92,7 +92,7 @@ def _of_the_harness(failure: Failure, progress: Progress, owner: str, frame: str
 
 
 def _of_the_system(failure: Failure, owner: str) -> Pattern | None:
-    """The row of an error with an errno; None for any other."""
+    """Return the row of an error with an errno; None for any other."""
     if failure.errno in _FULL:
         return table.DISK
     if failure.errno in _OPEN_FILES:
@@ -107,7 +107,7 @@ def _of_the_system(failure: Failure, owner: str) -> Pattern | None:
 
 
 def pattern_of_exception(type_name: str, message: str) -> Pattern:
-    """The first row whose expression matches an exception; PYTHON if none does."""
+    """Return the first row whose expression matches an exception; PYTHON if none does."""
     text = f"{type_name}: {message}"
     return next((pattern for pattern in table.PATTERNS if pattern.in_exception(text)), table.PYTHON)
 
@@ -118,26 +118,26 @@ _TRIED = re.compile(r"tried to allocate ([0-9.]+) (bytes|KiB|MiB|GiB)\b", re.I)
 
 
 def out_of_memory(failure: Failure | None) -> bool:
-    """Whether a rank raised because its device, or its share of the machine, had no memory left."""
+    """Return whether a rank raised because its device, or its share of the machine, had no memory left."""
     if failure is None:
         return False
     return pattern_of_exception(failure.type, failure.message) in (GPU_MEMORY, HOST_MEMORY)
 
 
 def tried_bytes(message: str) -> int | None:
-    """The size of the allocation that failed; None if the message does not contain it."""
-    found = _TRIED.search(message)
-    return round(float(found[1]) * UNITS[found[2]]) if found else None
+    """Return the size of the allocation that failed; None if the message does not contain it."""
+    match = _TRIED.search(message)
+    return round(float(match[1]) * UNITS[match[2]]) if match else None
 
 
 def memory_limit(records: Iterable[RankRecord]) -> int | None:
-    """The smallest memory limit of any rank, in bytes; None if no rank recorded one."""
+    """Return the smallest memory limit of any rank, in bytes; None if no rank recorded one."""
     limits = [record.environment.get("memory_limit_bytes", "") for record in records]
     return min((int(limit) for limit in limits if limit), default=None)
 
 
 def memory_text(record: RankRecord) -> str:
-    """Text such as "tried to allocate 20 GiB in one piece; peak 100 GiB, 103 GiB reserved, of 139 GiB"."""
+    """Return text such as "tried to allocate 20 GiB in one piece; peak 100 GiB, 103 GiB reserved, of 139 GiB"."""
     tried = tried_bytes(record.failure.message) if record.failure else None
     parts = [f"tried to allocate {size_text(tried)} in one piece"] if tried is not None else []
     held = f"peak {size_text(record.peak_memory_bytes)}" if record.peak_memory_bytes else ""
@@ -149,7 +149,7 @@ def memory_text(record: RankRecord) -> str:
 
 
 def size_text(count: float) -> str:
-    """A size in the largest unit that it reaches: 20 GiB, 1.5 MiB."""
+    """Return a size in the largest unit that it reaches: 20 GiB, 1.5 MiB."""
     for unit in ("GiB", "MiB", "KiB"):
         if count >= UNITS[unit]:
             return f"{count / UNITS[unit]:.4g} {unit}"
@@ -171,7 +171,7 @@ class Stall(NamedTuple):
 
 
 def stall_of(endings: Sequence[Ending]) -> Stall | None:
-    """The stall of a cell; None when no rank reached the deadline. `endings`: of all its ranks."""
+    """Return the stall of a cell; None when no rank reached the deadline. `endings`: of all its ranks."""
     late = [ending for ending in endings if ending.ended == "deadline"]
     if not late:
         return None
@@ -202,7 +202,7 @@ def stall_of(endings: Sequence[Ending]) -> Stall | None:
 
 
 def _proven(endings: Sequence[Ending], late: list[Ending], waiting: list[Ending], last: Ending, waits: str) -> Stall:
-    """The stall of ranks that wait and made no progress for long: blames the one that never arrived, if any."""
+    """Return the stall of ranks that wait without progress for long: blame the one that never arrived, if any."""
     away = [ending for ending in late if not ending.hang]
     if away:
         absent = min(away, key=lambda ending: (ending.order, ending.rank))
@@ -228,7 +228,7 @@ def _proven(endings: Sequence[Ending], late: list[Ending], waiting: list[Ending]
 
 
 def _calls(waiting: Sequence[Ending]) -> set[object]:
-    """The distinct collective calls that ranks wait in; more than one when ranks wait for each other.
+    """Return the distinct collective calls that ranks wait in; more than one when ranks wait for each other.
 
     From NCCL's flight recorder where it has entries, since on a GPU the host continues while a collective waits. Else
     from the name of the collective and the code's frames of the call.
@@ -239,10 +239,10 @@ def _calls(waiting: Sequence[Ending]) -> set[object]:
             (ending.hang, *(frame for frame in ending.stack or () if owner_of(frame) == CODE)) for ending in waiting
         }
     groups: dict[str, set[str]] = {}
-    entries = {ending.rank: {_group(item): item for item in ending.flight} for ending in flights}
-    for found in entries.values():
-        for group, item in found.items():
-            groups.setdefault(group, set()).add(item if _POINT_TO_POINT.match(item) is None else "")
+    entries = {ending.rank: {_group(entry): entry for entry in ending.flight} for ending in flights}
+    for by_group in entries.values():
+        for group, entry in by_group.items():
+            groups.setdefault(group, set()).add(entry if _POINT_TO_POINT.match(entry) is None else "")
     members = {group: [int(rank) for rank in _MEMBERS.findall(group.rpartition("[")[2])] for group in groups}
     absent = {
         f"{rank} not in {group}" for group in groups for rank in members[group] if group not in entries.get(rank, {})
@@ -251,7 +251,7 @@ def _calls(waiting: Sequence[Ending]) -> set[object]:
 
 
 def _group(entry: str) -> str:
-    """The group in an entry of runtime/recording/flight_recorder.py, e.g. "TENSOR_MODEL_PARALLEL_GROUP [0, 1]"."""
+    """Return the group in an entry of runtime/recording/flight_recorder.py: "TENSOR_MODEL_PARALLEL_GROUP [0, 1]"."""
     return entry.partition(" of group ")[2].partition(", inputs")[0]
 
 
@@ -266,11 +266,11 @@ def _frozen(frozen: list[Ending], waiting: list[Ending]) -> str:
 
 
 def _waits(waiting: list[Ending]) -> str:
-    """E.g. 'broadcast (ranks 0, 1) and barrier (rank 2)'."""
+    """Return e.g. 'broadcast (ranks 0, 1) and barrier (rank 2)'."""
     ranks: dict[str, list[int]] = {}
     for ending in waiting:
         ranks.setdefault(ending.hang or "", []).append(ending.rank)
-    return " and ".join(f"{name} ({numbered('rank', found)})" for name, found in ranks.items())
+    return " and ".join(f"{name} ({numbered('rank', waiters)})" for name, waiters in ranks.items())
 
 
 def _who(ending: Ending) -> str:
@@ -297,17 +297,17 @@ class Cause:
 
     @property
     def blames_code(self) -> bool:
-        """False: nothing can be concluded about the code under test."""
+        """Return whether the code is to blame; if not, nothing can be concluded about the code under test."""
         return self.domain == Domain.CODE
 
     @property
     def others_text(self) -> str:
-        """Empty when every other rank completed."""
+        """Return which other ranks did not complete; '' when every other rank did."""
         return f"; {numbered('rank', self.others)} did not complete either" if self.others else ""
 
     @property
     def where(self) -> dict[str, Any]:
-        """The place of the first failure, as `where` of a finding."""
+        """Return the place of the first failure, as `where` of a finding."""
         ending, progress = self.ending, self.ending.progress
         return where_of(
             ending.place, rank=ending.rank, leg=progress.leg, step=progress.step, micro_batch=progress.micro_batch
@@ -320,7 +320,7 @@ def cause_of(
     job: JobEnding | None = None,
     logs: Mapping[int, LogTail] | None = None,
 ) -> Cause | None:
-    """The cause of a failure, and where it began; None when every rank completed.
+    """Return the cause of a failure, and where it began; None when every rank completed.
 
     The classifier decides both (classification.py), so that the outcome of a cell cannot contradict its failure class.
     `job`: how the scheduler's job ended, where known. `logs`: ends of the logs of ranks, by rank.
@@ -347,7 +347,7 @@ def cause_of(
 
 
 def _first(failed: list[Ending], known: FailureClass, result: CellResult | None) -> Ending:
-    """The rank of the class; but before a rank that lost its peer, one that vanished without a trace.
+    """Return the rank of the class; but before a rank that lost its peer, one that vanished without a trace.
 
     Where the class is of no rank, such as a state of the job: a rank that crashed or was killed from outside (not by
     SIGTERM, with which the parent ends the remaining ranks), else the one with the least progress.
@@ -368,7 +368,7 @@ def _first(failed: list[Ending], known: FailureClass, result: CellResult | None)
 
 
 def _ended(first: Ending, endings: list[Ending]) -> str:
-    """How the first rank that failed ended."""
+    """Return how the first rank that failed ended."""
     who = f"rank {first.rank} ({first.place})"
     stall = stall_of(endings) if first.ended == "deadline" else None
     if stall is not None:
@@ -398,7 +398,7 @@ def _ended(first: Ending, endings: list[Ending]) -> str:
 
 
 def _reason(first: Ending, known: FailureClass, state: str | None) -> str:
-    """What the ending of the rank does not say: how the scheduler ended the job, or what a log shows."""
+    """Return what the ending of the rank does not say: how the scheduler ended the job, or what a log shows."""
     silent = first.ended in ("killed", "missing")
     row = next((row for row in table.PATTERNS if state and row.in_state(state)), None)
     if row is not None and (silent or known.rank is None):
@@ -479,25 +479,30 @@ class _Candidate:
 
 
 def classify(evidence: FailureEvidence) -> FailureClass:
-    """The class of the first root cause; if there is none, of the first cascade; else unknown.
+    """Return the class of the first root cause; if there is none, of the first cascade; else unknown.
 
     Exceptions are ordered by time, but the rank that is known to have failed first comes first. NCCL and gloo
     time-outs and lost peers are cascades. NaN and Inf found anywhere take precedence over any class that allows a
     retry, but then no component is named as at fault: a failing machine can compute anything.
     """
 
-    def certainty(item: _Candidate) -> tuple[int, bool, float, int]:
-        by_code = item.source == LOG and item.pattern.domain == Domain.CODE
-        later = item.rank is None or item.rank != evidence.first_failed
-        return CRASH_LOG if by_code else item.source, later, item.time, -1 if item.rank is None else item.rank
+    def certainty(candidate: _Candidate) -> tuple[int, bool, float, int]:
+        by_code = candidate.source == LOG and candidate.pattern.domain == Domain.CODE
+        later = candidate.rank is None or candidate.rank != evidence.first_failed
+        return (
+            CRASH_LOG if by_code else candidate.source,
+            later,
+            candidate.time,
+            -1 if candidate.rank is None else candidate.rank,
+        )
 
     candidates = list(_candidates(evidence))
-    roots = [item for item in candidates if item.pattern.role == Role.ROOT]
+    roots = [candidate for candidate in candidates if candidate.pattern.role == Role.ROOT]
     # Ranks that wait for each other run into the job's limit or its cancellation: both follow from the hang.
-    if any(item.pattern is table.HANG for item in roots):
-        roots = [item for item in roots if item.pattern not in (table.TIME_LIMIT, table.CANCELLED)]
+    if any(candidate.pattern is table.HANG for candidate in roots):
+        roots = [candidate for candidate in roots if candidate.pattern not in (table.TIME_LIMIT, table.CANCELLED)]
     chosen = min(roots or candidates, key=certainty, default=None)
-    numeric = [item for item in roots if item.pattern is table.NON_FINITE]
+    numeric = [candidate for candidate in roots if candidate.pattern is table.NON_FINITE]
     if numeric and chosen is not None and chosen.pattern.retry_advice == Retry.OTHER_NODES:
         chosen = replace(min(numeric, key=certainty), domain=Domain.UNKNOWN)
     if chosen is None:
@@ -516,17 +521,17 @@ def classify(evidence: FailureEvidence) -> FailureClass:
 
 
 def _domain(chosen: _Candidate, roots: list[_Candidate], evidence: FailureEvidence) -> Domain:
-    """The component at fault. Neither a log line alone nor an attempt that its agent gave up proves it is the code."""
+    """Return the component at fault. Neither a log line alone nor an attempt given up by its agent proves the code."""
     if chosen.blamed != Domain.CODE:
         return chosen.blamed
     if evidence.given_up:
         return Domain.INFRASTRUCTURE
-    proven = any(item.source != LOG and item.blamed == Domain.CODE for item in roots)
+    proven = any(candidate.source != LOG and candidate.blamed == Domain.CODE for candidate in roots)
     return Domain.CODE if proven else Domain.UNKNOWN
 
 
 def _outlook(chosen: _Candidate, evidence: FailureEvidence) -> Retry:
-    """OTHER_NODES only for infrastructure, proven by more than a log line: a state, an exception or a lost rank."""
+    """Return OTHER_NODES only for infrastructure proven by more than a log line: a state, exception or lost rank."""
     pattern = chosen.pattern
     if pattern.retry_advice != Retry.OTHER_NODES:
         return pattern.retry_advice
@@ -538,8 +543,8 @@ def _outlook(chosen: _Candidate, evidence: FailureEvidence) -> Retry:
 def _candidates(evidence: FailureEvidence) -> Iterator[_Candidate]:
     for pattern in table.PATTERNS:
         if evidence.scheduler_state and pattern.in_state(evidence.scheduler_state):
-            found = evidence.scheduler_words or f"job state {evidence.scheduler_state}"
-            yield _Candidate(pattern=pattern, source=SCHEDULER, evidence=found)
+            words = evidence.scheduler_words or f"job state {evidence.scheduler_state}"
+            yield _Candidate(pattern=pattern, source=SCHEDULER, evidence=words)
     for ending in evidence.endings:
         log = evidence.logs.get(ending.rank, LogTail(text=""))
         if ending.failure is not None and ending.ended == "raised":
@@ -557,22 +562,22 @@ def _candidates(evidence: FailureEvidence) -> Iterator[_Candidate]:
 
 
 def _of_an_exception(ending: Ending, log: LogTail) -> Iterator[_Candidate]:
-    """Candidates of a rank that raised: the exception and, if that is only a consequence, the rank's log."""
+    """Yield candidates of a rank that raised: the exception and, if that is only a consequence, the rank's log."""
     failure, rank = ending.failure, ending.rank
     assert failure is not None
     pattern, domain, frame = blame_of(failure, ending.progress)
     text = f"{failure.type}: {failure.message}{f', at {frame}' if frame else ''}"
     yield _Candidate(pattern=pattern, source=EXCEPTION, evidence=text, domain=domain, rank=rank, time=failure.time)
     if pattern.role == Role.CASCADE:
-        for found, line in patterns_of_log(log.text):
-            yield _Candidate(pattern=found, source=LOG, evidence=line, rank=rank, time=log.written)
+        for log_pattern, line in patterns_of_log(log.text):
+            yield _Candidate(pattern=log_pattern, source=LOG, evidence=line, rank=rank, time=log.written)
 
 
 def _of_a_silent_rank(ending: Ending, log: LogTail) -> Iterator[_Candidate]:
-    """Candidates of a rank without an exception: from its log, and from how its process ended."""
+    """Yield candidates of a rank without an exception: from its log, and from how its process ended."""
     crashed, in_legs = ending.ended == "crashed", ending.progress.leg in ("metadata", *TRAINED)
-    found = [(pattern, line) for pattern, line in patterns_of_log(log.text)]
-    for pattern, line in found:
+    matches = list(patterns_of_log(log.text))
+    for pattern, line in matches:
         source = CRASH_LOG if crashed else LOG
         domain = Domain.UNKNOWN if pattern.domain == Domain.CODE and not in_legs else None
         yield _Candidate(
@@ -580,7 +585,7 @@ def _of_a_silent_rank(ending: Ending, log: LogTail) -> Iterator[_Candidate]:
         )
     code = ending.exit_code or 0
     # torch aborts the process when its watchdog gives up on a collective: that crash is part of the cascade.
-    gave_up = signal_of(code) == SIGABRT and any(pattern.role == Role.CASCADE for pattern, _ in found)
+    gave_up = signal_of(code) == SIGABRT and any(pattern.role == Role.CASCADE for pattern, _ in matches)
     if crashed and code in STORAGE_EXITS:
         how = f"exit code {code}: it could not write its record"
         yield _Candidate(pattern=table.STORAGE, source=EXCEPTION, evidence=how, rank=ending.rank)
@@ -595,7 +600,7 @@ def _of_a_silent_rank(ending: Ending, log: LogTail) -> Iterator[_Candidate]:
 
 
 def patterns_of_log(text: str) -> Iterator[tuple[Pattern, str]]:
-    """(row, line) of each line of a log that matches a row, in order; tear-down noise is skipped."""
+    """Yield (row, line) of each line of a log that matches a row, in order; tear-down noise is skipped."""
     for raw in text.splitlines():
         if table.TEAR_DOWN.search(raw):
             continue

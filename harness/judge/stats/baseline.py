@@ -31,7 +31,7 @@ _SIGMA = 1.4826  # MAD x this estimates the standard deviation of a normal distr
 
 
 def least_z(runs: int) -> float:
-    """The number of robust deviations that noise does not exceed, given so many runs."""
+    """Return the number of robust deviations that noise does not exceed, given so many runs."""
     return next(z for least, z in reversed(_LEAST_Z) if runs >= least)
 
 
@@ -67,12 +67,12 @@ class Comparison:
     samples: tuple[Sample, ...]
 
     def slower(self, bound: float) -> bool:
-        """Whether it is slower by more than the bound, beyond the noise, and slower than every sample."""
+        """Return whether it is slower by more than the bound, beyond the noise, and slower than every sample."""
         return self.ratio > bound and self.z > self.least_z and self.low > 1
 
 
 def compare(seconds: float, samples: Sequence[Sample]) -> Comparison | None:
-    """The comparison; None if there are too few samples."""
+    """Return the comparison; None if there are too few samples."""
     if len(samples) < LEAST_RUNS:
         return None
     values = [sample.seconds for sample in samples]
@@ -91,7 +91,7 @@ def compare(seconds: float, samples: Sequence[Sample]) -> Comparison | None:
 
 
 def hardware_text(devices: Iterable[str], processors: Iterable[str]) -> str:
-    """The hardware on which times are comparable: GPU models, and processor models in place of "cpu"."""
+    """Return the hardware on which times are comparable: GPU models, and processor models in place of "cpu"."""
     models = list(processors)
     kinds = [models or [name] if name == "cpu" else [name] for name in devices]
     return " + ".join(dict.fromkeys(name for kind in kinds for name in kind)) or "unknown"

@@ -10,7 +10,7 @@ from harness.core.tolerances import Bound
 
 
 def distance(measured: float, expected: float, bound: Bound) -> float:
-    """|a - b| / |b|, or |a - b| if the bound is absolute or b is zero. NaN if either is.
+    """Return |a - b| / |b|, or |a - b| if the bound is absolute or b is zero. NaN if either is.
 
     0 on the side that the bound's direction ignores.
     """
@@ -23,7 +23,7 @@ def distance(measured: float, expected: float, bound: Bound) -> float:
 def fingerprint_distance(
     measured: Fingerprint, expected: Fingerprint, bound: Bound | None = None, *, least_norm: float = 0.0
 ) -> float:
-    """Estimate of ||a - b|| / ||b||, or of ||a - b|| if the bound is absolute or b is zero. NaN if a value is.
+    """Estimate ||a - b|| / ||b||, or ||a - b|| if the bound is absolute or b is zero. NaN if a value is.
 
     `least_norm` takes the place of a smaller ||b||.
 
@@ -42,7 +42,7 @@ def fingerprint_distance(
 
 
 def add(left: Fingerprint, right: Fingerprint) -> Fingerprint:
-    """The fingerprint of two shards together."""
+    """Return the fingerprint of two shards together."""
     return Fingerprint(
         norm_sq=left.norm_sq + right.norm_sq,
         projections=[a + b for a, b in zip(left.projections, right.projections, strict=True)],
@@ -54,18 +54,18 @@ def finite(fingerprint: Fingerprint) -> bool:
 
 
 def beyond(measured: float, bound: Bound) -> bool:
-    """Whether a distance exceeds its bound; a NaN distance does not (`finiteness` is a separate check)."""
+    """Return whether a distance exceeds its bound; a NaN distance does not (`finiteness` is a separate check)."""
     return measured > bound.value
 
 
 def stated(bound: Bound) -> dict[str, Any]:
-    """A bound as a finding's JSON value, with its origin."""
+    """Return a bound as a finding's JSON value, with its origin."""
     side = {} if bound.direction == "either" else {"direction": bound.direction}
     return {"value": bound.value, "unit": bound.unit, **side, "origin": bound.origin}
 
 
 def exactly(value: Any, origin: str) -> dict[str, Any]:
-    """The bound of an exact comparison as a finding's JSON value."""
+    """Return the bound of an exact comparison as a finding's JSON value."""
     return {"value": value, "origin": f"exact: {origin}"}
 
 

@@ -23,7 +23,7 @@ _ABSOLUTE = Bound(value=0.0, unit="absolute")
 
 
 def noise_floors(records: Mapping[int, RankRecord]) -> dict[str, NoiseFloor]:
-    """Name of a bound -> the largest difference over the noise legs; empty if the cell ran none.
+    """Return name of a bound -> the largest difference over the noise legs; empty if the cell ran none.
 
     Differences that are not finite are left out: `finiteness` reports them.
     """
@@ -50,8 +50,10 @@ _AHEAD = 3
 
 
 def later_floors(record: RankRecord) -> dict[str, dict[int, NoiseFloor]]:
-    """Name of a bound -> number of finished updates -> the largest difference so far between the two trainings of a
-    control, of which one starts from moved weights; empty if it trained once.
+    """Return name of a bound -> finished updates -> the largest difference so far between a control's two trainings.
+
+    One of these starts from moved weights; empty if it trained once.
+
 
     `change` and `trained`, of every weight, are named with the parameter, and are of the last step.
     """
@@ -59,9 +61,9 @@ def later_floors(record: RankRecord) -> dict[str, dict[int, NoiseFloor]]:
     if leg is None or leg.training is None:
         return {}
     by = NOISE_LEGS[leg.leg] + _where(record)
-    found: dict[str, dict[int, NoiseFloor]] = {}
-    for name, step, value, at in sorted(_later_differences(record, leg.training), key=lambda item: item[1]):
-        known = found.setdefault(name, {})
+    floors: dict[str, dict[int, NoiseFloor]] = {}
+    for name, step, value, at in sorted(_later_differences(record, leg.training), key=lambda difference: difference[1]):
+        known = floors.setdefault(name, {})
         before = known.get(max(known, default=step))
         keeps = before is not None and not value > before.value and not math.isnan(value)
         known[step] = (
@@ -69,14 +71,16 @@ def later_floors(record: RankRecord) -> dict[str, dict[int, NoiseFloor]]:
             if before is not None and (keeps or math.isnan(before.value))
             else NoiseFloor(value=value, by=by, at=at)
         )
-    _widen_norms(found)
-    _widen_changes(found)
-    return found
+    _widen_norms(floors)
+    _widen_changes(floors)
+    return floors
 
 
 def _widen_norms(floors: dict[str, dict[int, NoiseFloor]]) -> None:
-    """A gradient norm is one number and may be close by chance, and where rounding grows by a factor in every step a
-    cell may be ahead of the pair: the floor is at least that of documents, and that of the steps after it.
+    """Raise the floor of gradient norms to that of documents, and of the steps after it.
+
+    A gradient norm is one number and may be close by chance, and where rounding grows by a factor in every step a cell
+    may be ahead of the pair.
     """
     norms = floors.get("grad_norm", {})
     for step in sorted(norms):
@@ -87,8 +91,9 @@ def _widen_norms(floors: dict[str, dict[int, NoiseFloor]]) -> None:
 
 
 def _widen_changes(floors: dict[str, dict[int, NoiseFloor]]) -> None:
-    """The change of a weight over all steps may be close by chance too, where the gradients that make it are not: its
-    floor is at least that of their norm.
+    """Raise the floor of a weight's change over all steps to that of gradient norms.
+
+    The change may be close by chance too, where the gradients that make it are not.
     """
     norms = floors.get("grad_norm")
     if not norms:
@@ -104,7 +109,7 @@ def _size(floor: NoiseFloor) -> float:
 
 
 def _later_differences(record: RankRecord, again: TrainingSeen) -> Iterator[tuple[str, int, float, str]]:
-    """(name, step, relative difference, what differs)."""
+    """Yield (name, step, relative difference, what differs)."""
     for own, step in zip(record.steps[1:], again.steps):
         for name, value, at in _loss_differences(own.documents, step.documents):
             yield name, own.step, value, at
@@ -161,7 +166,7 @@ def _loss_differences(
 
 
 def least_norms(bounds: Tolerances, gradients: Iterable[Fingerprint]) -> dict[str, float]:
-    """Parameters whose gradient is rounding noise -> norm that differences of it are relative to, at least.
+    """Return parameters whose gradient is rounding noise -> the least norm that differences are relative to.
 
     With it a difference is within the bound if rounding can make it. `gradients`: of all parameters.
     """
@@ -170,33 +175,37 @@ def least_norms(bounds: Tolerances, gradients: Iterable[Fingerprint]) -> dict[st
 
 
 def _rounding(gradients: Iterable[Fingerprint]) -> float:
-    """The norm of what rounding makes of a gradient."""
+    """Return the norm of what rounding makes of a gradient."""
     total = math.fsum(gradient.norm_sq for gradient in gradients if math.isfinite(gradient.norm_sq))
     return ROUNDING_SHARE * math.sqrt(max(total, 0.0))
 
 
 def _noise_only(record: RankRecord, legs: Sequence[LegSeen]) -> frozenset[str]:
-    """Parameters whose gradient differs from itself by more than any bound allows, but by no more than rounding."""
+    """Return parameters whose gradient differs from itself by more than bounds allow, but by no more than rounding."""
     small = _rounding(seen.gradient for seen in record.parameters)
     again = [{seen.name: seen.gradient for seen in leg.parameters} for leg in legs]
-    found = set()
+    names = set()
     for seen in record.parameters:
         own = seen.gradient
         pairs = [(gradients[seen.name], own) for gradients in again if seen.name in gradients]
         worst = max((fingerprint_distance(gradient, own, _ABSOLUTE) for gradient, own in pairs), default=0.0)
         if 0 <= own.norm_sq <= small * small and MOST_NOISE * math.sqrt(own.norm_sq) < worst <= small / NOISE_FACTOR:
-            found.add(seen.name)
-    return frozenset(found)
+            names.add(seen.name)
+    return frozenset(names)
 
 
 def _where(record: RankRecord) -> str:
-    """The attention kernel and device of the measurement: other kernels round differently."""
-    facts = record.environment
-    return f"; {facts['attention']} on {facts['device']}" if {"attention", "device"} <= facts.keys() else ""
+    """Return the attention kernel and device of the measurement: other kernels round differently."""
+    environment = record.environment
+    return (
+        f"; {environment['attention']} on {environment['device']}"
+        if {"attention", "device"} <= environment.keys()
+        else ""
+    )
 
 
 def _differences(record: RankRecord, leg: LegSeen, noise_only: frozenset[str]) -> Iterator[tuple[str, float, str]]:
-    """(name of a bound, relative difference, what differs) of everything that step 0 and the leg both have."""
+    """Yield (name of a bound, relative difference, what differs) of everything that step 0 and the leg both have."""
     losses = {
         document: (leg.documents[document].loss_sum, loss.loss_sum)
         for document, loss in record.steps[0].documents.items()
@@ -209,8 +218,8 @@ def _differences(record: RankRecord, leg: LegSeen, noise_only: frozenset[str]) -
             yield "repeated_document", value, f"document {document}"
     if losses:
         yield "step_loss", _sum_difference([*losses.values()]), ""
-    found = {seen.name: seen.gradient for seen in leg.parameters}
-    pairs = {seen.name: (found[seen.name], seen.gradient) for seen in record.parameters if seen.name in found}
+    again = {seen.name: seen.gradient for seen in leg.parameters}
+    pairs = {seen.name: (again[seen.name], seen.gradient) for seen in record.parameters if seen.name in again}
     for name, (gradient, own) in pairs.items():
         if own.norm_sq and name not in noise_only:
             yield "parameter_gradient", fingerprint_distance(gradient, own), name
@@ -221,10 +230,10 @@ def _differences(record: RankRecord, leg: LegSeen, noise_only: frozenset[str]) -
 
 
 def _sum_difference(terms: Sequence[tuple[float, float]]) -> float:
-    """Relative difference of a sum of (measured, expected) terms, as if the terms' differences had the same sign.
+    """Return the relative difference of sums of (measured, expected) terms, as if all differed with the same sign.
 
     A single sum may differ by almost nothing by chance; and rounding to bf16 moves all terms alike, so that elsewhere
     their differences may add up.
     """
-    total = abs(math.fsum(right for _, right in terms))
-    return math.fsum(abs(found - right) for found, right in terms) / total if total else math.nan
+    total = abs(math.fsum(expected for _, expected in terms))
+    return math.fsum(abs(measured - expected) for measured, expected in terms) / total if total else math.nan

@@ -25,24 +25,28 @@ class PairedRatio:
     rounds: int
 
     def times(self, factor: float) -> PairedRatio:
-        """The ratio of times per unit of work; `factor` is the base's amount of work over that of the times."""
+        """Return the ratio of times per unit of work; `factor` is the base's amount of work over that of the times."""
         low, high = self.low * factor, self.high * factor
         return replace(self, median=self.median * factor, low=low, high=high)
 
     def above(self, bound: float) -> bool:
-        """Whether the whole interval is above the bound, so that the ratio is above it significantly."""
+        """Return whether the whole interval is above the bound, so that the ratio is above it significantly."""
         return self.low > bound
 
     def verdict(self, bound: float) -> str:
-        """slower | faster | no difference, of a time over its base; `bound` > 1 is the smallest that counts."""
+        """Return slower | faster | no difference, of a time over its base; `bound` > 1 is the smallest that counts."""
         if self.above(bound):
             return "slower"
         return "faster" if self.high < 1 / bound else "no difference"
 
 
 def paired_ratio(times: Sequence[float], base: Sequence[float], *, level: float = LEVEL) -> PairedRatio | None:
-    """Ratio of times to the base's, round by round; None if both are positive and finite in no round."""
-    ratios = sorted(one / other for one, other in zip(times, base) if _usable(one) and _usable(other))
+    """Return the ratio of times to the base's, round by round; None if both are positive and finite in no round."""
+    ratios = sorted(
+        seconds / base_seconds
+        for seconds, base_seconds in zip(times, base)
+        if _usable(seconds) and _usable(base_seconds)
+    )
     if not ratios:
         return None
     outside = _outside(len(ratios), level)
@@ -59,7 +63,7 @@ def _usable(seconds: float) -> bool:
 
 
 def _outside(rounds: int, level: float) -> int:
-    """The largest k for which the k-th smallest of `rounds` samples exceeds the median with probability <= level.
+    """Return the largest k for which the k-th smallest of `rounds` samples exceeds the median, at most by `level`.
 
     That is the probability of fewer than k heads in `rounds` throws of a coin. 0 if there is no such k.
     """
@@ -73,5 +77,5 @@ def _outside(rounds: int, level: float) -> int:
 
 
 def ratio_text(ratio: PairedRatio) -> str:
-    """E.g. '3.1 times (2.9 to 3.4 in 7 rounds)'."""
+    """Return e.g. '3.1 times (2.9 to 3.4 in 7 rounds)'."""
     return f"{ratio.median:.3g} times ({ratio.low:.3g} to {ratio.high:.3g} in {ratio.rounds} rounds)"
