@@ -15,7 +15,7 @@ _MOST_LINE = 500
 
 
 def announcement(report: Report, *, exit_code: int, directory: str) -> dict[str, Any]:
-    """The message as JSON values. `text` is what webhooks of Slack and Mattermost show."""
+    """Return the message as JSON values. `text` is what webhooks of Slack and Mattermost show."""
     bad = [cell for outcome in (Outcome.FAIL, Outcome.ERROR) for cell in report.cells if cell.outcome is outcome]
     return {
         "schema_version": MESSAGE_VERSION,
@@ -33,7 +33,7 @@ def announcement(report: Report, *, exit_code: int, directory: str) -> dict[str,
 
 
 def not_judged(what: str, message: str, *, exit_code: int) -> dict[str, Any]:
-    """The message for a run that ended before it was judged. `what`: the matrix or the run as the user named it."""
+    """Return the message for a run that ended before it was judged. `what`: the matrix or run as the user named it."""
     return {
         "schema_version": MESSAGE_VERSION,
         "text": _escaped([f"*ERROR* {what}: ended with exit code {exit_code} before it was judged", message]),
@@ -73,7 +73,7 @@ def _text(report: Report, bad: list[ReportCell], directory: str) -> str:
 
 
 def _escaped(lines: list[str]) -> str:
-    """The lines as one text, with the markup of chat systems escaped."""
+    """Return the lines as one text, with the markup of chat systems escaped."""
     return clip("\n".join(chat_text(line, _MOST_LINE) for line in lines), _MOST_TEXT)
 
 
@@ -85,7 +85,7 @@ _MOST_OF_ANNOTATION = 1500
 #
 # Format: `::error file=...,line=...,title=...::message`, a workflow command as GitHub documents it.
 def annotation_lines(report: Report, file: str) -> list[str]:
-    """One line per cell that failed or could not be decided, failures first; a last line counts the rest.
+    """Return one line per cell that failed or could not be decided, failures first; a last line counts the rest.
 
     `file`: path of the matrix in the repository.
     """
@@ -116,7 +116,7 @@ def _line(command: str, message: str, **properties: str) -> str:
 
 
 def _data(text: str) -> str:
-    """Escapes a message; the percent sign first, since the other escapes contain it."""
+    """Escape a message; the percent sign first, since the other escapes contain it."""
     return visible(text.replace("\r\n", "\n")).replace("%", "%25").replace("\n", "%0A")
 
 

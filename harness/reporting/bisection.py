@@ -61,8 +61,8 @@ class Point:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The findings of all failed cells."""
-        return tuple(item for cell in self.cells if cell.outcome is Outcome.FAIL for item in cell.findings)
+        """Return the findings of all failed cells."""
+        return tuple(finding for cell in self.cells if cell.outcome is Outcome.FAIL for finding in cell.findings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ class Bisection:
 
     @property
     def title(self) -> str:
-        """E.g. "first bad commit of megatron-lm: 1a2b3c4d5e6f Title", "first good release of megatron-core: 0.18.0"."""
+        """Return e.g. "first bad commit of megatron-lm: 1a2b3c4d5e6f Title"."""
         what = f"first {PointState.GOOD if self.find is Find.FIXED else PointState.BAD} {self.kind} of {self.project}"
         if self.found is None:
             return f"{what}: one of {len(self.candidates)}"
@@ -132,32 +132,32 @@ class Bisection:
 
 
 def short(name: str, kind: PointKind) -> str:
-    """A name for display: hashes are abbreviated."""
+    """Return a name for display: hashes are abbreviated."""
     return name[:12] if kind is PointKind.COMMIT else name
 
 
 def judged(report: Report, cell: str, name: str) -> JudgedCell:
-    """A cell of a run's report, for a bisection: a cell whose code does not import is REJECTED, not FAIL.
+    """Return a cell of a run's report, for a bisection: a cell whose code does not import is REJECTED, not FAIL.
 
     If the run as a whole is undecided, a cell that passed is ERROR.
     """
-    found = next((one for one in report.cells if one.id == cell), None)
-    if found is None:
-        reason = next(one.reason for one in report.rejected if one.id == cell)
+    reported = next((candidate for candidate in report.cells if candidate.id == cell), None)
+    if reported is None:
+        reason = next(candidate.reason for candidate in report.rejected if candidate.id == cell)
         return JudgedCell(id=cell, name=name, outcome=Outcome.REJECTED, reason=reason)
-    failed = found.outcome is Outcome.FAIL
-    undecided = failed or found.outcome is Outcome.ERROR
-    if undecided and found.failure is not None and found.failure.failure_class == IMPORT_FAILURE:
-        reason = f"does not import: {found.failure.message}"
+    failed = reported.outcome is Outcome.FAIL
+    undecided = failed or reported.outcome is Outcome.ERROR
+    if undecided and reported.failure is not None and reported.failure.failure_class == IMPORT_FAILURE:
+        reason = f"does not import: {reported.failure.message}"
         return JudgedCell(id=cell, name=name, outcome=Outcome.REJECTED, reason=reason)
-    if report.problems and found.outcome in ACCEPTED:
+    if report.problems and reported.outcome in ACCEPTED:
         return JudgedCell(id=cell, name=name, outcome=Outcome.ERROR, reason=report.problems[0])
-    findings = tuple(found.findings[:FINDINGS]) if failed else ()
-    return JudgedCell(id=cell, name=name, outcome=found.outcome, findings=findings, reason=found.reason)
+    findings = tuple(reported.findings[:FINDINGS]) if failed else ()
+    return JudgedCell(id=cell, name=name, outcome=reported.outcome, findings=findings, reason=reported.reason)
 
 
 def state_of(cells: Sequence[JudgedCell]) -> tuple[PointState, str]:
-    """(good, bad or skipped, why it is skipped): one failed cell makes a point bad, only passed ones make it good."""
+    """Return (good, bad or skipped, why skipped): one failed cell makes a point bad, only passed ones make it good."""
     if not cells:
         return PointState.SKIPPED, "no cell was judged"
     if any(cell.outcome is Outcome.FAIL for cell in cells):
@@ -167,7 +167,7 @@ def state_of(cells: Sequence[JudgedCell]) -> tuple[PointState, str]:
 
 
 def git_exit_code(report: Report, planned: Collection[str]) -> int:
-    """Exit code for `git bisect run`: good, bad or skipped. `planned`: ids of the cells that were to run.
+    """Return the exit code for `git bisect run`: good, bad or skipped. `planned`: ids of cells that were to run.
 
     Controls that the harness added do not count: if one fails, its cells cannot be judged.
     """
@@ -181,48 +181,48 @@ _FINDINGS, _SKIPPED = 5, 5
 _REASON = 300  # characters
 
 
-def render_text(found: Bisection) -> str:
-    return "\n".join(_lines(found))
+def render_text(bisection: Bisection) -> str:
+    return "\n".join(_lines(bisection))
 
 
-def _lines(found: Bisection) -> Iterator[str]:
-    yield found.title
-    if found.found is None:
+def _lines(bisection: Bisection) -> Iterator[str]:
+    yield bisection.title
+    if bisection.found is None:
         yield "  skipped points leave these candidates:"
-        for change in found.candidates:
-            yield f"    {short(change.name, found.kind)} {change.subject}".rstrip()
+        for change in bisection.candidates:
+            yield f"    {short(change.name, bisection.kind)} {change.subject}".rstrip()
     else:
-        yield from _change(found.found, found)
-    point = found.evidence
+        yield from _change(bisection.found, bisection)
+    point = bisection.evidence
     if point is not None:
-        yield f"  at {short(point.name, found.kind)}, which is {point.state}:"
-        findings = found.findings
-        yield from (f"    {item.lane.value}, {item.check}: {item.message}" for item in findings[:_FINDINGS])
+        yield f"  at {short(point.name, bisection.kind)}, which is {point.state}:"
+        findings = bisection.findings
+        yield from (f"    {finding.lane.value}, {finding.check}: {finding.message}" for finding in findings[:_FINDINGS])
         if len(findings) > _FINDINGS:
             yield f"    and {len(findings) - _FINDINGS} more findings: {point.run}"
-    yield from (f"  note: {note}" for note in found.notes)
-    yield f"  {_counts(found)}"
-    for point in found.skipped[:_SKIPPED]:
-        yield f"    skipped {short(point.name, found.kind)}: {one_line(point.reason, _REASON)}"
-    if len(found.skipped) > _SKIPPED:
-        yield f"    and {len(found.skipped) - _SKIPPED} more, see result.json"
-    yield f"  reproduce: {found.reproduce}"
-    if found.nested is not None:
+    yield from (f"  note: {note}" for note in bisection.notes)
+    yield f"  {_counts(bisection)}"
+    for point in bisection.skipped[:_SKIPPED]:
+        yield f"    skipped {short(point.name, bisection.kind)}: {one_line(point.reason, _REASON)}"
+    if len(bisection.skipped) > _SKIPPED:
+        yield f"    and {len(bisection.skipped) - _SKIPPED} more, see result.json"
+    yield f"  reproduce: {bisection.reproduce}"
+    if bisection.nested is not None:
         yield "inside the dependency that it updates:"
-        yield from (f"  {line}" for line in _lines(found.nested))
+        yield from (f"  {line}" for line in _lines(bisection.nested))
 
 
-def _change(change: Change, found: Bisection) -> Iterator[str]:
+def _change(change: Change, bisection: Bisection) -> Iterator[str]:
     if change.author:
         yield f"  {change.author}, {change.date}"
     for parent in change.parents:
-        what = "parent" if found.kind is PointKind.COMMIT else "previous release"
-        yield f"  {what} {short(parent.name, found.kind)} is {parent.state}"
+        what = "parent" if bisection.kind is PointKind.COMMIT else "previous release"
+        yield f"  {what} {short(parent.name, bisection.kind)} is {parent.state}"
 
 
-def _counts(found: Bisection) -> str:
-    kept = sum(point.kept for point in found.points)
-    parts = [f"{len(found.points)} {found.kind}s judged"]
+def _counts(bisection: Bisection) -> str:
+    kept = sum(point.kept for point in bisection.points)
+    parts = [f"{len(bisection.points)} {bisection.kind}s judged"]
     parts += [f"{kept} of them by an earlier bisection"] if kept else []
-    parts += [f"{len(found.skipped)} skipped"] if found.skipped else []
+    parts += [f"{len(bisection.skipped)} skipped"] if bisection.skipped else []
     return ", ".join(parts)

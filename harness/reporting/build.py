@@ -59,21 +59,21 @@ FUSION_BOUND = Bound(value=1.1, unit="factor", origin=f"shown, {NOT_JUDGED}")
 
 
 def throughput(evidence: CellEvidence) -> Throughput:
-    """Medians over the steps after the first (it warms up); a step takes as long as its slowest rank.
+    """Return medians over the steps after the first (it warms up); a step takes as long as its slowest rank.
 
     Rates are per rank: of all replicas / (world size x step time). Operations are those on real tokens alone
     (harness/core/cell/flops.py).
     """
     times, real, slots, flops = [], [], [], []
     for step in list(evidence.steps)[1:]:
-        seen = [item for _, item in evidence.step_records(step)]
-        heads = [item for _, item in evidence.step_records(step, pp=0, tp=0, cp=0)]
-        slowest = max((item.time_s for item in seen), default=0.0)
-        if len(seen) < evidence.layout.world_size or slowest <= 0:
+        step_records = [record for _, record in evidence.step_records(step)]
+        batch_heads = [record for _, record in evidence.step_records(step, pp=0, tp=0, cp=0)]
+        slowest = max((record.time_s for record in step_records), default=0.0)
+        if len(step_records) < evidence.layout.world_size or slowest <= 0:
             continue
         times.append(slowest)
-        real.append(sum(item.real_tokens for item in heads))
-        slots.append(sum(item.slots for item in heads))
+        real.append(sum(record.real_tokens for record in batch_heads))
+        slots.append(sum(record.slots for record in batch_heads))
         config = evidence.cell.config
         flops.append(train_flops(config.model, (document.length for document in config.documents_of(step))))
     whole = _of_the_cell(evidence)
@@ -96,7 +96,7 @@ def throughput(evidence: CellEvidence) -> Throughput:
 
 
 def _of_the_cell(evidence: CellEvidence) -> Throughput:
-    """Figures that need no timed step: memory, the device and its peak, the timing leg."""
+    """Return figures that need no timed step: memory, the device and its peak, the timing leg."""
     records = list(evidence.records.values())
     peak = peak_for(evidence)
     first = evidence.records.get(0)
@@ -116,7 +116,7 @@ def _of_the_cell(evidence: CellEvidence) -> Throughput:
 
 
 def peak_for(evidence: CellEvidence) -> PeakFound:
-    """The peak of the ranks' devices for the cell's dtype; unknown if the devices differ."""
+    """Return the peak of the ranks' devices for the cell's dtype; unknown if the devices differ."""
     devices = sorted({record.environment.get("device", "") for record in evidence.records.values()})
     if len(devices) > 1:
         return PeakFound(tflops=None, origin=f"ranks ran on different devices: {', '.join(devices)}")
@@ -124,9 +124,9 @@ def peak_for(evidence: CellEvidence) -> PeakFound:
 
 
 def load_rates(evidence: CellEvidence) -> list[LoadRate]:
-    """Rates of the loads of the timing leg that are passes of the model, from the medians of their rounds."""
+    """Return rates of the timing leg's loads that are passes of the model, from the medians of their rounds."""
     config, world, peak = evidence.cell.config, evidence.layout.world_size, peak_for(evidence)
-    found = []
+    rates = []
     for (load, documents), rounds in times_of(evidence).items():
         ran = load_config(config, load, documents)
         seconds = statistics.median(rounds.values())
@@ -134,7 +134,7 @@ def load_rates(evidence: CellEvidence) -> list[LoadRate]:
             continue
         work = work_of(ran)
         tflops = work.flops / seconds / world / 1e12
-        found.append(
+        rates.append(
             LoadRate(
                 load=load,
                 documents=documents,
@@ -145,25 +145,25 @@ def load_rates(evidence: CellEvidence) -> list[LoadRate]:
                 mfu=mfu(tflops, peak),
             )
         )
-    return found
+    return rates
 
 
 def rounds_of(evidence: CellEvidence) -> dict[str, list[float]]:
-    """Seconds of each round of the timing leg by load, for comparison with another run of the same cell."""
-    found = {}
+    """Return seconds of each round of the timing leg by load, to compare with another run of the same cell."""
+    seconds = {}
     for (load, documents), rounds in times_of(evidence).items():
         name = f"{load}, {documents} documents" if documents else load
-        found[name] = [rounds[number] for number in sorted(rounds)]
-    return found
+        seconds[name] = [rounds[number] for number in sorted(rounds)]
+    return seconds
 
 
 def _percentile(values: list[float], share: float) -> float:
-    """Nearest-rank percentile."""
+    """Return the nearest-rank percentile."""
     return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)]
 
 
 def timed_ratios(evidence: CellEvidence) -> list[TimedRatio]:
-    """All comparisons of the timing leg, judged or not."""
+    """Return all comparisons of the timing leg, judged or not."""
     times, tolerances = times_of(evidence), evidence.tolerances
     pairs: list[tuple[str, Load, Load, Bound]] = []
     for part, title, bound in (
@@ -198,7 +198,7 @@ def _shown(what: str, ratio: PairedRatio, bound: Bound) -> TimedRatio:
 
 
 def _fused(evidence: CellEvidence, documents: list[int]) -> list[tuple[str, Load, Load, Bound]]:
-    """The rotary function unfused over fused, with the fewest and the most documents."""
+    """Return the pairs of the rotary function unfused over fused, with the fewest and the most documents."""
     own, other = "rotary", "rotary_other"
     unfused, fused = (other, own) if evidence.cell.config.model.rope_fusion else (own, other)
     return [
@@ -208,7 +208,7 @@ def _fused(evidence: CellEvidence, documents: list[int]) -> list[tuple[str, Load
 
 
 def _over_full_rows(evidence: CellEvidence, times: Times) -> PairedRatio | None:
-    """Time for a real token of packed rows over time for a slot of full rows."""
+    """Return the time for a real token of packed rows over that for a slot of full rows."""
     ratio, config = ratio_of(times, ("packed", 0), ("full", 0)), evidence.cell.config
     full = load_config(config, "full", 0) if ratio else None
     if ratio is None or full is None:
@@ -217,7 +217,7 @@ def _over_full_rows(evidence: CellEvidence, times: Times) -> PairedRatio | None:
 
 
 def _over_history(evidence: CellEvidence) -> list[TimedRatio]:
-    """A step over the median of earlier runs; the interval is over their slowest and fastest."""
+    """Return a step over the median of earlier runs; the interval is over their slowest and fastest."""
     compared, bound = against_history(evidence), evidence.tolerances.slower_than_history
     if compared is None:
         return []
@@ -236,7 +236,7 @@ def _over_history(evidence: CellEvidence) -> list[TimedRatio]:
 
 
 def rank_views(evidence: CellEvidence) -> list[RankView]:
-    """What each rank received for micro-batch 0 of step 0: in the training leg if it got there, else as fetched."""
+    """Return what each rank received for micro-batch 0 of step 0: in the training leg if reached, else as fetched."""
     first: dict[int, dict[str, list[Observation]]] = {}
     for observation in evidence.observations:
         place = observation.place
@@ -254,8 +254,8 @@ def _rank_view(evidence: CellEvidence, ending: Ending, legs: dict[str, list[Obse
     ]
     seen = legs.get("training") or legs.get("metadata") or []
     states = [(_state(evidence, observation), observation.params) for observation in seen]
-    missing = [item for item in states if item[0] == "missing"]
-    differing = [item for item in states if item[0] == "differs"]
+    missing = [pair for pair in states if pair[0] == "missing"]
+    differing = [pair for pair in states if pair[0] == "differs"]
     state, params = (missing or differing or states or [(_without_params(evidence, ending), None)])[0]
     return RankView(
         rank=ending.rank,
@@ -286,7 +286,7 @@ def _state(evidence: CellEvidence, observation: Observation) -> MetadataState:
 
 
 def loss_curve(evidence: CellEvidence, *, judged: bool) -> LossCurve:
-    """Curves of a cell and its reference. `judged`: the numerics lane compared the two, so bounds are included."""
+    """Return curves of a cell and its reference. `judged`: the numerics lane compared the two, so bounds are there."""
     own = mean_losses(evidence), list(grad_norms(evidence).values())
     reference = evidence.reference
     if reference is None:
@@ -302,7 +302,7 @@ def loss_curve(evidence: CellEvidence, *, judged: bool) -> LossCurve:
 
 
 def canaries_view(evidence: CellEvidence) -> dict[str, str]:
-    """Canary -> whether it ran, or why not. Results of canaries are findings."""
+    """Return canary -> whether it ran, or why not. Results of canaries are findings."""
     config, view = evidence.cell.config, {}
     for canary in config.canaries:
         legs = [leg.name for leg in evidence.legs_planned if leg.canary == canary]
@@ -312,18 +312,18 @@ def canaries_view(evidence: CellEvidence) -> dict[str, str]:
 
 
 def mean_losses(evidence: CellEvidence) -> list[float]:
-    """Loss per token of every finished step, recorded by the first rank of the last stage."""
+    """Return the loss per token of every finished step, recorded by the first rank of the last stage."""
     losses = []
     for step in evidence.finished_steps:
-        found = [seen for _, seen in evidence.step_records(step, pp=evidence.last_stage)]
-        first = next((seen for seen in found if seen.loss_sum is not None and seen.token_count), None)
+        last_stage = [seen for _, seen in evidence.step_records(step, pp=evidence.last_stage)]
+        first = next((seen for seen in last_stage if seen.loss_sum is not None and seen.token_count), None)
         if first is not None and first.loss_sum is not None and first.token_count:
             losses.append(first.loss_sum / first.token_count)
     return losses
 
 
 def failure_view(evidence: CellEvidence, findings: Sequence[Finding] = ()) -> FailureView | None:
-    """The first rank that failed; None when all completed. `findings`: of the cell; one may explain the failure."""
+    """Return the first rank that failed; None when all completed. `findings`: of the cell; one may explain it."""
     cause, known = evidence.cause, evidence.failure_class
     if cause is None or known is None:
         return None
@@ -331,7 +331,7 @@ def failure_view(evidence: CellEvidence, findings: Sequence[Finding] = ()) -> Fa
     attempt = evidence.result.attempt if evidence.result else 1
     folder = evidence.folder or f"cells/{evidence.cell.id}/attempt-{attempt}"
     log = f"{folder}/log/rank-{ending.rank:05d}.log"
-    follows = next((item.follows_from for item in findings if item.check in ("completeness", "ended")), "")
+    follows = next((finding.follows_from for finding in findings if finding.check in ("completeness", "ended")), "")
     without_log = ending.rank not in evidence.logs and not evidence.records  # the cell never began
     return FailureView(
         rank=ending.rank,
@@ -380,25 +380,27 @@ def judge_cells(
     cells: dict[str, ReportCell | ReportRejected] = {}
     shown: ReportCell | ReportRejected
     noise: dict[str, dict[str, NoiseFloor]] = {}
-    for item in evidence:
-        cell = item.cell
+    for cell_evidence in evidence:
+        cell = cell_evidence.cell
         try:
             control = verdicts.get(cell.control or "")
-            verdict = judge_cell(item, today=today, control=control)
+            verdict = judge_cell(cell_evidence, today=today, control=control)
             if verdict.outcome is Outcome.REJECTED:
-                shown = _rejected_at_run_time(cell, item, verdict)
+                shown = _rejected_at_run_time(cell, cell_evidence, verdict)
             else:
-                shown = replace(_cell(plan, cell, item, verdict), scope=_scope(item, verdict, control))
+                shown = replace(
+                    _cell(plan, cell, cell_evidence, verdict), scope=_scope(cell_evidence, verdict, control)
+                )
         except Exception as error:
             verdict = undecided(crashed(cell.id, error))
-            shown = _cell(plan, cell, replace(item, records={}, result=None, job=JobEnding()), verdict)
+            shown = _cell(plan, cell, replace(cell_evidence, records={}, result=None, job=JobEnding()), verdict)
         cells[cell.id] = shown
         if seen is not None:
             seen(shown)
         if cell.id in needed:
             verdicts[cell.id] = verdict
-        if item.noise and cell.config.dtype != "fp32":  # its own bounds are nearly always larger
-            noise[cell.id] = dict(item.noise)
+        if cell_evidence.noise and cell.config.dtype != "fp32":  # its own bounds are nearly always larger
+            noise[cell.id] = dict(cell_evidence.noise)
     return Judged(cells=cells, noise=noise)
 
 
@@ -410,11 +412,11 @@ def report_of(
     provenance: Provenance,
     problems: Sequence[str] = (),
 ) -> Report:
-    """The report of a plan, all of whose cells are judged. `problems`: why the run as a whole proves nothing."""
-    found = [judged.cells[cell.id] for cell in plan.expansion.cells]
-    cells = [cell for cell in found if isinstance(cell, ReportCell)]
+    """Return the report of a plan, all of whose cells are judged. `problems`: why the run as a whole proves nothing."""
+    judged_cells = [judged.cells[cell.id] for cell in plan.expansion.cells]
+    cells = [cell for cell in judged_cells if isinstance(cell, ReportCell)]
     rejected = [_rejected(cell) for cell in plan.expansion.rejected]
-    rejected += [cell for cell in found if isinstance(cell, ReportRejected)]
+    rejected += [cell for cell in judged_cells if isinstance(cell, ReportRejected)]
     counts = {outcome: sum(cell.outcome is outcome for cell in cells) for outcome in Outcome}
     counts[Outcome.REJECTED] = len(rejected)
     roles = {cell.id: cell.role for cell in plan.expansion.cells}
@@ -473,7 +475,7 @@ def _cell(plan: RunPlan, cell: PlannedCell, evidence: CellEvidence, verdict: Cel
 
 
 def _scope(evidence: CellEvidence, verdict: CellVerdict, control: CellVerdict | None) -> str:
-    """Whether the numbers are wrong on one rank too, where the oracle judges both; empty if nothing says so.
+    """Return whether the numbers are wrong on one rank too, where the oracle judges both; '' if nothing says so.
 
     Of a packed cell a control that does not pack can only say that packing or layout is wrong.
     """
@@ -492,7 +494,7 @@ def _scope(evidence: CellEvidence, verdict: CellVerdict, control: CellVerdict | 
 
 
 def _reproduce(plan: RunPlan, cell: PlannedCell) -> str:
-    """The command that runs one cell as this run did; a fault is injected after cells are chosen."""
+    """Return the command that runs one cell as this run did; a fault is injected after cells are chosen."""
     fault = cell.config.fault
     chosen = cell_id(replace(cell.config, fault=None)) if fault else cell.id
     cluster = ["--cluster", plan.cluster] if plan.cluster else []
@@ -502,7 +504,7 @@ def _reproduce(plan: RunPlan, cell: PlannedCell) -> str:
 
 
 def _timing(evidence: CellEvidence) -> dict[str, float]:
-    """wall_s, steps_s and overhead_s (all but training steps), in seconds; empty if the cell never ended."""
+    """Return wall_s, steps_s and overhead_s (all but training steps), in seconds; empty if the cell never ended."""
     result = evidence.result
     if result is None:
         return {}
@@ -523,9 +525,9 @@ def _rejected(cell: RejectedCell) -> ReportRejected:
 
 
 def _rejected_at_run_time(cell: PlannedCell, evidence: CellEvidence, verdict: CellVerdict) -> ReportRejected:
-    """A cell that was rejected at run time because its stack lacks what it needs."""
-    found = evidence.result.rejection if evidence.result else None
-    rejection = found or Rejection(rule="stack", reason=verdict.reason)
+    """Return a cell that was rejected at run time because its stack lacks what it needs."""
+    recorded = evidence.result.rejection if evidence.result else None
+    rejection = recorded or Rejection(rule="stack", reason=verdict.reason)
     return ReportRejected(
         id=cell.id, axes=cell.axes, rule=rejection.rule, reason=rejection.reason, rejections=[rejection], line=cell.line
     )

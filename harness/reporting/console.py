@@ -70,18 +70,20 @@ def print_report(
 
 
 def _print_rejected(console: Console, rejected: Sequence[ReportRejected]) -> None:
-    """Rejected combinations with every rule that they break."""
+    """Print rejected combinations with every rule that they break."""
     if rejected:
         _print(console, f"Rejected combinations: {len(rejected)}", "bold")
-    for item in rejected:
-        for rule, reason in [(one.rule, one.reason) for one in item.rejections] or [(item.rule, item.reason)]:
-            _print(console, f"  {item.id}  {rule}: {reason}")
+    for combination in rejected:
+        for rule, reason in [(rejection.rule, rejection.reason) for rejection in combination.rejections] or [
+            (combination.rule, combination.reason)
+        ]:
+            _print(console, f"  {combination.id}  {rule}: {reason}")
     if rejected:
         console.print()
 
 
 def _print_notes(console: Console, cells: Sequence[ReportCell]) -> None:
-    """The times that cells compared, and what cells compared with nothing."""
+    """Print the times that cells compared, and what cells compared with nothing."""
     for cell in cells:
         for ratio in cell.throughput.ratios:
             _print(console, f"time  {cell.id}  {ratio.what}: {ratio.text}")
@@ -91,7 +93,7 @@ def _print_notes(console: Console, cells: Sequence[ReportCell]) -> None:
 
 
 def _print_durations(console: Console, cells: Sequence[ReportCell]) -> None:
-    """The slowest cells, as many as --durations asks for."""
+    """Print the slowest cells, as many as --durations asks for."""
     timed = sorted((cell for cell in cells if "wall_s" in cell.timing), key=lambda cell: -cell.timing["wall_s"])
     for cell in timed[: VIEW.durations]:
         _print(console, f"slow  {cell.timing['wall_s']:>7.1f} s  {cell.id}")
@@ -134,8 +136,11 @@ def print_problems(error: InputError, stream: TextIO | None = None) -> None:
 
 
 def console_on(stream: TextIO) -> Console:
-    """Rich decides on colour (terminal, NO_COLOR, TERM), unless --color does; files and CI logs get a width that keeps
-    cell ids whole, unless $COLUMNS gives one."""
+    """Return rich's console on a stream.
+
+    Rich decides on colour (terminal, NO_COLOR, TERM), unless --color does; files and CI logs get a width that keeps
+    cell ids whole, unless $COLUMNS gives one.
+    """
     from rich.console import Console
 
     colour: dict[str, Any] = {"always": {"force_terminal": True}, "never": {"no_color": True}}.get(VIEW.color, {})
@@ -148,12 +153,12 @@ def console_on(stream: TextIO) -> Console:
 
 
 def fitting(console: Console, text: str) -> str:
-    """The text as it is displayed: on a terminal with lines broken at spaces, and long words whole."""
+    """Return the text as it is displayed: on a terminal with lines broken at spaces, and long words whole."""
     return broken(shown(text), max(console.width, _LEAST_WIDTH)) if _has_width(console.file) else shown(text)
 
 
 def _has_width(stream: IO[str]) -> bool:
-    """Whether lines have a length, that of the terminal or $COLUMNS; those of a file may have any."""
+    """Return whether lines have a length, that of the terminal or $COLUMNS; those of a file may have any."""
     return stream.isatty() or os.environ.get("COLUMNS", "").isdecimal()
 
 
@@ -165,7 +170,7 @@ def _print(console: Console, text: str, style: str = "") -> None:
 
 
 def _print_cells(console: Console, cells: Sequence[ReportCell]) -> None:
-    """A row per cell, or two lines per cell where the ids leave no room for the columns."""
+    """Print a row per cell, or two lines per cell where the ids leave no room for the columns."""
     from rich.text import Text
 
     lanes = list(cells[0].lanes)

@@ -32,7 +32,7 @@ def is_url(receiver: str) -> bool:
 
 
 def _without_secrets(receiver: str, text: str) -> str:
-    """Output of a receiver or the system without the receiver's secrets: servers echo the path of the request."""
+    """Remove the receiver's secrets from its output or the system's: servers echo the path of the request."""
     words = [receiver, *receiver.split()]
     if is_url(receiver):
         parts = urlsplit(receiver)
@@ -42,7 +42,7 @@ def _without_secrets(receiver: str, text: str) -> str:
 
 
 def shown(receiver: str) -> str:
-    """The receiver without possible secrets: a webhook's path and query, a command's arguments.
+    """Return the receiver without possible secrets: a webhook's path and query, a command's arguments.
 
     An invalid receiver (`problem_of`) is hidden entirely.
     """
@@ -57,7 +57,7 @@ def shown(receiver: str) -> str:
 
 
 def problem_of(receiver: str) -> str:
-    """Why this cannot be a receiver; empty when it can."""
+    """Return why this cannot be a receiver, or ''."""
     if _notifier(receiver):
         return ""
     if is_url(receiver):
@@ -87,7 +87,7 @@ def notify(receiver: str, text: str, variables: Mapping[str, str], *, timeout_s:
 
 
 def _run(argv: list[str], text: str, variables: Mapping[str, str], timeout_s: float) -> str:
-    """Uses files, not pipes, so that neither a command that reads nothing nor a child it leaves behind can block."""
+    """Run the command with files, not pipes: neither a command that reads nothing nor a child it leaves can block."""
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as output:
         stdin.write(text.encode())
         stdin.seek(0)
@@ -127,7 +127,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def _notifier(receiver: str) -> str:
-    """The notifier that a receiver like "name:target" names; empty for any other."""
+    """Return the notifier that a receiver like "name:target" names, or ''."""
     name, sign, _ = receiver.partition(":")
     return name if sign and name in NOTIFIERS else ""
 
@@ -150,7 +150,7 @@ def _within(timeout_s: float, work: Callable[..., None], *arguments: object) -> 
 
 
 def _post(url: str, body: bytes, timeout_s: float) -> str:
-    """In a thread, since socket timeouts are per read: a server that sends byte by byte would block the harness."""
+    """Post in a thread, as socket timeouts are per read: a server that sends byte by byte would block the harness."""
     return _within(timeout_s, _ask, url, body, timeout_s)
 
 

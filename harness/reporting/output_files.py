@@ -25,8 +25,10 @@ Row = Mapping[str, Any]  # column -> text, number or None; every row has the sam
 
 @contextmanager
 def written(path: Path) -> Iterator[BinaryIO]:
-    """A stream into what the user named: a file is replaced once its new content is complete, a pipe or a character
-    device is written to. A symbolic link stays and leads to the new content.
+    """Open a stream into what the user named.
+
+    A file is replaced once its new content is complete, a pipe or a character device is written to. A symbolic link
+    stays and leads to the new content.
 
     InputError for what cannot be written to, such as a folder; DiskFullError when there is no room.
     """
@@ -46,7 +48,7 @@ def written(path: Path) -> Iterator[BinaryIO]:
 
 
 def _opened(path: Path) -> tuple[BinaryIO, Path | None, Path]:
-    """The stream; the temporary file that it writes, None where nothing is replaced; and what that file replaces."""
+    """Return the stream, its temporary file (None where nothing is replaced), and what that file replaces."""
     try:
         mode = _mode(path)
         if mode is not None and _is_open_ended(path, mode):
@@ -65,7 +67,7 @@ def _opened(path: Path) -> tuple[BinaryIO, Path | None, Path]:
 
 
 def _mode(path: Path) -> int | None:
-    """The type of what a path leads to; None if there is nothing."""
+    """Return the type of what a path leads to; None if there is nothing."""
     try:
         return path.stat().st_mode
     except FileNotFoundError:
@@ -73,14 +75,14 @@ def _mode(path: Path) -> int | None:
 
 
 def _is_open_ended(path: Path, mode: int) -> bool:
-    """Whether a path is written to as it is: a pipe, a character device, or a stream of this process (/dev/stdout)."""
+    """Return whether a path is written to as it is: a pipe, a character device, or this process's /dev/stdout."""
     if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
         return True
     return stat.S_ISREG(mode) and path.is_absolute() and path.parts[1] in ("dev", "proc")
 
 
 def write_table(rows: Iterable[Row], form: str, path: Path | None) -> int:
-    """Write rows in one of FORMATS to a file, or to standard output when None; returns their number.
+    """Write rows in one of FORMATS to a file, or to standard output when None; return their number.
 
     InputError for Parquet without a file or without pyarrow, and see `written`. On the standard output of a CI job, no
     line of the table is a command of the CI system.
@@ -99,7 +101,7 @@ def write_table(rows: Iterable[Row], form: str, path: Path | None) -> int:
 
 
 def _write_csv(rows: Iterable[Row], stream: TextIO, *, lines: bool = True) -> int:
-    """`lines`: whether a line feed in a text is written as it is, not as \\n."""
+    """Write rows as CSV. `lines`: whether a line feed in a text is written as it is, not as \\n."""
     writer, count = csv.writer(stream, lineterminator="\n"), 0
     for count, row in enumerate(rows, 1):
         if count == 1:
@@ -114,7 +116,7 @@ def _on_one_line(cell: object) -> object:
 
 
 def _write_json(rows: Iterable[Row], write: Callable[[str], object]) -> int:
-    """A list with an object per line."""
+    """Write a list with an object per line."""
     count = 0
     for count, row in enumerate(rows, 1):
         write(("[\n" if count == 1 else ",\n") + dumps(row))

@@ -58,8 +58,11 @@ _KEPT = ("site-packages/", "dist-packages/")  # the rest of the path names a fil
 
 
 def public(text: str, hosts: Iterable[str] = ()) -> str:
-    """The text with secrets replaced, absolute paths cut to the file of a package or to PATH/TO/NAME, and hosts,
-    addresses and accounts replaced by HOST and USER@HOST. `hosts`: further names to replace."""
+    """Return the text without secrets, paths of the machine, hosts, addresses and accounts.
+
+    Absolute paths are cut to the file of a package or to PATH/TO/NAME; hosts, addresses and accounts become HOST and
+    USER@HOST. `hosts`: further names to replace.
+    """
     text = _PATH.sub(_public_match, redacted(text))
     text = _ACCOUNT.sub(_public_account, text)
     text = _IPV6.sub(_public_ipv6, _IPV4.sub(_public_ipv4, _HARDWARE.sub("HOST", text)))
@@ -69,41 +72,41 @@ def public(text: str, hosts: Iterable[str] = ()) -> str:
     return text
 
 
-def _public_account(found: re.Match[str]) -> str:
-    host = found["host"]
+def _public_account(match: re.Match[str]) -> str:
+    host = match["host"]
     if _is_public(host):
-        return found[0]
+        return match[0]
     domain = host.rpartition(".")[2] if "." in host else ""
     known = _DOMAIN.fullmatch(host, len(host) - len(domain)) if domain else None
-    numbered = len(host) > 3 and len(found["user"]) > 1 and any(char.isdigit() for char in host)
-    before = found.string[max(found.start() - 90, 0) : found.start()]
-    sure = known or numbered or found["path"] or _LOGIN.search(before)
-    return f"USER@HOST{found['path'] or ''}" if sure else found[0]
+    numbered = len(host) > 3 and len(match["user"]) > 1 and any(char.isdigit() for char in host)
+    before = match.string[max(match.start() - 90, 0) : match.start()]
+    sure = known or numbered or match["path"] or _LOGIN.search(before)
+    return f"USER@HOST{match['path'] or ''}" if sure else match[0]
 
 
-def _public_ipv4(found: re.Match[str]) -> str:
-    parts = [int(part) for part in found.groups()[:4]]
+def _public_ipv4(match: re.Match[str]) -> str:
+    parts = [int(part) for part in match.groups()[:4]]
     if max(parts) > 255 or (not parts[0] and any(parts)):
-        return found[0]
-    sure = found[5] or parts[0] >= _LEAST_OCTET or parts[0] == 10
+        return match[0]
+    sure = match[5] or parts[0] >= _LEAST_OCTET or parts[0] == 10
     return (
-        "HOST" if sure or _BEFORE_ADDRESS.search(found.string[max(found.start() - 20, 0) : found.start()]) else found[0]
+        "HOST" if sure or _BEFORE_ADDRESS.search(match.string[max(match.start() - 20, 0) : match.start()]) else match[0]
     )
 
 
-def _public_ipv6(found: re.Match[str]) -> str:
-    """An address, not a time of day or a slice such as [::2] or [a::b]."""
+def _public_ipv6(match: re.Match[str]) -> str:
+    """Replace an address, not a time of day or a slice such as [::2] or [a::b]."""
     try:
-        ipaddress.IPv6Address(found["six"])
+        ipaddress.IPv6Address(match["six"])
     except ValueError:
-        return found[0]
-    groups = [group for group in found["six"].split(":") if group]
-    sure = found["zone"] or len(groups) > 3 or any(len(group) > 2 and not group.isdigit() for group in groups)
-    return "HOST" if sure else found[0]
+        return match[0]
+    groups = [group for group in match["six"].split(":") if group]
+    sure = match["zone"] or len(groups) > 3 or any(len(group) > 2 and not group.isdigit() for group in groups)
+    return "HOST" if sure else match[0]
 
 
 def publish(value: Any, hosts: Iterable[str] = ()) -> Any:
-    """JSON values or a dataclass with every text made `public`; keys are kept."""
+    """Return JSON values or a dataclass with every text made `public`; keys are kept."""
     known = tuple(name for host in hosts for name in dict.fromkeys((host, host.split(".")[0])) if _is_host(name))
     return _each_text(value, partial(public, hosts=known))
 
@@ -112,17 +115,17 @@ def _each_text(value: Any, change: Any) -> Any:
     if type(value) is str:
         return change(value)
     if isinstance(value, Mapping):
-        return {key: _each_text(item, change) for key, item in value.items()}
+        return {key: _each_text(part, change) for key, part in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_each_text(item, change) for item in value)
+        return type(value)(_each_text(part, change) for part in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [item.name for item in dataclasses.fields(value) if item.init]
+        names = [attribute.name for attribute in dataclasses.fields(value) if attribute.init]
         return dataclasses.replace(value, **{name: _each_text(getattr(value, name), change) for name in names})
     return value
 
 
 def _is_host(name: str) -> bool:
-    """Whether a name identifies a machine; very short names are too ambiguous to replace."""
+    """Return whether a name identifies a machine; very short names are too ambiguous to replace."""
     return len(name) > 2 and name not in ("localhost", "unknown", "none")
 
 
@@ -130,18 +133,18 @@ def _is_public(host: str) -> bool:
     return any(host.lower() == name or host.lower().endswith(f".{name}") for name in _PUBLIC)
 
 
-def _public_match(found: re.Match[str]) -> str:
-    if found["quoted"]:
-        path: str = found["quoted"]
-        return found["quote"] + (_public_path(path) if "/" in path.lstrip("/") else path)
-    if found["url"]:
-        scheme, _, rest = found["url"].partition("://")
+def _public_match(match: re.Match[str]) -> str:
+    if match["quoted"]:
+        path: str = match["quoted"]
+        return match["quote"] + (_public_path(path) if "/" in path.lstrip("/") else path)
+    if match["url"]:
+        scheme, _, rest = match["url"].partition("://")
         if scheme.lower() == "file":
             return _public_path(rest)
         host = re.split(r"[/:?#]", rest.rpartition("@")[2] if "@" in rest.split("/")[0] else rest)[0]
-        end = found["url"][len(found["url"].rstrip(").,;:]")) :]
-        return found["url"] if _is_public(host) or host == "HOST" else f"{scheme}://HOST/...{end}"
-    return (found["flag"] or "") + _public_path(found["flagged"] or found["home"] or found["path"])
+        end = match["url"][len(match["url"].rstrip(").,;:]")) :]
+        return match["url"] if _is_public(host) or host == "HOST" else f"{scheme}://HOST/...{end}"
+    return (match["flag"] or "") + _public_path(match["flagged"] or match["home"] or match["path"])
 
 
 def _public_path(path: str) -> str:
@@ -179,7 +182,7 @@ class Issue:
 
 
 def render_issue(issue: Issue) -> str:
-    """The whole file, fit to be published: without secrets, paths and hosts of the machine that found it."""
+    """Return the whole file, fit to be published: without secrets, paths and hosts of the machine that found it."""
     hosts = [issue.provenance.host, *issue.provenance.hosts]
     parts = {
         name: getattr(issue, name) for name in ("cell", "matrix", "provenance", "needs", "bisection", "confirmation")
@@ -191,12 +194,12 @@ def render_issue(issue: Issue) -> str:
 
 
 def title(issue: Issue) -> str:
-    """E.g. "Sequence packing (sft): last stage without cu_seqlens, with tp 2 x pp 3, since 1a2b3c4d5e6f"."""
+    """Return e.g. "Sequence packing (sft): last stage without cu_seqlens, with tp 2 x pp 3, since 1a2b3c4d5e6f"."""
     return f"{headline(issue.cell, issue.config)}{_since(issue)}"
 
 
 def headline(cell: ReportCell, config: CellConfig) -> str:
-    """The title without the commit or release."""
+    """Return the title without the commit or release."""
     first = cell.errors[0]
     what = re.sub(r"^[A-Z] ", "", first.fault_class or first.check)
     what = what.partition(": ")[2] or what
@@ -204,27 +207,27 @@ def headline(cell: ReportCell, config: CellConfig) -> str:
 
 
 def _since(issue: Issue) -> str:
-    found = issue.bisection
-    if found is None or found.found is None:
+    bisection = issue.bisection
+    if bisection is None or bisection.found is None:
         return ""
-    word = "fixed in" if found.find is Find.FIXED else "since"
-    return f", {word} {short(found.found.name, found.kind)}"
+    word = "fixed in" if bisection.find is Find.FIXED else "since"
+    return f", {word} {short(bisection.found.name, bisection.kind)}"
 
 
 def plain(value: object) -> str:
-    """One line of plain text, with ">" escaped only near its start, where it could begin a quote."""
+    """Return one line of plain text, with ">" escaped only near its start, where it could begin a quote."""
     shown = text(value)
     return shown[:4] + shown[4:].replace("&gt;", ">")
 
 
 def github(remote: str) -> str:
-    """The web address of a GitHub repository from its git remote; empty for any other host."""
+    """Return the web address of a GitHub repository from its git remote; '' for any other host."""
     match = _GITHUB.fullmatch(remote.strip())
     return f"https://github.com/{match['name']}" if match else ""
 
 
 def public_repository(project: str, remote: str) -> str:
-    """The web address of a repository, or a path for the reader to fill in."""
+    """Return the web address of a repository, or a path for the reader to fill in."""
     return github(remote) or f"PATH/TO/{_NAMES.get(project, project)}"
 
 
@@ -247,28 +250,28 @@ def _summary(issue: Issue) -> Iterator[str]:
 
 
 def _range(issue: Issue) -> Iterator[str]:
-    """The table of the commits or releases around the change."""
-    found = issue.bisection
-    if found is None:
+    """Yield the table of the commits or releases around the change."""
+    bisection = issue.bisection
+    if bisection is None:
         return
     yield from ("## Since when", "", "| | |", "|---|---|")
-    before, after = ("last bad", "first good") if found.find is Find.FIXED else ("previous good", "new bad")
-    if found.found is not None:
-        for parent in found.found.parents:
+    before, after = ("last bad", "first good") if bisection.find is Find.FIXED else ("previous good", "new bad")
+    if bisection.found is not None:
+        for parent in bisection.found.parents:
             role = before if parent.state.endswith(before.split()[1]) else f"parent, {parent.state}"
             yield f"| {role} | {_point(issue, parent.name)} |"
-        yield f"| {after} | {_change(issue, found.found)} |"
+        yield f"| {after} | {_change(issue, bisection.found)} |"
     else:
-        for change in found.candidates:
+        for change in bisection.candidates:
             yield f"| {after}, one of | {_change(issue, change)} |"
-    inside = found.nested
+    inside = bisection.nested
     if inside is not None:
         for change in inside.candidates:
             name = short(change.name, inside.kind)
             yield f"| change in {text(inside.project)} | {text(name)} {text(change.subject)} |"
-    ends = f"{text(found.good.requested)} (good) to {text(found.bad.requested)} (bad)"
-    yield f"| searched | {ends}, {len(found.points)} judged |"
-    yield from ("", *(f"{plain(note)}" for note in found.notes), *([""] if found.notes else []))
+    ends = f"{text(bisection.good.requested)} (good) to {text(bisection.bad.requested)} (bad)"
+    yield f"| searched | {ends}, {len(bisection.points)} judged |"
+    yield from ("", *(f"{plain(note)}" for note in bisection.notes), *([""] if bisection.notes else []))
 
 
 def _change(issue: Issue, change: Change) -> str:
@@ -278,17 +281,17 @@ def _change(issue: Issue, change: Change) -> str:
 
 
 def _point(issue: Issue, name: str) -> str:
-    """A commit with its link where one is known, or a release."""
-    found = issue.bisection
-    assert found is not None
-    web = github(issue.remotes.get(found.project, ""))
-    if found.kind != PointKind.COMMIT or not web:
-        return code(short(name, found.kind))
-    return f"[{short(name, found.kind)}]({web}/commit/{name})"
+    """Return a commit with its link where one is known, or a release."""
+    bisection = issue.bisection
+    assert bisection is not None
+    web = github(issue.remotes.get(bisection.project, ""))
+    if bisection.kind != PointKind.COMMIT or not web:
+        return code(short(name, bisection.kind))
+    return f"[{short(name, bisection.kind)}]({web}/commit/{name})"
 
 
 def _seen(issue: Issue) -> Iterator[str]:
-    """The observed and the expected value of each finding."""
+    """Yield the observed and the expected value of each finding."""
     errors = issue.cell.errors
     yield from ("## Expected and observed", "")
     yield "Expected: the packed run computes the same as its documents one by one on one rank, and every rank gets the"
@@ -316,7 +319,7 @@ def _seen(issue: Issue) -> Iterator[str]:
 
 
 def _value(value: Any) -> str:
-    """A measured value, or a bound with its origin."""
+    """Return a measured value, or a bound with its origin."""
     if isinstance(value, dict) and "value" in value:
         origin = f" ({plain(value['origin'])})" if value.get("origin") else ""
         return f"{code(str(value['value']))}{origin}"

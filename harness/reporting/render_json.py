@@ -56,7 +56,7 @@ _UNNAMED = ("sp", "timed", *_FREE)  # axes that do not have a part of their own 
 
 
 def contradiction(report: Report) -> str:
-    """The first one; empty if there is none."""
+    """Return the report's first contradiction, or ''."""
     return next(_of_report(report), "")
 
 
@@ -64,10 +64,12 @@ def _of_report(report: Report) -> Iterator[str]:
     cells = {cell.id: cell for cell in report.cells}
     ids = Counter([*(cell.id for cell in report.cells), *(cell.id for cell in report.rejected)])
     yield from (f"it has cell {name} more than once" for name, count in ids.items() if count > 1)
-    found = Counter(cell.outcome for cell in report.cells) + Counter({Outcome.REJECTED: len(report.rejected)})
+    counted_outcomes = Counter(cell.outcome for cell in report.cells) + Counter(
+        {Outcome.REJECTED: len(report.rejected)}
+    )
     for outcome in Outcome:
-        if report.counts.get(outcome, 0) != found[outcome]:
-            yield f"its counts have {report.counts.get(outcome, 0)} {outcome}, its cells {found[outcome]}"
+        if report.counts.get(outcome, 0) != counted_outcomes[outcome]:
+            yield f"its counts have {report.counts.get(outcome, 0)} {outcome}, its cells {counted_outcomes[outcome]}"
     if own := circular({cell.id: cell.control for cell in report.cells}):
         yield f"cell {own} is its own control"
     # Earlier versions of the harness did not record with what numbers were compared.
@@ -94,7 +96,7 @@ def _of_report(report: Report) -> Iterator[str]:
 
 
 def _of_verdict(cell: ReportCell) -> Iterator[str]:
-    """Outcome, lanes, findings, reason, known failure and attempts."""
+    """Compare outcome, lanes, findings, reason, known failure and attempts."""
     yield from (f"it has no lane {lane}" for lane in Lane if lane not in cell.lanes)
     failed = {lane for lane, verdict in cell.lanes.items() if verdict is LaneVerdict.FAIL}
     wrong = {finding.lane: finding.check for finding in cell.errors}
@@ -117,7 +119,7 @@ def _of_verdict(cell: ReportCell) -> Iterator[str]:
 
 
 def _of_labels(report: Report, cell: ReportCell) -> Iterator[str]:
-    """Id, axes, layout, ranks, and the command that runs the cell."""
+    """Compare id, axes, layout, ranks, and the command that runs the cell."""
     for name, size in to_jsonable(cell.layout).items():
         if cell.axes.get(name, size) != size:
             yield f"its layout has {name} {size}, its axes {cell.axes[name]}"
@@ -125,9 +127,9 @@ def _of_labels(report: Report, cell: ReportCell) -> Iterator[str]:
     if not cell.id.startswith(f"{layout}-"):
         yield f"its layout is {layout}"
     yield from _of_axes(cell.id, cell.axes)
-    ranks, found = cell.layout.world_size, [view.rank for view in cell.ranks]
-    if found and (len(found) != ranks or found != list(range(len(found)))):
-        yield f"it has ranks {', '.join(map(str, found))}, its layout {ranks}"
+    ranks, recorded_ranks = cell.layout.world_size, [view.rank for view in cell.ranks]
+    if recorded_ranks and (len(recorded_ranks) != ranks or recorded_ranks != list(range(len(recorded_ranks)))):
+        yield f"it has ranks {', '.join(map(str, recorded_ranks))}, its layout {ranks}"
     else:
         for view in cell.ranks:
             if view.place != (place := cell.layout.coordinates(view.rank)):
@@ -139,7 +141,7 @@ def _of_labels(report: Report, cell: ReportCell) -> Iterator[str]:
 
 
 def _of_axes(cell_id: str, given: Mapping[str, Any]) -> Iterator[str]:
-    """Values of axes that the id does not have, or other ones that it has."""
+    """Yield values of axes that the id does not have, or other ones that it has."""
     left = f"-{_AFTER_AXES.split(cell_id)[0]}-"
     for text in (str(given[name]) for name in _FREE if given.get(name)):
         left = left.replace(f"-{text}-", "-", 1)
@@ -157,7 +159,7 @@ def _of_axes(cell_id: str, given: Mapping[str, Any]) -> Iterator[str]:
 
 @cache
 def _patterns() -> dict[str, re.Pattern[str] | None]:
-    """Axis -> the parts of ids that name its values; None if those are any text."""
+    """Return axis -> the parts of ids that name its values; None if those are any text."""
     return {name: _pattern(axis) for name, axis in axes().items() if name not in _UNNAMED}
 
 
@@ -176,7 +178,7 @@ def _pattern(axis: Axis) -> re.Pattern[str] | None:
 def _of_rejected(cell: ReportRejected) -> Iterator[str]:
     if not cell.rule or not cell.reason:
         yield "no rule and reason are given"
-    if [(item.rule, item.reason) for item in cell.rejections[:1]] != [(cell.rule, cell.reason)]:
+    if [(rejection.rule, rejection.reason) for rejection in cell.rejections[:1]] != [(cell.rule, cell.reason)]:
         yield f"rule {cell.rule} with its reason is not the first that rejects it"
     yield from _of_axes(cell.id, cell.axes)
 
@@ -192,7 +194,7 @@ def _of_control(report: Report, cells: Mapping[str, ReportCell], cell: ReportCel
 def _of_control_that_proves(
     report: Report, cells: Mapping[str, ReportCell], cell: ReportCell, *, recorded: bool
 ) -> Iterator[str]:
-    """What the control of a cell that passed lacks."""
+    """Yield what the control of a cell that passed lacks."""
     reference, control = cell.evidence.reference, cells.get(cell.control or "")
     if recorded and cell.control is not None and cell.evidence.steps and not reference:
         yield "its numbers were compared with nothing"
@@ -211,7 +213,7 @@ def _of_control_that_proves(
 
 
 def _unproven(cell: ReportCell) -> Iterator[str]:
-    """What the evidence of a cell lacks, without which no cell passes."""
+    """Yield what the evidence of a cell lacks, without which no cell passes."""
     weight, ranks, numerics = cell.evidence, cell.layout.world_size, cell.lanes[Lane.NUMERICS]
     if cell.lanes[Lane.METADATA] is LaneVerdict.SKIP:
         yield "lane metadata was not judged"
@@ -245,26 +247,26 @@ def _of_canaries(cell: ReportCell) -> Iterator[str]:
 
 
 def _of_curves(cell: ReportCell, *, recorded: bool) -> Iterator[str]:
-    """Curves that do not have the steps of the evidence, or are further from the reference than the lane lets pass."""
+    """Yield curves without the steps of the evidence, or further from the reference than the lane lets pass."""
     curve, seen = cell.curve, cell.evidence
-    for what, quantity, own, right, bound in (
+    for what, quantity, own, reference, bound in (
         ("loss", "step_loss", curve.loss, curve.control_loss, curve.loss_bound),
         ("gradient norm", "grad_norm", curve.grad_norm, curve.control_grad_norm, curve.grad_norm_bound),
     ):
         if len(own) != seen.steps:
             yield f"its curve has {len(own)} values of the {what}, and it trained {counted(seen.steps, 'step')}"
-        if recorded and len(right) != (seen.steps if seen.reference else 0):
-            yield f"its curve has {len(right)} values of its reference's {what}, compared with " + (
+        if recorded and len(reference) != (seen.steps if seen.reference else 0):
+            yield f"its curve has {len(reference)} values of its reference's {what}, compared with " + (
                 seen.reference or "nothing"
             )
-        for step, (ours, theirs) in enumerate(zip(own, right)):
+        for step, (ours, theirs) in enumerate(zip(own, reference)):
             most = _most(cell, step, bound, seen.smallest_seen.get(quantity))
             if most is not None and beyond(distance(ours, theirs, most), most):
                 yield f"its {what} of step {step} is {ours:.6g}, its reference's {theirs:.6g}; bound {bound_text(most)}"
 
 
 def _most(cell: ReportCell, step: int, bound: Bound | None, at_start: float | None) -> Bound | None:
-    """The largest distance at a step that lane numerics can have let pass; None: the step may not be compared."""
+    """Return the largest distance that lane numerics can have let pass; None: the step may not be compared."""
     is_whole = cell.lanes[Lane.NUMERICS] is LaneVerdict.PASS
     if step == 0 and at_start is not None:
         return replace(bound or Bound(value=0.0), value=at_start)
@@ -294,8 +296,10 @@ def render_json(report: Report) -> str:
 
 
 def read_report(text: str) -> Report:
-    """The report from the text of a report.json; InputError for another schema version or shape, or if it
-    contradicts itself."""
+    """Return the report from the text of a report.json.
+
+    Raise InputError for another schema version or shape, or if it contradicts itself.
+    """
     report = _read(Report, _value(text))
     if problem := contradiction(report):
         raise InputError(f"report.json contradicts itself: {problem}")
@@ -303,7 +307,7 @@ def read_report(text: str) -> Report:
 
 
 def read_provenance(text: str) -> Provenance:
-    """Only the provenance of a report.json; InputError as in `read_report`."""
+    """Return only the provenance of a report.json; InputError as in `read_report`."""
     return _read(Provenance, _value(text).get("provenance"))
 
 

@@ -42,7 +42,7 @@ def render_junit(report: Report) -> str:
 
 
 def _describe(suite: Element, report: Report) -> None:
-    """Start time and identity of the run, which CI systems keep with the counts."""
+    """Add start time and identity of the run, which CI systems keep with the counts."""
     known = report.provenance
     if known.started:
         suite.set("timestamp", visible(known.started))
@@ -76,8 +76,8 @@ def _cell(suite: Element, report: Report, cell: ReportCell) -> None:
     elif cell.outcome is Outcome.XFAIL:
         _skipped(case, f"expected failure: {cell.reason}")
     elif cell.outcome is not Outcome.PASS or cell.partial:
-        said = "; ".join(filter(None, [cell.reason, cell.partial]))
-        SubElement(case, "system-out").text = visible(f"{cell.outcome.value}: {said}")
+        note = "; ".join(filter(None, [cell.reason, cell.partial]))
+        SubElement(case, "system-out").text = visible(f"{cell.outcome.value}: {note}")
 
 
 def _rejected(suite: Element, report: Report, rejected: ReportRejected) -> None:
@@ -86,17 +86,17 @@ def _rejected(suite: Element, report: Report, rejected: ReportRejected) -> None:
 
 
 def _skipped(case: Element, reason: str) -> None:
-    """Adds <skipped> with the reason as message, which Jenkins shows, and as text, which GitLab shows."""
+    """Add <skipped> with the reason as message, which Jenkins shows, and as text, which GitLab shows."""
     SubElement(case, "skipped", message=_message(reason)).text = visible(reason)
 
 
 def _message(text: str) -> str:
-    """The text in one line, cut to the length of an attribute."""
+    """Return the text in one line, cut to the length of an attribute."""
     return one_line(text, _MESSAGE_LENGTH)
 
 
 def details(cell: ReportCell) -> str:
-    """Why a cell did not pass: each finding, reason, failure with its traceback, and the command to reproduce."""
+    """Return why a cell did not pass: findings, reason, failure with its traceback, and the command to reproduce."""
     lines = [_finding(finding) for finding in cell.findings]
     lines += [f"reason: {cell.reason}"] if cell.reason else []
     lines += [cell.scope] if cell.scope else []

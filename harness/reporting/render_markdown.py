@@ -17,15 +17,14 @@ _CODE_LENGTH = 4000
 
 
 def render_markdown(report: Report, *, most_bytes: int = MOST_BYTES) -> str:
-    """Verdict and counts, changes, failures by fault class, other outcomes, cells judged in part, the grid, rejected
-    cells, times, evidence, canaries, noise."""
+    """Return the summary: verdict, changes, failures by fault class, others, the grid, times, evidence, noise."""
     lines = [*_head(report), *_since(report), *_failures(report), *_others(report), *_partial(report), *_grid(report)]
     lines += [*_rejected(report), *_times(report), *_evidence(report), *_canaries(report), *_noise(report)]
     return cut(lines, most_bytes)
 
 
 def cut(lines: list[str], most_bytes: int, whole: str = "report.json") -> str:
-    """The lines as one text of at most `most_bytes`; a note counts the omitted lines and names what has the `whole`."""
+    """Join lines to at most `most_bytes`; a note counts the omitted lines and names what has the `whole`."""
     used = 0
     kept: list[str] = []
     for line in lines:
@@ -38,17 +37,17 @@ def cut(lines: list[str], most_bytes: int, whole: str = "report.json") -> str:
 
 
 def text(value: object) -> str:
-    """One line of plain text, clipped to a readable length."""
+    """Return one line of plain text, clipped to a readable length."""
     return markdown_text(str(value), _TEXT_LENGTH)
 
 
 def bold(value: object) -> str:
-    """The text in bold; a dash if it is empty, since `****` renders as a horizontal rule."""
+    """Return the text in bold; a dash if it is empty, since `****` renders as a horizontal rule."""
     return f"**{text(value) or '-'}**"
 
 
 def code(value: object) -> str:
-    """A code span."""
+    """Return a code span."""
     return markdown_code(str(value), _CODE_LENGTH)
 
 
@@ -102,7 +101,11 @@ def _failed_cell(cell: ReportCell) -> Iterator[str]:
     if cell.scope:
         yield f"  - {text(cell.scope)}"
     for word, follow in (("consequences", True), ("also failed", False)):
-        names = [f"{item.lane.value} {item.check}" for item in errors[1:] if bool(item.follows_from) is follow]
+        names = [
+            f"{consequence.lane.value} {consequence.check}"
+            for consequence in errors[1:]
+            if bool(consequence.follows_from) is follow
+        ]
         if names:
             yield f"  - {word}: {text(', '.join(dict.fromkeys(names)))}"
     if cell.reason:
@@ -152,7 +155,7 @@ def _partial(report: Report) -> Iterator[str]:
 
 
 def _grid(report: Report) -> Iterator[str]:
-    """Rows: the axes that vary, without packing; columns: packing."""
+    """Yield the grid. Rows: the axes that vary, without packing; columns: packing."""
     members = [(item.axes, item.outcome.value) for item in report.cells]
     members += [(item.axes, Outcome.REJECTED.value) for item in report.rejected]
     if not members:
@@ -174,7 +177,7 @@ def _grid(report: Report) -> Iterator[str]:
 
 
 def _times(report: Report) -> Iterator[str]:
-    """Rates of every timed cell, and the comparisons of the timing legs."""
+    """Yield rates of every timed cell, and the comparisons of the timing legs."""
     cells = [cell for cell in report.cells if cell.throughput.step_p50_s is not None]
     if not cells:
         return
@@ -214,7 +217,7 @@ def _times(report: Report) -> Iterator[str]:
 
 
 def _evidence(report: Report) -> Iterator[str]:
-    """The evidence behind every verdict."""
+    """Yield the evidence behind every verdict."""
     cells = [cell for cell in report.cells if cell.evidence.records]
     if not cells:
         return

@@ -22,7 +22,7 @@ class CanaryCount(NamedTuple):
 
 
 def canary_counts(report: Report) -> list[CanaryCount]:
-    """Canaries in the order of the matrix; for each, the most frequent result first."""
+    """Return canaries in the order of the matrix; for each, the most frequent result first."""
     names = list(dict.fromkeys(name for cell in report.cells for name in cell.canaries))
     counts = Counter((name, what) for cell in report.cells for name, what in cell.canaries.items())
     order = sorted(counts.items(), key=lambda item: (names.index(item[0][0]), -item[1], item[0][1]))
@@ -30,27 +30,27 @@ def canary_counts(report: Report) -> list[CanaryCount]:
 
 
 def bound_label(finding: Finding) -> str:
-    """Label of a finding's `bound`: "bound" for a numeric limit, "expected" for a value that is compared exactly."""
+    """Return the label of a finding's `bound`: "bound" for a numeric limit, "expected" for an exact value."""
     bound = finding.bound
     is_limit = isinstance(bound, float) or (isinstance(bound, Mapping) and "unit" in bound)
     return "bound" if is_limit else "expected"
 
 
 def versions(provenance: Provenance, stack: str) -> dict[str, str]:
-    """Name -> version of the software under test: as ranks of the stack imported it, else as installed."""
+    """Return name -> version of the software under test: as ranks of the stack imported it, else as installed."""
     facts = provenance.software_of(stack)
     imported: dict[str, list[str]] = {}
-    for item in provenance.imported_by(stack):
-        imported.setdefault(item.name, []).append(item.version)
+    for module in provenance.imported_by(stack):
+        imported.setdefault(module.name, []).append(module.version)
     packages = facts.versions
     seen = {name: ", ".join(held) for name, held in imported.items()}
     trainers = ("megatron-bridge", "skyrl", "skyrl-train")  # shown where the stack has them
-    found = {name: seen.get(DISTRIBUTIONS[name]) or packages.get(name, "") for name in trainers}
+    trainer_versions = {name: seen.get(DISTRIBUTIONS[name]) or packages.get(name, "") for name in trainers}
     stubs, gloo_stubs = provenance.cpu_stubs, provenance.gloo_stubs
     return {
         "torch": seen.get("torch") or packages.get("torch", "unknown"),
         "megatron-core": seen.get("megatron.core") or packages.get("megatron-core", "unknown"),
-        **{name: version for name, version in found.items() if version},
+        **{name: version for name, version in trainer_versions.items() if version},
         "transformer-engine": packages.get("transformer-engine", "not installed"),
         "python": facts.python or "unknown",
         "device": ", ".join(provenance.devices) or "unknown",
@@ -58,17 +58,17 @@ def versions(provenance: Provenance, stack: str) -> dict[str, str]:
         "packing-harness": f"{provenance.harness} ({provenance.harness_commit})",
         **({"CPU stubs": f"{len(stubs)}, for what needs a GPU"} if stubs else {}),
         **({"gloo stubs": f"{', '.join(gloo_stubs)}: ranks share a GPU"} if gloo_stubs else {}),
-        **({"checkouts": "; ".join(item.text() for item in facts.checkouts)} if facts.checkouts else {}),
+        **({"checkouts": "; ".join(checkout.text() for checkout in facts.checkouts)} if facts.checkouts else {}),
     }
 
 
 def share_text(share: float | None) -> str:
-    """E.g. "41.3 %"; a dash for None."""
+    """Return e.g. "41.3 %"; a dash for None."""
     return "-" if share is None else f"{100 * share:.3g} %"
 
 
 def peak_texts(report: Report) -> list[str]:
-    """The peak that MFU refers to, or why there is none; each text once."""
+    """Return the peak that MFU refers to, or why there is none; each text once."""
     timed = [cell.throughput for cell in report.cells if cell.throughput.step_p50_s is not None]
     return list(dict.fromkeys(_peak_text(speed) for speed in timed if speed.peak_origin))
 
@@ -80,18 +80,18 @@ def _peak_text(speed: Throughput) -> str:
 
 
 def gpu_texts(report: Report) -> list[str]:
-    """The GPU of rank 0 beside the timing leg of each cell."""
-    found = []
+    """Return the GPU of rank 0 beside the timing leg of each cell."""
+    texts = []
     for cell in report.cells:
         states = cell.throughput.gpu_states
         if states:
             warmup = f"{cell.throughput.warmup_rounds} warm-up rounds"
-            found.append(f"{cell.id}: {warmup}; {'; '.join(state_text(state) for state in states)}")
-    return found
+            texts.append(f"{cell.id}: {warmup}; {'; '.join(state_text(state) for state in states)}")
+    return texts
 
 
 def state_text(state: GpuState) -> str:
-    """E.g. "before: SM 1980 MHz, memory 3201 MHz, 412 of 700 W, 45 C, not slowed"."""
+    """Return e.g. "before: SM 1980 MHz, memory 3201 MHz, 412 of 700 W, 45 C, not slowed"."""
     parts = []
     if state.sm_clock_mhz is not None:
         parts.append(f"SM {state.sm_clock_mhz} MHz")

@@ -87,7 +87,6 @@ def token_count(evidence: CellEvidence) -> list[CheckFinding]:
 
     So must the number that the loss returns, by which gradients are divided.
 
-
     Gradients are divided by the last.
     """
     for step in evidence.finished_steps:

@@ -74,7 +74,6 @@ def led_by_root(findings: Sequence[Finding]) -> list[Finding]:
     Metadata in order of the pipeline; numbers in order of steps (a wrong gradient changes all later losses), then those
     of canary legs; times; warnings.
 
-
     What goes wrong in the model after wrong metadata follows from it. Findings of the numerics lane take the fault
     class of the first finding, as its effects; hangs and crashes keep their own.
     """

@@ -62,7 +62,6 @@ def fields_used(config: CellConfig, stage: int, chunk: int) -> tuple[str, ...]:
     Prediction layers embed tokens and have a loss, MRoPE needs positions on every stage, and a data path that returns a
     mask of padding gives it to every stage.
 
-
     Without those that the data path or upstream's trainer does not give to the model: attention takes positions from
     cu_seqlens, and a loss of upstream takes logits.
     """

@@ -54,7 +54,6 @@ def later_floors(record: RankRecord) -> dict[str, dict[int, NoiseFloor]]:
 
     One of these starts from moved weights; empty if it trained once.
 
-
     `change` and `trained`, of every weight, are named with the parameter, and are of the last step.
     """
     leg = next((leg for leg in record.legs if leg.training is not None), None)

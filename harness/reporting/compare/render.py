@@ -27,33 +27,35 @@ def render_comparison_json(comparison: Comparison) -> str:
 
 
 def counts_text(comparison: Comparison) -> str:
-    """ "1 newly failing, 2 fixed, 20 unchanged"."""
+    """Return e.g. "1 newly failing, 2 fixed, 20 unchanged"."""
     return ", ".join(f"{count} {name}" for name, count in comparison.counts.items()) or "no cells"
 
 
 def outcomes_text(cell: CellChange) -> str:
-    """ "PASS -> FAIL"; for a cell that only one run has, "PASS -> gone" or "new: PASS"."""
+    """Return "PASS -> FAIL"; for a cell that only one run has, "PASS -> gone" or "new: PASS"."""
     if cell.before is None:
         return f"new: {cell.after}"
     return f"{cell.before} -> {cell.after or 'gone'}"
 
 
 def groups(comparison: Comparison) -> dict[ChangeKind, list[CellChange]]:
-    """Changed cells without a regression, by change."""
-    found: dict[ChangeKind, list[CellChange]] = {name: [] for name in ChangeKind if name is not ChangeKind.UNCHANGED}
+    """Return changed cells without a regression, by change."""
+    by_change: dict[ChangeKind, list[CellChange]] = {
+        name: [] for name in ChangeKind if name is not ChangeKind.UNCHANGED
+    }
     for cell in comparison.cells:
-        if not cell.regressions and cell.change in found:
-            found[cell.change].append(cell)
-    return {name: cells for name, cells in found.items() if cells}
+        if not cell.regressions and cell.change in by_change:
+            by_change[cell.change].append(cell)
+    return {name: cells for name, cells in by_change.items() if cells}
 
 
 def numbers(comparison: Comparison) -> list[CellChange]:
-    """Cells whose numbers can be compared."""
+    """Return cells whose numbers can be compared."""
     return [cell for cell in comparison.cells if cell.drifts or cell.times]
 
 
 def details(cell: CellChange) -> list[str]:
-    """Details of a cell other than its outcomes, most informative first."""
+    """Return details of a cell other than its outcomes, most informative first."""
     lines = [why for why in cell.regressions if why != cell.change]
     if cell.findings:
         first = cell.findings[0]
@@ -65,7 +67,7 @@ def details(cell: CellChange) -> list[str]:
 
 
 def render_comparison_markdown(comparison: Comparison, *, most_bytes: int = MOST_BYTES) -> str:
-    """Verdict and counts, regressions, other changes by kind, stacks, numbers."""
+    """Return verdict and counts, regressions, other changes by kind, stacks, numbers."""
     before, after = comparison.before, comparison.after
     lines = [
         f"# {comparison.verdict.capitalize()}: {text(after.matrix)}",
@@ -102,15 +104,15 @@ def _markdown_numbers(cells: Sequence[CellChange]) -> Iterator[str]:
         moved = {drift.what: drift.brief for drift in cell.drifts}
         rates = " -> ".join("-" if rate is None else f"{rate:.4g}" for rate in cell.rates)
         row = (cell.id, moved.get("loss", "-"), moved.get("gradient norm", "-"), rates)
-        yield f"| {' | '.join(text(one) for one in row)} |"
-    times = [(cell, item) for cell in cells for item in cell.times]
+        yield f"| {' | '.join(text(column) for column in row)} |"
+    times = [(cell, time) for cell in cells for time in cell.times]
     yield from ("",) if times else ()
-    for cell, item in times:
-        yield f"- {bold(cell.id)}: {text(item.text)}"
+    for cell, time in times:
+        yield f"- {bold(cell.id)}: {text(time.text)}"
 
 
 def comparison_lines(comparison: Comparison) -> Lines:
-    """Lines for a terminal: changed cells, differences of stacks, drifted or slower numbers; verdict last."""
+    """Yield lines for a terminal: changed cells, stack differences, drifted or slower numbers; verdict last."""
     yield f"before  {comparison.before.run_id}  {comparison.before.started}", "dim"
     yield f"after   {comparison.after.run_id}  {comparison.after.started}", "dim"
     for note in comparison.notes:
@@ -141,7 +143,7 @@ def _cell_lines(cells: Sequence[CellChange]) -> Lines:
 
 
 def _number_lines(cells: Sequence[CellChange]) -> Lines:
-    """The number of equal cells, then the cells whose numbers differ."""
+    """Yield the number of equal cells, then the cells whose numbers differ."""
     if not cells:
         return
     yield "Numbers", "bold"
@@ -150,7 +152,7 @@ def _number_lines(cells: Sequence[CellChange]) -> Lines:
     shown = 0
     for cell in cells:
         lines = [drift.text for drift in cell.drifts if not drift.equal]
-        lines += [item.text for item in cell.times if item.ratio.verdict in ("slower", "faster")]
+        lines += [time.text for time in cell.times if time.ratio.verdict in ("slower", "faster")]
         if lines and shown < _MOST_CELLS:
             yield f"  {cell.id}", ""
             yield from ((f"    {line}", "") for line in lines)
@@ -161,5 +163,5 @@ def _number_lines(cells: Sequence[CellChange]) -> Lines:
 
 
 def exit_code(comparison: Comparison) -> int:
-    """0 without a regression, 1 with one, 3 if no cell was judged in both runs."""
+    """Return 0 without a regression, 1 with one, 3 if no cell was judged in both runs."""
     return {REGRESSION: EXIT_FAIL, UNDECIDED: EXIT_UNDECIDED}.get(comparison.verdict, EXIT_PASS)

@@ -58,12 +58,12 @@ class Difference:
 
     @property
     def is_move(self) -> bool:
-        """Whether both are full commit hashes."""
+        """Return whether both are full commit hashes."""
         return all(_HASH.fullmatch(value or "") for value in (self.before, self.after))
 
     @property
     def text(self) -> str:
-        """E.g. "torch 2.9.0 -> 2.9.1", "megatron-lm 5e4fc931ba..d30e165203, 312 commits"."""
+        """Return e.g. "torch 2.9.0 -> 2.9.1", "megatron-lm 5e4fc931ba..d30e165203, 312 commits"."""
         if self.before is None or self.after is None:
             return f"{self.what} {self.after} added" if self.before is None else f"{self.what} {self.before} removed"
         if self.is_move:
@@ -76,37 +76,39 @@ Counts = Mapping[tuple[str, str], Moved]  # (commit before, commit after) -> com
 
 
 def stack_facts(provenance: Provenance, stack: str) -> dict[str, str]:
-    """The facts of a stack from a report's provenance; commits first."""
+    """Return the facts of a stack from a report's provenance; commits first."""
     known = provenance.software_of(stack)
     facts = dict(known.commits)
-    facts |= {f"{item.project} without": ", ".join(item.reverted) for item in known.checkouts if item.reverted}
+    facts |= {
+        f"{checkout.project} without": ", ".join(checkout.reverted) for checkout in known.checkouts if checkout.reverted
+    }
     facts |= {name: version for name, version in known.versions.items() if version != "not installed"}
     if not known.packages:  # a container: only what ranks imported is known
-        facts |= {f"imported {item.name}": item.version for item in provenance.imported_by(stack)}
+        facts |= {f"imported {module.name}": module.version for module in provenance.imported_by(stack)}
     facts |= {f"variable {name}": value for name, value in known.env.items()}
     named = {"python": known.python, "container": known.container}
     return facts | {name: value for name, value in named.items() if value}
 
 
 def differences(before: Facts, after: Facts) -> list[Difference]:
-    """Commits first, then in the order of the facts."""
-    found = [
+    """Return what differs: commits first, then in the order of the facts."""
+    changed = [
         Difference(what=name, before=before.get(name), after=after.get(name))
         for name in dict.fromkeys([*after, *before])
         if before.get(name) != after.get(name)
     ]
-    return sorted(found, key=lambda item: not item.is_move)
+    return sorted(changed, key=lambda difference: not difference.is_move)
 
 
 def with_counts(items: Iterable[Difference], counts: Counts) -> list[Difference]:
-    """The differences with the number of commits between, where known."""
-    moved = ((item, counts.get((item.before or "", item.after or ""))) for item in items)
-    return [replace(item, commits=between.text) if between else item for item, between in moved]
+    """Return the differences with the number of commits between, where known."""
+    moved = ((difference, counts.get((difference.before or "", difference.after or ""))) for difference in items)
+    return [replace(difference, commits=between.text) if between else difference for difference, between in moved]
 
 
 def differences_text(items: Iterable[Difference], most: int = 6) -> str:
-    """Several differences on one line; empty for none."""
-    texts = [item.text for item in items]
+    """Return several differences on one line, or ''."""
+    texts = [difference.text for difference in items]
     more = [f"{len(texts) - most} more"] if len(texts) > most else []
     return "; ".join([*texts[:most], *more])
 
@@ -128,7 +130,7 @@ class Pair:
 
 
 def pairs(before: Report, after: Report) -> list[Pair]:
-    """Every cell of either run once, in the order of the later run; cells of the earlier run alone come last."""
+    """Return every cell of either run once, in the later run's order; cells of the earlier run alone come last."""
     ways: tuple[tuple[str, Callable[[Cell], Any]], ...] = (
         ("", lambda cell: cell.id),
         ("by name: the configuration differs", lambda cell: cell.id.rpartition("-")[0]),
@@ -137,23 +139,23 @@ def pairs(before: Report, after: Report) -> list[Pair]:
     )
     old: list[Cell] = [*before.cells, *before.rejected]
     later: list[Cell] = [*after.cells, *after.rejected]
-    found: dict[str, Pair] = {}  # by the id in the later run
+    matches: dict[str, Pair] = {}  # by the id in the later run
     new = later
     for matched, key in ways:
         earlier, ours = _unique(old, key), _unique(new, key)
         for name in earlier.keys() & ours.keys():
-            found[ours[name].id] = Pair(before=earlier[name], after=ours[name], matched=matched)
-        taken = {pair.before.id for pair in found.values() if pair.before}
+            matches[ours[name].id] = Pair(before=earlier[name], after=ours[name], matched=matched)
+        taken = {pair.before.id for pair in matches.values() if pair.before}
         old = [cell for cell in old if cell.id not in taken]
-        new = [cell for cell in new if cell.id not in found]
+        new = [cell for cell in new if cell.id not in matches]
     return [
-        *(found.get(cell.id, Pair(before=None, after=cell)) for cell in later),
+        *(matches.get(cell.id, Pair(before=None, after=cell)) for cell in later),
         *(Pair(before=cell, after=None) for cell in old),
     ]
 
 
 def _unique(cells: Iterable[Cell], key: Callable[[Cell], Any]) -> dict[Any, Cell]:
-    """Cells by key, without those that share their key."""
+    """Return cells by key, without those that share their key."""
     groups: dict[Any, list[Cell]] = {}
     for cell in cells:
         groups.setdefault(key(cell), []).append(cell)
@@ -161,7 +163,7 @@ def _unique(cells: Iterable[Cell], key: Callable[[Cell], Any]) -> dict[Any, Cell
 
 
 def _sound_name(cell: Cell) -> str:
-    """The name without an injected fault."""
+    """Return the name without an injected fault."""
     name = cell.id.rpartition("-")[0]
     return name.removesuffix(f"-{cell.fault}") if isinstance(cell, ReportCell) and cell.fault else name
 
@@ -171,7 +173,7 @@ def _without_stack(axes: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def change(before: Outcome | None, after: Outcome | None) -> ChangeKind:
-    """From the outcomes of a cell in the earlier and the later run; None: not in that run."""
+    """Return the change between the outcomes of a cell in the earlier and the later run; None: not in that run."""
     if before is None or after is None:
         return ChangeKind.NEW if before is None else ChangeKind.GONE
     if after is Outcome.FAIL:
@@ -226,7 +228,7 @@ class Drift:
 
     @property
     def brief(self) -> str:
-        """Equal, or from which step on it differs and by how much at most."""
+        """Return that it is equal, or from which step on it differs and by how much at most."""
         other = f"; {self.lengths[0]} steps before, {self.lengths[1]} after" if len(set(self.lengths)) > 1 else ""
         if self.first is None:
             return f"equal in {counted(self.steps, 'step')}{other}"
@@ -239,7 +241,7 @@ class Drift:
 
 
 def drifts(before: ReportCell, after: ReportCell, bounds: LossCurve) -> list[Drift]:
-    """Drifts of loss and gradient norm, if both runs have steps. `bounds`: a curve with the bounds of the cell."""
+    """Return drifts of loss and gradient norm, if both runs have steps. `bounds`: a curve with the cell's bounds."""
     pairs: tuple[tuple[Compared, list[float], list[float], Bound | None], ...] = (
         ("loss", before.curve.loss, after.curve.loss, bounds.loss_bound),
         ("gradient norm", before.curve.grad_norm, after.curve.grad_norm, bounds.grad_norm_bound),
@@ -255,14 +257,14 @@ def _drift(what: Compared, before: Sequence[float], after: Sequence[float], boun
         steps=len(far),
         largest=largest,
         step=far.index(largest),
-        first=next((step for step, one in enumerate(far) if one), None),
+        first=next((step for step, difference in enumerate(far) if difference), None),
         lengths=(len(before), len(after)),
         bound=bound,
     )
 
 
 def _far(after: float, before: float, bound: Bound) -> float:
-    """Distance of two values in either direction, since a drift has no good one."""
+    """Return the distance of two values in either direction, since a drift has no good one."""
     if after == before or (math.isnan(after) and math.isnan(before)):
         return 0.0
     far = distance(after, before, Bound(value=bound.value, unit=bound.unit))
@@ -289,8 +291,8 @@ class TimeChange:
 def time_changes(
     before: Throughput, after: Throughput, *, why_not: str, on_cpu: bool, bound: Bound
 ) -> list[TimeChange]:
-    """Changes of everything that both runs timed. `why_not`: why seconds cannot be compared; empty: they can."""
-    found = [TimeChange(ratio=ratio, judged=True) for ratio in _ratios(before, after, bound)]
+    """Return changes of all that both runs timed. `why_not`: why seconds cannot be compared; empty: they can."""
+    changes = [TimeChange(ratio=ratio, judged=True) for ratio in _ratios(before, after, bound)]
     rounds = [
         (f"timing leg, {load}", times, after.rounds_s[load], why_not)
         for load, times in before.rounds_s.items()
@@ -301,12 +303,12 @@ def time_changes(
     for what, old, new, reason in [*rounds, *steps]:
         change = _times(what, old, new, bound)
         if change is not None:
-            found.append(TimeChange(ratio=change, judged=not reason, why_not=reason))
-    return found
+            changes.append(TimeChange(ratio=change, judged=not reason, why_not=reason))
+    return changes
 
 
 def _ratios(before: Throughput, after: Throughput, bound: Bound) -> Iterator[TimedRatio]:
-    """Changes of ratios that both runs measured, with intervals from the ends of both: wide rather than wrong."""
+    """Yield changes of ratios that both runs measured, with intervals from the ends of both: wide, not wrong."""
     known = {ratio.what: ratio for ratio in before.ratios}
     for new in after.ratios:
         old = known.get(new.what)
@@ -322,9 +324,9 @@ def _ratios(before: Throughput, after: Throughput, bound: Bound) -> Iterator[Tim
 
 
 def _times(what: str, before: Sequence[float], after: Sequence[float], bound: Bound) -> TimedRatio | None:
-    """Ratio of paired times: step k trains on the same documents in both runs."""
-    found = paired_ratio(after, before) if len(after) == len(before) else None
-    return _timed(what, found.median, found.low, found.high, found.rounds, bound) if found else None
+    """Return the ratio of paired times: step k trains on the same documents in both runs."""
+    ratio = paired_ratio(after, before) if len(after) == len(before) else None
+    return _timed(what, ratio.median, ratio.low, ratio.high, ratio.rounds, bound) if ratio else None
 
 
 def _timed(what: str, median: float, low: float, high: float, rounds: int, bound: Bound) -> TimedRatio:
@@ -398,7 +400,7 @@ class Comparison:
 
 
 def compare_runs(before: Report, after: Report, *, slower: Bound = SLOWER_RUN) -> Comparison:
-    """`slower`: the factor above which a time, or a ratio of times, counts as slower."""
+    """Compare two runs. `slower`: the factor above which a time, or a ratio of times, counts as slower."""
     sides = _side(before), _side(after)
     why_not = "" if sides[0].hardware == sides[1].hardware else "different hardware"
     on_cpu = "cpu" in sides[1].hardware["devices"]
@@ -431,8 +433,8 @@ def compare_runs(before: Report, after: Report, *, slower: Bound = SLOWER_RUN) -
         after=sides[1],
         cells=cells,
         stacks=[
-            StackChange(stack=old if old == new else f"{old} -> {new}", differences=found)
-            for (old, new), found in stacks.items()
+            StackChange(stack=old if old == new else f"{old} -> {new}", differences=changed)
+            for (old, new), changed in stacks.items()
         ],
         counts={change: seen[change] for change in ChangeKind if seen[change]},
         verdict=_verdict(cells),
@@ -452,7 +454,7 @@ def _is_lost(cell: CellChange) -> bool:
 
 
 def _coverage(cells: Sequence[CellChange]) -> list[str]:
-    """Notes on cells that the later run no longer judges, and on runs that cannot be compared at all."""
+    """Return notes on cells that the later run no longer judges, and on runs that cannot be compared at all."""
     lost = [cell for cell in cells if _is_lost(cell)]
     notes = []
     if not any(cell.before in DECIDED and cell.after in DECIDED for cell in cells):
@@ -477,7 +479,7 @@ def _order(sides: tuple[Side, Side]) -> list[str]:
 
 
 def with_commits(comparison: Comparison, counts: Counts) -> Comparison:
-    """The comparison with the number of commits between those that differ, where known."""
+    """Return the comparison with the number of commits between those that differ, where known."""
     stacks = [replace(stack, differences=with_counts(stack.differences, counts)) for stack in comparison.stacks]
     return replace(comparison, stacks=stacks)
 
@@ -514,19 +516,19 @@ def _notes(before: Report, after: Report, sides: tuple[Side, Side]) -> list[str]
 
 
 def _matched(cells: Sequence[CellChange]) -> list[str]:
-    """How cells were matched that are not the same in both runs, so that "unchanged" says little of them."""
+    """Return how cells were matched that are not the same in both runs: "unchanged" says little of them."""
     ways = Counter(cell.matched for cell in cells if cell.matched)
     return [f"{counted(count, 'cell')} matched {way}" for way, count in ways.items()]
 
 
 def _bounds(report: Report) -> Callable[[ReportCell], LossCurve]:
-    """Finds the curve with a cell's bounds: its own or, for a control, that of a cell compared with it."""
+    """Return a finder of the curve with a cell's bounds: its own or, for a control, a cell's compared with it."""
     compared = {cell.control: cell.curve for cell in report.cells if cell.control and cell.curve.loss_bound}
     return lambda cell: cell.curve if cell.curve.loss_bound else compared.get(cell.id, cell.curve)
 
 
 def _outcome_change(pair: Pair, *, chosen: bool) -> CellChange:
-    """The change of a cell that one of the runs did not train. `chosen`: the later run was to train only some cells."""
+    """Return the change of a cell that a run did not train. `chosen`: the later run was to train only some cells."""
     old, new = pair.before, pair.after
     cell = new or old
     assert cell is not None
@@ -566,8 +568,8 @@ def _cell_change(
     if what == ChangeKind.STILL_FAILING:
         why += [f"{lane} passed and fails" for lane in lanes]
     if old.outcome in SOUND and new.outcome in SOUND:
-        why += [item.text for item in times if item.slower]
-        why += [f"in the same stack, {item.text}" for item in moved if judge_drift and item.beyond]
+        why += [time.text for time in times if time.slower]
+        why += [f"in the same stack, {drift.text}" for drift in moved if judge_drift and drift.beyond]
     return CellChange(
         id=new.id,
         change=what,
@@ -587,9 +589,9 @@ def _cell_change(
 
 
 def _new_findings(before: Sequence[Finding], after: Sequence[Finding]) -> list[Finding]:
-    """Errors whose lane, check and place the earlier run did not have."""
+    """Return errors whose lane, check and place the earlier run did not have."""
     known = {_key(finding) for finding in before}
-    return [item for item in after if item.severity is Severity.ERROR and _key(item) not in known]
+    return [finding for finding in after if finding.severity is Severity.ERROR and _key(finding) not in known]
 
 
 def _key(finding: Finding) -> tuple[Any, ...]:

@@ -13,14 +13,14 @@ _MOST_CELLS = 200  # rows per table
 
 
 def render_comparison_html(comparison: Comparison, folder: Path | None = None, earlier: Path | None = None) -> str:
-    """The comparison as one HTML document. Deterministic.
+    """Return the comparison as one HTML document. Deterministic.
 
     `folder`: the run directory of the later run, in which the page is; `earlier`: that of the earlier one. Reports in
     them are linked.
     """
     page.environment().filters.update(details=details, moved=_moved)
     compared = numbers(comparison)
-    times = [(cell, item) for cell in compared for item in cell.times]
+    times = [(cell, change) for cell in compared for change in cell.times]
     values = {
         "comparison": comparison,
         "groups": groups(comparison),
@@ -38,7 +38,7 @@ def render_comparison_html(comparison: Comparison, folder: Path | None = None, e
 
 
 def _moved(cell: CellChange) -> dict[str, tuple[str, str]]:
-    """Quantity -> (CSS class, text) of its drift. Only regressions look bad."""
+    """Return quantity -> (CSS class, text) of its drift. Only regressions look bad."""
     blamed = {drift.what for drift in cell.drifts if any(why.endswith(drift.text) for why in cell.regressions)}
     looks = {drift.what: "fail" if drift.what in blamed else "pass" if drift.equal else "skip" for drift in cell.drifts}
     return {drift.what: (looks[drift.what], drift.brief) for drift in cell.drifts}

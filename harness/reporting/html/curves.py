@@ -67,7 +67,7 @@ class CurveGroup:
 
 
 def curve_groups(report: Report, numbers: Mapping[str, str]) -> Iterator[CurveGroup]:
-    """`numbers`: cell id -> short name, e.g. "F1", of the cells to highlight."""
+    """Yield the plots of each parity group. `numbers`: cell id -> short name, e.g. "F1", of the cells to highlight."""
     groups: dict[str, list[ReportCell]] = {}
     for cell in report.cells:
         if cell.curve.loss or cell.curve.grad_norm:
@@ -102,7 +102,7 @@ def _distances(prefix: str, cells: list[ReportCell], numbers: Mapping[str, str],
     ):
         pairs = [(cell, *pair(cell.curve)) for cell in cells]
         lines = [_series(cell, relative_difference(a, b), numbers) for cell, a, b in pairs if a and b]
-        bound: Bound | None = next((item for item in bounds if item is not None), None)
+        bound: Bound | None = next((candidate for candidate in bounds if candidate is not None), None)
         if lines:
             svg = difference_plot(
                 f"{prefix}-{name}",
@@ -132,7 +132,7 @@ class Series:
 
 
 def relative_difference(values: Sequence[float], control: Sequence[float]) -> list[float]:
-    """|value - control| / |control| per step; NaN where either is not finite, absolute where the control is 0."""
+    """Return |value - control| / |control| per step; NaN where one is not finite, absolute where the control is 0."""
     return [
         abs(a - b) / (abs(b) or 1.0) if math.isfinite(a) and math.isfinite(b) else math.nan
         for a, b in zip(values, control)
@@ -140,7 +140,7 @@ def relative_difference(values: Sequence[float], control: Sequence[float]) -> li
 
 
 def value_plot(name: str, series: Sequence[Series], *, alt: str, points: int = 80) -> str:
-    """Values by step on linear axes. `name` must be unique on the page; `alt` describes the plot."""
+    """Plot values by step on linear axes. `name` must be unique on the page; `alt` describes the plot."""
     with matplotlib.rc_context(_SETTINGS):
         figure, axes = _axes()
         ends = []
@@ -165,7 +165,7 @@ def _widen(axes: Any) -> None:
 
 
 def difference_plot(name: str, series: Sequence[Series], *, bound: float | None, alt: str, points: int = 80) -> str:
-    """Distances >= 0 by step on a log axis, with the bound as a dashed line.
+    """Plot distances >= 0 by step on a log axis, with the bound as a dashed line.
 
     Exact zeros are drawn at the lowest tick, "0", and values that are not finite at the highest, "NaN".
     """
@@ -221,7 +221,7 @@ def _draw_series(axes: Any, steps: list[int], values: list[float], line: Series)
 
 
 def _thinned(values: Sequence[float], points: int, *, keep_peaks: bool) -> tuple[list[int], list[float]]:
-    """At most `points` + 1 (step, value) pairs: the first of each bucket, or its worst with `keep_peaks`."""
+    """Return at most `points` + 1 (step, value) pairs: the first of each bucket, or its worst with `keep_peaks`."""
     if len(values) <= points:
         return list(range(len(values))), list(values)
     width = math.ceil(len(values) / points)
@@ -239,10 +239,10 @@ def _badness(value: float) -> float:
 
 
 def _decades(values: Sequence[float], bound: float | None) -> tuple[float, float, float]:
-    """Positions on the log axis: of exact zeros, of the highest decade, and of values that are not finite."""
-    seen = [value for value in values if math.isfinite(value) and value > 0] + ([bound] if bound else [])
-    low = math.floor(math.log10(min(seen))) if seen else -8
-    high = math.ceil(math.log10(max(seen))) if seen else -4
+    """Return positions on the log axis: of exact zeros, of the highest decade, and of values that are not finite."""
+    positive = [value for value in values if math.isfinite(value) and value > 0] + ([bound] if bound else [])
+    low = math.floor(math.log10(min(positive))) if positive else -8
+    high = math.ceil(math.log10(max(positive))) if positive else -4
     high = max(high, low + 1)
     return 10.0 ** (low - 1), 10.0**high, 10.0 ** (high + (high - low + 1) * 0.12 + 0.5)
 
@@ -260,7 +260,7 @@ def _log_ticks(axes: Any, floor: float, ceiling: float, top: float) -> None:
 
 
 def _label_ends(axes: Any, ends: list[tuple[int, float, Series]]) -> None:
-    """Labels at the right edge; lines that end close together share one."""
+    """Label lines at the right edge; lines that end close together share one label."""
     axes.autoscale_view()
     groups: list[tuple[float, list[Series]]] = []
     for step, value, line in sorted(ends, key=lambda end: (end[1], end[2].label)):
@@ -284,7 +284,7 @@ def _svg_text(figure: Any, name: str, alt: str) -> str:
 
 
 def _inline(svg: str, name: str, alt: str) -> str:
-    """Matplotlib's document as an element of an HTML page: prefixed ids, no style sheet, attributes for styles."""
+    """Return matplotlib's document as an HTML element: prefixed ids, no style sheet, attributes for styles."""
     body = svg[svg.index(">", svg.index("<svg")) + 1 :]
     body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", body, flags=re.DOTALL)
     body = re.sub(r'<g id="[^"]*"(/?)>', lambda match: "" if match[1] else "<g>", body)
@@ -304,6 +304,6 @@ def _inline(svg: str, name: str, alt: str) -> str:
 
 
 def _attributes_of(style: str) -> str:
-    """`a: b; c: d` as `a="b" c="d"`, without the font family."""
-    pairs = (item.split(":", 1) for item in style.split(";") if ":" in item)
+    """Return `a: b; c: d` as `a="b" c="d"`, without the font family."""
+    pairs = (declaration.split(":", 1) for declaration in style.split(";") if ":" in declaration)
     return " ".join(f'{key.strip()}="{value.strip()}"' for key, value in pairs if key.strip() != "font-family")

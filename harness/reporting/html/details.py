@@ -58,12 +58,12 @@ class Detail:
 
 
 def details(report: Report, files: RunFiles) -> tuple[list[Detail], int]:
-    """Failing cells, then known failures and unexpected passes; and the remaining budget of rank squares."""
+    """Return failing cells, then known failures and unexpected passes; and the remaining budget of rank squares."""
     order = [*BAD, Outcome.XFAIL, Outcome.XPASS]
     chosen = [cell for outcome in order for cell in report.cells if cell.outcome is outcome]
-    since = {item.id: item for item in report.since.cells} if report.since else {}
+    since = {changed_cell.id: changed_cell for changed_cell in report.since.cells} if report.since else {}
     budget = _SQUARES
-    found: list[Detail] = []
+    shown: list[Detail] = []
     numbers: Counter[str] = Counter()
     opened: Counter[str] = Counter()
     for cell in chosen:
@@ -76,7 +76,7 @@ def details(report: Report, files: RunFiles) -> tuple[list[Detail], int]:
         opened[fault] += is_open
         changed = since.get(cell.id)
         runs = (changed.since_run, changed.good_run) if changed else ()
-        found.append(
+        shown.append(
             Detail(
                 cell=cell,
                 number=f"{letter}{numbers[letter]}",
@@ -89,12 +89,12 @@ def details(report: Report, files: RunFiles) -> tuple[list[Detail], int]:
                 links=files.of_cell(cell),
             )
         )
-    return found, budget
+    return shown, budget
 
 
 def evidence(report: Report, shown: set[str], budget: int, files: RunFiles) -> list[Detail]:
-    """The evidence of the other cells; a rank picture where the budget of squares allows."""
-    found = []
+    """Return the evidence of the other cells; a rank picture where the budget of squares allows."""
+    others = []
     for cell in report.cells:
         if cell.id in shown:
             continue
@@ -102,33 +102,35 @@ def evidence(report: Report, shown: set[str], budget: int, files: RunFiles) -> l
         picture = rank_picture(cell, budget) if packed and len(cell.ranks) <= budget else RankPicture()
         budget -= picture.squares
         links = files.of_cell(cell)
-        found.append(Detail(cell=cell, number="", fault="", picture=picture, open=False, links=links))
-    return found
+        others.append(Detail(cell=cell, number="", fault="", picture=picture, open=False, links=links))
+    return others
 
 
 def code_of(report: Report, cell: ReportCell) -> list[tuple[str, str]]:
-    """The stack of a cell with the versions that its ranks imported, and its commits."""
-    found = {name: text for name, text in versions(report.provenance, cell.stack).items() if name not in _NOT_THE_CODE}
+    """Return the stack of a cell with the versions that its ranks imported, and its commits."""
+    versions_shown = {
+        name: text for name, text in versions(report.provenance, cell.stack).items() if name not in _NOT_THE_CODE
+    }
     return [
         ("stack", cell.stack),
-        *((name, text) for name, text in found.items() if text not in ("unknown", "not installed")),
+        *((name, text) for name, text in versions_shown.items() if text not in ("unknown", "not installed")),
     ]
 
 
 def fault_of(cell: ReportCell) -> str:
-    """The fault class of the cell's first finding."""
+    """Return the fault class of the cell's first finding."""
     fallback = "infrastructure" if cell.outcome is Outcome.ERROR else "unclassified"
     return (cell.first.fault_class if cell.first else None) or fallback
 
 
 def known_issue(text: str) -> tuple[str, str]:
-    """A text that names an upstream issue, without its address; and the address, empty if it is none of GitHub."""
-    found = _UPSTREAM.search(text)
-    return (text[: found.start()] + text[found.end() :], found[1]) if found else (text, "")
+    """Return a text that names an upstream issue, without its address; and the address, '' if it is none of GitHub."""
+    link = _UPSTREAM.search(text)
+    return (text[: link.start()] + text[link.end() :], link[1]) if link else (text, "")
 
 
 def words(value: Any, finding: Finding) -> str:
-    """What a measured or expected value means; empty where the value is plain enough."""
+    """Return what a measured or expected value means; '' where the value is plain enough."""
     name = str(finding.where.get("field", ""))
     if value is None and name:
         return f"no {name} at all"
@@ -142,7 +144,7 @@ def words(value: Any, finding: Finding) -> str:
 
 
 def ratio_words(finding: Finding) -> str:
-    """How far a number is from its control, or beyond its bound; empty where the finding has none."""
+    """Return how far a number is from its control, or beyond its bound; '' where the finding has none."""
     measured, bound = finding.measured, finding.bound
     if not isinstance(measured, (int, float)) or isinstance(measured, bool):
         return ""
@@ -159,7 +161,7 @@ def _is_offsets(value: Any) -> bool:
     return (
         isinstance(value, (list, tuple))
         and len(value) > 1
-        and all(type(item) is int for item in value)
+        and all(type(offset) is int for offset in value)
         and value[0] == 0
         and all(a <= b for a, b in itertools.pairwise(value))
     )
@@ -174,7 +176,7 @@ class Quoted:
 
 
 def quoted(shown: Sequence[Detail]) -> dict[str, Quoted]:
-    """Entry of the documentation for each check, fault class and failure class that these cells name."""
+    """Return the documentation's entry for each check, fault class and failure class that these cells name."""
     names = {finding.check for detail in shown for finding in detail.cell.findings}
     names |= {detail.fault for detail in shown}
     names |= {finding.fault_class for detail in shown for finding in detail.cell.findings if finding.fault_class}
@@ -188,7 +190,7 @@ def quoted(shown: Sequence[Detail]) -> dict[str, Quoted]:
 
 @lru_cache(maxsize=1)
 def _entries() -> dict[str, Entry]:
-    """The entries of checks, fault classes and failure classes, by name."""
+    """Return the entries of checks, fault classes and failure classes, by name."""
     sections = ("Checks", "Wrong results", "Incomplete cells")
     return {entry.name: entry for entry in reference() if entry.page in _PAGES and entry.section in sections}
 
@@ -232,7 +234,7 @@ class RankPicture:
 
 
 def rank_picture(cell: ReportCell, budget: int) -> RankPicture:
-    """The picture of one cell with at most `budget` squares; planes with bad ranks take precedence."""
+    """Return the picture of one cell with at most `budget` squares; planes with bad ranks take precedence."""
     groups: dict[tuple[int, int], list[RankView]] = defaultdict(list)
     for view in cell.ranks:
         groups[view.place.dp, view.place.cp].append(view)
@@ -315,28 +317,28 @@ def _plane(key: tuple[int, int], views: list[RankView], values: dict[Any, Receiv
     by_place = {(view.place.pp, view.place.tp): view for view in views}
     rows: list[tuple[str, str, list[RankSquare | None]]] = []
     for stage in sorted({view.place.pp for view in views}):
-        found = [by_place.get((stage, tp)) for tp in columns]
-        layers = next((view.layers for view in found if view is not None and view.layers), [])
-        squares = [_square(view, values) if view is not None else None for view in found]
+        stage_views = [by_place.get((stage, tp)) for tp in columns]
+        layers = next((view.layers for view in stage_views if view is not None and view.layers), [])
+        squares = [_square(view, values) if view is not None else None for view in stage_views]
         rows.append((f"stage {stage}", _layers_text(layers), squares))
     return Plane(title="" if single else f"dp {key[0]}, cp {key[1]}", columns=columns, rows=rows)
 
 
 def _square(view: RankView, values: dict[Any, ReceivedValue]) -> RankSquare:
     symbol, word = STATE_MARKS.get(view.state, ("?", view.state))
-    seen = values.get(_received_key(view))
+    received = values.get(_received_key(view))
     return RankSquare(
         view=view,
         symbol=symbol,
         word=word,
-        letter=seen.letter if seen else "",
+        letter=received.letter if received else "",
         short=_short_text(view.cu_seqlens),
-        full=seen.text if seen else "",
+        full=received.text if received else "",
     )
 
 
 def _layers_text(layers: Sequence[int]) -> str:
-    """Layer numbers as ranges: [1, 2, 5, 6] as "layers 1-2, 5-6"."""
+    """Return layer numbers as ranges: [1, 2, 5, 6] as "layers 1-2, 5-6"."""
     if not layers:
         return ""
     runs: list[list[int]] = []

@@ -74,32 +74,34 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def anchor(cell_id: str) -> str:
-    """Fragment identifier of a cell's details."""
+    """Return the fragment identifier of a cell's details."""
     name = re.sub(r"[^A-Za-z0-9._-]", "_", cell_id)
     return f"cell-{name}" if len(name) < 200 else f"cell-{hashlib.sha256(name.encode()).hexdigest()}"
 
 
 def is_control(cell: ReportCell) -> bool:
-    """Whether the cell is a control, with which others are compared."""
+    """Return whether the cell is a control, with which others are compared."""
     return cell.role == "control" or cell.control is None
 
 
 def place_words(where: Mapping[str, Any]) -> list[str]:
-    """The location of a finding as text, outermost first: ["stage 1", "tp 1", "layer 3"]."""
+    """Return the location of a finding as text, outermost first: ["stage 1", "tp 1", "layer 3"]."""
     known = [f"{word} {where[key]}" for key, word in _PLACES.items() if where.get(key) is not None]
     rest = [key for key in where if key not in _PLACES and key not in _REACH and where[key] is not None]
     return known + [f"{_OTHERS.get(key, key.replace('_', ' '))} {_listed(where[key])}" for key in rest]
 
 
 def _listed(value: Any) -> str:
-    """A list of names as text instead of JSON."""
-    names = isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
+    """Return a list of names as text instead of JSON."""
+    names = isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
     return clip(", ".join(value), 600) if names else value_text(value)
 
 
 def reach_words(finding: Finding) -> str:
-    """The extent of a fault, e.g. "12 places; ranks 2, 3; stages 1"; empty for a single place, and if the message
-    says it."""
+    """Return the extent of a fault, e.g. "12 places; ranks 2, 3; stages 1".
+
+    Empty for a single place, and if the message says it.
+    """
     where = finding.where
     if not isinstance(where.get("places"), int) or where["places"] < 2 or "places" not in finding.unsaid:
         return ""
@@ -108,9 +110,9 @@ def reach_words(finding: Finding) -> str:
 
 
 def value_text(value: Any) -> str:
-    """A measured value or a bound as short text."""
+    """Return a measured value or a bound as short text."""
     if isinstance(value, Mapping) and "value" in value:
-        rest = [f"{key} {value_text(item)}" for key, item in value.items() if key not in ("value", "unit", "origin")]
+        rest = [f"{key} {value_text(part)}" for key, part in value.items() if key not in ("value", "unit", "origin")]
         unit = [str(value["unit"])] if value.get("unit") else []
         return " ".join([value_text(value["value"]), *unit]) + (f" ({', '.join(rest)})" if rest else "")
     if value is None:
@@ -127,22 +129,22 @@ def plain_text(value: Any) -> str:
 
 
 def has_values(finding: Finding) -> bool:
-    """Whether a finding compares values; with a bound, None is an observed value."""
+    """Return whether a finding compares values; with a bound, None is an observed value."""
     return finding.measured is not None or finding.bound is not None
 
 
 def bound_origin(finding: Finding) -> str:
-    """The origin of a finding's bound; empty when unknown."""
+    """Return the origin of a finding's bound; '' when unknown."""
     return str(finding.bound["origin"]) if isinstance(finding.bound, Mapping) and "origin" in finding.bound else ""
 
 
 def clipped(text: str | None, limit: int = MAX_TEXT) -> str:
-    """The template filter `clip`; empty for None, which is NULL of the history."""
+    """Clip text in a template (filter `clip`); '' for None, which is NULL of the history."""
     return clip(text or "", limit)
 
 
 def tail(text: str) -> str:
-    """The end of a traceback, which names the cause."""
+    """Return the end of a traceback, which names the cause."""
     return text if len(text) <= _MAX_TRACEBACK else f"… (the log has the beginning)\n{text[-_MAX_TRACEBACK:]}"
 
 
@@ -163,7 +165,7 @@ class Link:
 
 
 def link_from(folder: Path, text: str, target: Path) -> Link | None:
-    """A relative link from a page in `folder` to a file anywhere; None if there is no such file."""
+    """Return a relative link from a page in `folder` to a file anywhere; None if there is no such file."""
     if not exists(target):
         return None
     return Link(text=text, href=quote(Path(os.path.relpath(target, folder)).as_posix()))
@@ -177,7 +179,7 @@ class RunFiles:
     up: str = ""  # from the page to the run directory
 
     def link(self, text: str, path: str) -> Link | None:
-        """The link to a file of the run, or of the folder above it; None if the path leads elsewhere, or to nothing."""
+        """Return the link to a file of the run, or of the folder above it; None if the path leads elsewhere."""
         plain = PurePosixPath(path)
         outside = plain.is_absolute() or ".." in plain.parts[1:]
         if self.root is None or outside or not exists(self.root / path):
@@ -185,7 +187,7 @@ class RunFiles:
         return Link(text=text, href=self.up + quote(path))
 
     def of_cell(self, cell: ReportCell) -> list[Link]:
-        """Log and record of one rank, see `_rank_of`, and the other files of the newest attempt."""
+        """Return log and record of one rank, see `_rank_of`, and the other files of the newest attempt."""
         if self.root is None:
             return []
         try:
@@ -194,7 +196,7 @@ class RunFiles:
             return []
         rank = _rank_of(cell)
         folder = attempt.root.as_posix()
-        found = [
+        links = [
             self.link(f"log of rank {rank}", cell.failure.log if cell.failure else attempt.log(rank).as_posix()),
             self.link("all logs", f"{folder}/log/"),
             self.link(f"record of rank {rank}", attempt.record(rank).as_posix()),
@@ -203,10 +205,10 @@ class RunFiles:
             self.link("result", attempt.result.as_posix()),
             self.link("folder of the cell", f"{attempt.root.parent.as_posix()}/"),
         ]
-        return [link for link in found if link]
+        return [link for link in links if link]
 
     def of_run(self) -> list[Link]:
-        """The run directory and its files, its comparison, the history and the index of runs."""
+        """Return the run directory and its files, its comparison, the history and the index of runs."""
         names = {
             "run directory": "./",
             "report.json": "report.json",
@@ -219,17 +221,17 @@ class RunFiles:
         return [link for text, path in names.items() if (link := self.link(text, path))]
 
     def report_of(self, run_id: str) -> Link | None:
-        """The report of another run beside this one."""
+        """Return the report of another run beside this one."""
         plain = PurePosixPath(run_id).name == run_id
         return self.link(run_id, f"../{run_id}/report.html") if run_id and plain else None
 
 
 def _rank_of(cell: ReportCell) -> int:
-    """The rank whose files explain the cell: the one that failed first, else that of the first finding, else rank 0."""
+    """Return the rank whose files explain the cell: the first that failed, else the first finding's, else rank 0."""
     if cell.failure:
         return cell.failure.rank
-    found = cell.first.where.get("rank") if cell.first else None
-    return found if isinstance(found, int) else 0
+    rank = cell.first.where.get("rank") if cell.first else None
+    return rank if isinstance(rank, int) else 0
 
 
 if TYPE_CHECKING:
@@ -238,17 +240,17 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=1)
 def environment() -> Environment:
-    """The environment of all pages, with escaping on."""
+    """Return the environment of all pages, with escaping on."""
     from harness.infra import templating
 
-    made = templating.environment(_TEMPLATES, autoescape=True, finalize=templating.visible)
-    made.filters.update(clip=clipped, counted=counted, place=place_words)
-    made.globals.update(marks=OUTCOME_MARKS, change_classes=CHANGE_CLASSES)
-    return made
+    shared = templating.environment(_TEMPLATES, autoescape=True, finalize=templating.visible)
+    shared.filters.update(clip=clipped, counted=counted, place=place_words)
+    shared.globals.update(marks=OUTCOME_MARKS, change_classes=CHANGE_CLASSES)
+    return shared
 
 
 def render(template: str, values: dict[str, Any], *styles: str) -> str:
-    """A page; `styles`: style sheets besides the common one. Half of a surrogate pair becomes "?"."""
+    """Return a page; `styles`: style sheets besides the common one. Half of a surrogate pair becomes "?"."""
     style = "".join(_shipped_text(name) for name in ("style.css", *styles))
     script = _shipped_text("page.js")
     head = {"style": style, "script": script, "policy": _policy(style, script)}
@@ -261,7 +263,7 @@ def _shipped_text(name: str) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """Content Security Policy: nothing is fetched; of scripts and styles only the page's own are allowed, by hash."""
+    """Return the Content Security Policy: nothing is fetched; only the page's own scripts and styles, by hash."""
     allowed = f"default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; style-src '{_digest(style)}'"
     return f"{allowed}; script-src '{_digest(script)}'"
 

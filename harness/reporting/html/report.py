@@ -67,7 +67,7 @@ PAGE, TEMPLATE = "report.html", "report.html.j2"
 
 
 def render_html(report: Report, run: Path | None = None) -> str:
-    """The report as one HTML document; of a large report, its first page. Deterministic.
+    """Return the report as one HTML document; of a large report, its first page. Deterministic.
 
     `run`: the run directory that the page is for; files that exist there, or beside it, are linked by relative paths.
     """
@@ -75,7 +75,7 @@ def render_html(report: Report, run: Path | None = None) -> str:
 
 
 def render_pages(report: Report, run: Path | None = None) -> Iterator[tuple[str, str]]:
-    """report.html, and of a large report the further pages: path in the run directory, document."""
+    """Yield report.html, and of a large report the further pages: path in the run directory, document."""
     _prepare()
     if not is_large(report):
         yield PAGE, page.render(TEMPLATE, _values(report, report, RunFiles(run)))
@@ -90,15 +90,15 @@ def render_pages(report: Report, run: Path | None = None) -> Iterator[tuple[str,
 
 
 def _first_page(large: LargeReport, files: RunFiles) -> dict[str, Any]:
-    """What report.html shows of a large report: failures in detail, the other cells as counts and a list."""
+    """Return what report.html shows of a large report: failures in detail, the other cells as counts and a list."""
     whole, places = large.whole, large.places()
     shown = replace(whole, cells=large.detailed)
     values = _values(shown, whole, files, places, curves=replace(whole, cells=large.curves))
-    details = {item.cell.id: item for item in values["failures"]}
+    details = {detail.cell.id: detail for detail in values["failures"]}
     classes = []
     for name, cells in sorted(large.classes.items(), key=lambda item: (-len(item[1]), item[0])):
-        found = [details[cell.id] for cell in cells if cell.id in details]
-        classes.append((name, found, len(cells) - len(found)))
+        class_details = [details[cell.id] for cell in cells if cell.id in details]
+        classes.append((name, class_details, len(cells) - len(class_details)))
     return values | {
         "classes": classes,
         "grids": [grid_of_counts(whole, places.href)],
@@ -115,7 +115,7 @@ def _values(
     places: Places | None = None,
     curves: Report | None = None,
 ) -> dict[str, Any]:
-    """`report`: the cells of the page; `whole`: all; `curves`: those drawn, of a part of a large report none."""
+    """Return the template's values. `report`: the page's cells; `whole`: all; `curves`: those drawn, of a part none."""
     from harness.reporting.html.curves import curve_groups  # imports matplotlib, which takes half a second
 
     drawn = curves or (report if report is whole else None)
@@ -154,7 +154,7 @@ def _values(
 
 @lru_cache(maxsize=1)
 def _prepare() -> None:
-    """Adds what only this page uses to the templates' environment."""
+    """Add what only this page uses to the templates' environment."""
     environment = page.environment()
     environment.filters.update(
         anchor=anchor,
@@ -180,7 +180,7 @@ def _prepare() -> None:
 
 
 def _classes(failures: Sequence[Detail]) -> list[tuple[str, list[Detail], int]]:
-    """Failing cells by fault class, the largest class first, and how many more there are."""
+    """Return failing cells by fault class, the largest class first, and how many more there are."""
     classes: dict[str, list[Detail]] = {}
     for detail in failures:
         classes.setdefault(detail.fault, []).append(detail)
@@ -188,7 +188,7 @@ def _classes(failures: Sequence[Detail]) -> list[tuple[str, list[Detail], int]]:
 
 
 def _sentence(report: Report) -> str:
-    """The number of cells by outcome, worst first."""
+    """Return the number of cells by outcome, worst first."""
     words = {
         Outcome.FAIL: "failed",
         Outcome.ERROR: "could not be decided",
@@ -206,7 +206,7 @@ def _sentence(report: Report) -> str:
 
 
 def _started(report: Report) -> str:
-    """Start of the run, from provenance or else the run id; empty when unknown."""
+    """Return the start of the run, from provenance or else the run id; '' when unknown."""
     stamp = re.search(r"\d{8}T?\d{6}Z?", report.run_id)
     return report.provenance.started or (stamp.group() if stamp else "")
 
@@ -243,8 +243,8 @@ class Part:
 
     @property
     def counts(self) -> dict[Outcome, int]:
-        found = Counter(cell.outcome for cell in self.cells)
-        return {outcome: found[outcome] for outcome in Outcome}
+        outcomes = Counter(cell.outcome for cell in self.cells)
+        return {outcome: outcomes[outcome] for outcome in Outcome}
 
 
 @dataclass(frozen=True)
@@ -262,16 +262,16 @@ class LargeReport:
 
     @cached_property
     def classes(self) -> dict[str, list[ReportCell]]:
-        """Failing cells by fault class, those whose failure is known left out."""
-        found: dict[str, list[ReportCell]] = {}
+        """Return failing cells by fault class, those whose failure is known left out."""
+        by_class: dict[str, list[ReportCell]] = {}
         for cell in self.whole.cells:
             if cell.outcome in BAD:
-                found.setdefault(fault_of(cell), []).append(cell)
-        return found
+                by_class.setdefault(fault_of(cell), []).append(cell)
+        return by_class
 
     @cached_property
     def detailed(self) -> list[ReportCell]:
-        """The cells with details on report.html: of each fault class the first ones, and known failures."""
+        """Return the cells with details on report.html: of each fault class the first ones, and known failures."""
         turns = sorted((turn, cell.id) for cells in self.classes.values() for turn, cell in enumerate(cells))
         known = [cell.id for cell in self.whole.cells if cell.outcome in (Outcome.XFAIL, Outcome.XPASS)]
         chosen = {cell for _, cell in turns[:_MOST_FAILURES]} | set(known[:_MOST_KNOWN])
@@ -279,29 +279,34 @@ class LargeReport:
 
     @cached_property
     def curves(self) -> list[ReportCell]:
-        """The cells whose curves are drawn: those with details, their controls and some that pass."""
+        """Return the cells whose curves are drawn: those with details, their controls and some that pass."""
         detailed = {cell.id for cell in self.detailed}
         groups = list(dict.fromkeys(cell.group for cell in self.detailed if cell.curve.loss or cell.curve.grad_norm))
         drawn: Counter[str] = Counter(dict.fromkeys(groups[:_MOST_GROUPS], 0))
-        found = []
+        cells = []
         for cell in self.whole.cells:
             if cell.group not in drawn:
                 continue
             quiet = cell.id not in detailed and not is_control(cell)
             if not quiet or drawn[cell.group] < _MOST_QUIET:
                 drawn[cell.group] += quiet
-                found.append(cell)
-        return found
+                cells.append(cell)
+        return cells
 
     def places(self, part: Part | None = None) -> Places:
-        """The links of a part's page; None: of report.html."""
+        """Return the links of a part's page; None: of report.html."""
         here = {cell.id for cell in (part.cells if part else self.detailed)}
-        pages = {cell.id: one.file if part else one.href for one in self.parts if one is not part for cell in one.cells}
+        pages = {
+            cell.id: other.file if part else other.href
+            for other in self.parts
+            if other is not part
+            for cell in other.cells
+        }
         rejected = {} if part is None else {cell.id: "../report.html" for cell in self.whole.rejected}
         return Places({cell: page for cell, page in (pages | rejected).items() if cell not in here})
 
     def report_of(self, part: Part) -> Report:
-        """The report with the cells of one part."""
+        """Return the report with the cells of one part."""
         return replace(
             self.whole, cells=list(part.cells), counts=part.counts, rejected=[], problems=[], noise={}, since=None
         )
@@ -309,14 +314,14 @@ class LargeReport:
     def links_of(self, part: Part) -> Iterator[Link]:
         yield Link(text="report of the whole run", href="../report.html")
         yield from (
-            Link(text=f"cells {one.first:,} to {one.last:,}", href=one.file)
-            for one in self.parts
-            if abs(one.number - part.number) == 1
+            Link(text=f"cells {other.first:,} to {other.last:,}", href=other.file)
+            for other in self.parts
+            if abs(other.number - part.number) == 1
         )
 
     @property
     def data(self) -> str:
-        """JSON for the page's script: of every cell its id, outcome, page and failing lanes. Safe inside <script>."""
+        """Return JSON for the page's script: each cell's id, outcome, page and failing lanes. Safe inside <script>."""
         marks = {outcome: number for number, outcome in enumerate(OUTCOME_MARKS)}
         cells = [
             [cell.id, marks[cell.outcome], part.number, " ".join(_failing_lanes(cell))]
@@ -362,19 +367,19 @@ class Grid:
 
 
 def outcome_grids(report: Report) -> list[Grid]:
-    """One chip for every cell and rejected cell; a grid per data path if there are several stacks."""
-    items = _chips(report)
-    usual = _usual_axes([axes for axes, _ in items])
+    """Return one chip for every cell and rejected cell; a grid per data path if there are several stacks."""
+    marks = _chips(report)
+    usual = _usual_axes([axes for axes, _ in marks])
     if "stack" not in usual:
-        return [_grid("", items, usual, "packing")]
-    stacks = list(dict.fromkeys(_stack_of(axes) for axes, _ in items))
-    items.sort(key=lambda item: stacks.index(_stack_of(item[0])))
-    paths = dict.fromkeys(_path_of(axes) for axes, _ in items)
-    return [_grid(path, [item for item in items if _path_of(item[0]) == path], usual, "stack") for path in paths]
+        return [_grid("", marks, usual, "packing")]
+    stacks = list(dict.fromkeys(_stack_of(axes) for axes, _ in marks))
+    marks.sort(key=lambda mark: stacks.index(_stack_of(mark[0])))
+    paths = dict.fromkeys(_path_of(axes) for axes, _ in marks)
+    return [_grid(path, [mark for mark in marks if _path_of(mark[0]) == path], usual, "stack") for path in paths]
 
 
 def grid_of_counts(report: Report, href: Callable[[str], str]) -> Grid:
-    """Of many cells: in each square a chip for every outcome, with the count and a link to the first such cell."""
+    """Return a grid of many cells: a chip for every outcome in a square, with count and link to the first such cell."""
     grid = _grid("", _chips(report), {}, "packing")
     return replace(grid, rows=[(row, [_counted_chips(chips, href) for chips in squares]) for row, squares in grid.rows])
 
@@ -391,17 +396,17 @@ def _counted_chips(chips: Sequence[Chip], href: Callable[[str], str]) -> list[Ch
 
 
 def _chips(report: Report) -> list[tuple[dict[str, Any], Chip]]:
-    """The axes and the mark of every cell and rejected cell."""
-    items = [(_axes_of(cell), _chip(cell)) for cell in report.cells]
-    return items + [(_axes_of(rejected), _rejected_chip(rejected)) for rejected in report.rejected]
+    """Return the axes and the mark of every cell and rejected cell."""
+    marks = [(_axes_of(cell), _chip(cell)) for cell in report.cells]
+    return marks + [(_axes_of(rejected), _rejected_chip(rejected)) for rejected in report.rejected]
 
 
-def _grid(title: str, items: list[tuple[dict[str, Any], Chip]], usual: Mapping[str, str], across: str) -> Grid:
+def _grid(title: str, marks: list[tuple[dict[str, Any], Chip]], usual: Mapping[str, str], across: str) -> Grid:
     rows: dict[tuple[Any, ...], str] = {}
     columns: dict[str, None] = {}
     squares: dict[tuple[str, str], list[Chip]] = {}
-    controls = _only_controls(items, across)
-    for axes, chip in items:
+    controls = _only_controls(marks, across)
+    for axes, chip in marks:
         row = _row_name(axes, usual)
         column = _path_of(axes) if across == "packing" else _stack_of(axes)
         rows[_row_order(axes, row)] = row
@@ -415,10 +420,10 @@ def _grid(title: str, items: list[tuple[dict[str, Any], Chip]], usual: Mapping[s
     return Grid(title=title, corner=corner, columns=over, rows=lines)
 
 
-def _only_controls(items: list[tuple[dict[str, Any], Chip]], across: str) -> set[str]:
-    """Columns that hold nothing but controls: they come last, so that a narrow window shows the code under test."""
+def _only_controls(marks: list[tuple[dict[str, Any], Chip]], across: str) -> set[str]:
+    """Return columns with nothing but controls: they come last, so that a narrow window shows the code under test."""
     name = _path_of if across == "packing" else _stack_of
-    return {name(axes) for axes, _ in items} - {name(axes) for axes, chip in items if not chip.control}
+    return {name(axes) for axes, _ in marks} - {name(axes) for axes, chip in marks if not chip.control}
 
 
 def _path_of(axes: dict[str, Any]) -> str:
@@ -429,22 +434,22 @@ def _stack_of(axes: dict[str, Any]) -> str:
     return str(axes.get("stack", DEFAULT))
 
 
-def _axes_of(item: ReportCell | ReportRejected) -> dict[str, Any]:
-    layout = {name: getattr(item.layout, name) for name in LAYOUT} if isinstance(item, ReportCell) else {}
-    return {**item.axes, **layout}
+def _axes_of(cell: ReportCell | ReportRejected) -> dict[str, Any]:
+    layout = {name: getattr(cell.layout, name) for name in LAYOUT} if isinstance(cell, ReportCell) else {}
+    return {**cell.axes, **layout}
 
 
 def _usual_axes(all_axes: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """The most frequent value of each axis that varies; on a tie the first."""
-    seen: dict[str, Counter[str]] = {}
+    """Return the most frequent value of each axis that varies; on a tie the first."""
+    values: dict[str, Counter[str]] = {}
     for axes in all_axes:
         for name, value in axes.items():
-            seen.setdefault(name, Counter())[str(value)] += 1
-    return {name: counts.most_common(1)[0][0] for name, counts in seen.items() if len(counts) > 1}
+            values.setdefault(name, Counter())[str(value)] += 1
+    return {name: counts.most_common(1)[0][0] for name, counts in values.items() if len(counts) > 1}
 
 
 def _row_name(axes: dict[str, Any], usual: Mapping[str, str]) -> str:
-    """As in cell ids: tp2-pp4-cp1, other sizes above one, then axes with a value other than the most frequent."""
+    """Return a row's name as in cell ids: tp2-pp4-cp1, other sizes above one, then axes off the most frequent value."""
     parts = [f"{name}{axes.get(name, 1)}" for name in ("tp", "pp", "cp")]
     parts += [f"{name}{axes[name]}" for name in ("dp", "ep", "vpp") if axes.get(name, 1) not in (1, None)]
     if axes.get("tp", 1) != 1 and axes.get("sp") is False:
@@ -503,37 +508,37 @@ class ProvenanceRow:
 
 
 def provenance_rows(report: Report) -> list[ProvenanceRow]:
-    """All facts of the provenance."""
+    """Return all facts of the provenance."""
     return list(_flat_rows(_in_words(report.provenance)))
 
 
 def banner_versions(report: Report) -> list[tuple[str, str]]:
-    """Versions for the banner: harness, stacks, Python and packages; Provenance has the rest.
+    """Return versions for the banner: harness, stacks, Python and packages; Provenance has the rest.
 
     A package that differs between stacks has the version of each, up to `_STACKS_NAMED` stacks.
     """
     stacks = list(dict.fromkeys(cell.stack for cell in report.cells)) or [DEFAULT]
     held = {stack: _software(report.provenance, stack) for stack in stacks}
     few = len(stacks) <= _STACKS_NAMED
-    found = {"harness": report.provenance.harness}
+    shown = {"harness": report.provenance.harness}
     if len(stacks) > 1:
-        found["stacks"] = ", ".join(stacks) if few else f"{len(stacks)} stacks"
+        shown["stacks"] = ", ".join(stacks) if few else f"{len(stacks)} stacks"
     elif stacks != [DEFAULT]:
-        found["stack"] = stacks[0]
+        shown["stack"] = stacks[0]
     for name in dict.fromkeys(name for software in held.values() for name in software):
         by_stack = {stack: software[name] for stack, software in held.items() if name in software}
         distinct = list(dict.fromkeys(by_stack.values()))
         if len(distinct) == 1 and len(by_stack) == len(stacks):
-            found[name] = distinct[0]
+            shown[name] = distinct[0]
         elif few:
-            found[name] = ", ".join(f"{version} ({stack})" for stack, version in by_stack.items())
+            shown[name] = ", ".join(f"{version} ({stack})" for stack, version in by_stack.items())
         else:
-            found[name] = ", ".join(distinct)
-    return list(found.items())
+            shown[name] = ", ".join(distinct)
+    return list(shown.items())
 
 
 def _software(provenance: Provenance, stack: str) -> dict[str, str]:
-    """Python, packages and commits of a stack."""
+    """Return Python, packages and commits of a stack."""
     facts = provenance.software_of(stack)
     packages = facts.versions
     names = packages if stack == DEFAULT else _BANNER_PACKAGES
@@ -542,24 +547,24 @@ def _software(provenance: Provenance, stack: str) -> dict[str, str]:
 
 
 def _in_words(provenance: Provenance) -> dict[str, Any]:
-    """Provenance with its stacks, and what their ranks imported, as lines of text."""
+    """Return provenance with its stacks, and what their ranks imported, as lines of text."""
     words: dict[str, Any] = to_jsonable(provenance)
     if provenance.stacks:
         words["stacks"] = {name: _stack_words(facts) for name, facts in provenance.stacks.items()}
     imports = provenance.imports_of_stacks
-    words["imports_of_stacks"] = {name: [item.text for item in modules] for name, modules in imports.items()}
+    words["imports_of_stacks"] = {name: [module.text for module in modules] for name, modules in imports.items()}
     return words
 
 
 def _stack_words(facts: StackFacts) -> dict[str, Any]:
     words = {
         "requested": facts.requested,
-        "checkouts": [f"{item.text()} of {item.repository}" for item in facts.checkouts],
+        "checkouts": [f"{checkout.text()} of {checkout.repository}" for checkout in facts.checkouts],
         "commits": facts.commits,
         "container": facts.container,
         "interpreter": facts.interpreter,
         "python": facts.python,
-        "packages": [f"{item.name}=={item.version}" for item in facts.packages],
+        "packages": [f"{package.name}=={package.version}" for package in facts.packages],
         "env": [f"{name}={value}" for name, value in facts.env.items()],
         "error": facts.error,
     }
@@ -567,7 +572,7 @@ def _stack_words(facts: StackFacts) -> dict[str, Any]:
 
 
 def _flat_rows(value: Any, path: str = "") -> Iterator[ProvenanceRow]:
-    """Provenance as rows; a list is one row with one line per item."""
+    """Yield provenance as rows; a list is one row with one line per item."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _flat_rows(item, f"{path}.{key}" if path else str(key))
