@@ -116,7 +116,7 @@ class History:
         )
 
     def cell_histories(self, matrix: str, device: str, before: str) -> dict[str, CellHistory]:
-        """Name of a cell -> its history in the runs of a matrix that started before a moment (ISO, UTC)."""
+        """Return name of a cell -> its history in the runs of a matrix that started before a moment (ISO, UTC)."""
         rows = self.connection.execute(_CELL_HISTORIES, {"matrix": matrix, "device": device, "before": before})
         return {
             row["name"]: CellHistory(**{key: row[key] or "" for key in CellHistory.__dataclass_fields__})
@@ -124,12 +124,12 @@ class History:
         }
 
     def rows(self, query: Query) -> Iterator[dict[str, Any]]:
-        """The rows of a query of queries.py."""
+        """Yield the rows of a query of queries.py."""
         for row in self.connection.execute(*query):
             yield {name: _text(value) if isinstance(value, bytes) else value for name, value in zip(row.keys(), row)}
 
     def previous(self, matrix: str, device: str, before: str) -> tuple[str, str] | None:
-        """Id and start of the newest run of a matrix that started before a moment; None without one."""
+        """Return id and start of the newest run of a matrix that started before a moment; None without one."""
         row = self.connection.execute(
             """SELECT run_id, started FROM runs WHERE matrix = ? AND device = ? AND started < ?
             ORDER BY started DESC, id DESC LIMIT 1""",
@@ -138,26 +138,26 @@ class History:
         return row and (row["run_id"], row["started"])
 
     def directory(self, run_id: str) -> Path | None:
-        """The run directory as it was recorded; None when the run is not known."""
+        """Return the run directory as it was recorded; None when the run is not known."""
         row = self.connection.execute("SELECT directory FROM runs WHERE run_id = ?", (run_id,)).fetchone()
         return Path(row["directory"]) if row else None
 
     def prune(self, older_than: str | None, keep_last: int, *, dry_run: bool = False) -> list[str]:
-        """Remove runs that started before a moment (None: all), except the newest of each matrix; returns their ids."""
+        """Remove runs that started before a moment (None: all), except the newest of each matrix; return their ids."""
         with _writing(self.connection):
-            found = self.connection.execute(
+            removed = self.connection.execute(
                 """SELECT id, run_id FROM (
                   SELECT *, row_number() OVER (PARTITION BY matrix ORDER BY started DESC, id DESC) AS place FROM runs)
                 WHERE place > ? AND started < ? ORDER BY started, id""",
                 (keep_last, older_than or _END_OF_TIME),
             ).fetchall()
             if not dry_run:
-                self.connection.executemany("DELETE FROM runs WHERE id = ?", [(row["id"],) for row in found])
+                self.connection.executemany("DELETE FROM runs WHERE id = ?", [(row["id"],) for row in removed])
                 self.connection.execute("DELETE FROM series WHERE id NOT IN (SELECT series FROM cells)")
-        if found and not dry_run:
+        if removed and not dry_run:
             with suppress(sqlite3.OperationalError):  # a reader is active: later rows reuse the space
                 self.connection.execute("VACUUM")
-        return [_text(row["run_id"]) if isinstance(row["run_id"], bytes) else row["run_id"] for row in found]
+        return [_text(row["run_id"]) if isinstance(row["run_id"], bytes) else row["run_id"] for row in removed]
 
 
 _END_OF_TIME = "9999"
@@ -191,7 +191,7 @@ JOIN runs fr ON fr.id = f.run
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is a history. An empty file is none: its first writer may just have created it."""
+    """Return whether there is a history. An empty file is none: its first writer may just have created it."""
     return is_file(path) and path.stat().st_size > 0
 
 
@@ -232,7 +232,7 @@ def _connect(path: Path, *, write: bool) -> sqlite3.Connection:
 
 @cache
 def _valid_rows() -> str:
-    """Views that hide the tables of the same names from a reader, with the rows and values of the right types only.
+    """Return views that hide the tables of the same names from a reader, with rows and values of the right types only.
 
     Rows with wrong values are left out, except of `cells`: there only columns of the index cells_series are tested, so
     that the index suffices to count outcomes, and other values of a wrong type are NULL, or empty if they are texts.
@@ -242,7 +242,7 @@ def _valid_rows() -> str:
             empty.execute(statement)
         known = {table: empty.execute(f"PRAGMA table_info ({table})").fetchall() for table in _TABLES}
     right_date = "strftime('%Y-%m-%dT%H:%M:%SZ', started, '+0 days') = started"
-    outcomes = ", ".join(repr(one.value) for one in Outcome)
+    outcomes = ", ".join(repr(outcome.value) for outcome in Outcome)
     views = [f"CREATE TEMP VIEW cells AS SELECT {', '.join(_value(*column[1:4]) for column in known['cells'])}"]
     views[0] += f" FROM main.cells WHERE {right_date} AND outcome IN ({outcomes}) AND typeof(series) = 'integer'"
     for table in sorted(_TABLES - {"cells"}):
@@ -267,18 +267,18 @@ def _value(column: str, kind: str, is_required: int) -> str:
 
 
 def _check(connection: sqlite3.Connection, path: Path, *, write: bool) -> None:
-    """InputError for a file of another program or of a newer harness."""
+    """Raise InputError for a file of another program or of a newer harness."""
     known = _version(connection)
     tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if not tables >= _TABLES and (tables or known or not write):
         hint = "choose another file with --history"
         raise InputError(Problem(message="is not a history of the harness", file=str(path), hint=hint))
     if known > len(MIGRATIONS):
-        found = f"tables of version {known}"
+        version = f"tables of version {known}"
         allowed = f"at most version {len(MIGRATIONS)}"
         hint = "use that harness, or another file with --history"
         raise InputError(
-            Problem(message="was written by a newer harness", file=str(path), found=found, allowed=allowed, hint=hint)
+            Problem(message="was written by a newer harness", file=str(path), found=version, allowed=allowed, hint=hint)
         )
 
 
@@ -298,7 +298,7 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 def _set_journal(connection: sqlite3.Connection, mode: str) -> None:
-    """Retries: changing the journal mode needs exclusive access, for which SQLite does not wait."""
+    """Set the journal mode with retries: it needs exclusive access, for which SQLite does not wait."""
     deadline = time.monotonic() + WAIT_S
     while connection.execute("PRAGMA journal_mode").fetchone()[0] != mode.lower():
         try:
@@ -311,7 +311,7 @@ def _set_journal(connection: sqlite3.Connection, mode: str) -> None:
 
 @contextmanager
 def _writing(connection: sqlite3.Connection) -> Iterator[None]:
-    """A transaction that holds the write lock from its beginning."""
+    """Hold the write lock from the beginning of a transaction."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -322,12 +322,12 @@ def _writing(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _text(value: bytes) -> str:
-    """A text of a file that may be damaged or of another program."""
+    """Decode a text of a file that may be damaged or of another program."""
     return value.decode("utf-8", "replace")
 
 
 def _stored(value: Any) -> Any:
-    """SQLite stores UTF-8: a lone surrogate, which a message may contain, is stored as an escape such as \\ud800."""
+    """Escape a lone surrogate, which a message may contain: SQLite stores UTF-8."""
     return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
 
 

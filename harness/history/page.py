@@ -63,7 +63,7 @@ class Trend:
 
 
 def render_history(history: History, wanted: Filters, *, days: int, now: str, folder: Path | None = None) -> str:
-    """The history page of the `days` days before `now` (ISO, UTC). Deterministic.
+    """Return the history page of the `days` days before `now` (ISO, UTC). Deterministic.
 
     Worst cells come first, up to the limits above; `wanted` filters cells. `folder`: that of the
     page, from which it links the reports of runs.
@@ -101,7 +101,7 @@ def render_history(history: History, wanted: Filters, *, days: int, now: str, fo
 
 
 def _report_of(history: History, folder: Path | None, run: str) -> Link | None:
-    """The report of a run: beside the page, else where the run was recorded."""
+    """Return the report of a run: beside the page, else where the run was recorded."""
     if folder is None:
         return None
     recorded = history.directory(run)
@@ -116,11 +116,11 @@ def _before(moment: str, days: int) -> str:
 
 
 def _past(history: History, cells: Sequence[Mapping[str, Any]]) -> dict[int, CellHistory]:
-    """Series -> its history, for cells that fail now."""
+    """Return series -> its history, for cells that fail now."""
     failing = {(cell["matrix"], cell["device"]) for cell in cells if cell["last"] == "FAIL"}
     known = {key: history.cell_histories(*key, "9999") for key in failing}
-    found = {cell["series"]: known.get((cell["matrix"], cell["device"]), {}).get(cell["cell"]) for cell in cells}
-    return {series: past for series, past in found.items() if past is not None}
+    pasts = {cell["series"]: known.get((cell["matrix"], cell["device"]), {}).get(cell["cell"]) for cell in cells}
+    return {series: past for series, past in pasts.items() if past is not None}
 
 
 def _narrowed(wanted: Filters) -> str:
@@ -129,41 +129,43 @@ def _narrowed(wanted: Filters) -> str:
 
 
 def _trend(history: History, cell: Mapping[str, Any], since: str) -> Trend:
-    seen = points(history.rows(trail(cell["series"], since, _POINTS)))
-    newest = list(reversed(seen))
-    return Trend(cell=cell, figures=list(_figures(cell["cell"], seen)), rows=newest[:_ROWS], more=len(newest[_ROWS:]))
+    run_points = points(history.rows(trail(cell["series"], since, _POINTS)))
+    newest = list(reversed(run_points))
+    return Trend(
+        cell=cell, figures=list(_figures(cell["cell"], run_points)), rows=newest[:_ROWS], more=len(newest[_ROWS:])
+    )
 
 
-def _figures(cell: str, seen: Sequence[Point]) -> Iterator[Figure]:
+def _figures(cell: str, run_points: Sequence[Point]) -> Iterator[Figure]:
     for name, title, unit, factor in (
         ("step_p50_s", "Step time", "ms, median of a run's steps", 1000.0),
         ("tokens_per_s", "Tokens/s", "real tokens per second and rank", 1.0),
         ("loss_drift", "Loss drift", "largest relative difference from the control over a run's steps", 1.0),
     ):
-        spots = _trend_points(seen, name, factor)
+        spots = _trend_points(run_points, name, factor)
         if any(math.isfinite(spot.value) for spot in spots):
             alt = f"{title} of {clip(cell, 300)} in {counted(len(spots), 'run')}, {unit}"
             yield Figure(title=title, note=unit, svg=trend_svg(spots, alt=alt, log=name == "loss_drift"))
 
 
-def _trend_points(seen: Sequence[Point], name: str, factor: float) -> list[TrendPoint]:
-    """The points that have a metric; a version is marked at its first point."""
-    found: list[TrendPoint] = []
-    version = seen[0].version if seen else ""
-    for point in seen:
+def _trend_points(run_points: Sequence[Point], name: str, factor: float) -> list[TrendPoint]:
+    """Return the points that have a metric; a version is marked at its first point."""
+    trend: list[TrendPoint] = []
+    version = run_points[0].version if run_points else ""
+    for point in run_points:
         value: float | None = getattr(point, name)
         if value is None:
             continue
         details = ", ".join(clipped(text, 200) for text in (point.version, point.outcome, point.run_id))
         title = f"{point.started}: {value * factor:.4g}, {details}"
         bad, mark = point.outcome == "FAIL", _short(point.version) if point.version != version else ""
-        found.append(TrendPoint(started=point.started, value=value * factor, title=title, bad=bad, mark=mark))
+        trend.append(TrendPoint(started=point.started, value=value * factor, title=title, bad=bad, mark=mark))
         version = point.version
-    return found
+    return trend
 
 
 def _short(version: str) -> str:
-    """The identifying part of "megatron-lm main = 0123456789ab": its last word."""
+    """Return the identifying part of "megatron-lm main = 0123456789ab": its last word."""
     return version.split(",")[0].split()[-1] if version.split() else "?"
 
 
@@ -183,7 +185,7 @@ def _figure_text(value: float | None, factor: float = 1.0) -> str:
 
 
 def render_index(runs: Sequence[IndexedRun], *, history: bool) -> str:
-    """The index as one HTML document with relative links. Deterministic.
+    """Return the index as one HTML document with relative links. Deterministic.
 
     `runs`: the newest first; `history`: whether there is a history.html beside the page.
     """
@@ -219,7 +221,7 @@ class TrendPoint:
 
 
 def trend_svg(spots: Sequence[TrendPoint], *, alt: str, log: bool = False) -> str:
-    """Values over time, connected by a line. `log`: on a logarithmic axis, with zeros at its lower end.
+    """Draw values over time, connected by a line. `log`: on a logarithmic axis, with zeros at its lower end.
 
     Values that are not finite are crosses at the top edge. At least one value must be finite.
     """
@@ -247,7 +249,7 @@ class _Axis:
     log: bool
 
     def y(self, value: float) -> float:
-        """Distance from the top edge, which is where values that are not finite go; clamped to the axis."""
+        """Return the distance from the top edge, where values that are not finite go; clamped to the axis."""
         if not math.isfinite(value):
             return _TOP
         scaled = math.log10(max(value, 10**self.low)) if self.log else value
@@ -259,7 +261,7 @@ def _finite_values(spots: Sequence[TrendPoint]) -> list[float]:
 
 
 def _linear_axis(spots: Sequence[TrendPoint]) -> _Axis:
-    """Centred on the values, with a range of at least a fifth of them, so that noise does not fill the plot."""
+    """Return an axis centred on the values, of a range of at least a fifth of them, so that noise does not fill it."""
     values = _finite_values(spots)
     middle = (min(values) + max(values)) / 2
     half = max((max(values) - min(values)) * 0.6, abs(middle) * 0.1, 1e-12)
@@ -271,7 +273,7 @@ def _linear_axis(spots: Sequence[TrendPoint]) -> _Axis:
 
 
 def _nice(most: float) -> float:
-    """The largest 1, 2 or 5 times a power of ten that is at most `most`."""
+    """Return the largest 1, 2 or 5 times a power of ten that is at most `most`."""
     power = 10.0 ** math.floor(math.log10(most))
     return max(power * factor for factor in (1, 2, 5) if power * factor <= most * 1.001)
 
@@ -288,12 +290,12 @@ def _log_axis(spots: Sequence[TrendPoint]) -> _Axis:
 
 
 def _grid_lines(axis: _Axis) -> list[str]:
-    found = []
+    elements = []
     for value, text in axis.ticks:
         y = axis.y(value)
-        found.append(f'<path class="grid" d="M{_LEFT:g} {y:.1f}H{_WIDTH - _RIGHT:g}"/>')
-        found.append(f'<text x="{_LEFT - 6:g}" y="{y + 3.5:.1f}" text-anchor="end">{html_text(text)}</text>')
-    return found
+        elements.append(f'<path class="grid" d="M{_LEFT:g} {y:.1f}H{_WIDTH - _RIGHT:g}"/>')
+        elements.append(f'<text x="{_LEFT - 6:g}" y="{y + 3.5:.1f}" text-anchor="end">{html_text(text)}</text>')
+    return elements
 
 
 def _day_labels(first: str, last: str) -> list[str]:
@@ -304,18 +306,18 @@ def _day_labels(first: str, last: str) -> list[str]:
 
 
 def _version_marks(spots: Sequence[TrendPoint], xs: Sequence[float]) -> list[str]:
-    """A line at the start of each version, labelled where there is space."""
-    found, free = [], _LEFT
+    """Draw a line at the start of each version, labelled where there is space."""
+    elements, free = [], _LEFT
     for spot, x in zip(spots, xs):
         if not spot.mark:
             continue
-        found.append(f'<path class="mark" d="M{x:.1f} {_TOP:g}V{_HEIGHT - _BOTTOM:g}"/>')
+        elements.append(f'<path class="mark" d="M{x:.1f} {_TOP:g}V{_HEIGHT - _BOTTOM:g}"/>')
         if x >= free:
             anchor = "end" if x > _WIDTH - _LABEL - _RIGHT else "start"
             name = html_text(spot.mark[:_DIGITS])
-            found.append(f'<text class="mark" x="{x:.1f}" y="12" text-anchor="{anchor}">{name}</text>')
+            elements.append(f'<text class="mark" x="{x:.1f}" y="12" text-anchor="{anchor}">{name}</text>')
             free = x + _LABEL
-    return found
+    return elements
 
 
 def _value_line(xs: Sequence[float], ys: Sequence[float]) -> str:

@@ -20,7 +20,7 @@ LISTINGS = ("runs", "cells", "outcomes", "findings", "metrics")
 
 
 def in_list(outcomes: Iterable[Outcome]) -> str:
-    """Outcomes as the right side of SQL's IN."""
+    """Return outcomes as the right side of SQL's IN."""
     return f"({', '.join(repr(outcome.value) for outcome in outcomes)})"
 
 
@@ -44,7 +44,7 @@ class Filters:
 
 
 def listing(what: str, wanted: Filters) -> Query:
-    """The query for one of LISTINGS."""
+    """Return the query for one of LISTINGS."""
     return {"runs": _runs, "cells": _cells, "outcomes": _outcomes, "findings": _findings, "metrics": _metrics}[what](
         wanted
     )
@@ -59,7 +59,7 @@ def _values(wanted: Filters) -> dict[str, object]:
 
 
 def _conditions(wanted: Filters, *, runs: bool) -> str:
-    """The WHERE clause on the tables c (cells) and s (series), or r (runs)."""
+    """Return the WHERE clause on the tables c (cells) and s (series), or r (runs)."""
     moment, matrix = ("r.started", "r.matrix") if runs else ("c.started", "s.matrix")
     conditions = {
         "since": f"{moment} >= :since",
@@ -67,11 +67,13 @@ def _conditions(wanted: Filters, *, runs: bool) -> str:
         "matrix": f"{matrix} GLOB :matrix",
     }
     conditions |= {} if runs else _of_cells()
-    found = [text for name, text in conditions.items() if getattr(wanted, name)]
+    clauses = [text for name, text in conditions.items() if getattr(wanted, name)]
     if runs and (wanted.cell or wanted.stack or wanted.outcome):
         inner = " AND ".join(text for name, text in _of_cells().items() if getattr(wanted, name))
-        found.append(f"EXISTS (SELECT 1 FROM cells c JOIN series s ON s.id = c.series WHERE c.run = r.id AND {inner})")
-    return " AND ".join(found) or "1"
+        clauses.append(
+            f"EXISTS (SELECT 1 FROM cells c JOIN series s ON s.id = c.series WHERE c.run = r.id AND {inner})"
+        )
+    return " AND ".join(clauses) or "1"
 
 
 def _of_cells() -> dict[str, str]:
@@ -83,7 +85,7 @@ def _of_cells() -> dict[str, str]:
 
 
 def _runs(wanted: Filters) -> Query:
-    """One row per run, with the number of its cells of each outcome."""
+    """Return one row per run, with the number of its cells of each outcome."""
     sums = ", ".join(f"sum(n.outcome = '{name}') AS {name.lower()}" for name in _OUTCOMES)
     return (
         f"""WITH r AS (SELECT * FROM runs r WHERE {_conditions(wanted, runs=True)}
@@ -101,7 +103,7 @@ _OUTCOMES = tuple(outcome.value for outcome in Outcome)
 
 
 def _cells(wanted: Filters) -> Query:
-    """One row per cell: its last outcome and how often each occurred. The worst first.
+    """Return one row per cell: its last outcome and how often each occurred. The worst first.
 
     A cell is listed if it had the wanted outcome at least once; its other outcomes are counted too.
     `flaky` are passes on a retry. `turned` counts changes between green and red at the same version of its stack.
@@ -129,7 +131,7 @@ def _cells(wanted: Filters) -> Query:
 
 
 def _points(wanted: Filters, columns: str) -> str:
-    """The newest points that match, as a table p with the name of the cell and the id of the run."""
+    """Return the newest points that match, as a table p with the name of the cell and the id of the run."""
     return f"""WITH p AS (
       SELECT c.id, c.started, r.run_id, r.matrix, s.name, {columns}
       FROM cells c JOIN series s ON s.id = c.series JOIN runs r ON r.id = c.run
@@ -137,7 +139,7 @@ def _points(wanted: Filters, columns: str) -> str:
 
 
 def _outcomes(wanted: Filters) -> Query:
-    """One row per cell and run, with the most used metrics."""
+    """Return one row per cell and run, with the most used metrics."""
     picked = ", ".join(f"max(CASE WHEN m.name = '{name}' THEN m.value END) AS {name}" for name in SHOWN)
     columns = "c.cell_id, c.stack, c.version, c.outcome, c.known, c.reason, c.attempts"
     return (
@@ -153,7 +155,7 @@ SHOWN = ("step_p50_s", "tokens_per_s", "peak_memory_bytes", "loss_drift", "wall_
 
 
 def _findings(wanted: Filters) -> Query:
-    """One row per finding of the newest points."""
+    """Return one row per finding of the newest points."""
     return (
         f"""{_points(wanted, "c.version, c.outcome")}
         SELECT p.started, p.run_id, p.matrix, p.name AS cell, p.version, p.outcome, f.lane, f."check", f.severity,
@@ -164,7 +166,7 @@ def _findings(wanted: Filters) -> Query:
 
 
 def _metrics(wanted: Filters) -> Query:
-    """One row per metric of the newest points."""
+    """Return one row per metric of the newest points."""
     return (
         f"""{_points(wanted, "c.stack, c.version, c.outcome")}
         SELECT p.started, p.run_id, p.matrix, p.name AS cell, p.stack, p.version, p.outcome, m.name AS metric, m.value
@@ -174,7 +176,7 @@ def _metrics(wanted: Filters) -> Query:
 
 
 def calendar(series: Sequence[int], since: str) -> Query:
-    """How often each outcome occurred on each day: one row per series, day and outcome."""
+    """Return how often each outcome occurred on each day: one row per series, day and outcome."""
     return (
         """SELECT c.series, substr(c.started, 1, 10) AS day, c.outcome, count(*) AS times
         FROM json_each(:series) j JOIN cells c ON c.series = j.value WHERE c.started >= :since
@@ -184,7 +186,7 @@ def calendar(series: Sequence[int], since: str) -> Query:
 
 
 def trail(series: int, since: str, most: int) -> Query:
-    """The newest points of a series with the values of its charts, the newest first."""
+    """Return the newest points of a series with the values of its charts, the newest first."""
     picked = ", ".join(
         f"(SELECT value FROM metrics m WHERE m.cell = c.id AND m.name = '{name}') AS {name}" for name in SHOWN
     )
@@ -197,7 +199,7 @@ def trail(series: int, since: str, most: int) -> Query:
 
 
 def baseline(matrix: str, cells: Sequence[str], except_run: str, requested: BaselineRequest) -> Query:
-    """Green runs of cells by id, except `except_run`: at most `requested.runs` per cell and hardware, the newest first.
+    """Return green runs of cells by id, except `except_run`: `requested.runs` per cell and hardware, newest first.
 
     Of any version of their stack, see the column `version`. Seconds are those that compared_seconds (judge) compares.
     """
@@ -221,7 +223,7 @@ def baseline(matrix: str, cells: Sequence[str], except_run: str, requested: Base
 
 
 def durations(cells: Sequence[str]) -> Query:
-    """The newest time of each cell by id, in seconds, and its run: number, time, and the sum of its cells' times."""
+    """Return the newest time of each cell by id, in seconds, and its run: number, time, and its cells' summed times."""
     return (
         """SELECT cell_id, seconds, run, wall_s,
           (SELECT sum(m.value) FROM cells c JOIN metrics m ON m.cell = c.id AND m.name = 'wall_s'
@@ -237,7 +239,7 @@ def durations(cells: Sequence[str]) -> Query:
 
 
 def totals(since: str, until: str) -> Query:
-    """One row: how many runs and matrices there are in a window, and the start of its first and last run."""
+    """Return one row: how many runs and matrices are in a window, and the start of its first and last run."""
     return (
         """SELECT count(*) AS runs, count(DISTINCT matrix) AS matrices, min(started) AS first, max(started) AS last
         FROM runs WHERE started >= :since AND started <= :until""",

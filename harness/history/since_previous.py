@@ -39,7 +39,7 @@ class Past:
 
     @property
     def points(self) -> list[Point]:
-        """The runs whose stacks show what changed."""
+        """Return the runs whose stacks show what changed."""
         return [self.last] if self.green else [self.last, self.first, *([self.before] if self.before else [])]
 
 
@@ -64,22 +64,22 @@ class Previous:
 
     @property
     def counts(self) -> Counts:
-        return {(one.before, one.after): Moved(one.added, one.removed) for one in self.commits}
+        return {(count.before, count.after): Moved(count.added, count.removed) for count in self.commits}
 
 
 def since(report: Report, row: RunRow, previous: Previous) -> Since:
-    """Cells that fail now or failed before. `row`: of the report, with names and versions of its cells."""
+    """Return cells that fail now or failed before. `row`: of the report, with names and versions of its cells."""
     names = {cell.cell_id: (cell.name, cell.version) for cell in row.cells}
-    found = []
+    changed = []
     for cell in report.cells:
         name, version = names[cell.id]
         now = Point(run_id=report.run_id, started=row.started, version=version)
-        item = _cell(report, cell, now, previous.cells.get(name), previous)
-        found += [item] if item else []
+        change = _cell(report, cell, now, previous.cells.get(name), previous)
+        changed += [change] if change else []
     order = (ChangeKind.NEWLY_FAILING, ChangeKind.UNJUDGED, ChangeKind.FIXED, ChangeKind.STILL_FAILING)
-    found.sort(key=lambda one: order.index(one.change))
+    changed.sort(key=lambda change: order.index(change.change))
     undecided = sum(cell.outcome is Outcome.ERROR for cell in report.cells)
-    return Since(run_id=previous.run_id, started=previous.started, cells=found, undecided=undecided)
+    return Since(run_id=previous.run_id, started=previous.started, cells=changed, undecided=undecided)
 
 
 def _cell(report: Report, cell: ReportCell, now: Point, past: Past | None, previous: Previous) -> CellSince | None:
@@ -98,8 +98,8 @@ def _cell(report: Report, cell: ReportCell, now: Point, past: Past | None, previ
         since_last = [f"since the last run: {text}" for text in moved(past.last, now)]
         between = [*moved(past.before, past.first), *since_last]
         other = cell.first is not None and cell.first.check != past.check
-        found = _cell_since(cell, ChangeKind.STILL_FAILING, past.first, past.before, between)
-        return replace(found, earlier_check=past.check) if other else found
+        failing = _cell_since(cell, ChangeKind.STILL_FAILING, past.first, past.before, between)
+        return replace(failing, earlier_check=past.check) if other else failing
     if not past.green and cell.outcome in ACCEPTED:
         return _cell_since(cell, ChangeKind.FIXED, past.first, past.before, moved(past.last, now))
     return None
@@ -120,7 +120,7 @@ def _cell_since(
 
 
 def _facts(report: Report, previous: Previous, point: Point | None, stack: str) -> Facts:
-    """Facts of a stack in an earlier run or in this one; empty if unknown."""
+    """Return facts of a stack in an earlier run or in this one; empty if unknown."""
     if point is None:
         return {}
     if point.run_id == report.run_id:
@@ -129,25 +129,25 @@ def _facts(report: Report, previous: Previous, point: Point | None, stack: str) 
 
 
 def _moved(before: Point | None, after: Point, old: Facts, new: Facts, counts: Counts) -> list[str]:
-    """Differences of the stack; only those of its version text if the facts of a run are lost."""
+    """Return differences of the stack; only those of its version text if the facts of a run are lost."""
     if before is None:
         return []
     if old and new:
-        found = [item.text for item in with_counts(differences(old, new), counts)]
-        return found[:_MOST] + ([f"{len(found) - _MOST} more"] if len(found) > _MOST else [])
+        texts = [difference.text for difference in with_counts(differences(old, new), counts)]
+        return texts[:_MOST] + ([f"{len(texts) - _MOST} more"] if len(texts) > _MOST else [])
     return [f"{before.version} -> {after.version}"] if before.version != after.version else []
 
 
 def moves(report: Report, row: RunRow, previous: Previous) -> Iterator[tuple[str, str, str]]:
-    """(stack, commit before, commit after) of every moved checkout that `since` may mention."""
+    """Yield (stack, commit before, commit after) of every moved checkout that `since` may mention."""
     for cell in row.cells:
         past = previous.cells.get(cell.name)
         if past is None:
             continue
         now = Point(run_id=report.run_id, started=row.started, version=cell.version)
         ends = [(past.last, now)] + ([(past.before, past.first)] if past.before and not past.green else [])
-        for one, other in ends:
-            old, new = (_facts(report, previous, point, cell.stack) for point in (one, other))
-            for item in differences(old, new):
-                if item.is_move and item.before and item.after:
-                    yield cell.stack, item.before, item.after
+        for earlier, later in ends:
+            old, new = (_facts(report, previous, point, cell.stack) for point in (earlier, later))
+            for difference in differences(old, new):
+                if difference.is_move and difference.before and difference.after:
+                    yield cell.stack, difference.before, difference.after

@@ -88,12 +88,12 @@ class RunRow:
 
 
 def run_row(report: Report) -> RunRow:
-    """The rows of a report. ValueError if neither its provenance nor its run id has a start time."""
+    """Return the rows of a report. ValueError if neither its provenance nor its run id has a start time."""
     facts = report.provenance
     devices = facts.devices or ["unknown"]
-    every: list[ReportCell | ReportRejected] = [*report.cells, *report.rejected]
-    names = _names(every)
-    versions = {stack: _version(facts.software_of(stack)) for stack in {cell.stack for cell in every}}
+    all_cells: list[ReportCell | ReportRejected] = [*report.cells, *report.rejected]
+    names = _names(all_cells)
+    versions = {stack: _version(facts.software_of(stack)) for stack in {cell.stack for cell in all_cells}}
     cells = [_cell_row(cell, names[cell.id], versions[cell.stack]) for cell in report.cells]
     cells += [_rejected_row(cell, names[cell.id], versions[cell.stack]) for cell in report.rejected]
     return RunRow(
@@ -113,7 +113,7 @@ def run_row(report: Report) -> RunRow:
 
 
 def _names(cells: Sequence[ReportCell | ReportRejected]) -> dict[str, str]:
-    """Id -> the id without its hash, or the whole id where two cells of the run share that name."""
+    """Return id -> the id without its hash, or the whole id where two cells of the run share that name."""
     count = Counter(cell.id.rpartition("-")[0] for cell in cells)
     return {cell.id: name if count[name := cell.id.rpartition("-")[0]] == 1 else cell.id for cell in cells}
 
@@ -131,17 +131,17 @@ def _started(report: Report) -> str:
 
 
 def _version(software: StackFacts) -> str:
-    """The version of a stack as text: its checkouts, else its most specific distribution."""
+    """Return the version of a stack as text: its checkouts, else its most specific distribution."""
     if software.checkouts:
-        return ", ".join(item.text(_SHOWN_HASH) for item in software.checkouts)
+        return ", ".join(checkout.text(_SHOWN_HASH) for checkout in software.checkouts)
     return _identifying(software.versions) or software.container or software.interpreter
 
 
 def _identifying(packages: Mapping[str, str]) -> str:
-    found = [
+    installed = [
         f"{name} {packages[name]}" for name in DISTRIBUTIONS if packages.get(name, "not installed") != "not installed"
     ]
-    return found[0] if found else ""
+    return installed[0] if installed else ""
 
 
 def _cell_row(cell: ReportCell, name: str, version: str) -> CellRow:
@@ -188,18 +188,18 @@ def _finding_row(finding: Finding) -> FindingRow:
 
 
 def _metrics(cell: ReportCell) -> dict[str, float]:
-    seen, curve = cell.throughput, cell.curve
+    speed, curve = cell.throughput, cell.curve
     values: dict[str, float | None] = {
-        "step_p50_s": seen.step_p50_s,
-        "step_p95_s": seen.step_p95_s,
-        "step_busy_s": seen.step_busy_s,
-        "packed_s": seen.packed_s,
-        "tokens_per_s": seen.real_tokens_per_s,
-        "slots_per_s": seen.slots_per_s,
-        "tflops_per_s": seen.tflops_per_s,
-        "mfu": seen.mfu,
-        "efficiency": seen.efficiency,
-        "peak_memory_bytes": seen.peak_memory_bytes,
+        "step_p50_s": speed.step_p50_s,
+        "step_p95_s": speed.step_p95_s,
+        "step_busy_s": speed.step_busy_s,
+        "packed_s": speed.packed_s,
+        "tokens_per_s": speed.real_tokens_per_s,
+        "slots_per_s": speed.slots_per_s,
+        "tflops_per_s": speed.tflops_per_s,
+        "mfu": speed.mfu,
+        "efficiency": speed.efficiency,
+        "peak_memory_bytes": speed.peak_memory_bytes,
         "wall_s": cell.timing.get("wall_s"),
         "steps_s": cell.timing.get("steps_s"),
         "loss_drift": drift(curve.loss, curve.control_loss),
@@ -212,14 +212,14 @@ def _metrics(cell: ReportCell) -> dict[str, float]:
 
 
 def drift(values: Iterable[float], control: Iterable[float]) -> float | None:
-    """Largest |value - control| / |control| over the steps that both have; None if there are none.
+    """Return the largest |value - control| / |control| over the steps that both have; None if there are none.
 
     NaN if any of them is NaN; absolute where the control is 0.
     """
-    distances = [abs(one - other) / (abs(other) or 1.0) for one, other in zip(values, control)]
+    distances = [abs(value - expected) / (abs(expected) or 1.0) for value, expected in zip(values, control)]
     if not distances:
         return None
-    return math.nan if any(math.isnan(item) for item in distances) else max(distances)
+    return math.nan if any(math.isnan(value) for value in distances) else max(distances)
 
 
 # The first of these is shown for a day on which a cell had several outcomes.
@@ -262,17 +262,17 @@ class Point:
 
 
 def days_between(first: str, last: str) -> list[str]:
-    """ISO dates from the first to the last, both included."""
+    """Return ISO dates from the first to the last, both included."""
     start, end = date.fromisoformat(first), date.fromisoformat(last)
     return [(start + timedelta(days=number)).isoformat() for number in range((end - start).days + 1)]
 
 
 def calendar_rows(rows: Iterable[Mapping[str, Any]], days: Sequence[str]) -> dict[int, list[Day]]:
-    """Series -> one Day per date of `days`, from rows of (series, day, outcome, times)."""
-    seen: dict[int, dict[str, dict[str, int]]] = {}
+    """Return series -> one Day per date of `days`, from rows of (series, day, outcome, times)."""
+    by_series: dict[int, dict[str, dict[str, int]]] = {}
     for row in rows:
-        seen.setdefault(row["series"], {}).setdefault(row["day"], {})[row["outcome"]] = row["times"]
-    return {series: [_day(day, found.get(day, {})) for day in days] for series, found in seen.items()}
+        by_series.setdefault(row["series"], {}).setdefault(row["day"], {})[row["outcome"]] = row["times"]
+    return {series: [_day(day, by_day.get(day, {})) for day in days] for series, by_day in by_series.items()}
 
 
 def _day(day: str, times: Mapping[str, int]) -> Day:
@@ -282,10 +282,10 @@ def _day(day: str, times: Mapping[str, int]) -> Day:
 
 
 def points(rows: Iterable[Mapping[str, Any]]) -> list[Point]:
-    """Points in order of time, from rows with the newest first."""
-    found: list[Point] = []
+    """Return points in order of time, from rows with the newest first."""
+    in_order: list[Point] = []
     names = set(Point.__dataclass_fields__) - {"new_version"}
     for row in reversed(list(rows)):
-        new = bool(found) and row["version"] != found[-1].version
-        found.append(Point(**{name: row[name] for name in names}, new_version=new))
-    return found
+        new = bool(in_order) and row["version"] != in_order[-1].version
+        in_order.append(Point(**{name: row[name] for name in names}, new_version=new))
+    return in_order

@@ -235,8 +235,8 @@ def _canaries(report: Report) -> Iterator[str]:
     counts = canary_counts(report)
     if counts:
         yield from ("", "## Canaries", "", "| canary | result | cells |", "|---|---|---|")
-    for item in counts:
-        yield f"| {text(item.canary)} | {text(item.what)} | {item.cells} |"
+    for count in counts:
+        yield f"| {text(count.canary)} | {text(count.what)} | {count.cells} |"
 
 
 def _noise(report: Report) -> Iterator[str]:
@@ -260,8 +260,8 @@ def _number(value: float | None, unit: str = "", factor: float = 1.0) -> str:
 
 def _varying(axes: list[dict[str, Any]]) -> list[str]:
     """Names of the axes with more than one value, without packing; in matrix order."""
-    names = dict.fromkeys(name for item in axes for name in item if name != "packing")
-    return [name for name in names if len({str(item.get(name)) for item in axes}) > 1]
+    names = dict.fromkeys(name for cell_axes in axes for name in cell_axes if name != "packing")
+    return [name for name in names if len({str(cell_axes.get(name)) for cell_axes in axes}) > 1]
 
 
 def _rejected(report: Report) -> Iterator[str]:

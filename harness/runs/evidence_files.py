@@ -25,7 +25,7 @@ _OTHER_VERSION = "it was written by another version of the harness; judge it wit
 
 
 def read_plan(run: RunDir) -> RunPlan:
-    """The run's plan.json; InputError when it is missing or written by another version."""
+    """Return the run's plan.json; InputError when it is missing or written by another version."""
     if not run.plan.exists():
         raise InputError(Problem(message="is not a run directory: no plan.json", file=str(run.root)))
     try:
@@ -36,9 +36,9 @@ def read_plan(run: RunDir) -> RunPlan:
     if not isinstance(values, dict):
         raise InputError(Problem(message="is not a plan: not a JSON object", file=str(run.plan)))
     if values.get("schema_version") != PLAN_VERSION:
-        found = str(values.get("schema_version"))
+        version = str(values.get("schema_version"))
         message = f"unknown schema_version; {_OTHER_VERSION}"
-        raise InputError(Problem(message=message, file=str(run.plan), found=found, allowed=str(PLAN_VERSION)))
+        raise InputError(Problem(message=message, file=str(run.plan), found=version, allowed=str(PLAN_VERSION)))
     try:
         plan = from_jsonable(RunPlan, values, whole=True)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -49,7 +49,7 @@ def read_plan(run: RunDir) -> RunPlan:
 
 
 def run_problems(run: RunDir, plan: RunPlan) -> list[str]:
-    """Problems of the run as a whole, which make it undecided whatever the outcomes of its cells.
+    """Return problems of the run as a whole, which make it undecided whatever the outcomes of its cells.
 
     A plan that was changed after the start could hide cells; so could folders of cells that the plan does not name.
     """
@@ -70,15 +70,15 @@ def run_problems(run: RunDir, plan: RunPlan) -> list[str]:
 
 
 def read_cell(run: RunDir, cell: str, jobs: Mapping[str, JobEnding]) -> CellFound:
-    """All files of a cell's attempts, and the ends of the logs of ranks that failed.
+    """Return all files of a cell's attempts, and the ends of the logs of ranks that failed.
 
     `jobs`: how the jobs of cells' newest attempts ended. A file that cannot be read is named in `damaged`: it makes
     only this cell an error.
     """
     number, damaged = _attempts(run, cell)
-    found = _attempt(run, cell, number, damaged)
+    newest_attempt = _attempt(run, cell, number, damaged)
     return replace(
-        found,
+        newest_attempt,
         folder=run.attempt(cell, number).root.relative_to(run.root).as_posix(),
         job=jobs.get(cell, JobEnding()),
         earlier=tuple(_attempt(run, cell, before, []) for before in range(1, number)),
@@ -109,7 +109,7 @@ def _attempt_of(attempt: AttemptDir, number: int, damaged: list[str]) -> CellFou
 
 
 def _broken_seal(attempt: AttemptDir, result: CellResult, records: Mapping[int, RankRecord]) -> list[str]:
-    """The first file of evidence that is not as it was when the attempt ended, by the digests in its result."""
+    """Return the first file of evidence that is not as it was when the attempt ended, by the digests in its result."""
     if result.seal != (seal := digest_of_result(result)):
         return [f"result.json was changed after it was written: its seal is {result.seal!r}, its content gives {seal}"]
     sealed = {attempt.record(ending.rank): ending.digest for ending in result.ranks} | {attempt.oracle: result.oracle}
@@ -119,17 +119,19 @@ def _broken_seal(attempt: AttemptDir, result: CellResult, records: Mapping[int, 
         if not path.exists():
             if digest:
                 return [f"{path.name}, which result.json has the digest of, is missing"]
-        elif digest and digest != (found := digest_of(path)):
-            return [f"{path.name} was changed after the attempt: its SHA-256 is {found}, in result.json it is {digest}"]
+        elif digest and digest != (actual := digest_of(path)):
+            return [
+                f"{path.name} was changed after the attempt: its SHA-256 is {actual}, in result.json it is {digest}"
+            ]
         elif not digest and result.status == "completed":
             return [f"{path.name} is not of the attempt: result.json, which says completed, has no digest of it"]
     return []
 
 
 def read_result(run: RunDir, cell: str) -> CellResult | None:
-    """Result of a cell's newest attempt; None while there is none. An unreadable one is an error with the reason.
+    """Return the result of a cell's newest attempt; None while there is none.
 
-    If the cell resumed, and did not complete then, that of the part after the checkpoint.
+    An unreadable one is an error with the reason. If the cell resumed, and did not complete then, that of the part after the checkpoint.
     """
     number = newest(run, cell)
     damaged: list[str] = []
@@ -141,7 +143,7 @@ def read_result(run: RunDir, cell: str) -> CellResult | None:
 
 
 def _log_tails(attempt: AttemptDir, records: Mapping[int, RankRecord], result: CellResult | None) -> dict[int, LogTail]:
-    """Last lines of the logs of the ranks that did not complete, if the cell did not complete."""
+    """Return last lines of the logs of the ranks that did not complete, if the cell did not complete."""
     if result is not None and result.status == "completed":
         return {}
     logs = sorted((attempt.root / "log").glob("rank-*.log"))
@@ -164,7 +166,7 @@ def _tail(path: Path) -> LogTail:
 
 
 def newest(run: RunDir, cell: str) -> int:
-    """Number of a cell's newest attempt, from 1; 1 when there is none yet."""
+    """Return the number of a cell's newest attempt, from 1; 1 when there is none yet."""
     number = 1
     while run.attempt(cell, number + 1).root.exists():
         number += 1
@@ -172,18 +174,18 @@ def newest(run: RunDir, cell: str) -> int:
 
 
 def _attempts(run: RunDir, cell: str) -> tuple[int, list[str]]:
-    """The newest attempt, and problems of the attempt folders, which are numbered from 1 without a gap."""
+    """Return the newest attempt, and problems of the attempt folders, which are numbered from 1 without a gap."""
     number = newest(run, cell)
     folder = run.cell(cell)
     names = {path.name for path in folder.glob("attempt-*")} if folder.is_dir() else set()
-    right = {f"attempt-{one}" for one in range(1, number + 1)}
-    stray, absent = sorted(names - right), sorted(right - names) if names else []
+    expected = {f"attempt-{attempt}" for attempt in range(1, number + 1)}
+    stray, absent = sorted(names - expected), sorted(expected - names) if names else []
     gap = absent[0] if absent else f"attempt-{number + 1}"
     return number, [f"{(stray or sorted(names))[-1]} exists, but {gap} does not"] if stray or absent else []
 
 
 def read_records(attempt: AttemptDir, damaged: list[str]) -> dict[int, RankRecord]:
-    """Records by rank; what is wrong with a file is added to `damaged`.
+    """Return records by rank; what is wrong with a file is added to `damaged`.
 
     A record under the name of another rank is damage: it would replace that rank's record.
     """
@@ -201,18 +203,18 @@ def read_records(attempt: AttemptDir, damaged: list[str]) -> dict[int, RankRecor
 
 
 def read_operations(attempt: AttemptDir) -> tuple[dict[int, OperationsSeen], OperationsSeen | None]:
-    """Operations by rank, of a run that recorded them, and those of the oracle if it has any.
+    """Return operations by rank, of a run that recorded them, and those of the oracle if it has any.
 
     InfrastructureError for a file that cannot be read.
     """
     damaged: list[str] = []
     files = sorted(attempt.operations(0).parent.glob("rank-*.json"))
-    found = [one for one in (_read(path, OperationsSeen, damaged) for path in files) if one is not None]
+    by_ranks = [seen for seen in (_read(path, OperationsSeen, damaged) for path in files) if seen is not None]
     path = attempt.oracle_operations
     oracle = _read(path, OperationsSeen, damaged) if path.exists() else None
     if damaged:
         raise InfrastructureError(f"{path.parent}: {damaged[0]}")
-    return {one.rank: one for one in found}, oracle
+    return {seen.rank: seen for seen in by_ranks}, oracle
 
 
 T = TypeVar("T", RankRecord, OracleRecord, CellResult, CellConfig, OperationsSeen)
@@ -234,7 +236,7 @@ def _parsed(path: Path, parse: Callable[[str], T], damaged: list[str]) -> T | No
 
 
 def _why(error: Exception) -> str:
-    """What is wrong with a file. Its writer writes every field, so other fields mean another version."""
+    """Return what is wrong with a file. Its writer writes every field, so other fields mean another version."""
     text = str(error)
     fields = isinstance(error, TypeError) and (text.endswith(" is missing") or ": unknown field " in text)
     return f"{text}; unless the file was changed, {_OTHER_VERSION}" if fields else text

@@ -38,7 +38,7 @@ class ListedRun:
 
     @property
     def text(self) -> str:
-        """E.g. "PASS: 42 PASS, 1 REJECTED", or "3 of 7 cells have ended"."""
+        """Return e.g. "PASS: 42 PASS, 1 REJECTED", or "3 of 7 cells have ended"."""
         if self.state == "finished":
             note = " (fault injected)" if self.faults else ""
             notes = {"PASS": f" ({self.partial} in part)"} if self.partial else {}
@@ -51,14 +51,14 @@ class ListedRun:
 
 
 def listing(run_parent: Path) -> list[ListedRun]:
-    """Every run directory below the folder, oldest first by start."""
+    """Return every run directory below the folder, oldest first by start."""
     folders = [path.parent for path in run_parent.glob("*/plan.json")] if run_parent.is_dir() else []
     runs = [listed(RunDir(folder))[0] for folder in folders]
     return sorted(runs, key=lambda run: (run.started, run.run_id))
 
 
 def listed(run: RunDir) -> tuple[ListedRun, dict[str, Any] | None]:
-    """A run, and its report.json if it has finished."""
+    """Return a run, and its report.json if it has finished."""
     named = _STARTED.fullmatch(run.root.name)
     base: dict[str, Any] = {"run_id": run.root.name, "started": named[1] if named else ""}
     running = False
@@ -84,7 +84,7 @@ def _in_part(cell: Any) -> bool:
 
 
 def _report_json(run: RunDir) -> dict[str, Any] | None:
-    """report.json; None if there is none that can be read."""
+    """Return report.json; None if there is none that can be read."""
     with suppress(LinkError, OSError, ValueError, RecursionError):
         report = loads(text_of(run.root / "report.json"))
         if isinstance(report, dict) and isinstance(report.get("counts"), dict) and "verdict" in report:
@@ -116,12 +116,12 @@ class IndexedRun:
 
     @property
     def label(self) -> str:
-        """The verdict of a finished run, else the state."""
+        """Return the verdict of a finished run, else the state."""
         return self.verdict if self.state == "finished" else self.state
 
     @property
     def when(self) -> str:
-        """E.g. "2026-11-25 10:14"; empty if unknown."""
+        """Return e.g. "2026-11-25 10:14", or '' if unknown."""
         stamp = self.started
         return f"{stamp[:4]}-{stamp[4:6]}-{stamp[6:8]} {stamp[9:11]}:{stamp[11:13]}" if stamp else ""
 
@@ -138,25 +138,25 @@ class IndexedMatrix:
 
 
 def indexed_runs(folder: Path) -> list[IndexedRun]:
-    """Every run directory in the folder, also one of which only the reports were kept; the newest first."""
-    found = {path.parent for name in ("plan.json", "report.json") for path in folder.glob(f"*/{name}")}
-    runs = [_indexed(path) for path in found]
+    """Return every run directory in the folder, also one of which only the reports were kept; the newest first."""
+    folders = {path.parent for name in ("plan.json", "report.json") for path in folder.glob(f"*/{name}")}
+    runs = [_indexed(path) for path in folders]
     return sorted(runs, key=lambda run: (run.started, run.run_id), reverse=True)
 
 
 def matrices(runs: Iterable[IndexedRun]) -> list[IndexedMatrix]:
-    """The matrices of finished runs, failing ones first. `runs`: the newest first."""
+    """Return the matrices of finished runs, failing ones first. `runs`: the newest first."""
     groups: dict[str, list[IndexedRun]] = {}
     for run in runs:
         if run.state == "finished" and not run.faults:
             groups.setdefault(run.matrix, []).append(run)
-    found = []
+    indexed = []
     for name, members in groups.items():
         decided = [run for run in members if run.verdict in ("pass", "fail")]
         red = 0
         while red < len(decided) and decided[red].verdict == "fail":
             red += 1
-        found.append(
+        indexed.append(
             IndexedMatrix(
                 name=name,
                 runs=len(members),
@@ -165,7 +165,7 @@ def matrices(runs: Iterable[IndexedRun]) -> list[IndexedMatrix]:
                 last_green=decided[red] if red < len(decided) else None,
             )
         )
-    return sorted(found, key=lambda matrix: (matrix.red_since is None, matrix.last.verdict == "pass", matrix.name))
+    return sorted(indexed, key=lambda matrix: (matrix.red_since is None, matrix.last.verdict == "pass", matrix.name))
 
 
 def _indexed(folder: Path) -> IndexedRun:
@@ -194,7 +194,7 @@ def _indexed(folder: Path) -> IndexedRun:
 
 
 def _name_of(folder: str) -> str:
-    """The matrix in a run's id: "smoke" of "smoke-20261125T101405Z-1113"."""
+    """Return the matrix in a run's id: "smoke" of "smoke-20261125T101405Z-1113"."""
     name = folder.rsplit("-", 2)
     return name[0] if len(name) == 3 else folder
 
@@ -206,7 +206,7 @@ def _wall_s(timing: Any) -> float | None:
 
 
 def _failing_cells(report: Mapping[str, Any]) -> list[FailingCell]:
-    """Cells that failed or could not be decided; parts of another shape are left out."""
+    """Return cells that failed or could not be decided; parts of another shape are left out."""
     cells = report.get("cells")
     known = [cell for cell in cells if isinstance(cell, Mapping)] if isinstance(cells, list) else []
     return [

@@ -21,7 +21,7 @@ _HOLDER = re.compile(r"pid (?P<pid>\d+) on (?P<host>.+)")
 
 
 def unlocked(folder: Path) -> str:
-    """Warning for a folder whose file system has no locks."""
+    """Return the warning for a folder whose file system has no locks."""
     return (
         f"warning: the file system of {folder} has no locks (flock), so nothing stops a second harness from using "
         "it at the same time; do not start one"
@@ -29,7 +29,7 @@ def unlocked(folder: Path) -> str:
 
 
 def launcher_of(run: RunDir) -> str | None:
-    """The process that holds the run's lock, e.g. "pid 12 on host"; None when no process holds it.
+    """Return the process that holds the run's lock, e.g. "pid 12 on host"; None when no process holds it.
 
     Without locks it goes by the name that a launcher leaves in the file until it ends, and says if that is unsure.
     """
@@ -48,7 +48,7 @@ def launcher_of(run: RunDir) -> str | None:
 
 
 def _without_locks(holder: str) -> str | None:
-    """What is known of a launcher that wrote its name and has not removed it, on a file system without locks."""
+    """Return what is known of a launcher that wrote its name and did not remove it, on a file system without locks."""
     named = _HOLDER.fullmatch(holder)
     if named is None or named["host"] != socket.gethostname():
         return f"unknown: the file system has no locks; {holder} has not said that it ended" if holder else None

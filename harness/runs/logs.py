@@ -53,7 +53,7 @@ POLL_S = 0.2
 
 
 def job_logs_text(run: RunDir) -> str:
-    """Logs of the run's jobs and agents: last lines of the newest that are not empty, then names of the others."""
+    """Return logs of the run's jobs and agents: last lines of the newest that are not empty, then the others' names."""
     logs = [path for path in (run.root / "submissions").glob("*") if path.suffix in _SUFFIXES]
     facts = {path: _size_and_time(path) for path in logs}
     filled = sorted((path for path in logs if facts[path][0]), key=lambda path: (facts[path][1], path.name))
@@ -65,7 +65,10 @@ def job_logs_text(run: RunDir) -> str:
 
 
 def _size_and_time(path: Path) -> tuple[int, float]:
-    """Size and time of the last change. What is no file counts as filled and old: reading it gives the reason."""
+    """Return size and time of the last change.
+
+    What is no file counts as filled and old: reading it gives the reason.
+    """
     try:
         facts = path.stat()
     except OSError:
@@ -74,14 +77,14 @@ def _size_and_time(path: Path) -> tuple[int, float]:
 
 
 def logs_of(run: RunDir, cells: Sequence[str], rank: int | None) -> Iterator[str]:
-    """Logs of cells, in pieces: their last lines, or the whole log of one rank. InputError when there is none."""
+    """Yield logs of cells, in pieces: their last lines, or the whole log of one rank. InputError when there is none."""
     for number, cell in enumerate(cells):
         yield "\n" if number else ""
         yield from [cell_logs_text(run, cell) + "\n"] if rank is None else rank_log(run, cell, rank)
 
 
 def rank_log(run: RunDir, cell: str, rank: int) -> Iterator[str]:
-    """The log of one rank of a cell's newest attempt, in pieces of whole lines, of bounded size.
+    """Yield the log of one rank of a cell's newest attempt, in pieces of whole lines, of bounded size.
 
     InputError when there is none.
     """
@@ -98,7 +101,7 @@ def rank_log(run: RunDir, cell: str, rank: int) -> Iterator[str]:
 
 
 def _pieces(stream: TextIO) -> Iterator[str]:
-    """Whole lines, since secrets and commands of CI systems are recognised within one; a private key in one piece."""
+    """Yield whole lines, within which secrets and commands of CI systems are recognised; a private key in one piece."""
     with stream:
         piece = ""
         while line := _line(stream):
@@ -110,7 +113,7 @@ def _pieces(stream: TextIO) -> Iterator[str]:
 
 
 def _line(stream: TextIO) -> str:
-    """The next line, or the beginning of a longer one with a note; empty at the end of the stream."""
+    """Return the next line, or the beginning of a longer one with a note; '' at the end of the stream."""
     line = stream.readline(PIECE_CHARACTERS)
     if len(line) < PIECE_CHARACTERS or line.endswith("\n"):
         return line
@@ -121,34 +124,34 @@ def _line(stream: TextIO) -> str:
 
 
 def rank_logs(run: RunDir, cell: str) -> tuple[Path, dict[int, Path]]:
-    """Of the part after the checkpoint if the cell resumed."""
+    """Return the folder and logs by rank of a cell's newest attempt; of the part after the checkpoint if it resumed."""
     attempt = run.attempt(cell, newest(run, cell))
     folder = (attempt.resumed if attempt.resumed.root.is_dir() else attempt).root / "log"
     named = ((_RANK_LOG.fullmatch(path.name), path) for path in sorted(folder.glob("rank-*.log")))
-    return folder, {int(found[1]): path for found, path in named if found}
+    return folder, {int(match[1]): path for match, path in named if match}
 
 
 def cell_logs_text(run: RunDir, cell: str) -> str:
-    """Last lines of the logs of a cell's newest attempt: of failed ranks, first failure first; else of all."""
+    """Return last lines of the logs of a cell's newest attempt: of failed ranks, first failure first; else of all."""
     number = newest(run, cell)
     _, logs = rank_logs(run, cell)
     result = read_result(run, cell)
-    endings = {one.rank: one.ended for one in result.ranks} if result else {}
-    failed = [one for one in logs if endings.get(one) != "completed"]
+    endings = {ending.rank: ending.ended for ending in result.ranks} if result else {}
+    failed = [rank for rank in logs if endings.get(rank) != "completed"]
     first = result.first_failure_rank if result else None
-    failed.sort(key=lambda one: one != first)
+    failed.sort(key=lambda rank: rank != first)
     status = f"{result.status} {result.reason}".strip() if result else "has not ended"
     head = f"{cell}, attempt {number}: {status}"
     shown = failed or list(logs)
-    parts = [_block(logs[one], endings.get(one, "no ending recorded"), _tail_or_reason(logs[one])) for one in shown]
+    parts = [_block(logs[rank], endings.get(rank, "no ending recorded"), _tail_or_reason(logs[rank])) for rank in shown]
     supervisors = sorted((run.attempt(cell, number).root / "log").glob("supervisor*.log"))
     parts += [_block(path, "", text) for path in supervisors if (text := _tail_or_reason(path))]
-    parts += ["\n".join(f"{logs[one]}  (completed)" for one in logs if one not in shown)]
+    parts += ["\n".join(f"{logs[rank]}  (completed)" for rank in logs if rank not in shown)]
     return "\n\n".join([head, *(part for part in parts if part)])
 
 
 def tail(path: Path, lines: int = TAIL_LINES) -> str:
-    """The last lines of a file without secrets, however large it is. OSError if it cannot be read."""
+    """Return the last lines of a file without secrets, however large it is. OSError if it cannot be read."""
     with opened(path) as stream:
         start = max(stream.seek(0, os.SEEK_END) - TAIL_BYTES - MARGIN, 0)
         stream.seek(start)
@@ -175,7 +178,7 @@ def _head(path: Path, note: str) -> str:
 
 
 def read_job_endings(run: RunDir, cells: Iterable[str]) -> dict[str, JobEnding]:
-    """Cell -> how the job of its newest attempt ended, for jobs with a recorded end."""
+    """Return cell -> how the job of its newest attempt ended, for jobs with a recorded end."""
     attempts = {cell: newest(run, cell) for cell in cells}
     endings: dict[str, JobEnding] = {}
     for event in read_events(run.events):
@@ -185,12 +188,14 @@ def read_job_endings(run: RunDir, cells: Iterable[str]) -> dict[str, JobEnding]:
                 order = newest_work_order(run, event.allocation)
             except (HarnessError, OSError, ValueError, TypeError):
                 continue  # a damaged event or work order: the cells are judged by their rank records
-            endings |= {item.cell: ending for item in order.cells if attempts.get(item.cell) == item.attempt}
+            endings |= {
+                ordered.cell: ending for ordered in order.cells if attempts.get(ordered.cell) == ordered.attempt
+            }
     return endings
 
 
 def job_logs(run: RunDir, array: str, job: str) -> list[Path]:
-    """Files for stdout and stderr of a job."""
+    """Return files for stdout and stderr of a job."""
     return [run.submission(array, f".{job}{suffix}") for suffix in (".out", ".err")]
 
 
@@ -202,7 +207,7 @@ def _job_ending(run: RunDir, event: JobEnded) -> JobEnding:
 
 
 def without_noise(text: str) -> str:
-    """The text without those lines; every other character is unchanged."""
+    """Return the text without lines that `is_noise` names; every other character is unchanged."""
     return "".join(line for line in text.splitlines(keepends=True) if not is_noise(line))
 
 
@@ -211,20 +216,20 @@ def is_noise(line: str) -> bool:
 
 
 def errors_text(run: RunDir, cells: Sequence[str]) -> Iterator[str]:
-    """One block for each cell that did not complete; a sentence when there is none."""
-    found = False
+    """Yield one block for each cell that did not complete; a sentence when there is none."""
+    any_failed = False
     for cell in cells:
         result = read_result(run, cell)
         if result is not None and result.status in ("failed", "error"):
-            found = True
+            any_failed = True
             yield _cell_errors(run, cell, result) + "\n"
-    if not found:
+    if not any_failed:
         yield "every cell that has ended ran to its end; `harness report` shows what its checks found\n"
 
 
 def _cell_errors(run: RunDir, cell: str, result: CellResult) -> str:
     _, logs = rank_logs(run, cell)
-    ranks = [rank.rank for rank in result.ranks if rank.ended != "completed" and rank.rank in logs]
+    ranks = [ending.rank for ending in result.ranks if ending.ended != "completed" and ending.rank in logs]
     first = result.first_failure_rank
     ranks.sort(key=lambda rank: rank != first)
     head = f"{cell}: {result.status}{f', {result.reason}' if result.reason else ''}"
@@ -235,7 +240,7 @@ def _cell_errors(run: RunDir, cell: str, result: CellResult) -> str:
 
 
 def traceback_in(path: Path) -> str:
-    """The last traceback of a log, with those it was raised from; else the stacks of a rank that was stopped."""
+    """Return the last traceback of a log, with those it was raised from; else the stacks of a rank that was stopped."""
     try:
         text = without_noise(tail(path, _SEARCHED_LINES))
     except OSError as error:
@@ -249,7 +254,7 @@ def traceback_in(path: Path) -> str:
 
 
 def _traceback_lines(lines: Sequence[str], starts: Sequence[int]) -> Sequence[str]:
-    """The last traceback, with the ones that it was raised from, and all lines after it: a message may have many."""
+    """Return the last traceback, those that it was raised from, and all lines after it: a message may have many."""
     first = starts[-1]
     for start in reversed(starts[:-1]):
         between = lines[start:first]
@@ -264,7 +269,7 @@ def _traceback_lines(lines: Sequence[str], starts: Sequence[int]) -> Sequence[st
 def follow_logs(
     run: RunDir, cells: Sequence[str], *, whole: bool, pause: Callable[[float], None] = time.sleep
 ) -> Iterator[str]:
-    """New lines of the ranks of cells, or (`whole`) what happens in the run and the lines of its jobs and agents.
+    """Yield new lines of cells' ranks, or (`whole`) what happens in the run and the lines of its jobs and agents.
 
     Ends when every cell has a result, or no launcher follows the run. `cells`: all of the run, if `whole`.
     """

@@ -71,7 +71,7 @@ _OfRank = tuple[int, "TensorOfOperation | None"]
 
 
 def compare_operations(
-    cell: Mapping[int, OperationsSeen], right: OperationsSeen, bound: Bound, reference: str
+    cell: Mapping[int, OperationsSeen], reference_record: OperationsSeen, bound: Bound, reference: str
 ) -> OperationsCompared:
     """Compare the records of a cell's ranks with that of the `reference`, "oracle" or "control".
 
@@ -81,13 +81,13 @@ def compare_operations(
         raise ValueError("the cell recorded no operation")
     ranks = [cell[rank] for rank in sorted(cell)]
     sides = _Sides(ranks, bound, computes=reference == "control")
-    by_token = {id(one) for one in _in_all(right)}
-    rows = tuple(sides.rows([one if id(one) in by_token else _bare(one) for one in right.operations]))
+    by_token = {id(seen) for seen in _in_all(reference_record)}
+    rows = tuple(sides.rows([seen if id(seen) in by_token else _bare(seen) for seen in reference_record.operations]))
     return OperationsCompared(
-        layer=right.layer,
-        ranks=tuple(one.rank for one in ranks),
+        layer=reference_record.layer,
+        ranks=tuple(seen.rank for seen in ranks),
         cell_mode=f"{ranks[0].mode} of torch {ranks[0].torch}",
-        reference_mode=f"{right.mode} of torch {right.torch}",
+        reference_mode=f"{reference_record.mode} of torch {reference_record.torch}",
         reference=reference,
         bound=bound,
         rows=rows,
@@ -99,57 +99,62 @@ class _Sides:
     """The records of the cell's ranks, by operation."""
 
     def __init__(self, ranks: Sequence[OperationsSeen], bound: Bound, *, computes: bool) -> None:
-        """`computes`: whether the reference has operations, not only what modules return."""
+        """Index operations by name. `computes`: whether the reference has operations, not only what modules return."""
         self.ranks, self.bound, self.computes = ranks, bound, computes
-        self.found = [{_key(one): one for one in _in_all(rank)} for rank in ranks]
+        self.operations = [{_key(operation): operation for operation in _in_all(rank)} for rank in ranks]
         self.tp = 1 + max(rank.place.tp for rank in ranks)
 
-    def rows(self, right: Sequence[OperationSeen]) -> Iterator[OperationRow]:
-        """Operations of the same name in the same module are paired in order; others have one side only.
+    def rows(self, reference_operations: Sequence[OperationSeen]) -> Iterator[OperationRow]:
+        """Pair operations of the same name in the same module in order; others have one side only.
 
         Communication has no counterpart on one rank. It is compared with what the control computed last, since it
         gathers or sums that; the oracle has what modules return alone.
         """
         left = self.ranks[0].operations
-        matcher = difflib.SequenceMatcher(None, [_name(one) for one in left], [_name(one) for one in right], False)
+        matcher = difflib.SequenceMatcher(
+            None,
+            [_name(operation) for operation in left],
+            [_name(operation) for operation in reference_operations],
+            False,
+        )
         before: TensorOfOperation | None = None
         for tag, left_from, left_to, right_from, right_to in matcher.get_opcodes():
             if tag == "equal":
-                for mine, other in zip(left[left_from:left_to], right[right_from:right_to]):
-                    yield self._row(mine, other)
-                    before = next((one for one in _given(other) if one.documents), before)
+                for own, other in zip(left[left_from:left_to], reference_operations[right_from:right_to]):
+                    yield self._row(own, other)
+                    before = next((tensor for tensor in _given(other) if tensor.documents), before)
                 continue
-            for mine in left[left_from:left_to]:
-                yield self._communication(mine, before)
-            for other in right[right_from:right_to]:
+            for own in left[left_from:left_to]:
+                yield self._communication(own, before)
+            for other in reference_operations[right_from:right_to]:
                 yield OperationRow(
                     module=other.module, name=other.name, kind=other.kind, cell=None, reference=_bare(other)
                 )
-                before = next((one for one in _given(other) if one.documents), before)
+                before = next((tensor for tensor in _given(other) if tensor.documents), before)
 
-    def _row(self, mine: OperationSeen, other: OperationSeen) -> OperationRow:
-        off = self._off(mine, _given, _given(other))
-        boundary = mine.kind in ("receives", "returns")
+    def _row(self, own: OperationSeen, other: OperationSeen) -> OperationRow:
+        off = self._off(own, _given, _given(other))
+        boundary = own.kind in ("receives", "returns")
         return OperationRow(
-            module=mine.module,
-            name=mine.name,
-            kind=mine.kind,
-            cell=_bare(mine),
+            module=own.module,
+            name=own.name,
+            kind=own.kind,
+            cell=_bare(own),
             reference=_bare(other),
             off=off,
-            inputs_off=None if boundary else self._off(mine, _taken, other.inputs),
+            inputs_off=None if boundary else self._off(own, _taken, other.inputs),
             differs=self._beyond(off),
         )
 
-    def _communication(self, mine: OperationSeen, before: TensorOfOperation | None) -> OperationRow:
+    def _communication(self, own: OperationSeen, before: TensorOfOperation | None) -> OperationRow:
         off = None
-        if mine.kind == "communication" and before is not None and self.computes:
-            off = self._off(mine, _given, [before] * len(mine.outputs))
+        if own.kind == "communication" and before is not None and self.computes:
+            off = self._off(own, _given, [before] * len(own.outputs))
         return OperationRow(
-            module=mine.module,
-            name=mine.name,
-            kind=mine.kind,
-            cell=_bare(mine),
+            module=own.module,
+            name=own.name,
+            kind=own.kind,
+            cell=_bare(own),
             reference=None,
             off=off,
             differs=self._beyond(off),
@@ -158,57 +163,62 @@ class _Sides:
     def _beyond(self, off: Off | None) -> bool:
         return off is not None and beyond(off.distance, self.bound)
 
-    def _off(self, mine: OperationSeen, side: _Tensors, right: Sequence[TensorOfOperation]) -> Off | None:
-        """The farthest of the tensors that both have by token; None if there are none."""
-        found = []
-        for index, other in enumerate(right):
-            every = [(rank.place.tp, _at(known.get(_key(mine)), side, index)) for rank, known in self._with_ranks()]
-            off = self._tensor_off(every, other)
-            found += [off] if off is not None else []
-        return max(found, key=lambda off: off.distance, default=None)
+    def _off(self, own: OperationSeen, side: _Tensors, expected: Sequence[TensorOfOperation]) -> Off | None:
+        """Return the farthest of the tensors that both have by token; None if there are none."""
+        offs = []
+        for index, tensor in enumerate(expected):
+            by_rank = [(rank.place.tp, _at(known.get(_key(own)), side, index)) for rank, known in self._with_ranks()]
+            off = self._tensor_off(by_rank, tensor)
+            offs += [off] if off is not None else []
+        return max(offs, key=lambda off: off.distance, default=None)
 
     def _with_ranks(self) -> Iterator[tuple[OperationsSeen, Mapping[_Key, OperationSeen]]]:
-        return zip(self.ranks, self.found)
+        return zip(self.ranks, self.operations)
 
     def _tensor_off(
-        self, every: Sequence[tuple[int, TensorOfOperation | None]], right: TensorOfOperation
+        self, by_rank: Sequence[tuple[int, TensorOfOperation | None]], expected: TensorOfOperation
     ) -> Off | None:
-        """`every`: tp rank and tensor of each rank. None also if some rank does not have it by token."""
-        sizes = {one.features if one is not None else 0 for _, one in every}
+        """Compare one tensor; `by_rank`: tp rank and tensor of each rank. None also if some rank lacks it by token."""
+        sizes = {tensor.features if tensor is not None else 0 for _, tensor in by_rank}
         features = min(sizes)
-        if len(sizes) > 1 or not features or not right.documents or not all(map(finite, right.documents.values())):
+        if (
+            len(sizes) > 1
+            or not features
+            or not expected.documents
+            or not all(map(finite, expected.documents.values()))
+        ):
             return None
-        shards = self.tp > 1 and features * self.tp == right.features
-        if features != right.features and not shards:
+        shards = self.tp > 1 and features * self.tp == expected.features
+        if features != expected.features and not shards:
             return None
-        by_tp: dict[int, dict[int, Fingerprint]] = {tp: {} for tp, _ in every}
-        for tp, one in every:
-            by_tp[tp] = _total([by_tp[tp], one.documents if one is not None else {}])
-        ways = [] if features != right.features else [_farthest(by_tp.values(), right, self.bound, WHOLE)]
+        by_tp: dict[int, dict[int, Fingerprint]] = {tp: {} for tp, _ in by_rank}
+        for tp, tensor in by_rank:
+            by_tp[tp] = _total([by_tp[tp], tensor.documents if tensor is not None else {}])
+        ways = [] if features != expected.features else [_farthest(by_tp.values(), expected, self.bound, WHOLE)]
         if self.tp > 1:
             total = [_total(by_tp.values())]
-            ways.append(_farthest(total, right, self.bound, SHARDS))
-            ways += [] if features != right.features else [_farthest(total, right, self.bound, PARTIAL)]
+            ways.append(_farthest(total, expected, self.bound, SHARDS))
+            ways += [] if features != expected.features else [_farthest(total, expected, self.bound, PARTIAL)]
         return min(ways, key=lambda off: off.distance)
 
 
-def _farthest(sides: Iterable[Mapping[int, Fingerprint]], right: TensorOfOperation, bound: Bound, held: str) -> Off:
-    """The document that is farthest off on any of the sides, each of which should equal the reference."""
-    worst = Off(distance=0.0, document=min(right.documents), held=held)
+def _farthest(sides: Iterable[Mapping[int, Fingerprint]], reference: TensorOfOperation, bound: Bound, held: str) -> Off:
+    """Return the document that is farthest off on any of the sides, each of which should equal the reference."""
+    worst = Off(distance=0.0, document=min(reference.documents), held=held)
     for side in sides:
-        for document in sorted({*side, *right.documents}):
-            found, expected = side.get(document), right.documents.get(document)
+        for document in sorted({*side, *reference.documents}):
+            measured, expected = side.get(document), reference.documents.get(document)
             distance = math.inf
-            if found is not None and expected is not None:
-                found = replace(found, norm_sq=expected.norm_sq) if held == PARTIAL else found
-                distance = fingerprint_distance(found, expected, bound) if finite(found) else math.inf
+            if measured is not None and expected is not None:
+                measured = replace(measured, norm_sq=expected.norm_sq) if held == PARTIAL else measured
+                distance = fingerprint_distance(measured, expected, bound) if finite(measured) else math.inf
             if distance > worst.distance:
                 worst = Off(distance=distance, document=document, held=held)
     return worst
 
 
 def _total(sides: Iterable[Mapping[int, Fingerprint]]) -> dict[int, Fingerprint]:
-    """Document -> fingerprint, summed over sides."""
+    """Return document -> fingerprint, summed over sides."""
     total: dict[int, Fingerprint] = {}
     for side in sides:
         for document, part in side.items():
@@ -217,8 +227,8 @@ def _total(sides: Iterable[Mapping[int, Fingerprint]]) -> dict[int, Fingerprint]
 
 
 def _in_all(seen: OperationsSeen) -> Iterator[OperationSeen]:
-    """The operations of every micro-batch. Others cannot be compared: their documents are only some."""
-    return (one for one in seen.operations if one.micro_batches == seen.micro_batches)
+    """Yield the operations of every micro-batch. Others cannot be compared: their documents are only some."""
+    return (operation for operation in seen.operations if operation.micro_batches == seen.micro_batches)
 
 
 def _at(known: OperationSeen | None, side: _Tensors, index: int) -> TensorOfOperation | None:
@@ -226,27 +236,27 @@ def _at(known: OperationSeen | None, side: _Tensors, index: int) -> TensorOfOper
     return tensors[index] if index < len(tensors) else None
 
 
-def _given(one: OperationSeen) -> Sequence[TensorOfOperation]:
-    """The tensors by which an operation is judged: its outputs."""
-    return one.outputs
+def _given(operation: OperationSeen) -> Sequence[TensorOfOperation]:
+    """Return the tensors by which an operation is judged: its outputs."""
+    return operation.outputs
 
 
-def _taken(one: OperationSeen) -> Sequence[TensorOfOperation]:
-    return one.inputs
+def _taken(operation: OperationSeen) -> Sequence[TensorOfOperation]:
+    return operation.inputs
 
 
-def _key(one: OperationSeen) -> _Key:
-    return _Key(one.module, one.name, one.number)
+def _key(operation: OperationSeen) -> _Key:
+    return _Key(operation.module, operation.name, operation.number)
 
 
-def _name(one: OperationSeen) -> tuple[str, str]:
-    return one.module, one.name
+def _name(operation: OperationSeen) -> tuple[str, str]:
+    return operation.module, operation.name
 
 
-def _bare(one: OperationSeen) -> OperationSeen:
-    """The operation without its documents, which are many numbers and only of one rank."""
-    bare = [[replace(tensor, documents={}) for tensor in side] for side in (one.inputs, one.outputs)]
-    return replace(one, inputs=bare[0], outputs=bare[1])
+def _bare(operation: OperationSeen) -> OperationSeen:
+    """Return the operation without its documents, which are many numbers and only of one rank."""
+    bare = [[replace(tensor, documents={}) for tensor in side] for side in (operation.inputs, operation.outputs)]
+    return replace(operation, inputs=bare[0], outputs=bare[1])
 
 
 _AFTER = 8  # rows after the first that differs
@@ -256,7 +266,7 @@ _LEGEND = "> first that differs   ! differs   ~ communication   - not compared"
 
 
 def operations_text(compared: OperationsCompared) -> str:
-    """The whole text: what observed the operations, the table, and the first difference in words."""
+    """Return the whole text: what observed the operations, the table, and the first difference in words."""
     what = f"layer {compared.layer}" if compared.layer else "the embedding"
     modes = [compared.cell_mode]
     if compared.reference == "control" and compared.reference_mode != compared.cell_mode:
@@ -271,7 +281,7 @@ def operations_text(compared: OperationsCompared) -> str:
 
 
 def _table(compared: OperationsCompared) -> Iterator[str]:
-    """A line per row. Rows that cannot be compared are counted if there are several at a time, except communication."""
+    """Yield a line per row. Rows that cannot be compared are counted if there are several, except communication."""
     first = compared.first
     shown = compared.rows if first is None else compared.rows[: first + 1 + _AFTER]
     module, skipped = "", 0
@@ -294,7 +304,7 @@ def _table(compared: OperationsCompared) -> Iterator[str]:
 
 
 def what_of(compared: OperationsCompared) -> str:
-    """The name of the layer as a module."""
+    """Return the name of the layer as a module."""
     return f"layer {compared.layer}" if compared.layer else "embedding"
 
 
@@ -319,14 +329,14 @@ def _distance(off: Off | None) -> str:
 
 
 def _shapes(side: OperationSeen | None) -> str:
-    """The first tensor by token, else the first, that an operation gives."""
+    """Return the first tensor by token, else the first, that an operation gives."""
     if side is None or not side.outputs:
         return ""
-    return _form(next((one for one in side.outputs if one.features), side.outputs[0]))
+    return _form(next((tensor for tensor in side.outputs if tensor.features), side.outputs[0]))
 
 
 def _form(tensor: TensorOfOperation) -> str:
-    """Such as "46x1x64 f32"."""
+    """Return text such as "46x1x64 f32"."""
     dtype = tensor.dtype
     letters, digits = dtype.rstrip("0123456789"), dtype[len(dtype.rstrip("0123456789")) :]
     shape = "x".join(map(str, tensor.shape)) or "scalar"
@@ -334,7 +344,7 @@ def _form(tensor: TensorOfOperation) -> str:
 
 
 def _first(compared: OperationsCompared) -> Iterator[str]:
-    """The first difference in words, with its inputs and outputs on both sides."""
+    """Yield the first difference in words, with its inputs and outputs on both sides."""
     if compared.first is None:
         yield f"no operation differs by more than {bound_text(compared.bound)}"
         return
@@ -346,11 +356,11 @@ def _first(compared: OperationsCompared) -> Iterator[str]:
     held = "" if row.off.held == WHOLE else f", compared as {row.off.held} on tp ranks"
     yield f"  document {row.off.document} {how}{held}; the bound is {bound_text(compared.bound)}"
     yield f"  {_origin(compared, row)}"
-    for side, one in (("cell", row.cell), (compared.reference, row.reference)):
-        if one is None:
+    for side, operation in (("cell", row.cell), (compared.reference, row.reference)):
+        if operation is None:
             yield f"  {side}: no such operation; compared with what it computed last"
             continue
-        for what, tensors in (("takes", one.inputs), ("gives", one.outputs)):
+        for what, tensors in (("takes", operation.inputs), ("gives", operation.outputs)):
             for tensor in tensors:
                 yield f"  {side} {what} {_described(tensor)}"
 
@@ -364,9 +374,9 @@ def _described(tensor: TensorOfOperation) -> str:
 
 
 def _origin(compared: OperationsCompared, row: OperationRow) -> str:
-    """Whether the difference arises here or comes with the inputs."""
+    """Return whether the difference arises here or comes with the inputs."""
     before = compared.rows[: compared.first]
-    if row.kind == "receives" and not any(one.off is not None for one in before):
+    if row.kind == "receives" and not any(earlier.off is not None for earlier in before):
         return "the layer receives it; an earlier layer, or what is passed to all layers, is wrong"
     if row.kind == "receives":
         return "it arises before this module, in operations that are not compared"

@@ -50,8 +50,9 @@ def explain_operations(name: str, pattern: str, run_parent: Path, *, layer: int 
     folder = directory.root / "operations" / cell.id / f"layer-{number}"
     ready = {name: stack for name, stack in plan.stacks.items() if name == cell.config.stack}
     refuse_changed_code(directory, ready, "restore it: operations of other code do not explain this run")
-    trained = [one for one in (control, cell) if one is not None]
-    say(f"training {' and '.join(one.id for one in trained)} again, to observe the forward passes of layer {number}")
+    trained = [planned for planned in (control, cell) if planned is not None]
+    who = " and ".join(planned.id for planned in trained)
+    say(f"training {who} again, to observe the forward passes of layer {number}")
     run = _run(directory, folder, plan, trained, number)
     compared = _compared(run, plan, cell, control)
     if as_json:
@@ -65,17 +66,17 @@ def explain_operations(name: str, pattern: str, run_parent: Path, *, layer: int 
 
 
 def _cell_and_control(directory: RunDir, plan: RunPlan, pattern: str) -> tuple[PlannedCell, PlannedCell | None]:
-    """The cell that a pattern matches, and its control if the oracle did not compute the cell."""
+    """Return the cell that a pattern matches, and its control if the oracle did not compute the cell."""
     known = {cell.id: cell for cell in plan.expansion.cells}
     chosen = matching(plan.expansion, pattern)
     if len(chosen) != 1:
         names = ", ".join(chosen[:3])
         raise InputError(Problem(message=f"{pattern}: {len(chosen)} cells match", allowed=f"one of them: {names}"))
     cell = known[chosen[0]]
-    found = read_cell(directory, cell.id, {})
-    if found.damaged:
-        raise InfrastructureError(f"{cell.id}: {found.damaged[0]}")
-    oracle = found.oracle
+    files = read_cell(directory, cell.id, {})
+    if files.damaged:
+        raise InfrastructureError(f"{cell.id}: {files.damaged[0]}")
+    oracle = files.oracle
     if oracle is not None and oracle.record is not None:
         return cell, None
     if cell.control not in known:
@@ -84,7 +85,7 @@ def _cell_and_control(directory: RunDir, plan: RunPlan, pattern: str) -> tuple[P
 
 
 def _layer(directory: RunDir, plan: RunPlan, cell: PlannedCell, layer: int | None) -> int:
-    """The layer to look at: as given, or that of the cell's first finding that has one."""
+    """Return the layer to look at: as given, or that of the cell's first finding that has one."""
     layers = cell.config.model.layers
     if layer is not None:
         if layer > layers:
@@ -93,7 +94,7 @@ def _layer(directory: RunDir, plan: RunPlan, cell: PlannedCell, layer: int | Non
             )
         return layer
     report = judging.judge(directory, replace(plan, expansion=select(plan.expansion, [cell.id])))
-    findings = next((one.findings for one in report.cells if one.id == cell.id), [])
+    findings = next((judged.findings for judged in report.cells if judged.id == cell.id), [])
     named = [finding.where["layer"] for finding in findings if isinstance(finding.where.get("layer"), int)]
     if not named:
         hint = f"name one with --layer: 0 (the embedding) to {layers}"
@@ -130,7 +131,7 @@ def _recording(config: CellConfig, layer: int) -> CellConfig:
 
 
 def _stacks(plan: RunPlan, cell: PlannedCell, user: str) -> dict[str, ReadyStack]:
-    """The stack of a cell at the commits that it had; empty for the environment of the harness."""
+    """Return the stack of a cell at the commits that it had; empty for the environment of the harness."""
     ready = plan.stacks.get(cell.config.stack)
     if ready is None:
         return {}
@@ -147,24 +148,24 @@ def _stacks(plan: RunPlan, cell: PlannedCell, user: str) -> dict[str, ReadyStack
 
 
 def _compared(run: RunDir, plan: RunPlan, cell: PlannedCell, control: PlannedCell | None) -> OperationsCompared:
-    found, oracle = _operations(run, cell)
+    recorded, oracle = _operations(run, cell)
     if control is not None:
-        right = _operations(run, control)[0]
+        of_control = _operations(run, control)[0]
         bounds = tolerances_for(cell.config.dtype, plan.tolerances)
-        return compare_operations(found, right[min(right)], bounds.activation, "control")
+        return compare_operations(recorded, of_control[min(of_control)], bounds.activation, "control")
     record = read_cell(run, cell.id, {}).oracle
     if oracle is None or record is None or record.record is None:
         why = record.failed or record.not_modelled if record else "its ranks did not complete"
         raise InfrastructureError(f"{cell.id}: the oracle did not compute it this time: {why}")
     floors = noise_floors({0: record.record})
     bounds = tolerances_for(cell.config.dtype, plan.tolerances, floors, by_oracle=True)
-    return compare_operations(found, oracle, bounds.activation, "oracle")
+    return compare_operations(recorded, oracle, bounds.activation, "oracle")
 
 
 def _operations(run: RunDir, cell: PlannedCell) -> tuple[dict[int, OperationsSeen], OperationsSeen | None]:
-    found = read_operations(run.attempt(cell.id, newest(run, cell.id)))
-    if found[0]:
-        return found
+    recorded = read_operations(run.attempt(cell.id, newest(run, cell.id)))
+    if recorded[0]:
+        return recorded
     result = read_result(run, cell.id)
     why = result.reason if result and result.reason else "no rank reached the layer"
     logs = f"`harness logs {relative_path(run.root)} {cell.id}`"

@@ -87,14 +87,14 @@ def list_faults() -> int:
 
 
 def choose(only: Sequence[str], *, trainers: bool = False) -> list[FaultSpec]:
-    """The named faults, or all that need a stack, or all others. InputError naming every unknown one."""
+    """Return the named faults, or all that need a stack, or all others. InputError naming every unknown one."""
     if only:
         return faults_named(only, "--only")
     return [spec for spec in FAULTS if (spec.stack != DEFAULT) is trainers]
 
 
 def plan_faults(specs: Iterable[FaultSpec]) -> RunPlan:
-    """Each fault's cell with its clean twin and its control; twins and controls are shared."""
+    """Plan each fault's cell with its clean twin and its control; twins and controls are shared."""
     cells: dict[str, PlannedCell] = {}
     for spec in specs:
         control = _planned(spec, spec.control, None)
@@ -110,7 +110,7 @@ def plan_faults(specs: Iterable[FaultSpec]) -> RunPlan:
 
 
 def _planned(spec: FaultSpec, config: CellConfig, control: str | None) -> PlannedCell:
-    """A cell without a matrix: the command that reproduces it names the fault."""
+    """Return a cell without a matrix: the command that reproduces it names the fault."""
     layout = config.layout
     axes: dict[str, Any] = {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "packing": config.data_path}
     axes["fault"] = config.fault or "none"
@@ -127,7 +127,7 @@ def _planned(spec: FaultSpec, config: CellConfig, control: str | None) -> Planne
 
 
 def _allocations(whole: Allocation, cells: Mapping[str, PlannedCell]) -> Iterator[Allocation]:
-    """Two allocations for interleaved cells, which here share one stack; a third for the rest."""
+    """Yield two allocations for interleaved cells, which here share one stack; a third for the rest."""
     timings = {cell: cells[cell].config.timing for cell in whole.cells}
     for side, first in (("base", True), ("other", False)):
         members = tuple(cell for cell, timing in timings.items() if timing.turns and timing.first is first)
@@ -139,7 +139,7 @@ def _allocations(whole: Allocation, cells: Mapping[str, PlannedCell]) -> Iterato
 
 
 def _hangs_first(allocation: Allocation, cells: Mapping[str, PlannedCell]) -> Allocation:
-    """The allocation with the cells that may hang in front, so that others run beside them while they wait."""
+    """Return the allocation with cells that may hang in front, so that others run beside them while they wait."""
     ordered = sorted(allocation.cells, key=lambda cell: cells[cell].config.deadline_s >= DEADLINE_S)
     return replace(allocation, cells=tuple(ordered))
 
@@ -181,15 +181,15 @@ def judge_fault(spec: FaultSpec, report: Report) -> Caught:
 
 
 def _cell(report: Report, name: str) -> ReportCell:
-    found = next((cell for cell in report.cells if cell.id == name), None)
-    if found is None:
+    cell_found = next((cell for cell in report.cells if cell.id == name), None)
+    if cell_found is None:
         rejected = next((cell.reason for cell in report.rejected if cell.id == name), "it is not in the report")
         raise InputError(f"cell {name} cannot run here: {rejected}")
-    return found
+    return cell_found
 
 
 def _lane_problems(spec: FaultSpec, cell: ReportCell) -> list[str]:
-    """Problems unless the leading finding has the right lane and check, its lane fails, and earlier lanes pass."""
+    """Return problems unless the leading finding has the right lane and check, its lane fails, earlier ones pass."""
     if not cell.findings:
         return ["no check has a finding"]
     first = cell.findings[0]
@@ -212,7 +212,7 @@ def _holds(where: Mapping[str, Any], demanded: Mapping[str, Any]) -> bool:
 
 
 def _place(finding: Finding | None) -> str:
-    """The place of a finding as text: its coordinates and ranks."""
+    """Return the place of a finding as text: its coordinates and ranks."""
     if finding is None:
         return ""
     names = ("stage", "tp", "cp", "dp", "layer", "field", "document", "parameter", "ranks")
@@ -220,13 +220,13 @@ def _place(finding: Finding | None) -> str:
 
 
 def false_alarms(specs: Iterable[FaultSpec], report: Report) -> list[ReportCell]:
-    """Clean twins and controls that did not pass."""
+    """Return clean twins and controls that did not pass."""
     names = {cell_id(config) for spec in specs for config in (spec.twin, spec.control)}
     return [cell for cell in (_cell(report, name) for name in sorted(names)) if cell.outcome is not Outcome.PASS]
 
 
 def exit_code_of(results: Sequence[Caught], alarms: Sequence[ReportCell]) -> int:
-    """1 for a missed fault or a false alarm; 3 when only infrastructure problems prevent a decision; else 0."""
+    """Return 1 for a missed fault or a false alarm; 3 when only infrastructure problems prevent a decision; else 0."""
     missed = [result for result in results if result.problems]
     undecided = [result for result in missed if not result.caught and result.outcome is Outcome.ERROR]
     broken = [cell for cell in alarms if cell.outcome is Outcome.ERROR]
@@ -247,7 +247,7 @@ def _score(results: Sequence[Caught], alarms: Sequence[ReportCell]) -> dict[str,
 
 
 def _summary(report: Report, results: Sequence[Caught], alarms: Sequence[ReportCell]) -> dict[str, Any]:
-    """selftest.json, schema_version 1."""
+    """Return selftest.json, schema_version 1."""
     clean_cells = [cell for cell in report.cells if cell.axes["fault"] == "none"]
     return {
         "schema_version": 1,
@@ -260,26 +260,26 @@ def _summary(report: Report, results: Sequence[Caught], alarms: Sequence[ReportC
 
 
 def _text(results: Sequence[Caught], alarms: Sequence[ReportCell], report: Report) -> str:
-    """The table, the problems of each fault, and the score."""
+    """Return the table, the problems of each fault, and the score."""
     layouts = {spec.name: cell_name(spec.twin) for spec in FAULTS}
     head = ("", "fault", "class", "cell", "caught by", "place")
     rows = [
         (
-            "ok" if not item.problems else "MISS",
-            item.fault,
-            item.fault_class,
-            layouts[item.fault],
-            item.found,
-            item.place,
+            "ok" if not result.problems else "MISS",
+            result.fault,
+            result.fault_class,
+            layouts[result.fault],
+            result.found,
+            result.place,
         )
-        for item in results
+        for result in results
     ]
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in (head, *rows)]
-    for item in results:
-        if item.problems:
-            lines += ["", f"MISS {item.fault}: {'; '.join(item.problems)}", f"  required: {item.demanded}"]
-            lines += [f"  {item.message}", f"  reproduce: harness selftest --only {item.fault}"]
+    for result in results:
+        if result.problems:
+            lines += ["", f"MISS {result.fault}: {'; '.join(result.problems)}", f"  required: {result.demanded}"]
+            lines += [f"  {result.message}", f"  reproduce: harness selftest --only {result.fault}"]
     for cell in alarms:
         why = cell.first.message if cell.first else cell.reason
         lines += ["", f"FALSE ALARM {cell.id}: {cell.outcome.value}: {why}"]
@@ -292,13 +292,13 @@ def _text(results: Sequence[Caught], alarms: Sequence[ReportCell], report: Repor
 
 
 def stacks_of(names: Iterable[str]) -> list[Stack]:
-    """The definitions of the named stacks."""
+    """Return the definitions of the named stacks."""
     wanted = set(names)
     return [read_matrix(matrix_path(matrix)).stacks[name] for matrix, name in STACKS if name in wanted]
 
 
 def in_stacks(plan: RunPlan) -> RunPlan:
-    """The plan with the stacks that its cells need, built unless they exist; some faults have one."""
+    """Return the plan with the stacks that its cells need, built unless they exist; some faults have one."""
     names = {cell.config.stack for cell in plan.expansion.cells}
     if DEFAULT in names:
         require_torch()
@@ -307,7 +307,7 @@ def in_stacks(plan: RunPlan) -> RunPlan:
 
 
 def with_clones(specs: Sequence[FaultSpec]) -> list[FaultSpec]:
-    """Those whose stacks' clones are there; says which are left out, and which clone they need."""
+    """Return the faults whose stacks' clones exist; say which are left out, and which clone they need."""
     absent = {stack.name: place for stack in stacks_of(spec.stack for spec in specs) if (place := _absent_clone(stack))}
     for name, place in absent.items():
         left = [spec.name for spec in specs if spec.stack == name]
@@ -316,6 +316,6 @@ def with_clones(specs: Sequence[FaultSpec]) -> list[FaultSpec]:
 
 
 def _absent_clone(stack: Stack) -> str:
-    """The repository of a checkout that does not exist; empty when there is none."""
-    places = (item.repository for item in stack.checkouts)
+    """Return the repository of a checkout that does not exist, or ''."""
+    places = (checkout.repository for checkout in stack.checkouts)
     return next((place for place in places if not is_url(place) and not Path(place).exists()), "")

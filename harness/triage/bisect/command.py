@@ -58,21 +58,21 @@ from harness.triage.shrink.trials import Shrunk, answer_of, run_cells
 
 
 def bisect(request: BisectRequest) -> int:
-    """Search, write result.json, print it; returns 0 when one point was found, 3 when skipped ones leave several."""
+    """Search, write result.json, print it; return 0 when one point was found, 3 when skipped ones leave several."""
     source = _source(request)
     context = _context(request, source)
     with only_launcher(RunDir(context.folder)):
         finish_interrupted(context)
-        found = search(request, source, context)
+        bisection = search(request, source, context)
         if context.pins is not None and isinstance(source, Commits):
-            found = _search_nested(request, source, context, context.pins, found)
-        write_json(context.folder / "result.json", found, indent=1)
-    screen.out(screen.wrapped(render_text(found)))
+            bisection = _search_nested(request, source, context, context.pins, bisection)
+        write_json(context.folder / "result.json", bisection, indent=1)
+    screen.out(screen.wrapped(render_text(bisection)))
     if request.shrink:
-        report_evidence(found, context)
+        report_evidence(bisection, context)
     release_worktrees(str(context.folder))
     screen.out(f"\n  {relative_path(context.folder / 'result.json')}")
-    return EXIT_PASS if found.found else EXIT_UNDECIDED
+    return EXIT_PASS if bisection.found else EXIT_UNDECIDED
 
 
 def _source(request: BisectRequest) -> Source:
@@ -147,15 +147,15 @@ def _pins(request: BisectRequest, source: Source) -> Pins | None:
 
 
 def _search_nested(
-    request: BisectRequest, source: Commits, context: BisectContext, pins: Pins, found: Bisection
+    request: BisectRequest, source: Commits, context: BisectContext, pins: Pins, bisection: Bisection
 ) -> Bisection:
     """Search inside the submodule or package that the found commit moved; all else stays as before that commit."""
-    if found.found is None:
-        return found
-    before, after = found.found.parents[0].name, found.found.name
+    if bisection.found is None:
+        return bisection
+    before, after = bisection.found.parents[0].name, bisection.found.name
     old, new = pins.of(before), pins.of(after)
     if old == new:
-        return replace(found, notes=(*found.notes, f"the found commit does not move {request.nested}"))
+        return replace(bisection, notes=(*bisection.notes, f"the found commit does not move {request.nested}"))
     say(f"{request.nested} moved from {old[:12]} to {new[:12]}: searching there")
     ends = ("--bad", "--good") if request.find is Find.FIXED else ("--good", "--bad")
     options: dict[str, Any] = {"old_option": f"{ends[0]} (pinned)", "new_option": f"{ends[1]} (pinned)"}
@@ -178,25 +178,25 @@ def _search_nested(
             code=inner.code,
         )
         finish_interrupted(nested)
-        found = replace(found, nested=search(request, inner, nested))
+        bisection = replace(bisection, nested=search(request, inner, nested))
         release_worktrees(str(nested.folder))
-        return found
+        return bisection
     except InputError as error:
-        return replace(found, notes=(*found.notes, f"not found inside {request.nested}: {error}"))
+        return replace(bisection, notes=(*bisection.notes, f"not found inside {request.nested}: {error}"))
 
 
 def _pinned(stack: Stack, subject: Subject) -> Stack:
-    """The stack with its other checkouts pinned to the commits that their refs name now, for all rounds."""
-    found = []
-    for item in stack.checkouts:
-        if item.package != subject.name and item.ref:
-            item = replace(item, ref=commit_of(item, fetch=True))
-        found.append(item)
-    return replace(stack, checkouts=tuple(found))
+    """Return the stack with its other checkouts pinned to the commits that their refs name now, for all rounds."""
+    checkouts = []
+    for checkout in stack.checkouts:
+        if checkout.package != subject.name and checkout.ref:
+            checkout = replace(checkout, ref=commit_of(checkout, fetch=True))
+        checkouts.append(checkout)
+    return replace(stack, checkouts=tuple(checkouts))
 
 
 def _chosen(expansion: Expansion, matrix: Matrix, subject: Subject, patterns: Sequence[str]) -> tuple[PlannedCell, ...]:
-    """The cells that can be bisected, or those of them that --only names by id, name, or name without the stack."""
+    """Return the cells that can be bisected, or those that --only names by id, name, or name without the stack."""
     cells = [cell for cell in expansion.cells if cell.role == "cell"]
     names = set()
     for pattern in patterns:
@@ -271,7 +271,7 @@ class Verdicts:
 
     @property
     def known(self) -> dict[str, str]:
-        """Point -> state, for the search."""
+        """Return point -> state, for the search."""
         return {name: self.states[point.state] for name, point in self.points.items()}
 
 
@@ -293,8 +293,10 @@ def search(request: BisectRequest, source: Source, context: BisectContext) -> Bi
 
 
 def _check_ends(request: BisectRequest, source: Source, judged: Verdicts, newest: str) -> tuple[str, ...]:
-    """Notes for the result; InputError when an end does not behave as stated, InfrastructureError when one cannot be
-    judged."""
+    """Return notes for the result.
+
+    Raise InputError when an end does not behave as stated, InfrastructureError when one cannot be judged.
+    """
     old_state, new_state = (
         (PointState.BAD, PointState.GOOD) if request.find is Find.FIXED else (PointState.GOOD, PointState.BAD)
     )
@@ -320,8 +322,8 @@ def _check_ends(request: BisectRequest, source: Source, judged: Verdicts, newest
 
 
 def _wrong_state(end: End, stated: str, point: Point) -> Problem:
-    """The error for an end that does not behave as --good or --bad states."""
-    first = next((item.message for item in point.findings), "every chosen cell passes")
+    """Return the error for an end that does not behave as --good or --bad states."""
+    first = next((finding.message for finding in point.findings), "every chosen cell passes")
     return Problem(
         key=f"--{stated}",
         message=f"{end.requested} is {point.state}: {first}",
@@ -383,7 +385,7 @@ def _change(source: Source, judged: Verdicts, name: str, request: BisectRequest)
 def _sides(
     request: BisectRequest, source: Source, judged: Verdicts, names: Sequence[str], candidates: Sequence[Change]
 ) -> tuple[Point, str]:
-    """The bad point nearest to the change, and the name of the nearest good one."""
+    """Return the bad point nearest to the change, and the name of the nearest good one."""
     points = judged.points
     newer = next((name for name in names if name in points and judged.known[name] == NEW), source.history.points[-1])
     before = [source.stands_for(parent.name) for parent in candidates[0].parents]
@@ -394,9 +396,9 @@ def _sides(
 _PLAIN, _REVERTED = "newest", "newest-reverted"  # stacks
 
 
-def report_evidence(found: Bisection, context: BisectContext) -> None:
+def report_evidence(bisection: Bisection, context: BisectContext) -> None:
     """Shrink, confirm, write and print. Failures are printed; they do not change the result of the bisection."""
-    point = found.evidence
+    point = bisection.evidence
     failed = next((cell for cell in point.cells if cell.outcome is Outcome.FAIL), None) if point else None
     if point is None or failed is None:
         return
@@ -410,60 +412,65 @@ def report_evidence(found: Bisection, context: BisectContext) -> None:
     except (InputError, InfrastructureError) as error:
         screen.out(f"  not shrunk: {_first_line(error)}")
         return
-    confirmation = confirmed(found, shrunk, context.folder)
+    confirmation = confirmed(bisection, shrunk, context.folder)
     screen.out(smallest_text(shrunk.smallest, relative_path(shrunk.matrix or shrunk.folder)))
     if confirmation:
         screen.out(confirmation)
-    written = write_reproducers(shrunk, _ends_of(found, context, shrunk.stack), context.folder)
-    screen.out(f"issue: {relative_path(write_issue(shrunk, found, confirmation, context.folder, written))}")
+    written = write_reproducers(shrunk, _ends_of(bisection, context, shrunk.stack), context.folder)
+    screen.out(f"issue: {relative_path(write_issue(shrunk, bisection, confirmation, context.folder, written))}")
     screen.out(written.lines)
 
 
-def _ends_of(found: Bisection, context: BisectContext, stack: Stack | None) -> Ends | None:
-    if stack is None or found.evidence is None:
+def _ends_of(bisection: Bisection, context: BisectContext, stack: Stack | None) -> Ends | None:
+    if stack is None or bisection.evidence is None:
         return None
-    bad, good = (f"{found.project} {short(name, found.kind)}" for name in (found.evidence.name, found.contrast))
-    return Ends(bad=bad, good=good, good_stack=replace(context.at(stack, found.contrast), name="good"))
+    bad, good = (
+        f"{bisection.project} {short(name, bisection.kind)}" for name in (bisection.evidence.name, bisection.contrast)
+    )
+    return Ends(bad=bad, good=good, good_stack=replace(context.at(stack, bisection.contrast), name="good"))
 
 
-def confirmed(found: Bisection, shrunk: Shrunk, folder: Path) -> str:
-    """Run the smallest cell at an end that has the change, with and without a revert; returns the result as text, empty
-    unless one commit was found."""
-    if found.kind != PointKind.COMMIT or found.found is None or shrunk.stack is None:
+def confirmed(bisection: Bisection, shrunk: Shrunk, folder: Path) -> str:
+    """Run the smallest cell at an end that has the change, with and without a revert.
+
+    Return the result as text, '' unless one commit was found.
+    """
+    if bisection.kind != PointKind.COMMIT or bisection.found is None or shrunk.stack is None:
         return ""
-    end = found.good if found.find is Find.FIXED else found.bad
-    name, change = short(end.name, PointKind.COMMIT), short(found.found.name, PointKind.COMMIT)
+    end = bisection.good if bisection.find is Find.FIXED else bisection.bad
+    name, change = short(end.name, PointKind.COMMIT), short(bisection.found.name, PointKind.COMMIT)
     say(f"confirming: {name} with {change} reverted")
     try:
-        stacks = prepare(_ends(found, end, shrunk.stack), say, user=str(folder))
+        stacks = prepare(_ends(bisection, end, shrunk.stack), say, user=str(folder))
     except (InputError, InfrastructureError) as error:
         return f"not confirmed: {name} with {change} reverted cannot be prepared: {_first_line(error)}"
     if not stacks[_REVERTED].usable:
         why = stacks[_REVERTED].error
         return f"not confirmed: {name} with {change} reverted cannot be prepared: {' '.join(why.split())}"
-    answers = _answers(found, shrunk, stacks, folder)
+    answers = _answers(bisection, shrunk, stacks, folder)
     plain, reverted = answers[_PLAIN], answers[_REVERTED]
-    unreverted = Kind.PASSES if found.find is Find.FIXED else Kind.SAME
-    wanted = Kind.SAME if found.find is Find.FIXED else Kind.PASSES
+    unreverted = Kind.PASSES if bisection.find is Find.FIXED else Kind.SAME
+    wanted = Kind.SAME if bisection.find is Find.FIXED else Kind.PASSES
     if plain.kind is not unreverted:
         return f"not confirmed: the smallest cell {plain.text} at {name} itself"
     word = "confirmed" if reverted.kind is wanted else "not confirmed"
     return f"{word}: {name} with {change} reverted {reverted.text}"
 
 
-def _ends(found: Bisection, end: End, stack: Stack) -> list[Stack]:
-    assert found.found is not None
-    others = [item for item in stack.checkouts if item.package != found.project]
-    searched = next(item for item in stack.checkouts if item.package == found.project)
+def _ends(bisection: Bisection, end: End, stack: Stack) -> list[Stack]:
+    assert bisection.found is not None
+    others = [checkout for checkout in stack.checkouts if checkout.package != bisection.project]
+    searched = next(checkout for checkout in stack.checkouts if checkout.package == bisection.project)
     plain = replace(searched, ref=end.name)
-    reverted = replace(plain, revert=(found.found.name,))
+    reverted = replace(plain, revert=(bisection.found.name,))
     return [
-        replace(stack, name=name, checkouts=(item, *others)) for name, item in ((_PLAIN, plain), (_REVERTED, reverted))
+        replace(stack, name=name, checkouts=(checkout, *others))
+        for name, checkout in ((_PLAIN, plain), (_REVERTED, reverted))
     ]
 
 
-def _answers(found: Bisection, shrunk: Shrunk, stacks: Mapping[str, ReadyStack], folder: Path) -> dict[str, Answer]:
-    """Name of a stack -> answer for the smallest cell in it."""
+def _answers(bisection: Bisection, shrunk: Shrunk, stacks: Mapping[str, ReadyStack], folder: Path) -> dict[str, Answer]:
+    """Return name of a stack -> answer for the smallest cell in it."""
     configs = {
         name: replace(shrunk.config, stack=name, made_of=digest(stack.requested)) for name, stack in stacks.items()
     }
@@ -473,8 +480,8 @@ def _answers(found: Bisection, shrunk: Shrunk, stacks: Mapping[str, ReadyStack],
         configs.values(),
         stacks=stacks,
         tolerances=shrunk.tolerances,
-        matrix_file=found.matrix,
-        command=[found.command],
+        matrix_file=bisection.matrix,
+        command=[bisection.command],
     )
     return {name: answer_of(report, cell_id(config), shrunk.finding) for name, config in configs.items()}
 

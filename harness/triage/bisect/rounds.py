@@ -63,7 +63,7 @@ class BisectContext:
 
     @property
     def stacks(self) -> dict[str, Stack]:
-        """The stacks of the chosen cells, as the matrix has them."""
+        """Return the stacks of the chosen cells, as the matrix has them."""
         return {cell.config.stack: self.matrix.stacks[cell.config.stack] for cell in self.chosen}
 
     @property
@@ -76,14 +76,14 @@ def judge_points(context: BisectContext, points: Sequence[str]) -> dict[str, Poi
     keys = _keys(context, points)
     known = {point: None if context.fresh else _kept(context, point, keys[point]) for point in points}
     wanted = [point for point in points if known[point] is None]
-    found = {point: kept for point, kept in known.items() if kept is not None}
+    judged_points = {point: kept for point, kept in known.items() if kept is not None}
     if wanted:
-        found |= _run(context, wanted, keys)
-    return {point: found[point] for point in points}
+        judged_points |= _run(context, wanted, keys)
+    return {point: judged_points[point] for point in points}
 
 
 def _keys(context: BisectContext, points: Sequence[str]) -> dict[str, dict[str, VerdictKey]]:
-    """Point -> id of a chosen cell in the matrix -> key."""
+    """Return point -> id of a chosen cell in the matrix -> key."""
     code = context.code(points)
     gpu = "gpu" if Path("/dev/nvidiactl").exists() else "cpu"
     where = dumps(context.cluster) if context.launcher.detached else gpu
@@ -120,13 +120,13 @@ def _run(context: BisectContext, points: Sequence[str], keys: Mapping[str, dict[
     plan_run.write_run(directory, planned)
     write_json(_running(context), {"run": str(directory.root), "points": list(points)})
     report = campaign.follow(directory, planned.plan)
-    found = _harvest(context, directory, report, points, keys)
+    harvest = _harvest(context, directory, report, points, keys)
     _running(context).unlink()
     release_worktrees(
         str(context.folder), (context.subject.name, *([context.pins.subject.name] if context.pins else []))
     )
     seconds = (time.perf_counter() - begin) / len(points)
-    return {point: replace(judged, seconds=seconds) for point, judged in found.items()}
+    return {point: replace(judged, seconds=seconds) for point, judged in harvest.items()}
 
 
 def finish_interrupted(context: BisectContext) -> None:
@@ -143,7 +143,7 @@ def finish_interrupted(context: BisectContext) -> None:
 
 
 def _running(context: BisectContext) -> Path:
-    """The file that names the run and the points of the round in progress."""
+    """Return the file that names the run and the points of the round in progress."""
     return context.folder / "running.json"
 
 
@@ -178,7 +178,7 @@ def _planned(context: BisectContext, points: Sequence[str]) -> plan_run.Planned:
 
 
 def matrix_at(context: BisectContext, point: str) -> Path:
-    """The bisection's matrix with the subject at a point, as a file; written unless it exists."""
+    """Return the bisection's matrix with the subject at a point, as a file; written unless it exists."""
     path = context.folder / "points" / f"{context.label(point)}.yaml"
     if not path.exists():
         stacks = {
@@ -190,7 +190,7 @@ def matrix_at(context: BisectContext, point: str) -> Path:
 
 
 def ids_in_matrix_at(context: BisectContext, point: str) -> dict[str, str]:
-    """Id in the bisection's matrix -> id in the matrix file of a point.
+    """Return id in the bisection's matrix -> id in the matrix file of a point.
 
     Both files use the same stack names with different contents.
     """
@@ -220,11 +220,11 @@ def _harvest(
     points: Sequence[str],
     keys: Mapping[str, dict[str, VerdictKey]] | None = None,
 ) -> dict[str, Point]:
-    """The verdicts on the points of a finished run; those that are not ERROR are kept."""
+    """Return the verdicts on the points of a finished run; those that are not ERROR are kept."""
     reports.write_reports(directory, report)
     keys = keys or _keys(context, points)
     names = {cell.id: plain_name(cell) for cell in context.chosen}
-    found = {}
+    harvest = {}
     for point in points:
         new, cells = _cells_at(context, point), {}
         for old, key in keys[point].items():
@@ -233,8 +233,8 @@ def _harvest(
             if cell.outcome is not Outcome.ERROR:
                 keep_verdict(KeptVerdict(key=key, cell=cell, run=str(directory.root)))
         stack = next(iter(new.values())).config.stack
-        found[point] = _point(point, tuple(cells.values()), str(directory.root), stack)
-    return found
+        harvest[point] = _point(point, tuple(cells.values()), str(directory.root), stack)
+    return harvest
 
 
 def _point(name: str, cells: tuple[JudgedCell, ...], run: str, stack: str, *, kept: bool = False) -> Point:
@@ -265,7 +265,7 @@ class KeptVerdict:
 
 
 def read_verdict(key: VerdictKey) -> KeptVerdict | None:
-    """The verdict; None when there is none, or its file is damaged."""
+    """Return the verdict; None when there is none, or its file is damaged."""
     try:
         kept = from_jsonable(KeptVerdict, loads(_verdict_file(key).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -283,12 +283,12 @@ def _verdict_file(key: VerdictKey) -> Path:
 
 @cache
 def harness_version() -> str:
-    """The version and a digest of the code, so that a changed check does not reuse an old verdict."""
+    """Return the version and a digest of the code, so that a changed check does not reuse an old verdict."""
     return f"{harness.__version__}-{code_digest(Path(harness.__file__).parent)}"
 
 
 def code_digest(root: Path) -> str:
-    """Twelve hex digits over names and text of the Python files under `root`."""
+    """Return twelve hex digits over names and text of the Python files under `root`."""
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())

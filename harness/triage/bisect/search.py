@@ -37,7 +37,7 @@ class Undecided:
 
 
 def next_step(history: History, verdicts: Mapping[str, str], count: int = 1) -> Judge | Found | Undecided:
-    """The next step, from the verdicts so far: name -> OLD, NEW or UNKNOWN. `count`: how many points to judge at once.
+    """Return the next step, by the verdicts so far: name -> OLD, NEW or UNKNOWN. `count`: how many points at once.
 
     The new end must be NEW. If verdicts contradict each other (the state changed more than once), the search narrows to
     one of the changes.
@@ -57,7 +57,7 @@ def next_step(history: History, verdicts: Mapping[str, str], count: int = 1) -> 
 
 
 def _reached(history: History, index: Mapping[str, int]) -> dict[str, int]:
-    """Point -> the point itself and its ancestors in the history, as a bit set."""
+    """Return point -> the point itself and its ancestors in the history, as a bit set."""
     within: dict[str, int] = {}
     for name in history.points:
         bits = 1 << index[name]
@@ -68,7 +68,7 @@ def _reached(history: History, index: Mapping[str, int]) -> dict[str, int]:
 
 
 def _candidates(index: Mapping[str, int], within: Mapping[str, int], verdicts: Mapping[str, str]) -> int:
-    """Points (a bit set) that all NEW points reach and no OLD one; if verdicts contradict, those of one NEW point."""
+    """Return the points (a bit set) that all NEW points reach and no OLD one; on contradiction, of one NEW point."""
     old = 0
     for name, verdict in verdicts.items():
         old |= within[name] if verdict == OLD and name in index else 0
@@ -82,8 +82,8 @@ def _candidates(index: Mapping[str, int], within: Mapping[str, int], verdicts: M
 def _spread(
     open_: Sequence[str], reach: Mapping[str, int], unknown: Sequence[int], size: int, count: int
 ) -> tuple[str, ...]:
-    """Points that cut the candidates in equal parts, at some distance from those that could not be judged."""
-    distance = {name: min((abs(reach[name] - other) for other in unknown), default=size) for name in open_}
+    """Return points that cut the candidates in equal parts, at some distance from those that could not be judged."""
+    distance = {name: min((abs(reach[name] - reached) for reached in unknown), default=size) for name in open_}
     chosen: list[str] = []
     for number in range(1, min(count, len(open_)) + 1):
         middle = size * number / (count + 1)
@@ -97,7 +97,7 @@ def _spread(
 
 
 def simplified(history: History, content: Mapping[str, str]) -> tuple[History, dict[str, str]]:
-    """The history of some paths only, as `git log -- PATH` simplifies it; and each point's representative in it.
+    """Return the history of some paths only, as `git log -- PATH` simplifies it; and each point's representative.
 
     `content`: what the paths hold at each point and at the parents outside. A point with the content of one of its
     parents is represented by that parent, and its other parents are ignored. A point represented by one outside is old.
@@ -120,11 +120,11 @@ def simplified(history: History, content: Mapping[str, str]) -> tuple[History, d
 
 
 def _ancestors(starts: Iterable[str], parents: Mapping[str, tuple[str, ...]]) -> set[str]:
-    found: set[str] = set()
+    ancestors: set[str] = set()
     ahead = list(starts)
     while ahead:
         name = ahead.pop()
-        if name not in found:
-            found.add(name)
+        if name not in ancestors:
+            ancestors.add(name)
             ahead += parents.get(name, ())
-    return found
+    return ancestors

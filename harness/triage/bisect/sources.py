@@ -40,21 +40,21 @@ class Commits:
     kind: PointKind = PointKind.COMMIT
 
     def stands_for(self, point: str) -> str:
-        """The point whose verdict this one shares; usually the point itself."""
+        """Return the point whose verdict this one shares; usually the point itself."""
         return self.same.get(point, point)
 
     def label(self, point: str) -> str:
-        """The point as part of a stack's name."""
+        """Return the point as part of a stack's name."""
         return short(point, PointKind.COMMIT)
 
     def code(self, points: Iterable[str]) -> dict[str, str]:
-        """Point -> id of its code, part of the key of its kept verdicts."""
+        """Return point -> id of its code, part of the key of its kept verdicts."""
         names = list(points)
         trees = self.repository.objects(f"{name}^{{tree}}" for name in names)
         return {name: trees[f"{name}^{{tree}}"] for name in names}
 
     def about(self, point: str) -> tuple[Change, tuple[str, ...]]:
-        """A description of a point, and its parents."""
+        """Return a description of a point, and its parents."""
         known = self.repository.about(point)
         return Change(name=point, subject=known.subject, author=known.author, date=known.date), known.parents
 
@@ -97,7 +97,7 @@ def commits_of(
     first_parent: bool,
     setup: str = "",
 ) -> Commits:
-    """The commits between two refs of a repository, a path or a URL. InputError for invalid ends."""
+    """Return the commits between two refs of a repository, a path or a URL. InputError for invalid ends."""
     place = place if is_url(place) else str(expanded(place).resolve())
     checkout = Checkout(package="bisected", repository=place, ref=old)
     ends = [
@@ -173,7 +173,7 @@ def _of_paths(
 
 
 def releases_of(package: str, old: str, new: str, *, old_option: str, new_option: str, pre: bool) -> Releases:
-    """The releases of a package between two of them. InputError for invalid ends."""
+    """Return the releases of a package between two of them. InputError for invalid ends."""
     name = distribution(package)
     if not name:
         raise InputError(Problem(key="--package", message="must be the name of a package", found=repr(package)))
@@ -200,11 +200,11 @@ class Pins:
     subject: Subject  # what is pinned
 
     def with_outer(self, outer: Subject) -> Callable[[Stack, str], Stack]:
-        """A function that moves a stack to a commit of the outer repository and to what that commit pins."""
+        """Return a function that moves a stack to a commit of the outer repository and to what that commit pins."""
         return lambda stack, commit: self.subject.at(outer.at(stack, commit), self.of(commit))
 
     def of(self, commit: str) -> str:
-        """The pinned commit or release; InputError when there is none."""
+        """Return the pinned commit or release; InputError when there is none."""
         if self.subject.of_releases:
             pin = pinned_release(
                 "\n".join(self.outer.text(commit, path) for path in _manifests(self.outer, commit)), self.name
@@ -217,16 +217,16 @@ class Pins:
 
 
 def pins_of(outer: Repository, name: str, commit: str) -> Pins:
-    """The pins called `name`: the path of a submodule at the commit, else a package that a requirement pins."""
+    """Return the pins called `name`: the path of a submodule at the commit, else a package that a requirement pins."""
     submodules = outer.submodules(commit)
     if name not in submodules:
-        found = Pins(outer=outer, name=distribution(name) or name, subject=Subject(name=distribution(name) or name))
+        pins = Pins(outer=outer, name=distribution(name) or name, subject=Subject(name=distribution(name) or name))
         try:
-            found.of(commit)
+            pins.of(commit)
         except InputError as error:
             allowed = ", ".join([*submodules, "a package that its requirements pin with =="])
             raise InputError(Problem(key="--nested", message=f"the commits pin no {name}", allowed=allowed)) from error
-        return found
+        return pins
     at = submodules[name]
     clone = _clone_of(outer, name, commit, at)
     inner = Repository(repository_of(Checkout(package="nested", repository=clone, ref=at), fetch=True))
@@ -240,7 +240,7 @@ def pins_of(outer: Repository, name: str, commit: str) -> Pins:
 
 
 def _clone_of(outer: Repository, path: str, commit: str, pin: str) -> str:
-    """A clone of the submodule that has the pin: in the working tree or in .git/modules; else the submodule's URL."""
+    """Return a clone of the submodule that has the pin: in the tree or in .git/modules; else the submodule's URL."""
     settings = configparser.ConfigParser()
     settings.read_string("\n".join(line.strip() for line in outer.text(commit, ".gitmodules").splitlines()))
     sections = [section for section in settings.sections() if settings[section].get("path") == path]
@@ -258,7 +258,9 @@ def _clone_of(outer: Repository, path: str, commit: str, pin: str) -> str:
 
 
 def _manifests(outer: Repository, commit: str) -> list[str]:
-    """Paths of the files that may state the requirements of the commit."""
+    """Return paths of the files that may state the requirements of the commit."""
     root = outer.files(commit)
-    found = [name for name in root if name in _MANIFESTS or (name.startswith("requirements") and name.endswith(".txt"))]
-    return found + [name for name in outer.files(commit, "requirements/") if name.endswith(".txt")]
+    manifests = [
+        name for name in root if name in _MANIFESTS or (name.startswith("requirements") and name.endswith(".txt"))
+    ]
+    return manifests + [name for name in outer.files(commit, "requirements/") if name.endswith(".txt")]

@@ -56,7 +56,7 @@ class _Origin:
 def shrink(
     name: str, pattern: str, run_parent: Path, *, rounds: int = MOST_ROUNDS, check: str | None = None, issue: bool
 ) -> int:
-    """Shrink and print the smallest cell and what it needs; returns 3 when the finding does not reproduce.
+    """Shrink and print the smallest cell and what it needs; return 3 when the finding does not reproduce.
 
     `check`: the check that must still fail; None: that of the leading finding. `issue`: write issue.md and, for cells
     that have them, standalone reproducers too.
@@ -77,7 +77,7 @@ def shrink(
 
 
 def shrink_cell(directory: RunDir, pattern: str, *, rounds: int = MOST_ROUNDS, check: str | None = None) -> Shrunk:
-    """Shrink the failed cell of a run that the pattern matches; writes smallest.yaml and shrink.json.
+    """Shrink the failed cell of a run that the pattern matches; write smallest.yaml and shrink.json.
 
     InputError unless exactly one has failed and can be tried on this machine.
     """
@@ -105,9 +105,9 @@ def _origin(directory: RunDir, pattern: str, check: str | None) -> _Origin:
     if len(failed) != 1:
         raise InputError(_not_one(pattern, failed, report, chosen))
     (cell,) = failed
-    planned = next(item for item in plan.expansion.cells if item.id == cell.id)
+    planned = next(candidate for candidate in plan.expansion.cells if candidate.id == cell.id)
     errors = cell.errors
-    finding = next((item for item in errors if check in (None, item.check)), None)
+    finding = next((error for error in errors if check in (None, error.check)), None)
     problem = _cannot(planned, finding, plan)
     if problem or finding is None:
         raise InputError(Problem(message=f"{cell.id} cannot be shrunk: {problem}"))
@@ -139,7 +139,7 @@ def _not_one(pattern: str, failed: Sequence[ReportCell], report: Report, chosen:
 
 
 def _cannot(planned: PlannedCell, finding: Finding | None, plan: RunPlan) -> str:
-    """Why the cell cannot be shrunk; empty when it can."""
+    """Return why the cell cannot be shrunk, or ''."""
     ready = plan.stacks.get(planned.config.stack)
     if finding is None:
         return "it has no finding, or none of that check"
@@ -173,13 +173,13 @@ class _Tried:
 
 
 def _read_tried(path: Path) -> dict[str, _Tried]:
-    """The newest line of every key; damaged lines are skipped, so their cells are tried again."""
-    found: dict[str, _Tried] = {}
+    """Return the newest line of every key; damaged lines are skipped, so their cells are tried again."""
+    by_key: dict[str, _Tried] = {}
     for line in read_lines(path):
         with suppress(TypeError, ValueError):
             tried = from_jsonable(_Tried, line)
-            found[tried.key] = tried
-    return found
+            by_key[tried.key] = tried
+    return by_key
 
 
 class _Trial:
@@ -188,12 +188,12 @@ class _Trial:
     def __init__(self, origin: _Origin) -> None:
         self.origin = origin
         self.journal = origin.folder / "answers.jsonl"
-        moving = any(not item.ref for stack in origin.stacks.values() for item in stack.requested.checkouts)
+        moving = any(not checkout.ref for stack in origin.stacks.values() for checkout in stack.requested.checkouts)
         self.known = {} if moving else _read_tried(self.journal)  # a working tree may have been changed since
         self.round = 0
 
     def answers(self, requested: Sequence[CellConfig]) -> dict[CellConfig, Answer]:
-        """The answer for each cell; cells with a kept answer do not run again."""
+        """Return the answer for each cell; cells with a kept answer do not run again."""
         self.round += 1
         new = [config for config in requested if self._key(config) not in self.known]
         say(
@@ -230,7 +230,7 @@ class _Trial:
                 append_line(self.journal, tried)
 
     def judged_again(self, config: CellConfig) -> tuple[Report, ReportCell]:
-        """The report of the run that tried a cell, reduced to that cell, and the cell in it."""
+        """Return the report of the run that tried a cell, reduced to that cell, and the cell in it."""
         name = cell_id(config)
         directory = RunDir(self.origin.folder / self.known[self._key(config)].run)
         plan = read_plan(directory)

@@ -46,7 +46,7 @@ class Written:
 
     @property
     def lines(self) -> str:
-        """How to run it, or why there is none."""
+        """Return how to run it, or why there is none."""
         if self.script is None or self.test is None:
             return f"no standalone reproducer: {self.why_not}"
         run = f"torchrun --nproc-per-node {self.ranks} {relative_path(self.script)}"
@@ -74,33 +74,35 @@ def write_reproducers(shrunk: Shrunk, ends: Ends | None = None, folder: Path | N
     folder = folder or shrunk.folder
     if shrunk.matrix is None:
         return Written(why_not="the finding did not reproduce")
-    checkouts = tuple(item.package for item in shrunk.stack.checkouts) if shrunk.stack else ()
-    found = standalone(shrunk.config, shrunk.finding, checkouts)
-    if isinstance(found, str):
-        return Written(why_not=found)
+    checkouts = tuple(checkout.package for checkout in shrunk.stack.checkouts) if shrunk.stack else ()
+    reproducer = standalone(shrunk.config, shrunk.finding, checkouts)
+    if isinstance(reproducer, str):
+        return Written(why_not=reproducer)
     facts = versions(shrunk.provenance, shrunk.config.stack)
-    seen = ", ".join(f"{name} {facts[name]}" for name in facts if name.startswith(("megatron", "torch")))
+    seen_with = ", ".join(f"{name} {facts[name]}" for name in facts if name.startswith(("megatron", "torch")))
     title, between = f"{headline(shrunk.reported, shrunk.config)}.", ends.text if ends else ""
-    texts = render_reproducers(found, title=public(title), versions=public(seen), ends=public(between))
+    texts = render_reproducers(reproducer, title=public(title), versions=public(seen_with), ends=public(between))
     for name, text in texts.items():
         write_atomic(folder / name, text)
     script, test = (folder / name for name in texts)
-    if problem := _not_shown(found, script, shrunk.stack) or (_fails_too(script, ends) if ends else ""):
+    if problem := _not_shown(reproducer, script, shrunk.stack) or (_fails_too(script, ends) if ends else ""):
         for path in (script, test):
             path.unlink()
         return Written(why_not=f"a script was written, but {problem}")
-    return Written(script=script, test=test, ranks=found.ranks)
+    return Written(script=script, test=test, ranks=reproducer.ranks)
 
 
-def _not_shown(found: Standalone, script: Path, stack: Stack | None) -> str:
-    """Why the script's output does not show the finding in the stack of the cell; empty if it does."""
+def _not_shown(reproducer: Standalone, script: Path, stack: Stack | None) -> str:
+    """Return why the script's output does not show the finding in the cell's stack, or ''."""
     try:
         answer = _run_script(script, stack)
     except InfrastructureError as error:
         return f"its stack cannot be prepared again: {error}"
     if answer.problem is None:
         return "it passes in the stack in which the cell failed"
-    return "" if found.shows in answer.text + answer.stderr else f"it ends otherwise than the cell: {answer.problem}"
+    return (
+        "" if reproducer.shows in answer.text + answer.stderr else f"it ends otherwise than the cell: {answer.problem}"
+    )
 
 
 def _fails_too(script: Path, ends: Ends) -> str:
@@ -126,7 +128,7 @@ def _run_script(script: Path, requested: Stack | None) -> Answer:
 
 
 def _environment(stack: ReadyStack | None) -> dict[str, str]:
-    """Variables of a script in a stack: no GPU, one thread per rank, the checkouts first on the search path."""
+    """Return variables of a script in a stack: no GPU, one thread per rank, checkouts first on the search path."""
     own = stack.requested.env if stack else {}
     paths = [*stack.paths, own.get("PYTHONPATH", "")] if stack else [os.environ.get("PYTHONPATH", "")]
     search = {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
@@ -134,14 +136,20 @@ def _environment(stack: ReadyStack | None) -> dict[str, str]:
     return {**kept, **own, **search, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 
-def render_reproducers(found: Standalone, *, title: str, versions: str, ends: str = "") -> dict[str, str]:
-    """File name -> text. `title`: one line on what is wrong; `versions`: of the projects that it was seen with.
+def render_reproducers(reproducer: Standalone, *, title: str, versions: str, ends: str = "") -> dict[str, str]:
+    """Return file name -> text. `title`: one line on what is wrong; `versions`: of the projects it was seen with.
 
     `ends`: a sentence on the code that fails and the code that does not.
     """
     environment = templating.environment(_TEMPLATES, autoescape=False, finalize=_as_is)
-    values = {**found.values, "ranks": found.ranks, "needs": found.needs, "test": found.test, "name": REPRODUCER}
-    texts = {f"{REPRODUCER}.py": found.template, f"test_{REPRODUCER}.py": "test"}
+    values = {
+        **reproducer.values,
+        "ranks": reproducer.ranks,
+        "needs": reproducer.needs,
+        "test": reproducer.test,
+        "name": REPRODUCER,
+    }
+    texts = {f"{REPRODUCER}.py": reproducer.template, f"test_{REPRODUCER}.py": "test"}
     return {
         file: environment.get_template(f"{template}.py.j2").render(**values, title=title, versions=versions, ends=ends)
         for file, template in texts.items()
@@ -161,11 +169,12 @@ def write_issue(
 ) -> Path:
     """Write the file and return its path. `folder` None: the folder of the shrink."""
     checkouts = shrunk.stack.checkouts if shrunk.stack else ()
-    remotes = {item.package: remote_of(item) for item in checkouts}
+    remotes = {checkout.package: remote_of(checkout) for checkout in checkouts}
     stack = shrunk.stack
     if stack is not None:
         public = [
-            replace(item, repository=public_repository(item.package, remotes[item.package])) for item in checkouts
+            replace(checkout, repository=public_repository(checkout.package, remotes[checkout.package]))
+            for checkout in checkouts
         ]
         stack = replace(stack, checkouts=tuple(public))
     matrix = dump(one_cell(shrunk.config, name="smallest", stack=stack, tolerances=shrunk.tolerances))

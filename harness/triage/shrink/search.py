@@ -86,7 +86,7 @@ Answers = Mapping[CellConfig, Answer]
 
 
 def minimal_cell(config: CellConfig, finding: Finding, took_s: float) -> CellConfig:
-    """The cell with only the canaries and timing that its finding needs, and a shorter deadline.
+    """Return the cell with only the canaries and timing that its finding needs, and a shorter deadline.
 
     `took_s`: seconds that the cell ran. A hung cell ran to its deadline; smaller cells hang sooner.
     """
@@ -100,7 +100,7 @@ def minimal_cell(config: CellConfig, finding: Finding, took_s: float) -> CellCon
 
 
 def search(start: CellConfig, most_rounds: int) -> Generator[Round, Answers, Smallest]:
-    """Yields the cells of a round, receives an answer for each, and returns the smallest cell. Deterministic."""
+    """Yield the cells of a round, receive an answer for each, and return the smallest cell. Deterministic."""
     known: dict[CellConfig, Answer] = {}
     steps: list[Step] = []
     starts = [config for config in map(normalized, (start, listed(start))) if config is not None]
@@ -127,19 +127,19 @@ def search(start: CellConfig, most_rounds: int) -> Generator[Round, Answers, Sma
 
 
 def _round(current: CellConfig, known: dict[CellConfig, Answer], starts: Sequence[CellConfig] = ()) -> Round:
-    """The cells to try in a round. Single reductions wait for later rounds, when the cell is cheaper to run."""
+    """Return the cells to try in a round. Single reductions wait for later rounds, when the cell is cheaper to run."""
     wanted = [*starts, *_rungs(current, known), *(() if starts else _singles(current))]
     return tuple(config for config in dict.fromkeys(wanted) if _open(config, known))
 
 
 def _open(config: CellConfig, known: dict[CellConfig, Answer]) -> bool:
-    """Whether a cell must be run to know its answer; a cell that a rule rejects is answered here, in `known`."""
+    """Return whether a cell must be run to know its answer; one that a rule rejects is answered here, in `known`."""
     if config in known:
         return False
-    found = rejections(config)
-    if found:
-        known[config] = Answer(kind=Kind.UNUSABLE, text=f"is rejected: {found[0].reason}")
-    return not found
+    rejecting = rejections(config)
+    if rejecting:
+        known[config] = Answer(kind=Kind.UNUSABLE, text=f"is rejected: {rejecting[0].reason}")
+    return not rejecting
 
 
 def _singles(current: CellConfig) -> Iterator[CellConfig]:
@@ -147,16 +147,21 @@ def _singles(current: CellConfig) -> Iterator[CellConfig]:
 
 
 def _rungs(current: CellConfig, known: dict[CellConfig, Answer]) -> Iterator[CellConfig]:
-    """Each rung reduces one more dimension as far as it goes; a reduction known to lose the finding is left out."""
+    """Yield rungs, each reducing one more dimension as far as it goes, without reductions that lose the finding."""
     lost = {
-        (item.dimension.name, item.to)
-        for item in reductions(current)
-        if item.config in known and known[item.config].kind in (Kind.PASSES, Kind.DIFFERS)
+        (reduction.dimension.name, reduction.to)
+        for reduction in reductions(current)
+        if reduction.config in known and known[reduction.config].kind in (Kind.PASSES, Kind.DIFFERS)
     }
     config = current
     for dimension in DIMENSIONS:
         chosen = next(
-            (item for item in _usable(config, dimension, known) if (dimension.name, item.to) not in lost), None
+            (
+                reduction
+                for reduction in _usable(config, dimension, known)
+                if (dimension.name, reduction.to) not in lost
+            ),
+            None,
         )
         if chosen is not None:
             config = chosen.config
@@ -164,30 +169,34 @@ def _rungs(current: CellConfig, known: dict[CellConfig, Answer]) -> Iterator[Cel
 
 
 def _usable(config: CellConfig, dimension: Dimension, known: dict[CellConfig, Answer]) -> Iterator[Reduction]:
-    for item in reductions(config, (dimension,)):
-        if _open(item.config, known) or known[item.config].kind is Kind.SAME:
-            yield item
+    for reduction in reductions(config, (dimension,)):
+        if _open(reduction.config, known) or known[reduction.config].kind is Kind.SAME:
+            yield reduction
 
 
 def _needs(config: CellConfig, known: Answers) -> Iterator[Needed]:
-    """Dimensions that cannot be reduced, ranks first, with the answer of the next smaller cell, a judged one if any."""
+    """Yield dimensions that cannot be reduced, ranks first, with the next smaller cell's answer, judged if any."""
     for dimension in reversed(DIMENSIONS):
-        found = [(item, known[item.config]) for item in reductions(config, (dimension,)) if item.config in known]
-        judged = [pair for pair in found if pair[1].kind is not Kind.UNUSABLE]
-        if not found or dimension.name == "lengths":
+        answered = [
+            (reduction, known[reduction.config])
+            for reduction in reductions(config, (dimension,))
+            if reduction.config in known
+        ]
+        judged = [pair for pair in answered if pair[1].kind is not Kind.UNUSABLE]
+        if not answered or dimension.name == "lengths":
             continue
-        item, answer = max(judged or found, key=lambda pair: size_of(pair[0].config))
-        yield _needed(dimension, config, item, answer)
+        reduction, answer = max(judged or answered, key=lambda pair: size_of(pair[0].config))
+        yield _needed(dimension, config, reduction, answer)
 
 
-def _needed(dimension: Dimension, config: CellConfig, item: Reduction, answer: Answer) -> Needed:
+def _needed(dimension: Dimension, config: CellConfig, reduction: Reduction, answer: Answer) -> Needed:
     if dimension.count is None:
-        now, then = shown(dimension.value(config)), shown(item.to)
+        now, then = shown(dimension.value(config)), shown(reduction.to)
         text, less = f"{dimension.name} {now}", f"{dimension.name} {then}"
     elif dimension.name == "documents":
-        text, less = f"documents {dimension.value(config)}", f"{item.to}"
+        text, less = f"documents {dimension.value(config)}", f"{reduction.to}"
     else:
-        text, less = f"{dimension.name} >= {dimension.count(config)}", f"{dimension.name} {item.to}"
+        text, less = f"{dimension.name} >= {dimension.count(config)}", f"{dimension.name} {reduction.to}"
     return Needed(
         dimension=dimension.name,
         text=text,
@@ -220,7 +229,7 @@ class Reduction:
 
 
 def normalized(config: CellConfig) -> CellConfig | None:
-    """The cell with dependent values adjusted; None if that is impossible (fewer layers than stages)."""
+    """Return the cell with dependent values adjusted; None if that is impossible (fewer layers than stages)."""
     layout = config.layout
     layout = replace(layout, vpp=1) if layout.pp == 1 else layout
     layout = replace(layout, sp=False) if layout.tp == 1 else layout
@@ -245,7 +254,7 @@ def normalized(config: CellConfig) -> CellConfig | None:
 
 
 def reductions(config: CellConfig, dimensions: Iterable[Dimension] | None = None) -> Iterator[Reduction]:
-    """Every cell that is smaller in one dimension: dimension by dimension, the smallest first."""
+    """Yield every cell that is smaller in one dimension: dimension by dimension, the smallest first."""
     for dimension in DIMENSIONS if dimensions is None else dimensions:
         for candidate in dimension.smaller(config):
             smaller = normalized(candidate)
@@ -254,24 +263,26 @@ def reductions(config: CellConfig, dimensions: Iterable[Dimension] | None = None
 
 
 def changes(before: CellConfig, after: CellConfig) -> tuple[str, ...]:
-    """What differs between two cells, in words: "pp 4 -> 3", "layers 4 -> 3"."""
-    pairs = {item.name: (item.value(before), item.value(after)) for item in DIMENSIONS}
+    """Return what differs between two cells, in words: "pp 4 -> 3", "layers 4 -> 3"."""
+    pairs = {dimension.name: (dimension.value(before), dimension.value(after)) for dimension in DIMENSIONS}
     del pairs["lengths"]  # shown with the documents
     return tuple(f"{name} {shown(old)} -> {shown(new)}" for name, (old, new) in pairs.items() if old != new)
 
 
 def shown(value: Any) -> str:
-    """The value of a dimension in words."""
+    """Return the value of a dimension in words."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return "auto" if value is None else str(value)
 
 
 def size_of(config: CellConfig) -> tuple[float, ...]:
-    """Sort key of a cell's size, the most important part first."""
+    """Return the sort key of a cell's size, the most important part first."""
     layout, train, model = config.layout, config.train, config.model
     documents = config.documents_of(0)
-    extras = sum(item.count is None and item.value(config) != item.value(_PLAIN) for item in DIMENSIONS)
+    extras = sum(
+        dimension.count is None and dimension.value(config) != dimension.value(_PLAIN) for dimension in DIMENSIONS
+    )
     return (
         layout.world_size,
         layout.vpp * layout.ep * config.micro_batch_size,
@@ -285,7 +296,7 @@ def size_of(config: CellConfig) -> tuple[float, ...]:
 
 
 def _fewer(value: int, least: int = 1) -> list[int]:
-    """`least`, half of `value`, and one less than `value`."""
+    """Return `least`, half of `value`, and one less than `value`."""
     return sorted({number for number in (least, value // 2, value - 1) if least <= number < value})
 
 
@@ -294,7 +305,7 @@ def _divisors(value: int) -> list[int]:
 
 
 def _size(name: str, values: Callable[[int], list[int]] = _fewer) -> Dimension:
-    """The dimension of a parallel size."""
+    """Return the dimension of a parallel size."""
     read = attrgetter(f"layout.{name}")
     return Dimension(
         name=name,
@@ -324,7 +335,7 @@ def _layers(config: CellConfig) -> list[CellConfig]:
 
 
 def _without(part: str) -> Dimension:
-    """The dimension of a part of the model: experts, multi-token prediction, latent attention."""
+    """Return the dimension of a part of the model: experts, multi-token prediction, latent attention."""
     read = attrgetter(f"model.{part}")
     return Dimension(
         name=part,
@@ -338,7 +349,7 @@ def _has_plain(axis: Axis) -> bool:
 
 
 def _to_default(axis: Axis) -> Dimension:
-    """The dimension of an axis, or of a switch of the model, that is reduced to its default."""
+    """Return the dimension of an axis, or of a switch of the model, that is reduced to its default."""
     return Dimension(
         name=axis.path.rpartition(".")[2],
         value=axis.of,
@@ -347,12 +358,12 @@ def _to_default(axis: Axis) -> Dimension:
 
 
 def _lengths(config: CellConfig) -> tuple[int, ...]:
-    """Lengths of the documents of step 0, before truncation."""
+    """Return lengths of the documents of step 0, before truncation."""
     return tuple(document.original_length for document in config.documents_of(0))
 
 
 def _documents_text(config: CellConfig) -> str:
-    """E.g. "2 (19, 64)", "8 (adversarial)"."""
+    """Return e.g. "2 (19, 64)", "8 (adversarial)"."""
     lengths = _lengths(config)
     how = ", ".join(map(str, lengths)) if _is_listed(config) else config.documents.mode
     turns = config.documents.turns
@@ -360,7 +371,7 @@ def _documents_text(config: CellConfig) -> str:
 
 
 def _talk(config: CellConfig) -> dict[str, Any]:
-    """What a list of lengths keeps of the documents: their turns and images."""
+    """Return what a list of lengths keeps of the documents: their turns and images."""
     return {name: getattr(config.documents, name) for name in ("turns", "delimited", "images")}
 
 
@@ -370,24 +381,24 @@ def _with_lengths(config: CellConfig, lengths: Iterable[int]) -> CellConfig:
 
 
 def listed(config: CellConfig) -> CellConfig:
-    """The cell with the documents of step 0 as a list of lengths, without masks and copies."""
+    """Return the cell with the documents of step 0 as a list of lengths, without masks and copies."""
     return _with_lengths(config, _lengths(config))
 
 
 def _is_listed(config: CellConfig) -> bool:
-    """Whether every step has exactly the documents that the configuration lists."""
+    """Return whether every step has exactly the documents that the configuration lists."""
     return replace(config.documents, name="") == DocumentsConfig(mode="file", lengths=_lengths(config), **_talk(config))
 
 
 def _documents(config: CellConfig) -> Iterator[CellConfig]:
-    """Quarters, halves, all but a few. Documents of a mix or distribution first become a list of lengths."""
+    """Yield quarters, halves, all but a few. Documents of a mix or distribution first become a list of lengths."""
     lengths = _lengths(config)
     if config.documents.turns > 1:
-        made = listed(config)
-        yield replace(made, documents=replace(made.documents, turns=1, delimited=False))
+        as_list = listed(config)
+        yield replace(as_list, documents=replace(as_list.documents, turns=1, delimited=False))
     if config.documents.images:
-        made = listed(config)
-        yield replace(made, documents=replace(made.documents, images=0))
+        as_list = listed(config)
+        yield replace(as_list, documents=replace(as_list.documents, images=0))
     if not _is_listed(config):
         yield listed(config)
         if config.documents.mode in MIXES:
@@ -410,27 +421,27 @@ def _shorter_documents(config: CellConfig) -> Iterator[CellConfig]:
     if 1 < len(lengths) <= FEW_DOCUMENTS // 2:
         halved = [max(length // 2, 1) for length in lengths]
         shorter += [(*lengths[:at], halved[at], *lengths[at + 1 :]) for at in range(len(lengths))]
-    yield from (_with_lengths(config, made) for made in dict.fromkeys(shorter) if made != lengths)
+    yield from (_with_lengths(config, shortened) for shortened in dict.fromkeys(shorter) if shortened != lengths)
 
 
 def _shorter_rows(config: CellConfig) -> Iterator[CellConfig]:
-    """Rows and documents a quarter or half as long; a document that fills or overflows a row does so by as much."""
+    """Yield rows and documents a quarter or half as long; documents that fill or overflow a row do so by as much."""
     row = config.train.seq_length
     for part in (4, 2):
         shorter = row // part
         if row % part or shorter < _SHORTEST_ROW:
             continue
-        made = _train(config, seq_length=shorter)
+        smaller = _train(config, seq_length=shorter)
         if _is_listed(config):
             lengths = [
                 length - (row - shorter) if length >= row else max(-(-length // part), 1) for length in _lengths(config)
             ]
-            made = _with_lengths(made, lengths)
-        yield made
+            smaller = _with_lengths(smaller, lengths)
+        yield smaller
 
 
 def _fewer_arguments(config: CellConfig) -> Iterator[CellConfig]:
-    """Without any argument, then without each one."""
+    """Yield the cell without any argument, then without each one."""
     given = config.args.given
     if given:
         yield replace(config, args=Arguments())
@@ -494,18 +505,18 @@ _PLAIN = CellConfig(layout=Layout(), data_path=REFERENCE.name, documents=Documen
 
 
 def with_moe(model: ModelConfig) -> ModelConfig:
-    """The model with feed-forward blocks for the experts of its pattern, if it has none."""
+    """Return the model with feed-forward blocks for the experts of its pattern, if it has none."""
     return model if model.moe else replace(model, pattern=model.pattern.replace(EXPERTS, MLP))
 
 
 def first_layers(model: ModelConfig, count: int) -> ModelConfig:
-    """The model with the first `count` layers of its pattern, which has no cuts."""
+    """Return the model with the first `count` layers of its pattern, which has no cuts."""
     pattern = model.pattern[:count]
     return replace(model, pattern=pattern, layers=count, moe=model.moe if EXPERTS in pattern else None)
 
 
 def plainer(config: CellConfig, part: str) -> list[CellConfig]:
-    """Cells with simpler experts, if `part` of the model is `moe`: each setting of them at its default."""
+    """Return cells with simpler experts, if `part` of the model is `moe`: each setting of them at its default."""
     moe = config.model.moe
     if part != "moe" or moe is None:
         return []
@@ -515,7 +526,7 @@ def plainer(config: CellConfig, part: str) -> list[CellConfig]:
 
 
 def smallest_text(smallest: Smallest, matrix: str) -> str:
-    """For the terminal. `matrix`: path of smallest.yaml."""
+    """Return text for the terminal. `matrix`: path of smallest.yaml."""
     if smallest.config is None:
         alone = "the finding did not reproduce in the same cell alone"
         return f"{alone}: it may be flaky, or depend on cells that ran alongside it"
@@ -528,7 +539,7 @@ def smallest_text(smallest: Smallest, matrix: str) -> str:
 
 
 def described(config: CellConfig) -> str:
-    """E.g. "tp2-pp3-cp1-sft: 6 ranks, 3 layers, 1 document (lengths 5), rows of 64, 1 step"."""
+    """Return e.g. "tp2-pp3-cp1-sft: 6 ranks, 3 layers, 1 document (lengths 5), rows of 64, 1 step"."""
     documents = config.documents_of(0)
     lengths = ", ".join(str(document.original_length) for document in documents)
     parts = [counted(config.layout.world_size, "rank"), counted(config.model.layers, "layer")]
@@ -537,7 +548,7 @@ def described(config: CellConfig) -> str:
 
 
 def needs_lines(smallest: Smallest) -> list[str]:
-    """What the finding needs: one line for all judged dimensions, then a line for each one that was not, with why."""
+    """Return what the finding needs: one line for all judged dimensions, then one for each other, with why."""
     if not smallest.minimal:
         return ["it may not be the smallest: the limit of rounds was reached"]
     judged = [need for need in smallest.needs if need.judged]
@@ -546,7 +557,7 @@ def needs_lines(smallest: Smallest) -> list[str]:
 
 
 def head_lines(smallest: Smallest, cell: str, finding: Finding) -> list[str]:
-    """Comments at the top of smallest.yaml."""
+    """Return comments at the top of smallest.yaml."""
     lines = [f"The smallest cell found that fails as {cell} did:"]
     lines += [f"{finding.lane.value}, {finding.check}: {' '.join(finding.message.split())}"]
     lines += needs_lines(smallest)

@@ -34,7 +34,7 @@ class Standalone:
 
 
 def standalone(config: CellConfig, finding: Finding, checkouts: tuple[str, ...]) -> Standalone | str:
-    """The script for a cell, or why it can have none. `checkouts`: projects that its stack has checked out."""
+    """Return the script for a cell, or why it can have none. `checkouts`: projects that its stack has checked out."""
     if reason := _none(config):
         return reason
     if finding.check in _NUMBERS:
@@ -65,7 +65,7 @@ def _sft(config: CellConfig, checkouts: tuple[str, ...]) -> Standalone:
     multiple = config.options.pad_seq_to_mult or 1
     lengths = [
         [
-            [align_up(item.document.original_length + 1, multiple) for item in row.placed]
+            [align_up(segment.document.original_length + 1, multiple) for segment in row.placed]
             for micro in replica
             for row in micro.rows
         ]
@@ -89,7 +89,7 @@ def _sft(config: CellConfig, checkouts: tuple[str, ...]) -> Standalone:
 
 
 def _gradients(config: CellConfig) -> Standalone | str:
-    """Packed rows split over context-parallel ranks against the same rows on one rank."""
+    """Return the script that compares packed rows split over context-parallel ranks with the same rows on one rank."""
     layout, model = config.layout, config.model
     if config.data_path != REFERENCE.name or layout.cp == 1 or layout.cp < layout.world_size:
         return "scripts compare gradients only of the harness's own packing (reference), split over cp ranks alone"
@@ -112,7 +112,7 @@ def _gradients(config: CellConfig) -> Standalone | str:
         values={
             "vocab": model.vocab,
             "documents": [
-                [(item.padded_length, item.document.loss_tokens) for item in micro.placed]
+                [(segment.padded_length, segment.document.loss_tokens) for segment in micro.placed]
                 for micro in config.micro_batches(0)[0]
             ],
             "model": {name: repr(value).replace("'", '"') for name, value in values.items()},
@@ -121,7 +121,7 @@ def _gradients(config: CellConfig) -> Standalone | str:
 
 
 def _expected(micro: MicroBatch) -> tuple[list[int], int]:
-    """cu_seqlens and max_seqlen, as attention must receive them."""
+    """Return cu_seqlens and max_seqlen, as attention must receive them."""
     params = micro.params()
     assert params is not None
     return list(params.cu_seqlens_q), params.max_seqlen_q
@@ -131,7 +131,9 @@ def _bridge_offline(config: CellConfig, checkouts: tuple[str, ...]) -> Standalon
     if config.style.document_multiple > 1 or config.options.pad_cu_seqlens:
         return "scripts of Megatron-Bridge pad no documents and no offsets"
     replicas = config.micro_batches(0)
-    rows = [[[item.document.length + 1 for item in micro.rows[0].placed] for micro in replica] for replica in replicas]
+    rows = [
+        [[segment.document.length + 1 for segment in micro.rows[0].placed] for micro in replica] for replica in replicas
+    ]
     return Standalone(
         template="bridge_offline",
         ranks=config.layout.world_size,

@@ -44,12 +44,12 @@ def run_cells(
 
 
 def sort_of(finding: Finding) -> tuple[str, str, str | None]:
-    """The identity of a finding: lane, check and class of fault. The location may differ."""
+    """Return the identity of a finding: lane, check and class of fault. The location may differ."""
     return finding.lane.value, finding.check, finding.fault_class
 
 
 def answer_of(report: Report, name: str, wanted: Finding) -> Answer:
-    """Whether a cell of the report has the wanted finding."""
+    """Return whether a cell of the report has the wanted finding."""
     for rejected in report.rejected:
         if rejected.id == name:
             return Answer(kind=Kind.UNUSABLE, text=f"is rejected: {rejected.reason}")
@@ -87,6 +87,6 @@ class Shrunk:
 
     @property
     def reported(self) -> ReportCell:
-        """The cell with the wanted finding first."""
+        """Return the cell with the wanted finding first."""
         sought = sort_of(self.finding)
-        return replace(self.cell, findings=sorted(self.cell.findings, key=lambda one: sort_of(one) != sought))
+        return replace(self.cell, findings=sorted(self.cell.findings, key=lambda finding: sort_of(finding) != sought))
