@@ -82,6 +82,7 @@ class CellHistory:
 
     @property
     def green(self) -> bool:
+        """Return whether the cell did not fail in the last run that decided."""
         return self.outcome != "FAIL"
 
 

@@ -49,6 +49,8 @@ _DIGITS = 12  # characters of its name
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
+    """One drawn trend of a cell."""
+
     title: str
     note: str
     svg: str
@@ -56,6 +58,8 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Trend:
+    """A cell's trends, and the table below them."""
+
     cell: Mapping[str, Any]
     figures: list[Figure]
     rows: list[Point]  # the newest first

@@ -45,6 +45,8 @@ class Past:
 
 @dataclass(frozen=True, kw_only=True)
 class CommitCount:
+    """How many commits lie between two of them."""
+
     before: str
     after: str
     added: int
@@ -64,6 +66,7 @@ class Previous:
 
     @property
     def counts(self) -> Counts:
+        """Return (commit before, commit after) -> commits between them."""
         return {(count.before, count.after): Moved(count.added, count.removed) for count in self.commits}
 
 
@@ -97,9 +100,9 @@ def _cell(report: Report, cell: ReportCell, now: Point, past: Past | None, previ
     if fails:
         since_last = [f"since the last run: {text}" for text in moved(past.last, now)]
         between = [*moved(past.before, past.first), *since_last]
-        other = cell.first is not None and cell.first.check != past.check
+        check_changed = cell.first is not None and cell.first.check != past.check
         failing = _cell_since(cell, ChangeKind.STILL_FAILING, past.first, past.before, between)
-        return replace(failing, earlier_check=past.check) if other else failing
+        return replace(failing, earlier_check=past.check) if check_changed else failing
     if not past.green and cell.outcome in ACCEPTED:
         return _cell_since(cell, ChangeKind.FIXED, past.first, past.before, moved(past.last, now))
     return None

@@ -43,6 +43,8 @@ UNITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class FindingRow:
+    """One finding of a cell in a run."""
+
     lane: str
     check: str
     severity: str
@@ -73,6 +75,8 @@ class CellRow:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRow:
+    """One run with its cells."""
+
     run_id: str
     matrix: str
     matrix_file: str

@@ -38,7 +38,7 @@ def _unrecorded(evidence: CellEvidence) -> str:
     has_tower = evidence.cell.config.model.vision is not None
     for rank, record in sorted(evidence.records.items()):
         elsewhere = set() if has_tower and record.place.pp == 0 else {"tower"}
-        absent = _PARTS.keys() - {seen.of for seen in record.built} - elsewhere
+        absent = _PARTS.keys() - {built.of for built in record.built} - elsewhere
         if record.steps and (absent or record.built_at is None):
             what = ", ".join(sorted(absent)) or "its place in process groups"
             return f"rank {rank} trained, but did not record with what upstream built its {what}"

@@ -133,8 +133,8 @@ def _record_identity(evidence: CellEvidence, rank: int, record: RankRecord) -> I
         yield f"its ending is {record.ended}, but it contains {'a' if record.failure else 'no'} failure"
     steps, legs = list(evidence.steps), [leg.name for leg in evidence.legs_planned]
     for what, held, planned in (
-        ("steps", [seen.step for seen in record.steps], steps),
-        ("canary legs", [seen.leg for seen in record.legs], legs),
+        ("steps", [recorded.step for recorded in record.steps], steps),
+        ("canary legs", [recorded.leg for recorded in record.legs], legs),
     ):
         if held != planned[: len(held)] or (completed and len(held) != len(planned)):
             yield f"its ending is {record.ended}, but it contains {what} {held} of {planned}"
@@ -167,9 +167,11 @@ class Expected:
 
     @cached_property
     def fingerprints(self) -> bool:
+        """Return whether ranks record fingerprints: they are asked for, and a step is trained."""
         return self.config.fingerprints and bool(self.evidence.steps)
 
     def is_last(self, place: Coordinates) -> bool:
+        """Return whether a rank is on the last stage."""
         return place.pp == self.layout.pp - 1
 
     def layers(self, stage: int) -> list[int]:
@@ -191,6 +193,7 @@ class Expected:
         return [layer for chunk in chunks for layer in layers_with(self.config, stage, chunk, EXPERTS)]
 
     def micro_batches(self, step: int, dp: int) -> range:
+        """Return the numbers of a replica's micro-batches in a step."""
         return range(len(self.evidence.plan[step][dp]))
 
     def batch_keys(self, dp: int) -> frozenset[BatchKey]:
@@ -309,7 +312,7 @@ def _legs(expected: Expected, record: RankRecord) -> Iterator[str]:
     at, steps = record.place, len(expected.evidence.steps)
     if len(record.micro_batches) != steps:
         yield f"micro_batches: {len(record.micro_batches)} counts for {steps} steps"
-    work = [(seen.leg, seen.step) for seen in record.workloads]
+    work = [(recorded.leg, recorded.step) for recorded in record.workloads]
     if work != expected.workloads:
         yield f"workloads: recorded for {work}, expected for {expected.workloads}"
     batches = ((batch.step, batch.chunk, batch.micro_batch) for batch in record.batches)
@@ -322,43 +325,46 @@ def _legs(expected: Expected, record: RankRecord) -> Iterator[str]:
         ("layers", record.layers, expected.once(expected.layer_keys, at.pp, at.dp)),
         ("recomputed", record.recomputed, expected.once(expected.recomputed_keys, at.pp, at.dp)),
     ):
-        keys = ((seen.step, seen.chunk, seen.micro_batch, seen.layer) for seen in seen_layers)
+        keys = ((recorded.step, recorded.chunk, recorded.micro_batch, recorded.layer) for recorded in seen_layers)
         yield from _keys(name, keys, planned)
     for number, params in enumerate(record.packed_params):
         present = {name for name in (*OFFSETS, *PADDED) if getattr(params, name) is not None}
         if lost := sorted(present - params.forms.keys()):
             yield f"packed_params: number {number} has no form of {lost[0]}"
-    for seen in record.steps:
-        yield from (f"steps: step {seen.step}: {problem}" for problem in _step(expected, record, seen))
+    for recorded in record.steps:
+        yield from (f"steps: step {recorded.step}: {problem}" for problem in _step(expected, record, recorded))
     yield from _evaluations(expected, record)
     for seen_leg, leg in zip(record.legs, expected.evidence.legs_planned):
         yield from (f"legs: {leg.name}: {problem}" for problem in _leg(expected, record, seen_leg, leg))
 
 
-def _step(expected: Expected, record: RankRecord, seen: StepSeen) -> Iterator[str]:
-    needed: list[tuple[str, object]] = [("grad_norm", seen.grad_norm)]
+def _step(expected: Expected, record: RankRecord, recorded: StepSeen) -> Iterator[str]:
+    needed: list[tuple[str, object]] = [("grad_norm", recorded.grad_norm)]
     if expected.is_last(record.place):
-        needed += [("loss_sum", seen.loss_sum), ("token_count", seen.token_count)]
+        needed += [("loss_sum", recorded.loss_sum), ("token_count", recorded.token_count)]
     yield from (f"{name} is missing" for name, value in needed if value is None)
-    if not (seen.rates and seen.decays):
+    if not (recorded.rates and recorded.decays):
         yield "no learning rate or no decay of the optimizer's groups is there"
 
 
 def _evaluations(expected: Expected, record: RankRecord) -> Iterator[str]:
     config = expected.config
-    evaluated_after, expected_after = [seen.after for seen in record.evaluations], list(config.evaluations.values())
+    evaluated_after, expected_after = (
+        [evaluation.after for evaluation in record.evaluations],
+        list(config.evaluations.values()),
+    )
     if evaluated_after != expected_after:
         if config.own_trainer:  # upstream's trainer decides itself: the check `evaluation` reports it
             yield f"evaluations: after steps {evaluated_after}, expected after {expected_after}"
         return
-    for number, seen in zip(config.evaluations, record.evaluations):
+    for number, evaluation in zip(config.evaluations, record.evaluations):
         where = f"evaluations: number {number}"
         planned = len(config.micro_batches(config.train.steps + number)[record.place.dp])
-        if seen.micro_batches != planned:
-            yield f"{where}: {seen.micro_batches} micro-batches, the plan has {planned}"
-        if expected.is_last(record.place) and (seen.loss_sum is None or seen.token_count is None):
-            yield f"{where}: loss_sum is {seen.loss_sum}, token_count {seen.token_count}"
-        outputs = _outputs(seen.activations, expected.outputs(record.place), seen.activations)
+        if evaluation.micro_batches != planned:
+            yield f"{where}: {evaluation.micro_batches} micro-batches, the plan has {planned}"
+        if expected.is_last(record.place) and (evaluation.loss_sum is None or evaluation.token_count is None):
+            yield f"{where}: loss_sum is {evaluation.loss_sum}, token_count {evaluation.token_count}"
+        outputs = _outputs(evaluation.activations, expected.outputs(record.place), evaluation.activations)
         yield from (f"{where}: {problem}" for problem in outputs)
 
 
@@ -405,12 +411,14 @@ def _leg(expected: Expected, record: RankRecord, seen: LegSeen, leg: Leg) -> Ite
             yield f"{name}: not those of the training leg"
 
 
-def _outputs(seen: Sequence[ActivationSeen], layers: Sequence[int], first: Sequence[ActivationSeen]) -> Iterator[str]:
+def _outputs(
+    activations: Sequence[ActivationSeen], layers: Sequence[int], first: Sequence[ActivationSeen]
+) -> Iterator[str]:
     """Require outputs of these layers, each for the documents of the first layer of `first`."""
-    recorded_layers = [activation.layer for activation in seen]
+    recorded_layers = [activation.layer for activation in activations]
     if recorded_layers != list(layers):
         yield f"activations: recorded for layers {recorded_layers}, expected for {list(layers)}"
-    for activation in seen:
+    for activation in activations:
         if first and activation.documents.keys() != first[0].documents.keys():
             expected = sorted(first[0].documents)
             yield f"activations: layer {activation.layer} has documents {sorted(activation.documents)}, not {expected}"
@@ -442,13 +450,13 @@ def _model(expected: Expected, record: RankRecord) -> Iterator[str]:
         if parameter.in_norm is None and updated:
             yield f"parameters: {parameter.name} has no in_norm"
     yield from _optimizer(expected, record, updated)
-    scaled_chunks = [seen.chunk for seen in record.gradient_scales]
+    scaled_chunks = [recorded.chunk for recorded in record.gradient_scales]
     chunks = [*range(expected.layout.vpp)] if expected.has_first_step else []
     if scaled_chunks != chunks:
         yield f"gradient_scales: of chunks {scaled_chunks}, not {chunks}"
     trained = {".experts." in parameter.name for parameter in record.parameters} if scaled_chunks else set()
     for kind, experts in (("dense", False), ("experts", True)):
-        held = [getattr(seen, kind) is not None for seen in record.gradient_scales]
+        held = [getattr(recorded, kind) is not None for recorded in record.gradient_scales]
         whole = (
             all(held) if kind == "dense" and expected.model.peft is None else any(held)
         )  # some chunks have no experts
@@ -457,7 +465,7 @@ def _model(expected: Expected, record: RankRecord) -> Iterator[str]:
     mtp = expected.model.mtp
     depths = range(1, mtp.layers + 1) if mtp and expected.is_last(at) and expected.has_first_step else ()
     heads = [(depth, number) for depth in depths for number in expected.micro_batches(0, at.dp)]
-    yield from _keys("mtp", ((seen.depth, seen.micro_batch) for seen in record.mtp), heads)
+    yield from _keys("mtp", ((recorded.depth, recorded.micro_batch) for recorded in record.mtp), heads)
 
 
 def _whole_stage(expected: Expected, at: Coordinates, names: Sequence[str]) -> Iterator[str]:
@@ -473,14 +481,14 @@ def _whole_stage(expected: Expected, at: Coordinates, names: Sequence[str]) -> I
 
 
 def _optimizer(expected: Expected, record: RankRecord, updated: bool) -> Iterator[str]:
-    seen = record.optimizer
-    if seen is None:
+    optimizer = record.optimizer
+    if optimizer is None:
         yield from ["optimizer is missing"] if expected.fingerprints else []
         return
     needed = ["gradients", "weights", "matrix_decays"]
     needed += ["moments"] if updated else []
     needed += ["vector_decays"] if expected.model.peft is None else []
-    yield from (f"optimizer: {name} is empty" for name in needed if not getattr(seen, name))
+    yield from (f"optimizer: {name} is empty" for name in needed if not getattr(optimizer, name))
 
 
 def _adapters(expected: Expected, record: RankRecord) -> Iterator[str]:
@@ -519,25 +527,25 @@ def _experts(expected: Expected, record: RankRecord) -> Iterator[str]:
         return
     routed, steps, first = expected.routed(at.pp), expected.evidence.steps, expected.has_first_step
     planned = [(layer, number) for layer in routed if first for number in expected.micro_batches(0, at.dp)]
-    yield from _keys("routers", ((seen.layer, seen.micro_batch) for seen in record.routers), planned)
+    yield from _keys("routers", ((recorded.layer, recorded.micro_batch) for recorded in record.routers), planned)
     if first and expected.model.router_losses and record.aux_scale is None:
         yield "aux_scale is missing, and the model has an auxiliary loss"
     needed = ["aux_loss", "aux_weighted"] if moe.balanced else []
     needed += ["z_loss", "z_weighted"] if moe.z_loss_coeff > 0 else []
     needed += ["kept"] if moe.capacity_factor is not None else []
-    for seen in record.routers:
-        where = f"routers: layer {seen.layer}, micro-batch {seen.micro_batch}"
-        yield from (f"{where}: {name} is missing" for name in needed if getattr(seen, name) is None)
-        shares = [*seen.real, *seen.padding]
-        if {len(seen.real), len(seen.padding)} != {config.micro_batch_size} or any(
+    for recorded in record.routers:
+        where = f"routers: layer {recorded.layer}, micro-batch {recorded.micro_batch}"
+        yield from (f"{where}: {name} is missing" for name in needed if getattr(recorded, name) is None)
+        shares = [*recorded.real, *recorded.padding]
+        if {len(recorded.real), len(recorded.padding)} != {config.micro_batch_size} or any(
             {len(share.counts), len(share.scores)} != {moe.experts} for share in shares
         ):
             yield f"{where}: not {config.micro_batch_size} rows of {moe.experts} experts"
         if moe.z_loss_coeff > 0 and any(share.squares is None for share in shares):
             yield f"{where}: squares are missing"
     biased = [(step, layer) for step in steps for layer in routed if moe.expert_bias]
-    yield from _keys("expert_biases", ((seen.step, seen.layer) for seen in record.expert_biases), biased)
-    if any(len(seen.values) != moe.experts for seen in record.expert_biases):
+    yield from _keys("expert_biases", ((recorded.step, recorded.layer) for recorded in record.expert_biases), biased)
+    if any(len(recorded.values) != moe.experts for recorded in record.expert_biases):
         yield f"expert_biases: not of {moe.experts} experts"
     evaluated = [config.train.steps + number for number in config.evaluations]
     choices = [
@@ -546,8 +554,10 @@ def _experts(expected: Expected, record: RankRecord) -> Iterator[str]:
         for layer in routed
         for number in range(len(config.micro_batches(step)[at.dp]))
     ]
-    yield from _keys("choices", ((seen.step, seen.layer, seen.micro_batch) for seen in record.choices), choices)
-    if moe.capacity_factor is not None and any(seen.taken is None for seen in record.choices):
+    yield from _keys(
+        "choices", ((recorded.step, recorded.layer, recorded.micro_batch) for recorded in record.choices), choices
+    )
+    if moe.capacity_factor is not None and any(recorded.taken is None for recorded in record.choices):
         yield "choices: what experts take within their capacity is missing"
 
 
@@ -556,7 +566,7 @@ def _reports(expected: Expected, record: RankRecord) -> Iterator[str]:
     config, entry = expected.config, entry_point(expected.config)
     if record.entry_point != entry:
         yield f"entry_point is {record.entry_point!r}, expected {entry!r}"
-    reported_steps = [seen.step for seen in record.reported]
+    reported_steps = [reported_step.step for reported_step in record.reported]
     expected_steps = [] if config.own_trainer else list(expected.evidence.steps)
     if reported_steps != expected_steps:
         yield f"reported: the trainer reported steps {reported_steps}, expected {expected_steps}"
@@ -565,20 +575,23 @@ def _reports(expected: Expected, record: RankRecord) -> Iterator[str]:
         if record.counts_packed is None or known not in (None, record.counts_packed):
             does = "counts" if known else "does not count"
             yield f"counts_packed is {record.counts_packed!r}, and the release {does} packed tokens"
-    for seen in record.reported:
-        yield from (f"reported: step {seen.step}: {name} is missing" for name in _unreported(expected, record, seen))
+    for reported_step in record.reported:
+        yield from (
+            f"reported: step {reported_step.step}: {name} is missing"
+            for name in _unreported(expected, record, reported_step)
+        )
 
 
-def _unreported(expected: Expected, record: RankRecord, seen: ReportedStep) -> Iterator[str]:
+def _unreported(expected: Expected, record: RankRecord, reported_step: ReportedStep) -> Iterator[str]:
     config = expected.config
     if counting_ranks(config, record.place.pp):
         due = ["flops"]
         # What the scheduler counts is required as workloads.
         if record.counts_packed and counts_lengths(config) and not config.path.scheduled:
             due += ["packed_tokens", "packed_squares"]
-        yield from (name for name in due if getattr(seen, name) is None)
-    prints = record.rank == expected.layout.world_size - 1 and len(logged(config, seen.step)) > 0
-    if prints and seen.printed is None:
+        yield from (name for name in due if getattr(reported_step, name) is None)
+    prints = record.rank == expected.layout.world_size - 1 and len(logged(config, reported_step.step)) > 0
+    if prints and reported_step.printed is None:
         yield "the printed line"
 
 
@@ -607,10 +620,12 @@ def _times(expected: Expected, record: RankRecord) -> Iterator[str]:
         return
     loads = _loads(timing, record.rank == 0, {*record.untimed})
     rounds: dict[tuple[str, int], list[int]] = {}
-    for seen in record.timings:
-        rounds.setdefault((seen.load, seen.documents), []).append(seen.round)
+    for timed in record.timings:
+        rounds.setdefault((timed.load, timed.documents), []).append(timed.round)
     yield from (
-        f"timings: {seen.load} took {seen.seconds!r} s" for seen in record.timings if not 0 < seen.seconds < math.inf
+        f"timings: {timed.load} took {timed.seconds!r} s"
+        for timed in record.timings
+        if not 0 < timed.seconds < math.inf
     )
     cut = {TURN} if TURN[0] in record.untimed else set()
     if not loads - cut <= rounds.keys() <= loads:
@@ -638,9 +653,10 @@ def _together(expected: Expected, records: Mapping[int, RankRecord]) -> Iterator
     yield from _same_code(expected, records)
     for name in ("backend", "attention"):  # with `auto`, nodes that are not equal may choose others
         values = {rank: records[rank].environment[name] for rank in ranks}
-        other = next((rank for rank in ranks if values[rank] != values[ranks[0]]), None)
-        if other is not None:
-            yield f"environment: {name} is {values[other]!r} on rank {other}, {values[ranks[0]]!r} on rank {ranks[0]}"
+        differing = next((rank for rank in ranks if values[rank] != values[ranks[0]]), None)
+        if differing is not None:
+            there, here = values[differing], values[ranks[0]]
+            yield f"environment: {name} is {there!r} on rank {differing}, {here!r} on rank {ranks[0]}"
     stages: dict[int, tuple[int, list[tuple[str, bool]]]] = {}
     for rank in ranks:
         names = [parameter for parameter in _names(records[rank].parameters) if not _EXPERT.search(parameter[0])]
@@ -675,7 +691,7 @@ def _same_states(expected: Expected, records: Mapping[int, RankRecord]) -> Itera
     for after in expected.config.stored:
         stages: dict[int, tuple[int, list[tuple[str, bool]]]] = {}
         for rank in sorted(records):
-            state = next(one for one in records[rank].states if one.after == after)
+            state = next(stored for stored in records[rank].states if stored.after == after)
             names = [
                 (parameter.name, parameter.sharded)
                 for parameter in state.parameters
@@ -749,29 +765,31 @@ def _oracle(evidence: CellEvidence) -> Iterator[str]:
 
 def _computed(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:
     config, layers = evidence.cell.config, [*range(evidence.cell.config.model.layers + 1)]
-    steps = [seen.step for seen in record.steps]
+    steps = [recorded.step for recorded in record.steps]
     if steps != list(range(config.train.steps)):
         yield f"it has steps {steps} of {config.train.steps}"
         return
-    for seen, step in zip(record.steps, evidence.plan):
+    for recorded, step in zip(record.steps, evidence.plan):
         documents = {placed.document.index for replica in step for truth in replica for placed in truth.batch.placed}
-        if seen.documents.keys() != documents:
-            yield f"step {seen.step}: its documents are not those of the packing plan"
-        if seen.loss_sum is None or seen.grad_norm is None or not (seen.rates and seen.decays):
-            yield f"step {seen.step}: it lacks the loss, the gradient norm, a learning rate or a decay"
+        if recorded.documents.keys() != documents:
+            yield f"step {recorded.step}: its documents are not those of the packing plan"
+        if recorded.loss_sum is None or recorded.grad_norm is None or not (recorded.rates and recorded.decays):
+            yield f"step {recorded.step}: it lacks the loss, the gradient norm, a learning rate or a decay"
     if not record.steps[0].tokens:
         yield "step 0: it lacks the losses of tokens"
-    held = {one.layer: one.documents.keys() for one in record.activations}
+    held = {activation.layer: activation.documents.keys() for activation in record.activations}
     if held != {layer: {*evidence.homes[0]} for layer in layers}:
         yield "it lacks the output of a layer for a document"
-    if not record.parameters or any(one.update is None or one.update.trained is None for one in record.parameters):
+    if not record.parameters or any(
+        parameter.update is None or parameter.update.trained is None for parameter in record.parameters
+    ):
         yield "it lacks parameters or their updates"
     yield from _computed_evaluations(config, record, layers)
     choices = [choice for rank in evidence.records.values() for choice in rank.choices]
     chosen = {
         (choice.step, choice.layer, dropped) for choice in choices for dropped in {False, choice.taken is not None}
     }
-    if {(one.step, one.layer, one.dropped) for one in record.followed} != chosen:
+    if {(followed.step, followed.layer, followed.dropped) for followed in record.followed} != chosen:
         yield f"it follows {len(record.followed)} choices of steps and layers, the ranks recorded {len(chosen)}"
     yield from _second_training(record)
     late = ("step", "after")
@@ -780,7 +798,7 @@ def _computed(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:
 
 
 def _computed_evaluations(config: CellConfig, record: RankRecord, layers: Sequence[int]) -> Iterator[str]:
-    if [seen.after for seen in record.evaluations] != list(config.evaluated):
+    if [evaluation.after for evaluation in record.evaluations] != list(config.evaluated):
         yield f"it has {len(record.evaluations)} of {len(config.evaluated)} evaluations"
     for number, evaluation in enumerate(record.evaluations):
         rows = config.micro_batches(config.train.steps + number)
@@ -799,29 +817,40 @@ def _second_training(record: RankRecord) -> Iterator[str]:
     if leg is None or training is None:
         yield "the training that bounds follow from is missing"
         return
-    names, first = [seen.name for seen in record.parameters], record.steps[0]
+    names, first = [recorded.name for recorded in record.parameters], record.steps[0]
     held: list[tuple[object, object]] = [
         (leg.documents.keys(), first.documents.keys()),
-        ([seen.name for seen in leg.parameters], names),
+        ([recorded.name for recorded in leg.parameters], names),
         (
-            [(one.layer, one.documents.keys()) for one in leg.activations],
-            [(one.layer, one.documents.keys()) for one in record.activations],
+            [(activation.layer, activation.documents.keys()) for activation in leg.activations],
+            [(activation.layer, activation.documents.keys()) for activation in record.activations],
         ),
-        ([seen.after for seen in training.steps], [seen.step for seen in record.steps[1:]]),
-        ([seen.after for seen in training.evaluations], [seen.after for seen in record.evaluations]),
-        ([seen.documents.keys() for seen in training.steps], [seen.documents.keys() for seen in record.steps[1:]]),
+        ([recorded.after for recorded in training.steps], [recorded.step for recorded in record.steps[1:]]),
+        ([recorded.after for recorded in training.evaluations], [recorded.after for recorded in record.evaluations]),
         (
-            [seen.documents.keys() for seen in training.evaluations],
-            [seen.documents.keys() for seen in record.evaluations],
+            [recorded.documents.keys() for recorded in training.steps],
+            [recorded.documents.keys() for recorded in record.steps[1:]],
         ),
         (
-            [{one.layer: one.documents.keys() for one in seen.activations} for seen in training.evaluations],
-            [{one.layer: one.documents.keys() for one in seen.activations} for seen in record.evaluations],
+            [recorded.documents.keys() for recorded in training.evaluations],
+            [recorded.documents.keys() for recorded in record.evaluations],
+        ),
+        (
+            [
+                {activation.layer: activation.documents.keys() for activation in recorded.activations}
+                for recorded in training.evaluations
+            ],
+            [
+                {activation.layer: activation.documents.keys() for activation in recorded.activations}
+                for recorded in record.evaluations
+            ],
         ),
         (training.apart.keys(), {*names}),
         (len(training.expert_biases), len(record.expert_biases)),
     ]
-    if any(second != expected for second, expected in held) or any(seen.grad_norm is None for seen in training.steps):
+    if any(second != expected for second, expected in held) or any(
+        recorded.grad_norm is None for recorded in training.steps
+    ):
         yield "the training that bounds follow from lacks steps, documents, layers or parameters"
 
 
@@ -839,9 +868,9 @@ def uncompared(evidence: CellEvidence) -> str:
     if on_gpu(evidence):
         return ""
     for step in list(evidence.steps)[1:]:
-        for record, seen in evidence.step_records(step):
-            if not seen.busy_s > 0:
-                return f"record of rank {record.rank}: steps: step {step}: busy_s is {seen.busy_s!r}"
+        for record, recorded in evidence.step_records(step):
+            if not recorded.busy_s > 0:
+                return f"record of rank {record.rank}: steps: step {step}: busy_s is {recorded.busy_s!r}"
     return ""
 
 

@@ -30,6 +30,8 @@ from harness.judge.weight import not_compared
 
 
 class CellVerdict(NamedTuple):
+    """The outcome of a cell, and what it follows from."""
+
     outcome: Outcome
     lanes: dict[Lane, LaneVerdict]
     findings: list[Finding]  # most informative first

@@ -66,7 +66,7 @@ def _reference(evidence: CellEvidence) -> str:
 
 
 def not_compared(evidence: CellEvidence) -> str:
-    """Which numbers are compared with nothing, also after a resume, and why; empty if none, or without a reference.
+    """Return which numbers are compared with nothing, also after a resume, and why; '' if none, or without a reference.
 
     Every report says it of the numerics lane.
     """
@@ -88,7 +88,7 @@ def _not_compared(evidence: CellEvidence) -> str:
 
 
 def _amplified(evidence: CellEvidence, reference: CellEvidence) -> str:
-    """Which later numbers are not compared, since training amplified rounding; empty if all are."""
+    """Return which later numbers are not compared, since training amplified rounding; '' if all are."""
     floors, parts = reference.later_noise, []
     for names, text in ((("document_loss", "step_loss"), "losses"), (("grad_norm",), "gradient norms")):
         for step in evidence.steps:
@@ -104,7 +104,7 @@ def _amplified(evidence: CellEvidence, reference: CellEvidence) -> str:
 
 
 def _insensitive(evidence: CellEvidence) -> str:
-    """Which updates are not compared, since the bound of gradients is so large that theirs would accept none."""
+    """Return which updates are not compared: gradients may differ so far that their bound would accept no update."""
     gradient = evidence.tolerances.parameter_gradient
     if not evidence.fingerprinted or gradient.unit == "absolute":
         return ""

@@ -18,6 +18,8 @@ FINDINGS = 20  # kept per cell
 
 
 class PointState(StrEnum):
+    """What a point turned out to be."""
+
     GOOD = "good"
     BAD = "bad"
     SKIPPED = "skipped"
@@ -31,6 +33,8 @@ class Find(StrEnum):
 
 
 class PointKind(StrEnum):
+    """What a point is."""
+
     COMMIT = "commit"
     RELEASE = "release"
 
@@ -120,6 +124,7 @@ class Bisection:
 
     @property
     def skipped(self) -> tuple[Point, ...]:
+        """Return the points that could not be judged."""
         return tuple(point for point in self.points if point.state is PointState.SKIPPED)
 
     @property
@@ -182,6 +187,7 @@ _REASON = 300  # characters
 
 
 def render_text(bisection: Bisection) -> str:
+    """Return the result as lines for a terminal."""
     return "\n".join(_lines(bisection))
 
 

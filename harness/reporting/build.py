@@ -252,8 +252,8 @@ def _rank_view(evidence: CellEvidence, ending: Ending, legs: dict[str, list[Obse
         for chunk in range(layout.vpp)
         for layer in layout.layers(evidence.cell.config.model.spread, place.pp, chunk)
     ]
-    seen = legs.get("training") or legs.get("metadata") or []
-    states = [(_state(evidence, observation), observation.params) for observation in seen]
+    observations = legs.get("training") or legs.get("metadata") or []
+    states = [(_state(evidence, observation), observation.params) for observation in observations]
     missing = [pair for pair in states if pair[0] == "missing"]
     differing = [pair for pair in states if pair[0] == "differs"]
     state, params = (missing or differing or states or [(_without_params(evidence, ending), None)])[0]
@@ -315,8 +315,10 @@ def mean_losses(evidence: CellEvidence) -> list[float]:
     """Return the loss per token of every finished step, recorded by the first rank of the last stage."""
     losses = []
     for step in evidence.finished_steps:
-        last_stage = [seen for _, seen in evidence.step_records(step, pp=evidence.last_stage)]
-        first = next((seen for seen in last_stage if seen.loss_sum is not None and seen.token_count), None)
+        last_stage = [recorded for _, recorded in evidence.step_records(step, pp=evidence.last_stage)]
+        first = next(
+            (recorded for recorded in last_stage if recorded.loss_sum is not None and recorded.token_count), None
+        )
         if first is not None and first.loss_sum is not None and first.token_count:
             losses.append(first.loss_sum / first.token_count)
     return losses

@@ -28,6 +28,7 @@ _LEAST_SECRET = 6  # characters of a part of a receiver that may be a secret
 
 
 def is_url(receiver: str) -> bool:
+    """Return whether a receiver is a URL, not a command."""
     return "://" in receiver.split(" ", 1)[0]
 
 

@@ -248,19 +248,19 @@ def _of_canaries(cell: ReportCell) -> Iterator[str]:
 
 def _of_curves(cell: ReportCell, *, recorded: bool) -> Iterator[str]:
     """Yield curves without the steps of the evidence, or further from the reference than the lane lets pass."""
-    curve, seen = cell.curve, cell.evidence
+    curve, weight = cell.curve, cell.evidence
     for what, quantity, own, reference, bound in (
         ("loss", "step_loss", curve.loss, curve.control_loss, curve.loss_bound),
         ("gradient norm", "grad_norm", curve.grad_norm, curve.control_grad_norm, curve.grad_norm_bound),
     ):
-        if len(own) != seen.steps:
-            yield f"its curve has {len(own)} values of the {what}, and it trained {counted(seen.steps, 'step')}"
-        if recorded and len(reference) != (seen.steps if seen.reference else 0):
+        if len(own) != weight.steps:
+            yield f"its curve has {len(own)} values of the {what}, and it trained {counted(weight.steps, 'step')}"
+        if recorded and len(reference) != (weight.steps if weight.reference else 0):
             yield f"its curve has {len(reference)} values of its reference's {what}, compared with " + (
-                seen.reference or "nothing"
+                weight.reference or "nothing"
             )
         for step, (ours, theirs) in enumerate(zip(own, reference)):
-            most = _most(cell, step, bound, seen.smallest_seen.get(quantity))
+            most = _most(cell, step, bound, weight.smallest_seen.get(quantity))
             if most is not None and beyond(distance(ours, theirs, most), most):
                 yield f"its {what} of step {step} is {ours:.6g}, its reference's {theirs:.6g}; bound {bound_text(most)}"
 
@@ -292,6 +292,7 @@ def _verdict_of(ratio: TimedRatio) -> str:
 
 
 def render_json(report: Report) -> str:
+    """Return the text of report.json."""
     return dumps(report) + "\n"
 
 

@@ -17,6 +17,7 @@ _MESSAGE_LENGTH = 500
 
 
 def render_junit(report: Report) -> str:
+    """Return the text of junit.xml."""
     suites = Element("testsuites")
     suite = SubElement(suites, "testsuite", name=visible(report.matrix))
     _describe(suite, report)

@@ -156,8 +156,8 @@ def _partial(report: Report) -> Iterator[str]:
 
 def _grid(report: Report) -> Iterator[str]:
     """Yield the grid. Rows: the axes that vary, without packing; columns: packing."""
-    members = [(item.axes, item.outcome.value) for item in report.cells]
-    members += [(item.axes, Outcome.REJECTED.value) for item in report.rejected]
+    members = [(judged.axes, judged.outcome.value) for judged in report.cells]
+    members += [(rejected.axes, Outcome.REJECTED.value) for rejected in report.rejected]
     if not members:
         return
     columns = list(dict.fromkeys(str(axes.get("packing", "")) for axes, _ in members))
@@ -240,7 +240,7 @@ def _canaries(report: Report) -> Iterator[str]:
 
 
 def _noise(report: Report) -> Iterator[str]:
-    """Noise floors measured by controls; those of fp32 are fixed."""
+    """Yield the noise floors that controls measured; those of fp32 are fixed."""
     measured = [(cell, name, floor) for cell, floors in report.noise.items() for name, floor in floors.items()]
     if measured:
         yield from (
@@ -259,7 +259,7 @@ def _number(value: float | None, unit: str = "", factor: float = 1.0) -> str:
 
 
 def _varying(axes: list[dict[str, Any]]) -> list[str]:
-    """Names of the axes with more than one value, without packing; in matrix order."""
+    """Return the axes with more than one value, without packing; in matrix order."""
     names = dict.fromkeys(name for cell_axes in axes for name in cell_axes if name != "packing")
     return [name for name in names if len({str(cell_axes.get(name)) for cell_axes in axes}) > 1]
 
@@ -268,5 +268,5 @@ def _rejected(report: Report) -> Iterator[str]:
     if not report.rejected:
         return
     yield from ("## Rejected", "")
-    for item in report.rejected:
-        yield f"- {bold(item.id)}: {code(item.rule)}: {text(item.reason)}"
+    for rejected in report.rejected:
+        yield f"- {bold(rejected.id)}: {code(rejected.rule)}: {text(rejected.reason)}"

@@ -43,13 +43,13 @@ def versions(provenance: Provenance, stack: str) -> dict[str, str]:
     for module in provenance.imported_by(stack):
         imported.setdefault(module.name, []).append(module.version)
     packages = facts.versions
-    seen = {name: ", ".join(held) for name, held in imported.items()}
+    imported_versions = {name: ", ".join(held) for name, held in imported.items()}
     trainers = ("megatron-bridge", "skyrl", "skyrl-train")  # shown where the stack has them
-    trainer_versions = {name: seen.get(DISTRIBUTIONS[name]) or packages.get(name, "") for name in trainers}
+    trainer_versions = {name: imported_versions.get(DISTRIBUTIONS[name]) or packages.get(name, "") for name in trainers}
     stubs, gloo_stubs = provenance.cpu_stubs, provenance.gloo_stubs
     return {
-        "torch": seen.get("torch") or packages.get("torch", "unknown"),
-        "megatron-core": seen.get("megatron.core") or packages.get("megatron-core", "unknown"),
+        "torch": imported_versions.get("torch") or packages.get("torch", "unknown"),
+        "megatron-core": imported_versions.get("megatron.core") or packages.get("megatron-core", "unknown"),
         **{name: version for name, version in trainer_versions.items() if version},
         "transformer-engine": packages.get("transformer-engine", "not installed"),
         "python": facts.python or "unknown",

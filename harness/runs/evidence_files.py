@@ -131,7 +131,8 @@ def _broken_seal(attempt: AttemptDir, result: CellResult, records: Mapping[int, 
 def read_result(run: RunDir, cell: str) -> CellResult | None:
     """Return the result of a cell's newest attempt; None while there is none.
 
-    An unreadable one is an error with the reason. If the cell resumed, and did not complete then, that of the part after the checkpoint.
+    An unreadable one is an error with the reason. If the cell resumed, and did not complete then, that of the part
+    after the checkpoint.
     """
     number = newest(run, cell)
     damaged: list[str] = []

@@ -26,6 +26,8 @@ State = Literal["finished", "running", "interrupted", "unreadable"]
 
 @dataclass(frozen=True, kw_only=True)
 class ListedRun:
+    """A run and how far it is."""
+
     run_id: str
     started: str  # as in the run's id; empty if the folder was renamed
     state: str  # running | finished | interrupted
@@ -47,6 +49,7 @@ class ListedRun:
         return f"{self.ended} of {self.cells} cells have ended"
 
     def jsonable(self) -> dict[str, Any]:
+        """Return the run as JSON values."""
         return asdict(self)
 
 
@@ -94,12 +97,16 @@ def _report_json(run: RunDir) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class FailingCell:
+    """A cell that failed or could not be decided."""
+
     id: str
     message: str  # of its first finding, else its reason
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexedRun:
+    """A run as the folder's index shows it."""
+
     run_id: str  # the name of its folder
     matrix: str
     started: str  # as in the run's id, 20261125T101405Z; empty if the folder was renamed

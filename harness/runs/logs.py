@@ -212,6 +212,7 @@ def without_noise(text: str) -> str:
 
 
 def is_noise(line: str) -> bool:
+    """Return whether a line is one that other packages write into every log."""
     return _NOISE.fullmatch(line.rstrip("\r\n")) is not None
 
 
@@ -318,6 +319,7 @@ class _GrowingFiles:
         self._read: dict[Path, int] = {}
 
     def new_lines(self, files: Mapping[str, Path]) -> Iterator[str]:
+        """Yield the lines added since the last call, each with the name of its file."""
         for name, path in files.items():
             for line in self._added(path):
                 if not is_noise(line):

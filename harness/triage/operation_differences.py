@@ -120,29 +120,33 @@ class _Sides:
         before: TensorOfOperation | None = None
         for tag, left_from, left_to, right_from, right_to in matcher.get_opcodes():
             if tag == "equal":
-                for own, other in zip(left[left_from:left_to], reference_operations[right_from:right_to]):
-                    yield self._row(own, other)
-                    before = next((tensor for tensor in _given(other) if tensor.documents), before)
+                for own, reference in zip(left[left_from:left_to], reference_operations[right_from:right_to]):
+                    yield self._row(own, reference)
+                    before = next((tensor for tensor in _given(reference) if tensor.documents), before)
                 continue
             for own in left[left_from:left_to]:
                 yield self._communication(own, before)
-            for other in reference_operations[right_from:right_to]:
+            for reference in reference_operations[right_from:right_to]:
                 yield OperationRow(
-                    module=other.module, name=other.name, kind=other.kind, cell=None, reference=_bare(other)
+                    module=reference.module,
+                    name=reference.name,
+                    kind=reference.kind,
+                    cell=None,
+                    reference=_bare(reference),
                 )
-                before = next((tensor for tensor in _given(other) if tensor.documents), before)
+                before = next((tensor for tensor in _given(reference) if tensor.documents), before)
 
-    def _row(self, own: OperationSeen, other: OperationSeen) -> OperationRow:
-        off = self._off(own, _given, _given(other))
+    def _row(self, own: OperationSeen, reference: OperationSeen) -> OperationRow:
+        off = self._off(own, _given, _given(reference))
         boundary = own.kind in ("receives", "returns")
         return OperationRow(
             module=own.module,
             name=own.name,
             kind=own.kind,
             cell=_bare(own),
-            reference=_bare(other),
+            reference=_bare(reference),
             off=off,
-            inputs_off=None if boundary else self._off(own, _taken, other.inputs),
+            inputs_off=None if boundary else self._off(own, _taken, reference.inputs),
             differs=self._beyond(off),
         )
 

@@ -50,7 +50,9 @@ def _wrong(evidence: CellEvidence) -> Iterator[tuple[RankRecord, str, str]]:
     """Yield (record, name, what) of every weight that is not left alone."""
     for rank in sorted(evidence.records):
         record = evidence.records[rank]
-        yield from ((record, seen.name, "trains") for seen in record.parameters if not is_adapter(seen.name))
+        yield from (
+            (record, parameter.name, "trains") for parameter in record.parameters if not is_adapter(parameter.name)
+        )
         for frozen in record.frozen:
             if is_adapter(frozen.name):
                 continue  # `parameter_gradients` misses it
@@ -65,10 +67,10 @@ def _loaded(evidence: CellEvidence) -> Iterator[tuple[RankRecord, str, str]]:
     if saved is None or saved.layout != evidence.layout:
         return
     for rank in sorted(evidence.records.keys() & saved.records.keys()):
-        saved_bytes = {seen.name: seen.before for seen in saved.records[rank].frozen}
-        for seen in evidence.records[rank].frozen:
-            if not is_adapter(seen.name) and saved_bytes.get(seen.name, seen.before) != seen.before:
-                yield evidence.records[rank], seen.name, "is loaded with other bytes than it was saved with"
+        saved_bytes = {weight.name: weight.before for weight in saved.records[rank].frozen}
+        for weight in evidence.records[rank].frozen:
+            if not is_adapter(weight.name) and saved_bytes.get(weight.name, weight.before) != weight.before:
+                yield evidence.records[rank], weight.name, "is loaded with other bytes than it was saved with"
 
 
 _SIGNS = "2 sqrt({steps} x {gradient:g}), the bound of gradients: Adam's updates are about their signs"
@@ -111,19 +113,19 @@ def _outputs(evidence: CellEvidence) -> Iterator[tuple[str, str, float, Bound]]:
     bound = evidence.tolerances.parameter_gradient
     relative = replace(bound, unit="relative")
     for rank in sorted(evidence.records):
-        for seen in evidence.records[rank].merged:
-            off = seen.output_off
+        for weight in evidence.records[rank].merged:
+            off = weight.output_off
             if off is not None and not off <= relative.value:
                 what = f"on rank {rank}, its output differs from that of the layer with its adapter"
-                yield seen.name, what, off, relative
+                yield weight.name, what, off, relative
 
 
 def _copies(evidence: CellEvidence) -> Iterator[tuple[str, str, float, Bound]]:
     bound = evidence.tolerances.parameter_gradient
-    for record, seen, other, copy in merged_copies(evidence.records):
-        for merged, first in ((seen.before, copy.before), (seen.after, copy.after)):
+    for record, weight, first_rank, copy in merged_copies(evidence.records):
+        for merged, first in ((weight.before, copy.before), (weight.after, copy.after)):
             if merged and first and (off := _distance(merged, first, bound)) is not None:
-                yield seen.name, f"on rank {record.rank}, it differs from its copy on rank {other}", off, bound
+                yield weight.name, f"on rank {record.rank}, it differs from its copy on rank {first_rank}", off, bound
 
 
 def _against_control(evidence: CellEvidence) -> Iterator[tuple[str, str, float, Bound]]:
@@ -131,26 +133,26 @@ def _against_control(evidence: CellEvidence) -> Iterator[tuple[str, str, float, 
         return
     bound = evidence.tolerances.parameter_gradient
     expected = whole_merged(evidence.control.records)
-    for name, seen in whole_merged(evidence.records).items():
+    for name, weight in whole_merged(evidence.records).items():
         if (control_seen := expected.get(name)) is None:
             yield name, "the control does not have it, so it is off", math.inf, bound
             continue
         first = 0 in evidence.steps  # else it continues from weights that the control does not record
-        if first and (off := _distance(seen.before, control_seen.before, bound)) is not None:
+        if first and (off := _distance(weight.before, control_seen.before, bound)) is not None:
             yield name, "of the initial weights, it differs from the control's", off, bound
-        elif (after := _trained(evidence, seen, control_seen)) is not None:
+        elif (after := _trained(evidence, weight, control_seen)) is not None:
             yield name, "after the last step, it differs from the control's", *after
 
 
-def _trained(evidence: CellEvidence, seen: MergedSeen, control_seen: MergedSeen) -> tuple[float, Bound] | None:
+def _trained(evidence: CellEvidence, weight: MergedSeen, control_seen: MergedSeen) -> tuple[float, Bound] | None:
     """Return the distance of trained weights with its bound, if beyond; None too where steps have other rows."""
     gradient, steps = evidence.tolerances.parameter_gradient, evidence.cell.config.train.steps
-    if not evidence.same_rows or not seen.after or not control_seen.after:
+    if not evidence.same_rows or not weight.after or not control_seen.after:
         return None
     value = 2 * math.sqrt(steps * gradient.value)
     start = replace(gradient, value=value, origin=_SIGNS.format(steps=steps, gradient=gradient.value))
-    bound = evidence.weight_bound("merged", seen.name, start)
-    off = None if bound is None else _distance(seen.after, control_seen.after, bound)
+    bound = evidence.weight_bound("merged", weight.name, start)
+    off = None if bound is None else _distance(weight.after, control_seen.after, bound)
     return None if off is None or bound is None else (off, bound)
 
 

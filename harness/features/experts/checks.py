@@ -56,21 +56,21 @@ def routers(evidence: CellEvidence) -> list[RouterWhole]:
     """Return every router, in order of layer, replica and micro-batch."""
     whole: dict[tuple[int, int, int], RouterWhole] = {}
     for _, record in sorted(evidence.records.items()):
-        scales = [seen.dense for seen in record.gradient_scales if seen.dense is not None]
+        scales = [scale.dense for scale in record.gradient_scales if scale.dense is not None]
         factor = (record.aux_scale or 0.0) * (scales[0] if scales else math.nan)
-        for seen in record.routers:
-            key = (seen.layer, record.place.dp, seen.micro_batch)
+        for router in record.routers:
+            key = (router.layer, record.place.dp, router.micro_batch)
             known = whole.get(key)
             if known is None:
                 layer, dp, micro_batch = key
                 known = whole[key] = RouterWhole(
                     layer=layer, stage=record.place.pp, dp=dp, micro_batch=micro_batch, real=[], padding=[]
                 )
-            known.real, known.padding = _added_rows(known.real, seen.real), _added_rows(known.padding, seen.padding)
-            if seen.kept is not None:
-                known.kept = [a + b for a, b in zip(known.kept or [0] * len(seen.kept), seen.kept)]
+            known.real, known.padding = _added_rows(known.real, router.real), _added_rows(known.padding, router.padding)
+            if router.kept is not None:
+                known.kept = [a + b for a, b in zip(known.kept or [0] * len(router.kept), router.kept)]
             for value, weighted in (("aux_loss", "aux_weighted"), ("z_loss", "z_weighted")):
-                share, effect = getattr(seen, value), getattr(seen, weighted)
+                share, effect = getattr(router, value), getattr(router, weighted)
                 if share is not None and effect is not None:
                     setattr(known, value, (getattr(known, value) or 0.0) + share)
                     setattr(known, weighted, (getattr(known, weighted) or 0.0) + effect * factor)
@@ -233,52 +233,54 @@ def router_choice(evidence: CellEvidence) -> list[CheckFinding]:
     In all steps and evaluations; experts drop what is beyond their capacity. By position nothing is rounded.
     """
     record = evidence.oracle.record if evidence.oracle else None
-    for seen in record.followed if record else ():
-        bound = _bound(evidence, seen)
-        if not seen.shortfall > bound:
+    for followed in record.followed if record else ():
+        bound = _bound(evidence, followed)
+        if not followed.shortfall > bound:
             continue
-        if seen.rounding and evidence.bound("grad_norm", _updates(evidence, seen.step)) is None:
+        if followed.rounding and evidence.bound("grad_norm", _updates(evidence, followed.step)) is None:
             continue
-        if seen.step and _wrong_before(evidence, seen.step):
+        if followed.step and _wrong_before(evidence, followed.step):
             return []
         layers = evidence.cell.config.model.layers
-        stage = evidence.layout.stage_of_layer(layers, seen.layer) if seen.layer <= layers else evidence.last_stage
-        whose = "padding" if seen.document == PAD else f"token {seen.position} of document {seen.document}"
+        stage = (
+            evidence.layout.stage_of_layer(layers, followed.layer) if followed.layer <= layers else evidence.last_stage
+        )
+        whose = "padding" if followed.document == PAD else f"token {followed.position} of document {followed.document}"
         when = evidence.cell.config.train.steps
-        of_step = f"step {seen.step}" if seen.step < when else f"evaluation {seen.step - when}"
-        where = {"stage": stage, "layer": seen.layer, "step": min(seen.step, when), "expert": seen.expert}
-        if seen.document != PAD:
-            where |= {"document": seen.document, "token": seen.position}
+        of_step = f"step {followed.step}" if followed.step < when else f"evaluation {followed.step - when}"
+        where = {"stage": stage, "layer": followed.layer, "step": min(followed.step, when), "expert": followed.expert}
+        if followed.document != PAD:
+            where |= {"document": followed.document, "token": followed.position}
         return [
             CheckFinding(
                 fault_class=fault_classes.ROUTER,
-                message=f"in {of_step} layer {seen.layer} {_what(evidence, seen, whose)}",
+                message=f"in {of_step} layer {followed.layer} {_what(evidence, followed, whose)}",
                 where=where,
-                measured=seen.shortfall,
+                measured=followed.shortfall,
                 bound=bound,
             )
         ]
     return []
 
 
-def _what(evidence: CellEvidence, seen: FollowedSeen, whose: str) -> str:
-    moe, bound = evidence.cell.config.model.moe, _bound(evidence, seen)
-    if not seen.dropped:
+def _what(evidence: CellEvidence, followed: FollowedSeen, whose: str) -> str:
+    moe, bound = evidence.cell.config.model.moe, _bound(evidence, followed)
+    if not followed.dropped:
         return (
-            f"sends {whose} to expert {seen.expert}, whose score is {seen.shortfall:.3g} below that of an expert left "
-            f"out, by the oracle; rounding explains {bound:.2g}"
+            f"sends {whose} to expert {followed.expert}, whose score is {followed.shortfall:.3g} below that of an "
+            f"expert left out, by the oracle; rounding explains {bound:.2g}"
         )
-    drops = f"drops {whose} from expert {seen.expert}, though"
+    drops = f"drops {whose} from expert {followed.expert}, though"
     if moe is not None and moe.drop_policy == "position":
-        return f"{drops} it comes {seen.shortfall:.0f} slots before one that the expert takes"
+        return f"{drops} it comes {followed.shortfall:.0f} slots before one that the expert takes"
     return (
-        f"{drops} its weight is {seen.shortfall:.3g} above that of a slot that the expert takes, by the oracle; "
+        f"{drops} its weight is {followed.shortfall:.3g} above that of a slot that the expert takes, by the oracle; "
         f"rounding explains {bound:.2g}"
     )
 
 
-def _bound(evidence: CellEvidence, seen: FollowedSeen) -> float:
-    return (evidence.growth() if seen.step else NOISE_FACTOR) * seen.rounding
+def _bound(evidence: CellEvidence, followed: FollowedSeen) -> float:
+    return (evidence.growth() if followed.step else NOISE_FACTOR) * followed.rounding
 
 
 def _wrong_before(evidence: CellEvidence, step: int) -> bool:
@@ -332,11 +334,11 @@ def _by_choices(record: RankRecord, moe: MoeConfig, steps: int) -> Iterator[Chec
 
 def _by_logits(record: RankRecord, moe: MoeConfig, steps: int) -> Iterator[CheckFinding]:
     """Judge by the rank's own arithmetic, where the oracle does not compute the cell."""
-    for seen in sorted(record.routers, key=lambda router: (router.layer, router.micro_batch)):
-        fitting = own_kept(moe, seen)
-        if seen.kept != fitting:
-            what = f"tokens that experts take: {in_short(seen.kept, fitting, 'their capacity gives')}"
-            yield _capacity_finding(record, seen, what, seen.kept, fitting, steps)
+    for router in sorted(record.routers, key=lambda router: (router.layer, router.micro_batch)):
+        fitting = own_kept(moe, router)
+        if router.kept != fitting:
+            what = f"tokens that experts take: {in_short(router.kept, fitting, 'their capacity gives')}"
+            yield _capacity_finding(record, router, what, router.kept, fitting, steps)
 
 
 def _counts(slots: list[list[int]], moe: MoeConfig) -> list[int]:
@@ -347,9 +349,9 @@ def _counts(slots: list[list[int]], moe: MoeConfig) -> list[int]:
     return counts
 
 
-def own_kept(moe: MoeConfig, seen: RouterSeen) -> list[int]:
+def own_kept(moe: MoeConfig, router: RouterSeen) -> list[int]:
     """Return the tokens of a rank that each expert takes."""
-    share = reduce(added, [*seen.real, *seen.padding])
+    share = reduce(added, [*router.real, *router.padding])
     return _fitting(moe, share.counts, share.tokens)
 
 
@@ -451,15 +453,15 @@ def expert_bias(evidence: CellEvidence) -> list[CheckFinding]:
     first: dict[tuple[int, int], tuple[RankRecord, ExpertBiasSeen]] = {}
     for rank in sorted(evidence.records):
         record = evidence.records[rank]
-        for seen in record.expert_biases:
-            other, first_seen = first.setdefault((seen.step, seen.layer), (record, seen))
-            if seen.values != first_seen.values:
-                return [_bias_finding(record, seen, first_seen.values, f"rank {other.rank} has")]
+        for bias in record.expert_biases:
+            first_record, first_seen = first.setdefault((bias.step, bias.layer), (record, bias))
+            if bias.values != first_seen.values:
+                return [_bias_finding(record, bias, first_seen.values, f"rank {first_record.rank} has")]
     expected = _by_rule(evidence, moe) | _of_reference(evidence)
-    for place, (record, seen) in sorted(first.items(), key=lambda entry: entry[0]):
-        if place in expected and _differ(seen.values, expected[place], evidence.cell.config):
+    for place, (record, bias) in sorted(first.items(), key=lambda entry: entry[0]):
+        if place in expected and _differ(bias.values, expected[place], evidence.cell.config):
             whose = f"the {evidence.origin} has" if place[0] else "their tokens give"
-            return [_bias_finding(record, seen, expected[place], whose)]
+            return [_bias_finding(record, bias, expected[place], whose)]
     return []
 
 
@@ -499,10 +501,10 @@ def _of_reference(evidence: CellEvidence) -> dict[tuple[int, int], list[float]]:
     if evidence.reference is None or not evidence.by_oracle:
         return {}
     floors = evidence.reference.later_noise.get("expert_bias", {})
-    seen = (seen for record in evidence.reference.records.values() for seen in record.expert_biases)
+    biases = (seen for record in evidence.reference.records.values() for seen in record.expert_biases)
     return {
         (bias.step, bias.layer): bias.values
-        for bias in seen
+        for bias in biases
         if bias.step and (bias.step not in floors or not floors[bias.step].value)
     }
 
@@ -513,13 +515,13 @@ def _differ(biases: list[float], expected: list[float], config: CellConfig) -> b
     return any(not abs(a - b) <= most for a, b in zip(biases, expected) if not math.isnan(b))
 
 
-def _bias_finding(record: RankRecord, seen: ExpertBiasSeen, expected: list[float], whose: str) -> CheckFinding:
-    values, wanted = (", ".join(f"{value:.6g}" for value in one) for one in (seen.values, expected))
+def _bias_finding(record: RankRecord, bias: ExpertBiasSeen, expected: list[float], whose: str) -> CheckFinding:
+    values, wanted = (", ".join(f"{value:.6g}" for value in numbers) for numbers in (bias.values, expected))
     return CheckFinding(
         fault_class=fault_classes.ROUTER,
-        message=f"biases of the experts of layer {seen.layer} after step {seen.step} on rank {record.rank}: {values}; "
+        message=f"biases of the experts of layer {bias.layer} after step {bias.step} on rank {record.rank}: {values}; "
         f"{whose} {wanted}",
-        where=where_of(record.place, rank=record.rank, step=seen.step, layer=seen.layer),
-        measured=seen.values,
+        where=where_of(record.place, rank=record.rank, step=bias.step, layer=bias.layer),
+        measured=bias.values,
         bound=expected,
     )

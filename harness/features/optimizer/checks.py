@@ -34,6 +34,8 @@ class Kind(NamedTuple):
 
 
 class Wrong(NamedTuple):
+    """A parameter whose update is off, from a copy or from the reference."""
+
     name: str
     off: float
     bound: Bound
@@ -68,9 +70,9 @@ def _among_copies(evidence: CellEvidence, kind: Kind) -> Iterator[Wrong]:
 
 def _copies(evidence: CellEvidence) -> Iterator[_Copy]:
     """Yield copies of a parameter over dp, cp and, where it is not sharded, tp, that are not equal bit for bit."""
-    for record, seen, other, copy in copies(evidence.records):
-        if seen.update is not None and copy.update is not None and seen.update != copy.update:
-            yield _Copy(seen.name, seen.update, copy.update, record, other)
+    for record, parameter, first_rank, copy in copies(evidence.records):
+        if parameter.update is not None and copy.update is not None and parameter.update != copy.update:
+            yield _Copy(parameter.name, parameter.update, copy.update, record, first_rank)
 
 
 def _against_reference(evidence: CellEvidence, kind: Kind) -> Iterator[Wrong]:
@@ -150,20 +152,20 @@ def optimizer_state(evidence: CellEvidence) -> list[CheckFinding]:
 def _scheduled(evidence: CellEvidence, record: RankRecord) -> CheckFinding | None:
     """Return the first step whose learning rates or decays of the optimizer's groups are not the reference's."""
     reference = evidence.reference.records.values() if evidence.reference else ()
-    reference_steps = {seen.step: seen for other in reference for seen in other.steps}
-    for seen in record.steps:
-        if seen.step not in reference_steps or not (seen.rates and seen.decays):
+    reference_steps = {step.step: step for other in reference for step in other.steps}
+    for step in record.steps:
+        if step.step not in reference_steps or not (step.rates and step.decays):
             continue
         for text, values, expected in (
-            ("learning rates", seen.rates, reference_steps[seen.step].rates),
-            ("weight decays", seen.decays, reference_steps[seen.step].decays),
+            ("learning rates", step.rates, reference_steps[step.step].rates),
+            ("weight decays", step.decays, reference_steps[step.step].decays),
         ):
             if len(values) != len(expected) or not all(map(_equal, values, expected)):
                 message = (
-                    f"in step {seen.step} the optimizer's groups of parameters have {text} {_named(values)}, "
+                    f"in step {step.step} the optimizer's groups of parameters have {text} {_named(values)}, "
                     f"{evidence.origin} {_named(expected)}"
                 )
-                return _finding(record, message, {"step": seen.step}, values, expected, "the schedule of the cell")
+                return _finding(record, message, {"step": step.step}, values, expected, "the schedule of the cell")
     return None
 
 
@@ -172,15 +174,15 @@ def _equal(value: float, expected: float) -> bool:
 
 
 def _state(evidence: CellEvidence, record: RankRecord) -> CheckFinding | None:
-    config, seen = evidence.cell.config, record.optimizer
-    if seen is None:
+    config, optimizer = evidence.cell.config, record.optimizer
+    if optimizer is None:
         return None
     rows: tuple[tuple[str, Sequence[str | float], Sequence[str | float]], ...] = (
-        ("gradients are accumulated in", seen.gradients, _FP32),
-        ("the optimizer's copies of weights are", seen.weights, _FP32),
-        ("Adam's moments are", seen.moments, _FP32),
-        ("matrices decay by", seen.matrix_decays, [weight_decay(config)]),
-        ("biases and norms decay by", seen.vector_decays, [0.0]),
+        ("gradients are accumulated in", optimizer.gradients, _FP32),
+        ("the optimizer's copies of weights are", optimizer.weights, _FP32),
+        ("Adam's moments are", optimizer.moments, _FP32),
+        ("matrices decay by", optimizer.matrix_decays, [weight_decay(config)]),
+        ("biases and norms decay by", optimizer.vector_decays, [0.0]),
     )
     for text, values, expected in rows:
         if values != expected and values:  # what is missing is not complete: judge/complete.py

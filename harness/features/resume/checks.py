@@ -64,15 +64,15 @@ def _counters(evidence: CellEvidence) -> Iterator[CheckFinding]:
 
 def _copies(evidence: CellEvidence) -> Iterator[CheckFinding]:
     for after in evidence.cell.config.stored:
-        for record, seen, other, copy in held_copies(evidence.records, after):
-            if part := _differing_part(seen, copy):
+        for record, parameter, first_rank, copy in held_copies(evidence.records, after):
+            if part := _differing_part(parameter, copy):
                 yield _resumed_finding(
-                    f"{part} of {seen.name} after step {after} on rank {record.rank} differs from its copy on rank "
-                    f"{other}",
+                    f"{part} of {parameter.name} after step {after} on rank {record.rank} differs from its copy on "
+                    f"rank {first_rank}",
                     record,
                     after,
                     bound=_COPIES,
-                    parameter=seen.name,
+                    parameter=parameter.name,
                 )
 
 
@@ -140,10 +140,10 @@ def _resharded(evidence: CellEvidence, saved: CellEvidence) -> Iterator[CheckFin
 
 def _resumed_steps(evidence: CellEvidence, saved: CellEvidence) -> Iterator[CheckFinding]:
     for step in evidence.steps:
-        before = {record.rank: seen for record, seen in saved.step_records(step)}
-        for record, seen in evidence.step_records(step):
+        before = {record.rank: recorded for record, recorded in saved.step_records(step)}
+        for record, recorded in evidence.step_records(step):
             for name, text in _OF_STEP.items():
-                value, uninterrupted = getattr(seen, name), getattr(before[record.rank], name)
+                value, uninterrupted = getattr(recorded, name), getattr(before[record.rank], name)
                 if value != uninterrupted:
                     yield _resumed_finding(
                         f"{text} of step {step} on rank {record.rank} differs from that of the run that was not "
@@ -156,17 +156,17 @@ def _resumed_steps(evidence: CellEvidence, saved: CellEvidence) -> Iterator[Chec
 
 def _evaluations(evidence: CellEvidence, saved: CellEvidence) -> Iterator[CheckFinding]:
     """Compare evaluations: those of the resumed part are the last of the part that went on to the end."""
-    for record, other in _records(evidence, saved):
-        later = other.evaluations[-len(record.evaluations) :] if record.evaluations else []
-        for seen, uninterrupted in zip(record.evaluations, later):
+    for record, saved_record in _records(evidence, saved):
+        later = saved_record.evaluations[-len(record.evaluations) :] if record.evaluations else []
+        for evaluation, uninterrupted in zip(record.evaluations, later):
             for name, text in _OF_EVALUATION.items():
-                value, expected = getattr(seen, name), getattr(uninterrupted, name)
+                value, expected = getattr(evaluation, name), getattr(uninterrupted, name)
                 if value != expected:
                     yield _resumed_finding(
-                        f"{text} of the evaluation after step {seen.after} on rank {record.rank} differs from that of "
-                        f"the run that was not interrupted: {_difference(value, expected)}",
+                        f"{text} of the evaluation after step {evaluation.after} on rank {record.rank} differs from "
+                        f"that of the run that was not interrupted: {_difference(value, expected)}",
                         record,
-                        seen.after,
+                        evaluation.after,
                         bound=_BITS,
                     )
 
@@ -186,8 +186,8 @@ def _pairs(
     evidence: CellEvidence, saved: CellEvidence, after: int
 ) -> Iterator[tuple[RankRecord, StateSeen, StateSeen]]:
     """Yield (record, its state, the state of the same rank in the part that saved) where both exist."""
-    for record, other in _records(evidence, saved):
-        state, saved_state = state_after(record, after), state_after(other, after)
+    for record, saved_record in _records(evidence, saved):
+        state, saved_state = state_after(record, after), state_after(saved_record, after)
         if state is not None and saved_state is not None:
             yield record, state, saved_state
 
@@ -197,9 +197,9 @@ def _records(evidence: CellEvidence, saved: CellEvidence) -> Iterator[tuple[Rank
     return ((record, saved.records[rank]) for rank, record in evidence.records.items() if rank in saved.records)
 
 
-def _differing_part(seen: StoredParameter, copy: StoredParameter) -> str | None:
+def _differing_part(parameter: StoredParameter, copy: StoredParameter) -> str | None:
     """Return the first part whose numbers differ; None if none do."""
-    return next((text for part, text in STORED.items() if getattr(seen, part) != getattr(copy, part)), None)
+    return next((text for part, text in STORED.items() if getattr(parameter, part) != getattr(copy, part)), None)
 
 
 def _holds(record: RankRecord, after: int, name: str) -> bool:

@@ -80,15 +80,15 @@ def _classify(
     # By rank, not by chunk: a data path reads once per rank, so a field that a chunk does not use costs nothing extra.
     useful = {field for chunk in chunks for field in fields_used(config, stage, chunk)}
     for field in _FIELDS:
-        seen: TensorSeen | None = getattr(batch, field)
-        if seen is None:
+        tensor: TensorSeen | None = getattr(batch, field)
+        if tensor is None:
             missing += [_Wrong(place=place, field=field, seen=None)] if field in needed else []
-        elif seen.mismatches:
-            content.append(_Wrong(place=place, field=field, seen=seen))
-        elif seen.dtype not in _DTYPES[field]:
-            dtypes.append(_Wrong(place=place, field=field, seen=seen))
+        elif tensor.mismatches:
+            content.append(_Wrong(place=place, field=field, seen=tensor))
+        elif tensor.dtype not in _DTYPES[field]:
+            dtypes.append(_Wrong(place=place, field=field, seen=tensor))
         elif field not in useful and field != PADDING_MASK:  # of the harness's own paths, where routers ask for it
-            extra.append(_Wrong(place=place, field=field, seen=seen))
+            extra.append(_Wrong(place=place, field=field, seen=tensor))
     if batch.log_probs is not None and batch.log_probs.mismatches:
         content.append(_Wrong(place=place, field=RETURNED, seen=batch.log_probs))
 
@@ -102,13 +102,13 @@ def _absent(evidence: CellEvidence, ending: Ending) -> list[_Wrong]:
     record = evidence.records.get(ending.rank)
     if record is None or evidence.packed or ending.ended != "completed":
         return []
-    seen = {(batch.step, batch.chunk, batch.micro_batch) for batch in record.batches}
+    recorded = {(batch.step, batch.chunk, batch.micro_batch) for batch in record.batches}
     return [
         _Wrong(place=_place(ending, step, chunk, micro_batch), field=field, seen=None)
         for step in evidence.fetched_steps
         for micro_batch in range(len(evidence.plan[step][ending.place.dp]))
         for chunk in range(evidence.layout.vpp)
-        if (step, chunk, micro_batch) not in seen
+        if (step, chunk, micro_batch) not in recorded
         for field in fields_used(evidence.cell.config, ending.place.pp, chunk)
     ]
 
@@ -129,9 +129,9 @@ def _folded(wrong: list[_Wrong], severity: Severity, problem: str, bound: str) -
 def _content(evidence: CellEvidence, field: str, content: list[_Wrong]) -> CheckFinding:
     wrong = [mismatch for mismatch in content if mismatch.field == field]
     first, where = fold([mismatch.place for mismatch in wrong])
-    seen = next(mismatch.seen for mismatch in wrong if mismatch.place == first)
-    assert seen is not None  # content holds only batches that have the field
-    named = seen.first
+    tensor = next(mismatch.seen for mismatch in wrong if mismatch.place == first)
+    assert tensor is not None  # content holds only batches that have the field
+    named = tensor.first
     where["field"] = field
     if named:
         where |= {"padding_slot": named[1]} if named[0] == PAD else {"document": named[0], "token": named[1]}
@@ -143,13 +143,13 @@ def _content(evidence: CellEvidence, field: str, content: list[_Wrong]) -> Check
         slot = "padding slot" if named[0] == PAD else f"document {named[0]}, token"
         detail = f": {slot} {named[1]} is {named[3]}, expected {named[2]}"
     else:
-        detail = f": its shape is {seen.shape}"
+        detail = f": its shape is {tensor.shape}"
     return CheckFinding(
         fault_class=_class_of_mismatches(evidence, first.step, named, _is_split_wrong(evidence, field, edges, content)),
-        message=f"{seen.mismatches} slots of {field} differ from the plan at {first}{detail}{edges.text}"
+        message=f"{tensor.mismatches} slots of {field} differ from the plan at {first}{detail}{edges.text}"
         f"{extent(where)}",
         where=edges.keys | where,  # the rank that saw it overrides the one that should hold it
-        measured=named[3] if named else seen.mismatches,
+        measured=named[3] if named else tensor.mismatches,
         bound=named[2] if named else 0,
     )
 
@@ -230,7 +230,7 @@ def _replicas(evidence: CellEvidence, step: int) -> str:
 def _counts(evidence: CellEvidence, record: RankRecord) -> list[tuple[int, int]]:
     """Return (step, count) pairs: those the data path planned, then those the training leg ran."""
     planned = enumerate(record.micro_batches, evidence.steps.start)
-    return [*planned, *((seen.step, seen.micro_batches) for seen in record.steps)]
+    return [*planned, *((step.step, step.micro_batches) for step in record.steps)]
 
 
 NAMES = {
@@ -259,20 +259,21 @@ def _of_field(evidence: CellEvidence, field: str, truths: list[list[Workload]]) 
     wrong: list[tuple[RankRecord, WorkloadSeen, float, float]] = []
     for rank in sorted(evidence.records):
         record = evidence.records[rank]
-        for seen in record.workloads:
-            count, expected = getattr(seen, field), getattr(truths[seen.step][record.place.dp], field)
+        for recorded in record.workloads:
+            count, expected = getattr(recorded, field), getattr(truths[recorded.step][record.place.dp], field)
             if not _equal(count, expected):
-                wrong.append((record, seen, count, expected))
+                wrong.append((record, recorded, count, expected))
     if not wrong:
         return []
-    record, seen, count, expected = wrong[0]
+    record, recorded, count, expected = wrong[0]
     ranks = sorted({record.rank for record, *_ in wrong})
     return [
         CheckFinding(
             fault_class=fault_classes.WORKLOAD,
-            message=f"{NAMES[field]} of step {seen.step} is {count:g} on rank {record.rank} ({record.place}), expected "
-            f"{expected:g}{_note(evidence, seen.step, field, count, expected)}; wrong on {numbered('rank', ranks)}",
-            where=where_of(record.place, rank=record.rank, leg=seen.leg, step=seen.step)
+            message=f"{NAMES[field]} of step {recorded.step} is {count:g} on rank {record.rank} ({record.place}), "
+            f"expected {expected:g}{_note(evidence, recorded.step, field, count, expected)}; "
+            f"wrong on {numbered('rank', ranks)}",
+            where=where_of(record.place, rank=record.rank, leg=recorded.leg, step=recorded.step)
             | {"field": field, "ranks": ranks},
             measured=count,
             bound=expected,

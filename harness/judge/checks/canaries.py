@@ -89,13 +89,15 @@ def _activations(evidence: CellEvidence, leg: LegEvidence) -> Iterator[_Differen
     differences = []
     for rank, record in evidence.records.items():
         again = {activation.layer: activation.documents for activation in leg.seen[rank].activations}
-        for seen in record.activations:
-            for document, old in seen.documents.items():
-                new = again.get(seen.layer, {}).get(document)
+        for activation in record.activations:
+            for document, old in activation.documents.items():
+                new = again.get(activation.layer, {}).get(document)
                 off = _excess(new, old, bound)
                 if off:
-                    what = f"the activation of document {document} after layer {seen.layer} on rank {rank}"
-                    differences.append((seen.layer, what, leg.at_rank(rank, layer=seen.layer, document=document), off))
+                    what = f"the activation of document {document} after layer {activation.layer} on rank {rank}"
+                    differences.append(
+                        (activation.layer, what, leg.at_rank(rank, layer=activation.layer, document=document), off)
+                    )
     for _, what, where, off in sorted(differences, key=lambda difference: difference[0]):
         yield what, where, off, bound
 
@@ -112,10 +114,15 @@ def _gradients(evidence: CellEvidence, leg: LegEvidence) -> Iterator[_Difference
     least = least_norms(evidence.own, (gradient.fingerprint for gradient in evidence.gradients.values()))
     for rank, record in evidence.records.items():
         again = {parameter.name: parameter.gradient for parameter in leg.seen[rank].parameters}
-        for seen in record.parameters:
-            off = _excess(again.get(seen.name), seen.gradient, bound, least.get(seen.name, 0.0))
+        for parameter in record.parameters:
+            off = _excess(again.get(parameter.name), parameter.gradient, bound, least.get(parameter.name, 0.0))
             if off:
-                yield f"the gradient of {seen.name} on rank {rank}", leg.at_rank(rank, parameter=seen.name), off, bound
+                yield (
+                    f"the gradient of {parameter.name} on rank {rank}",
+                    leg.at_rank(rank, parameter=parameter.name),
+                    off,
+                    bound,
+                )
 
 
 def _excess(new: Fingerprint | None, old: Fingerprint, bound: Bound, least: float = 0.0) -> float:
@@ -323,17 +330,17 @@ def truncation(evidence: CellEvidence) -> list[CheckFinding]:
     if leg is None:
         return []
     wrong = [
-        (rank, batch.micro_batch, name, seen)
+        (rank, batch.micro_batch, name, tensor)
         for rank in sorted(leg.seen)
         for batch in leg.seen[rank].batches
         for name in BATCH
-        if (seen := getattr(batch, name)) is not None and seen.mismatches
+        if (tensor := getattr(batch, name)) is not None and tensor.mismatches
     ]
     if not wrong:
         return _params(evidence, leg)
-    rank, micro_batch, name, seen = wrong[0]
+    rank, micro_batch, name, tensor = wrong[0]
     ranks = sorted({rank for rank, *_ in wrong})
-    return [_truncation_finding(leg, rank, micro_batch, name, seen, ranks)]
+    return [_truncation_finding(leg, rank, micro_batch, name, tensor, ranks)]
 
 
 def _params(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
@@ -371,19 +378,19 @@ def _params_finding(leg: LegEvidence, rank: int, micro_batch: int, wrong: FieldP
 
 
 def _truncation_finding(
-    leg: LegEvidence, rank: int, micro_batch: int, field: str, seen: TensorSeen, ranks: list[int]
+    leg: LegEvidence, rank: int, micro_batch: int, field: str, tensor: TensorSeen, ranks: list[int]
 ) -> CheckFinding:
     where = leg.at_rank(rank, micro_batch=micro_batch, field=field, ranks=ranks)
-    detail = f"its shape is {seen.shape}"
-    if seen.first:
-        document, token, expected, value = seen.first
+    detail = f"its shape is {tensor.shape}"
+    if tensor.first:
+        document, token, expected, value = tensor.first
         where |= {"document": document, "token": token}
         detail = f"token {token} of document {document} is {value}, expected {expected}"
     return CheckFinding(
         fault_class=fault_classes.TRUNCATION,
-        message=f"with documents that are too long, {seen.mismatches} slots of {field} on rank {rank} differ from the "
-        f"plan in micro-batch {micro_batch}: {detail}",
+        message=f"with documents that are too long, {tensor.mismatches} slots of {field} on rank {rank} differ from "
+        f"the plan in micro-batch {micro_batch}: {detail}",
         where=where,
-        measured=seen.first[3] if seen.first else seen.mismatches,
-        bound=exactly(seen.first[2] if seen.first else 0, "the packing plan"),
+        measured=tensor.first[3] if tensor.first else tensor.mismatches,
+        bound=exactly(tensor.first[2] if tensor.first else 0, "the packing plan"),
     )

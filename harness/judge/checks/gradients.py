@@ -26,21 +26,23 @@ def replica_gradients(evidence: CellEvidence) -> list[CheckFinding]:
     bound = evidence.own.parameter_gradient
     least = least_norms(evidence.own, (gradient.fingerprint for gradient in evidence.gradients.values()))
     wrong: list[tuple[str, RankRecord, int, float]] = []
-    for record, seen, other, copy in copies(evidence.records):
-        if seen.gradient != copy.gradient and finite(copy.gradient) and finite(seen.gradient):
-            off = fingerprint_distance(seen.gradient, copy.gradient, bound, least_norm=least.get(seen.name, 0.0))
+    for record, parameter, first_rank, copy in copies(evidence.records):
+        if parameter.gradient != copy.gradient and finite(copy.gradient) and finite(parameter.gradient):
+            off = fingerprint_distance(
+                parameter.gradient, copy.gradient, bound, least_norm=least.get(parameter.name, 0.0)
+            )
             if beyond(off, bound):
-                wrong.append((seen.name, record, other, off))
+                wrong.append((parameter.name, record, first_rank, off))
     if not wrong:
         return []
-    name, record, other, off = wrong[0]
+    name, record, first_rank, off = wrong[0]
     names = list(dict.fromkeys(name for name, *_ in wrong))
     ranks = sorted({record.rank for _, record, *_ in wrong})
     return [
         CheckFinding(
             fault_class=fault_classes.GRADIENT_REDUCTION,
-            message=f"gradient of {name} on rank {record.rank} ({record.place}) differs from its copy on rank {other} "
-            f"by {off:.3g} > {bound_text(bound)}; "
+            message=f"gradient of {name} on rank {record.rank} ({record.place}) differs from its copy on rank "
+            f"{first_rank} by {off:.3g} > {bound_text(bound)}; "
             f"differing: {numbered('parameter', names)} on {numbered('rank', ranks)}",
             where=where_of(record.place, rank=record.rank, parameter=name, step=0) | {"ranks": ranks},
             measured=off,
@@ -152,12 +154,12 @@ def gradient_scale(evidence: CellEvidence) -> list[CheckFinding]:
     expected, why = _asked(evidence)
     for rank in sorted(evidence.records):
         record = evidence.records[rank]
-        for seen in record.gradient_scales:
-            for kind, factor in (("gradients", seen.dense), ("gradients of experts", seen.experts)):
+        for scale in record.gradient_scales:
+            for kind, factor in (("gradients", scale.dense), ("gradients of experts", scale.experts)):
                 if factor is None or not math.isfinite(factor) or abs(factor / expected - 1) <= _ROUNDING:
                     continue
                 name = ratio_name(factor / expected, factors_of(evidence, 0), evidence.tolerances.ratio_screen)
-                where = where_of(record.place, rank=rank, step=0, chunk=seen.chunk)
+                where = where_of(record.place, rank=rank, step=0, chunk=scale.chunk)
                 return [
                     CheckFinding(
                         fault_class=f"{fault_classes.NORMALISATION}: {name}"
@@ -232,10 +234,10 @@ def _by_name(evidence: CellEvidence) -> dict[str, list[_Held]]:
     holders: dict[str, list[_Held]] = {}
     for rank in sorted(evidence.records):
         record = evidence.records[rank]
-        for seen in record.parameters:
-            if seen.in_norm is not None:
-                held = _Held(record, shard_of(record.place, seen), seen.shard is not None, seen.in_norm)
-                holders.setdefault(seen.name, []).append(held)
+        for parameter in record.parameters:
+            if parameter.in_norm is not None:
+                held = _Held(record, shard_of(record.place, parameter), parameter.shard is not None, parameter.in_norm)
+                holders.setdefault(parameter.name, []).append(held)
     return holders
 
 
@@ -287,13 +289,13 @@ def _against(evidence: CellEvidence, other: CellEvidence, origin: str) -> list[C
         bound = evidence.own_bound("grad_norm", step) if other is evidence else evidence.bound("grad_norm", step)
         if bound is None:
             break  # rounding decides
-        seen_any = False
-        for record, seen in evidence.step_records(step):
-            norm = seen.grad_norm
-            seen_any |= norm is not None
+        any_recorded = False
+        for record, recorded in evidence.step_records(step):
+            norm = recorded.grad_norm
+            any_recorded |= norm is not None
             if norm is not None and math.isfinite(norm) and beyond(distance(norm, expected, bound), bound):
                 wrong.append((step, record.rank, record.place.pp, norm, expected, bound))
-        if step in evidence.finished_steps and not seen_any:
+        if step in evidence.finished_steps and not any_recorded:
             return [_missing(step)]
     if not wrong:
         return []
@@ -330,7 +332,7 @@ def grad_norms(evidence: CellEvidence) -> dict[int, float]:
     """Return step -> gradient norm of the first rank that recorded one."""
     norms: dict[int, float] = {}
     for step in evidence.finished_steps:
-        for _, seen in evidence.step_records(step):
-            if seen.grad_norm is not None:
-                norms.setdefault(step, seen.grad_norm)
+        for _, recorded in evidence.step_records(step):
+            if recorded.grad_norm is not None:
+                norms.setdefault(step, recorded.grad_norm)
     return norms

@@ -100,8 +100,8 @@ def token_count(evidence: CellEvidence) -> list[CheckFinding]:
 def _leg(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
     """Compare documents of a canary leg; the canary itself judges tokens outside documents."""
     for document in leg.leg.documents:
-        expected, seen = document.loss_tokens, leg.losses.get(document.index)
-        tokens = seen.tokens if seen else 0
+        expected, loss = document.loss_tokens, leg.losses.get(document.index)
+        tokens = loss.tokens if loss else 0
         if tokens != expected:
             where = leg.positions[document.index].where(leg.leg.name, evidence.last_stage) | {
                 "document": document.index
@@ -158,7 +158,9 @@ def _documents(evidence: CellEvidence, step: int) -> list[CheckFinding]:
 
 def _step(evidence: CellEvidence, step: int) -> list[CheckFinding]:
     expected = sum(truth.batch.loss_tokens for replica in evidence.plan[step] for truth in replica)
-    counts = [(record.rank, seen.token_count) for record, seen in evidence.step_records(step, pp=evidence.last_stage)]
+    counts = [
+        (record.rank, recorded.token_count) for record, recorded in evidence.step_records(step, pp=evidence.last_stage)
+    ]
     for rank, tokens in [count for count in counts if count[1] is not None] or counts[:1]:
         if tokens != expected:
             where = {"stage": evidence.last_stage, "rank": rank, "step": step}
@@ -427,8 +429,8 @@ def mtp_losses(evidence: CellEvidence, depth: int) -> dict[int, DocumentLoss]:
     for _, record in sorted(evidence.records.items()):
         if record.place.tp:
             continue
-        for seen in record.mtp:
-            for document, part in seen.documents.items() if seen.depth == depth else ():
+        for head in record.mtp:
+            for document, part in head.documents.items() if head.depth == depth else ():
                 old = whole.get(document, _NO_LOSS)
                 whole[document] = DocumentLoss(loss_sum=old.loss_sum + part.loss_sum, tokens=old.tokens + part.tokens)
     return whole
@@ -564,17 +566,26 @@ def _step_sums(evidence: CellEvidence, compared: Collection[int]) -> Iterator[_S
 def _leg_sums(evidence: CellEvidence) -> Iterator[_Sum]:
     """Yield sums of the slots of one rank, which are those of its whole tensor-parallel group."""
     for name, leg in evidence.legs.items():
-        for rank, seen in sorted(leg.seen.items()) if leg.leg.model else ():
+        for rank, recorded in sorted(leg.seen.items()) if leg.leg.model else ():
             at = evidence.layout.coordinates(rank)
             if at.pp == evidence.last_stage and at.tp:
                 first = evidence.layout.rank(replace(at, tp=0))
                 expected = leg.seen[first].loss_sum
-                yield rank, f"canary leg {name}", {"leg": name, "step": 0}, seen.loss_sum, f"on rank {first}", expected
+                yield (
+                    rank,
+                    f"canary leg {name}",
+                    {"leg": name, "step": 0},
+                    recorded.loss_sum,
+                    f"on rank {first}",
+                    expected,
+                )
 
 
 def _recorded(evidence: CellEvidence, step: int) -> list[tuple[int, float | None]]:
     """Return (rank, loss sum) of the last stage's ranks that recorded one; if none did, the first rank with None."""
-    losses = [(record.rank, seen.loss_sum) for record, seen in evidence.step_records(step, pp=evidence.last_stage)]
+    losses = [
+        (record.rank, recorded.loss_sum) for record, recorded in evidence.step_records(step, pp=evidence.last_stage)
+    ]
     return [loss for loss in losses if loss[1] is not None] or losses[:1]
 
 
@@ -586,7 +597,7 @@ def step_losses(evidence: CellEvidence) -> dict[int, float]:
     """Return step -> loss sum of the first rank of the last stage that recorded one; other steps are left out."""
     losses: dict[int, float] = {}
     for step in evidence.finished_steps:
-        for _, seen in evidence.step_records(step, pp=evidence.last_stage):
-            if seen.loss_sum is not None:
-                losses.setdefault(step, seen.loss_sum)
+        for _, recorded in evidence.step_records(step, pp=evidence.last_stage):
+            if recorded.loss_sum is not None:
+                losses.setdefault(step, recorded.loss_sum)
     return losses

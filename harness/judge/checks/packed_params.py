@@ -80,7 +80,7 @@ def _expected(evidence: CellEvidence, ending: Ending) -> Iterator[_Key]:
                     yield rank, "metadata", step, micro_batch, chunk, None
     if not completed:
         return
-    ran = {seen.step: seen.micro_batches for seen in evidence.records[rank].steps}
+    ran = {recorded.step: recorded.micro_batches for recorded in evidence.records[rank].steps}
     layers = [attention_layers(evidence.cell.config, at.pp, chunk) for chunk in range(layout.vpp)]
     for step in evidence.steps:
         # `micro_batch_count` covers micro-batches that were not run.
@@ -118,11 +118,13 @@ def params_agree_plan(evidence: CellEvidence) -> list[CheckFinding]:
 def _differing_finding(evidence: CellEvidence, wrong: list[_WrongValue]) -> CheckFinding:
     places = [value.place for value in wrong]
     first, where = fold(places)
-    seen = next(value for value in wrong if value.place == first)
-    problem = seen.problem
+    first_wrong = next(value for value in wrong if value.place == first)
+    problem = first_wrong.problem
     stale = _other_micro_batch(evidence, first, problem)
-    notes = [f"these are the values of micro-batch {stale}"] if stale is not None else _notes(evidence, seen)
-    fault_class = fault_classes.STALE if stale is not None else _fault_class(seen, missing_class(evidence, places))
+    notes = [f"these are the values of micro-batch {stale}"] if stale is not None else _notes(evidence, first_wrong)
+    fault_class = (
+        fault_classes.STALE if stale is not None else _fault_class(first_wrong, missing_class(evidence, places))
+    )
     return CheckFinding(
         fault_class=fault_class,
         message=f"{unequal(problem.field, problem.measured, problem.expected)}, at {first}{extent(where)}"
@@ -147,9 +149,9 @@ def _other_micro_batch(evidence: CellEvidence, place: RankLocation, problem: Fie
     return None
 
 
-def _notes(evidence: CellEvidence, seen: _WrongValue) -> list[str]:
+def _notes(evidence: CellEvidence, wrong: _WrongValue) -> list[str]:
     """Return defects of the offsets themselves, and contradictions between real and padded ones."""
-    problem, truth = seen.problem, seen.truth
+    problem, truth = wrong.problem, wrong.truth
     if not isinstance(problem.measured, list):
         return []
     if count := _ghosts(problem):
@@ -161,7 +163,7 @@ def _notes(evidence: CellEvidence, seen: _WrongValue) -> list[str]:
     if physical:
         notes += structure(problem.measured, length=truth.batch.slots, multiple=style.document_multiple)
     for kind in ("q", "kv"):
-        real, padded = getattr(seen.params, f"cu_seqlens_{kind}"), getattr(seen.params, f"cu_seqlens_{kind}_padded")
+        real, padded = getattr(wrong.params, f"cu_seqlens_{kind}"), getattr(wrong.params, f"cu_seqlens_{kind}_padded")
         if problem.field.startswith(f"cu_seqlens_{kind}") and real is not None and padded is not None:
             notes += pairing(real, padded)
     return notes
@@ -178,9 +180,9 @@ def _ghosts(problem: FieldProblem) -> int:
     return ghosts(problem.measured, problem.expected) if both else 0
 
 
-def _fault_class(seen: _WrongValue, missing: str) -> str:
+def _fault_class(wrong: _WrongValue, missing: str) -> str:
     """Return the fault class of a wrong value; `missing` is the one for absent offsets."""
-    problem, params = seen.problem, seen.truth.params
+    problem, params = wrong.problem, wrong.truth.params
     if _ghosts(problem):
         return fault_classes.GHOSTS
     if problem.field in OFFSETS and problem.measured is None:
@@ -280,7 +282,7 @@ def _differing(members: list[ParamsSeen]) -> list[tuple[RankLocation, list[str]]
     forms: list[tuple[SeenParams, list[RankLocation]]] = []
     for seen in members:
         values = replace(seen.params, forms={})  # tensor identities differ by rank
-        same = next((places for other, places in forms if other == values), None)
+        same = next((places for known_values, places in forms if known_values == values), None)
         if same is None:
             forms.append((values, list(seen.places)))
         else:

@@ -152,8 +152,8 @@ def _origin(compared: Comparison) -> str:
     more = f" and {len(compared.samples) - _LISTED} more"
     runs = f"{len(compared.samples)} green runs from {oldest.started[:10]} to {newest.started[:10]} ({names}{more})"
     versions = list(dict.fromkeys(sample.version for sample in compared.samples if sample.version))
-    other = f" and {len(versions) - _LISTED} others" if len(versions) > _LISTED else ""
-    return f"{runs}, of {', '.join(versions[:_LISTED])}{other}" if versions else runs
+    more_versions = f" and {len(versions) - _LISTED} others" if len(versions) > _LISTED else ""
+    return f"{runs}, of {', '.join(versions[:_LISTED])}{more_versions}" if versions else runs
 
 
 def _no_baseline(evidence: CellEvidence) -> list[CheckFinding]:

@@ -106,10 +106,10 @@ def reported(evidence: CellEvidence) -> list[CheckFinding]:
     computed = _Computed(evidence)
     wrong: dict[str, CheckFinding] = {}
     for record in evidence.records.values():
-        for seen in record.reported:
-            for metric in computed.metrics(seen, record.place.pp):
+        for reported_step in record.reported:
+            for metric in computed.metrics(reported_step, record.place.pp):
                 if metric.name not in wrong and _metric_differs(metric):
-                    wrong[metric.name] = _reported_finding(evidence, record, seen.step, metric)
+                    wrong[metric.name] = _reported_finding(evidence, record, reported_step.step, metric)
     return list(wrong.values())
 
 
@@ -120,38 +120,40 @@ class _Computed:
         self.evidence = evidence
         self.losses, self.norms = step_losses(evidence), grad_norms(evidence)
         self.tokens = {
-            step: seen.token_count
+            step: recorded.token_count
             for step in evidence.finished_steps
-            for _, seen in evidence.step_records(step, pp=evidence.last_stage)
+            for _, recorded in evidence.step_records(step, pp=evidence.last_stage)
         }
         samples = [len(evidence.cell.config.samples(step)) for step in range(len(evidence.plan))]
         self.consumed = list(itertools.accumulate(samples))
         packed = any(record.counts_packed for record in evidence.records.values())
         self.counted = {step: counted(evidence, step, packed) for step in evidence.steps}
 
-    def metrics(self, seen: ReportedStep, stage: int) -> Iterator[_Metric]:
+    def metrics(self, reported_step: ReportedStep, stage: int) -> Iterator[_Metric]:
         """Yield the metrics that a rank of this pipeline stage reports."""
-        config, step = self.evidence.cell.config, seen.step
+        config, step = self.evidence.cell.config, reported_step.step
         loss, tokens = self.losses.get(step), self.tokens.get(step)
         if loss is not None and tokens and stage == self.evidence.last_stage:
-            yield _Metric("loss", seen.loss, loss / tokens, self.evidence.own_bound("step_loss", step))
+            yield _Metric("loss", reported_step.loss, loss / tokens, self.evidence.own_bound("step_loss", step))
         if step in self.norms:
-            yield _Metric("gradient norm", seen.grad_norm, self.norms[step], self.evidence.own_bound("grad_norm", step))
-        yield _Metric("learning rate", seen.learning_rate, config.train.lr, None)
-        yield _Metric("loss scale", seen.loss_scale, 1.0, None)
-        yield _Metric("number of skipped steps", seen.skipped, 0, None)
+            yield _Metric(
+                "gradient norm", reported_step.grad_norm, self.norms[step], self.evidence.own_bound("grad_norm", step)
+            )
+        yield _Metric("learning rate", reported_step.learning_rate, config.train.lr, None)
+        yield _Metric("loss scale", reported_step.loss_scale, 1.0, None)
+        yield _Metric("number of skipped steps", reported_step.skipped, 0, None)
         if step in self.counted:
-            yield _Metric("number of consumed samples", seen.consumed_samples, self.consumed[step], None)
-            yield from self._counters(seen)
+            yield _Metric("number of consumed samples", reported_step.consumed_samples, self.consumed[step], None)
+            yield from self._counters(reported_step)
 
-    def _counters(self, seen: ReportedStep) -> Iterator[_Metric]:
+    def _counters(self, reported_step: ReportedStep) -> Iterator[_Metric]:
         """Yield the counters that the rank reports; which must be there is a matter of judge/complete.py."""
-        counts = self.counted[seen.step]
+        counts = self.counted[reported_step.step]
         flops = flops_of(self.evidence.cell.config.model, counts.tokens, counts.squares)
         for name, count, expected in (
-            ("number of packed tokens", seen.packed_tokens, counts.tokens),
-            ("sum of squared lengths", seen.packed_squares, counts.squares),
-            ("number of floating-point operations", seen.flops, flops),
+            ("number of packed tokens", reported_step.packed_tokens, counts.tokens),
+            ("sum of squared lengths", reported_step.packed_squares, counts.squares),
+            ("number of floating-point operations", reported_step.flops, flops),
         ):
             if count is not None:
                 yield _Metric(name, count, expected, _ROUNDING, fault_classes.WORKLOAD)
@@ -197,33 +199,33 @@ def printed(evidence: CellEvidence) -> list[CheckFinding]:
     """Check each field of the lines that upstream's trainer prints; the finding is its first wrong line."""
     wrong: dict[str, CheckFinding] = {}
     for record in evidence.records.values():
-        for seen in record.reported:
-            if seen.printed is None:
+        for reported_step in record.reported:
+            if reported_step.printed is None:
                 continue
-            for name, right in _fields(evidence, record, seen):
-                if name not in wrong and not _says(name, seen.printed.get(name), right):
-                    wrong[name] = _printed_finding(record, seen, name, right)
+            for name, right in _fields(evidence, record, reported_step):
+                if name not in wrong and not _says(name, reported_step.printed.get(name), right):
+                    wrong[name] = _printed_finding(record, reported_step, name, right)
     return list(wrong.values())
 
 
-def _fields(evidence: CellEvidence, record: RankRecord, seen: ReportedStep) -> Iterator[tuple[str, Any]]:
+def _fields(evidence: CellEvidence, record: RankRecord, reported_step: ReportedStep) -> Iterator[tuple[str, Any]]:
     """Yield (field, what it must say) of a line; the loss as a list of those whose mean it is.
 
     What was not reported is left to the check `reported`.
     """
     config = evidence.cell.config
-    over = [step for step in record.reported if step.step in logged(config, seen.step)]
-    yield "iteration", f"{seen.step + 1}/{config.train.steps}"
-    yield "consumed samples", str(seen.consumed_samples)
-    if seen.learning_rate is not None:
-        yield "learning rate", f"{seen.learning_rate:.6E}"
+    over = [step for step in record.reported if step.step in logged(config, reported_step.step)]
+    yield "iteration", f"{reported_step.step + 1}/{config.train.steps}"
+    yield "consumed samples", str(reported_step.consumed_samples)
+    if reported_step.learning_rate is not None:
+        yield "learning rate", f"{reported_step.learning_rate:.6E}"
     yield "global batch size", str(len(config.samples(0)))
     losses = [step.loss for step in over if step.loss is not None and math.isfinite(step.loss) and not step.skipped]
     if losses and len(losses) == len(over):
         yield LOSS, losses
-    yield "loss scale", f"{seen.loss_scale:.1f}"
-    if seen.grad_norm is not None:
-        yield "grad norm", f"{seen.grad_norm:.3f}"
+    yield "loss scale", f"{reported_step.loss_scale:.1f}"
+    if reported_step.grad_norm is not None:
+        yield "grad norm", f"{reported_step.grad_norm:.3f}"
     yield "number of skipped iterations", str(sum(step.skipped for step in over))
 
 
@@ -244,16 +246,16 @@ def _mean_loss(losses: Sequence[float]) -> float:
     return sum(losses) / len(losses)
 
 
-def _printed_finding(record: RankRecord, seen: ReportedStep, name: str, expected: Any) -> CheckFinding:
-    assert seen.printed is not None
-    printed_text, many = seen.printed.get(name), isinstance(expected, list) and len(expected) > 1
+def _printed_finding(record: RankRecord, reported_step: ReportedStep, name: str, expected: Any) -> CheckFinding:
+    assert reported_step.printed is not None
+    printed_text, many = reported_step.printed.get(name), isinstance(expected, list) and len(expected) > 1
     text = f"{_mean_loss(expected):.6E}" if isinstance(expected, list) else expected
     what = f", the mean of {len(expected)} steps" if many else ""
     return CheckFinding(
         fault_class=fault_classes.REPORTED,
-        message=f"printed {name} of step {seen.step} on rank {record.rank}: "
+        message=f"printed {name} of step {reported_step.step} on rank {record.rank}: "
         f"{'none' if printed_text is None else repr(printed_text)}, reported was {text}{what}",
-        where={"stage": record.place.pp, "rank": record.rank, "step": seen.step, "metric": name},
+        where={"stage": record.place.pp, "rank": record.rank, "step": reported_step.step, "metric": name},
         measured=printed_text,
         bound=exactly(text, "what training_log was given"),
     )
@@ -270,7 +272,7 @@ def _absent(evidence: CellEvidence) -> Iterator[CheckFinding]:
     """Compare when evaluations ran: upstream's trainers decide that themselves."""
     expected_after = list(evidence.cell.config.evaluations.values())
     for record in evidence.records.values():
-        evaluated_after = [seen.after for seen in record.evaluations]
+        evaluated_after = [recorded.after for recorded in record.evaluations]
         if record.ended == "completed" and not evidence.cell.config.own_trainer and evaluated_after != expected_after:
             yield _evaluation_finding(
                 f"rank {record.rank} evaluated after {_steps_text(evaluated_after)}, "
@@ -291,10 +293,12 @@ def _modes(evidence: CellEvidence) -> Iterator[CheckFinding]:
             if not step.training:
                 text = f"a module of rank {record.rank} is in evaluation mode in step {step.step}"
                 yield _evaluation_finding(text, _where(record, step=step.step), measured=False, bound=_TRAINS)
-        for seen in record.evaluations:
-            if seen.training:
-                text = f"a module of rank {record.rank} is in training mode in the evaluation after step {seen.after}"
-                yield _evaluation_finding(text, _where(record, after=seen.after), measured=True, bound=_EVALUATES)
+        for recorded in record.evaluations:
+            if recorded.training:
+                text = (
+                    f"a module of rank {record.rank} is in training mode in the evaluation after step {recorded.after}"
+                )
+                yield _evaluation_finding(text, _where(record, after=recorded.after), measured=True, bound=_EVALUATES)
 
 
 _TRAINS = exactly(True, "modules train in steps")
@@ -319,13 +323,13 @@ def _tokens(evidence: CellEvidence) -> Iterator[CheckFinding]:
                     measured=tokens,
                     bound=exactly(expected[document], "the packing plan"),
                 )
-        for record, seen in finished.seen:
-            if seen.token_count != finished.tokens:
+        for record, recorded in finished.seen:
+            if recorded.token_count != finished.tokens:
                 yield _evaluation_finding(
                     f"loss tokens of the evaluation after step {finished.after} on rank {record.rank}: "
-                    f"{seen.token_count}, expected {finished.tokens} by the packing plan",
+                    f"{recorded.token_count}, expected {finished.tokens} by the packing plan",
                     _where(record, after=finished.after),
-                    measured=seen.token_count,
+                    measured=recorded.token_count,
                     bound=exactly(finished.tokens, "the packing plan"),
                 )
 
@@ -339,13 +343,13 @@ def _losses(evidence: CellEvidence) -> Iterator[CheckFinding]:
         bound, expected_loss = evidence.bound("step_loss", finished.after), expected.get(finished.number)
         if bound is None:
             return
-        for record, seen in finished.seen:
-            if expected_loss is not None and _number_differs(seen.loss_sum, expected_loss, bound):
+        for record, recorded in finished.seen:
+            if expected_loss is not None and _number_differs(recorded.loss_sum, expected_loss, bound):
                 yield _evaluation_finding(
                     f"loss sum of the evaluation after step {finished.after} on rank {record.rank}: "
-                    f"{_text(seen.loss_sum, expected_loss, bound, evidence.origin)}",
+                    f"{_text(recorded.loss_sum, expected_loss, bound, evidence.origin)}",
                     _where(record, after=finished.after),
-                    measured=seen.loss_sum,
+                    measured=recorded.loss_sum,
                     bound=stated(bound),
                 )
     yield from _documents(evidence)
@@ -415,13 +419,13 @@ def _reports(evidence: CellEvidence) -> Iterator[CheckFinding]:
     for finished in evaluations_of(evidence):
         expected, name = _mean(finished, config)
         bound = evidence.own_bound("step_loss", finished.after)
-        for record, seen in finished.seen:
-            if _number_differs(seen.reported, expected, bound):
+        for record, recorded in finished.seen:
+            if _number_differs(recorded.reported, expected, bound):
                 yield _evaluation_finding(
                     f"reported loss of the evaluation after step {finished.after} on rank {record.rank}: "
-                    f"{_text(seen.reported, expected, bound, f'the mean over {name} is')}",
+                    f"{_text(recorded.reported, expected, bound, f'the mean over {name} is')}",
                     _where(record, after=finished.after),
-                    measured=seen.reported,
+                    measured=recorded.reported,
                     bound=stated(bound),
                     fault_class=fault_classes.REPORTED,
                 )

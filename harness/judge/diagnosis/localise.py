@@ -127,7 +127,7 @@ def _chunk(segment: PlacedDocument, cp: int, token: int) -> Boundaries:
     held = f"chunk {chunk} of {2 * cp}, held by cp rank {rank}"
     if not others:
         return Boundaries(where={"cp": rank})
-    neighbours = " and ".join(str(other) for other in sorted(others))
+    neighbours = " and ".join(str(neighbour_rank) for neighbour_rank in sorted(others))
     return Boundaries(
         boundaries=(CHUNK_EDGE,), words=(f"cp chunk edge, {held}, beside cp rank {neighbours}",), where={"cp": rank}
     )
@@ -197,6 +197,8 @@ Outputs = Mapping[int, Mapping[int, Fingerprint]]  # layer (0: embedding) -> doc
 
 
 class LayerOff(NamedTuple):
+    """A layer after which documents differ."""
+
     layer: int  # global, from 1; 0 is the embedding
     documents: list[int]  # that differ, ascending
     off: dict[int, float]  # every document -> distance; infinite where a fingerprint is missing on either side

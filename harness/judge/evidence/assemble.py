@@ -24,6 +24,8 @@ from harness.judge.stats.distance import add
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterGradient:
+    """The gradient of a whole parameter, with the pieces that it was put together from."""
+
     fingerprint: Fingerprint
     stage: int
     shards: tuple[Fingerprint, ...] = ()  # by tp rank, if the parameter is sharded over tp
@@ -41,16 +43,16 @@ def whole_gradients(ranks: Iterable[tuple[Coordinates, Sequence[ParameterSeen]]]
     first counts: `replica_gradients` checks that copies agree. The first rank of an expert need not be cp 0, dp 0.
     """
     whole: dict[str, ParameterGradient] = {}
-    for place, seen in _counted(ranks):
-        known = whole.get(seen.name)
-        shards = (seen.gradient,) if seen.sharded else ()
+    for place, parameter in _counted(ranks):
+        known = whole.get(parameter.name)
+        shards = (parameter.gradient,) if parameter.sharded else ()
         if known is None:
-            whole[seen.name] = ParameterGradient(
-                fingerprint=seen.gradient, stage=place.pp, shards=shards, parts=tuple(seen.parts)
+            whole[parameter.name] = ParameterGradient(
+                fingerprint=parameter.gradient, stage=place.pp, shards=shards, parts=tuple(parameter.parts)
             )
         else:
-            whole[seen.name] = ParameterGradient(
-                fingerprint=add(known.fingerprint, seen.gradient), stage=known.stage, shards=known.shards + shards
+            whole[parameter.name] = ParameterGradient(
+                fingerprint=add(known.fingerprint, parameter.gradient), stage=known.stage, shards=known.shards + shards
             )
     return whole
 
@@ -61,31 +63,31 @@ def _counted(
     """Yield the records that the whole tensors consist of: one of each shard, a parameter's shards in order of tp."""
     yielded: set[tuple[str, int]] = set()
     for place, parameters in ranks:
-        for seen in parameters:
-            key = (seen.name, shard_of(place, seen))
+        for parameter in parameters:
+            key = (parameter.name, shard_of(place, parameter))
             if key not in yielded:
                 yielded.add(key)
-                yield place, seen
+                yield place, parameter
 
 
-def shard_of(place: Coordinates, seen: ParameterSeen | MergedSeen) -> int:
+def shard_of(place: Coordinates, tensor: ParameterSeen | MergedSeen) -> int:
     """Return the number of a rank's shard of a parameter; -1 if it holds all of it.
 
     Experts that are split otherwise than other weights have the number in the record.
     """
-    if not seen.sharded:
+    if not tensor.sharded:
         return -1
-    return place.tp if seen.shard is None else seen.shard
+    return place.tp if tensor.shard is None else tensor.shard
 
 
 def whole_updates(ranks: Iterable[tuple[Coordinates, Sequence[ParameterSeen]]]) -> dict[str, UpdateSeen]:
     """Return parameter -> fingerprints of the updates of the whole tensor, put together as in `whole_gradients`."""
     whole: dict[str, UpdateSeen] = {}
-    for _, seen in _counted(ranks):
-        known, update = whole.get(seen.name), seen.update
+    for _, parameter in _counted(ranks):
+        known, update = whole.get(parameter.name), parameter.update
         if update is None:
             continue
-        whole[seen.name] = (
+        whole[parameter.name] = (
             update
             if known is None
             else UpdateSeen(
@@ -106,11 +108,11 @@ def copies(records: Mapping[int, RankRecord]) -> Iterator[tuple[RankRecord, Para
     first: dict[tuple[str, int, int], tuple[int, ParameterSeen]] = {}
     for rank in sorted(records):
         record = records[rank]
-        for seen in record.parameters:
-            key = (seen.name, record.place.pp, shard_of(record.place, seen))
-            other, copy = first.setdefault(key, (rank, seen))
-            if copy is not seen:
-                yield record, seen, other, copy
+        for parameter in record.parameters:
+            key = (parameter.name, record.place.pp, shard_of(record.place, parameter))
+            first_rank, copy = first.setdefault(key, (rank, parameter))
+            if copy is not parameter:
+                yield record, parameter, first_rank, copy
 
 
 def whole_activations(
@@ -124,9 +126,9 @@ def whole_activations(
     for place, layers in ranks:
         if place.tp and not sp:
             continue
-        for seen in layers:
-            layer = whole.setdefault(seen.layer, {})
-            for document, part in seen.documents.items():
+        for activation in layers:
+            layer = whole.setdefault(activation.layer, {})
+            for document, part in activation.documents.items():
                 layer[document] = add(layer[document], part) if document in layer else part
     return {layer: whole[layer] for layer in sorted(whole)}
 
@@ -144,21 +146,21 @@ def held_copies(
     Its record and itself, then the rank of the first copy and that copy.
     """
     first: dict[tuple[str, int, int], tuple[int, StoredParameter]] = {}
-    for record, seen in _stored(records, after):
-        key = (seen.name, record.place.pp, record.place.tp if seen.sharded else -1)
-        other, copy = first.setdefault(key, (record.rank, seen))
-        if copy is not seen:
-            yield record, seen, other, copy
+    for record, parameter in _stored(records, after):
+        key = (parameter.name, record.place.pp, record.place.tp if parameter.sharded else -1)
+        first_rank, copy = first.setdefault(key, (record.rank, parameter))
+        if copy is not parameter:
+            yield record, parameter, first_rank, copy
 
 
 def whole_state(records: Mapping[int, RankRecord], after: int) -> dict[str, StoredParameter]:
     """Return parameter -> its whole tensors: shards add up over tp; of copies, which must be equal, the first."""
     parts: dict[str, dict[tuple[int, int], StoredParameter]] = {}
-    for record, seen in _stored(records, after):
-        known = parts.setdefault(seen.name, {})
+    for record, parameter in _stored(records, after):
+        known = parts.setdefault(parameter.name, {})
         stage = min((pp for pp, _ in known), default=record.place.pp)  # a tied embedding is also on the last stage
         if record.place.pp == stage:
-            known.setdefault((stage, record.place.tp if seen.sharded else -1), seen)
+            known.setdefault((stage, record.place.tp if parameter.sharded else -1), parameter)
     return {name: _whole_parameter(name, list(held.values())) for name, held in parts.items()}
 
 
@@ -170,8 +172,8 @@ def _whole_parameter(name: str, shards: list[StoredParameter]) -> StoredParamete
 def _stored(records: Mapping[int, RankRecord], after: int) -> Iterator[tuple[RankRecord, StoredParameter]]:
     for rank in sorted(records):
         state = state_after(records[rank], after)
-        for seen in state.parameters if state else ():
-            yield records[rank], seen
+        for parameter in state.parameters if state else ():
+            yield records[rank], parameter
 
 
 def whole_merged(records: Mapping[int, RankRecord]) -> dict[str, MergedSeen]:
@@ -181,26 +183,26 @@ def whole_merged(records: Mapping[int, RankRecord]) -> dict[str, MergedSeen]:
     """
     whole: dict[str, MergedSeen] = {}
     counted: set[tuple[str, int]] = set()
-    for record, seen in _merged_seen(records):
-        known, key = whole.get(seen.name), (seen.name, shard_of(record.place, seen))
+    for record, weight in _merged_seen(records):
+        known, key = whole.get(weight.name), (weight.name, shard_of(record.place, weight))
         if known is None:
-            whole[seen.name] = seen
+            whole[weight.name] = weight
         elif key not in counted:
-            after = add(known.after, seen.after) if known.after and seen.after else None
-            whole[seen.name] = replace(known, before=add(known.before, seen.before), after=after)
+            after = add(known.after, weight.after) if known.after and weight.after else None
+            whole[weight.name] = replace(known, before=add(known.before, weight.before), after=after)
         counted.add(key)
     return whole
 
 
 def _merged_seen(records: Mapping[int, RankRecord]) -> Iterable[tuple[RankRecord, MergedSeen]]:
-    return ((records[rank], seen) for rank in sorted(records) for seen in records[rank].merged)
+    return ((records[rank], weight) for rank in sorted(records) for weight in records[rank].merged)
 
 
 def merged_copies(records: Mapping[int, RankRecord]) -> Iterator[tuple[RankRecord, MergedSeen, int, MergedSeen]]:
     """Yield every further copy of a merged weight: its record and itself, then the first copy's rank and that copy."""
     first: dict[tuple[str, int, int], tuple[int, MergedSeen]] = {}
-    for record, seen in _merged_seen(records):
-        key = (seen.name, record.place.pp, shard_of(record.place, seen))
-        other, copy = first.setdefault(key, (record.rank, seen))
-        if copy is not seen:
-            yield record, seen, other, copy
+    for record, weight in _merged_seen(records):
+        key = (weight.name, record.place.pp, shard_of(record.place, weight))
+        first_rank, copy = first.setdefault(key, (record.rank, weight))
+        if copy is not weight:
+            yield record, weight, first_rank, copy

@@ -78,15 +78,17 @@ def _observations(record: RankRecord, known: dict[tuple[Any, ...], list[SeenPara
 def _interned(params: SeenParams, device: str | None, known: dict[tuple[Any, ...], list[SeenParams]]) -> SeenParams:
     """Return the equal params seen first, or these if they are new."""
     similar = known.setdefault((device, tuple(params.cu_seqlens_q or ()), params.max_seqlen_q), [])
-    for other in similar:
-        if other == params:
-            return other
+    for known_params in similar:
+        if known_params == params:
+            return known_params
     similar.append(params)
     return params
 
 
 @dataclass(kw_only=True)
 class CellEvidence:
+    """All that a verdict on a cell reads: its files, its plan, and what it is compared with."""
+
     cell: PlannedCell
     records: dict[int, RankRecord]
     result: CellResult | None
@@ -117,6 +119,7 @@ class CellEvidence:
 
     @property
     def layout(self) -> Layout:
+        """Return the parallel layout of the cell."""
         return self.cell.config.layout
 
     @cached_property
@@ -228,6 +231,7 @@ class CellEvidence:
 
     @property
     def packed(self) -> bool:
+        """Return whether the cell's data path packs documents."""
         return self.cell.config.style.packed
 
     @property
@@ -272,7 +276,10 @@ class CellEvidence:
         """Return whether cu_seqlens are the padded offsets: the path may give only these, and no rank gave both."""
         if not self.cell.config.style.padded_only:
             return False
-        return all(seen.params is None or seen.params.cu_seqlens_q_padded is None for seen in self.observations)
+        return all(
+            observation.params is None or observation.params.cu_seqlens_q_padded is None
+            for observation in self.observations
+        )
 
     def truth(self, step: int, dp: int, micro_batch: int) -> Truth | None:
         """Return the truth for one micro-batch; None if the plan does not have it."""
@@ -310,6 +317,7 @@ class CellEvidence:
 
     @cached_property
     def endings(self) -> list[Ending]:
+        """Return how each rank ended, in rank order."""
         return endings_of(self.layout, self.records, self.result, deadline_s=self.cell.config.deadline_s)
 
     @cached_property
@@ -349,9 +357,9 @@ class CellEvidence:
         for rank in sorted(self.records):
             record = self.records[rank]
             if all(getattr(record.place, name) == value for name, value in where.items()):
-                for seen in record.steps:
-                    if seen.step == step:
-                        yield record, seen
+                for recorded in record.steps:
+                    if recorded.step == step:
+                        yield record, recorded
 
     @cached_property
     def legs(self) -> dict[str, LegEvidence]:
@@ -365,6 +373,7 @@ class CellEvidence:
 
     @property
     def last_stage(self) -> int:
+        """Return the number of the last pipeline stage."""
         return self.layout.pp - 1
 
     @cached_property
@@ -390,8 +399,8 @@ class CellEvidence:
         whole: dict[int, dict[int, DocumentLoss]] = {}
         for step in self.finished_steps:
             sums: dict[int, DocumentLoss] = {}
-            for _, seen in self.step_records(step, pp=self.last_stage, tp=0):
-                for document, part in seen.documents.items():
+            for _, recorded in self.step_records(step, pp=self.last_stage, tp=0):
+                for document, part in recorded.documents.items():
                     old = sums.get(document, DocumentLoss(loss_sum=0.0, tokens=0))
                     sums[document] = DocumentLoss(
                         loss_sum=old.loss_sum + part.loss_sum, tokens=old.tokens + part.tokens
@@ -403,8 +412,8 @@ class CellEvidence:
     def document_tokens(self) -> dict[int, dict[int, float]]:
         """Return document -> token position -> loss, step 0."""
         losses: dict[int, dict[int, float]] = {}
-        for _, seen in self.step_records(0, pp=self.last_stage, tp=0):
-            for token in seen.tokens:
+        for _, recorded in self.step_records(0, pp=self.last_stage, tp=0):
+            for token in recorded.tokens:
                 losses.setdefault(token.document, {})[token.position] = token.loss
         return losses
 

@@ -36,7 +36,9 @@ def returned_tokens(evidence: CellEvidence, step: int) -> list[float | None]:
     """Return, per tp rank, what a step's losses returned over replicas and context ranks; None if none returned any."""
     totals: list[float | None] = []
     for tp in range(evidence.layout.tp):
-        returned = [seen.returned_tokens for _, seen in evidence.step_records(step, pp=evidence.last_stage, tp=tp)]
+        returned = [
+            recorded.returned_tokens for _, recorded in evidence.step_records(step, pp=evidence.last_stage, tp=tp)
+        ]
         counts = [count for count in returned if count is not None]
         totals.append(sum(counts) if counts else None)
     return totals

@@ -26,6 +26,8 @@ Ended = Literal["completed", "raised", "crashed", "deadline", "killed", "missing
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
+    """How one rank ended, and how far it came."""
+
     rank: int
     place: Coordinates
     ended: Ended
@@ -65,10 +67,10 @@ def endings_of(
     `deadline_s`: the cell's. An attempt that ends by its deadline lasts that long, whatever its clocks say.
     """
     given_s = max(deadline_s, result.deadline_s) if result else deadline_s
-    seen = {ending.rank: ending for ending in result.ranks} if result else {}
+    processes = {ending.rank: ending for ending in result.ranks} if result else {}
     endings = []
     for rank in range(layout.world_size):
-        record, process = records.get(rank), seen.get(rank)
+        record, process = records.get(rank), processes.get(rank)
         endings.append(
             Ending(
                 rank=rank,

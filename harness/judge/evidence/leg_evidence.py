@@ -59,8 +59,8 @@ class LegEvidence:
     def losses(self) -> dict[int, DocumentLoss]:
         """Return document -> loss summed over the cp ranks, in rank order."""
         sums: dict[int, DocumentLoss] = {}
-        for _, seen in self._with_losses():
-            for document, part in seen.documents.items():
+        for _, recorded in self._with_losses():
+            for document, part in recorded.documents.items():
                 old = sums.get(document, DocumentLoss(loss_sum=0.0, tokens=0))
                 sums[document] = DocumentLoss(loss_sum=old.loss_sum + part.loss_sum, tokens=old.tokens + part.tokens)
         return sums
@@ -68,23 +68,27 @@ class LegEvidence:
     @property
     def token_count(self) -> int:
         """Return the number of labels that count in the loss, over all replicas."""
-        return sum(seen.token_count for _, seen in self._with_losses())
+        return sum(recorded.token_count for _, recorded in self._with_losses())
 
     @cached_property
     def gradients(self) -> dict[str, ParameterGradient]:
         """Return parameter -> gradient of the whole tensor; only of legs with a backward."""
-        return whole_gradients((at, seen.parameters) for at, seen in self._in_order())
+        return whole_gradients((at, recorded.parameters) for at, recorded in self._in_order())
 
     @cached_property
     def activations(self) -> dict[int, dict[int, Fingerprint]]:
         """Return layer (0: embedding) -> document -> fingerprint of its output."""
-        return whole_activations(((at, seen.activations) for at, seen in self._in_order()), sp=self.config.layout.sp)
+        return whole_activations(
+            ((at, recorded.activations) for at, recorded in self._in_order()), sp=self.config.layout.sp
+        )
 
     def _in_order(self) -> list[tuple[Coordinates, LegSeen]]:
         return [(self.config.layout.coordinates(rank), self.seen[rank]) for rank in sorted(self.seen)]
 
     def _with_losses(self) -> list[tuple[Coordinates, LegSeen]]:
-        return [(at, seen) for at, seen in self._in_order() if at.pp == self.config.layout.pp - 1 and at.tp == 0]
+        return [
+            (at, recorded) for at, recorded in self._in_order() if at.pp == self.config.layout.pp - 1 and at.tp == 0
+        ]
 
     def at_rank(self, rank: int, **more: object) -> dict[str, object]:
         """Return the `where` of a finding about what one rank recorded."""
@@ -96,9 +100,9 @@ def legs_seen(config: CellConfig, legs: Sequence[Leg], records: Mapping[int, Ran
     """Return leg name -> evidence, of the legs that all ranks of the layout finished."""
     evidence: dict[str, LegEvidence] = {}
     for leg in legs:
-        seen = {
+        by_rank = {
             rank: recorded for rank, record in records.items() for recorded in record.legs if recorded.leg == leg.name
         }
-        if len(seen) == config.layout.world_size:
-            evidence[leg.name] = LegEvidence(leg=leg, config=config, seen=seen)
+        if len(by_rank) == config.layout.world_size:
+            evidence[leg.name] = LegEvidence(leg=leg, config=config, seen=by_rank)
     return evidence

@@ -44,17 +44,17 @@ def scan(record: RankRecord) -> Scan:
     at: dict[str, Any] = {"stage": record.place.pp, "rank": record.rank}
     _outputs(tally, record.activations, "the activation of document {} after layer {}", at | {"step": 0}, (0, 0))
     _routers(tally, record, at)
-    for seen in record.steps:
-        where, order = at | {"step": seen.step}, (0, 2, seen.step)
-        _documents(tally, seen.documents, f"the loss of document {{}} in step {seen.step}", where, order)
-        _losses(tally, [token.loss for token in seen.tokens], "a token's loss", where, order)
+    for step in record.steps:
+        where, order = at | {"step": step.step}, (0, 2, step.step)
+        _documents(tally, step.documents, f"the loss of document {{}} in step {step.step}", where, order)
+        _losses(tally, [token.loss for token in step.tokens], "a token's loss", where, order)
         for what, value in (
-            ("the loss", seen.loss_sum),
-            ("the number of tokens that the loss returned", seen.returned_tokens),
-            ("the gradient norm", seen.grad_norm),
+            ("the loss", step.loss_sum),
+            ("the number of tokens that the loss returned", step.returned_tokens),
+            ("the gradient norm", step.grad_norm),
         ):
             if value is not None:
-                tally.add(value, f"{what} of step {seen.step}", where, order)
+                tally.add(value, f"{what} of step {step.step}", where, order)
     _reports(tally, record, at)
     _states(tally, record, at)
     _gradients(tally, record.parameters, "the gradient of {}", at | {"step": 0}, (0, 3))
@@ -78,32 +78,32 @@ def scan(record: RankRecord) -> Scan:
     return tally
 
 
-def _second_training(tally: Scan, seen: TrainingSeen, name: str, at: dict[str, Any], number: int) -> None:
+def _second_training(tally: Scan, training: TrainingSeen, name: str, at: dict[str, Any], number: int) -> None:
     """Scan the later steps of a leg that trains; `number`: of the leg."""
-    for step in seen.steps:
+    for step in training.steps:
         _later(tally, step, f"step {step.after}{name}", at | {"step": step.after}, (number, 4, step.after))
-    for step in seen.evaluations:
+    for step in training.evaluations:
         text = f"the evaluation after step {step.after}{name}"
         _later(tally, step, text, at | {"after": step.after}, (number, 4, step.after))
-    last = len(seen.steps)
+    last = len(training.steps)
     for what, weights, after in (
-        ("change", seen.changes, 0),
-        ("change over all steps", seen.trained, last),
-        ("merged weight", seen.merged, last),
+        ("change", training.changes, 0),
+        ("change over all steps", training.trained, last),
+        ("merged weight", training.merged, last),
     ):
         _total(tally, weights.values())
         for parameter, value in weights.items():
             if not _good(value):
                 where = at | {"step": after, "parameter": parameter}
                 _fingerprint(tally, value, f"the {what} of {parameter}{name}", where, (number, 5))
-    for bias in seen.expert_biases:
+    for bias in training.expert_biases:
         where = at | {"step": bias.step, "layer": bias.layer}
         _losses(tally, bias.values, f"a bias of layer {bias.layer}{name}", where, (number, 4, bias.step))
 
 
-def _later(tally: Scan, seen: LaterSeen, name: str, where: dict[str, Any], order: tuple[int, ...]) -> None:
-    _documents(tally, seen.documents, f"the loss of document {{}} in {name}", where, order)
-    for what, value in (("the loss", seen.loss_sum), ("the gradient norm", seen.grad_norm)):
+def _later(tally: Scan, recorded: LaterSeen, name: str, where: dict[str, Any], order: tuple[int, ...]) -> None:
+    _documents(tally, recorded.documents, f"the loss of document {{}} in {name}", where, order)
+    for what, value in (("the loss", recorded.loss_sum), ("the gradient norm", recorded.grad_norm)):
         if value is not None:
             tally.add(value, f"{what} of {name}", where, order)
 
@@ -129,38 +129,40 @@ def _reports(tally: Scan, record: RankRecord, at: dict[str, Any]) -> None:
 def _states(tally: Scan, record: RankRecord, at: dict[str, Any]) -> None:
     """Scan what a checkpoint holds."""
     for state in record.states:
-        for seen in state.parameters:
-            place = at | {"step": state.after, "parameter": seen.name}
+        for parameter in state.parameters:
+            place = at | {"step": state.after, "parameter": parameter.name}
             for part, text in STORED.items():
-                value = getattr(seen, part)
+                value = getattr(parameter, part)
                 tally.numbers += 1 + len(value.projections)
                 if not _good(value):
-                    _fingerprint(tally, value, f"{text} of {seen.name} after step {state.after}", place, (0, 2))
+                    _fingerprint(tally, value, f"{text} of {parameter.name} after step {state.after}", place, (0, 2))
 
 
 def _outputs(
     tally: Scan, layers: Iterable[ActivationSeen], what: str, where: dict[str, Any], order: tuple[int, int]
 ) -> None:
-    for seen in layers:
-        _total(tally, seen.documents.values())
-        for document, value in seen.documents.items():
+    for activation in layers:
+        _total(tally, activation.documents.values())
+        for document, value in activation.documents.items():
             if not _good(value):
-                place = where | {"layer": seen.layer, "document": document}
-                _fingerprint(tally, value, what.format(document, seen.layer), place, (*order, seen.layer))
+                place = where | {"layer": activation.layer, "document": document}
+                _fingerprint(tally, value, what.format(document, activation.layer), place, (*order, activation.layer))
 
 
 def _gradients(
     tally: Scan, parameters: Iterable[ParameterSeen], what: str, where: dict[str, Any], order: tuple[int, int]
 ) -> None:
-    for seen in parameters:
-        tally.numbers += 1 + len(seen.gradient.projections)
-        if not _good(seen.gradient):
-            _fingerprint(tally, seen.gradient, what.format(seen.name), where | {"parameter": seen.name}, order)
-        for part in seen.parts:
+    for parameter in parameters:
+        tally.numbers += 1 + len(parameter.gradient.projections)
+        if not _good(parameter.gradient):
+            _fingerprint(
+                tally, parameter.gradient, what.format(parameter.name), where | {"parameter": parameter.name}, order
+            )
+        for part in parameter.parts:
             tally.numbers += 1 + len(part.projections)
             if not _good(part):
-                text = f"part of {what.format(seen.name)}"
-                _fingerprint(tally, part, text, where | {"parameter": seen.name}, order)
+                text = f"part of {what.format(parameter.name)}"
+                _fingerprint(tally, part, text, where | {"parameter": parameter.name}, order)
 
 
 def _update(tally: Scan, update: UpdateSeen, name: str, where: dict[str, Any], *, last: int) -> None:
@@ -218,20 +220,20 @@ def _routers(tally: Scan, record: RankRecord, at: dict[str, Any]) -> None:
     where = at | {"step": 0}
     if record.aux_scale is not None:
         tally.add(record.aux_scale, "the scale of auxiliary losses", where, (0, 1))
-    for seen in record.routers:
-        place, name = where | {"layer": seen.layer, "micro_batch": seen.micro_batch}, f"of layer {seen.layer}"
-        for share in (*seen.real, *seen.padding):
-            _losses(tally, share.scores, f"a router score {name}", place, (0, 1, seen.layer))
+    for router in record.routers:
+        place, name = where | {"layer": router.layer, "micro_batch": router.micro_batch}, f"of layer {router.layer}"
+        for share in (*router.real, *router.padding):
+            _losses(tally, share.scores, f"a router score {name}", place, (0, 1, router.layer))
             if share.squares is not None:
-                tally.add(share.squares, f"the sum of squares {name}", place, (0, 1, seen.layer))
+                tally.add(share.squares, f"the sum of squares {name}", place, (0, 1, router.layer))
         for what, value in (
-            ("the auxiliary loss", seen.aux_loss),
-            ("its weighted value", seen.aux_weighted),
-            ("the z-loss", seen.z_loss),
-            ("its weighted value", seen.z_weighted),
+            ("the auxiliary loss", router.aux_loss),
+            ("its weighted value", router.aux_weighted),
+            ("the z-loss", router.z_loss),
+            ("its weighted value", router.z_weighted),
         ):
             if value is not None:
-                tally.add(value, f"{what} {name}", place, (0, 1, seen.layer))
+                tally.add(value, f"{what} {name}", place, (0, 1, router.layer))
     for followed in record.followed:
         at_step = at | {"step": followed.step, "layer": followed.layer}
         for what, value in (("the shortfall", followed.shortfall), ("the rounding", followed.rounding)):

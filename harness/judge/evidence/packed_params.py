@@ -28,17 +28,17 @@ class FieldProblem:
     tensor: str = ""  # of form problems: the cu_seqlens field
 
 
-def value_problems(seen: SeenParams, truth: PackedParams, style: PackingStyle) -> list[FieldProblem]:
+def value_problems(params: SeenParams, truth: PackedParams, style: PackingStyle) -> list[FieldProblem]:
     """Return fields whose value differs from the truth. A garbage max_seqlen is not None, so values are compared.
 
     Padded offsets that the data path need not supply may be given if they equal the plain ones: attention then reads
     the same values. Copies of the last offset may be fewer or more where `last_repeats` says so.
     """
     problems = []
-    repeats = style.last_repeats and _evenly_long(seen)
+    repeats = style.last_repeats and _evenly_long(params)
     for name in _VALUE_FIELDS:
-        measured, expected = getattr(seen, name), _plain(getattr(truth, name))
-        form = seen.forms.get(name)
+        measured, expected = getattr(params, name), _plain(getattr(truth, name))
+        form = params.forms.get(name)
         if measured == expected or (form is not None and form.device == "meta"):
             continue  # a tensor on the meta device has no values: a form problem
         if repeats and measured and expected and _without_copies(measured) == _without_copies(expected):
@@ -49,9 +49,9 @@ def value_problems(seen: SeenParams, truth: PackedParams, style: PackingStyle) -
     return problems
 
 
-def _evenly_long(seen: SeenParams) -> bool:
+def _evenly_long(params: SeenParams) -> bool:
     """Return whether real and padded offsets have as many entries, as kernels require."""
-    return len({len(offsets) for name in OFFSETS + PADDED if (offsets := getattr(seen, name)) is not None}) <= 1
+    return len({len(offsets) for name in OFFSETS + PADDED if (offsets := getattr(params, name)) is not None}) <= 1
 
 
 def _without_copies(value: Any) -> Any:
@@ -68,21 +68,23 @@ def problems_of(seen: ParamsSeen) -> list[FieldProblem]:
     return value_problems(seen.params, seen.expected, seen.truth.batch.style)
 
 
-def form_problems(seen: SeenParams, style: PackingStyle, device: str | None, context_ranks: int) -> list[FieldProblem]:
+def form_problems(
+    params: SeenParams, style: PackingStyle, device: str | None, context_ranks: int
+) -> list[FieldProblem]:
     """Return wrong dtypes, shapes, devices, Python types and formats, which kernels refuse or silently misread.
 
     `device` is the model's ("cuda:0"), None if not recorded. `context_ranks`: of the layout.
     """
-    wanted: list[tuple[str, str, Any, Any]] = [("qkv_format", "", seen.qkv_format, "thd")]
-    for name, form in seen.forms.items():
-        values = getattr(seen, name)
+    wanted: list[tuple[str, str, Any, Any]] = [("qkv_format", "", params.qkv_format, "thd")]
+    for name, form in params.forms.items():
+        values = getattr(params, name)
         wanted.append(("dtype", name, form.dtype, "torch.int32"))
         wanted.append(("shape", name, form.shape, form.shape if values is None else [len(values)]))
         wanted.append(("device", name, form.device, device or form.device))
-    if seen.max_seqlen_q is not None and not (style.longest_as_tensor and seen.max_seqlen_type == "Tensor"):
-        wanted.append(("max_seqlen_type", "", seen.max_seqlen_type, "int"))
-    if seen.context_ranks is not None:
-        wanted.append(("context_ranks", "", seen.context_ranks, context_ranks))
+    if params.max_seqlen_q is not None and not (style.longest_as_tensor and params.max_seqlen_type == "Tensor"):
+        wanted.append(("max_seqlen_type", "", params.max_seqlen_type, "int"))
+    if params.context_ranks is not None:
+        wanted.append(("context_ranks", "", params.context_ranks, context_ranks))
     return [
         FieldProblem(field=field, tensor=name, measured=measured, expected=expected)
         for field, name, measured, expected in wanted
@@ -90,19 +92,21 @@ def form_problems(seen: SeenParams, style: PackingStyle, device: str | None, con
     ]
 
 
-def copied_padding(seen: SeenParams) -> bool:
+def copied_padding(params: SeenParams) -> bool:
     """Return whether padded offsets equal the plain ones but are other tensors, and pad_between_seqs is not set.
 
     Transformer Engine (DotProductAttention.forward) then assumes padding between documents and leaves its fast path
     (issue 3487 there).
     """
     pairs = [(name, name.removesuffix("_padded")) for name in PADDED]
-    equal = all(getattr(seen, padded) is not None and getattr(seen, padded) == getattr(seen, q) for padded, q in pairs)
-    return equal and seen.pad_between_seqs is None and not all(_same(seen, padded, q) for padded, q in pairs)
+    equal = all(
+        getattr(params, padded) is not None and getattr(params, padded) == getattr(params, q) for padded, q in pairs
+    )
+    return equal and params.pad_between_seqs is None and not all(_same(params, padded, q) for padded, q in pairs)
 
 
-def _same(seen: SeenParams, padded: str, plain: str) -> bool:
-    names = [seen.forms[name].same_as or name for name in (padded, plain) if name in seen.forms]
+def _same(params: SeenParams, padded: str, plain: str) -> bool:
+    names = [params.forms[name].same_as or name for name in (padded, plain) if name in params.forms]
     return len(set(names)) == 1
 
 

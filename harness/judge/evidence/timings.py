@@ -19,9 +19,9 @@ def times_of(evidence: CellEvidence) -> Times:
     """Return load -> round -> seconds of the slowest rank; loads sorted by name and number of documents."""
     times: Times = {}
     for record in evidence.records.values():
-        for seen in record.timings:
-            rounds = times.setdefault((seen.load, seen.documents), {})
-            rounds[seen.round] = max(seen.seconds, rounds.get(seen.round, 0.0))
+        for timing in record.timings:
+            rounds = times.setdefault((timing.load, timing.documents), {})
+            rounds[timing.round] = max(timing.seconds, rounds.get(timing.round, 0.0))
     return dict(sorted(times.items()))
 
 
@@ -48,7 +48,7 @@ def busy_step(evidence: CellEvidence) -> float | None:
     """Return the median busy time of a step's slowest rank, in seconds; without the first step, which warms up."""
     times = []
     for step in list(evidence.steps)[1:]:
-        busy_times = [seen.busy_s for _, seen in evidence.step_records(step)]
+        busy_times = [recorded.busy_s for _, recorded in evidence.step_records(step)]
         if len(busy_times) == evidence.layout.world_size and min(busy_times) > 0:
             times.append(max(busy_times))
     return statistics.median(times) if times else None

@@ -78,4 +78,5 @@ def fields_used(config: CellConfig, stage: int, chunk: int) -> tuple[str, ...]:
 
 
 def is_last(config: CellConfig, stage: int, chunk: int) -> bool:
+    """Return whether a chunk is the last of the model, the one with the loss."""
     return stage == config.layout.pp - 1 and chunk == config.layout.vpp - 1

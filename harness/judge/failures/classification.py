@@ -36,6 +36,8 @@ _ALLOCATOR = "DefaultCPUAllocator"  # torch's own: it refuses one request, which
 
 
 class Blame(NamedTuple):
+    """The class of an exception, and the domain that is to blame for it."""
+
     pattern: Pattern  # the class of the failure
     domain: Domain
     frame: str = ""  # the frame that decided; empty if the kind of error did
@@ -293,6 +295,7 @@ class Cause:
 
     @property
     def domain(self) -> Domain:
+        """Return the domain that is to blame."""
         return self.failure_class.domain
 
     @property
@@ -454,6 +457,8 @@ class FailureEvidence:
 
 @dataclass(frozen=True, kw_only=True)
 class FailureClass:
+    """A failure as it is reported: its class, who is to blame, and whether to retry."""
+
     name: str
     title: str
     domain: Domain
@@ -475,6 +480,7 @@ class _Candidate:
 
     @property
     def blamed(self) -> Domain:
+        """Return the domain to blame: as frames or the leg decide, else the row's."""
         return self.domain or self.pattern.domain
 
 

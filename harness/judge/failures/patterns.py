@@ -27,13 +27,15 @@ class Pattern:
     states: tuple[str, ...] = ()  # of the job, as sacct and squeue name them
 
     def in_exception(self, text: str) -> bool:
+        """Return whether an exception, as "TYPE: MESSAGE", matches."""
         return bool(self.exception) and re.search(self.exception, text, re.I) is not None
 
     def in_log(self, line: str) -> bool:
+        """Return whether a line of a log matches."""
         return bool(self.log) and re.search(self.log, line, re.I) is not None
 
     def in_state(self, state: str) -> bool:
-        """`state` may carry a comment ("CANCELLED by 0") or be cut by sacct's column ("OUT_OF_ME+")."""
+        """Return whether a job's state matches; it may carry a comment ("CANCELLED by 0") or be cut ("OUT_OF_ME+")."""
         word = (state.split() or [""])[0]
         if word.endswith("+"):
             return len(word) > 4 and any(name.startswith(word[:-1]) for name in self.states)

@@ -50,6 +50,7 @@ def add(left: Fingerprint, right: Fingerprint) -> Fingerprint:
 
 
 def finite(fingerprint: Fingerprint) -> bool:
+    """Return whether the norm and all projections are finite."""
     return all(math.isfinite(value) for value in (fingerprint.norm_sq, *fingerprint.projections))
 
 
@@ -70,6 +71,7 @@ def exactly(value: Any, origin: str) -> dict[str, Any]:
 
 
 def bound_text(bound: Bound) -> str:
+    """Return e.g. '0.0001 relative (ORIGIN)'."""
     side = "" if bound.direction == "either" else f", {bound.direction} the expected value only"
     unit = "times" if bound.unit == "factor" else bound.unit
     return f"{bound.value:.3g} {unit}{side} ({bound.origin})"

@@ -114,19 +114,19 @@ def _later_differences(record: RankRecord, again: TrainingSeen) -> Iterator[tupl
             yield name, own.step, value, at
         if own.grad_norm is not None and step.grad_norm is not None:
             yield "grad_norm", own.step, distance(step.grad_norm, own.grad_norm, _RELATIVE), ""
-    for seen, other in zip(record.evaluations, again.evaluations):
-        for name, value, at in _loss_differences(seen.documents, other.documents):
-            yield name, seen.after, value, at
-        for name, value, at in _output_differences(seen.activations, other.activations):
-            yield name, seen.after, value, at
+    for recorded, repeated in zip(record.evaluations, again.evaluations):
+        for name, value, at in _loss_differences(recorded.documents, repeated.documents):
+            yield name, recorded.after, value, at
+        for name, value, at in _output_differences(recorded.activations, repeated.activations):
+            yield name, recorded.after, value, at
     for bias, moved in zip(record.expert_biases, again.expert_biases):
         off = max(abs(a - b) for a, b in zip(bias.values, moved.values))
         yield "expert_bias", bias.step, off, f"layer {bias.layer}"
     last = len(record.steps)
-    updates = {seen.name: seen.update for seen in record.parameters if seen.update is not None}
+    updates = {recorded.name: recorded.update for recorded in record.parameters if recorded.update is not None}
     changes = {name: update.change for name, update in updates.items()}
     trained = {name: update.trained for name, update in updates.items() if update.trained is not None}
-    merged = {seen.name: seen.after for seen in record.merged if seen.after is not None}
+    merged = {recorded.name: recorded.after for recorded in record.merged if recorded.after is not None}
     for what, weights, others, step_number in (
         ("change", changes, again.changes, 1),
         ("trained", trained, again.trained, last),
@@ -142,12 +142,12 @@ def _later_differences(record: RankRecord, again: TrainingSeen) -> Iterator[tupl
 def _output_differences(
     own: Sequence[ActivationSeen], again: Sequence[ActivationSeen]
 ) -> Iterator[tuple[str, float, str]]:
-    outputs = {seen.layer: seen.documents for seen in again}
-    for seen in own:
-        for document, fingerprint in seen.documents.items():
-            output = outputs.get(seen.layer, {}).get(document)
+    outputs = {activation.layer: activation.documents for activation in again}
+    for activation in own:
+        for document, fingerprint in activation.documents.items():
+            output = outputs.get(activation.layer, {}).get(document)
             if output is not None and fingerprint.norm_sq:
-                where = f"document {document} after layer {seen.layer}"
+                where = f"document {document} after layer {activation.layer}"
                 yield "activation", fingerprint_distance(output, fingerprint), where
 
 
@@ -181,15 +181,15 @@ def _rounding(gradients: Iterable[Fingerprint]) -> float:
 
 def _noise_only(record: RankRecord, legs: Sequence[LegSeen]) -> frozenset[str]:
     """Return parameters whose gradient differs from itself by more than bounds allow, but by no more than rounding."""
-    small = _rounding(seen.gradient for seen in record.parameters)
-    again = [{seen.name: seen.gradient for seen in leg.parameters} for leg in legs]
+    small = _rounding(parameter.gradient for parameter in record.parameters)
+    again = [{parameter.name: parameter.gradient for parameter in leg.parameters} for leg in legs]
     names = set()
-    for seen in record.parameters:
-        own = seen.gradient
-        pairs = [(gradients[seen.name], own) for gradients in again if seen.name in gradients]
+    for parameter in record.parameters:
+        own = parameter.gradient
+        pairs = [(gradients[parameter.name], own) for gradients in again if parameter.name in gradients]
         worst = max((fingerprint_distance(gradient, own, _ABSOLUTE) for gradient, own in pairs), default=0.0)
         if 0 <= own.norm_sq <= small * small and MOST_NOISE * math.sqrt(own.norm_sq) < worst <= small / NOISE_FACTOR:
-            names.add(seen.name)
+            names.add(parameter.name)
     return frozenset(names)
 
 
@@ -217,8 +217,12 @@ def _differences(record: RankRecord, leg: LegSeen, noise_only: frozenset[str]) -
             yield "repeated_document", value, f"document {document}"
     if losses:
         yield "step_loss", _sum_difference([*losses.values()]), ""
-    again = {seen.name: seen.gradient for seen in leg.parameters}
-    pairs = {seen.name: (again[seen.name], seen.gradient) for seen in record.parameters if seen.name in again}
+    again = {parameter.name: parameter.gradient for parameter in leg.parameters}
+    pairs = {
+        parameter.name: (again[parameter.name], parameter.gradient)
+        for parameter in record.parameters
+        if parameter.name in again
+    }
     for name, (gradient, own) in pairs.items():
         if own.norm_sq and name not in noise_only:
             yield "parameter_gradient", fingerprint_distance(gradient, own), name

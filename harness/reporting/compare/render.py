@@ -23,6 +23,7 @@ Lines = Iterator[tuple[str, str]]  # text, style
 
 
 def render_comparison_json(comparison: Comparison) -> str:
+    """Return the comparison as JSON."""
     return dumps(comparison, indent=1) + "\n"
 
 

@@ -42,6 +42,7 @@ class Moved(NamedTuple):
 
     @property
     def text(self) -> str:
+        """Return e.g. "312 commits", "back by 2 commits", "1 commit added, 2 removed"."""
         if self.added and self.removed:
             return f"{counted(self.added, 'commit')} added, {self.removed} removed"
         return f"back by {counted(self.removed, 'commit')}" if self.removed else counted(self.added, "commit")
@@ -190,6 +191,7 @@ def change(before: Outcome | None, after: Outcome | None) -> ChangeKind:
 
 
 def outcome_of(cell: Cell | None) -> Outcome | None:
+    """Return the outcome of a cell; None where the run does not have it."""
     if cell is None:
         return None
     return cell.outcome if isinstance(cell, ReportCell) else Outcome.REJECTED
@@ -220,10 +222,12 @@ class Drift:
 
     @property
     def equal(self) -> bool:
+        """Return whether both runs have the same steps with the same values, bit for bit."""
         return self.first is None and self.lengths[0] == self.lengths[1]
 
     @property
     def beyond(self) -> bool:
+        """Return whether it is judged, and drifted beyond its bound."""
         return self.bound is not None and self.largest > self.bound.value
 
     @property
@@ -237,6 +241,7 @@ class Drift:
 
     @property
     def text(self) -> str:
+        """Return the quantity with its drift."""
         return f"{self.what}: {self.brief}"
 
 
@@ -281,10 +286,12 @@ class TimeChange:
 
     @property
     def slower(self) -> bool:
+        """Return whether it is judged, and became slower."""
         return self.judged and self.ratio.verdict == "slower"
 
     @property
     def text(self) -> str:
+        """Return the ratio, and why it is not judged if it is not."""
         return f"{self.ratio.what}: {self.ratio.text}" + (f" ({self.why_not})" if self.why_not else "")
 
 
@@ -360,6 +367,8 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class CellChange:
+    """How one cell changed from the earlier to the later run."""
+
     id: str  # of the later run, where it has the cell
     change: ChangeKind
     before: Outcome | None  # None: the run does not have the cell
@@ -378,12 +387,16 @@ class CellChange:
 
 @dataclass(frozen=True, kw_only=True)
 class StackChange:
+    """How a stack changed from the earlier to the later run."""
+
     stack: str  # "old -> new" where cells were matched across stacks
     differences: list[Difference]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
+    """Two runs, cell by cell."""
+
     before: Side
     after: Side
     cells: list[CellChange]
@@ -396,6 +409,7 @@ class Comparison:
 
     @property
     def regressions(self) -> list[CellChange]:
+        """Return the cells that became worse."""
         return [cell for cell in self.cells if cell.regressions]
 
 
@@ -427,7 +441,7 @@ def compare_runs(before: Report, after: Report, *, slower: Bound = SLOWER_RUN) -
 
     cells = [change_of(pair) for pair in matched]
     cells.sort(key=lambda cell: (not cell.regressions, list(ChangeKind).index(cell.change)))
-    seen = Counter(cell.change for cell in cells)
+    change_counts = Counter(cell.change for cell in cells)
     return Comparison(
         before=sides[0],
         after=sides[1],
@@ -436,7 +450,7 @@ def compare_runs(before: Report, after: Report, *, slower: Bound = SLOWER_RUN) -
             StackChange(stack=old if old == new else f"{old} -> {new}", differences=changed)
             for (old, new), changed in stacks.items()
         ],
-        counts={change: seen[change] for change in ChangeKind if seen[change]},
+        counts={change: change_counts[change] for change in ChangeKind if change_counts[change]},
         verdict=_verdict(cells),
         notes=[*_coverage(cells), *_order(sides), *_notes(before, after, sides), *_matched(cells)],
         lost=[cell.id for cell in cells if _is_lost(cell)],

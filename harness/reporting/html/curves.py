@@ -51,6 +51,8 @@ SeriesKind = Literal["quiet", "control", "known", "failed"]  # keys of _LINES
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
+    """One drawing, as SVG."""
+
     title: str
     note: str
     svg: str

@@ -197,6 +197,8 @@ def _entries() -> dict[str, Entry]:
 
 @dataclass(frozen=True, kw_only=True)
 class RankSquare:
+    """One rank in the picture of a cell."""
+
     view: RankView
     symbol: str
     word: str
@@ -227,6 +229,8 @@ class Plane:
 
 @dataclass(frozen=True, kw_only=True)
 class RankPicture:
+    """What each rank of a cell received, drawn as squares."""
+
     planes: list[Plane] = field(default_factory=list)
     values: list[ReceivedValue] = field(default_factory=list)
     left_out: str = ""  # a note on ranks that are not drawn

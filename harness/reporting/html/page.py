@@ -125,6 +125,7 @@ def value_text(value: Any) -> str:
 
 
 def plain_text(value: Any) -> str:
+    """Return a text as it is, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(to_jsonable(value), ensure_ascii=False)
 
 
@@ -149,17 +150,21 @@ def tail(text: str) -> str:
 
 
 def seconds(value: float | None) -> str:
+    """Return e.g. "12.3 s"; a dash for a time that is not known."""
     if value is None or not math.isfinite(value):
         return "–"  # noqa: RUF001
     return f"{value:.1f} s" if value < 120 else duration(value)
 
 
 def rate(value: float | None) -> str:
+    """Return e.g. "1,234"; a dash for a rate that is not known."""
     return "–" if value is None or not math.isfinite(value) else f"{value:,.0f}"  # noqa: RUF001
 
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
+    """A link with its text."""
+
     text: str
     href: str  # relative to the page, with "/" and percent-encoding: valid in a file system and on a web server
 

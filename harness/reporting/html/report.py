@@ -57,7 +57,7 @@ _MOST_ROWS = 300  # of tables of rejected cells, noise floors and changes since 
 MOST_CELLS = 400  # with rejected ones, of a report in one file; also of a page of a larger report
 PARTS_FOLDER = "report-pages"
 _MOST_FAILURES = 120  # failing cells in detail on report.html
-_MOST_KNOWN = 30  # known failures likewise
+_MOST_KNOWN = 30  # known failures in detail on report.html
 _MOST_GROUPS = 8  # parity groups with curves
 _MOST_QUIET = 20  # cells that pass, per group with curves
 _BANNER_PACKAGES = ("torch", "megatron-core", "transformer-engine")  # of a stack, in the banner
@@ -218,6 +218,7 @@ class Places:
     pages: Mapping[str, str] = field(default_factory=dict)  # cell -> page; this page if it is not named
 
     def href(self, cell: str) -> str:
+        """Return the link to a cell's details."""
         return f"{self.pages.get(cell, '')}#{anchor(cell)}"
 
 
@@ -231,28 +232,35 @@ class Part:
 
     @property
     def file(self) -> str:
+        """Return the file name of the page."""
         return f"{self.number:03d}.html"
 
     @property
     def href(self) -> str:
+        """Return the path of the page in the run directory."""
         return f"{PARTS_FOLDER}/{self.file}"
 
     @property
     def last(self) -> int:
+        """Return the number of the page's last cell, of all cells."""
         return self.first + len(self.cells) - 1
 
     @property
     def counts(self) -> dict[Outcome, int]:
+        """Return outcome -> number of the page's cells, also those that are 0."""
         outcomes = Counter(cell.outcome for cell in self.cells)
         return {outcome: outcomes[outcome] for outcome in Outcome}
 
 
 @dataclass(frozen=True)
 class LargeReport:
+    """A report that is spread over several pages."""
+
     whole: Report
 
     @cached_property
     def parts(self) -> list[Part]:
+        """Return the further pages, which together have every cell."""
         cells = self.whole.cells
         starts = range(0, len(cells), MOST_CELLS)
         return [
@@ -312,6 +320,7 @@ class LargeReport:
         )
 
     def links_of(self, part: Part) -> Iterator[Link]:
+        """Yield the links of a part's page: to the first page and to its neighbours."""
         yield Link(text="report of the whole run", href="../report.html")
         yield from (
             Link(text=f"cells {other.first:,} to {other.last:,}", href=other.file)
@@ -339,6 +348,7 @@ def _failing_lanes(cell: ReportCell) -> list[str]:
 
 
 def is_large(report: Report) -> bool:
+    """Return whether a report takes more than one page."""
     return len(report.cells) + len(report.rejected) > MOST_CELLS
 
 

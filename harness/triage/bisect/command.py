@@ -258,6 +258,7 @@ class Verdicts:
         self.points: dict[str, Point] = {}
 
     def judge(self, names: Sequence[str], why: str) -> None:
+        """Judge the points that are not judged yet, and print `why` and what they turned out to be."""
         wanted = [name for name in dict.fromkeys(names) if name not in self.points]
         if not wanted:
             return

@@ -68,6 +68,7 @@ class BisectContext:
 
     @property
     def launcher(self) -> Launcher:
+        """Return the launcher of the bisection's cluster."""
         return launcher_for(self.cluster)
 
 
@@ -254,11 +255,14 @@ class VerdictKey:
 
     @property
     def digest(self) -> str:
+        """Return 32 hex digits over all of the key; the verdict's file is named after them."""
         return hashlib.sha256(dumps((VERDICT_FORMAT, self)).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeptVerdict:
+    """A verdict on one cell at one point, and where it comes from."""
+
     key: VerdictKey
     cell: JudgedCell
     run: str  # the run directory that it comes from
@@ -274,6 +278,7 @@ def read_verdict(key: VerdictKey) -> KeptVerdict | None:
 
 
 def keep_verdict(verdict: KeptVerdict) -> None:
+    """Write the verdict to its file."""
     write_json(_verdict_file(verdict.key), verdict)
 
 

@@ -71,15 +71,19 @@ class Releases:
     kind: PointKind = PointKind.RELEASE
 
     def stands_for(self, point: str) -> str:
+        """Return the release itself: no two releases share a verdict."""
         return point
 
     def label(self, point: str) -> str:
+        """Return the release as part of a stack's name."""
         return point
 
     def code(self, points: Iterable[str]) -> dict[str, str]:
+        """Return release -> requirement, part of the key of its kept verdicts."""
         return {name: f"{self.subject.name}=={name}" for name in points}
 
     def about(self, point: str) -> tuple[Change, tuple[str, ...]]:
+        """Return a description of a release, and the one before it."""
         return Change(name=point), self.history.parents[point]
 
 
@@ -152,9 +156,9 @@ def _bases(repository: Repository, old: str, new: str, old_option: str, new_opti
 
 
 def _wrong_way(old_option: str, new_option: str) -> Problem:
-    other = "fixed" if old_option == "--good" else "introduced"
+    find = "fixed" if old_option == "--good" else "introduced"
     message = f"is older than {old_option}, so the change goes the other way than --find says"
-    return Problem(key=new_option, message=message, hint=f"add --find {other}, or swap the ends")
+    return Problem(key=new_option, message=message, hint=f"add --find {find}, or swap the ends")
 
 
 def _of_paths(

@@ -169,6 +169,7 @@ class _Tried:
 
     @property
     def answer(self) -> Answer:
+        """Return the line as an answer of the search."""
         return Answer(kind=self.kind, text=self.text)
 
 

@@ -63,6 +63,7 @@ class Ends:
 
     @property
     def text(self) -> str:
+        """Return one sentence for the reproducers."""
         return f"Fails with {self.bad}, passes with {self.good}."
 
 

@@ -37,6 +37,8 @@ SHORTEST_DEADLINE_S = 30.0  # of a cell that is tried
 
 
 class Kind(str, Enum):
+    """What became of a cell that was tried."""
+
     SAME = "same"  # fails with the same finding
     PASSES = "passes"
     DIFFERS = "differs"  # fails, but with another finding
