@@ -44,7 +44,7 @@ def import_problem(stack: ReadyStack | None, records: Mapping[int, RankRecord]) 
 def _misplaced(record: RankRecord, homes: tuple[ModuleHome, ...]) -> Iterator[tuple[ImportProof, ModuleHome]]:
     for proof in proofs_of(record):
         home = home_of(proof.module, homes)
-        if home is not None and not _within(proof.path, home.folders):
+        if home is not None and not any(map(PurePosixPath(proof.path).is_relative_to, home.folders)):
             yield proof, home
 
 
@@ -52,10 +52,6 @@ def home_of(module: str, homes: tuple[ModuleHome, ...]) -> ModuleHome | None:
     """Return the most specific required location of a module; None if the stack requires none."""
     fitting = [home for home in homes if not home.prefix or f"{module}.".startswith(f"{home.prefix}.")]
     return max(fitting, key=lambda home: len(home.prefix), default=None)
-
-
-def _within(path: str, folders: tuple[str, ...]) -> bool:
-    return any(PurePosixPath(path).is_relative_to(folder) for folder in folders)
 
 
 def proofs_of(record: RankRecord) -> Iterator[ImportProof]:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from harness.core.outcomes import SOUND, Finding, KnownFailure, Lane, LaneVerdict, Outcome, Severity
-from harness.core.run.records import RankRecord
 from harness.core.run.run_plan import XFail
 from harness.judge.built_check import built_problem
 from harness.judge.checks.table import ADDED, CHECKS
@@ -228,7 +227,7 @@ def _lanes(
 ) -> dict[Lane, LaneVerdict]:
     failed = {finding.lane for finding in findings if finding.severity is Severity.ERROR}
     metadata = all(ending.progress.leg in (*TRAINED, "end") for ending in evidence.endings)
-    metadata = metadata and all(map(_compared_with_plan, evidence.records.values()))
+    metadata = metadata and all(record.batches for record in evidence.records.values())  # compared with the plan
     numerics = evidence.cause is None and has_control and bool(evidence.steps)
     timings = any(record.timings for record in evidence.records.values())
     timed = evidence.cause is None and has_base and (timings or against_history(evidence) is not None)
@@ -241,11 +240,6 @@ def _lanes(
     if lanes[Lane.NUMERICS] is LaneVerdict.PASS and not_compared(evidence):
         lanes[Lane.NUMERICS] = LaneVerdict.PARTIAL
     return lanes
-
-
-def _compared_with_plan(record: RankRecord) -> bool:
-    """Return whether a rank compared a batch with the plan."""
-    return bool(record.batches)
 
 
 def _outcome(evidence: CellEvidence, lanes: dict[Lane, LaneVerdict], no_control: str) -> tuple[Outcome, str]:

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from harness.core.outcomes import Outcome
-from harness.core.run.report import LossCurve, Report, ReportCell
+from harness.core.run.report import Report, ReportCell
 from harness.core.text import html_text
 from harness.core.tolerances import Bound
 from harness.reporting.html.page import is_control
@@ -98,12 +98,18 @@ def _losses(prefix: str, cells: list[ReportCell], numbers: Mapping[str, str], po
 
 
 def _distances(prefix: str, cells: list[ReportCell], numbers: Mapping[str, str], points: int) -> Iterator[Plot]:
-    for name, title, pair, bounds in (
-        ("loss-distance", "Loss: distance from the reference", _loss_pair, [cell.curve.loss_bound for cell in cells]),
-        ("norm-distance", "Gradient norm: distance", _norm_pair, [cell.curve.grad_norm_bound for cell in cells]),
+    curves = [cell.curve for cell in cells]
+    losses = [(curve.loss, curve.control_loss) for curve in curves]
+    norms = [(curve.grad_norm, curve.control_grad_norm) for curve in curves]
+    for name, title, pairs, bounds in (
+        ("loss-distance", "Loss: distance from the reference", losses, [curve.loss_bound for curve in curves]),
+        ("norm-distance", "Gradient norm: distance", norms, [curve.grad_norm_bound for curve in curves]),
     ):
-        pairs = [(cell, *pair(cell.curve)) for cell in cells]
-        lines = [_series(cell, relative_difference(a, b), numbers) for cell, a, b in pairs if a and b]
+        lines = [
+            _series(cell, relative_difference(own, control), numbers)
+            for cell, (own, control) in zip(cells, pairs)
+            if own and control
+        ]
         bound: Bound | None = next((candidate for candidate in bounds if candidate is not None), None)
         if lines:
             svg = difference_plot(
@@ -114,14 +120,6 @@ def _distances(prefix: str, cells: list[ReportCell], numbers: Mapping[str, str],
                 points=points,
             )
             yield Plot(title=title, note=f"relative; bound from: {bound.origin}" if bound else "relative", svg=svg)
-
-
-def _loss_pair(curve: LossCurve) -> tuple[list[float], list[float]]:
-    return curve.loss, curve.control_loss
-
-
-def _norm_pair(curve: LossCurve) -> tuple[list[float], list[float]]:
-    return curve.grad_norm, curve.control_grad_norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,14 +228,14 @@ def _thinned(values: Sequence[float], points: int, *, keep_peaks: bool) -> tuple
     chosen = []
     for start in range(0, len(values), width):
         bucket = range(start, min(start + width, len(values)))
-        chosen.append(max(bucket, key=lambda step: _badness(values[step])) if keep_peaks else start)
+        chosen.append(
+            max(bucket, key=lambda step: values[step] if math.isfinite(values[step]) else math.inf)
+            if keep_peaks
+            else start
+        )
     if chosen[-1] != len(values) - 1:
         chosen.append(len(values) - 1)
     return chosen, [values[step] for step in chosen]
-
-
-def _badness(value: float) -> float:
-    return value if math.isfinite(value) else math.inf
 
 
 def _decades(values: Sequence[float], bound: float | None) -> tuple[float, float, float]:

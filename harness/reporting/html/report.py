@@ -478,9 +478,8 @@ def _row_order(axes: dict[str, Any], name: str) -> tuple[Any, ...]:
 
 def _chip(cell: ReportCell) -> Chip:
     symbol, word = OUTCOME_MARKS[cell.outcome]
-    failing = [lane.value for lane, verdict in cell.lanes.items() if verdict is LaneVerdict.FAIL]
     notes = ["control"] * is_control(cell) + ["in part"] * bool(cell.partial)
-    note = ", ".join(failing or notes)
+    note = ", ".join(_failing_lanes(cell) or notes)
     title = cell.id + (f": {cell.first.message}" if cell.first else f": {cell.reason}" if cell.reason else "")
     href = f"#{anchor(cell.id)}"
     return Chip(
