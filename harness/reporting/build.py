@@ -256,6 +256,7 @@ def _rank_view(evidence: CellEvidence, ending: Ending, legs: dict[str, list[Obse
     states = [(_state(evidence, observation), observation.params) for observation in observations]
     missing = [pair for pair in states if pair[0] == "missing"]
     differing = [pair for pair in states if pair[0] == "differs"]
+    # One state stands for all layers of the rank, the worst.
     state, params = (missing or differing or states or [(_without_params(evidence, ending), None)])[0]
     return RankView(
         rank=ending.rank,
@@ -395,6 +396,7 @@ def judge_cells(
                 )
         except Exception as error:
             verdict = undecided(crashed(cell.id, error))
+            # Without its records: what made the judge raise would make the views of the report raise too.
             shown = _cell(plan, cell, replace(cell_evidence, records={}, result=None, job=JobEnding()), verdict)
         cells[cell.id] = shown
         if seen is not None:

@@ -174,7 +174,7 @@ def _print_cells(console: Console, cells: Sequence[ReportCell]) -> None:
     from rich.text import Text
 
     lanes = list(cells[0].lanes)
-    columns = 10 + sum(2 + max(len(lane.value), 4) for lane in lanes) + 10
+    columns = 10 + sum(2 + max(len(lane.value), 4) for lane in lanes) + 10  # outcome, lanes, wall time
     if max(len(_name(cell)) for cell in cells) + columns <= console.width:
         console.print(_cell_table(cells, lanes))
         return

@@ -134,7 +134,7 @@ def _excess(new: Fingerprint | None, old: Fingerprint, bound: Bound, least: floa
         return 0.0
     off = fingerprint_distance(new, old, least_norm=least)
     if bound.value == 0:
-        return off or 5e-324 if new != old else 0.0
+        return off or 5e-324 if new != old else 0.0  # the smallest float above 0
     return off if beyond(off, bound) else 0.0
 
 

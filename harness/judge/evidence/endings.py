@@ -47,6 +47,7 @@ class Ending:
         name = "training" if evaluates else progress.leg
         leg = LEGS.index(name) if name in LEGS else 0
         phase = PHASES.index(progress.phase) if progress.phase in PHASES else 0
+        # The evaluation after n steps comes before step n, which counts from 0.
         return leg, progress.step, not evaluates, progress.micro_batch, phase
 
     @property

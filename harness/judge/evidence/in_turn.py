@@ -71,6 +71,8 @@ def _evidence(
     oracle = files.oracle.record if files.oracle is not None else None
     by_oracle = oracle is not None
     floors = noise_floors({0: oracle}) if oracle is not None else {}
+    # Bounds against the oracle follow from its own second training; those within the cell, or against the control,
+    # from the noise legs that the control ran, and only where none ran from the oracle's.
     noise = own or floors
     within = tolerances_for(cell.config.dtype, plan.tolerances, (control.noise if control else noise) or floors)
     newest = CellEvidence(

@@ -244,6 +244,7 @@ def _calls(waiting: Sequence[Ending]) -> set[object]:
     entries = {ending.rank: {_group(entry): entry for entry in ending.flight} for ending in flights}
     for by_group in entries.values():
         for group, entry in by_group.items():
+            # The two ends of one transfer have different entries, send and recv, and still wait in the same call.
             groups.setdefault(group, set()).add(entry if _POINT_TO_POINT.match(entry) is None else "")
     members = {group: [int(rank) for rank in _MEMBERS.findall(group.rpartition("[")[2])] for group in groups}
     absent = {

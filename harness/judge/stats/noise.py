@@ -64,12 +64,11 @@ def later_floors(record: RankRecord) -> dict[str, dict[int, NoiseFloor]]:
     for name, step, value, at in sorted(_later_differences(record, leg.training), key=lambda difference: difference[1]):
         known = floors.setdefault(name, {})
         before = known.get(max(known, default=step))
-        keeps = before is not None and not value > before.value and not math.isnan(value)
-        known[step] = (
-            before
-            if before is not None and (keeps or math.isnan(before.value))
-            else NoiseFloor(value=value, by=by, at=at)
-        )
+        # A floor never falls again, and NaN stays: once rounding has decided a number, it decides all later ones.
+        if before is not None and (math.isnan(before.value) or value <= before.value):
+            known[step] = before
+        else:
+            known[step] = NoiseFloor(value=value, by=by, at=at)
     _widen_norms(floors)
     _widen_changes(floors)
     return floors

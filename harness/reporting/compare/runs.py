@@ -142,7 +142,7 @@ def pairs(before: Report, after: Report) -> list[Pair]:
     later: list[Cell] = [*after.cells, *after.rejected]
     matches: dict[str, Pair] = {}  # by the id in the later run
     new = later
-    for matched, key in ways:
+    for matched, key in ways:  # each pairs what the stricter ones before it have left over
         earlier, ours = _unique(old, key), _unique(new, key)
         for name in earlier.keys() & ours.keys():
             matches[ours[name].id] = Pair(before=earlier[name], after=ours[name], matched=matched)

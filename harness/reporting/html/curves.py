@@ -244,6 +244,7 @@ def _decades(values: Sequence[float], bound: float | None) -> tuple[float, float
     low = math.floor(math.log10(min(positive))) if positive else -8
     high = math.ceil(math.log10(max(positive))) if positive else -4
     high = max(high, low + 1)
+    # Zeros are one decade below the values; what is not finite is above them, in proportion to the axis.
     return 10.0 ** (low - 1), 10.0**high, 10.0 ** (high + (high - low + 1) * 0.12 + 0.5)
 
 
