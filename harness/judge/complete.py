@@ -391,20 +391,20 @@ def _leg(expected: Expected, record: RankRecord, seen: LegSeen, leg: Leg) -> Ite
         yield "its later steps are missing"
         return
     training = seen.training
-    if any(one.grad_norm is None for one in training.steps):
+    if any(step.grad_norm is None for step in training.steps):
         yield "steps: a gradient norm is missing"
     for name, later, first in (
         ("steps", training.steps, record.steps[1:]),
         ("evaluations", training.evaluations, record.evaluations),
     ):
-        if [one.documents.keys() for one in later] != [one.documents.keys() for one in first]:
+        if [step.documents.keys() for step in later] != [step.documents.keys() for step in first]:
             yield f"{name}: their documents are not those of the training leg"
     for name, recorded, wanted in (
-        ("steps", [one.after for one in training.steps], [one.step for one in record.steps[1:]]),
-        ("evaluations", [one.after for one in training.evaluations], [one.after for one in record.evaluations]),
+        ("steps", [step.after for step in training.steps], [step.step for step in record.steps[1:]]),
+        ("evaluations", [later.after for later in training.evaluations], [first.after for first in record.evaluations]),
         ("changes", list(training.changes), [name for name, _ in all_names]),
         ("trained", list(training.trained), [name for name, _ in all_names]),
-        ("merged", list(training.merged), [one.name for one in record.merged if one.after is not None]),
+        ("merged", list(training.merged), [weight.name for weight in record.merged if weight.after is not None]),
         ("expert_biases", len(training.expert_biases), len(record.expert_biases)),
     ):
         if recorded != wanted:
