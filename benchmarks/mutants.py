@@ -45,7 +45,7 @@ GROUPS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "packing": (["harness/core/packing/*.py", "harness/core/cell/layout.py"], []),
     "checks": (
-        ["harness/judge/checks/*.py"],
+        ["harness/judge/checks/*.py", "harness/features/*/checks.py"],
         [str(path.relative_to(ROOT)) for path in ROOT.glob("tests/judge/checks/*/test_*.py")],
     ),
     "oracle": (

@@ -371,7 +371,7 @@ def _report(cells: list[ReportCell], rejected: list[ReportRejected]) -> Report:
             imports={"megatron.core.utils 0.19.2": ["lib/python3.12/site-packages/megatron/core/utils.py"]},
             devices=["cpu"],
             attention=["reference"],
-            cpu_stubs=["thd_get_partitioned_indices: harness/probe/cp_partition.py (no TransformerEngine)"],
+            cpu_stubs=["thd_get_partitioned_indices: harness/runtime/device/cpu_stubs.py (no TransformerEngine)"],
         ),
         timing={"wall_s": 61.8, "training_s": 40.2, "judging_s": 0.8},
         noise={cells[0].id: {"document_loss": NoiseFloor(value=1.3e-3, by="documents in reverse order")}}

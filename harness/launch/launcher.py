@@ -1,4 +1,4 @@
-"""How the agents of a run are started and followed: on this machine (local_launcher.py), or as Slurm jobs (slurm/)."""
+"""How the agents of a run are started and followed: on this machine (local.py), or as Slurm jobs (slurm/)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Observes the passes of a step from hooks on the model: positions, losses, gradients, layer outputs.
 
-Whoever drives the schedule, the harness (passes.py) or upstream's own trainer (node/trainers), announces the pass, each
-micro-batch and its loss here.
+Whoever drives the schedule, the harness (passes.py) or upstream's own trainer (upstreams/node_wrappers.py), announces
+the pass, each micro-batch and its loss here.
 """
 
 from __future__ import annotations

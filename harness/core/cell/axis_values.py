@@ -1,5 +1,5 @@
-"""Named values of axes. Their meanings: attention.py, core/hardware.py; features/recompute/node_recompute.py,
-features/optimizer/node_distributed.py, node/trainers."""
+"""Named values of axes. Their meanings: core/hardware.py, and in features: attention/limits.py,
+recompute/node_recompute.py and optimizer/node_distributed.py; of trainers: upstreams/node_trainers.py."""
 
 from __future__ import annotations
 

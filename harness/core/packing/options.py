@@ -13,7 +13,7 @@ class PackingOptions:
     """Options of packing and of the loss; the rules say which of them a layout allows.
 
     Names and meanings are Megatron-Bridge's, those of the loss switches Megatron-LM's; `remove_microbatch_padding` is
-    SkyRL's, `fuse_loss` NeMo-RL's. A rule rejects what the probe does not implement (plan/rules).
+    SkyRL's, `fuse_loss` NeMo-RL's. A rule rejects what the probe does not implement (matrix/rules).
     """
 
     pad_seq_to_mult: int | None = setting(

@@ -395,7 +395,7 @@ class RankRecord:
     progress: Progress = field(default_factory=Progress)
     failure: Failure | None = None
     imports: list[ImportProof] = field(default_factory=list)
-    modules: dict[str, str] = field(default_factory=dict)  # submodules, in the short form of import_proofs.py
+    modules: dict[str, str] = field(default_factory=dict)  # submodules, in the short form of judge/import_check.py
     cpu_stubs: list[str] = field(default_factory=list)
     gloo_stubs: list[str] = field(default_factory=list)  # of ranks that share a GPU
     environment: dict[str, str] = field(default_factory=dict)  # device, backend, attention, versions, host

@@ -262,7 +262,7 @@ class ThroughputSection(Section):
     def timing(self) -> TimingConfig:
         """Return the timing of the matrix's cells.
 
-        Expansion/interleaving.py replaces TO_BE_PAIRED by the name of a pair.
+        `paired_cells` of expansion/expand.py replaces TO_BE_PAIRED by the name of a pair.
         """
         documents = tuple(self.segment_slope.documents) if self.segment_slope else ()
         return TimingConfig(

@@ -1,8 +1,8 @@
 """Upstream's settings and layer specs for experts, multi-token prediction and latent attention.
 
 Experts run one after the other (SequentialMLP), since grouped GEMMs need a GPU. Norms are the probe's own, since
-torch's refuse sequence parallelism. attention_kinds.py chooses core attention; everything else is the same for all
-kinds of attention, so that parameters have the same names and values.
+torch's refuse sequence parallelism. features/attention/node_kinds.py chooses core attention; everything else is the
+same for all kinds of attention, so that parameters have the same names and values.
 """
 
 from __future__ import annotations

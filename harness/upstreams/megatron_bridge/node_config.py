@@ -154,7 +154,7 @@ def _container(config: CellConfig, folder: Path, device: Device) -> Any:
 def _model(config: CellConfig) -> Any:
     """Return Transformer Engine's layers, upstream's default, for its kinds of attention.
 
-    Else the local ones (layers.py).
+    Else the local ones.
     """
     from megatron.bridge.models.gpt_provider import GPTModelProvider, local_layer_spec
 

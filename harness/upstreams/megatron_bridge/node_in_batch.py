@@ -6,7 +6,7 @@
 | 0.6 | enable_in_batch_packing | collators: data.collators.sequence.prepare_sequence_batch | gpt_step |
 
 Upstream's collators make right-padded rows with a mask; here the rows are a micro-batch's documents. With images the
-step is vlm_step in every release, and from 0.6 on the collator is that of Qwen-VL (collated.py).
+step is vlm_step in every release, and from 0.6 on the collator is that of Qwen-VL, `QwenCollator` below.
 Up to 0.5 only vlm_step packs in batch: it passes only padded offsets, gives tokens to every stage, and leaves the split
 over context-parallel ranks to the model. Documents are padded to the multiple that vlm_step computes, and that
 ConfigContainer.validate of 0.6 sets as in_batch_packing_pad_to_multiple_of.

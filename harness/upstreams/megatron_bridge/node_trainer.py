@@ -1,8 +1,8 @@
 """`bridge`: pretrain() and finetune() of megatron.bridge.training, with gpt_step's forward_step as in its scripts.
 
 Each rank makes the cell's ConfigContainer and calls pretrain(), or finetune() when it continues from a checkpoint,
-which finetune() requires. attach.py observes it from outside, files.py writes what it reads. torch.distributed is
-initialised already, which upstream allows (`_initialize_distributed`).
+which finetune() requires. node_attach.py observes it from outside, node_files.py writes what it reads.
+torch.distributed is initialised already, which upstream allows (`_initialize_distributed`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A cell as the command line of pretrain_gpt.py, beyond what the data path sets (data_paths/sft/checkout.py)."""
+"""A cell as the command line of pretrain_gpt.py, beyond what the data path sets (node_sft_checkout.py)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SPEC = ["--spec", _MODULE, _NAME]
 
 # A hybrid model for upstream's pretrain_hybrid.py: its flags, and layers that a CPU can run.
 #
-# Upstream's own layer specs need Transformer Engine; like its local layers (layers.py) they are replaced where its
-# script takes them from, by those of the harness's own loop.
+# Upstream's own layer specs need Transformer Engine; like its local layers (`use_own_layers` of node_wrappers.py) they
+# are replaced where its script takes them from, by those of the harness's own loop.
 def hybrid_values(config: CellConfig) -> dict[str, Any]:
     """Return the values of flags: the pattern, from which upstream takes virtual stages, and the sizes of recurrent
     layers.
@@ -100,7 +100,7 @@ def flags(config: CellConfig, folder: Path, device: Device) -> list[str]:
 
 
 def _attention(config: CellConfig) -> dict[str, Any]:
-    """Return Transformer Engine's layers for its kinds of attention; for others Megatron's local ones (layers.py).
+    """Return Transformer Engine's layers for its kinds of attention; for others Megatron's local ones.
 
     The harness's attention gathers keys and values, which branch dev requires of local layers.
     """

@@ -2,11 +2,11 @@
 
 | software under test | batches come from | in |
 |---|---|---|
-| Megatron-LM checkout, from core_v0.16.1 to 2026-08 | its pretrain_gpt.forward_step and get_batch | checkout.py |
-| megatron-core wheel, 0.17 to 0.19 | its functions, in the order of its own pretrain_gpt.get_batch | wheel.py |
+| Megatron-LM checkout, from core_v0.16.1 to 2026-08 | its pretrain_gpt.forward_step and get_batch | `..._checkout.py` |
+| megatron-core wheel, 0.17 to 0.19 | its functions, in the order of its own pretrain_gpt.get_batch | `..._wheel.py` |
 | megatron-core wheel, up to 0.16 | nothing: it has neither SFTDataset nor get_batch_on_this_tp_rank | rejected |
 
-Rows always come from upstream's SFTDataset (rows.py), on tensor-parallel rank 0 of every stage
+Rows always come from upstream's SFTDataset (node_sft_wheel.py), on tensor-parallel rank 0 of every stage
 (pretrain_gpt.is_dataset_built_on_rank).
 """
 

@@ -90,7 +90,7 @@ def trainer_config(config: CellConfig, device: Device) -> Any:
 def _model(config: CellConfig) -> dict[str, Any]:
     """Return Transformer Engine's layers, upstream's default, for its kinds of attention.
 
-    Else the local ones (layers.py).
+    Else the local ones.
     """
     options = {name: value for name, value in upstream_fields(config).items() if name not in _OF_PROBE}
     if config.attention not in TE_KINDS:

@@ -1,8 +1,8 @@
 """`skyrl`: SkyRL's Megatron policy worker, called as its SFT trainer calls it, in ranks that the harness has forked.
 
 Each rank makes a MegatronPolicyWorkerBase, the class that SkyRL makes a Ray actor of; Ray is imported, but not started.
-torch.distributed is initialised already, which upstream allows (`init_worker_process_group`). attach.py observes the
-worker from outside, files.py writes the model folder that it reads, documents.py makes its batches.
+torch.distributed is initialised already, which upstream allows (`init_worker_process_group`). node_attach.py observes
+the worker from outside, node_config.py writes the model folder that it reads, node_documents.py makes its batches.
 """
 
 from __future__ import annotations
