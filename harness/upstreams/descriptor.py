@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from harness.core.cell.layout import Layout
-from harness.core.packing.options import PackingOptions, PackingStyle
+from harness.core.packing.options import PackingOptions
+from harness.core.packing.packers import PackingStyle
 
 
 class LimitedCell(Protocol):

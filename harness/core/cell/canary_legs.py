@@ -12,8 +12,9 @@ from typing import get_args
 
 from harness.core.cell.config import CANARIES, NOISE, CellConfig
 from harness.core.cell.modelled import not_modelled_in
-from harness.core.packing.arithmetic import MicroBatch, row_multiple
+from harness.core.packing.arithmetic import MicroBatch
 from harness.core.packing.documents import Document
+from harness.core.packing.packers import row_multiple
 from harness.core.run.records import CanaryLeg
 
 NOISE_LEGS = {
@@ -117,8 +118,8 @@ def _repetition(config: CellConfig) -> list[Leg]:
     count, seq_length = config.train.global_batch, config.train.seq_length
     if not config.style.packed or count < 2:
         return []
-    made = config.style.split_last or not config.style.splits
-    rows = row_multiple(config.layout, config.micro_batch_size) if made else 1
+    split = config.style.packer.splits_to_single_documents
+    rows = 1 if split else row_multiple(config.layout, config.micro_batch_size)
     length = max(seq_length // -(-count // rows) - 1, min(3, seq_length - 1))
     documents = tuple(
         Document(index=index, length=length, original_length=length, copy_of=0 if index else None)

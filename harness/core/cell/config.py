@@ -24,12 +24,14 @@ from harness.core.cell.axis_values import (
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import ModelConfig
 from harness.core.cell.timing import NOT_TIMED, TimingConfig
-from harness.core.packing.arithmetic import MicroBatch, Row, dealt, plan_step, row_of, undealt
+from harness.core.packing.arithmetic import MicroBatch, Row, dealt, undealt
 from harness.core.packing.documents import Document, DocumentsConfig, documents_of_step
-from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions, PackingStyle, packed_of_documents
+from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions
+from harness.core.packing.packers import PackingStyle, plan_step, row_of
 from harness.core.setting import setting
 from harness.core.stack import DEFAULT, SAFE_NAME, stack_name
 from harness.upstreams.descriptor import DataPath
+from harness.upstreams.megatron_lm.spec import packed_of_documents
 from harness.upstreams.table import DATA_PATHS
 
 __all__ = ["CellConfig", "ModelConfig", "TrainConfig"]
@@ -375,10 +377,7 @@ class CellConfig:
 
     def rows(self, step: int) -> list[Row]:
         """The rows of one step as upstream's samplers deal them: of each replica in turn, a micro-batch or one row."""
-        replicas = [[micro_batch.rows for micro_batch in replica] for replica in self.micro_batches(step)]
-        if self.style.even_step:
-            replicas = [[(row,) for rows in replica for row in rows] for replica in replicas]
-        return [row for turn in zip(*replicas, strict=True) for rows in turn for row in rows]
+        return self.style.packer.as_dealt(self.micro_batches(step))
 
     def samples(self, step: int) -> list[Row]:
         """What the data set of upstream's trainer returns for one step, in the order in which its samplers deal it."""

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 
 from harness.core.cell.config import CellConfig, ModelConfig
 from harness.core.cell.timing import NOT_TIMED, step_tokens
-from harness.core.packing.arithmetic import MicroBatch, row_multiple
+from harness.core.packing.arithmetic import MicroBatch
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.packing.options import DEFAULT_OPTIONS
+from harness.core.packing.packers import row_multiple
 from harness.features.hybrid.pattern import (
     ATTENTION,
     CONVOLUTION,

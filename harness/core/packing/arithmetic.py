@@ -1,9 +1,8 @@
-"""Packing arithmetic: documents -> rows -> micro-batches -> what every rank must receive.
+"""Packing arithmetic: rows -> micro-batches -> what every rank must receive. Packers make the rows (packers.py).
 
 Integers, no tensors: the judge computes the expected values with these functions, the probe builds its batches with
 them, and property tests cover them. A slot is one token position of the physical (padded) stream.
 
-Data paths that pack while they read use next fit, and may split rows; those that pack offline use first-fit decreasing.
 Megatron-LM's samplers deal to replicas, and its packing scheduler deals again. Data paths count the work of a step for
 FLOPs: micro-batches, sum of lengths, sum of squared lengths.
 """
@@ -16,9 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
-from harness.core.cell.layout import Layout
 from harness.core.packing.documents import Document
-from harness.core.packing.options import PackingStyle, align_up
 
 PAD = -1  # document index of a padding slot
 
@@ -45,6 +42,15 @@ class Row:
         last = self.placed[-1]
         return last.start + last.padded_length + self.tail
 
+    def stretched_to(self, length: int) -> Row:
+        """The row with `length` slots; its last document takes the rest."""
+        *placed, last = self.placed
+        return replace(self, placed=(*placed, replace(last, padded_length=length - self.tail - last.start)))
+
+    def tailed_to(self, length: int) -> Row:
+        """The row with `length` slots; the rest is its tail."""
+        return replace(self, tail=self.tail + length - self.length)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PackedParams:
@@ -63,6 +69,21 @@ class PackedParams:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MetadataStyle:
+    """What a data path passes to attention, and which of it may differ between releases."""
+
+    packed: bool
+    last_token_slots: int = 0  # 1: a document's last token, which has no label, takes a slot too
+    real_lengths: bool  # metadata has real lengths in addition to padded ones
+    offsets_twice: bool = False  # without real_lengths: the padded offsets are passed as real ones too
+    padded_only: bool = False  # with real_lengths: some releases pass padded offsets only, on all ranks
+    tail_is_real: bool = False  # with real_lengths: the slots of a row's tail count as tokens
+    last_repeats: bool = False  # releases differ in how often they repeat the last offset: attention reads no more
+    longest_is_row: bool = False  # max_seqlen is the length of the row
+    longest_as_tensor: bool = False  # max_seqlen may also be a tensor of one element
+
+
+@dataclass(frozen=True, kw_only=True)
 class PackMetadata:
     """What Megatron-Bridge records about all rows of a packed file, so that the metadata of all rows has one shape."""
 
@@ -76,8 +97,8 @@ class MicroBatch:
     """Rows that go through the model together; packed rows are merged into one stream of shape (1, slots)."""
 
     rows: tuple[Row, ...]
-    style: PackingStyle
-    metadata: PackMetadata | None = None  # of the step, where the style has fixed_entries
+    style: MetadataStyle
+    metadata: PackMetadata | None = None  # of the step, where the packer describes it
     entries: int = 0  # the least number of offsets; the last one is repeated
 
     @property
@@ -119,7 +140,7 @@ class MicroBatch:
             missing = self.metadata.most_documents + 2 - len(padded)
             real, padded = real + [real[-1]] * missing, padded + [padded[-1]] * missing
             longest = max(self.metadata.longest, self.slots - self.metadata.shortest_row)
-        repeated = max(self.entries, (self.style.most_documents or 0) + 2) - len(padded)
+        repeated = self.entries - len(padded)
         real, padded = real + [real[-1]] * repeated, padded + [padded[-1]] * repeated
         outer = tuple(padded)
         inner = tuple(real) if self.style.real_lengths else outer
@@ -184,189 +205,6 @@ def zigzag(bounds: Sequence[int], cp: int, cp_rank: int) -> list[int]:
     return chosen
 
 
-def pack(documents: Sequence[Document], style: PackingStyle, *, seq_length: int, multiple: int) -> list[Row]:
-    """Rows of at most seq_length slots holding the documents in order (next fit), or by first fit with `longest_first`.
-
-    The number of rows is made a multiple of `multiple` by splitting rows. ValueError if there are too few documents
-    for that, or if the data path never splits rows.
-    """
-    groups = first_fit(documents, style, seq_length) if style.longest_first else next_fit(documents, style, seq_length)
-    made = len(groups)
-    while len(groups) % multiple:
-        split = style.splits and (
-            split_last(groups, made, style.split_first) if style.split_last else split_widest(groups)
-        )
-        if not split:
-            raise ValueError(
-                f"{len(documents)} documents make {len(groups)} rows of {seq_length} tokens, which cannot be split "
-                f"into a multiple of {multiple} (dp x micro_batch_size, and pp when interleaved)"
-            )
-    return [_place(group, style, seq_length) for group in groups]
-
-
-def _place(documents: Sequence[Document], style: PackingStyle, seq_length: int) -> Row:
-    placed = []
-    start = 0
-    for index, document in enumerate(documents):
-        size = style.size(document)
-        if style.row_length is not None and not style.tail_segment and index == len(documents) - 1:
-            size = style.row_length - start
-        placed.append(PlacedDocument(document=document, start=start, padded_length=size))
-        start += size
-    filled = style.row_length or min(align_up(start, style.tail_multiple), seq_length)
-    return Row(placed=tuple(placed), tail=filled - start if style.tail_segment else 0)
-
-
-def _padded_to_longest(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Rows of one document each, all padded to the longest."""
-    width = max(row.length for row in rows)
-    return tuple(Row(placed=(replace(row.placed[0], padded_length=width),)) for row in rows)
-
-
-def _even(blocks: Sequence[MicroBatch]) -> list[MicroBatch]:
-    """The micro-batches of a replica, collated at once: rows get the tails that make them as long as the longest."""
-    width = max(row.length for block in blocks for row in block.rows)
-    wide = [
-        replace(block, rows=tuple(replace(row, tail=row.tail + width - row.length) for row in block.rows))
-        for block in blocks
-    ]
-    entries = max(len(block.segments) for block in wide) + 1
-    return [replace(block, entries=entries) for block in wide]
-
-
-def _last_stretched(blocks: Sequence[MicroBatch]) -> list[MicroBatch]:
-    """The micro-batches of a replica, as long as the longest: their last documents take the rest."""
-    return [_stretched(block, max(one.slots for one in blocks) - block.slots) for block in blocks]
-
-
-def _stretched(block: MicroBatch, more: int) -> MicroBatch:
-    *rows, row = block.rows
-    *placed, last = row.placed
-    wide = replace(last, padded_length=last.padded_length + more)
-    return replace(block, rows=(*rows, replace(row, placed=(*placed, wide))))
-
-
-def _metadata(rows: Sequence[Row]) -> PackMetadata:
-    return PackMetadata(
-        most_documents=max(len(row.placed) for row in rows),
-        longest=max(item.padded_length for row in rows for item in row.placed),
-        shortest_row=min(row.length - row.tail for row in rows),
-    )
-
-
-def row_multiple(layout: Layout, micro_batch_size: int) -> int:
-    """The number that a step's rows must be a multiple of; interleaving needs a multiple of pp micro-batches."""
-    return layout.dp * micro_batch_size * (layout.pp if layout.vpp > 1 else 1)
-
-
-def plan_step(
-    documents: Sequence[Document],
-    style: PackingStyle,
-    layout: Layout,
-    *,
-    seq_length: int,
-    micro_batch_size: int,
-    rows_of: Layout | None = None,
-) -> list[list[MicroBatch]]:
-    """Micro-batches of one step, indexed [dp][i]; replicas take rows in turn, micro_batch_size at a time.
-
-    With `even_step` they take them one at a time. `rows_of`: the layout that rows are split for, if it is not `layout`.
-    """
-    if style.even_shares and len(documents) % layout.dp:
-        raise ValueError(f"{len(documents)} documents cannot be shared evenly by dp = {layout.dp} replicas")
-    multiple = row_multiple(rows_of or layout, micro_batch_size)
-    rows = pack(documents, style, seq_length=seq_length, multiple=multiple)
-    metadata = _metadata(rows) if style.fixed_entries else None
-
-    def micro_batches(taken: Sequence[Row]) -> list[MicroBatch]:
-        groups = [tuple(taken[start : start + micro_batch_size]) for start in range(0, len(taken), micro_batch_size)]
-        if style.even_rows:
-            groups = [_padded_to_longest(group) for group in groups]
-        return [MicroBatch(rows=group, style=style, metadata=metadata) for group in groups]
-
-    if style.even_step:
-        return [_even(micro_batches(rows[dp :: layout.dp])) for dp in range(layout.dp)]
-    blocks = micro_batches(rows)
-    replicas = [blocks[dp :: layout.dp] for dp in range(layout.dp)]
-    return [_last_stretched(own) for own in replicas] if style.even_last else replicas
-
-
-def next_fit(documents: Sequence[Document], style: PackingStyle, seq_length: int) -> list[list[Document]]:
-    """Documents in order, or with `descending` from the longest to the shortest, equal ones in order."""
-    if style.descending:
-        documents = sorted(documents, key=lambda document: document.length, reverse=True)
-    groups: list[list[Document]] = []
-    used = 0
-    for document in documents:
-        size = style.size(document)
-        full = bool(groups) and len(groups[-1]) == style.most_documents
-        if groups and not full and style.packed and not style.one_per_row and used + size <= seq_length:
-            groups[-1].append(document)
-            used += size
-        else:
-            groups.append([document])
-            used = size
-    return groups
-
-
-def split_widest(groups: list[list[Document]]) -> bool:
-    """Halve the row with the most documents; False if every row has only one."""
-    widest = max(range(len(groups)), key=lambda index: len(groups[index]))
-    half = len(groups[widest]) // 2
-    if half:
-        groups[widest : widest + 1] = [groups[widest][:half], groups[widest][half:]]
-    return half > 0
-
-
-def split_last(groups: list[list[Document]], made: int, first: bool) -> bool:
-    """Move the last document of the last row with several documents to a new row at the end.
-
-    Only the first `made` rows are split, the first one with `first` only, as in
-    megatron.core.datasets.data_schedule.DpBalancedScheduler.get_groups_and_subsamples.
-    """
-    last = next((index for index in range(made - 1, -1 if first else 0, -1) if len(groups[index]) > 1), None)
-    if last is not None:
-        groups.append([groups[last].pop()])
-    return last is not None
-
-
-def first_fit(documents: Sequence[Document], style: PackingStyle, seq_length: int) -> list[list[Document]]:
-    """First-fit decreasing; documents of equal length keep their order."""
-    groups: list[list[Document]] = []
-    free = _FreeSlots(len(documents), seq_length)
-    sizes = [(style.size(document), document) for document in documents]
-    for size, document in sorted(sizes, key=lambda item: -item[0]):
-        row = len(groups) if size > seq_length else free.first(size)
-        if row == len(groups):
-            groups.append([])
-        groups[row].append(document)
-        free.take(row, size)
-    return groups
-
-
-class _FreeSlots:
-    """Free slots of each row, as a tree of maxima: the first row with enough room is found in log(rows) steps."""
-
-    def __init__(self, rows: int, room: int) -> None:
-        self._leaves = 1 << max(rows - 1, 0).bit_length()
-        self._most = [room] * (2 * self._leaves)  # node n has the children 2 n and 2 n + 1; rows are the last level
-
-    def first(self, size: int) -> int:
-        """The first row with at least `size` free slots, which may be the first empty one."""
-        node = 1
-        while node < self._leaves:
-            node *= 2
-            node += self._most[node] < size
-        return node - self._leaves
-
-    def take(self, row: int, size: int) -> None:
-        node = row + self._leaves
-        self._most[node] -= size
-        while node > 1:
-            node //= 2
-            self._most[node] = max(self._most[2 * node], self._most[2 * node + 1])
-
-
 _Item = TypeVar("_Item")
 
 
@@ -379,11 +217,6 @@ def undealt(items: Sequence[_Item], dp: int) -> list[_Item]:
     """The order from which `dealt` makes this one."""
     places = dealt(range(len(items)), dp)
     return [items[places.index(place)] for place in range(len(items))]
-
-
-def row_of(document: Document, style: PackingStyle) -> Row:
-    """A row of one document with its padding."""
-    return Row(placed=(PlacedDocument(document=document, start=0, padded_length=style.size(document)),))
 
 
 # Relative: Megatron-LM's schedulers pass sums on in float32, which holds every integer up to 2**24.

@@ -6,9 +6,8 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from harness.core.packing.arithmetic import PackedParams
+from harness.core.packing.arithmetic import MetadataStyle, PackedParams
 from harness.core.packing.fields import LONGEST, OFFSETS, PADDED
-from harness.core.packing.options import PackingStyle
 from harness.core.run.records import SeenParams
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -28,7 +27,7 @@ class FieldProblem:
     tensor: str = ""  # of form problems: the cu_seqlens field
 
 
-def value_problems(params: SeenParams, truth: PackedParams, style: PackingStyle) -> list[FieldProblem]:
+def value_problems(params: SeenParams, truth: PackedParams, style: MetadataStyle) -> list[FieldProblem]:
     """Return fields whose value differs from the truth. A garbage max_seqlen is not None, so values are compared.
 
     Padded offsets that the data path need not supply may be given if they equal the plain ones: attention then reads
@@ -69,7 +68,7 @@ def problems_of(seen: ParamsSeen) -> list[FieldProblem]:
 
 
 def form_problems(
-    params: SeenParams, style: PackingStyle, device: str | None, context_ranks: int
+    params: SeenParams, style: MetadataStyle, device: str | None, context_ranks: int
 ) -> list[FieldProblem]:
     """Return wrong dtypes, shapes, devices, Python types and formats, which kernels refuse or silently misread.
 

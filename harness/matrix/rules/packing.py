@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 
 from harness.core.cell.config import CellConfig
-from harness.core.packing.arithmetic import PAD, pack, row_multiple
+from harness.core.packing.arithmetic import PAD
 from harness.core.packing.documents import MIXES, DocumentsConfig, documents_of_step
-from harness.core.packing.options import PackingStyle, align_up
+from harness.core.packing.options import align_up
+from harness.core.packing.packers import PackingStyle, row_multiple
 from harness.core.text import counted
 from harness.matrix.rules.rule import Rule, not_divisible
 from harness.upstreams.descriptor import ZIGZAG, DataPath, Limit
@@ -63,7 +64,7 @@ def documents_by_replicas(config: CellConfig) -> str | None:
 
     So must rollouts that replicas exchange before they are packed.
     """
-    if config.style.packed and not config.style.even_shares:
+    if config.style.packed and not config.style.packer.even_shares:
         return None
     documents = config.train.global_batch
     parts = config.layout.dp if config.style.packed else row_multiple(config.layout, config.micro_batch_size)
@@ -74,20 +75,18 @@ def rows_by_replicas(config: CellConfig) -> str | None:
     """Packed rows must split evenly over replicas too.
 
     Rows may be split for that until each has one document.
-
-    Rows may be split for that until each has one document.
     """
     if not config.style.packed:
         return None
-    train = config.train
+    train, packer = config.train, config.style.packer
     parts = row_multiple(config.layout, config.micro_batch_size)
-    if train.global_batch % parts == 0 and config.style.splits and not config.style.split_last:
+    if train.global_batch % parts == 0 and packer.splits_to_single_documents:
         return None  # one document per row always divides
     for step in range(1 if config.documents.mode in MIXES else train.steps or 1):
         of_step = (config.documents, train.seed, step, train.global_batch, train.seq_length, config.style)
         rows = _row_count(*of_step)
         needed_rows = -(-rows // parts) * parts
-        if not config.style.splits and rows % parts:
+        if packer.split is None and rows % parts:
             return (
                 f"step {step}: {train.global_batch} documents fill {rows} rows of {train.seq_length} tokens, which "
                 f"{config.data_path} packs in advance and cannot split into a multiple of {_parts(config, parts)}"
@@ -97,7 +96,7 @@ def rows_by_replicas(config: CellConfig) -> str | None:
                 f"step {step}: {train.global_batch} documents fill {rows} rows of {train.seq_length} tokens; the next "
                 f"multiple of {_parts(config, parts)} is {needed_rows} rows, more than there are documents"
             )
-        if config.style.split_last and _row_count(*of_step, parts) == 0:
+        if not packer.splits_to_single_documents and _row_count(*of_step, parts) == 0:
             return (
                 f"step {step}: {train.global_batch} documents fill {rows} rows of {train.seq_length} tokens, of which "
                 f"{config.data_path} cannot split enough for a multiple of {_parts(config, parts)}"
@@ -124,7 +123,7 @@ def _row_count(
     """Return the number of rows that the documents of a step fill, a multiple of `multiple`; 0 if that cannot be."""
     drawn = documents_of_step(documents, seed=seed, step=step, count=count, seq_length=seq_length)
     try:
-        return len(pack(drawn, style, seq_length=seq_length, multiple=multiple))
+        return len(style.packer.rows(drawn, style, seq_length=seq_length, multiple=multiple))
     except ValueError:
         return 0
 
@@ -162,8 +161,7 @@ def seq_length_by_cp(config: CellConfig) -> str | None:
 def seq_length_by_sp(config: CellConfig) -> str | None:
     """Rows of fixed length are split over cp, then over tp; rows of variable length are aligned for that already."""
     tp, cp = config.layout.tp, config.layout.cp
-    style = config.style
-    if not config.layout.sp or (style.row_length is None and not style.tail_segment):
+    if not config.layout.sp or not config.style.pads_rows:
         return None
     return _seq_length(config, f"tp {tp} x cp {cp} = {tp * cp} (sp is on)", tp * cp)
 

@@ -84,7 +84,7 @@ def plain_model(config: CellConfig) -> str | None:
 
 def equal_metadata(config: CellConfig) -> str | None:
     """Upstream reads the rows of all steps from one file, so its offsets have as many entries in every step."""
-    if config.own_trainer or not config.style.fixed_entries or config.documents.mode in MIXES:
+    if config.own_trainer or not config.options.pad_cu_seqlens or config.documents.mode in MIXES:
         return None
     try:
         metadata = [config.micro_batches(step)[0][0].metadata for step in range(config.train.passes)]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from harness.core.cell.layout import Layout
-from harness.core.packing.options import PackingOptions, PackingStyle
+from harness.core.packing.arithmetic import MicroBatch, PackMetadata, Row
+from harness.core.packing.options import PackingOptions
+from harness.core.packing.packers import Packer, PackingStyle, first_fit_decreasing, one_per_row
 from harness.upstreams.descriptor import (
     LAYOUT,
     NONE,
@@ -21,6 +24,22 @@ _RELEASES = "megatron-bridge wheels 0.4 to 0.6"
 _ROW_MULTIPLE = 16  # pad_seq_length_to_mult of GPTSFTDataset
 
 
+def _collated(blocks: Sequence[MicroBatch]) -> list[MicroBatch]:
+    """The micro-batches of a replica, collated at once: all rows get tails that make them as long as the longest."""
+    length = max(row.length for block in blocks for row in block.rows)
+    even = [replace(block, rows=tuple(row.tailed_to(length) for row in block.rows)) for block in blocks]
+    entries = max(len(block.segments) for block in even) + 1
+    return [replace(block, entries=entries) for block in even]
+
+
+def _metadata(rows: Sequence[Row]) -> PackMetadata:
+    return PackMetadata(
+        most_documents=max(len(row.placed) for row in rows),
+        longest=max(item.padded_length for row in rows for item in row.placed),
+        shortest_row=min(row.length - row.tail for row in rows),
+    )
+
+
 def _offline_style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
     """first_fit_decreasing and GPTSFTPackedDataset.collate_fn (0.4 .. 0.6).
 
@@ -33,23 +52,26 @@ def _offline_style(layout: Layout, seq_length: int, options: PackingOptions) -> 
         document_multiple=multiple,
         row_length=seq_length if options.pad_to_max_length else None,
         real_lengths=multiple > 1,
-        longest_first=True,
-        tail_segment=True,
-        tail_multiple=_ROW_MULTIPLE,
-        fixed_entries=options.pad_cu_seqlens,
         last_repeats=not options.pad_cu_seqlens,
         longest_as_tensor=True,
+        packer=Packer(
+            fit=first_fit_decreasing,
+            split=None,
+            tail_multiple=_ROW_MULTIPLE,
+            describe=_metadata if options.pad_cu_seqlens else None,
+        ),
     )
 
 
 def _collated_by_step(style: PackingStyle, layout: Layout) -> PackingStyle:
     """With dataloader_type "batch", upstream's default, collate_fn gets all rows of a replica's step at once (0.6)."""
-    return replace(style, even_step=True)
+    return replace(style, packer=replace(style.packer, row_by_row=True, collate=_collated))
 
 
 def _as_long_as_the_longest(style: PackingStyle, layout: Layout) -> PackingStyle:
     """GPTSFTDataset.collate_fn, likewise, with its default multiple for the padding of rows (0.6)."""
-    return replace(style, row_length=None, tail_segment=True, tail_multiple=_ROW_MULTIPLE, even_step=True)
+    packer = replace(style.packer, tail_multiple=_ROW_MULTIPLE, row_by_row=True, collate=_collated)
+    return replace(style, row_length=None, packer=packer)
 
 
 def _in_batch_style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
@@ -64,8 +86,8 @@ def _in_batch_style(layout: Layout, seq_length: int, options: PackingOptions) ->
         row_length=None,
         real_lengths=LAYOUT.multiple(layout) > 1,
         padded_only=True,
-        one_per_row=True,
         longest_as_tensor=True,
+        packer=Packer(fit=one_per_row),
     )
 
 
@@ -88,16 +110,16 @@ def _offline_rows_split(cell: LimitedCell) -> str | None:
 
 
 def _trained_rows_split(cell: LimitedCell) -> str | None:
-    return _rows_split(cell) if cell.style.tail_segment else None
+    return _rows_split(cell) if cell.style.packer.tail_multiple else None
 
 
 def _rows_split(cell: LimitedCell) -> str | None:
-    needed, multiple = cell.layout.alignment, cell.style.tail_multiple
-    if multiple % needed == 0:
+    needed = cell.layout.alignment
+    if _ROW_MULTIPLE % needed == 0:
         return None
     return (
-        f"rows end at a multiple of {multiple} tokens, which the alignment {needed} of the layout does not divide: "
-        f"{multiple} % {needed} = {multiple % needed}"
+        f"rows end at a multiple of {_ROW_MULTIPLE} tokens, which the alignment {needed} of the layout does not "
+        f"divide: {_ROW_MULTIPLE} % {needed} = {_ROW_MULTIPLE % needed}"
     )
 
 

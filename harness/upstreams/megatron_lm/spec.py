@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from harness.core.cell.layout import Layout
-from harness.core.packing.options import PackingOptions, PackingStyle
+from harness.core.packing.arithmetic import MicroBatch
+from harness.core.packing.documents import Document
+from harness.core.packing.options import PackingOptions
+from harness.core.packing.packers import Groups, Packer, PackingStyle, Size, next_fit
 from harness.upstreams.descriptor import LAYOUT, ZIGZAG, DataPath, Limit, LimitedCell, padding_is_fixed
 
 _SCHEDULER = "Megatron-LM DpBalancedScheduler"
@@ -27,6 +31,31 @@ def _sft_style(layout: Layout, seq_length: int, options: PackingOptions) -> Pack
     )
 
 
+def _last_moved(groups: Groups, made: int) -> bool:
+    """Move the last document of the last row with several documents to a new row at the end.
+
+    Only rows that were packed are split, and never the first: DpBalancedScheduler.get_groups_and_subsamples.
+    """
+    return _moved(groups, range(made - 1, 0, -1))
+
+
+def _last_moved_also_of_the_first(groups: Groups, made: int) -> bool:
+    """Likewise, also of the first row."""
+    return _moved(groups, range(made - 1, -1, -1))
+
+
+def _moved(groups: Groups, rows: Sequence[int]) -> bool:
+    row = next((row for row in rows if len(groups[row]) > 1), None)
+    if row is not None:
+        groups.append([groups[row].pop()])
+    return row is not None
+
+
+def packed_of_documents(style: PackingStyle) -> PackingStyle:
+    """The style of DpBalancedScheduler for documents that it gets one by one, not in rows."""
+    return replace(style, row_length=None, packer=replace(style.packer, split=_last_moved_also_of_the_first))
+
+
 def _scheduler_style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
     """megatron.core.datasets.data_schedule.DpBalancedScheduler, which expects padded documents."""
     return PackingStyle(
@@ -34,7 +63,7 @@ def _scheduler_style(layout: Layout, seq_length: int, options: PackingOptions) -
         document_multiple=options.pad_seq_to_mult or LAYOUT.multiple(layout),
         row_length=None,
         real_lengths=False,
-        split_last=True,
+        packer=Packer(split=_last_moved),
     )
 
 
@@ -135,6 +164,17 @@ SCHEDULER = DataPath(
 )
 
 
+def _bins(rollouts: Sequence[Document], size: Size, seq_length: int) -> Groups:
+    """Next fit from the longest rollout to the shortest, equal ones in order."""
+    longest_first = sorted(rollouts, key=lambda rollout: rollout.length, reverse=True)
+    return next_fit(longest_first, size, seq_length, most=MOST_ROLLOUTS)
+
+
+def _with_all_offsets(blocks: Sequence[MicroBatch]) -> list[MicroBatch]:
+    """Every bin has the offsets of one with the most rollouts and a tail."""
+    return [replace(block, entries=MOST_ROLLOUTS + 2) for block in blocks]
+
+
 def _rl_style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
     """SequencePacker.pack_sequences, create_packed_seq_params_for_bin."""
     return PackingStyle(
@@ -143,12 +183,9 @@ def _rl_style(layout: Layout, seq_length: int, options: PackingOptions) -> Packi
         last_token_slots=1,
         row_length=seq_length,
         real_lengths=layout.cp > 1,
-        descending=True,
-        most_documents=MOST_ROLLOUTS,
-        even_shares=True,
-        tail_segment=True,
         tail_is_real=True,
         longest_is_row=True,
+        packer=Packer(fit=_bins, split=None, tail_multiple=seq_length, even_shares=True, collate=_with_all_offsets),
     )
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from harness.core.cell.layout import Layout
-from harness.core.packing.options import PackingOptions, PackingStyle
+from harness.core.packing.arithmetic import MicroBatch
+from harness.core.packing.options import PackingOptions
+from harness.core.packing.packers import Packer, PackingStyle
 from harness.upstreams.descriptor import ZIGZAG, Alignment, DataPath, Limit, padding_is_fixed
 
 
@@ -16,6 +21,17 @@ def _text(layout: Layout) -> str:
 _ALIGNMENT = Alignment(lambda layout: ZIGZAG.multiple(layout) * (layout.tp if layout.sp else 1), _text)
 
 
+def _of_one_length(blocks: Sequence[MicroBatch]) -> list[MicroBatch]:
+    """The micro-batches of a replica, as long as the longest: their last documents take the rest."""
+    longest = max(block.slots for block in blocks)
+    return [_stretched(block, longest - block.slots) for block in blocks]
+
+
+def _stretched(block: MicroBatch, more: int) -> MicroBatch:
+    *rows, last = block.rows
+    return replace(block, rows=(*rows, last.stretched_to(last.length + more)))
+
+
 def _style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
     """_pack_sequences_for_megatron: with pipeline stages, which exchange tensors of one shape, packs get one length."""
     return PackingStyle(
@@ -24,7 +40,7 @@ def _style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingS
         last_token_slots=1,
         row_length=None,
         real_lengths=False,
-        even_last=layout.pp > 1,
+        packer=Packer(collate=_of_one_length) if layout.pp > 1 else Packer(),
     )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from harness.core.cell.layout import Layout
-from harness.core.packing.options import PackingOptions, PackingStyle
+from harness.core.packing.arithmetic import MicroBatch
+from harness.core.packing.options import PackingOptions
+from harness.core.packing.packers import Packer, PackingStyle, one_per_row
 from harness.upstreams.descriptor import ZIGZAG, Alignment, DataPath, Limit, LimitedCell, padding_is_fixed
 
 
@@ -18,6 +21,14 @@ def _text(layout: Layout) -> str:
 _ALIGNMENT = Alignment(lambda layout: layout.tp * ZIGZAG.multiple(layout), _text)
 
 
+def _as_long_as_the_longest(blocks: Sequence[MicroBatch]) -> list[MicroBatch]:
+    """The rows of each micro-batch, all as long as its longest."""
+    return [
+        replace(block, rows=tuple(row.stretched_to(max(other.length for other in block.rows)) for row in block.rows))
+        for block in blocks
+    ]
+
+
 def _style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
     """preprocess_packed_seqs, or without packing remove_left_padding, which pads rows to a micro-batch's longest."""
     packed = options.remove_microbatch_padding
@@ -26,13 +37,13 @@ def _style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingS
         document_multiple=_ALIGNMENT.multiple(layout),
         row_length=None,
         real_lengths=False,
-        even_rows=not packed,
+        packer=Packer() if packed else Packer(collate=_as_long_as_the_longest),
     )
 
 
 def _by_worker(style: PackingStyle, layout: Layout) -> PackingStyle:
     """As SkyRL's worker trains: a document per row, with the token that only its last label needs."""
-    return replace(style, one_per_row=True, last_token_slots=1)
+    return replace(style, packer=replace(style.packer, fit=one_per_row), last_token_slots=1)
 
 
 def _packs_for_cp(cell: LimitedCell) -> str | None:

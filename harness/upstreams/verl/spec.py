@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from harness.core.cell.layout import Layout
-from harness.core.packing.options import PackingOptions, PackingStyle
+from harness.core.packing.options import PackingOptions
+from harness.core.packing.packers import PackingStyle
 from harness.upstreams.descriptor import ZIGZAG, Alignment, DataPath, Limit, padding_is_fixed
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
@@ -12,16 +11,19 @@ from harness.core.packing.arithmetic import (
     PAD,
     MicroBatch,
     PackedParams,
-    first_fit,
-    pack,
-    plan_step,
-    row_multiple,
     workload,
     zigzag,
 )
 from harness.core.packing.documents import Document
-from harness.core.packing.options import PackingOptions, PackingStyle, align_up
-from tests.packing_styles import packing_style
+from harness.core.packing.options import PackingOptions, align_up
+from harness.core.packing.packers import (
+    PackingStyle,
+    first_fit_decreasing,
+    plan_step,
+    row_multiple,
+)
+from harness.upstreams.table import DATA_PATHS
+from tests.packing_styles import pack, packing_style
 
 SEQ = 64
 PATHS = st.sampled_from(
@@ -67,9 +69,11 @@ def test_each_data_path_has_its_own_style() -> None:
         packed=True, document_multiple=16, row_length=None, real_lengths=False
     )
     assert packing_style("skyrl", Layout(tp=4, sp=True), SEQ).document_multiple == 4
-    assert packing_style("scheduler", layout, SEQ) == PackingStyle(
-        packed=True, document_multiple=8, row_length=None, real_lengths=False, split_last=True
+    scheduled = packing_style("scheduler", layout, SEQ)
+    assert scheduled == PackingStyle(
+        packed=True, document_multiple=8, row_length=None, real_lengths=False, packer=scheduled.packer
     )
+    assert not scheduled.packer.splits_to_single_documents
 
 
 def test_options_replace_the_multiple_and_the_row_length_of_packed_paths_only() -> None:
@@ -234,7 +238,7 @@ def test_longest_first_takes_the_first_row_with_room(lengths: list[int], seq_len
             rows.append([document])
         else:
             row.append(document)
-    assert first_fit(documents, style, seq_length) == rows
+    assert first_fit_decreasing(documents, style.size, seq_length) == rows
 
 
 def test_bridge_offline_puts_the_longest_first_and_fills_rows_with_a_segment_of_their_own() -> None:
@@ -248,7 +252,7 @@ def test_bridge_offline_puts_the_longest_first_and_fills_rows_with_a_segment_of_
 
 
 def test_rows_that_are_collated_by_step_are_as_long_as_the_longest_with_as_many_offsets() -> None:
-    style = replace(packing_style("bridge_offline", Layout(), SEQ), even_step=True)
+    style = DATA_PATHS["bridge_offline"].trained(packing_style("bridge_offline", Layout(), SEQ), Layout())
     documents = documents_of([60, 5, 3, 2])
     [[first, second]] = plan_step(documents, style, Layout(), seq_length=SEQ, micro_batch_size=1)
     assert (first.slots, second.slots) == (64, 64)
@@ -258,19 +262,19 @@ def test_rows_that_are_collated_by_step_are_as_long_as_the_longest_with_as_many_
 
 
 def test_replicas_are_collated_on_their_own() -> None:
-    style = replace(packing_style("bridge_offline", Layout(dp=2), SEQ), even_step=True)
+    style = DATA_PATHS["bridge_offline"].trained(packing_style("bridge_offline", Layout(dp=2), SEQ), Layout(dp=2))
     documents = documents_of([63, 30, 20])
     [[long], [short]] = plan_step(documents, style, Layout(dp=2), seq_length=SEQ, micro_batch_size=1)
     assert [(batch.slots, batch.entries) for batch in (long, short)] == [(64, 3), (64, 4)]
 
 
 def test_replicas_that_are_collated_by_step_take_rows_one_at_a_time() -> None:
-    style = replace(packing_style("bridge_long", Layout(dp=2), SEQ), row_length=None, tail_segment=True, even_step=True)
+    style = DATA_PATHS["bridge_long"].trained(packing_style("bridge_long", Layout(dp=2), SEQ), Layout(dp=2))
     documents = documents_of([5, 20, 7, 60, 9, 3, 11, 40])
     replicas = plan_step(documents, style, Layout(dp=2), seq_length=SEQ, micro_batch_size=2)
     taken = [[[item.document.index for item in batch.placed] for batch in replica] for replica in replicas]
     assert taken == [[[0, 2], [4, 6]], [[1, 3], [5, 7]]]
-    assert [[batch.slots for batch in replica] for replica in replicas] == [[22, 22], [120, 120]]
+    assert [[batch.slots for batch in replica] for replica in replicas] == [[32, 32], [128, 128]]
 
 
 def test_bridge_offline_splits_no_row() -> None:

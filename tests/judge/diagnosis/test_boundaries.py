@@ -6,8 +6,9 @@ import random
 import pytest
 
 from harness.core.cell.layout import Layout
-from harness.core.packing.arithmetic import PAD, MicroBatch, plan_step
+from harness.core.packing.arithmetic import PAD, MicroBatch
 from harness.core.packing.documents import Document
+from harness.core.packing.packers import plan_step
 from harness.judge.diagnosis import localise
 from harness.judge.diagnosis.localise import (
     CHUNK_EDGE,

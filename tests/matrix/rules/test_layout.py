@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from harness.core.cell.config import CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.layout import Layout
-from harness.core.packing.arithmetic import plan_step
 from harness.core.packing.documents import DocumentsConfig, documents_of_step
+from harness.core.packing.packers import plan_step
 from harness.matrix.rules.table import RULES, rejections
 
 

@@ -9,7 +9,8 @@ import pytest
 from harness.core.cell.config import CellConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.packing.documents import DocumentsConfig
-from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions, PackingStyle
+from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions
+from harness.core.packing.packers import Packer, PackingStyle, first_fit_decreasing, one_per_row
 from harness.upstreams.table import DATA_PATHS
 from tests.packing_styles import packing_style
 
@@ -36,24 +37,26 @@ def test_offline_packing_gives_real_lengths_if_documents_are_padded(
     multiple: int, fixed: bool, row_length: int | None, real_lengths: bool
 ) -> None:
     options = PackingOptions(pad_seq_to_mult=multiple, pad_to_max_length=fixed, pad_cu_seqlens=fixed)
-    assert packing_style("bridge_offline", Layout(), 64, options) == PackingStyle(
+    style = packing_style("bridge_offline", Layout(), 64, options)
+    assert style == PackingStyle(
         packed=True,
         document_multiple=multiple,
         row_length=row_length,
         real_lengths=real_lengths,
-        longest_first=True,
-        tail_segment=True,
-        tail_multiple=16,
-        fixed_entries=fixed,
         last_repeats=not fixed,
         longest_as_tensor=True,
+        packer=Packer(fit=first_fit_decreasing, split=None, tail_multiple=16, describe=style.packer.describe),
     )
+    assert (style.packer.describe is not None) is fixed
 
 
 def test_upstreams_trainer_collates_all_rows_of_a_step_at_once() -> None:
     cell = CellConfig(layout=Layout(), data_path="bridge_offline")
-    assert not cell.style.even_step
-    assert replace(cell, trainer="bridge").style == replace(cell.style, even_step=True)
+    assert not cell.style.packer.row_by_row
+    trained = replace(cell, trainer="bridge").style
+    assert trained == replace(
+        cell.style, packer=replace(cell.style.packer, row_by_row=True, collate=trained.packer.collate)
+    )
 
 
 def test_upstreams_trainer_pads_rows_that_are_not_packed_to_the_longest() -> None:
@@ -85,8 +88,8 @@ def test_in_batch_packing_gives_each_document_a_row(tp: int, multiple: int, real
         row_length=None,
         real_lengths=real_lengths,
         padded_only=True,
-        one_per_row=True,
         longest_as_tensor=True,
+        packer=Packer(fit=one_per_row),
     )
 
 

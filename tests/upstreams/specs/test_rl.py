@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 
 from harness.core.cell.layout import Layout
-from harness.core.packing.arithmetic import PackedParams, plan_step
+from harness.core.packing.arithmetic import PackedParams
 from harness.core.packing.documents import Document
 from harness.core.packing.options import DEFAULT_OPTIONS
+from harness.core.packing.packers import Packer, plan_step
 from harness.upstreams.megatron_lm.spec import MEGATRON_RL, MOST_ROLLOUTS
 from harness.upstreams.nemo_rl.spec import NEMO_RL
 from harness.upstreams.verl.spec import VERL
@@ -40,7 +41,7 @@ def test_with_stages_nemo_rl_packs_of_a_replica_have_one_length_and_the_last_rol
         (5, 8),
     ]
     assert [batch.params().cu_seqlens_q for batch in (first, second)] == [(0, 9, 13), (0, 5, 13)]  # type: ignore[union-attr]
-    assert not NEMO_RL.style(Layout(), 16, DEFAULT_OPTIONS).even_last
+    assert NEMO_RL.style(Layout(), 16, DEFAULT_OPTIONS).packer == Packer()
 
 
 def megatron_rl_params(lengths: tuple[int, ...], layout: Layout) -> list[PackedParams | None]:
