@@ -74,8 +74,7 @@ def stream_of(config: CellConfig, step: int, plan: MicroBatch) -> Stream:
     owners = torch.tensor(plan.slot_owners())
     rows = tuple(row.length for row in plan.rows)
     segments = tuple(padded for _, padded in plan.segments) if plan.style.packed else rows
-    ends = config.path.pads_with_end if config.own_trainer else config.path.trained_pads_with_end
-    tokens = torch.full((plan.slots,), END if ends else PADDING)
+    tokens = torch.full((plan.slots,), END if config.style.pads_with_end else PADDING)
     labels, mask = torch.full_like(tokens, PADDING), torch.zeros(plan.slots, dtype=torch.float64)
     for item in plan.placed:
         length, start = item.document.length, item.start

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from harness.core.cell.layout import Layout
 from harness.core.packing.options import PackingOptions
@@ -65,14 +65,12 @@ class DataPath:
     trained: Callable[[PackingStyle, Layout], PackingStyle] = lambda style, layout: style  # theirs, from `style`
     chats: bool = False  # Megatron-LM's trainer reads its documents as conversations, which may be masked and truncated
     sft_flag: bool = False  # --sft is on; Megatron-LM then reports of an evaluation the mean of micro-batches' means
-    scheduled: bool = False  # these trainers pack documents by --sequence-packing-scheduler
-    packed_later: bool = False  # these trainers read documents one by one; upstream packs them while it trains
+    # What these trainers give to --sequence-packing-scheduler: whole rows, or documents one by one; empty: it is off.
+    scheduled: Literal["", "rows", "documents"] = ""
     trained_without: tuple[str, ...] = ()  # fields of a batch that these trainers do not give to the model
     without: tuple[str, ...] = ()  # likewise, in the harness's own loop; without labels: upstream computes the loss
     canaries_without_effect: Mapping[str, str] = field(default_factory=dict)  # canary -> why the path cannot vary it
     loss_on_every_context_rank: bool = False  # each returns that of whole rows, so gradients and tokens count cp times
-    pads_with_end: bool = False  # padding slots hold the token that ends documents, not PADDING (oracle/drawing.py)
-    trained_pads_with_end: bool = False  # likewise, with these trainers
     counted: str = "labels"  # what the loss returns the number of: labels that count, or all tokens; empty: nothing
     returns_padding_mask: bool = False  # its batch has a mask of padding slots, on every stage
     counts_work: bool = False  # records the number of micro-batches and the lengths of a step

@@ -388,7 +388,7 @@ class CellConfig:
     @property
     def packed_later(self) -> bool:
         """Whether upstream's trainer reads documents one by one, and packs them while it trains."""
-        return (self.path.packed_later or self.documents.mock) and not self.own_trainer
+        return (self.path.scheduled == "documents" or self.documents.mock) and not self.own_trainer
 
     def packed(self, documents: Sequence[Document]) -> list[list[MicroBatch]]:
         """Micro-batches of other documents in this cell, indexed [dp][i]. ValueError if there are too few of them."""

@@ -168,6 +168,7 @@ class PackingStyle(MetadataStyle):
 
     document_multiple: int  # every document is padded to a multiple of this many tokens
     row_length: int | None  # fixed row length in slots; None: as long as needed
+    pads_with_end: bool = False  # padding slots hold the token that ends documents, not PADDING (oracle/drawing.py)
     packer: Packer = Packer()
 
     @property

@@ -51,6 +51,7 @@ def _offline_style(layout: Layout, seq_length: int, options: PackingOptions) -> 
         packed=True,
         document_multiple=multiple,
         row_length=seq_length if options.pad_to_max_length else None,
+        pads_with_end=True,
         real_lengths=multiple > 1,
         last_repeats=not options.pad_cu_seqlens,
         longest_as_tensor=True,
@@ -71,7 +72,7 @@ def _collated_by_step(style: PackingStyle, layout: Layout) -> PackingStyle:
 def _as_long_as_the_longest(style: PackingStyle, layout: Layout) -> PackingStyle:
     """GPTSFTDataset.collate_fn, likewise, with its default multiple for the padding of rows (0.6)."""
     packer = replace(style.packer, tail_multiple=_ROW_MULTIPLE, row_by_row=True, collate=_collated)
-    return replace(style, row_length=None, packer=packer)
+    return replace(style, row_length=None, pads_with_end=True, packer=packer)
 
 
 def _in_batch_style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
@@ -151,8 +152,6 @@ OFFLINE = DataPath(
     ),
     trainers=("bridge",),
     trained=_collated_by_step,
-    pads_with_end=True,
-    trained_pads_with_end=True,
     tokens_on_last_stage=True,
     canaries_without_effect={
         "padding": "upstream pads with the end-of-sentence id, which it also uses to separate documents",
@@ -198,6 +197,5 @@ LONG = DataPath(
     ),
     trainers=("bridge",),
     trained=_as_long_as_the_longest,
-    trained_pads_with_end=True,
     tokens_on_last_stage=True,
 )

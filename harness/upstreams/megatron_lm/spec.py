@@ -133,7 +133,7 @@ SFT_SCHEDULER = DataPath(
     trained=_sft_scheduled,
     chats=True,
     sft_flag=True,
-    scheduled=True,
+    scheduled="rows",
     tokens_on_last_stage=True,
     limits=(
         Limit("packing.scheduled-micro-batch", _SCHEDULER, _one_row),
@@ -159,8 +159,7 @@ SCHEDULER = DataPath(
     trainers=("megatron",),
     trained=_scheduler_trained,
     chats=True,
-    scheduled=True,
-    packed_later=True,
+    scheduled="documents",
 )
 
 

@@ -42,6 +42,7 @@ def test_offline_packing_gives_real_lengths_if_documents_are_padded(
         packed=True,
         document_multiple=multiple,
         row_length=row_length,
+        pads_with_end=True,
         real_lengths=real_lengths,
         last_repeats=not fixed,
         longest_as_tensor=True,
