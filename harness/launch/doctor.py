@@ -259,8 +259,6 @@ def _gpus_of_nodes(profile: ClusterProfile, listed: list[str]) -> Check:
     """Return whether any node of the partition has the GPUs that a job asks for.
 
     Slurm writes gpu:8 or gpu:h100:8(S:0-1).
-
-    Slurm writes gpu:8 or gpu:h100:8(S:0-1).
     """
     nodes = [dict(_gpu_types(gres)) for gres in listed]
     if not any(nodes):

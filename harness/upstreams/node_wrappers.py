@@ -1,7 +1,7 @@
 """Wrappers around functions of an upstream trainer, from which a rank's record is written.
 
-Upstream's code is called with its own arguments, and its results are returned unchanged. A trainer's node_attach.py says
-which functions of upstream they are put around, and reads what differs between trainers. Of every trainer:
+Upstream's code is called with its own arguments, and its results are returned unchanged. A trainer's node_attach.py
+says which functions of upstream they are put around, and reads what differs between trainers. Of every trainer:
 
 | wrapped | why |
 |---|---|

@@ -1,7 +1,8 @@
 """`megatron`: pretrain_gpt.py or pretrain_hybrid.py of a Megatron-LM checkout, run as a script, nothing edited.
 
 Each rank runs it as torchrun would, with the cell as its command line. node_attach.py observes it from outside,
-node_files.py writes what it reads. torch.distributed is initialised already, which upstream allows (`_initialize_distributed`).
+node_files.py writes what it reads. torch.distributed is initialised already, which upstream allows
+(`_initialize_distributed`).
 """
 
 from __future__ import annotations
