@@ -234,7 +234,7 @@ class Expected:
         """Return (leg, step) in the order in which data paths that count their work build the iterators of chunk 0."""
         if not self.config.path.counts_work:
             return []
-        fetched = [("metadata", 0)] if self.config.own_trainer else []
+        fetched = [("metadata", 0)] if self.config.trained_by_harness else []
         return [*fetched, *(("training", step) for step in self.evidence.steps)]
 
 
@@ -354,7 +354,7 @@ def _evaluations(expected: Expected, record: RankRecord) -> Iterator[str]:
         list(config.evaluations.values()),
     )
     if evaluated_after != expected_after:
-        if config.own_trainer:  # upstream's trainer decides itself: the check `evaluation` reports it
+        if config.trained_by_harness:  # upstream's trainer decides itself: the check `evaluation` reports it
             yield f"evaluations: after steps {evaluated_after}, expected after {expected_after}"
         return
     for number, evaluation in zip(config.evaluations, record.evaluations):
@@ -441,7 +441,7 @@ def _model(expected: Expected, record: RankRecord) -> Iterator[str]:
         names = [parameter.name for parameter in record.parameters]
         yield from (f"parameters: {problem}" for problem in _whole_stage(expected, at, names))
     # A trainer that never calls its optimizer has no gradients that a norm counts.
-    updated = expected.config.own_trainer or any(
+    updated = expected.config.trained_by_harness or any(
         parameter.update and parameter.update.change.norm_sq for parameter in record.parameters
     )
     for parameter in record.parameters:
@@ -566,7 +566,7 @@ def _reports(expected: Expected, record: RankRecord) -> Iterator[str]:
     if record.entry_point != entry:
         yield f"entry_point is {record.entry_point!r}, expected {entry!r}"
     reported_steps = [reported_step.step for reported_step in record.reported]
-    expected_steps = [] if config.own_trainer else list(expected.evidence.steps)
+    expected_steps = [] if config.trained_by_harness else list(expected.evidence.steps)
     if reported_steps != expected_steps:
         yield f"reported: the trainer reported steps {reported_steps}, expected {expected_steps}"
     if config.trainer in WITH_COUNTERS:  # whether the release counts packed tokens is known, except for a few

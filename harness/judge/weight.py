@@ -21,7 +21,7 @@ def weight_of(evidence: CellEvidence) -> Weight:
         step for step in evidence.steps if sum(1 for _ in evidence.step_records(step)) == evidence.layout.world_size
     ]
     timed = any(record.timings for record in evidence.records.values())
-    has_leg = evidence.cell.config.own_trainer  # upstream's own trainer fetches its batches while it trains
+    has_leg = evidence.cell.config.trained_by_harness  # upstream's own trainer fetches its batches while it trains
     fetched = has_leg and whole and all(record.batches or record.steps for record in evidence.records.values())
     return Weight(
         records=len(evidence.records),

@@ -40,7 +40,7 @@ def unavailable_fields(config: CellConfig) -> Unavailable:
     None when none is.
     """
     gpt: Any = importlib.import_module("megatron.core.models.gpt.gpt_model")
-    for name in (ARGUMENT, *(() if config.own_trainer else _TRAINED)):
+    for name in (ARGUMENT, *(() if config.trained_by_harness else _TRAINED)):
         if not takes(gpt.GPTModel.forward, name):
             reason = f"{release('megatron.core')} has no argument {name} of GPTModel.forward"
             return not_in_release(reason, "megatron.core")

@@ -257,7 +257,7 @@ def _record(cell: PlannedCell, rank: int) -> RankRecord:
         record.micro_batches.append(len(batches))
         record.workloads += _workloads(config, place, step)
         indices = [_params(record, batch.params()) for batch in batches]
-        if step == 0 or not config.own_trainer:
+        if step == 0 or not config.trained_by_harness:
             fetched = _batches(config, place, batches, indices)
             record.batches += [replace(batch, step=step) for batch in fetched]
         recurrent = config.model.numbers_of(RECURRENT) if config.model.hybrid else []
@@ -281,7 +281,7 @@ def _record(cell: PlannedCell, rank: int) -> RankRecord:
         first = config.micro_batches(0)[place.dp]
         record.workloads = [work for work in _workloads(config, place, 0) if work.leg == "metadata"]
         record.batches = _batches(config, place, first, [_params(record, batch.params()) for batch in first])
-    record.reported = [] if config.own_trainer else [_reported(config, place, seen) for seen in record.steps]
+    record.reported = [] if config.trained_by_harness else [_reported(config, place, seen) for seen in record.steps]
     record.entry_point = entry_point(config)
     record.counts_packed = True if config.trainer == "megatron" else None
     if config.trainer == "megatron" and config.layout.rank(place) == config.layout.world_size - 1:
@@ -326,7 +326,7 @@ def _workloads(config: CellConfig, place: Coordinates, step: int) -> list[Worklo
     if not config.path.counts_work:
         return []
     work = workload(config.micro_batches(step), place.dp)
-    legs = ("metadata", "training") if step == 0 and config.own_trainer else ("training",)
+    legs = ("metadata", "training") if step == 0 and config.trained_by_harness else ("training",)
     counts = {"micro_batches": work.micro_batches, "tokens": work.tokens, "squares": work.squares}
     return [WorkloadSeen(leg=leg, step=step, **counts) for leg in legs]
 
@@ -554,7 +554,7 @@ def _evaluation(config: CellConfig, place: Coordinates, number: int) -> Evaluati
         documents=seen.documents,
         activations=_activations(config, place, step) if config.fingerprints and config.steps else [],
     )
-    if seen.loss_sum is not None and not config.own_trainer:
+    if seen.loss_sum is not None and not config.trained_by_harness:
         found.reported = _mean_loss(config, step)
     return found
 

@@ -71,7 +71,7 @@ def why_not(config: CellConfig, canary: str) -> str:
         raise ValueError(f"unknown canary {canary!r}")
     if not config.train.steps:
         return "the cell only fetches batches: train.steps is 0"
-    if not config.own_trainer:
+    if not config.trained_by_harness:
         return "upstream's trainer does nothing but train; the same cell with trainer harness runs canary legs"
     if config.model.drops and canary in _OF_OTHERS:
         return "experts have a capacity, so which tokens they drop depends on all tokens of a row"

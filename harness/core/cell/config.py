@@ -305,7 +305,7 @@ class CellConfig:
         return self.path.step_mean or self.trainer == "skyrl"
 
     @property
-    def own_trainer(self) -> bool:
+    def trained_by_harness(self) -> bool:
         """Whether the harness trains, not upstream's own script."""
         return self.trainer == HARNESS
 
@@ -356,7 +356,7 @@ class CellConfig:
     def style(self) -> PackingStyle:
         style = self.path.style(self.row_layout, self.train.seq_length, self.options)
         style = self.path.with_images(style) if self.model.vision else style
-        if not self.own_trainer:
+        if not self.trained_by_harness:
             style = self.path.trained(style, self.row_layout)
         return packed_of_documents(style) if self.packed_later else style
 
@@ -388,7 +388,7 @@ class CellConfig:
     @property
     def packed_later(self) -> bool:
         """Whether upstream's trainer reads documents one by one, and packs them while it trains."""
-        return (self.path.scheduled == "documents" or self.documents.mock) and not self.own_trainer
+        return (self.path.scheduled == "documents" or self.documents.mock) and not self.trained_by_harness
 
     def packed(self, documents: Sequence[Document]) -> list[list[MicroBatch]]:
         """Micro-batches of other documents in this cell, indexed [dp][i]. ValueError if there are too few of them."""

@@ -73,7 +73,7 @@ def _expected(evidence: CellEvidence, ending: Ending) -> Iterator[_Key]:
         return
     completed = ending.ended == "completed"
     # Upstream's own trainer fetches batches while it trains.
-    if completed or (evidence.cell.config.own_trainer and ending.progress.leg in (*TRAINED, "end")):
+    if completed or (evidence.cell.config.trained_by_harness and ending.progress.leg in (*TRAINED, "end")):
         for step in evidence.fetched_steps:
             for micro_batch in range(len(evidence.plan[step][at.dp])):
                 for chunk in range(layout.vpp):

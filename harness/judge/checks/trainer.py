@@ -101,7 +101,7 @@ _ROUNDING = Bound(value=WORKLOAD_ROUNDING, origin="exact but for the rounding of
 @check(Lane.NUMERICS)
 def reported(evidence: CellEvidence) -> list[CheckFinding]:
     """Check each metric that upstream's trainer reports; the finding is its first wrong step and rank."""
-    if evidence.cell.config.own_trainer:
+    if evidence.cell.config.trained_by_harness:
         return []
     computed = _Computed(evidence)
     wrong: dict[str, CheckFinding] = {}
@@ -273,7 +273,11 @@ def _absent(evidence: CellEvidence) -> Iterator[CheckFinding]:
     expected_after = list(evidence.cell.config.evaluations.values())
     for record in evidence.records.values():
         evaluated_after = [recorded.after for recorded in record.evaluations]
-        if record.ended == "completed" and not evidence.cell.config.own_trainer and evaluated_after != expected_after:
+        if (
+            record.ended == "completed"
+            and not evidence.cell.config.trained_by_harness
+            and evaluated_after != expected_after
+        ):
             yield _evaluation_finding(
                 f"rank {record.rank} evaluated after {_steps_text(evaluated_after)}, "
                 f"expected after {_steps_text(expected_after)}",
@@ -414,7 +418,7 @@ def _outputs(evidence: CellEvidence) -> Iterator[CheckFinding]:
 def _reports(evidence: CellEvidence) -> Iterator[CheckFinding]:
     """Compare what upstream reports with the mean, as it defines it, of the losses that the harness recorded."""
     config = evidence.cell.config
-    if config.own_trainer:
+    if config.trained_by_harness:
         return
     for finished in evaluations_of(evidence):
         expected, name = _mean(finished, config)

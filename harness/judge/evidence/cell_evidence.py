@@ -250,7 +250,7 @@ class CellEvidence:
 
         Upstream's own trainer fetches all while it trains.
         """
-        return range(1) if self.cell.config.own_trainer else self.steps
+        return range(1) if self.cell.config.trained_by_harness else self.steps
 
     @property
     def planned_steps(self) -> range:

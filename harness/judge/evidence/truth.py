@@ -71,9 +71,9 @@ def fields_used(config: CellConfig, stage: int, chunk: int) -> tuple[str, ...]:
     fields = (FIRST_STAGE if embeds else ()) + (LAST_STAGE if predicts or is_last(config, stage, chunk) else ())
     if config.model.vision and not embeds:
         fields = ("position_ids", *fields)
-    if config.path.returns_padding_mask and config.own_trainer:
+    if config.path.returns_padding_mask and config.trained_by_harness:
         fields = (*fields, PADDING_MASK)
-    without = config.path.without if config.own_trainer else config.path.trained_without
+    without = config.path.without if config.trained_by_harness else config.path.trained_without
     return tuple(field for field in fields if field not in without)
 
 

@@ -57,7 +57,7 @@ def groups_of_stages(config: CellConfig) -> str | None:
 
 
 def groups_of_the_trainer(config: CellConfig) -> str | None:
-    if config.groups != EXPLICIT or config.own_trainer:
+    if config.groups != EXPLICIT or config.trained_by_harness:
         return None
     return f"trainer {config.trainer} uses Megatron's global groups; groups: {EXPLICIT} needs trainer: harness"
 

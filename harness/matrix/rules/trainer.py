@@ -31,14 +31,14 @@ _DYNAMIC_SCHEDULER = "default_dynamic_cp"
 
 
 def data_path_has_trainer(config: CellConfig) -> str | None:
-    if config.own_trainer or config.trainer in config.path.trainers or config.trainer not in BUILT_IN_TRAINERS:
+    if config.trained_by_harness or config.trainer in config.path.trainers or config.trainer not in BUILT_IN_TRAINERS:
         return None  # a trainer of a plug-in says itself what it cannot run
     able = names(path for path in DATA_PATHS.values() if config.trainer in path.trainers)
     return f"trainer is {config.trainer}, which reads the data of packing {able}, and packing is {config.data_path}"
 
 
 def data_path_needs_trainer(config: CellConfig) -> str | None:
-    if not config.own_trainer or not config.path.only_trained:
+    if not config.trained_by_harness or not config.path.only_trained:
         return None
     able = " or ".join(config.path.trainers)
     return f"trainer is {config.trainer}, and only trainer {able} reads the data of packing {config.data_path}"
@@ -64,7 +64,7 @@ def _rows_of_step(config: CellConfig, step: int) -> int:
 
 
 def trains(config: CellConfig) -> str | None:
-    if config.own_trainer or config.train.steps:
+    if config.trained_by_harness or config.train.steps:
         return None
     return f"train.steps is 0, and trainer {config.trainer} fetches batches only to train; use trainer: harness"
 
@@ -84,7 +84,7 @@ def plain_model(config: CellConfig) -> str | None:
 
 def equal_metadata(config: CellConfig) -> str | None:
     """Upstream reads the rows of all steps from one file, so its offsets have as many entries in every step."""
-    if config.own_trainer or not config.options.pad_cu_seqlens or config.documents.mode in MIXES:
+    if config.trained_by_harness or not config.options.pad_cu_seqlens or config.documents.mode in MIXES:
         return None
     try:
         metadata = [config.micro_batches(step)[0][0].metadata for step in range(config.train.passes)]

@@ -48,7 +48,7 @@ def standalone(config: CellConfig, finding: Finding, checkouts: tuple[str, ...])
 def _none(config: CellConfig) -> str:
     if config.fault:
         return f"the harness injected the fault {config.fault}: upstream's code is not at fault"
-    if not config.own_trainer:
+    if not config.trained_by_harness:
         return f"the cell ran the training loop of {config.trainer}, which a script cannot repeat"
     if config.layout.vpp > 1 or config.layout.ep > 1:
         return "scripts have no interleaved stages and no expert parallelism"

@@ -54,7 +54,7 @@ class SchedulerPath:
     def unavailable(config: CellConfig) -> Unavailable:
         if missing := module_unavailable(MODULE, "megatron.core", *_NEEDED):
             return missing
-        if not config.own_trainer:
+        if not config.trained_by_harness:
             return None
         if not takes(getattr(importlib.import_module(MODULE), _BATCH), _PREDICTS):
             return not_in_release(f"{release('megatron.core')} has no {_BATCH}({_PREDICTS})", "megatron.core")

@@ -174,7 +174,7 @@ def test_the_control_is_trained_by_the_harness() -> None:
     made = expand_axes({"packing": "sft", "trainer": ["harness", "megatron"], "tp": [1, 2]})
     assert len(names(made)) == 4
     (control,) = [cell for cell in made.cells if cell.role == "control"]
-    assert control.config.own_trainer
+    assert control.config.trained_by_harness
 
 
 def test_upstreams_trainer_runs_no_canary_leg() -> None:
