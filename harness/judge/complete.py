@@ -726,16 +726,20 @@ def _all_parameters(expected: Expected, records: Mapping[int, RankRecord]) -> It
 
 
 def _all_frozen(expected: Expected, records: Mapping[int, RankRecord]) -> Iterator[str]:
-    """Require that all ranks together hold the frozen weights of the control."""
+    """Require that all ranks together hold the frozen weights of the control.
+
+    One that trains is held too: the check `frozen_weights` reports it.
+    """
     control = expected.evidence.control
     if expected.model.peft is None or control is None:
         return
-    held, expected_names = (
-        {weight.name for record in side.values() for weight in record.frozen} for side in (records, control.records)
-    )
+    held = {weight.name for record in records.values() for weight in record.frozen}
+    held |= {parameter.name for record in records.values() for parameter in record.parameters}
+    expected_names = {weight.name for record in control.records.values() for weight in record.frozen}
     if expected_names - held:
         lost = min(expected_names - held)
-        yield f"frozen: no rank holds {lost}; the cell has {len(held)}, the control {len(expected_names)}"
+        count = len(held & expected_names)
+        yield f"frozen: no rank holds {lost}; the cell has {count}, the control {len(expected_names)}"
 
 
 def _oracle(evidence: CellEvidence) -> Iterator[str]:

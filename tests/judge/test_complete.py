@@ -16,6 +16,7 @@ from harness.core.outcomes import NODE_RULES, Outcome, Rejection
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.run.records import Failure, RankRecord
 from harness.core.run.run_plan import BaselineRequest
+from harness.core.run.tensor_records import ParameterSeen
 from harness.judge.complete import incomplete, missing, rejection_problem, uncompared, untrusted
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.stats.baseline import Baseline, Sample
@@ -527,4 +528,8 @@ def test_a_frozen_weight_that_the_control_has_is_held_by_some_rank() -> None:
         only_first_layer(record)
         record.frozen.pop()
     name = evidence.control.records[0].frozen[-1].name
-    assert any(problem.startswith(f"frozen: no rank holds {name}") for problem in missing(evidence))
+    problem = f"frozen: no rank holds {name}; "
+    assert any(found.startswith(problem) for found in missing(evidence))
+    record = evidence.records[0]  # one that trains is not missing: the check `frozen_weights` reports it
+    record.parameters.append(ParameterSeen(name=name, sharded=False, gradient=record.parameters[0].gradient))
+    assert not any(found.startswith(problem) for found in missing(evidence))
