@@ -12,9 +12,9 @@ from harness.core.packing.arithmetic import PAD
 from harness.core.run.records import DocumentLoss
 from harness.core.text import counted
 from harness.core.tolerances import Bound, looser
+from harness.judge.checks.canaries import changed_losses, exact_on_cpu
 from harness.judge.checks.finding import CheckFinding, check
 from harness.judge.diagnosis import fault_classes, localise
-from harness.judge.diagnosis.document_patterns import documents_pattern
 from harness.judge.diagnosis.localise import Boundaries, LayerOff, first_layer_off, first_token_off, token_boundaries
 from harness.judge.diagnosis.ratios import DOCUMENTS, common_ratio, factors_of, ratio_name
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -245,7 +245,7 @@ def _activation_finding(evidence: CellEvidence, control: CellEvidence, first_off
 
 
 def _class_of_outputs(evidence: CellEvidence, first_off: LayerOff) -> str:
-    pattern = documents_pattern(evidence, first_off.documents, 0)
+    pattern = _documents_pattern(evidence, first_off.documents, 0)
     if first_off.layer == 0 and pattern != fault_classes.TRUNCATION:
         return fault_classes.CP_LAYOUT if evidence.layout.cp > 1 else fault_classes.TOKEN_CONTENT
     hop = localise.hop_before(evidence.layout, evidence.cell.config.model.spread, first_off.layer)
@@ -319,7 +319,7 @@ def _loss_finding(
     at = f", from token {token} on" if token is not None else ""
     named = f"; the ratio is {ratio} on all" if ratio else ""
     return CheckFinding(
-        fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else documents_pattern(evidence, wrong, step),
+        fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else _documents_pattern(evidence, wrong, step),
         message=f"loss sum of document {document}{place} in step {step}: {loss:.9g}, "
         f"{evidence.origin} {expected:.9g}, off by {off[document]:.3g} > {bound_text(bound)}{at}{named}; "
         f"{len(wrong)} of {len(off)} documents differ{edges.text}",
@@ -385,7 +385,7 @@ def _repeated_finding(evidence: CellEvidence, step: int, copy: int, original: in
     loss, original_loss = losses[copy].loss_sum, losses[original].loss_sum
     measured = distance(loss, original_loss, bound)
     return CheckFinding(
-        fault_class=documents_pattern(evidence, [copy], step),
+        fault_class=_documents_pattern(evidence, [copy], step),
         message=f"document {copy} repeats document {original}, but in step {step} their loss sums are {loss:.9g} and "
         f"{original_loss:.9g}, off by {measured:.3g} > {bound_text(bound)}",
         where={"stage": evidence.last_stage, "step": step, "document": copy, "original": original},
@@ -601,3 +601,23 @@ def step_losses(evidence: CellEvidence) -> dict[int, float]:
             if recorded.loss_sum is not None:
                 losses.setdefault(step, recorded.loss_sum)
     return losses
+
+
+def _documents_pattern(evidence: CellEvidence, documents: Collection[int], step: int) -> str:
+    """Return TRUNCATION if all were truncated; else CP_LAYOUT if cp > 1.
+
+    If none is first in its stream: LEAK, since attention is causal, or POSITIONS if canary isolation saw no leak.
+    """
+    homes = [evidence.homes[step][document] for document in documents if document in evidence.homes[step]]
+    if homes and all(home.truncated for home in homes):
+        return fault_classes.TRUNCATION
+    if homes and evidence.packed and not any(home.first for home in homes):
+        return fault_classes.POSITIONS if _isolated(evidence) else fault_classes.LEAK
+    return fault_classes.CP_LAYOUT if evidence.layout.cp > 1 else fault_classes.UNKNOWN
+
+
+def _isolated(evidence: CellEvidence) -> bool:
+    """Return whether canary isolation ran, and its changes of single documents changed no other document's loss."""
+    legs = [leg for name, leg in evidence.legs.items() if name.startswith("isolation")]
+    bound = exact_on_cpu(evidence, evidence.own.document_loss)
+    return bool(legs) and not any(changed_losses(evidence, leg, bound, skip=leg.leg.changed) for leg in legs)
