@@ -149,6 +149,8 @@ def _contracts_options(contracts: argparse.ArgumentParser) -> None:
     contracts.add_argument(
         "--stack", action="append", default=[], metavar="NAME", help="ask only this stack of the matrix (repeatable)"
     )
+    text = "run only this suite: refusals or upstream_tests (repeatable; default: both)"
+    contracts.add_argument("--suite", action="append", default=[], metavar="SUITE", help=text)
     contracts.add_argument(
         "-k", dest="expression", default="", metavar="EXPRESSION", help="run only tests that pytest's -k chooses"
     )
@@ -339,7 +341,13 @@ def _verify(arguments: argparse.Namespace) -> int:
 def _contracts(arguments: argparse.Namespace) -> int:
     from harness.cli.commands.contracts import contracts
 
-    return contracts(arguments.names, only=arguments.stack, expression=arguments.expression, junit=arguments.junit)
+    return contracts(
+        arguments.names,
+        only=arguments.stack,
+        suites=arguments.suite,
+        expression=arguments.expression,
+        junit=arguments.junit,
+    )
 
 
 def _completion(arguments: argparse.Namespace) -> int:

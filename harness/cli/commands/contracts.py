@@ -73,25 +73,42 @@ class Ran:
         return "PASS" if self.number("passed") else "NOT_RUN"
 
 
-def contracts(names: Sequence[str], *, only: Collection[str], expression: str, junit: Path | None) -> int:
-    """Run the suites in the stacks of matrices and recipes; print a table, and what did not pass; the exit code."""
+def contracts(
+    names: Sequence[str],
+    *,
+    only: Collection[str],
+    suites: Collection[str],
+    expression: str,
+    junit: Path | None,
+) -> int:
+    """Run the suites in the stacks of matrices and recipes; print a table, and what did not pass; the exit code.
+
+    `only`, `suites`: names of stacks and suites; empty: all.
+    """
+    if unknown := [suite for suite in suites if suite not in SUITES]:
+        raise InputError(Problem(key="--suite", message="no such suite", found=unknown[0], allowed=", ".join(SUITES)))
+    chosen_suites = [suite for suite in SUITES if not suites or suite in suites]
     ready = prepare(_chosen(names, only), say).values()
-    found = [ran for stack in ready for ran in _run(stack, expression)]
+    found = [ran for stack in ready for ran in _run(stack, chosen_suites, expression)]
     if expression and not any(ran.cases or ran.problem for ran in found):
         raise InputError(Problem(key="-k", message="no test has a name that it chooses", found=expression))
     if junit is not None:
         write_atomic(junit, _merged(found))
     _print(found)
-    return exit_code(found)
+    return exit_code(found, expression)
 
 
-def exit_code(found: Sequence[Ran]) -> int:
-    """Every stack must have a suite that passes: nothing run proves nothing."""
-    verdicts = {ran.verdict for ran in found}
+def exit_code(found: Sequence[Ran], expression: str = "") -> int:
+    """Every suite of every stack must pass: nothing run proves nothing.
+
+    `expression`: of -k. A suite of which it chooses no test is left out, if the stack has another one that passes.
+    """
+    passed = {ran.stack for ran in found if ran.verdict == "PASS"}
+    left_out = [ran for ran in found if expression and ran.stack in passed and not (ran.cases or ran.problem)]
+    verdicts = {ran.verdict for ran in found if ran not in left_out}
     if "FAIL" in verdicts:
         return EXIT_FAIL
-    passed = {ran.stack for ran in found if ran.verdict == "PASS"}
-    return EXIT_UNDECIDED if "ERROR" in verdicts or {ran.stack for ran in found} - passed else EXIT_PASS
+    return EXIT_PASS if verdicts == {"PASS"} else EXIT_UNDECIDED
 
 
 def _chosen(names: Sequence[str], only: Collection[str]) -> list[Stack]:
@@ -130,9 +147,9 @@ def _used(matrix: Matrix) -> list[str]:
     return named or [DEFAULT]
 
 
-def _run(stack: ReadyStack, expression: str) -> Iterator[Ran]:
+def _run(stack: ReadyStack, suites: Iterable[str], expression: str) -> Iterator[Ran]:
     name = stack.requested.name
-    for suite in SUITES:
+    for suite in suites:
         say(f"stack {name}: {suite}")
         if stack.error:
             yield Ran(stack=name, suite=suite, problem=f"the stack cannot be used: {stack.error}")
@@ -216,7 +233,8 @@ def _print(found: Sequence[Ran]) -> None:
         numbers = [text.rjust(width) for text, width in zip(row[3:], widths[3:])]
         screen.out("  ".join([*texts, *numbers]))
     for ran in found:
-        if why := ran.problem or ran.absent or ("" if ran.cases else "no test has a name that -k chooses"):
+        absent = f"{ran.absent}; --suite names those to run" if ran.absent else ""
+        if why := ran.problem or absent or ("" if ran.cases else "no test has a name that -k chooses"):
             screen.out(screen.beside(f"{ran.verdict} {ran.stack} {ran.suite}  ", why))
         told: dict[tuple[str, str], list[str]] = {}
         for case in ran.cases:

@@ -47,16 +47,16 @@ def fork(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return made
 
 
-def test_the_installed_megatron_keeps_its_contracts(tmp_path: Path) -> None:
+def test_the_installed_megatron_keeps_its_contracts_and_has_no_unit_tests(tmp_path: Path) -> None:
     done = harness("contracts", write_matrix(tmp_path, MATRIX), "--junit", "all.xml", cwd=tmp_path)
-    assert done.returncode == EXIT_PASS, done.stdout + done.stderr
+    assert done.returncode == EXIT_UNDECIDED, done.stdout + done.stderr
     assert rows(done.stdout) == {
         ("default", "refusals"): ("PASS", [2, 0, 0, 0, 18]),
         ("default", "upstream_tests"): ("NOT_RUN", [0, 0, 0, 0, 0]),
     }
     said = " ".join(done.stdout.split())
     assert "17 tests: megatron-bridge is not installed in this stack" in said
-    assert "no checkout of this stack has upstream's unit tests of packing" in said
+    assert "no checkout of this stack has upstream's unit tests of packing; --suite names those to run" in said
     suites = ElementTree.parse(tmp_path / "all.xml").getroot()
     assert [(suite.get("name"), suite.get("tests"), suite.get("skipped")) for suite in suites] == [
         ("default refusals", "20", "18"),
@@ -84,6 +84,8 @@ def test_a_choice_by_name(fork: Project, tmp_path: Path) -> None:
     chosen = harness("contracts", matrix, "-k", "cp-seq-length and megatron", cwd=tmp_path)
     assert rows(chosen.stdout)["here", "refusals"] == ("PASS", [1, 0, 0, 0, 0]), chosen.stdout + chosen.stderr
     assert chosen.returncode == EXIT_PASS
+    suite = harness("contracts", matrix, "-k", "cp-seq-length and megatron", "--suite", "refusals", cwd=tmp_path)
+    assert (suite.returncode, list(rows(suite.stdout))) == (EXIT_PASS, [("here", "refusals")])
     none = harness("contracts", matrix, "-k", "no_such_test", cwd=tmp_path)
     assert none.returncode == 2
     assert "-k: no test has a name that it chooses" in none.stderr
@@ -94,6 +96,7 @@ def test_a_choice_by_name(fork: Project, tmp_path: Path) -> None:
     [
         (("smok",), "no such file"),
         (("smoke", "--stack", "other"), "--stack: no such stack (found other; allowed: default)"),
+        (("smoke", "--suite", "all"), "--suite: no such suite (found all; allowed: refusals, upstream_tests)"),
         (("removed.yaml",), "matrix.packing: was removed (found 'rules'"),
         (("container.yaml",), "stack image is a container of a cluster"),
     ],
@@ -143,7 +146,30 @@ def test_states_of_tests_are_those_of_pytest() -> None:
 def test_nothing_run_is_no_pass(states: list[str], verdict: str, code: int) -> None:
     ran = Ran(stack="s", suite="refusals", cases=[Case("t", state) for state in states])
     assert (ran.verdict, exit_code([ran])) == (verdict, code)
-    assert exit_code([ran, Ran(stack="s", suite="upstream_tests", absent="no checkout")]) == code
+
+
+PASSED = Ran(stack="s", suite="refusals", cases=[Case("t", "passed")])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Ran(stack="s", suite="upstream_tests", absent="no checkout"),
+        Ran(stack="s", suite="upstream_tests", cases=[Case("t", "skipped")]),
+        Ran(stack="other", suite="refusals"),
+    ],
+)
+def test_a_suite_that_proves_nothing_is_not_hidden_by_one_that_passes(other: Ran) -> None:
+    assert exit_code([PASSED, other]) == EXIT_UNDECIDED
+
+
+def test_a_suite_without_a_test_that_was_chosen_by_name_does_not_count() -> None:
+    none = Ran(stack="s", suite="upstream_tests")
+    assert exit_code([PASSED, none], expression="cp") == EXIT_PASS
+    assert exit_code([none], expression="cp") == EXIT_UNDECIDED
+    assert exit_code([PASSED, Ran(stack="other", suite="refusals")], expression="cp") == EXIT_UNDECIDED
+    skipped = Ran(stack="s", suite="upstream_tests", cases=[Case("t", "skipped")])
+    assert exit_code([PASSED, skipped], expression="cp") == EXIT_UNDECIDED
 
 
 def test_imports_from_elsewhere_prove_nothing() -> None:
