@@ -52,7 +52,7 @@ UNDO_S = 10.0  # how long a node or daemon is away
 POLL_S = 0.5
 LEFT_S = 60.0  # for processes of a launcher that was killed to end
 GROWTH = 1.1  # of the last third of the runs over the first; above it, something accumulates
-MOST_RESUMES = 40
+MAX_RESUMES = 40
 
 
 @dataclass(kw_only=True)
@@ -96,7 +96,7 @@ def run_once(soak: Soak, number: int) -> None:
         report = reported(soak, number, folders[0], hit)
         if code in (0, 1) and report and all(cell["outcome"] in (*GOOD, RETRIED) for cell in report["cells"]):
             break
-        if resumes == MOST_RESUMES:
+        if resumes == MAX_RESUMES:
             soak.bad.append(f"run {number}: exit code {code} after {resumes} resumes")
             break
         launcher = soak.start("resume", str(folders[0]), "--run-dir", str(parent), "--errors")

@@ -9,8 +9,8 @@ from typing import Any
 
 FULL_ROWS = "packed per real token over full rows per slot"  # as harness/reporting/build.py names its ratios
 FUSION = re.compile(r"rotary function, unfused over fused, (\d+) documents")
-LEAST_SHARE = 0.9  # of the tokens per second of full rows
-MOST_OVERHEAD = 1.01
+MIN_SHARE = 0.9  # of the tokens per second of full rows
+MAX_OVERHEAD = 1.01
 OVERHEAD = re.compile(r"probe over bare: ([\d.]+) times \(([\d.]+) to ([\d.]+) in (\d+) rounds\)")
 
 
@@ -33,7 +33,7 @@ def figures_of(report: Mapping[str, Any] | None, overhead: str) -> list[Figure]:
     cells = report["cells"] if report else []
     found = [overhead_of(overhead)]
     for name, limit, find in (
-        ("packed tokens/s over slots/s of full rows", f"at least {LEAST_SHARE}", share_of_full_rows),
+        ("packed tokens/s over slots/s of full rows", f"at least {MIN_SHARE}", share_of_full_rows),
         ("rotary function, unfused over fused", "the slope distinguishes them", fusion),
     ):
         seen = [
@@ -50,7 +50,7 @@ def share_of_full_rows(ratios: list[dict[str, Any]]) -> Iterator[tuple[str, str]
     for ratio in ratios:
         if ratio["what"] == FULL_ROWS:
             low, high = 1 / ratio["high"], 1 / ratio["low"]
-            verdict = "fail" if high < LEAST_SHARE else "pass" if 1 / ratio["median"] >= LEAST_SHARE else "undecided"
+            verdict = "fail" if high < MIN_SHARE else "pass" if 1 / ratio["median"] >= MIN_SHARE else "undecided"
             yield f"{1 / ratio['median']:.3g} ({low:.3g} to {high:.3g} in {ratio['rounds']} rounds)", verdict
 
 
@@ -66,12 +66,12 @@ def fusion(ratios: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
 
 def overhead_of(text: str) -> Figure:
     """The overhead of the harness on a timed step."""
-    name, limit = "timed step over a bare Megatron loop", f"at most {MOST_OVERHEAD}"
+    name, limit = "timed step over a bare Megatron loop", f"at most {MAX_OVERHEAD}"
     seen = OVERHEAD.search(text)
     if seen is None:
         return Figure(name, "not measured", limit, "undecided")
     median, low, high = (float(seen[number]) for number in (1, 2, 3))
-    verdict = "fail" if low > MOST_OVERHEAD else "pass" if median <= MOST_OVERHEAD else "undecided"
+    verdict = "fail" if low > MAX_OVERHEAD else "pass" if median <= MAX_OVERHEAD else "undecided"
     return Figure(name, f"{median:.4f} ({low:.4f} to {high:.4f} in {seen[4]} rounds)", limit, verdict)
 
 

@@ -23,7 +23,7 @@ from gpu_figures import Figure, figures_of
 PASS, FAIL, UNDECIDED = "pass", "fail", "undecided"
 EXIT_CODES = {PASS: 0, FAIL: 1, UNDECIDED: 3}
 ALWAYS = ("environment", "facts", "tests", "matrix", "overhead", "throughput")
-MOST_SHOWN = 20  # failures
+MAX_SHOWN = 20  # failures
 
 
 @dataclass(frozen=True)
@@ -153,8 +153,8 @@ def render(summary: Summary) -> str:
         lines.append(f"| {one.name} | {_cell(one.measured)} | {one.limit} | {one.verdict} | {_cell(one.where)} |")
     for title, texts in (("Failures", summary.failures), ("Skipped, rejected and undecided", summary.skipped)):
         if texts:
-            lines += ["", f"## {title}", "", *(f"- {_cell(text)}" for text in texts[:MOST_SHOWN])]
-            lines += [f"- and {len(texts) - MOST_SHOWN} more"] if len(texts) > MOST_SHOWN else []
+            lines += ["", f"## {title}", "", *(f"- {_cell(text)}" for text in texts[:MAX_SHOWN])]
+            lines += [f"- and {len(texts) - MAX_SHOWN} more"] if len(texts) > MAX_SHOWN else []
     return "\n".join(lines) + "\n"
 
 

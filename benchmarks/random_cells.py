@@ -40,7 +40,7 @@ from harness.matrix.load import load
 from harness.reporting.render_json import read_report
 
 ROOT = Path(__file__).resolve().parent.parent
-MOST_RANKS = 4
+MAX_RANKS = 4
 CHANGES = 14  # keys that get another value, on average a third of which a cell cannot have
 
 Values = Sequence[Any]
@@ -259,7 +259,7 @@ def matrix(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "name": "random",
         "model": {"layers": 2},
         "train": {"steps": 2},
-        "launch": {"max_ranks": MOST_RANKS},
+        "launch": {"max_ranks": MAX_RANKS},
         "matrix": {"case": cases},
     }
 

@@ -36,7 +36,7 @@ MODULES = (
     *("pytest_timeout", "regex", "rich", "ruamel.yaml", "six", "submitit"),
 )
 CANDIDATES = (str(ROOT / ".venv" / "bin" / "python"), "python3", "python")
-MOST_BYTES = 64 << 20  # above this `pack` warns
+MAX_BYTES = 64 << 20  # above this `pack` warns
 _LACKING = """
 import importlib.util, json, sys
 def installed(name):
@@ -90,8 +90,8 @@ def pack(folder: Path, python: str, machine: str) -> None:
     (folder / "pack.json").write_text(json.dumps({"python": python, "machine": machine}) + "\n")
     size = sum(file.stat().st_size for file in folder.iterdir())
     say(f"{len(list(folder.glob('*.whl')))} wheels for Python {python} on {machine}, {size / 2**20:.0f} MiB: {folder}")
-    if size > MOST_BYTES:
-        say(f"more than {MOST_BYTES >> 20} MiB, which may be too much to upload to that machine")
+    if size > MAX_BYTES:
+        say(f"more than {MAX_BYTES >> 20} MiB, which may be too much to upload to that machine")
 
 
 def _wanted() -> list[str]:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.scripts import load_script
 
-MOST_BYTES = 3_000_000
+MAX_BYTES = 3_000_000
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def test_every_picture_is_shown_and_together_they_are_small(root: Path, gallery:
     named = re.findall(r'(?:src|srcset)="(pictures/gallery/[^"]+)"', page)
     files = {path.relative_to(root / "docs").as_posix() for path in gallery.PICTURES.iterdir()}
     assert set(named) == files
-    assert sum(path.stat().st_size for path in gallery.PICTURES.iterdir()) < MOST_BYTES
+    assert sum(path.stat().st_size for path in gallery.PICTURES.iterdir()) < MAX_BYTES
     assert all(re.search(r'alt="[^"]{20,}"', image) for image in re.findall(r"<img [^>]*>", page))
 
 

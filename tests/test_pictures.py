@@ -10,7 +10,7 @@ import pytest
 
 from tests.scripts import load_script
 
-MOST_BYTES = 220_000
+MAX_BYTES = 220_000
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def test_pictures_are_small_and_shown_on_a_page(root: Path) -> None:
     shown += "".join(page.read_text(encoding="utf-8") for page in (root / "docs").glob("*.md"))
     files = sorted(file for file in (root / "docs" / "pictures").iterdir() if file.is_file())  # a folder: the gallery
     assert [file.name for file in files] == ["report-dark.png", "report-light.png", "scale.svg", "terminal.svg"]
-    assert [file.name for file in files if file.stat().st_size > MOST_BYTES] == []
+    assert [file.name for file in files if file.stat().st_size > MAX_BYTES] == []
     assert [file.name for file in files if f"pictures/{file.name}" not in shown] == []
 
 

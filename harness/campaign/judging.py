@@ -47,8 +47,8 @@ from harness.runs.evidence_files import read_cell, read_result, run_problems
 from harness.runs.logs import read_job_endings
 
 LARGE_RUN = 4000  # rank records; below that another process costs more than it saves
-_MOST_PROCESSES = 8  # each holds the records of one cell and its controls
-MOST_RANKS = 64  # of a cell and what it is compared with; reading more would take the processor from running cells
+_MAX_PROCESSES = 8  # each holds the records of one cell and its controls
+MAX_RANKS = 64  # of a cell and what it is compared with; reading more would take the processor from running cells
 _SHOWN_AS_FAILED = (Outcome.FAIL, Outcome.XPASS, Outcome.ERROR)
 _DAMAGED = (OSError, TypeError, ValueError, KeyError, AttributeError, RecursionError)
 
@@ -110,7 +110,7 @@ def judge_all(
     )
     if processes is None:
         records = sum(cell.config.layout.world_size for cell in plan.expansion.cells)
-        processes = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES) if records >= LARGE_RUN else 1
+        processes = min(len(os.sched_getaffinity(0)), _MAX_PROCESSES) if records >= LARGE_RUN else 1
     if processes == 1:
         return judge_here(run, plan, facts, today, each)
     whole, all_ranks = Judged(cells={}, noise={}), RanksSeen()
@@ -298,7 +298,7 @@ class LiveJudging:
     def _judge(self, cell: PlannedCell) -> None:
         compared = self._needs[cell.id]
         ranks = sum(member.config.layout.world_size for member in compared)
-        if self._most is None and (ranks > MOST_RANKS or cell.config.timing.turns):  # a clock must not be disturbed
+        if self._most is None and (ranks > MAX_RANKS or cell.config.timing.turns):  # a clock must not be disturbed
             return
         part = replace(self._plan, expansion=replace(self._plan.expansion, cells=tuple(compared)))
         judged, _ = judge_here(self._run, part, self._facts, datetime.now(timezone.utc).date().isoformat())

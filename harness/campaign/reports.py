@@ -22,8 +22,8 @@ from harness.reporting.render_json import render_json
 from harness.reporting.render_junit import render_junit
 from harness.reporting.render_markdown import render_markdown
 
-MOST_BYTES = 1024 * 1024  # of the CI system's summary of one step
-_LEAST_BYTES = 512  # a shorter summary is of no use
+MAX_BYTES = 1024 * 1024  # of the CI system's summary of one step
+_MIN_BYTES = 512  # a shorter summary is of no use
 
 
 def import_ahead() -> None:
@@ -101,8 +101,8 @@ def _in_workspace(file: str, workspace: str) -> str:
 
 def _append_summary(path: Path, report: Report) -> None:
     """Append within the limit: GitHub drops all of a summary that is too large, also what earlier commands wrote."""
-    room = MOST_BYTES - (path.stat().st_size if path.exists() else 0) - _LEAST_BYTES
-    if room < _LEAST_BYTES:
-        raise OSError(f"{path} has reached the limit of {MOST_BYTES} bytes")
+    room = MAX_BYTES - (path.stat().st_size if path.exists() else 0) - _MIN_BYTES
+    if room < _MIN_BYTES:
+        raise OSError(f"{path} has reached the limit of {MAX_BYTES} bytes")
     with path.open("a", encoding="utf-8") as stream:
         stream.write(render_markdown(report, most_bytes=room) + "\n")

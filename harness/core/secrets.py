@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 HIDDEN = "***"
 NAMES = "PASSWORD, SECRET, TOKEN, KEY, CREDENTIAL, AUTH, COOKIE and the like"  # for messages
-_LEAST_VALUE = 8  # characters of an environment variable's value; shorter ones occur by chance
+_MIN_VALUE = 8  # characters of an environment variable's value; shorter ones occur by chance
 
 # Names are judged by their whole parts: DB_PASSWD has two, apiKey too. Only what ends no other word may have more
 # letters before it (PGPASSWD, MYCREDENTIAL); "tiktoken" and "wckey" hold no secret.
@@ -244,7 +244,7 @@ def _named(key: Any, item: Any, known: tuple[str, ...]) -> Any:
 
 
 def _is_value(value: str) -> bool:
-    return len(value) >= _LEAST_VALUE and not value.startswith("/") and not value.isdigit()
+    return len(value) >= _MIN_VALUE and not value.startswith("/") and not value.isdigit()
 
 
 def _without_user(match: re.Match[str]) -> str:
@@ -300,7 +300,7 @@ def _without_quoted(match: re.Match[str]) -> str:
     return f"{quote}{name}{quote}{colon}{other}{HIDDEN}{other}" if _is_secret(name, value) else match[0]
 
 
-_MOST_OF_KEY = 65536  # bytes; what only begins like a private key is redacted in pieces of this size
+_MAX_KEY = 65536  # bytes; what only begins like a private key is redacted in pieces of this size
 
 
 def without_secrets_in(log: Path, values: Collection[str]) -> None:
@@ -341,7 +341,7 @@ def _pieces(lines: Iterable[bytes]) -> Iterator[bytes]:
         piece += line
         if b"PRIVATE KEY" in line:  # so that each line is searched once, however long the key
             in_key = ends_in_key(line.decode("latin-1"))
-        if not in_key or len(piece) > _MOST_OF_KEY:
+        if not in_key or len(piece) > _MAX_KEY:
             yield piece
             piece, in_key = b"", False
     yield piece

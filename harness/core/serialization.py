@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-MOST_INT = 2**63 - 1  # of a whole number in a file: every computation with it stays within a float
+MAX_INT = 2**63 - 1  # of a whole number in a file: every computation with it stays within a float
 # Metadata of a dataclass field that JSON has only if it is not empty.
 WRITTEN_IF_ANY = {"written_if_any": True}
 _PLAIN = frozenset((type(None), bool, int, str))
@@ -150,7 +150,7 @@ def _float(value: Any) -> float:
 def _int(value: Any) -> int:
     if type(value) is not int:
         raise ShapeError(f"expected int, found {value!r}")
-    if not -MOST_INT <= value <= MOST_INT:
+    if not -MAX_INT <= value <= MAX_INT:
         raise ShapeError("a whole number of more than 64 bits")
     return value
 

@@ -13,8 +13,8 @@ Unit = Literal["relative", "absolute", "factor"]  # factor: a / b, for times
 Direction = Literal["either", "above", "below"]
 UNITS: tuple[str, ...] = get_args(DistanceUnit)
 DIRECTIONS: tuple[str, ...] = get_args(Direction)
-MOST_DISTANCE = 1e6  # relative or absolute: a larger bound would let every number pass
-LEAST_RUNS = 5  # green runs on the same hardware that make a baseline
+MAX_DISTANCE = 1e6  # relative or absolute: a larger bound would let every number pass
+MIN_RUNS = 5  # green runs on the same hardware that make a baseline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,15 +137,15 @@ FOLLOWED_FACTOR = 30.0
 OUTPUTS_FACTOR = 5.0
 # A measured bound above this cannot tell right from wrong: 0.5 accepts a halved gradient, 1 accepts zeros. The bounds
 # of bf16 models of up to 6 layers are at most 0.22 on CPU.
-MOST_MEASURED = 0.4
+MAX_MEASURED = 0.4
 # In fp32 rounding of 1e-7 that has grown to a tenth of this may grow by any factor in the next step: of 34 clean cells
 # at learning rates of 0.1 and more, two exceeded ten times what one pair of trainings showed, 0.002 and 0.008. So it is
 # in bf16: of 16 clean cells with experts at a learning rate of 0.03, two did, where a pair showed 0.011 and 0.016.
-MOST_GROWN = {"fp32": 0.01, "bf16": 0.1}
+MAX_GROWN = {"fp32": 0.01, "bf16": 0.1}
 ACCEPTS_NONE = 1.0  # a relative bound from which on an update that did not take place would pass
-MOST_NOISE = MOST_MEASURED / NOISE_FACTOR
+MAX_NOISE = MAX_MEASURED / NOISE_FACTOR
 # Rounding to bf16 moves a gradient by at most about this share of the norm of all gradients together. A gradient within
-# it that differs from itself by more than MOST_NOISE is nothing but rounding, as of a bias that the softmax cancels.
+# it that differs from itself by more than MAX_NOISE is nothing but rounding, as of a bias that the softmax cancels.
 ROUNDING_SHARE = 2.0**-8
 
 
@@ -153,7 +153,7 @@ ROUNDING_SHARE = 2.0**-8
 class Override:
     """The largest allowed distance from the control; None: as in the default bound."""
 
-    value: float = setting(doc="Largest allowed distance.", gt=0, le=MOST_DISTANCE)
+    value: float = setting(doc="Largest allowed distance.", gt=0, le=MAX_DISTANCE)
     unit: DistanceUnit | None = setting(
         None, doc="Relative to the control, or absolute; if omitted, as in the default bound."
     )
@@ -203,7 +203,7 @@ def tolerances_for(
     for name, floor in (floors or {}).items():
         bounds[name] = _measured(floor, getattr(least, name), stated=dtype != "fp32")
         noise_only |= frozenset(floor.noise_only)
-        if bounds[name].value > MOST_MEASURED and name not in overrides.numerics:
+        if bounds[name].value > MAX_MEASURED and name not in overrides.numerics:
             too_noisy = too_noisy or _too_noisy(name, floor)
     for name, override in overrides.numerics.items():
         if name in bounds:
@@ -239,12 +239,12 @@ def _too_noisy(name: str, floor: NoiseFloor) -> str:
     at = f"{floor.at}; " if floor.at else ""
     return (
         f"the noise of the reference is too large to compare: the floor of {name} is {floor.value:.3g} "
-        f"({at}{floor.by}), more than {MOST_NOISE:.2g}"
+        f"({at}{floor.by}), more than {MAX_NOISE:.2g}"
     )
 
 
 def grown(
-    bound: Bound, floor: NoiseFloor | None, most: float = MOST_MEASURED, factor: float = GROWTH_FACTOR
+    bound: Bound, floor: NoiseFloor | None, most: float = MAX_MEASURED, factor: float = GROWTH_FACTOR
 ) -> Bound | None:
     """The bound after updates that amplify rounding, by how far apart two trainings of the reference are then.
 

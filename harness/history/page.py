@@ -25,15 +25,15 @@ from harness.reporting.html import page
 from harness.reporting.html.page import OUTCOME_MARKS, Link, anchor, clipped, link_from, seconds
 from harness.runs.listing import IndexedRun, matrices
 
-MOST_LISTED = 300  # cells in the table
-MOST_IN_CALENDAR = 80  # cells in the calendar
-MOST_DAYS = 120  # newest days in the calendar
-MOST_TRENDS = 12  # cells with trends
+MAX_LISTED = 300  # cells in the table
+MAX_IN_CALENDAR = 80  # cells in the calendar
+MAX_DAYS = 120  # newest days in the calendar
+MAX_TRENDS = 12  # cells with trends
 _POINTS = 120  # newest points of a trend
 _ROWS = 15  # rows of the table below it
 _STAMP = "%Y-%m-%dT%H:%M:%SZ"
 _FILTERS = ("matrix", "cell", "stack", "outcome")
-_MOST_RUNS = 500  # rows of the index
+_MAX_RUNS = 500  # rows of the index
 # verdict or state -> (CSS class of the outcome whose colour it has, symbol, word)
 _RUN_LABELS = {
     "pass": ("o-PASS", "✓", "pass"),
@@ -75,18 +75,18 @@ def render_history(history: History, wanted: Filters, *, days: int, now: str, fo
     until = wanted.until or now
     since = wanted.since or _before(until, days)
     cells = list(history.rows(listing("cells", replace(wanted, since=since, until=until, limit=None))))
-    shown = [cell["series"] for cell in cells[:MOST_IN_CALENDAR]]
+    shown = [cell["series"] for cell in cells[:MAX_IN_CALENDAR]]
     (total,) = history.rows(totals(since, until))
-    first_day = max(since, total["first"] or since, _before(until, MOST_DAYS - 1))
+    first_day = max(since, total["first"] or since, _before(until, MAX_DAYS - 1))
     dates = days_between(first_day[:10], until[:10])
     past = _past(history, cells)
     page.environment().filters.update(mark=_mark, day=_day_title, figure=_figure_text)
     page.environment().globals.update(report_of=lambda run: _report_of(history, folder, run))
     values = {
-        "cells": cells[:MOST_LISTED],
-        "hidden": len(cells) - len(cells[:MOST_LISTED]),
+        "cells": cells[:MAX_LISTED],
+        "hidden": len(cells) - len(cells[:MAX_LISTED]),
         "calendar_hidden": len(cells) - len(shown),
-        "trends_hidden": len(cells) - min(len(cells), MOST_TRENDS),
+        "trends_hidden": len(cells) - min(len(cells), MAX_TRENDS),
         "total": total,
         "since": since,
         "until": until,
@@ -96,7 +96,7 @@ def render_history(history: History, wanted: Filters, *, days: int, now: str, fo
             (cell, past[cell["series"]]) for cell in cells if cell["last"] == "FAIL" and cell["series"] in past
         ],
         "counts": {outcome: sum(cell["last"] == outcome.value for cell in cells) for outcome in Outcome},
-        "trends": [_trend(history, cell, since) for cell in cells[:MOST_TRENDS]],
+        "trends": [_trend(history, cell, since) for cell in cells[:MAX_TRENDS]],
         "narrowed": _narrowed(wanted),
         "index": link_from(folder, "all runs", folder / "index.html") if folder else None,
         "outcome": Outcome,
@@ -195,8 +195,8 @@ def render_index(runs: Sequence[IndexedRun], *, history: bool) -> str:
     """
     groups = matrices(runs)
     values = {
-        "runs": runs[:_MOST_RUNS],
-        "left_out": len(runs) - len(runs[:_MOST_RUNS]),
+        "runs": runs[:_MAX_RUNS],
+        "left_out": len(runs) - len(runs[:_MAX_RUNS]),
         "matrices": groups,
         "red": [group for group in groups if group.red_since],
         "unfinished": [run for run in runs if run.state != "finished"],

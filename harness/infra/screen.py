@@ -22,7 +22,7 @@ from harness.core.secrets import redacted, secret_values
 from harness.core.text import ci_json, ci_log, visible
 
 LOGGER = "harness"  # name of the logger
-_LEAST_TEXT = 40  # columns of a text beside its head
+_MIN_TEXT = 40  # columns of a text beside its head
 
 # Variables by which a CI runner is recognised: GitHub, GitLab, Azure, and what most others set.
 _CI_VARIABLES = ("CI", "GITHUB_ACTIONS", "GITLAB_CI", "TF_BUILD")
@@ -99,7 +99,7 @@ def beside(head: str, text: str) -> str:
     columns = width()
     if columns is None or len(head) + len(text) <= columns:
         return f"{head}{text}"
-    indent = len(head) if columns - len(head) >= _LEAST_TEXT else len(head) - len(head.lstrip(" ")) + 4
+    indent = len(head) if columns - len(head) >= _MIN_TEXT else len(head) - len(head.lstrip(" ")) + 4
     return "\n".join(_filled(f"{head}{text}", columns, " " * indent))
 
 

@@ -24,17 +24,17 @@ from harness.core.text import visible as visible_text
 from harness.infra.files import MIB, is_file, read_text
 
 __all__ = ["Environment", "environment", "render_user_template", "visible"]
-_MOST_TEXT = 8000  # characters of one value on a page
-MOST_BYTES = MIB // 4  # of a template
-MOST_CHARACTERS = MIB  # of what it renders
-MOST_SECONDS = 2.0  # of processor time
-MOST_MEMORY = 512 * MIB  # in addition to what the process has
-MOST_POWER = 1_000_000  # bits of the result, about: no signal interrupts a single operation
+_MAX_TEXT = 8000  # characters of one value on a page
+MAX_BYTES = MIB // 4  # of a template
+MAX_CHARACTERS = MIB  # of what it renders
+MAX_SECONDS = 2.0  # of processor time
+MAX_MEMORY = 512 * MIB  # in addition to what the process has
+MAX_POWER = 1_000_000  # bits of the result, about: no signal interrupts a single operation
 
 
 def visible(value: Any) -> Any:
     """For `finalize` of pages: invisible characters are escaped, and long texts cut to what a browser can show."""
-    return visible_text(clip(value, _MOST_TEXT)) if type(value) is str else value
+    return visible_text(clip(value, _MAX_TEXT)) if type(value) is str else value
 
 
 def environment(folder: Path, *, autoescape: bool, finalize: Callable[[Any], Any]) -> Environment:
@@ -90,7 +90,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         bits = abs(left).bit_length() * abs(right) if type(left) is type(right) is int else 0
-        if bits > MOST_POWER:
+        if bits > MAX_POWER:
             raise SecurityError(f"{left} ** {right} is too large")
         return super().call_binop(context, operator, left, right)
 
@@ -102,7 +102,7 @@ class _BoundedLoader(FileSystemLoader):
         path = Path(self.searchpath[0], *split_template_path(template))
         if not is_file(path):
             raise TemplateNotFound(template)
-        return read_text(path, MOST_BYTES), str(path), lambda: True
+        return read_text(path, MAX_BYTES), str(path), lambda: True
 
 
 def _joined(parts: Iterator[str]) -> str:
@@ -111,8 +111,8 @@ def _joined(parts: Iterator[str]) -> str:
     for part in parts:
         found.append(part)
         size += len(part)
-        if size > MOST_CHARACTERS:
-            raise _OutOfBoundsError(f"more than {MOST_CHARACTERS:,} characters")
+        if size > MAX_CHARACTERS:
+            raise _OutOfBoundsError(f"more than {MAX_CHARACTERS:,} characters")
     return "".join(found)
 
 
@@ -121,17 +121,17 @@ def _limited() -> Iterator[None]:
     """Limits memory and, in the main thread, processor time of the block."""
 
     def stop(*_: Any) -> None:
-        raise _OutOfBoundsError(f"it takes more than {MOST_SECONDS:g} s")
+        raise _OutOfBoundsError(f"it takes more than {MAX_SECONDS:g} s")
 
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = _address_space() + MOST_MEMORY
+    most = _address_space() + MAX_MEMORY
     timed = threading.current_thread() is threading.main_thread()
     if soft == resource.RLIM_INFINITY or most < soft:
         resource.setrlimit(resource.RLIMIT_AS, (most, hard))
     before = signal.signal(signal.SIGVTALRM, stop) if timed else None
     try:
         if timed:
-            signal.setitimer(signal.ITIMER_VIRTUAL, MOST_SECONDS)
+            signal.setitimer(signal.ITIMER_VIRTUAL, MAX_SECONDS)
         yield
     finally:
         if timed:

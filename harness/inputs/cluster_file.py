@@ -78,7 +78,7 @@ def read_profile(path: Path) -> ClusterProfile:
 
     A matrix may name any file of the reader, so of one that is no profile nothing is shown.
     """
-    text = read_text(path, yaml_file.MOST_BYTES)
+    text = read_text(path, yaml_file.MAX_BYTES)
     try:
         source = yaml_file.parsed(text, str(path))
     except InputError as error:

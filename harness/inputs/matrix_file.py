@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.errors import InputError, Problem
-from harness.core.packing.documents import MOST_LENGTH, MOST_LENGTHS
+from harness.core.packing.documents import MAX_LENGTH, MAX_LENGTHS
 from harness.infra.files import MIB, expanded, read_text, require_matrix
 from harness.infra.screen import environment_secrets
 from harness.inputs import yaml_file
@@ -22,8 +22,8 @@ from harness.matrix.load import Matrix, load
 from harness.matrix.problems import refuse_secrets, shown
 
 _LENGTH = re.compile(r"[0-9]{1,20}")
-_MOST_PROBLEMS = 20  # reported per file
-_MOST_SHOWN = 30  # characters of a number
+_MAX_PROBLEMS = 20  # reported per file
+_MAX_SHOWN = 30  # characters of a number
 _AXES_SECTION = "matrix"
 
 
@@ -59,19 +59,19 @@ def read_lengths(path: Path) -> tuple[int, ...]:
             continue
         if len(cells) != 1:
             problems.append(_length_problem(path, line, f"{len(cells)} columns", "one column of lengths"))
-        elif not _LENGTH.fullmatch(cells[0]) or not 1 <= int(cells[0]) <= MOST_LENGTH:
+        elif not _LENGTH.fullmatch(cells[0]) or not 1 <= int(cells[0]) <= MAX_LENGTH:
             # Only a number is shown: a matrix may name any file of the reader.
-            found = shown(cells[0]) if len(cells[0]) <= _MOST_SHOWN and _is_number(cells[0]) else "a text"
-            problems.append(_length_problem(path, line, found, f"an integer from 1 to {MOST_LENGTH}"))
+            found = shown(cells[0]) if len(cells[0]) <= _MAX_SHOWN and _is_number(cells[0]) else "a text"
+            problems.append(_length_problem(path, line, found, f"an integer from 1 to {MAX_LENGTH}"))
         else:
             lengths.append(int(cells[0]))
-        if len(problems) == _MOST_PROBLEMS:
+        if len(problems) == _MAX_PROBLEMS:
             break
     if not lengths and not problems:
         problems.append(Problem(message="contains no document length", file=str(path)))
-    if len(lengths) > MOST_LENGTHS:
+    if len(lengths) > MAX_LENGTHS:
         found, hint = f"{len(lengths):,} lengths", "keep as many as steps x global_batch take"
-        allowed = f"at most {MOST_LENGTHS:,}"
+        allowed = f"at most {MAX_LENGTHS:,}"
         problems.append(Problem(message="too many", file=str(path), found=found, allowed=allowed, hint=hint))
     if problems:
         raise InputError(problems)

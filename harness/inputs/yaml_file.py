@@ -24,11 +24,11 @@ from harness.infra.files import MIB, read_text
 
 KeyPath = tuple[str | int, ...]
 INVALID = "not valid YAML"
-MOST_BYTES = MIB
-MOST_NODES = 20_000  # keys, values and items
-MOST_DEPTH = 50
-MOST_CHARACTERS = 10_000  # of one text
-MOST_DIGITS = 40  # of one number
+MAX_BYTES = MIB
+MAX_NODES = 20_000  # keys, values and items
+MAX_DEPTH = 50
+MAX_CHARACTERS = 10_000  # of one text
+MAX_DIGITS = 40  # of one number
 # Of these the reader notices a line later that the end is missing; the mistake is where they begin.
 _OPENED = ("while parsing a flow", "while scanning a simple key", "while scanning a quoted scalar")
 _NUMBERS = (":int", ":float")
@@ -46,7 +46,7 @@ class YamlFile:
 
 def read(path: Path) -> YamlFile:
     """Read one YAML 1.2 document; InputError with file and line for anything else, or beyond a limit."""
-    return parsed(read_text(path, MOST_BYTES), str(path))
+    return parsed(read_text(path, MAX_BYTES), str(path))
 
 
 def parsed(text: str, file: str) -> YamlFile:
@@ -104,26 +104,26 @@ class _BoundedComposer(Composer):
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.parser.peek_event()
         self._nodes += 1
-        if self._nodes > MOST_NODES:
-            raise _OutOfBoundsError("too many values", f"{MOST_NODES:,} keys, values and items", event.start_mark)
-        if self._depth >= MOST_DEPTH:
-            raise _OutOfBoundsError("nested too deeply", f"{MOST_DEPTH} levels", event.start_mark)
+        if self._nodes > MAX_NODES:
+            raise _OutOfBoundsError("too many values", f"{MAX_NODES:,} keys, values and items", event.start_mark)
+        if self._depth >= MAX_DEPTH:
+            raise _OutOfBoundsError("nested too deeply", f"{MAX_DEPTH} levels", event.start_mark)
         if isinstance(event, ScalarEvent):
             _check_text(event)
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1
-        if isinstance(node, ScalarNode) and str(node.tag).endswith(_NUMBERS) and len(node.value) > MOST_DIGITS:
+        if isinstance(node, ScalarNode) and str(node.tag).endswith(_NUMBERS) and len(node.value) > MAX_DIGITS:
             raise _OutOfBoundsError(
-                f"a number of {len(node.value)} characters", f"{MOST_DIGITS} characters", node.start_mark
+                f"a number of {len(node.value)} characters", f"{MAX_DIGITS} characters", node.start_mark
             )
         return node
 
 
 def _check_text(event: ScalarEvent) -> None:
-    if len(event.value) > MOST_CHARACTERS:
+    if len(event.value) > MAX_CHARACTERS:
         found = f"a text of {len(event.value):,} characters"
-        raise _OutOfBoundsError(found, f"{MOST_CHARACTERS:,} characters", event.start_mark)
+        raise _OutOfBoundsError(found, f"{MAX_CHARACTERS:,} characters", event.start_mark)
     odd = next((char for char in event.value if char == "\0" or "\ud800" <= char <= "\udfff"), None)
     if odd is not None:  # from an escape: no file, command or report can contain it
         problem = f"a text with U+{ord(odd):04X}, which is NUL or half of a surrogate pair"
@@ -167,8 +167,8 @@ def _count(node: Node | None, sizes: dict[int, int], inside: tuple[int, ...]) ->
         raise MarkedYAMLError(problem="an anchor contains itself", problem_mark=node.start_mark)
     if id(node) not in sizes:
         sizes[id(node)] = 1 + sum(_count(child, sizes, (*inside, id(node))) for child in _children(node))
-        if sizes[id(node)] > MOST_NODES:
-            allowed = f"{MOST_NODES:,} keys, values and items, aliases written out"
+        if sizes[id(node)] > MAX_NODES:
+            allowed = f"{MAX_NODES:,} keys, values and items, aliases written out"
             raise _OutOfBoundsError("too many values", allowed, node.start_mark)
     return sizes[id(node)]
 

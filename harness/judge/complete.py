@@ -43,7 +43,7 @@ LayerKey = tuple[int, int, int, int]  # step, chunk, micro-batch, layer
 
 NEEDED = ("torch", "megatron.core")  # modules that every cell trains with
 ENVIRONMENT = ("host", "python", "device", "processor", "torch_device", "backend", "attention", "dtype")
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
@@ -71,8 +71,8 @@ def incomplete(evidence: CellEvidence) -> str:
     if any(ending.ended != "completed" for ending in evidence.endings):
         return ""
     problems = list(missing(evidence))
-    more = f"; {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
-    return f"incomplete evidence: {'; '.join(problems[:_MOST_NAMED])}{more}" if problems else ""
+    more = f"; {len(problems) - _MAX_NAMED} more" if len(problems) > _MAX_NAMED else ""
+    return f"incomplete evidence: {'; '.join(problems[:_MAX_NAMED])}{more}" if problems else ""
 
 
 def result_problem(evidence: CellEvidence, result: CellResult) -> str:

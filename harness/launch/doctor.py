@@ -26,9 +26,9 @@ from harness.matrix.cluster import ClusterProfile, Container
 
 PACKAGES = ("torch", "megatron-core")
 COMMANDS = ("sbatch", "srun")
-LEAST_FREE_BYTES = 1 << 30
-LEAST_SHM_BYTES = 1 << 30  # NCCL ranks of one node exchange data through it; many containers get only 64 MiB
-MOST_SKEW_S = 5.0  # timestamps, including those of files, decide which failure came first
+MIN_FREE_BYTES = 1 << 30
+MIN_SHM_BYTES = 1 << 30  # NCCL ranks of one node exchange data through it; many containers get only 64 MiB
+MAX_SKEW_S = 5.0  # timestamps, including those of files, decide which failure came first
 PATIENCE_S = 120.0  # to import torch and Transformer Engine from a cold shared file system
 _LIST_PACKAGES = """
 import importlib.util, json, sys
@@ -322,10 +322,10 @@ def _folder_checks(profile: ClusterProfile, folder: RunFolder) -> Iterator[Check
         shared = folder.filesystem in file_system.SHARED
         fix = "" if shared else "set run_dir to a shared folder, unless every node sees this one"
         yield Check(OK if shared else WARN, "file system", folder.filesystem, fix)
-    enough = folder.free_bytes >= LEAST_FREE_BYTES
-    fix = "" if enough else f"needs {LEAST_FREE_BYTES >> 30} GiB: delete old runs"
+    enough = folder.free_bytes >= MIN_FREE_BYTES
+    fix = "" if enough else f"needs {MIN_FREE_BYTES >> 30} GiB: delete old runs"
     yield Check(OK if enough else FAIL, "disk space", f"{folder.free_bytes / (1 << 30):.1f} GiB free", fix)
-    apart = abs(folder.skew_s) > MOST_SKEW_S
+    apart = abs(folder.skew_s) > MAX_SKEW_S
     fix = "synchronise both clocks with NTP: timestamps decide which failure came first" if apart else ""
     yield Check(WARN if apart else OK, "clock", f"file times minus this machine's clock: {folder.skew_s:+.1f} s", fix)
 
@@ -434,7 +434,7 @@ def _engine_check(torch: TorchFacts, *, here: bool) -> Check:
 
 
 def _shm_check(size: int) -> Check:
-    enough = size >= LEAST_SHM_BYTES
+    enough = size >= MIN_SHM_BYTES
     fix = "" if enough else "NCCL needs 1 GiB for the ranks of a node: start the container with more (--shm-size)"
     return Check(OK if enough else WARN, "/dev/shm", f"{size / (1 << 30):.1f} GiB", fix)
 

@@ -34,7 +34,7 @@ Listener = Callable[[Event], None]
 POLL_S = 0.05
 STOP_GRACE_S = 10.0
 LOG_LINES = 15  # of a failed agent's log, quoted in the results of its cells
-MOST_AGENTS = 4  # at once; each holds torch and Megatron in memory
+MAX_AGENTS = 4  # at once; each holds torch and Megatron in memory
 AHEAD_COMMAND = (sys.executable, "-m", "harness.runtime.agent_ahead")
 
 
@@ -60,8 +60,8 @@ def at_once(agents: int, ranks: int, *, interleaved: bool, gpus: int) -> int:
     cells, which need both agents: one of the two waits while the other runs.
     """
     if interleaved:
-        return max(2, min(agents, cores(), ranks, MOST_AGENTS))
-    return 1 if gpus else max(1, min(agents, cores(), ranks, MOST_AGENTS))
+        return max(2, min(agents, cores(), ranks, MAX_AGENTS))
+    return 1 if gpus else max(1, min(agents, cores(), ranks, MAX_AGENTS))
 
 
 def agent_command(run: RunDir, allocation: str, stack: ReadyStack | None = None) -> list[str]:

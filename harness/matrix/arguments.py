@@ -335,8 +335,8 @@ def _owner_of_field(section: str, field: str, name: str) -> str | None:
 Words = tuple[str, ...]
 Layer = dict[str, Words | None]  # name -> words, none for a switch; None leaves the argument out
 
-MOST_ARGUMENTS = 200
-_MOST_CHARACTERS = 1_000
+MAX_ARGUMENTS = 200
+_MAX_CHARACTERS = 1_000
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
 _FIELD = re.compile(r"[a-z][a-z0-9_]{0,99}(\.[a-z][a-z0-9_]{0,99}){1,4}")  # of Megatron-Bridge's ConfigContainer
 _POSITIVE = re.compile(r"(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
@@ -383,9 +383,9 @@ def _checked(name: str, words: Words | None) -> Words | None:
 
 
 def _word(text: str) -> str:
-    if not text or not text.isprintable() or len(text) > _MOST_CHARACTERS or text.startswith("--"):
+    if not text or not text.isprintable() or len(text) > _MAX_CHARACTERS or text.startswith("--"):
         what = "printable characters, at least one and not two dashes first"
-        raise ValueError(f"{shown(text)} is not a value of an argument; allowed: up to {_MOST_CHARACTERS} {what}")
+        raise ValueError(f"{shown(text)} is not a value of an argument; allowed: up to {_MAX_CHARACTERS} {what}")
     return text
 
 
@@ -430,8 +430,8 @@ def parse_layer(section: Any, path: KeyPath, problems: Problems) -> Layer:
         for name, value in values.items():
             if (words := parse_words(name, value, (*path, name), problems)) is not INVALID:
                 layer[name] = words
-    if len(layer) > MOST_ARGUMENTS:
-        problems.add(path, "too many arguments", found=str(len(layer)), allowed=f"at most {MOST_ARGUMENTS}")
+    if len(layer) > MAX_ARGUMENTS:
+        problems.add(path, "too many arguments", found=str(len(layer)), allowed=f"at most {MAX_ARGUMENTS}")
     return layer
 
 

@@ -43,7 +43,7 @@ CONTRACTS = "what upstream refuses, and its unit tests, are checked by the comma
 _RETIRED_AXES = ("forbidden", "upstream_tests")
 _RETIRED_PACKING = ("rules", "upstream_tests")
 _TIED_HINT = "a list of mappings ties axes together, e.g. layout: [{tp: 2, pp: 4}, {tp: 1, pp: 2}]"
-MOST_COMBINATIONS = 1_000_000
+MAX_COMBINATIONS = 1_000_000
 
 
 class Row(NamedTuple):
@@ -132,11 +132,11 @@ def parse_axes(section: Any, problems: Problems) -> Axes:
         for name in row.values.keys() - names:
             problems.add((*path, "exclude", number, name), "no row of the matrix sets this axis")
     axes = Axes(tuple(rows for rows in dimensions if rows), include, exclude, problems.line(path))
-    if axes.count > MOST_COMBINATIONS:
+    if axes.count > MAX_COMBINATIONS:
         sizes = " x ".join(str(len(rows)) for rows in axes.dimensions if len(rows) > 1)
         arithmetic, hint = f"{sizes} = {axes.count:,}", "split the matrix over several files, or tie axes together"
         problems.add(
-            path, "too many combinations", found=arithmetic, allowed=f"at most {MOST_COMBINATIONS:,}", hint=hint
+            path, "too many combinations", found=arithmetic, allowed=f"at most {MAX_COMBINATIONS:,}", hint=hint
         )
     return axes
 
@@ -220,10 +220,10 @@ def _value(name: str, value: Any, path: KeyPath, problems: Problems) -> Any:
         return INVALID
 
 
-MOST_WEIGHTS = 2**40  # of a model: 4 TiB in fp32
-MOST_DOCUMENTS = 2**16  # of all steps: planning generates each of them
-MOST_ROWS = 20_000  # combinations that satisfy the constraints: each becomes a cell or a rejected cell
-MOST_TESTS = 5_000_000  # of one combination against one row of include or exclude, one constraint or one entry
+MAX_WEIGHTS = 2**40  # of a model: 4 TiB in fp32
+MAX_DOCUMENTS = 2**16  # of all steps: planning generates each of them
+MAX_ROWS = 20_000  # combinations that satisfy the constraints: each becomes a cell or a rejected cell
+MAX_TESTS = 5_000_000  # of one combination against one row of include or exclude, one constraint or one entry
 
 
 def size_problems(model: ModelConfig, train: TrainConfig) -> list[tuple[str, str]]:
@@ -231,12 +231,12 @@ def size_problems(model: ModelConfig, train: TrainConfig) -> list[tuple[str, str
     reasons = []
     dense = replace(model, moe=replace(model.moe, topk=model.moe.experts)) if model.moe else model
     weights = weights_per_token(dense)
-    if weights > MOST_WEIGHTS:
-        reasons.append(("model", f"a model of {weights:,} weights is too large: at most {MOST_WEIGHTS:,}"))
+    if weights > MAX_WEIGHTS:
+        reasons.append(("model", f"a model of {weights:,} weights is too large: at most {MAX_WEIGHTS:,}"))
     documents = train.steps * train.global_batch
-    if documents > MOST_DOCUMENTS:
+    if documents > MAX_DOCUMENTS:
         sizes = f"steps {train.steps} x global_batch {train.global_batch} = {documents:,}"
-        reasons.append(("train", f"too many documents: {sizes}, at most {MOST_DOCUMENTS:,}"))
+        reasons.append(("train", f"too many documents: {sizes}, at most {MAX_DOCUMENTS:,}"))
     return reasons
 
 
@@ -244,9 +244,9 @@ def check_tests(axes: Axes, constraints: int, entries: int, problems: Problems) 
     """Add a problem if testing every combination against every row, constraint and entry takes too many tests."""
     against = len(axes.include) + len(axes.exclude) + constraints + entries
     tests = axes.count * against
-    if tests > MOST_TESTS:
+    if tests > MAX_TESTS:
         arithmetic = f"{axes.count:,} combinations x {against:,} = {tests:,}"
-        allowed, hint = f"at most {MOST_TESTS:,}", "split the matrix over several files"
+        allowed, hint = f"at most {MAX_TESTS:,}", "split the matrix over several files"
         message = "too many combinations for so many rows of include, exclude, constraints, xfail and may_reject"
         problems.add(("matrix",), message, found=arithmetic, allowed=allowed, hint=hint)
 

@@ -213,12 +213,12 @@ Line = Annotated[str, AfterValidator(_one_line)]
 def _within_memory(value: str) -> str:
     """Return the size; ValueError if it is too large. sbatch reads a number without a unit as MiB."""
     unit = value[-1] if value[-1:].isalpha() else "M"
-    if int(value.rstrip("KMGT")) * 1024 ** "KMGT".index(unit) > MOST_MEMORY_KIB:
+    if int(value.rstrip("KMGT")) * 1024 ** "KMGT".index(unit) > MAX_MEMORY_KIB:
         raise ValueError("must be at most 1024T: no node has more memory")
     return value
 
 
-MOST_MEMORY_KIB = 2**40
+MAX_MEMORY_KIB = 2**40
 Memory = Annotated[
     str,
     BeforeValidator(_number_as_text),

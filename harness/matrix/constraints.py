@@ -23,8 +23,8 @@ _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
 _COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn)
 _OPERATORS = {kind: DEFAULT_OPERATORS[kind] for kind in (*_ARITHMETIC, *_COMPARISONS, ast.Not, ast.USub)}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max}
-MOST_CHARACTERS = 1_000
-MOST_DEPTH = 50
+MAX_CHARACTERS = 1_000
+MAX_DEPTH = 50
 _KEPT = 2**16  # results of one constraint that are cached
 TEXT_NAMES = frozenset(name for name, axis in axes().items() if axis.type is str)
 
@@ -77,11 +77,11 @@ def compile_constraint(text: str, names: Iterable[str]) -> Constraint:
     `names` are plain ("tp") or dotted ("train.seq_length").
     """
     text = text.strip()
-    if len(text) > MOST_CHARACTERS:
-        raise ConstraintError(f"{len(text):,} characters, at most {MOST_CHARACTERS:,} are allowed", MOST_CHARACTERS + 1)
+    if len(text) > MAX_CHARACTERS:
+        raise ConstraintError(f"{len(text):,} characters, at most {MAX_CHARACTERS:,} are allowed", MAX_CHARACTERS + 1)
     try:
         tree = ast.parse(text, mode="eval").body
-        _check(tree, frozenset(names), MOST_DEPTH)
+        _check(tree, frozenset(names), MAX_DEPTH)
     except ConstraintError:
         raise
     except SyntaxError as error:
@@ -113,7 +113,7 @@ class _DottedNames(ast.NodeTransformer):
 
 def _check(node: ast.expr, names: frozenset[str], levels: int) -> None:
     if not levels:
-        raise ConstraintError(f"nested too deeply, at most {MOST_DEPTH} levels are allowed", node.col_offset + 1)
+        raise ConstraintError(f"nested too deeply, at most {MAX_DEPTH} levels are allowed", node.col_offset + 1)
     if isinstance(node, (ast.Name, ast.Attribute)):
         _check_name(node, names)
     elif isinstance(node, ast.Constant):

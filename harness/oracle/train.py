@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.core.cell.config import CellConfig
 from harness.core.packing.arithmetic import PAD
-from harness.core.run.records import MOST_TOKEN_LOSSES, BuiltSeen, DocumentLoss, TokenLoss
+from harness.core.run.records import MAX_TOKEN_LOSSES, BuiltSeen, DocumentLoss, TokenLoss
 from harness.features.adapters.config import is_adapter
 from harness.oracle.choices import NO_CHOICES, Choices, Place, Ranked
 from harness.oracle.experts import moved_bias, preferences
@@ -272,7 +272,7 @@ class Oracle:
 
     def _keep(self, passed: Forward, part: MicroLoss, stream: Stream, replica: int, number: int) -> None:
         """Keep of step 0: losses of tokens, of routers and of prediction layers."""
-        if len(self.seen.tokens) < MOST_TOKEN_LOSSES:
+        if len(self.seen.tokens) < MAX_TOKEN_LOSSES:
             self.seen.tokens += _by_token(part.losses, stream)
         for routed, balance, z in zip(passed.routed, part.balance, part.z):
             self.seen.routers.append(

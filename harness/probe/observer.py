@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from harness.core.packing.arithmetic import PAD
-from harness.core.run.records import MOST_TOKEN_LOSSES, DocumentLoss, LegName, Phase, TokenLoss
+from harness.core.run.records import MAX_TOKEN_LOSSES, DocumentLoss, LegName, Phase, TokenLoss
 from harness.core.run.tensor_records import ParameterSeen
 from harness.features.experts.node_routers import RouterRecorder
 from harness.features.optimizer.node_distributed import whole_gradients
@@ -199,7 +199,7 @@ class Observer:
             document_loss = leg_losses.documents.setdefault(document, DocumentLoss(loss_sum=0.0, tokens=0))
             document_loss.loss_sum += float((losses * mask)[in_document].sum())
             document_loss.tokens += int(mask[in_document].sum())
-        if self.keep_tokens and len(leg_losses.tokens) < MOST_TOKEN_LOSSES:
+        if self.keep_tokens and len(leg_losses.tokens) < MAX_TOKEN_LOSSES:
             counted = ((mask > 0) & (documents != PAD)).nonzero().flatten().tolist()
             rows = zip(documents[counted].tolist(), positions[counted].tolist(), losses[counted].tolist())
             leg_losses.tokens += [TokenLoss(document=d, position=p, loss=value) for d, p, value in rows]

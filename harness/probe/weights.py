@@ -158,7 +158,7 @@ def _pieces(name: str) -> int:
     return 2 if _STACKED.search(name) and not name.startswith(TOWER) else 1
 
 
-MOST_PARTS = 8  # enough to compose the shards of tp 2, 4 and 8
+MAX_PARTS = 8  # enough to compose the shards of tp 2, 4 and 8
 
 
 def parts_of(named: NamedParameter) -> list[Shard]:
@@ -169,7 +169,7 @@ def parts_of(named: NamedParameter) -> list[Shard]:
     pieces = _pieces(named.name)
     sizes = named.sections or (full[dim] // pieces,) * pieces
     # The most parts into which every section splits evenly.
-    even = (count for count in (MOST_PARTS, 4, 2) if sum(sizes) == full[dim] and not any(n % count for n in sizes))
+    even = (count for count in (MAX_PARTS, 4, 2) if sum(sizes) == full[dim] and not any(n % count for n in sizes))
     count = next(even, 0)
     return [
         Shard(full=full, dim=dim, pieces=pieces, index=index, count=count, sections=named.sections)

@@ -9,9 +9,9 @@ from harness.core.run.report import Report, ReportCell
 from harness.core.text import chat_text, clip, visible
 
 MESSAGE_VERSION = 1  # schema_version of the message
-_MOST_CELLS = 5  # with their findings
-_MOST_TEXT = 3000
-_MOST_LINE = 500
+_MAX_CELLS = 5  # with their findings
+_MAX_TEXT = 3000
+_MAX_LINE = 500
 
 
 def announcement(report: Report, *, exit_code: int, directory: str) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def announcement(report: Report, *, exit_code: int, directory: str) -> dict[str,
         "verdict": report.verdict,
         "exit_code": exit_code,
         "counts": {outcome.value: count for outcome, count in report.counts.items() if count},
-        "first": [_cell(cell) for cell in bad[:_MOST_CELLS]],
+        "first": [_cell(cell) for cell in bad[:_MAX_CELLS]],
         "since": report.since,
         "faults": report.faults,
         "directory": directory,
@@ -60,25 +60,25 @@ def _cell(cell: ReportCell) -> dict[str, Any]:
 def _text(report: Report, bad: list[ReportCell], directory: str) -> str:
     lines = [f"*{report.headline}* {report.matrix}: {report.counts_text or 'no cells'}"]
     lines += [f"- {problem}" for problem in [*report.problems, *filter(None, [report.faults_text])]]
-    for cell in bad[:_MOST_CELLS]:
+    for cell in bad[:_MAX_CELLS]:
         first = cell.first.message if cell.first else cell.reason
         lines.append(f"- {cell.outcome.value} {cell.id}: {first}")
-    if len(bad) > _MOST_CELLS:
-        lines.append(f"- and {len(bad) - _MOST_CELLS} more")
+    if len(bad) > _MAX_CELLS:
+        lines.append(f"- and {len(bad) - _MAX_CELLS} more")
     if report.since is not None:
         lines.append(report.since.text)
-        lines += [f"- {cell.change} {cell.id}: {cell.text}" for cell in report.since.cells[:_MOST_CELLS]]
+        lines += [f"- {cell.change} {cell.id}: {cell.text}" for cell in report.since.cells[:_MAX_CELLS]]
     lines.append(f"run {report.run_id} in {directory}")
     return _escaped(lines)
 
 
 def _escaped(lines: list[str]) -> str:
     """Return the lines as one text, with the markup of chat systems escaped."""
-    return clip("\n".join(chat_text(line, _MOST_LINE) for line in lines), _MOST_TEXT)
+    return clip("\n".join(chat_text(line, _MAX_LINE) for line in lines), _MAX_TEXT)
 
 
 MOST = 10  # errors that GitHub shows per step
-_MOST_OF_ANNOTATION = 1500
+_MAX_ANNOTATION = 1500
 
 
 # GitHub Actions annotations of failing cells: lines on stdout that point to the line of the matrix.
@@ -112,7 +112,7 @@ def _error(cell: ReportCell, file: str) -> str:
 
 def _line(command: str, message: str, **properties: str) -> str:
     given = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
-    return f"::{command} {given}::{_data(clip(message, _MOST_OF_ANNOTATION))}"
+    return f"::{command} {given}::{_data(clip(message, _MAX_ANNOTATION))}"
 
 
 def _data(text: str) -> str:

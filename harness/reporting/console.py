@@ -37,7 +37,7 @@ _LANES = {
 }
 _COLOURS = ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE")  # that --color overrides
 _PLAIN_WIDTH = 160  # of tables in a file or a CI log
-_LEAST_WIDTH = 20  # lines are not broken to less
+_MIN_WIDTH = 20  # lines are not broken to less
 _CONTROL = "  (control)"
 
 
@@ -154,7 +154,7 @@ def console_on(stream: TextIO) -> Console:
 
 def fitting(console: Console, text: str) -> str:
     """Return the text as it is displayed: on a terminal with lines broken at spaces, and long words whole."""
-    return broken(shown(text), max(console.width, _LEAST_WIDTH)) if _has_width(console.file) else shown(text)
+    return broken(shown(text), max(console.width, _MIN_WIDTH)) if _has_width(console.file) else shown(text)
 
 
 def _has_width(stream: IO[str]) -> bool:

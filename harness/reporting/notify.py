@@ -24,7 +24,7 @@ TIMEOUT_S = 10.0
 _SHOWN = 500  # characters of a failing receiver's output
 # By name, of plug-ins. Each is given what follows "NAME:" in the receiver, and the verdict as JSON; it may raise.
 NOTIFIERS: dict[str, Callable[[str, str], None]] = {}
-_LEAST_SECRET = 6  # characters of a part of a receiver that may be a secret
+_MIN_SECRET = 6  # characters of a part of a receiver that may be a secret
 
 
 def is_url(receiver: str) -> bool:
@@ -38,7 +38,7 @@ def _without_secrets(receiver: str, text: str) -> str:
     if is_url(receiver):
         parts = urlsplit(receiver)
         words += [parts.path, *parts.path.split("/"), parts.query, parts.username or "", parts.password or ""]
-    forms = {form for word in words for form in (word, unquote(word), quote(word)) if len(form) >= _LEAST_SECRET}
+    forms = {form for word in words for form in (word, unquote(word), quote(word)) if len(form) >= _MIN_SECRET}
     return redacted(text, sorted(forms, key=len, reverse=True))
 
 

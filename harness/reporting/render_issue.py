@@ -40,7 +40,7 @@ _IPV4 = re.compile(r"(?<![\w.])(\d{1,3})\.(\d{1,3})\.(\d{1,3})\.(\d{1,3})(:\d{1,
 _BEFORE_ADDRESS = re.compile(
     r"(?i)(?:\b(?:to|at|on|from|via|host|addr|address|ip|server|peer|node|client)\b\W{0,3}|[@/\[(])$"
 )
-_LEAST_OCTET = 30  # versions of four parts begin with a smaller number
+_MIN_OCTET = 30  # versions of four parts begin with a smaller number
 _IPV6 = re.compile(
     r"(?<![\w:.])\[?(?P<six>[\da-fA-F]{0,4}(?::[\da-fA-F]{0,4}){2,7})(?P<zone>%\w+)?(?:\]:\d{1,5}|\])?(?![\w:])"
 )
@@ -88,7 +88,7 @@ def _public_ipv4(match: re.Match[str]) -> str:
     parts = [int(part) for part in match.groups()[:4]]
     if max(parts) > 255 or (not parts[0] and any(parts)):
         return match[0]
-    sure = match[5] or parts[0] >= _LEAST_OCTET or parts[0] == 10
+    sure = match[5] or parts[0] >= _MIN_OCTET or parts[0] == 10
     return (
         "HOST" if sure or _BEFORE_ADDRESS.search(match.string[max(match.start() - 20, 0) : match.start()]) else match[0]
     )
@@ -159,10 +159,10 @@ def _public_path(path: str) -> str:
 
 
 _NAMES = {"megatron-lm": "Megatron-LM", "megatron-bridge": "Megatron-Bridge", "skyrl": "SkyRL", "skyrl-train": "SkyRL"}
-_MOST_FINDINGS = 6
-_MOST_VALUE = 300
-_MOST_TRACEBACK = 24  # lines, of its end
-_MOST_CHARACTERS = 6000
+_MAX_FINDINGS = 6
+_MAX_VALUE = 300
+_MAX_TRACEBACK = 24  # lines, of its end
+_MAX_CHARACTERS = 6000
 _GITHUB = re.compile(r"(?:https?://|ssh://)?(?:[\w.-]+@)?github\.com[:/](?P<name>[\w.-]+/[\w.-]+?)(?:\.git)?/?")
 
 
@@ -297,7 +297,7 @@ def _seen(issue: Issue) -> Iterator[str]:
     yield "Expected: the packed run computes the same as its documents one by one on one rank, and every rank gets the"
     yield "packing metadata of its documents."
     yield ""
-    for finding in errors[:_MOST_FINDINGS]:
+    for finding in errors[:_MAX_FINDINGS]:
         yield f"- **{finding.lane.value}, {text(finding.check)}**: {plain(finding.message)}"
         for what, value in (("known", finding.known), ("a consequence of", finding.follows_from)):
             yield from [f"  - {what}: {plain(value)}"] if value else ()
@@ -308,14 +308,14 @@ def _seen(issue: Issue) -> Iterator[str]:
         ranks = f"; ranks {', '.join(map(str, finding.where['ranks']))}" if finding.where.get("ranks") else ""
         if place := plain(finding.place + ranks):
             yield f"  - where: {place}"
-    if len(errors) > _MOST_FINDINGS:
-        yield f"- and {len(errors) - _MOST_FINDINGS} more findings"
+    if len(errors) > _MAX_FINDINGS:
+        yield f"- and {len(errors) - _MAX_FINDINGS} more findings"
     yield ""
     failure = issue.cell.failure
     if failure is not None and failure.traceback:
-        end = "\n".join(failure.traceback.rstrip().splitlines()[-_MOST_TRACEBACK:])
+        end = "\n".join(failure.traceback.rstrip().splitlines()[-_MAX_TRACEBACK:])
         yield from (f"The first rank that failed, {failure.rank} ({failure.place}):", "")
-        yield from (*markdown_fence(clip(end, _MOST_CHARACTERS), "text"), "")
+        yield from (*markdown_fence(clip(end, _MAX_CHARACTERS), "text"), "")
 
 
 def _value(value: Any) -> str:
@@ -325,7 +325,7 @@ def _value(value: Any) -> str:
         return f"{code(str(value['value']))}{origin}"
     if value is None:
         return code("none")
-    return code(clip(value if isinstance(value, str) else dumps(value), _MOST_VALUE))
+    return code(clip(value if isinstance(value, str) else dumps(value), _MAX_VALUE))
 
 
 def _layout(issue: Issue) -> Iterator[str]:

@@ -41,7 +41,7 @@ from harness.core.run.run_plan import circular
 from harness.core.serialization import dumps, from_jsonable, loads, to_jsonable
 from harness.core.setting import label_of
 from harness.core.text import counted
-from harness.core.tolerances import MOST_MEASURED, Bound
+from harness.core.tolerances import MAX_MEASURED, Bound
 from harness.judge.stats.distance import beyond, bound_text, distance
 from harness.judge.stats.paired import PairedRatio
 
@@ -50,7 +50,7 @@ _WITH_REASON = (Outcome.ERROR, Outcome.NOT_RUN, Outcome.XFAIL, Outcome.XPASS, Ou
 _JUDGED = (LaneVerdict.PASS, LaneVerdict.PARTIAL)  # nothing is wrong
 # The end of an id: the layout whose rows a control has, and the hash.
 _AFTER_AXES = re.compile(r"-rows-(?=(?:tp|pp|cp|dp|vpp)\d)|-[0-9a-f]{8}$")
-_MOST_LEGS = {"isolation": 2, NOISE: 2}  # of a canary; the others have one
+_MAX_LEGS = {"isolation": 2, NOISE: 2}  # of a canary; the others have one
 _FREE = ("documents", "args")  # axes whose values are any text
 _UNNAMED = ("sp", "timed", *_FREE)  # axes that do not have a part of their own in the ids of cells
 
@@ -239,7 +239,7 @@ def _of_canaries(cell: ReportCell) -> Iterator[str]:
     for name, state in cell.canaries.items():
         if state == "did not end":
             yield f"canary {name} {state}"
-    ran = [_MOST_LEGS.get(name, 1) for name, state in cell.canaries.items() if state == "ran"]
+    ran = [_MAX_LEGS.get(name, 1) for name, state in cell.canaries.items() if state == "ran"]
     others = bool(cell.evidence.steps) + bool(cell.throughput.rounds_s)
     if not len(ran) + others <= legs <= sum(ran) + others + 1:  # the one more fetches batches
         canaries = counted(len(cell.canaries), "canary", "canaries")
@@ -272,7 +272,7 @@ def _most(cell: ReportCell, step: int, bound: Bound | None, at_start: float | No
         return replace(bound or Bound(value=0.0), value=at_start)
     if bound is None or not is_whole or step < 2 or bound.unit == "absolute":
         return bound if is_whole else None
-    return replace(bound, value=max(bound.value, MOST_MEASURED))  # it may have grown further
+    return replace(bound, value=max(bound.value, MAX_MEASURED))  # it may have grown further
 
 
 def _of_times(cell: ReportCell) -> Iterator[str]:

@@ -11,12 +11,12 @@ from harness.core.run.report import Report, ReportCell
 from harness.core.text import counted, markdown_code, markdown_text
 from harness.reporting.summaries import canary_counts, gpu_texts, peak_texts, share_text
 
-MOST_BYTES = 1024 * 1024 - 4096
+MAX_BYTES = 1024 * 1024 - 4096
 _TEXT_LENGTH = 600
 _CODE_LENGTH = 4000
 
 
-def render_markdown(report: Report, *, most_bytes: int = MOST_BYTES) -> str:
+def render_markdown(report: Report, *, most_bytes: int = MAX_BYTES) -> str:
     """Return the summary: verdict, changes, failures by fault class, others, the grid, times, evidence, noise."""
     lines = [*_head(report), *_since(report), *_failures(report), *_others(report), *_partial(report), *_grid(report)]
     lines += [*_rejected(report), *_times(report), *_evidence(report), *_canaries(report), *_noise(report)]

@@ -28,7 +28,7 @@ from harness.runs.lock import launcher_of
 
 TAIL_LINES = 20
 TAIL_BYTES = 16384
-MOST_JOB_LOGS = 10  # job logs whose last lines are shown; the others are listed by name
+MAX_JOB_LOGS = 10  # job logs whose last lines are shown; the others are listed by name
 _SUFFIXES = (".log", ".out", ".err")
 PIECE_CHARACTERS = 65536  # of a log that is shown whole; a longer line is cut
 # Characters read past a cut and not shown: a secret that the cut divides is recognised only as a whole.
@@ -57,7 +57,7 @@ def job_logs_text(run: RunDir) -> str:
     logs = [path for path in (run.root / "submissions").glob("*") if path.suffix in _SUFFIXES]
     facts = {path: _size_and_time(path) for path in logs}
     filled = sorted((path for path in logs if facts[path][0]), key=lambda path: (facts[path][1], path.name))
-    shown = filled[-MOST_JOB_LOGS:]
+    shown = filled[-MAX_JOB_LOGS:]
     others = sorted(set(logs) - set(shown))
     named = [f"{path}  ({'not shown' if facts[path][0] else 'empty'})" for path in others]
     parts = [_block(path, "", _tail_or_reason(path)) for path in shown] + ["\n".join(named)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.core.run.records import MOST_CONTENTION
+from harness.core.run.records import MAX_CONTENTION
 
 _SCHEDSTAT = Path("/proc/self/schedstat")
 _SHORTEST_NS = 50_000_000  # time on a core that is enough to measure
@@ -23,14 +23,14 @@ class Contention:
         self._factor = 1.0
 
     def factor(self) -> float:
-        """Return the largest (ran + waited) / ran so far, from 1 to MOST_CONTENTION.
+        """Return the largest (ran + waited) / ran so far, from 1 to MAX_CONTENTION.
 
         1 where the kernel does not count.
         """
         ran, waited = self._read()
         if ran - self._since[0] >= _SHORTEST_NS:
             measured = 1 + (waited - self._since[1]) / (ran - self._since[0])
-            self._factor = min(max(self._factor, measured), MOST_CONTENTION)
+            self._factor = min(max(self._factor, measured), MAX_CONTENTION)
             self._since = ran, waited
         return self._factor
 

@@ -37,7 +37,7 @@ SPILLED = """() => [...document.querySelectorAll("td, th, dd, li, p, figcaption,
   .filter((node) => node.checkVisibility() && node.scrollWidth > node.clientWidth + 2 && node.clientWidth)
   .filter((node) => getComputedStyle(node).display !== "inline" && getComputedStyle(node).overflowX === "visible")
   .map((node) => `${node.localName}.${node.getAttribute("class")} in ${node.parentElement.localName}`)"""
-MOST_PIXELS = 400_000  # height of a page with everything unfolded; texts are cut, and a page grows with its checks
+MAX_PIXELS = 400_000  # height of a page with everything unfolded; texts are cut, and a page grows with its checks
 
 
 def full_report() -> Report:
@@ -163,7 +163,7 @@ def test_a_page_of_hostile_text_is_harmless_and_fits(
         for _ in ("folded", "unfolded"):
             assert view.page.evaluate(SPILLED) == []
             assert view.overflow() <= 0
-            assert view.page.evaluate("() => document.documentElement.scrollHeight") < MOST_PIXELS
+            assert view.page.evaluate("() => document.documentElement.scrollHeight") < MAX_PIXELS
             view.page.evaluate(OPEN_ALL)
         assert view.complaints == []
         view.page.context.close()

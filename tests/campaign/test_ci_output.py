@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.campaign.reports import MOST_BYTES, write_ci_output
+from harness.campaign.reports import MAX_BYTES, write_ci_output
 from tests.sample_report import big_report, passing_report, sample_report
 
 
@@ -42,14 +42,14 @@ def test_the_summary_is_added_to_what_earlier_commands_wrote(tmp_path: Path) -> 
 
 def test_a_summary_never_exceeds_the_size_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary = tmp_path / "summary.md"
-    summary.write_text("x" * (MOST_BYTES - 3000))
+    summary.write_text("x" * (MAX_BYTES - 3000))
     environment = {"GITHUB_STEP_SUMMARY": str(summary)}
     write_ci_output(big_report(100), environment)
-    assert MOST_BYTES - 3000 < summary.stat().st_size <= MOST_BYTES
+    assert MAX_BYTES - 3000 < summary.stat().st_size <= MAX_BYTES
     assert "Truncated" in summary.read_text()[-200:]
-    summary.write_text("x" * MOST_BYTES)
+    summary.write_text("x" * MAX_BYTES)
     write_ci_output(big_report(100), environment)
-    assert summary.stat().st_size == MOST_BYTES
+    assert summary.stat().st_size == MAX_BYTES
     assert "cannot write the job summary" in capsys.readouterr().err
 
 

@@ -14,7 +14,7 @@ from harness.cli.cli import main
 from tests.goldens import assert_golden
 
 GOLDEN = Path(__file__).parent / "golden"
-MOST_LISTED = 500  # cells of a matrix
+MAX_LISTED = 500  # cells of a matrix
 PLANNED = ("cells", "rejected", "excluded", "selection", "left_out")  # of `plan --json`, whatever the machine
 
 
@@ -35,7 +35,7 @@ def plan_of(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
         text = re.sub(r"-[0-9a-f]{8}(?=\")", "", text)
     plan = json.loads(text)
     digest = hashlib.sha256(json.dumps({name: plan[name] for name in PLANNED}, sort_keys=True).encode()).hexdigest()
-    cells = plan["cells"] if len(plan["cells"]) <= MOST_LISTED else []
+    cells = plan["cells"] if len(plan["cells"]) <= MAX_LISTED else []
     heading = f"{path.name}: {len(plan['cells'])} cells, {len(plan['rejected'])} rejected, {digest}\n"
     return heading + "".join(f"  {line_of(cell)}\n" for cell in cells)
 

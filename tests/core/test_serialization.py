@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.run.records import CellResult
-from harness.core.serialization import MOST_INT, dumps, from_jsonable, loads, to_jsonable
+from harness.core.serialization import MAX_INT, dumps, from_jsonable, loads, to_jsonable
 
 
 class Colour(Enum):
@@ -47,7 +47,7 @@ OUTER = st.builds(
     inner=INNER,
     maybe=st.none() | INNER,
     losses=st.lists(FLOATS, max_size=4),
-    pair=st.tuples(st.integers(-MOST_INT, MOST_INT), FLOATS),
+    pair=st.tuples(st.integers(-MAX_INT, MAX_INT), FLOATS),
     many=st.lists(st.text(), max_size=3).map(tuple),
     by_rank=st.dictionaries(st.integers(0, 9), st.lists(FLOATS, max_size=2), max_size=2),
     anything=st.none() | st.integers() | FLOATS | st.lists(FLOATS, max_size=2),

@@ -4,7 +4,7 @@ import pytest
 
 from harness.core.tolerances import (
     BOUND_NAMES,
-    MOST_NOISE,
+    MAX_NOISE,
     NOISE_FACTOR,
     Bound,
     NoiseFloor,
@@ -52,14 +52,14 @@ def test_the_matrix_takes_precedence_over_measured_noise() -> None:
 
 
 def test_noise_beyond_what_a_bound_can_allow_is_stated_unless_the_matrix_sets_the_bound() -> None:
-    floors = {"activation": NoiseFloor(value=MOST_NOISE * 1.01, by="other weights", at="document 3 after layer 2")}
+    floors = {"activation": NoiseFloor(value=MAX_NOISE * 1.01, by="other weights", at="document 3 after layer 2")}
     assert tolerances_for("bf16", NOTHING, floors).too_noisy == (
         "the noise of the reference is too large to compare: the floor of activation is 0.135 (document 3 after "
         "layer 2; other weights), more than 0.13"
     )
     set_by_user = ToleranceOverrides(numerics={"activation": Override(value=0.1)})
     assert tolerances_for("bf16", set_by_user, floors).too_noisy == ""
-    floors = {"activation": NoiseFloor(value=MOST_NOISE * 0.99, by="other weights")}
+    floors = {"activation": NoiseFloor(value=MAX_NOISE * 0.99, by="other weights")}
     assert tolerances_for("bf16", NOTHING, floors).too_noisy == ""
 
 

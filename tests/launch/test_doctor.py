@@ -12,7 +12,7 @@ import pytest
 from harness.infra.command import Answer, ask
 from harness.launch.doctor import (
     FAIL,
-    LEAST_FREE_BYTES,
+    MIN_FREE_BYTES,
     OK,
     WARN,
     Check,
@@ -39,7 +39,7 @@ SLOW = Answer(problem="no answer within 10 s")
 PYTHON = InterpreterFacts(
     path="/opt/python", python=(3, 12), harness=True, versions={"torch": "2.9", "megatron-core": "1"}
 )
-FOLDER = RunFolder(path=Path("/runs"), exists=Path("/runs"), filesystem="lustre", free_bytes=LEAST_FREE_BYTES)
+FOLDER = RunFolder(path=Path("/runs"), exists=Path("/runs"), filesystem="lustre", free_bytes=MIN_FREE_BYTES)
 WELL = Facts(
     interpreter=PYTHON,
     gpus=Answer(text="GPU 0: NVIDIA H200 (UUID: GPU-1)\n"),
@@ -112,7 +112,7 @@ BROKEN_SLURM = [
     ({"srun_help": SLOW}, FAIL, "container", "within 10 s"),
     ({"folder": replace(FOLDER, problem="Read-only file system")}, FAIL, "run directory", "--run-dir"),
     ({"folder": replace(FOLDER, filesystem="ext4")}, WARN, "file system", "set run_dir to a shared folder"),
-    ({"folder": replace(FOLDER, free_bytes=LEAST_FREE_BYTES - 1)}, FAIL, "disk space", "needs 1 GiB"),
+    ({"folder": replace(FOLDER, free_bytes=MIN_FREE_BYTES - 1)}, FAIL, "disk space", "needs 1 GiB"),
     ({"folder": replace(FOLDER, skew_s=-6.0)}, WARN, "clock", "NTP"),
 ]
 

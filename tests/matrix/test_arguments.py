@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.cell.upstream_config import HARMLESS
-from harness.matrix.arguments import MOST_ARGUMENTS, as_written, owner_of, read_flags, words_of
+from harness.matrix.arguments import MAX_ARGUMENTS, as_written, owner_of, read_flags, words_of
 from harness.matrix.load import resolved
 from tests.matrix.helpers import expand_axes, matrix_of, names, problems_of
 
@@ -273,8 +273,8 @@ def test_names_of_profiles_are_checked() -> None:
 
 
 def test_too_many_arguments_are_refused() -> None:
-    (problem,) = problems_of(matrix=SFT, args={f"x{n}": n for n in range(MOST_ARGUMENTS + 1)})
-    assert (problem.message, problem.allowed) == ("too many arguments", f"at most {MOST_ARGUMENTS}")
+    (problem,) = problems_of(matrix=SFT, args={f"x{n}": n for n in range(MAX_ARGUMENTS + 1)})
+    assert (problem.message, problem.allowed) == ("too many arguments", f"at most {MAX_ARGUMENTS}")
 
 
 def test_names_that_are_no_arguments_are_refused() -> None:

@@ -351,7 +351,7 @@ def test_losses_of_tokens_are_kept_until_there_are_enough(
     most: int, kept: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first document has one label, the second three."""
-    monkeypatch.setattr(train, "MOST_TOKEN_LOSSES", most)
+    monkeypatch.setattr(train, "MAX_TOKEN_LOSSES", most)
     documents = DocumentsConfig(mode="file", lengths=(1, 3))
     config = replace(cell("unpacked", global_batch=2), documents=documents)
     assert sorted({token.document for token in trained(config).tokens}) == kept

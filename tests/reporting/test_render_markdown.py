@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from harness.core.run.report import Report
 from harness.core.tolerances import NoiseFloor
-from harness.reporting.render_markdown import MOST_BYTES, code, render_markdown, text
+from harness.reporting.render_markdown import MAX_BYTES, code, render_markdown, text
 
 
 def test_the_whole_file(broken_report: Report, golden: Callable[[str, str], None]) -> None:
@@ -30,7 +30,7 @@ def test_a_huge_report_is_cut_with_a_note(broken_report: Report) -> None:
     cells = [replace(failing, id=f"cell-{number}") for number in range(4000)]
     shown = render_markdown(replace(broken_report, cells=cells))
     assert len(shown.encode()) < 1024 * 1024
-    assert len(shown.encode()) > MOST_BYTES - 4096
+    assert len(shown.encode()) > MAX_BYTES - 4096
     assert "more lines. report.json has everything." in shown.splitlines()[-1]
 
 

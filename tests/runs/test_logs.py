@@ -12,7 +12,7 @@ from harness.core.run.run_dir import RunDir, write_json
 from harness.infra import screen
 from harness.runs.logs import (
     MARGIN,
-    MOST_JOB_LOGS,
+    MAX_JOB_LOGS,
     PIECE_CHARACTERS,
     TAIL_BYTES,
     TAIL_LINES,
@@ -108,7 +108,7 @@ def test_job_logs_are_shown_by_their_ends_newest_last_and_empty_ones_are_named(t
     folder = tmp_path / "submissions"
     folder.mkdir()
     assert "no job has written a log yet" in job_logs_text(RunDir(tmp_path))
-    for number in range(MOST_JOB_LOGS + 1):
+    for number in range(MAX_JOB_LOGS + 1):
         path = folder / f"job-{number:02d}.out"
         path.write_text(f"says job {number}\n")
         os.utime(path, (1000 - number, 1000 - number))
@@ -116,8 +116,8 @@ def test_job_logs_are_shown_by_their_ends_newest_last_and_empty_ones_are_named(t
     (folder / "job-00.sbatch").write_text("not a log")
     text = job_logs_text(RunDir(tmp_path))
     assert text.index("says job 9\n") < text.index("says job 0\n")
-    assert f"says job {MOST_JOB_LOGS}\n" not in text  # the oldest
-    assert text.endswith(f"job-00.err  (empty)\n{folder}/job-{MOST_JOB_LOGS}.out  (not shown)")
+    assert f"says job {MAX_JOB_LOGS}\n" not in text  # the oldest
+    assert text.endswith(f"job-00.err  (empty)\n{folder}/job-{MAX_JOB_LOGS}.out  (not shown)")
     assert "sbatch" not in text
 
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.run.records import MOST_CONTENTION
+from harness.core.run.records import MAX_CONTENTION
 from harness.runtime.contention import Contention
 
 SECOND = 1_000_000_000
@@ -37,7 +37,7 @@ def test_too_short_a_time_is_not_measured(file: Path) -> None:
     counted(file, 0.01, 5)
     assert contention.factor() == 1
     counted(file, 0.06, 5.06)  # together with what came before
-    assert contention.factor() == MOST_CONTENTION
+    assert contention.factor() == MAX_CONTENTION
 
 
 def test_the_kernel_counts_this_process() -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from harness.core.run.report import Report
     from harness.reporting.compare.runs import Comparison, Counts
 
-MOST_BYTES = 256 * MIB  # of a report.json
+MAX_BYTES = 256 * MIB  # of a report.json
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
@@ -123,7 +123,7 @@ def read(name: str, run_parent: Path) -> tuple[Report, Path]:
                     hint=f"judge it first: harness report {relative_path(run.root)}",
                 )
             )
-    text = read_text(path, MOST_BYTES)
+    text = read_text(path, MAX_BYTES)
     try:
         return read_report(text), path.resolve().parent
     except InputError as error:

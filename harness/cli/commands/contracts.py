@@ -36,7 +36,7 @@ SUITES = ("refusals", "upstream_tests")
 LIMIT_S = 1800.0  # of a suite
 _PYTEST = "pytest==9.2.0"  # for stacks that have none
 _SHOWN = 600  # characters of what a suite printed
-_MOST_NAMES = 3  # of tests that share a reason
+_MAX_NAMES = 3  # of tests that share a reason
 _STATES = ("passed", "failed", "error", "known", "skipped")
 
 
@@ -241,7 +241,7 @@ def _print(found: Sequence[Ran]) -> None:
             if case.state != "passed":
                 told.setdefault((case.state, case.why), []).append(case.name)
         for (state, why), names in told.items():
-            which = counted(len(names), "test") if len(names) > _MOST_NAMES else ", ".join(names)
+            which = counted(len(names), "test") if len(names) > _MAX_NAMES else ", ".join(names)
             screen.out(screen.beside(f"{state} {ran.stack} {ran.suite}  ", f"{which}: {why}"))
 
 

@@ -227,7 +227,7 @@ def _import(names: Sequence[str], parent: Path, file: Path) -> int:
     """Record every readable run; unreadable ones are reported, and the exit code is then 2."""
     from harness.campaign.finalize import record
     from harness.campaign.selection import find_run
-    from harness.cli.commands.compare import MOST_BYTES
+    from harness.cli.commands.compare import MAX_BYTES
     from harness.core.run.run_dir import refuse_links
     from harness.infra.files import read_text
     from harness.reporting.render_json import read_report
@@ -241,7 +241,7 @@ def _import(names: Sequence[str], parent: Path, file: Path) -> int:
             if not path.exists():
                 hint = f"judge it first: harness report {name}"
                 raise InputError(Problem(message="the run has no report.json", file=str(directory.root), hint=hint))
-            report = read_report(read_text(path, MOST_BYTES))
+            report = read_report(read_text(path, MAX_BYTES))
             if report.faults:
                 raise InputError(Problem(message="the history holds no runs with injected faults", file=str(path)))
         except InputError as error:

@@ -14,8 +14,8 @@ from harness.core.packing.arithmetic import MicroBatch
 from harness.features.vision.config import MERGE, VisionConfig
 
 # On one core float64 matrices are multiplied at 5 to 20 GFLOP/s: half a minute to two.
-_MOST_FLOPS = 5e11
-_MOST_BYTES = 4 * 2**30
+_MAX_FLOPS = 5e11
+_MAX_BYTES = 4 * 2**30
 
 
 def not_modelled_in(config: CellConfig) -> str:
@@ -65,11 +65,11 @@ def _too_large(config: CellConfig) -> str:
         operations, scores, weights = operations + more[0], scores + more[1], weights + more[2]
     flops = 2 * config.train.steps * operations
     size = 8 * (3 * scores + 16 * weights)  # of two trainings, and `both_ways`
-    if flops <= _MOST_FLOPS and size <= _MOST_BYTES:
+    if flops <= _MAX_FLOPS and size <= _MAX_BYTES:
         return ""
     return (
-        f"size: about {flops:.1g} operations and {size / 2**30:.2g} GiB of memory, more than {_MOST_FLOPS:.0e} or "
-        f"{_MOST_BYTES >> 30}"
+        f"size: about {flops:.1g} operations and {size / 2**30:.2g} GiB of memory, more than {_MAX_FLOPS:.0e} or "
+        f"{_MAX_BYTES >> 30}"
     )
 
 

@@ -431,7 +431,7 @@ HARMLESS: dict[str, tuple[str, ...]] = {
     "the learning rate is constant, and only its schedule reads it": ("min_lr",),
     "only the names of layers in a checkpoint and in recurrent layers depend on it": ("is_hybrid_model",),
 }
-_MOST_NAMED = 4
+_MAX_NAMED = 4
 _HARMLESS = frozenset(chain.from_iterable(HARMLESS.values()))
 
 
@@ -478,8 +478,8 @@ def unread(name: str, *sides: Mapping[str, str]) -> bool:
 
 def listed(found: Sequence[Difference], other: str) -> str:
     """The first differences as text: "kv_channels 128, control 8"; `other`: what the second value is of."""
-    named = [f"{field} {_shown(one)}, {other} {_shown(value)}" for field, one, value in found[:_MOST_NAMED]]
-    more = f"; {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    named = [f"{field} {_shown(one)}, {other} {_shown(value)}" for field, one, value in found[:_MAX_NAMED]]
+    more = f"; {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
     return "; ".join(named) + more
 
 

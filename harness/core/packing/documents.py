@@ -27,8 +27,8 @@ from harness.features.vision.config import Image, images_in
 DocumentsMode = Literal["adversarial", "uncut", "plain", "multi_turn", "delimited", "images", "distribution", "file"]
 # Modes that are the same in every step.
 MIXES: tuple[DocumentsMode, ...] = ("adversarial", "uncut", "plain", "multi_turn", "delimited", "images")
-MOST_LENGTH = 2**31 - 1  # tokens of a document before it is truncated
-MOST_LENGTHS = 10_000  # of a list or file: a resolved matrix holds them all
+MAX_LENGTH = 2**31 - 1  # tokens of a document before it is truncated
+MAX_LENGTHS = 10_000  # of a list or file: a resolved matrix holds them all
 _CONTENT = ("turns", "delimited", "images")
 # Mode -> the other keys that the section may have.
 KEYS_OF_MODE: Mapping[DocumentsMode, tuple[str, ...]] = {
@@ -115,15 +115,15 @@ class DocumentsConfig:
 
     mode: DocumentsMode = "adversarial"
     type: Literal["lognormal"] = setting("lognormal", doc="Family of the distribution.")
-    min_seq_len: int = setting(1, doc="Shortest document, tokens.", ge=1, le=MOST_LENGTH)
-    max_seq_len: int = setting(64, doc="Longest document, tokens.", ge=1, le=MOST_LENGTH, required=True)
-    mean_seq_len: float = setting(24.0, doc="Mean length, tokens.", gt=0, le=MOST_LENGTH, required=True)
+    min_seq_len: int = setting(1, doc="Shortest document, tokens.", ge=1, le=MAX_LENGTH)
+    max_seq_len: int = setting(64, doc="Longest document, tokens.", ge=1, le=MAX_LENGTH, required=True)
+    mean_seq_len: float = setting(24.0, doc="Mean length, tokens.", gt=0, le=MAX_LENGTH, required=True)
     lognormal_sigma: float = setting(1.1, doc="Sigma of log(length).", ge=0, le=100)
     path: str | None = setting(
-        None, doc=f"CSV file of one column of at most {MOST_LENGTHS} lengths, relative to the matrix file."
+        None, doc=f"CSV file of one column of at most {MAX_LENGTHS} lengths, relative to the matrix file."
     )
-    lengths: tuple[Annotated[int, Limits(ge=1, le=MOST_LENGTH)], ...] = setting(
-        (), doc="The lengths themselves.", min_length=1, max_length=MOST_LENGTHS, optional=True
+    lengths: tuple[Annotated[int, Limits(ge=1, le=MAX_LENGTH)], ...] = setting(
+        (), doc="The lengths themselves.", min_length=1, max_length=MAX_LENGTHS, optional=True
     )
     turns: int = setting(
         1,

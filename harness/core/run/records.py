@@ -27,8 +27,8 @@ from harness.core.serialization import dumps, from_jsonable, to_jsonable
 
 SCHEMA_VERSION = 2  # of records; in 1, cpu_stubs were called stand_ins
 PROJECTIONS = 2  # random projections in a fingerprint
-MOST_TOKEN_LOSSES = 8192  # per rank and pass, checked per micro-batch: more would make records larger than useful
-MOST_CONTENTION = 5.0  # a deadline is at most this many times longer on a busy machine
+MAX_TOKEN_LOSSES = 8192  # per rank and pass, checked per micro-batch: more would make records larger than useful
+MAX_CONTENTION = 5.0  # a deadline is at most this many times longer on a busy machine
 
 RankEnd = Literal["running", "completed", "raised", "deadline", "killed"]
 ProcessEnd = Literal["running", "completed", "raised", "deadline", "killed", "missing"]  # missing: left no record

@@ -30,7 +30,7 @@ from harness.core.stack import DEFAULT
 from harness.core.text import counted, noun
 from harness.core.tolerances import Bound, NoiseFloor
 
-_MOST_FAULTS = 3  # that are named
+_MAX_FAULTS = 3  # that are named
 NOT_JUDGED = "not judged"  # in the origin of the bound of a ratio that is only shown
 EARLIER_RUNS = "over earlier runs"  # the ratio whose verdict its interval alone does not decide
 REPORT_VERSION = 2  # schema_version of report.json; in 1, provenance had its stacks as prose
@@ -340,7 +340,7 @@ class Report:
             return ""
         broken = [cell for cell in self.cells if cell.fault]
         seen = sum(cell.outcome is not Outcome.PASS for cell in broken)
-        names = ", ".join(self.faults) if len(self.faults) <= _MOST_FAULTS else f"{len(self.faults)} faults"
+        names = ", ".join(self.faults) if len(self.faults) <= _MAX_FAULTS else f"{len(self.faults)} faults"
         text = f"Injected on purpose: {names}, in {counted(len(broken), 'cell')} of {len(self.cells)}"
         text += f", of which {seen} did not pass. This says nothing about the code under test."
         return text if seen else f"{text} `harness explain {self.faults[0]}` names a layout that shows the fault."

@@ -38,7 +38,7 @@ from harness.core.serialization import dumps, from_jsonable, loads
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _RESUMED = "resumed"
 _CELLS = "cells"
-MOST_CHARACTERS = 200  # of a name that a run gives a file or a folder; suffixes come on top
+MAX_CHARACTERS = 200  # of a name that a run gives a file or a folder; suffixes come on top
 _RUN_ID_BYTES = 1000  # of plan.json, enough for its run id
 
 _ROOTS: set[str] = set()  # absolute paths of the runs that this process has named
@@ -52,9 +52,9 @@ def has_safe_characters(name: str) -> bool:
 
 def path_component(name: str) -> str:
     """The name itself; InputError if it cannot be one path component inside the run directory."""
-    if not has_safe_characters(name) or len(name) > MOST_CHARACTERS:
+    if not has_safe_characters(name) or len(name) > MAX_CHARACTERS:
         raise InputError(
-            f"{name!r} cannot name a file: use 1 to {MOST_CHARACTERS} letters, digits, '.', '_', '-', "
+            f"{name!r} cannot name a file: use 1 to {MAX_CHARACTERS} letters, digits, '.', '_', '-', "
             "a letter or digit first"
         )
     return name

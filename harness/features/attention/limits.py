@@ -168,7 +168,7 @@ def te_auto_padding(version: tuple[int, ...], config: CellConfig, explicit: bool
 
 
 # From this many documents x heads x longest^2 of packed rows, cuDNN on sm90 has no deterministic kernel.
-MOST_SCORES = 2**30
+MAX_SCORES = 2**30
 
 
 def te_deterministic(config: CellConfig, capability: tuple[int, int]) -> str | None:
@@ -182,7 +182,7 @@ def te_deterministic(config: CellConfig, capability: tuple[int, int]) -> str | N
     heads = config.model.heads // config.layout.tp
     for step, number, params in _packed_micro_batches(config):
         documents, longest = len(params.cu_seqlens_q) - 1, params.max_seqlen_q
-        if (scores := documents * heads * longest**2) >= MOST_SCORES:
+        if (scores := documents * heads * longest**2) >= MAX_SCORES:
             counted = f"{documents} documents x {heads} heads x {longest}^2 = {scores} >= 2^30"
             return (
                 f"micro-batch {number} of step {step}: {counted}, from which cuDNN on sm90 has no deterministic "

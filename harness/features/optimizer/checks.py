@@ -228,7 +228,7 @@ _SQUARE = "the square of a gradient is off by twice as much"
 # In bf16 about one sign of a norm's 64 weights changes, and by chance it may be a few: of 24 clean cells with latent
 # attention on two ranks, a sixth of the signs of one weight.
 _FEW_SIGNS = 5
-_MOST_SIGNS = 0.95  # an update that is left out is off by 1
+_MAX_SIGNS = 0.95  # an update that is left out is off by 1
 _SIGNS = "Adam's first update is the sign of the gradient; an error of relative size e changes about a share e of signs"
 
 
@@ -269,7 +269,7 @@ def sign_changes(evidence: CellEvidence) -> float:
     off = 2 * math.sqrt(share)
     if evidence.cell.config.dtype == "fp32" or off >= ACCEPTS_NONE:
         return off
-    return min(2 * math.sqrt(_FEW_SIGNS * share), _MOST_SIGNS)
+    return min(2 * math.sqrt(_FEW_SIGNS * share), _MAX_SIGNS)
 
 
 # Adam's first update is the sign of the gradient. An error of relative size e in the gradient changes about a share e

@@ -139,7 +139,7 @@ def _excess(new: Fingerprint | None, old: Fingerprint, bound: Bound, least: floa
 
 
 LEGS = ("isolation", "isolation-middle")
-_LEAST_TOKENS = 4  # a changed document of so many tokens cannot have got the same tokens by chance
+_MIN_TOKENS = 4  # a changed document of so many tokens cannot have got the same tokens by chance
 
 
 @check(Lane.NUMERICS)
@@ -189,9 +189,7 @@ def _together(leg: LegEvidence, document: int, victim: int) -> bool:
 def _unchanged(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
     """Return changed documents with an unchanged loss: the model did not compute on the batches of the data path."""
     documents = {document.index: document for document in leg.leg.documents}
-    changed = [
-        index for index in leg.positions if index in leg.leg.changed and documents[index].length >= _LEAST_TOKENS
-    ]
+    changed = [index for index in leg.positions if index in leg.leg.changed and documents[index].length >= _MIN_TOKENS]
     before = evidence.document_losses.get(0, {})
     stuck = [
         index

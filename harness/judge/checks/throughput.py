@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable
 
 from harness.core.outcomes import Lane, Severity
-from harness.core.tolerances import LEAST_RUNS, Bound
+from harness.core.tolerances import MIN_RUNS, Bound
 from harness.judge.checks.finding import CheckFinding, check
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -167,7 +167,7 @@ def _no_baseline(evidence: CellEvidence) -> list[CheckFinding]:
         text = "not compared with earlier runs: that needs a second step, since the first warms up"
         return [CheckFinding(severity=Severity.WARNING, message=text)]
     runs = len(samples_before(evidence))
-    if runs >= LEAST_RUNS:  # this run's own times are missing: complete.uncompared
+    if runs >= MIN_RUNS:  # this run's own times are missing: complete.uncompared
         return []
-    text = f"no baseline yet ({runs} of {LEAST_RUNS} green runs on this hardware)"
+    text = f"no baseline yet ({runs} of {MIN_RUNS} green runs on this hardware)"
     return [CheckFinding(severity=Severity.WARNING, message=text)]

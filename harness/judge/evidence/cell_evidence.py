@@ -24,7 +24,7 @@ from harness.core.tolerances import (
     ACCEPTS_NONE,
     FOLLOWED_FACTOR,
     GROWTH_FACTOR,
-    MOST_GROWN,
+    MAX_GROWN,
     NOISE_FACTOR,
     OUTPUTS_FACTOR,
     SMALLEST_FACTOR,
@@ -166,7 +166,7 @@ class CellEvidence:
         if name != "grad_norm" and self.bound("grad_norm", step) is None:  # rounding decides what updates do
             return None
         floor = self.reference.later_noise.get(name, {}).get(step)
-        return grown(bound, floor, MOST_GROWN[self.cell.config.dtype], self.growth(name))
+        return grown(bound, floor, MAX_GROWN[self.cell.config.dtype], self.growth(name))
 
     def growth(self, name: str = "") -> float:
         """Return how many times the reference's distance between two trainings a cell may be off after an update."""
@@ -207,7 +207,7 @@ class CellEvidence:
         reference = self.reference or self
         if not any(rank_scan.bad for rank_scan in reference.scans.values()):
             return math.inf
-        most = MOST_GROWN[self.cell.config.dtype]
+        most = MAX_GROWN[self.cell.config.dtype]
         lost = [
             step
             for name in ("step_loss", "grad_norm")

@@ -10,11 +10,11 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from harness.core.tolerances import LEAST_RUNS
+from harness.core.tolerances import MIN_RUNS
 
 # Number of runs -> robust deviations above the median that normal noise reaches with a probability of 1e-4 while being
 # the largest value, from 1.6 million draws each. Large for few runs, whose spread is a poor estimate.
-_LEAST_Z = (
+_MIN_Z = (
     (5, 101.0),
     (6, 30.5),
     (8, 17.2),
@@ -26,13 +26,13 @@ _LEAST_Z = (
     (30, 5.5),
     (50, 4.6),
 )
-_LEAST_SPREAD = 0.01  # runs that agree better than this do so by chance
+_MIN_SPREAD = 0.01  # runs that agree better than this do so by chance
 _SIGMA = 1.4826  # MAD x this estimates the standard deviation of a normal distribution
 
 
 def least_z(runs: int) -> float:
     """Return the number of robust deviations that noise does not exceed, given so many runs."""
-    return next(z for least, z in reversed(_LEAST_Z) if runs >= least)
+    return next(z for least, z in reversed(_MIN_Z) if runs >= least)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class Comparison:
 
 def compare(seconds: float, samples: Sequence[Sample]) -> Comparison | None:
     """Return the comparison; None if there are too few samples."""
-    if len(samples) < LEAST_RUNS:
+    if len(samples) < MIN_RUNS:
         return None
     values = [sample.seconds for sample in samples]
     median = statistics.median(values)
@@ -82,7 +82,7 @@ def compare(seconds: float, samples: Sequence[Sample]) -> Comparison | None:
         ratio=seconds / median,
         low=seconds / max(values),
         high=seconds / min(values),
-        z=math.log(seconds / median) / max(_SIGMA * mad, _LEAST_SPREAD),
+        z=math.log(seconds / median) / max(_SIGMA * mad, _MIN_SPREAD),
         least_z=least_z(len(values)),
         median=median,
         mad=mad,

@@ -15,7 +15,7 @@ from dataclasses import replace
 from harness.core.cell.canary_legs import NOISE_LEGS
 from harness.core.run.records import DocumentLoss, LegSeen, RankRecord, TrainingSeen
 from harness.core.run.tensor_records import ActivationSeen, Fingerprint
-from harness.core.tolerances import MOST_NOISE, NOISE_FACTOR, ROUNDING_SHARE, Bound, NoiseFloor, Tolerances
+from harness.core.tolerances import MAX_NOISE, NOISE_FACTOR, ROUNDING_SHARE, Bound, NoiseFloor, Tolerances
 from harness.judge.stats.distance import distance, fingerprint_distance
 
 _RELATIVE = Bound(value=0.0)
@@ -187,7 +187,7 @@ def _noise_only(record: RankRecord, legs: Sequence[LegSeen]) -> frozenset[str]:
         own = parameter.gradient
         pairs = [(gradients[parameter.name], own) for gradients in again if parameter.name in gradients]
         worst = max((fingerprint_distance(gradient, own, _ABSOLUTE) for gradient, own in pairs), default=0.0)
-        if 0 <= own.norm_sq <= small * small and MOST_NOISE * math.sqrt(own.norm_sq) < worst <= small / NOISE_FACTOR:
+        if 0 <= own.norm_sq <= small * small and MAX_NOISE * math.sqrt(own.norm_sq) < worst <= small / NOISE_FACTOR:
             names.add(parameter.name)
     return frozenset(names)
 

@@ -58,7 +58,7 @@ fi
 exec g++ "${@/#"$compiled"/"$whole"}" -O0 -g0
 """
 INDEX_TIMEOUT_S = 300.0
-MOST_RELEASES = 1000
+MAX_RELEASES = 1000
 
 
 def place_of(request: EnvironmentRequest, python: str) -> Path:
@@ -310,12 +310,12 @@ def releases_between(package: str, old: str, new: str, *, pre: bool = False) -> 
     if problems:
         raise InputError(problems)
     releases = [new]
-    while len(releases) < MOST_RELEASES:
+    while len(releases) < MAX_RELEASES:
         below = _newest_release(package, f">{old},<{releases[-1]}", pre=pre)
         if below is None:
             return tuple(reversed(releases))
         releases.append(below)
-    raise InfrastructureError(f"{package} has more than {MOST_RELEASES} releases between {old} and {new}")
+    raise InfrastructureError(f"{package} has more than {MAX_RELEASES} releases between {old} and {new}")
 
 
 def is_older_release(package: str, old: str, new: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from harness.core.cell.axes import always
 from harness.core.cell.config import CellConfig
 from harness.core.cell.identity import cell_id
-from harness.core.run.run_dir import MOST_CHARACTERS, has_safe_characters
+from harness.core.run.run_dir import MAX_CHARACTERS, has_safe_characters
 from harness.core.run.run_plan import Expansion, MayReject, PlannedCell, RejectedCell, XFail
 from harness.core.stack import DEFAULT
 from harness.matrix.axes import SELECT_KEY, Row
@@ -75,7 +75,7 @@ def _check_ids(cells: Sequence[PlannedCell], problems: Problems) -> None:
         message = "the id of a cell cannot name its folder"
         problems.add_at(unsafe.line, ("matrix",), message, found=unsafe.id, allowed=allowed, hint=hint)
     longest = max(cells, key=lambda cell: len(cell.id), default=None)
-    if longest is None or len(longest.id) <= MOST_CHARACTERS:
+    if longest is None or len(longest.id) <= MAX_CHARACTERS:
         return
     config = longest.config
     chosen = {
@@ -86,7 +86,7 @@ def _check_ids(cells: Sequence[PlannedCell], problems: Problems) -> None:
     part, name = max(chosen.items(), key=lambda part_and_name: len(part_and_name[1]))
     message = f"the id of a cell has {len(longest.id)} characters, too many for the name of its folder"
     hint = f"shorten {part}, {name!r}: a value that every cell has belongs in its section, not in an axis"
-    problems.add_at(longest.line, ("matrix",), message, found=longest.id, allowed=f"{MOST_CHARACTERS}", hint=hint)
+    problems.add_at(longest.line, ("matrix",), message, found=longest.id, allowed=f"{MAX_CHARACTERS}", hint=hint)
 
 
 def _group(config: CellConfig) -> str:

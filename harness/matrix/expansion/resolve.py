@@ -24,7 +24,7 @@ from harness.core.packing.options import PackingOptions
 from harness.core.setting import keys_of
 from harness.core.stack import digest
 from harness.features.hybrid.pattern import pattern_name
-from harness.matrix.axes import MOST_ROWS, Row, size_problems
+from harness.matrix.axes import MAX_ROWS, Row, size_problems
 from harness.matrix.constraints import ConstraintError
 from harness.matrix.load import Matrix
 from harness.matrix.problems import Problems
@@ -89,10 +89,10 @@ def combinations_of(matrix: Matrix, problems: Problems) -> tuple[list[Row], Coun
             break
         if broken is not None:
             excluded[broken.text] += 1
-        elif len(allowed) < MOST_ROWS:
+        elif len(allowed) < MAX_ROWS:
             allowed.append(row._replace(values=values))
         else:
-            problems.add(("matrix",), "too many combinations are left", allowed=f"at most {MOST_ROWS:,}", hint=_FEWER)
+            problems.add(("matrix",), "too many combinations are left", allowed=f"at most {MAX_ROWS:,}", hint=_FEWER)
             break
     _check_lifted(allowed, problems)
     return allowed, excluded

@@ -26,7 +26,7 @@ from harness.matrix.axes import SELECT_KEY, Axes, Covering
 from harness.matrix.expansion.resolve import value_of
 from harness.matrix.problems import Problems, shown
 
-MOST_PARTS = 20_000  # t-tuples of values to cover
+MAX_PARTS = 20_000  # t-tuples of values to cover
 NOT_THERE = "no combination of the matrix has it, or a constraint drops all that do"
 
 
@@ -95,9 +95,9 @@ def choose(
 def _check_parts(space: Space, strength: int, problems: Problems) -> None:
     """Raise InputError where finding the cells would take minutes."""
     parts = sum(math.prod(sizes) for sizes in combinations(space.sizes, strength))
-    if parts > MOST_PARTS:
+    if parts > MAX_PARTS:
         arithmetic, hint = f"{parts:,} sets of {strength} values", "lower select.covering, or give axes fewer values"
-        problems.add(SELECT_KEY, "too much to cover", found=arithmetic, allowed=f"at most {MOST_PARTS:,}", hint=hint)
+        problems.add(SELECT_KEY, "too much to cover", found=arithmetic, allowed=f"at most {MAX_PARTS:,}", hint=hint)
         problems.raise_any()
 
 

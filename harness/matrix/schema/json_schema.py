@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from harness.core.cell.axes import SECTIONS
-from harness.core.packing.documents import MOST_LENGTH, MOST_LENGTHS
+from harness.core.packing.documents import MAX_LENGTH, MAX_LENGTHS
 from harness.core.packing.options import PackingOptions
 from harness.core.setting import aliases_of
 from harness.matrix.axes import ALIASES, AXES, AXIS_ALIASES, AxisRow
@@ -17,11 +17,11 @@ _ARGUMENTS = "^args\\."  # axes of arguments of upstream's trainer, whose names 
 _WORD = [{"type": "string", "minLength": 1}, {"type": "number", "minimum": -1e300, "maximum": 1e300}]
 _WORDS = {"type": "array", "items": {"anyOf": _WORD}, "minItems": 1}
 _ARGUMENT = {"anyOf": [{"type": "null"}, {"type": "boolean"}, *_WORD, _WORDS]}
-_LENGTHS = {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": MOST_LENGTH}, "minItems": 1}
+_LENGTHS = {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": MAX_LENGTH}, "minItems": 1}
 _LISTS = {
     "type": "object",
     "description": "Lists of lengths by name, for the axis documents: each a list, or the path of a CSV file.",
-    "additionalProperties": {"anyOf": [_LENGTHS | {"maxItems": MOST_LENGTHS}, {"type": "string", "minLength": 1}]},
+    "additionalProperties": {"anyOf": [_LENGTHS | {"maxItems": MAX_LENGTHS}, {"type": "string", "minLength": 1}]},
 }
 _DECLARED = (*SECTIONS.values(), *MODEL_PARTS.values(), PackingOptions)
 

@@ -29,8 +29,8 @@ from harness.core.tolerances import (
     BOUND_NAMES,
     DEFAULTS,
     DIRECTIONS,
-    LEAST_RUNS,
-    MOST_DISTANCE,
+    MAX_DISTANCE,
+    MIN_RUNS,
     RATIO_SCREEN,
     UNITS,
     UNSIGNED,
@@ -53,8 +53,8 @@ def _as_mapping(value: Any) -> Any:
         raise ValueError("must be a number, or a mapping of value, unit and direction")
     if not value > 0:
         raise ValueError("must be above 0")
-    if not value <= MOST_DISTANCE:
-        raise ValueError(f"must be finite, and at most {MOST_DISTANCE:,.0f}")
+    if not value <= MAX_DISTANCE:
+        raise ValueError(f"must be finite, and at most {MAX_DISTANCE:,.0f}")
     return {"value": float(value)}
 
 
@@ -83,7 +83,7 @@ def bounds_as_written(bounds: Mapping[str, Override]) -> dict[str, Any]:
     }
 
 
-_POSITIVE = {"type": "number", "exclusiveMinimum": 0, "maximum": MOST_DISTANCE}
+_POSITIVE = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_DISTANCE}
 _BOUND_SCHEMA = {
     "anyOf": [
         _POSITIVE,
@@ -102,13 +102,13 @@ Bounds = Annotated[dict[BoundName, BoundValue], AfterValidator(_check_keys)]
 
 SELECT_NAMES = ("full", "covering")  # of `select`
 PAIRS = 2  # axes that a covering selection covers together
-_MOST_STRENGTH = 6
+_MAX_STRENGTH = 6
 
 
 class CoveringSection(Section):
     """A covering selection: the cells that run have every t-tuple of axis values that an allowed cell has."""
 
-    covering: Annotated[int, Field(ge=1, le=_MOST_STRENGTH)] = Field(
+    covering: Annotated[int, Field(ge=1, le=_MAX_STRENGTH)] = Field(
         default=PAIRS, description="Number of axes covered together: 2 for every pair of values, 3 for every triple."
     )
     keep: list[str | dict[str, Any]] = Field(
@@ -121,12 +121,12 @@ SelectSection = Annotated[
 ]
 
 
-MOST_PER_PACK = 1024
+MAX_PER_PACK = 1024
 TO_BE_PAIRED = "?"
 _DEFAULT_BOUNDS = DEFAULTS["fp32"]
-MOST_FACTOR = 1_000  # slower than that is a hang
-_SlowdownBound = Annotated[float, Field(gt=1, le=MOST_FACTOR, allow_inf_nan=False)]
-_MOST_TOKENS = 2**20
+MAX_FACTOR = 1_000  # slower than that is a hang
+_SlowdownBound = Annotated[float, Field(gt=1, le=MAX_FACTOR, allow_inf_nan=False)]
+_MAX_TOKENS = 2**20
 
 
 def _dtypes(values: dict[str, float]) -> dict[str, float]:
@@ -136,9 +136,9 @@ def _dtypes(values: dict[str, float]) -> dict[str, float]:
     return values
 
 
-MOST_TFLOPS = 1e6  # of one GPU
+MAX_TFLOPS = 1e6  # of one GPU
 PeakTflops = Annotated[
-    dict[str, Annotated[float, Field(gt=0, le=MOST_TFLOPS, allow_inf_nan=False)]], AfterValidator(_dtypes)
+    dict[str, Annotated[float, Field(gt=0, le=MAX_TFLOPS, allow_inf_nan=False)]], AfterValidator(_dtypes)
 ]
 
 
@@ -170,12 +170,12 @@ class SlopeSection(Section):
         default=_DEFAULT_BOUNDS.rotary_slope.value, description="The same for the stack's rotary function alone."
     )
     documents: Annotated[
-        list[Annotated[int, Field(ge=2, le=MOST_PER_PACK)]], Field(min_length=2), AfterValidator(_dividing)
+        list[Annotated[int, Field(ge=2, le=MAX_PER_PACK)]], Field(min_length=2), AfterValidator(_dividing)
     ] = Field(
         default=list(DOCUMENTS),
         description="Documents per pack, in ascending order, each a divisor of the last.",
     )
-    tokens: Annotated[int, Field(ge=1, le=_MOST_TOKENS)] | None = Field(
+    tokens: Annotated[int, Field(ge=1, le=_MAX_TOKENS)] | None = Field(
         default=None,
         description=f"Tokens per pack, about; if omitted, {ROTARY_TOKENS} (rotary function) and {STEP_TOKENS} (step).",
     )
@@ -201,7 +201,7 @@ class SlowerThanSection(Section):
 class HistorySection(Section):
     """Every cell against the green runs of the same cell on the same hardware."""
 
-    runs: Annotated[int, Field(ge=LEAST_RUNS, le=100)] = Field(
+    runs: Annotated[int, Field(ge=MIN_RUNS, le=100)] = Field(
         default=20, description="Number of newest runs that count."
     )
     slower: _SlowdownBound = Field(

@@ -8,7 +8,7 @@ from harness.core.outcomes import EXIT_FAIL, EXIT_PASS, EXIT_UNDECIDED, place_te
 from harness.core.run.report import ChangeKind
 from harness.core.serialization import dumps
 from harness.reporting.compare.runs import REGRESSION, UNDECIDED, CellChange, Comparison, differences_text
-from harness.reporting.render_markdown import MOST_BYTES, bold, code, cut, text
+from harness.reporting.render_markdown import MAX_BYTES, bold, code, cut, text
 
 _STYLES = {
     ChangeKind.NEWLY_FAILING: "bold red",
@@ -18,7 +18,7 @@ _STYLES = {
     ChangeKind.FLAKY: "yellow",
     ChangeKind.NO_LONGER_RUN: "yellow",
 }
-_MOST_CELLS = 12  # of one group on a terminal
+_MAX_CELLS = 12  # of one group on a terminal
 Lines = Iterator[tuple[str, str]]  # text, style
 
 
@@ -67,7 +67,7 @@ def details(cell: CellChange) -> list[str]:
     return lines + ([f"matched {cell.matched}"] if cell.matched else [])
 
 
-def render_comparison_markdown(comparison: Comparison, *, most_bytes: int = MOST_BYTES) -> str:
+def render_comparison_markdown(comparison: Comparison, *, most_bytes: int = MAX_BYTES) -> str:
     """Return verdict and counts, regressions, other changes by kind, stacks, numbers."""
     before, after = comparison.before, comparison.after
     lines = [
@@ -134,13 +134,13 @@ def comparison_lines(comparison: Comparison) -> Lines:
 
 
 def _cell_lines(cells: Sequence[CellChange]) -> Lines:
-    for cell in cells[:_MOST_CELLS]:
+    for cell in cells[:_MAX_CELLS]:
         yield f"  {cell.id}  {outcomes_text(cell)}", ""
         yield from ((f"    {line}", "") for line in details(cell))
         if cell.reproduce and cell.regressions:
             yield f"    reproduce: {cell.reproduce}", "dim"
-    if len(cells) > _MOST_CELLS:
-        yield f"  and {len(cells) - _MOST_CELLS} more in compare.md", "dim"
+    if len(cells) > _MAX_CELLS:
+        yield f"  and {len(cells) - _MAX_CELLS} more in compare.md", "dim"
 
 
 def _number_lines(cells: Sequence[CellChange]) -> Lines:
@@ -154,12 +154,12 @@ def _number_lines(cells: Sequence[CellChange]) -> Lines:
     for cell in cells:
         lines = [drift.text for drift in cell.drifts if not drift.equal]
         lines += [time.text for time in cell.times if time.ratio.verdict in ("slower", "faster")]
-        if lines and shown < _MOST_CELLS:
+        if lines and shown < _MAX_CELLS:
             yield f"  {cell.id}", ""
             yield from ((f"    {line}", "") for line in lines)
         shown += bool(lines)
-    if shown > _MOST_CELLS:
-        yield f"  and {shown - _MOST_CELLS} more cells in compare.md", "dim"
+    if shown > _MAX_CELLS:
+        yield f"  and {shown - _MAX_CELLS} more cells in compare.md", "dim"
     yield "", ""
 
 

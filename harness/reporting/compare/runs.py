@@ -347,7 +347,7 @@ COMPARISON_VERSION = 1  # schema_version of the JSON of a comparison
 REGRESSION: Final = "regression"
 UNDECIDED: Final = "undecided"
 NO_REGRESSION: Final = "no regression"
-_MOST_LOST = 5  # cells that are named
+_MAX_LOST = 5  # cells that are named
 
 
 ComparisonVerdict = Literal["regression", "undecided", "no regression"]
@@ -476,8 +476,8 @@ def _coverage(cells: Sequence[CellChange]) -> list[str]:
     if lost:
         now = Counter(cell.after.value if cell.after else "gone" for cell in lost)
         counts = ", ".join(f"{count} {name}" for name, count in sorted(now.items()))
-        names = ", ".join(cell.id for cell in lost[:_MOST_LOST])
-        more = f" and {len(lost) - _MOST_LOST} more" if len(lost) > _MOST_LOST else ""
+        names = ", ".join(cell.id for cell in lost[:_MAX_LOST])
+        more = f" and {len(lost) - _MAX_LOST} more" if len(lost) > _MAX_LOST else ""
         notes.append(f"coverage lost: cells judged before but no longer: {counts} ({names}{more})")
     return notes
 

@@ -9,7 +9,7 @@ from harness.reporting.compare.runs import CellChange, Comparison
 from harness.reporting.html import page
 from harness.reporting.html.page import anchor, link_from
 
-_MOST_CELLS = 200  # rows per table
+_MAX_CELLS = 200  # rows per table
 
 
 def render_comparison_html(comparison: Comparison, folder: Path | None = None, earlier: Path | None = None) -> str:
@@ -24,10 +24,10 @@ def render_comparison_html(comparison: Comparison, folder: Path | None = None, e
     values = {
         "comparison": comparison,
         "groups": groups(comparison),
-        "compared": compared[:_MOST_CELLS],
-        "times": times[:_MOST_CELLS],
-        "most": _MOST_CELLS,
-        "left": (len(compared) - _MOST_CELLS, len(times) - _MOST_CELLS),
+        "compared": compared[:_MAX_CELLS],
+        "times": times[:_MAX_CELLS],
+        "most": _MAX_CELLS,
+        "left": (len(compared) - _MAX_CELLS, len(times) - _MAX_CELLS),
     }
     folders = {"before": earlier, "after": folder}
     reports = {

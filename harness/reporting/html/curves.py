@@ -43,7 +43,7 @@ _LINES = {
     "known": (1.3, 1.0, 4.0),
     "failed": (1.6, 1.0, 5.0),
 }
-_LEAST_SPAN = 0.1  # of the values: range of their axis
+_MIN_SPAN = 0.1  # of the values: range of their axis
 _SIZE = (4.5, 2.7)  # inches; one inch is 72 units of the view box
 _SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "packing-harness", "font.size": 9.0, "path.simplify": True}
 SeriesKind = Literal["quiet", "control", "known", "failed"]  # keys of _LINES
@@ -159,7 +159,7 @@ def _widen(axes: Any) -> None:
     """Let the axis span at least a tenth of its values, so that a change of a thousandth does not look like a fall."""
     axes.autoscale_view()
     low, high = axes.get_ylim()
-    half = _LEAST_SPAN * abs(low + high) / 4
+    half = _MIN_SPAN * abs(low + high) / 4
     if math.isfinite(half) and (high - low) / 2 < half:
         axes.set_ylim((low + high) / 2 - half, (low + high) / 2 + half)
 

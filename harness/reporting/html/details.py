@@ -24,7 +24,7 @@ _OPEN_OF_CLASS = 2  # of them per fault class
 _SQUARES = 3200  # rank squares on the page, about 350 bytes each
 _CELL_SQUARES = 160  # rank squares per failing cell
 _NOT_THE_CODE = ("python", "device", "attention", "packing-harness", "CPU stubs", "gloo stubs")  # not shown
-_MOST_DOCUMENTS = 12  # lengths written out
+_MAX_DOCUMENTS = 12  # lengths written out
 _UPSTREAM = re.compile(
     r"\s*\((https://github\.com/[\w.-]+/[\w.-]+/"
     r"(?:(?:issues|pull)/\d+|commit/[0-9a-f]{7,40}|blob/[\w.-]+/[\w./-]+))\)"
@@ -136,7 +136,7 @@ def words(value: Any, finding: Finding) -> str:
         return f"no {name} at all"
     if name.startswith(OFFSETS) and _is_offsets(value):
         lengths = [b - a for a, b in itertools.pairwise(value)]
-        listed = ", ".join(map(str, lengths[:_MOST_DOCUMENTS])) + (", ..." if len(lengths) > _MOST_DOCUMENTS else "")
+        listed = ", ".join(map(str, lengths[:_MAX_DOCUMENTS])) + (", ..." if len(lengths) > _MAX_DOCUMENTS else "")
         return f"{counted(len(lengths), 'document')} of {listed} {'slots' if 'padded' in name else 'tokens'}"
     if name in LONGEST and isinstance(value, int):
         return f"the longest document has {value} tokens"

@@ -53,16 +53,16 @@ from harness.reporting.summaries import bound_label, canary_counts, gpu_texts, p
 
 _MAX_FINDINGS = 12  # per cell
 _MAX_STEPS = 8  # of the losses of a cell that passed
-_MOST_ROWS = 300  # of tables of rejected cells, noise floors and changes since the run before
-MOST_CELLS = 400  # with rejected ones, of a report in one file; also of a page of a larger report
+_MAX_ROWS = 300  # of tables of rejected cells, noise floors and changes since the run before
+MAX_CELLS = 400  # with rejected ones, of a report in one file; also of a page of a larger report
 PARTS_FOLDER = "report-pages"
-_MOST_FAILURES = 120  # failing cells in detail on report.html
-_MOST_KNOWN = 30  # known failures in detail on report.html
-_MOST_GROUPS = 8  # parity groups with curves
-_MOST_QUIET = 20  # cells that pass, per group with curves
+_MAX_FAILURES = 120  # failing cells in detail on report.html
+_MAX_KNOWN = 30  # known failures in detail on report.html
+_MAX_GROUPS = 8  # parity groups with curves
+_MAX_QUIET = 20  # cells that pass, per group with curves
 _BANNER_PACKAGES = ("torch", "megatron-core", "transformer-engine")  # of a stack, in the banner
 _STACKS_NAMED = 3  # in the banner; if there are more, only their number
-_MOST_ITEMS = 6  # of a list; longer ones are folded
+_MAX_ITEMS = 6  # of a list; longer ones are folded
 PAGE, TEMPLATE = "report.html", "report.html.j2"
 
 
@@ -173,7 +173,7 @@ def _prepare() -> None:
         is_control=is_control,
         max_findings=_MAX_FINDINGS,
         most_steps=_MAX_STEPS,
-        most_rows=_MOST_ROWS,
+        most_rows=_MAX_ROWS,
         words=words,
         ratio_words=ratio_words,
     )
@@ -262,9 +262,9 @@ class LargeReport:
     def parts(self) -> list[Part]:
         """Return the further pages, which together have every cell."""
         cells = self.whole.cells
-        starts = range(0, len(cells), MOST_CELLS)
+        starts = range(0, len(cells), MAX_CELLS)
         return [
-            Part(number=number, first=start + 1, cells=cells[start : start + MOST_CELLS])
+            Part(number=number, first=start + 1, cells=cells[start : start + MAX_CELLS])
             for number, start in enumerate(starts, 1)
         ]
 
@@ -282,7 +282,7 @@ class LargeReport:
         """Return the cells with details on report.html: of each fault class the first ones, and known failures."""
         turns = sorted((turn, cell.id) for cells in self.classes.values() for turn, cell in enumerate(cells))
         known = [cell.id for cell in self.whole.cells if cell.outcome in (Outcome.XFAIL, Outcome.XPASS)]
-        chosen = {cell for _, cell in turns[:_MOST_FAILURES]} | set(known[:_MOST_KNOWN])
+        chosen = {cell for _, cell in turns[:_MAX_FAILURES]} | set(known[:_MAX_KNOWN])
         return [cell for cell in self.whole.cells if cell.id in chosen]
 
     @cached_property
@@ -290,13 +290,13 @@ class LargeReport:
         """Return the cells whose curves are drawn: those with details, their controls and some that pass."""
         detailed = {cell.id for cell in self.detailed}
         groups = list(dict.fromkeys(cell.group for cell in self.detailed if cell.curve.loss or cell.curve.grad_norm))
-        drawn: Counter[str] = Counter(dict.fromkeys(groups[:_MOST_GROUPS], 0))
+        drawn: Counter[str] = Counter(dict.fromkeys(groups[:_MAX_GROUPS], 0))
         cells = []
         for cell in self.whole.cells:
             if cell.group not in drawn:
                 continue
             quiet = cell.id not in detailed and not is_control(cell)
-            if not quiet or drawn[cell.group] < _MOST_QUIET:
+            if not quiet or drawn[cell.group] < _MAX_QUIET:
                 drawn[cell.group] += quiet
                 cells.append(cell)
         return cells
@@ -349,7 +349,7 @@ def _failing_lanes(cell: ReportCell) -> list[str]:
 
 def is_large(report: Report) -> bool:
     """Return whether a report takes more than one page."""
-    return len(report.cells) + len(report.rejected) > MOST_CELLS
+    return len(report.cells) + len(report.rejected) > MAX_CELLS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -587,6 +587,6 @@ def _flat_rows(value: Any, path: str = "") -> Iterator[ProvenanceRow]:
             yield from _flat_rows(item, f"{path}.{key}" if path else str(key))
     elif isinstance(value, (list, tuple)) and all(isinstance(item, (str, int, float)) for item in value):
         text = clip("\n".join(map(str, value)), MAX_TEXT)
-        yield ProvenanceRow(name=path, text=text, items=len(value) if len(value) > _MOST_ITEMS else 0)
+        yield ProvenanceRow(name=path, text=text, items=len(value) if len(value) > _MAX_ITEMS else 0)
     else:
         yield ProvenanceRow(name=path, text=clip(plain_text(value), MAX_TEXT))

@@ -75,7 +75,7 @@ def compute(device: str) -> None:
 
 KMSG = Path("/dev/kmsg")
 _XID = re.compile(r"NVRM: Xid|NVRM: GPU .*fallen off the bus")
-_MOST_OF_RECORD = 8192  # maximum bytes of one record (Documentation/ABI/testing/dev-kmsg)
+_MAX_RECORD = 8192  # maximum bytes of one record (Documentation/ABI/testing/dev-kmsg)
 
 
 def xid_lines(since: float, source: Path = KMSG) -> list[str]:
@@ -100,7 +100,7 @@ def _kernel_records(source: Path) -> list[str]:
         return []
     records = []
     try:
-        while data := os.read(descriptor, _MOST_OF_RECORD):
+        while data := os.read(descriptor, _MAX_RECORD):
             records += data.decode("utf-8", "replace").splitlines()
     except OSError:  # EAGAIN: end of the log; EPIPE: records were overwritten meanwhile
         pass

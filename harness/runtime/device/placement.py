@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from harness.core.hardware import DevicePlacement, placed_rank
 
-_LEAST_LIMIT = 4 * 2**30  # bytes
+_MIN_LIMIT = 4 * 2**30  # bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ def limit_memory(local_world_size: int) -> int:
     A garbage max_seqlen makes a rotary table of any size, and without a limit the OOM killer might end another process.
     """
     total = _bytes_in("/proc/meminfo", "MemTotal")
-    limit = max(total // local_world_size, _LEAST_LIMIT)
+    limit = max(total // local_world_size, _MIN_LIMIT)
     inherited = _bytes_in("/proc/self/status", "VmData")  # from the fork; mostly shared with the parent
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     soft = inherited + limit if hard == resource.RLIM_INFINITY else min(inherited + limit, hard)

@@ -46,7 +46,7 @@ from harness.core.upstream import CODE, CODE_PACKAGES, DISTRIBUTIONS, HARNESS, K
 from harness.upstreams.node_lookup import checked_out, is_installed, release
 
 _LATER_CRASH = "Fatal Python error"
-MOST_FRAMES = 40  # innermost frames to keep
+MAX_FRAMES = 40  # innermost frames to keep
 _HEAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$", re.M)
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.+)$', re.M)
 _TIMEOUT = re.compile(r"^Timeout \(\d+:\d\d:\d\d", re.M)
@@ -71,7 +71,7 @@ def frames_of(error: BaseException) -> list[str]:
     if function is not None:
         code = function.__code__
         frames.append(frame_text(code.co_filename, code.co_firstlineno, function.__qualname__, sys.path))
-    return frames[-MOST_FRAMES:]
+    return frames[-MAX_FRAMES:]
 
 
 def checkout_roots() -> set[str]:
@@ -131,7 +131,7 @@ def stack_of(log: str) -> list[str] | None:
             frame_text(match["file"], int(match["line"]), match["name"], sys.path, roots)
             for match in _FRAME.finditer(block)
         ]
-        threads.append(frames[:MOST_FRAMES][::-1])
+        threads.append(frames[:MAX_FRAMES][::-1])
     if not threads:
         return None
     return next((frames for frames in reversed(threads) if collective_in(frames)), threads[-1])

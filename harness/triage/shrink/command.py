@@ -36,7 +36,7 @@ from harness.runs.evidence_files import read_plan, read_result
 from harness.triage.shrink.search import Answer, Kind, Smallest, head_lines, minimal_cell, search, smallest_text
 from harness.triage.shrink.trials import Shrunk, answer_of, run_cells, sort_of
 
-MOST_ROUNDS = 20
+MAX_ROUNDS = 20
 _FAILED = (Outcome.FAIL, Outcome.XFAIL)
 
 
@@ -54,7 +54,7 @@ class _Origin:
 
 
 def shrink(
-    name: str, pattern: str, run_parent: Path, *, rounds: int = MOST_ROUNDS, check: str | None = None, issue: bool
+    name: str, pattern: str, run_parent: Path, *, rounds: int = MAX_ROUNDS, check: str | None = None, issue: bool
 ) -> int:
     """Shrink and print the smallest cell and what it needs; return 3 when the finding does not reproduce.
 
@@ -76,7 +76,7 @@ def shrink(
     return EXIT_PASS if shrunk.matrix else EXIT_UNDECIDED
 
 
-def shrink_cell(directory: RunDir, pattern: str, *, rounds: int = MOST_ROUNDS, check: str | None = None) -> Shrunk:
+def shrink_cell(directory: RunDir, pattern: str, *, rounds: int = MAX_ROUNDS, check: str | None = None) -> Shrunk:
     """Shrink the failed cell of a run that the pattern matches; write smallest.yaml and shrink.json.
 
     InputError unless exactly one has failed and can be tried on this machine.

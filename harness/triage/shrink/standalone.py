@@ -15,7 +15,7 @@ from harness.upstreams.builtin.spec import REFERENCE
 from harness.upstreams.megatron_bridge.spec import OFFLINE
 from harness.upstreams.megatron_lm.spec import SFT
 
-MOST_RANKS = 8
+MAX_RANKS = 8
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
 _NUMBERS = ("aux_loss", "z_loss", "parameter_gradients", "grad_norm")
 _METADATA = ("params_present", "params_form", "params_agree_plan", "params_agree_ranks")
@@ -54,8 +54,8 @@ def _none(config: CellConfig) -> str:
         return "scripts have no interleaved stages and no expert parallelism"
     if config.model.hybrid or config.model.vision or config.model.mtp:
         return "scripts have no hybrid or vision model and no multi-token prediction"
-    if config.layout.world_size > MOST_RANKS:
-        return f"it needs {config.layout.world_size} ranks, and scripts have at most {MOST_RANKS}"
+    if config.layout.world_size > MAX_RANKS:
+        return f"it needs {config.layout.world_size} ranks, and scripts have at most {MAX_RANKS}"
     return ""
 
 

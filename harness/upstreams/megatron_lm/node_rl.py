@@ -30,7 +30,7 @@ from harness.core.outcomes import Missing
 from harness.probe.truth import MicroTruth, StepTruth
 from harness.upstreams.megatron_lm.node_scheduler import share
 from harness.upstreams.megatron_lm.node_sft_checkout import find, set_arguments
-from harness.upstreams.megatron_lm.spec import MOST_ROLLOUTS
+from harness.upstreams.megatron_lm.spec import MAX_ROLLOUTS
 from harness.upstreams.node_base import Batch, RankContext, Scored, mask_and_loss, rows_by_slot
 from harness.upstreams.node_lookup import Unavailable, not_in_release, release
 
@@ -102,7 +102,7 @@ class MegatronRlPath:
             None,
             advantages,
             config.train.seq_length,
-            MOST_ROLLOUTS,
+            MAX_ROLLOUTS,
             "round-robin",
         )
 

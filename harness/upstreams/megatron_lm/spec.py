@@ -13,7 +13,7 @@ from harness.core.packing.packers import Groups, Packer, PackingStyle, Size, nex
 from harness.upstreams.descriptor import LAYOUT, ZIGZAG, DataPath, Limit, LimitedCell, padding_is_fixed
 
 _SCHEDULER = "Megatron-LM DpBalancedScheduler"
-MOST_ROLLOUTS = 50  # in a bin: the default of --rl-sequence-packing-max-sequences-per-bin
+MAX_ROLLOUTS = 50  # in a bin: the default of --rl-sequence-packing-max-sequences-per-bin
 
 
 def _sft_style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
@@ -166,12 +166,12 @@ SCHEDULER = DataPath(
 def _bins(rollouts: Sequence[Document], size: Size, seq_length: int) -> Groups:
     """Next fit from the longest rollout to the shortest, equal ones in order."""
     longest_first = sorted(rollouts, key=lambda rollout: rollout.length, reverse=True)
-    return next_fit(longest_first, size, seq_length, most=MOST_ROLLOUTS)
+    return next_fit(longest_first, size, seq_length, most=MAX_ROLLOUTS)
 
 
 def _with_all_offsets(blocks: Sequence[MicroBatch]) -> list[MicroBatch]:
     """Every bin has the offsets of one with the most rollouts and a tail."""
-    return [replace(block, entries=MOST_ROLLOUTS + 2) for block in blocks]
+    return [replace(block, entries=MAX_ROLLOUTS + 2) for block in blocks]
 
 
 def _rl_style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:

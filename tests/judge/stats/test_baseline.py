@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.tolerances import LEAST_RUNS
+from harness.core.tolerances import MIN_RUNS
 from harness.judge.stats.baseline import Sample, compare, hardware_text
 
-TIMES = st.lists(st.floats(1e-4, 1e3), min_size=LEAST_RUNS, max_size=12)
+TIMES = st.lists(st.floats(1e-4, 1e3), min_size=MIN_RUNS, max_size=12)
 
 
 def samples(values: list[float]) -> list[Sample]:
@@ -20,8 +20,8 @@ def samples(values: list[float]) -> list[Sample]:
 
 
 def test_too_few_runs_are_no_baseline() -> None:
-    assert compare(1.0, samples([1.0] * (LEAST_RUNS - 1))) is None
-    assert compare(1.0, samples([1.0] * LEAST_RUNS)) is not None
+    assert compare(1.0, samples([1.0] * (MIN_RUNS - 1))) is None
+    assert compare(1.0, samples([1.0] * MIN_RUNS)) is not None
 
 
 def test_median_and_mad_are_those_of_the_samples() -> None:

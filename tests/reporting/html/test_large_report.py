@@ -13,7 +13,7 @@ from harness.core.outcomes import Outcome
 from harness.core.run.report import Report
 from harness.core.run.run_dir import RunDir
 from harness.reporting.html.page import anchor
-from harness.reporting.html.report import MOST_CELLS, PARTS_FOLDER, LargeReport, is_large, render_html, render_pages
+from harness.reporting.html.report import MAX_CELLS, PARTS_FOLDER, LargeReport, is_large, render_html, render_pages
 from tests.sample_report import big_report, sample_report
 
 FAILING = 7  # every seventh cell of a report
@@ -119,5 +119,5 @@ def test_pages_of_an_earlier_report_are_replaced(tmp_path: Path) -> None:
     run, report = RunDir(tmp_path), large_report()
     write_reports(run, report)
     assert len(list((tmp_path / PARTS_FOLDER).iterdir())) == 3
-    write_reports(run, replace(report, cells=report.cells[: MOST_CELLS + 1]))
+    write_reports(run, replace(report, cells=report.cells[: MAX_CELLS + 1]))
     assert sorted(path.name for path in (tmp_path / PARTS_FOLDER).iterdir()) == ["001.html", "002.html"]

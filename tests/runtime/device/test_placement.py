@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from harness.runtime.device.placement import (
-    _LEAST_LIMIT,
+    _MIN_LIMIT,
     Device,
     _bytes_in,
     barrier,
@@ -38,7 +38,7 @@ else:
 
 
 def test_a_rank_on_the_cpu_cannot_allocate_more_than_its_share() -> None:
-    subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM.format(least=_LEAST_LIMIT)], check=True)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM.format(least=_MIN_LIMIT)], check=True)
 
 
 def test_threads_of_a_cpu_rank_do_not_preempt_each_other() -> None:

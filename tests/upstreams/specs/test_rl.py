@@ -7,7 +7,7 @@ from harness.core.packing.arithmetic import PackedParams
 from harness.core.packing.documents import Document
 from harness.core.packing.options import DEFAULT_OPTIONS
 from harness.core.packing.packers import Packer, plan_step
-from harness.upstreams.megatron_lm.spec import MEGATRON_RL, MOST_ROLLOUTS
+from harness.upstreams.megatron_lm.spec import MAX_ROLLOUTS, MEGATRON_RL
 from harness.upstreams.nemo_rl.spec import NEMO_RL
 from harness.upstreams.verl.spec import VERL
 
@@ -54,8 +54,8 @@ def megatron_rl_params(lengths: tuple[int, ...], layout: Layout) -> list[PackedP
 def test_megatron_rl_packs_from_the_longest_and_repeats_the_last_of_a_fixed_number_of_offsets() -> None:
     [first, second] = megatron_rl_params((4, 9, 15), Layout())
     assert first is not None and second is not None
-    assert first.cu_seqlens_q == (0, *[16] * (MOST_ROLLOUTS + 1))
-    assert second.cu_seqlens_q == (0, 10, 15, *[16] * (MOST_ROLLOUTS - 1))
+    assert first.cu_seqlens_q == (0, *[16] * (MAX_ROLLOUTS + 1))
+    assert second.cu_seqlens_q == (0, 10, 15, *[16] * (MAX_ROLLOUTS - 1))
     assert (first.max_seqlen_q, second.max_seqlen_q, first.cu_seqlens_q_padded) == (16, 16, None)
 
 

@@ -11,17 +11,17 @@ from harness.judge.checks.table import Check
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.matrix.rules.rule import Rule
 
-MOST_MICRO_BATCHES = 2  # of a step and rank
+MAX_MICRO_BATCHES = 2  # of a step and rank
 
 
 def fullness(evidence: CellEvidence) -> list[CheckFinding]:
     """Rows that hold too little need too many micro-batches."""
     for rank, record in sorted(evidence.records.items()):
         for step, count in enumerate(record.micro_batches):
-            if evidence.cell.config.data_path == "example" and count > MOST_MICRO_BATCHES:
+            if evidence.cell.config.data_path == "example" and count > MAX_MICRO_BATCHES:
                 message = f"{count} micro-batches in step {step}"
                 where = {"rank": rank, "step": step}
-                return [CheckFinding(message=message, where=where, measured=count, bound=MOST_MICRO_BATCHES)]
+                return [CheckFinding(message=message, where=where, measured=count, bound=MAX_MICRO_BATCHES)]
     return []
 
 
