@@ -217,9 +217,9 @@ class Expected:
 
     def recomputed_keys(self, stage: int, dp: int) -> frozenset[LayerKey]:
         """Return the attention layers that backward recomputes."""
-        if self.config.recomputes == "none":
+        if self.config.effective_recompute == "none":
             return frozenset()
-        letters = ATTENTION if self.config.recomputes == "selective" else MIXERS
+        letters = ATTENTION if self.config.effective_recompute == "selective" else MIXERS
         first = self.config.args.recomputed_layers
         layers = [layers_with(self.config, stage, chunk, letters)[:first] for chunk in range(self.layout.vpp)]
         return frozenset(key for key in self.once(self.layer_keys, stage, dp) if key[3] in layers[key[1]])
@@ -781,7 +781,7 @@ def _computed(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:
     if not record.steps[0].tokens:
         yield "step 0: it lacks the losses of tokens"
     held = {activation.layer: activation.documents.keys() for activation in record.activations}
-    if held != {layer: {*evidence.homes[0]} for layer in layers}:
+    if held != {layer: {*evidence.document_positions[0]} for layer in layers}:
         yield "it lacks the output of a layer for a document"
     if not record.parameters or any(
         parameter.update is None or parameter.update.trained is None for parameter in record.parameters

@@ -71,7 +71,7 @@ def key_of(config: CellConfig, built: Sequence[BuiltSeen], choices: Choices = NO
     facts = (model, settings, Schedule.of(config, settings), config.train, config.evaluated, config.dtype)
     digest = hashlib.sha256(repr((*facts, config.path.counted, config.step_mean)).encode())
     if choices:
-        digest.update(repr(config.begins).encode())  # which of them the record is about
+        digest.update(repr(config.start_step).encode())  # which of them the record is about
     for place, choice in choices.items():
         digest.update(repr((place, choice.chosen.tolist(), choice.preferred is None)).encode())
         for more in (choice.preferred, choice.taken):

@@ -51,7 +51,7 @@ def begin_evaluation(observer: Observer) -> StepTruth:
     config, record = observer.context.config, observer.recorder.record
     number = min(config.evaluations, default=0) + len(record.evaluations)
     truth = StepTruth(config, config.train.steps + number, observer.context.place.dp)
-    observer.begin_pass(truth, "evaluation", keep_tokens=False, step=config.begins + len(record.steps))
+    observer.begin_pass(truth, "evaluation", keep_tokens=False, step=config.start_step + len(record.steps))
     observer.state.fingerprints, observer.backward = config.fingerprints, False
     return truth
 

@@ -106,7 +106,7 @@ class Wrappers:
     def __init__(self, context: RankContext, recorder: Recorder) -> None:
         self.context, self.recorder = context, recorder
         keep_arguments()
-        self.step = context.config.begins
+        self.step = context.config.start_step
         self.clock = _Clock(context)
         self.updates: Updates | None = None  # from the first update on, if fingerprints are recorded
         self.lines: list[str] | None = None  # printed by the training_log in progress; None between two
@@ -123,7 +123,7 @@ class Wrappers:
         """To be called when upstream has built the model chunks and their optimizer, and loaded a checkpoint."""
         record_built(self.recorder.record, self.context.config, chunks, optimizer)
         self.recorder.flush()
-        if not self.context.config.begins:
+        if not self.context.config.start_step:
             self.initialize(chunks, only_trained=self.context.config.model.peft is not None)
             optimizer.reload_model_params()  # the optimizer's fp32 copies of the weights
         self.observer = Observer(chunks, self.context, self.recorder)

@@ -330,7 +330,11 @@ def test_fields_of_megatron_bridge_have_dotted_names() -> None:
 def test_recomputation_by_a_field_is_expected_in_the_records() -> None:
     fields = {"model.recompute_granularity": "full", "model.recompute_method": "block", "model.recompute_num_layers": 1}
     (cell,) = [cell for cell in expand_axes(BRIDGE, args=fields).cells if cell.role == "cell"]
-    assert (cell.config.recompute, cell.config.recomputes, cell.config.args.recomputed_layers) == ("none", "full", 1)
+    assert (cell.config.recompute, cell.config.effective_recompute, cell.config.args.recomputed_layers) == (
+        "none",
+        "full",
+        1,
+    )
 
 
 @pytest.mark.parametrize(

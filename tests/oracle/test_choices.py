@@ -224,7 +224,7 @@ def test_after_a_resume_the_choices_before_it_are_followed_and_not_judged_again(
     resumed = replace(config, saved_in=config.layout)
     choices = all_of_expert_0(config)
     whole, later = record_of("cell", config, ROUTED, choices), record_of("cell", resumed, ROUTED, choices)
-    assert resumed.begins == 1 and [(seen.step, seen.layer) for seen in later.followed] == [(1, 1), (1, 2)]
+    assert resumed.start_step == 1 and [(seen.step, seen.layer) for seen in later.followed] == [(1, 1), (1, 2)]
     assert later.steps == whole.steps
     alone = record_of("cell", resumed, ROUTED, {place: one for place, one in choices.items() if place[0]})
     assert alone.steps[1].loss_sum != whole.steps[1].loss_sum

@@ -68,7 +68,7 @@ class Arguments:
         """Name -> value, of those in OF_OPTIMIZER."""
         return {argument.name: float(argument.words[0]) for argument in self.of_optimizer().given}
 
-    def recomputes(self, otherwise: str) -> str:
+    def effective_recompute(self, otherwise: str) -> str:
         """What backward recomputes around core attention, one of RECOMPUTE; `otherwise`: the value of the axis."""
         if self.of("recompute_activations"):
             return "selective"

@@ -310,23 +310,23 @@ class CellConfig:
         return self.trainer == HARNESS
 
     @property
-    def recomputes(self) -> str:
+    def effective_recompute(self) -> str:
         """What backward recomputes: the axis, unless arguments of upstream's trainer say otherwise."""
-        return self.args.recomputes(self.recompute)
+        return self.args.effective_recompute(self.recompute)
 
     @property
-    def begins(self) -> int:
+    def start_step(self) -> int:
         """The first step of this part of the cell."""
         return self.train.save_step if self.saved_in else 0
 
     @property
     def steps(self) -> range:
-        return range(self.begins, self.train.steps)
+        return range(self.start_step, self.train.steps)
 
     @cached_property
     def evaluations(self) -> dict[int, int]:
         """Number of each evaluation of this part of the cell -> number of steps finished before it."""
-        return {number: after for number, after in enumerate(self.evaluated) if after > self.begins}
+        return {number: after for number, after in enumerate(self.evaluated) if after > self.start_step}
 
     @property
     def evaluated(self) -> tuple[int, ...]:

@@ -84,7 +84,7 @@ def logged(config: CellConfig, step: int) -> range:
     Megatron-LM prints one more line after the first step of a process, and does not count it as the beginning of an
     interval.
     """
-    interval, number, first = log_interval(config), step + 1, config.begins
+    interval, number, first = log_interval(config), step + 1, config.start_step
     if config.trainer not in WITH_COUNTERS:
         return range(0)
     if number % interval == 0:

@@ -100,7 +100,7 @@ def _state(evidence: CellEvidence, saved: CellEvidence) -> Iterator[CheckFinding
 
 
 def _random(evidence: CellEvidence, saved: CellEvidence) -> Iterator[CheckFinding]:
-    for record, state, saved_state in _pairs(evidence, saved, evidence.cell.config.begins):
+    for record, state, saved_state in _pairs(evidence, saved, evidence.cell.config.start_step):
         if state.random != saved_state.random:
             yield _resumed_finding(
                 f"the state of the random generators of rank {record.rank} {_when(evidence, state.after)}",
@@ -111,14 +111,14 @@ def _random(evidence: CellEvidence, saved: CellEvidence) -> Iterator[CheckFindin
 
 
 def _when(evidence: CellEvidence, after: int) -> str:
-    if after == evidence.cell.config.begins:
+    if after == evidence.cell.config.start_step:
         return f"differs from what was saved after step {after}"
     return f"after step {after} differs from that of the run that was not interrupted"
 
 
 def _resharded(evidence: CellEvidence, saved: CellEvidence) -> Iterator[CheckFinding]:
     """Compare whole tensors, put together from the shards of both layouts."""
-    after = evidence.cell.config.begins
+    after = evidence.cell.config.start_step
     whole, saved_whole = (whole_state(part.records, after) for part in (evidence, saved))
     for name in saved_whole:
         if name not in whole:

@@ -168,7 +168,7 @@ def _dtype(field: str, dtypes: list[_Wrong]) -> CheckFinding:
 
 
 def _class_of_mismatches(evidence: CellEvidence, step: int, named: list[int] | None, is_split_wrong: bool) -> str:
-    home = evidence.homes[step].get(named[0]) if named else None
+    home = evidence.document_positions[step].get(named[0]) if named else None
     if home is not None and home.truncated:
         return fault_classes.TRUNCATION
     return fault_classes.CP_LAYOUT if is_split_wrong else fault_classes.TOKEN_CONTENT

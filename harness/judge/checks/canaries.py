@@ -259,7 +259,7 @@ def order(evidence: CellEvidence) -> list[CheckFinding]:
     if leg is None or not wrong:
         return []
     document, off = next(iter(wrong.items()))
-    position, before = leg.positions[document], evidence.homes[0][document]
+    position, before = leg.positions[document], evidence.document_positions[0][document]
     later = all(leg.positions[moved].number for moved in wrong)
     return [
         CheckFinding(

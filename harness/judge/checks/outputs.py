@@ -140,7 +140,7 @@ def _documents(evidence: CellEvidence, step: int) -> list[CheckFinding]:
     document = wrong[0]
     tokens, expected_tokens = losses.get(document, none).tokens, expected.get(document, 0)
     more = f"; {len(wrong)} of {len(expected)} documents are wrong" if len(wrong) > 1 else ""
-    home = evidence.homes[step].get(document)
+    home = evidence.document_positions[step].get(document)
     truncated = home is not None and home.truncated and len(wrong) == 1
     name = f"loss tokens of document {document} in step {step}"
     where = {"stage": evidence.last_stage, "document": document, "step": step}
@@ -229,7 +229,7 @@ def _activation_finding(evidence: CellEvidence, control: CellEvidence, first_off
     value = "not recorded" if math.isinf(off[document]) else f"off by {off[document]:.3g} > {bound_text(bound)}"
     where = {"stage": stage, "layer": layer, "step": 0, "document": document, "documents": wrong}
     where |= {"token": token} if token is not None else {}
-    home = evidence.homes[0].get(document)
+    home = evidence.document_positions[0].get(document)
     if home is not None:
         where |= {"dp": home.dp, "micro_batch": home.micro_batch}
     after = f"layer {layer} on stage {stage}" if layer else "the embedding on stage 0"
@@ -306,7 +306,7 @@ def _loss_finding(
 ) -> CheckFinding:
     document = wrong[0]
     loss, expected = _losses(evidence, control, step)[document]
-    home = evidence.homes[step].get(document)
+    home = evidence.document_positions[step].get(document)
     place = f" (micro-batch {home.micro_batch} of replica {home.dp})" if home else ""
     token = first_token_off(evidence, control, document) if step == 0 else None
     ratio = _ratio(evidence, control, step)
@@ -341,7 +341,7 @@ def _ratio(evidence: CellEvidence, control: CellEvidence, step: int) -> str | No
     common = factors_of(evidence, step)
     pairs = []
     for document, (loss, expected) in _losses(evidence, control, step).items():
-        home = evidence.homes[step].get(document)
+        home = evidence.document_positions[step].get(document)
         if expected and math.isfinite(loss) and home is not None:
             members = len(evidence.plan[step][home.dp][home.micro_batch].batch.placed) if evidence.packed else 1
             own = {name: size for name, size in common.items() if name != DOCUMENTS}
@@ -491,7 +491,7 @@ def _where(evidence: CellEvidence, depth: int, document: int, documents: list[in
     where: dict[str, object] = {"stage": evidence.last_stage, "step": 0, "depth": depth}
     if document != PAD:
         where["document"] = document
-    home = evidence.homes[0].get(document)
+    home = evidence.document_positions[0].get(document)
     if home is not None:
         where |= {"dp": home.dp, "micro_batch": home.micro_batch}
     return where | {"documents": documents}
@@ -608,7 +608,11 @@ def _documents_pattern(evidence: CellEvidence, documents: Collection[int], step:
 
     If none is first in its stream: LEAK, since attention is causal, or POSITIONS if canary isolation saw no leak.
     """
-    homes = [evidence.homes[step][document] for document in documents if document in evidence.homes[step]]
+    homes = [
+        evidence.document_positions[step][document]
+        for document in documents
+        if document in evidence.document_positions[step]
+    ]
     if homes and all(home.truncated for home in homes):
         return fault_classes.TRUNCATION
     if homes and evidence.packed and not any(home.first for home in homes):

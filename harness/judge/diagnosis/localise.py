@@ -209,7 +209,10 @@ def first_layer_off(evidence: CellEvidence, control: CellEvidence) -> LayerOff |
 
     Meaningful only if all ranks completed step 0.
     """
-    documents = {*evidence.homes[0], *(document for layer in evidence.activations.values() for document in layer)}
+    documents = {
+        *evidence.document_positions[0],
+        *(document for layer in evidence.activations.values() for document in layer),
+    }
     return layer_off(evidence.activations, control.activations, documents, evidence.tolerances.activation)
 
 
@@ -247,7 +250,7 @@ def first_token_off(evidence: CellEvidence, control: CellEvidence, document: int
 
 def token_boundaries(evidence: CellEvidence, document: int, token: int | None) -> Boundaries:
     """Return boundaries at a token of step 0; NOTHING if the token is unknown."""
-    home = evidence.homes[0].get(document)
+    home = evidence.document_positions[0].get(document)
     if home is None or token is None:
         return NOTHING
     batch = evidence.plan[0][home.dp][home.micro_batch].batch

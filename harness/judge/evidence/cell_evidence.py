@@ -293,9 +293,9 @@ class CellEvidence:
         return {document.index: document.length for document in self.cell.config.documents_of(0)}
 
     @cached_property
-    def homes(self) -> list[dict[int, DocumentPosition]]:
+    def document_positions(self) -> list[dict[int, DocumentPosition]]:
         """Return, per step, document -> its position."""
-        homes: list[dict[int, DocumentPosition]] = []
+        by_step: list[dict[int, DocumentPosition]] = []
         for step in self.plan:
             positions = {}
             for dp, replica in enumerate(step):
@@ -307,8 +307,8 @@ class CellEvidence:
                         positions[document.index] = DocumentPosition(
                             dp=dp, micro_batch=number, first=placed.start in starts, truncated=cut
                         )
-            homes.append(positions)
-        return homes
+            by_step.append(positions)
+        return by_step
 
     @cached_property
     def scans(self) -> dict[int, Scan]:

@@ -167,7 +167,7 @@ class Recomputed:
         self.waiting: list[deque[dict[str, Any]]] = []  # per module: positions of its forwards, until their backward
         for chunk in chunks:
             for layer in (*chunk.decoder.layers, *mtp_layers(chunk)):
-                module = recomputed_module(context.config.recomputes, layer)
+                module = recomputed_module(context.config.effective_recompute, layer)
                 if module is not None:
                     self._watch(module)
 

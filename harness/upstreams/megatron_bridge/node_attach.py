@@ -73,7 +73,7 @@ class Attached(Wrappers):
         path = AttemptDir(self.context.folder).pretrained
 
         def saved_first(model: list[Any]) -> Any:
-            if not self.context.config.begins:
+            if not self.context.config.start_step:
                 self.initialize(model)
                 _module("model_load_save").save_megatron_model(model, path)
                 forget(model)

@@ -174,7 +174,7 @@ def _checkpoint(config: CellConfig, attempt: AttemptDir) -> dict[str, Any]:
     pretrained = {"pretrained_checkpoint": str(attempt.pretrained)} if config.model.peft else {}
     if config.resume:
         return pretrained | {"save": str(attempt.checkpoint), "save_interval": config.train.save_step}
-    return pretrained | ({"load": str(attempt.checkpoint), "ckpt_step": config.begins} if config.begins else {})
+    return pretrained | ({"load": str(attempt.checkpoint), "ckpt_step": config.start_step} if config.start_step else {})
 
 
 def _optimizer(config: CellConfig) -> dict[str, Any]:

@@ -181,7 +181,7 @@ def _data(config: CellConfig, folder: Path) -> list[str]:
 def _checkpoint(config: CellConfig, folder: Path) -> dict[str, Any]:
     if config.resume:
         return {"save": folder, "save-interval": config.train.save_step}
-    return {"load": folder, "ckpt-step": config.begins} if config.begins else {}
+    return {"load": folder, "ckpt-step": config.start_step} if config.start_step else {}
 
 
 def _optimizer(config: CellConfig) -> dict[str, Any]:

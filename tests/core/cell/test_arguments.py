@@ -61,7 +61,7 @@ def test_a_control_keeps_the_arguments_of_the_optimizer() -> None:
 def test_recompute_arguments_decide_before_the_axis(
     given: dict[str, tuple[str, ...] | None], axis: str, expected: str
 ) -> None:
-    assert Arguments(merged(given)).recomputes(axis) == expected
+    assert Arguments(merged(given)).effective_recompute(axis) == expected
 
 
 @pytest.mark.parametrize(("method", "expected"), [("block", 1), ("uniform", None)])

@@ -35,7 +35,7 @@ def test_a_step_that_one_rank_of_the_last_stage_did_not_finish_is_not_finished()
 
 
 def test_positions_of_documents() -> None:
-    homes = evidence_for(config_of("sft", dp=2)).homes[0]
+    homes = evidence_for(config_of("sft", dp=2)).document_positions[0]
     assert set(homes) == set(range(8))
     assert {home.dp for home in homes.values()} == {0, 1}
     assert [document for document, home in homes.items() if home.truncated] == [7]
@@ -43,7 +43,7 @@ def test_positions_of_documents() -> None:
 
 
 def test_every_unpacked_document_is_first_in_its_row() -> None:
-    homes = evidence_for(config_of("unpacked", micro_batch_size=2)).homes[0]
+    homes = evidence_for(config_of("unpacked", micro_batch_size=2)).document_positions[0]
     assert all(home.first for home in homes.values())
 
 

@@ -64,7 +64,7 @@ def all_losses_times_the_context_parallel_size() -> CellEvidence:
 def per_pack(data_path: str) -> CellEvidence:
     evidence = of(data_path)
     for document, loss in evidence.records[0].steps[0].documents.items():
-        home = evidence.homes[0][document]
+        home = evidence.document_positions[0][document]
         loss.loss_sum /= len(evidence.plan[0][home.dp][home.micro_batch].batch.placed)
     return evidence
 
