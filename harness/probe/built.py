@@ -49,6 +49,7 @@ def import_all() -> None:
     for name in _WARM_IF_PRESENT:
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
+    # Ranks are forked from this process: what is cached now costs none of them anything.
     other_modules()  # fills the caches for all ranks
 
 
@@ -81,6 +82,8 @@ def other_modules() -> dict[str, str]:
 
 def _files() -> dict[str, str]:
     """Return the file of each loaded module under test, by the module's name."""
+    # Everything under test runs from these packages; torch decides which kernels they call. Other packages would make
+    # the proof long and decide nothing.
     files = {
         name: _file(name) for name in sorted(sys.modules) if name.split(".")[0] in CODE_PACKAGES or name == "torch"
     }
@@ -95,6 +98,8 @@ def _file(name: str) -> str:
 
 @cache
 def _absolute(path: str) -> str:
+    # A resolved link would hide that a module came from an editable install or a worktree reached by a link, which is
+    # how the stack names it.
     return os.path.abspath(path)  # noqa: PTH100 - keeps links
 
 
@@ -122,6 +127,7 @@ def _below(head_file: str, below: str, file: str) -> str:
 
 
 def _version(name: str) -> str:
+    # megatron is a namespace package without a version; megatron.core and megatron.bridge have their own.
     head = sys.modules.get(_head(name) or name.split(".")[0])
     return str(getattr(head, "__version__", "unknown"))
 
@@ -152,6 +158,7 @@ def keep_arguments() -> None:
             model: Any = vars(importlib.import_module(module)).get(name)
         except ImportError:  # this release has no such model
             continue
+        # The agent forks ranks for many cells from one process; a second wrapper would only repeat the first.
         if model is not None and not hasattr(model.__init__, "keeps"):
             model.__init__ = _keeping(model.__init__)
 
@@ -185,6 +192,7 @@ def record_built(record: RankRecord, config: CellConfig, chunks: Sequence[Any], 
         built.append(BuiltSeen(of="constructor", values=arguments_of(model, asked(config)["constructor"])))
         built += _seen("ddp", _ddp(chunk), config)
     built += _seen("optimizer", _config_of(optimizer), config)
+    # Chunks are nearly always built alike; one entry keeps the record short and a second one is news.
     record.built = [entry for number, entry in enumerate(built) if entry not in built[:number]]
     record.built_at = Coordinates(
         tp=parallel_state.get_tensor_model_parallel_rank(),
@@ -195,6 +203,7 @@ def record_built(record: RankRecord, config: CellConfig, chunks: Sequence[Any], 
 
 
 def _ddp(chunk: Any) -> Any:
+    # Trainers put DDP inside or outside their own wrappers, so its depth is not known.
     while chunk is not None and not hasattr(chunk, "ddp_config"):
         chunk = getattr(chunk, "module", None)
     return getattr(chunk, "ddp_config", None)
@@ -240,6 +249,8 @@ def _recorded(
     return {
         name: text
         for name, text in values.items()
+        # A release whose default has changed is caught by the last condition: the value is its default, and not what
+        # the oracle computes with.
         if name in always or text != defaults.get(name) or text != oracle_defaults.get(name, text)
     }
 
@@ -250,6 +261,8 @@ def _defaults(kind: Any) -> dict[str, str | None]:
     says.
     """
     defaults: dict[str, str | None] = {}
+    # Base classes come last and win: a subclass that changes a default, such as a provider of Megatron-Bridge, has
+    # asked for something.
     for parent in kind.__mro__:
         if parent.__module__.startswith(_OURS) and dataclasses.is_dataclass(parent):
             defaults |= {field.name: _default(field) for field in dataclasses.fields(parent)}
@@ -268,6 +281,7 @@ def text_of(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
+    # Before the numbers: an IntEnum is an int, and its number says less than its name.
     if isinstance(value, Enum):
         return value.name
     if value is None or isinstance(value, bool | int | float | str):

@@ -90,6 +90,7 @@ class Observer:
         """Announce that a chunk fetches its next micro-batch; return the micro-batch's number within its leg."""
         number = self.counts[chunk]
         self.counts[chunk] += 1
+        # The schedule numbers micro-batches over the whole pass; a leg's truth starts at 0.
         leg, *later = self.legs
         while later and number >= leg.micro_batches:  # the last leg has all others, should upstream fetch too many
             number -= leg.micro_batches
@@ -128,6 +129,8 @@ class Observer:
 
     def on_loss(self, output: Tensor, mask: Tensor, owners: Tensor) -> None:
         """Keep the losses per token of a micro-batch, [rows, local slots], with their mask, until `read_losses`."""
+        # Cloned: upstream may reuse the memory of its output, and `item()` here would make a GPU wait in the middle of
+        # the pass.
         self.losses.pending.append((output.detach().float().clone(), mask.float().clone(), owners))
         at = self.state
         self.recorder.progress(at.leg, at.step, at.micro_batch, "backward")
@@ -181,6 +184,8 @@ class Observer:
         for leg_losses in (leg.losses for leg in self.legs):
             pending, leg_losses.pending = leg_losses.pending, []
             for losses, mask, owners in pending:
+                # In the precision in which upstream sums, since this is what its own report is compared with; sums per
+                # document are float64.
                 leg_losses.loss_sum += float((losses * mask).sum())
                 leg_losses.token_count += float(mask.sum().to(torch.int))  # as pretrain_gpt.loss_func
                 if self.context.place.tp == 0:  # the other tp ranks have the same losses
@@ -199,6 +204,7 @@ class Observer:
             document_loss = leg_losses.documents.setdefault(document, DocumentLoss(loss_sum=0.0, tokens=0))
             document_loss.loss_sum += float((losses * mask)[in_document].sum())
             document_loss.tokens += int(mask[in_document].sum())
+        # Enough tokens to show where a document goes wrong; all of them would be most of the record.
         if self.keep_tokens and len(leg_losses.tokens) < MAX_TOKEN_LOSSES:
             counted = ((mask > 0) & (documents != PAD)).nonzero().flatten().tolist()
             rows = zip(documents[counted].tolist(), positions[counted].tolist(), losses[counted].tolist())

@@ -64,6 +64,7 @@ class Passes(Observer):
 
     def _enter(self, leg: LegInPass) -> None:
         super()._enter(leg)
+        # `_enter` is called for each micro-batch, a fault must hear of a leg once.
         if leg.truth.leg is not None and leg.truth.leg is not self.fault.leg:
             self.fault.on_leg(self.context, leg.truth.leg)
 
@@ -87,16 +88,19 @@ class Passes(Observer):
             )
         self.progress("reduce")
         if not forward_only:
+            # After the schedule, which has reduced them: a fault here is one of the reduction.
             self.fault.on_gradients(self.chunks, self.context)
         self.backward = not forward_only
 
     def _forward_step(self, iterator: ChunkIterator, model: Any, *_: Any) -> tuple[Tensor, Any]:
         """Run Megatron's forward_step_func (pretrain_gpt.forward_step): (output tensor, loss function)."""
         chunk = iterator.chunk
+        # Before the fetch: if it crashes or hangs, the progress file names this micro-batch.
         number = self.fetching(chunk)
         data = iterator.by_leg[self.current.leg]
         if script := getattr(self.path, "forward_step", None):
             return self._step_of_script(partial(script, data), model, chunk, number)
+        # Data paths read the global groups, as in a trainer; only the model is given its own.
         with self.groups.shown():
             fetched = self.path.fetch(data, chunk)
             batch = self.fault.on_batch(fetched, self.context, chunk, number)
@@ -122,6 +126,7 @@ class Passes(Observer):
             }
             changed |= {"labels": None} if smoothing else {}
             entered.append((original.loss_mask, batch, self.entering(chunk, number)))
+            # The script runs with the groups shown, but the model it calls must not see them.
             inside.enter_context(self.groups.hidden())
             args = tuple(changed.pop(name, value) for name, value in zip(names, args))
             return args, {**kwargs, **changed}
@@ -133,6 +138,7 @@ class Passes(Observer):
 
         with self.groups.shown(), ExitStack() as inside:
             hooks = (
+                # First, so that other hooks on the model see what the fault has changed.
                 model.register_forward_pre_hook(enter, with_kwargs=True, prepend=True),
                 model.register_forward_hook(leave),
             )
@@ -140,6 +146,8 @@ class Passes(Observer):
             for hook in hooks:
                 hook.remove()
         given_mask, batch, owners = entered[-1]
+        # A fault that changed the mask has the last word; otherwise the script's own mask counts, which it may have
+        # derived.
         mask = mask if batch.loss_mask is given_mask else batch.loss_mask
         return output, partial(self._loss, replace(batch, loss_mask=mask, loss=loss), owners)
 
@@ -153,6 +161,7 @@ class Passes(Observer):
         scored: Scored = batch.score(output)
         self.on_loss(scored.losses, scored.weights, owners)
         loss, *tokens = scored.returned
+        # Without calculate_per_token_loss upstream returns no count, but a fault of the loss needs one.
         count = tokens[0] if tokens else scored.weights.sum().to(torch.int)
         loss, count = self.fault.on_loss(loss, count, self.context)
         return loss, *([count] if tokens else []), {"lm loss": loss.detach().double()}
@@ -183,8 +192,10 @@ def forward(model: Any, batch: Batch, config: CellConfig) -> Tensor:
         losses: Tensor = returned[0] if isinstance(returned, tuple) else returned
         return losses
     smoothing = config.train.label_smoothing
+    # Upstream passes the mask only to models with prediction layers; releases differ in what others do with it.
     more: dict[str, Any] = {"loss_mask": batch.loss_mask} if config.model.mtp else {}
     more |= {"padding_mask": batch.padding_mask} if config.model.padding_mask else {}
+    # Without labels the model returns logits.
     more |= {"labels": None if smoothing else batch.labels, **(batch.arguments or {})}
     output: Tensor = model(batch.tokens, batch.position_ids, None, packed_seq_params=batch.params, **more)
     return smoothed(output, batch.labels, smoothing) if smoothing and unwrap(model).post_process else output
@@ -199,6 +210,9 @@ def smoothed(logits: Tensor, labels: Tensor | None, smoothing: float) -> Tensor:
     """
     assert labels is not None
     losses = vocab_parallel_cross_entropy(
-        logits.transpose(0, 1).contiguous(), labels.transpose(0, 1).contiguous(), smoothing
+        # As in compute_language_model_loss: the cross-entropy takes [slots, rows].
+        logits.transpose(0, 1).contiguous(),
+        labels.transpose(0, 1).contiguous(),
+        smoothing,
     )
     return losses.transpose(0, 1).contiguous()  # type: ignore[no-any-return]

@@ -56,8 +56,10 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     `listener`: descriptor of the socket on which rank 0 serves the store; None when torchrun serves it.
     """
     begin = time.perf_counter()
+    # Cells run side by side, one rank per core; and sums then do not depend on the number of cores.
     torch.set_num_threads(1)
     local_ranks = int(os.environ["LOCAL_WORLD_SIZE"])
+    # Before anything touches the GPU: cuBLAS reads its workspace size when it is initialised.
     os.environ |= determinism_variables(os.environ, timed=config.timing.timed) if config.device != "cpu" else {}
     device = choose_device(int(os.environ["LOCAL_RANK"]), local_ranks, config.device)
     config = node_kinds.resolved(config, device, capability(device))
@@ -72,6 +74,7 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
             recorder.record.gloo_stubs = gloo_stubs.install()
     limit = limit_memory(local_ranks) if device.kind == "cpu" else memory_bytes(device)
     recorder.record.environment["memory_limit_bytes"] = str(limit)
+    # Before the first collective, so that a rank that hangs there has already proved what it imported.
     recorder.record.imports = import_proof()
     recorder.flush()
     recorder.lap("device")
@@ -138,9 +141,11 @@ def _join(config: CellConfig, device: Device, listener: int | None) -> Any:
         world_size,
         is_master=serves,
         timeout=timeout,
+        # A rank that never starts ends the cell at its deadline, with a finding; here it would only be a time-out.
         wait_for_workers=False,
         master_listen_fd=listener if serves else None,
     )
+    # All ranks of the node inherit the socket; while any holds it, the port stays taken after rank 0 ends.
     if listener is not None and not serves:
         os.close(listener)
     # With device_id, NCCL connects the world group now and need not guess this rank's GPU.
@@ -170,15 +175,18 @@ def _model_legs(
     config = context.config
     recorder.progress("training", 0, 0, "setup")
     upstream = gpt.transformer_config(config)
+    # Before any model is built, since it wraps constructors.
     keep_arguments()
     with groups.hidden():
         chunks = gpt.build_chunks(config, upstream, context.device, groups)
     recorder.lap("model")
     for chunk in chunks:
+        # Before the optimizer, which copies bf16 weights into its fp32 ones.
         initialize(gpt.unwrap(chunk), seed=config.train.seed, **gpt.shard_ranks(context))
     recorder.lap("weights")
     with groups.hidden():
         optimizer = build_optimizer(config, chunks, groups)
+    # Before the fault, which may replace modules: what is recorded is what upstream built.
     record_built(recorder.record, config, chunks, optimizer)
     fault.on_model(chunks, context)
     passes = Passes(chunks, path, context, fault, recorder, groups)

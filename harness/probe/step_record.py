@@ -38,6 +38,7 @@ def observe(observer: Observer, step_seen: StepSeen, optimizer: Any) -> None:
         record.parameters = observer.parameters_seen()
         record.activations = observer.layer_recorder.drain()
     counts = observer.losses.counts
+    # None is not 0: only the last stage computes a loss.
     step_seen.returned_tokens = float(sum(counts)) if counts else None
     if step_seen.step == 0:
         record.gradient_scales = [scale.seen() for scale in observer.scales]
@@ -49,6 +50,7 @@ def observe(observer: Observer, step_seen: StepSeen, optimizer: Any) -> None:
 def begin_evaluation(observer: Observer) -> StepTruth:
     """Announce the next evaluation; return what its batches must be."""
     config, record = observer.context.config, observer.recorder.record
+    # A resumed part continues the numbers of the first one; their documents follow those of all training steps.
     number = min(config.evaluations, default=0) + len(record.evaluations)
     truth = StepTruth(config, config.train.steps + number, observer.context.place.dp)
     observer.begin_pass(truth, "evaluation", keep_tokens=False, step=config.start_step + len(record.steps))
@@ -89,10 +91,12 @@ def _gradient_norm(observer: Observer) -> float:
     Experts are summed over the ranks that hold one model's experts: expert tensor, expert and pipeline parallel ones.
     """
     context = observer.context
+    # Two sums, since experts are held by other groups than all other weights.
     totals = torch.zeros(2, dtype=torch.float64, device=context.device.torch_device)
     for named in observer.named_parameters():
         expert = is_expert(named.name)
         duplicate = not expert and named.shard.dim is None and context.place.tp > 0
+        # Megatron marks the last stage's copy of a tied embedding as `shared`; the first stage counts it.
         if not duplicate and not getattr(named.parameter, "shared", False):
             totals[int(expert)] += observer.gradient_of(named).double().square().sum()
     dist.all_reduce(totals[:1], group=parallel_state.get_model_parallel_group())

@@ -78,6 +78,7 @@ class StepTruth:
         return self.leg is not None and document.index in self.leg.changed
 
     def _micro(self, plan: MicroBatch) -> MicroTruth:
+        # A leg pads with another token: a model that attends to padding then gives another loss.
         tokens = torch.full((plan.slots,), self.pad_id)
         labels = tokens.clone()
         mask = torch.zeros(plan.slots, dtype=torch.float32)
@@ -86,6 +87,7 @@ class StepTruth:
             real = slice(placed.start, placed.start + placed.document.length)
             tokens[real], labels[real] = ids[:-1], ids[1:]
             if self.config.model.vision and plan.style.last_token_slots:  # of paths that are given the truth itself
+                # Such rows hold the last token too, whose label is the next slot's padding.
                 tokens[real.stop] = ids[-1]
             mask[real] = torch.tensor(placed.document.loss_mask, dtype=mask.dtype)
         owners = torch.tensor(plan.slot_owners(), dtype=torch.int64)
@@ -121,6 +123,7 @@ def first_difference(actual: Tensor, expected: Tensor, owners: Tensor, counted: 
     """
     wrong = actual != expected
     if wrong.dim() > counted.dim():
+        # argmax of 0 and 1 is the first 1.
         axis = int(((wrong & counted[..., None]).flatten(0, 1).any(0)).int().argmax())
         actual, expected, wrong = actual[..., axis], expected[..., axis], wrong.any(-1)
     places = (wrong & counted).nonzero()

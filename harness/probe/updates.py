@@ -50,6 +50,7 @@ class Updates:
         observer, by_parameter = self.observer, held_by(self.optimizer)
         seed = observer.context.config.train.seed
         with self.groups.hidden():
+            # Upstream decides by the groups that it sees, so it must see those that it sees when it trains.
             counted = counted_in_norm(self.optimizer)
         changes = self._changes()
         for parameter_seen, named in zip(observer.recorder.record.parameters, observer.named_parameters()):
@@ -71,6 +72,8 @@ class Updates:
             weight, stored = weights[named.name], named.parameter.detach().cpu()
             parameter_seen.update.trained = gradient_fingerprint(named, weight - self.before[named.name], seed)
             # What is not finite is left to the check of finiteness.
+            # Exact: the model's weight is the optimizer's, rounded once. Any difference is a weight that was not copied
+            # or gathered back.
             same = torch.isclose(stored, weight.to(stored.dtype), rtol=0, atol=0, equal_nan=True)
             parameter_seen.update.stale = int((~same).sum())
 
@@ -83,6 +86,7 @@ class Updates:
             decay = torch.tensor(own_decay, dtype=torch.float64, device=parameter.device)
             if held.group is not None:
                 dist.all_reduce(decay, op=dist.ReduceOp.MAX, group=held.group)
+            # Megatron decays matrices, and neither norms nor biases, which are vectors.
             decays[parameter.dim() > 1].add(float(decay))
             gradient = getattr(parameter, "main_grad", parameter.grad)
             gradients |= {str(gradient.dtype)} if gradient is not None else set()
@@ -140,6 +144,7 @@ def _parameter(named: NamedParameter, held: Held, seed: int, *, exact: bool) -> 
 def _random() -> str:
     """Return what `megatron.training.checkpointing.get_rng_state` saves."""
     trackers = get_cuda_rng_tracker().get_states()
+    # The first item is the generator's name; the key is an array, whose repr would be abbreviated.
     _, key, *position = numpy.random.get_state()
     hashed = hashlib.sha256(repr((random.getstate(), position)).encode() + key.tobytes())
     hashed.update(digest(torch.get_rng_state(), *(trackers[name] for name in sorted(trackers))).encode())
@@ -151,6 +156,7 @@ def digest(*tensors: Tensor | None) -> str:
     hashed = hashlib.sha256()
     for tensor in tensors:
         data = b"-" if tensor is None else tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        # With its length, since otherwise bytes could move from one tensor to the next unseen.
         hashed.update(len(data).to_bytes(8, "big") + data)
     return hashed.hexdigest()[:16]
 

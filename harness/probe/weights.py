@@ -52,6 +52,8 @@ class Shard:
         if self.dim is None:
             return full
         whole = torch.split(full, list(self.sections), self.dim) if self.sections else full.chunk(self.pieces, self.dim)
+        # Megatron splits gate and up projections separately, so that each tp rank can multiply its halves; a plain
+        # chunk would give one rank the gate only.
         parts = [piece.chunk(self.count, self.dim)[self.index] for piece in whole]
         return torch.cat(parts, self.dim)
 
@@ -82,6 +84,7 @@ def named_parameters(
     whole = (tp_rank, tp_size)
     for local_name, parameter in chunk.named_parameters():
         name = local_name.removeprefix("language_model.")
+        # The tower has a decoder of its own, which is not split over stages: its layer numbers are global already.
         if not name.startswith(TOWER):
             name = _LAYER.sub(lambda match: f"decoder.layers.{numbers[int(match.group(1))]}.", name)
         index, count = whole
@@ -92,6 +95,7 @@ def named_parameters(
         if name == _OUTPUT and _is_tied(model):
             name = TIED_NAME  # the last stage's copy of the embedding is the same parameter
         split, sections = _split_dim(chunk, local_name, parameter), _sections(chunk, local_name)
+        # By the name with the wrapper and the module of the convolution: `_pieces` and `_sections` look for them.
         shard = _shard_of(name, parameter, split if count > 1 else None, index, count)
         if shard.dim is not None:
             shard = replace(shard, sections=sections)
@@ -197,4 +201,6 @@ def forget(chunks: list[Any]) -> None:
     with torch.no_grad():
         for chunk in chunks:
             for parameter in chunk.parameters():
+                # A parameter that the checkpoint does not restore makes every number after it NaN, and cannot pass
+                # unseen.
                 parameter.fill_(torch.nan)

@@ -57,6 +57,7 @@ class Leader(Agent):
             self._await_followers()
         obstacle = self._obstacle()
         if self.nodes == 1 and not obstacle:  # a cell that spans nodes gets all of their GPUs
+            # Imported late: it imports torch, and the agent's heartbeat must start before that takes its seconds.
             from harness.runtime.device.cuda_forks import gpu_table
 
             self.gpus = GpuSlices(len(gpu_table()))
@@ -85,6 +86,7 @@ class Leader(Agent):
             names = ", ".join(str(node) for node in sorted(self.lost))
             obstacles.append(f"node {names} was lost" if len(self.lost) == 1 else f"nodes {names} were lost")
         obstacles += [f"node {node}: {trouble}" for node, trouble in sorted(troubles.items())]
+        # Asked instead of handled: the signals are blocked (see `prepare`), so none can interrupt a fork or a write.
         obstacles += [f"{number.name} announced the end of the job" for number in signal.sigpending() & ANNOUNCING]
         return "; ".join(obstacles)
 
@@ -100,6 +102,7 @@ class Leader(Agent):
                 raise InfrastructureError(f"the agents of nodes {absent} did not start; is the run directory shared?")
             self.heartbeat.tick()
             time.sleep(rendezvous.POLL_S)
+        # By token: a follower of an earlier start of this job may still write heartbeats, and must not take part.
         self.note(Gathered(tokens={str(node): heartbeat.token for node, heartbeat in ready.items()}))
 
     def _start_what_fits(self) -> None:
@@ -109,6 +112,7 @@ class Leader(Agent):
             if busy >= self.capacity:
                 return
             config = self.config(cell, number)
+            # `continue`, not `return`: a smaller cell further back may fit in the gap.
             if busy and busy + self.node_share(config).room(self.capacity) > self.capacity:
                 continue
             if not self.gpus.fits(config.device, config.layout.world_size):
@@ -127,6 +131,7 @@ class Leader(Agent):
         if isinstance(refused, Rejection):
             self._write(attempt, cell, number, "rejected", refused.reason, refused)
             return
+        # After the rejections, which are refusals too, but the outcome of a rule rather than an error.
         if refused:
             self._write(attempt, cell, number, "error", refused.reason, refused.rejection)
             return
@@ -134,7 +139,10 @@ class Leader(Agent):
         if wrong is not None:
             self._write(attempt, cell, number, "error", wrong)
             return
+        # Ranks write here as this user; a link that somebody placed would make them overwrite its target.
         refuse_links_below(attempt.root)
+        # An attempt that was interrupted before its result left its failure and addresses, which would end this one at
+        # once.
         rendezvous.clear(attempt)
         ranks = config.layout.world_size
         self.note(CellStarted(cell=cell, attempt=number, ranks=ranks, threads=other_threads()))
@@ -147,6 +155,7 @@ class Leader(Agent):
 
             return refusal(config, self.node_share(config).size)
         except Exception as error:
+            # A module that this stack lacks is a fact about the stack; any other exception is a bug of the harness.
             if lacking := lacking_name(error):
                 return lacking
             raise
@@ -159,6 +168,8 @@ class Leader(Agent):
             result = from_jsonable(CellResult, loads(text_of(attempt.result)))
             self.note(CellFinished(cell=cell, attempt=number, status=result.status))
             if exit_code == 0:  # the supervisor gave up on a node that wrote no result
+                # Exit code 0 means the supervisor did all it could; a node without a file then went silent during the
+                # cell.
                 silent = (node for node in range(1, self.nodes) if not rendezvous.node_file(attempt, node).exists())
                 self.lost.update(silent)
             return
@@ -219,6 +230,7 @@ class Follower(Agent):
             return
         config = self.config(cell, number)
         now = time.time()
+        # With one clock all nodes stop a hanging cell together, and their stack dumps show the same moment.
         same_clock = abs(now - begun) < CLOCK_TOLERANCE_S
         ranks = self.node_share(config).size
         self.note(CellStarted(cell=cell, attempt=number, ranks=ranks, threads=other_threads()))
@@ -265,6 +277,7 @@ def main() -> int:
         agent.main()
     except (InfrastructureError, InputError) as error:
         print(f"harness.runtime.agent: {error}", file=sys.stderr)
+        # An exit code of its own, since the launcher must not retry on a file system that is full.
         return DiskFullError.process_exit_code if isinstance(error, DiskFullError) else error.exit_code
     return 0
 

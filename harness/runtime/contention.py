@@ -30,6 +30,7 @@ class Contention:
         ran, waited = self._read()
         if ran - self._since[0] >= _SHORTEST_NS:
             measured = 1 + (waited - self._since[1]) / (ran - self._since[0])
+            # The largest, since a deadline that was extended must not shrink again while the cell runs.
             self._factor = min(max(self._factor, measured), MAX_CONTENTION)
             self._since = ran, waited
         return self._factor

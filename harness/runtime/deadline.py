@@ -30,6 +30,7 @@ class Deadline:
 
     def arm(self) -> None:
         """Kill the ranks KILL_S after the deadline, even if this process is blocked by then."""
+        # An alarm reaches this process even while it waits in elastic; a thread would have to be forked around.
         signal.signal(signal.SIGALRM, self._kill)
         signal.setitimer(signal.ITIMER_REAL, max(self.at + KILL_S - time.time(), 0.01))
 
@@ -55,6 +56,7 @@ class Deadline:
         self._note()
         if time.time() < self.at:  # the ranks' own watchdogs have not fired yet
             _signal_all(DUMP)
+        # Again, since `end` may come before the deadline for which `arm` set it.
         signal.setitimer(signal.ITIMER_REAL, KILL_S)
         time.sleep(DUMP_S)
         _signal_all(signal.SIGSTOP)

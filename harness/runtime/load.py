@@ -30,6 +30,7 @@ def load() -> None:
         # torch creates this folder at import, also when nothing is compiled: name one that exists
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())
     if installed("megatron.core"):
+        # megatron.core.package_info reads this before it runs git.
         os.environ.setdefault("NO_VCS_VERSION", "1")
     core = find_spec("megatron.core")
     if core and core.origin and (why := why_unsupported(Path(core.origin).parent)):

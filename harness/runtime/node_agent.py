@@ -71,6 +71,7 @@ class Agent(ABC):
                 import_s = loaded()
             except DriverError as error:
                 self.report(str(error))
+            # A stack without a module is judged cell by cell as an error of the stack; the agent lives on to say so.
             except (ImportError, AttributeError) as error:
                 self.lacking = lacking_name(error)
                 if self.lacking is None:
@@ -135,12 +136,14 @@ class Agent(ABC):
     def reap(self, at_most_s: float) -> None:
         """Wait for a supervisor to exit; kill those that exceed their deadline by KILL_GRACE_S."""
         limits = [deadline_at + KILL_GRACE_S for *_, deadline_at in self.running.values()]
+        # Wakes for the first deadline too, or a hang would last until the next heartbeat.
         timeout = min([at_most_s, *(limit - time.time() for limit in limits)])
         wait([process.sentinel for process in self.running], timeout=max(timeout, 0.0))
         for process, (*_, deadline_at) in self.running.items():
             if time.time() > deadline_at + KILL_GRACE_S:
                 _kill(process)
                 process.join()
+        # All at once, before GPUs are tested: a test takes seconds, in which freed places would stay empty.
         over = {process: self.running[process] for process in list(self.running) if not process.is_alive()}
         for process, (cell, number, config, _, _) in over.items():
             del self.running[process]
@@ -169,4 +172,5 @@ def _kill(process: BaseProcess) -> None:
     if process.is_alive():
         with suppress(ProcessLookupError):  # just forked: it does not lead a process group yet, and has no ranks
             os.killpg(process.pid or 0, signal.SIGKILL)
+        # The group may not exist yet, or the supervisor may have left it.
         process.kill()

@@ -33,6 +33,7 @@ def end_process(code: int) -> NoReturn:
 def log_to(path: Path) -> None:
     """Append this process's stdout and stderr, including those of C++ code, to a file."""
     descriptor = descriptor_of(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    # The descriptors, not sys.stdout: NCCL, glibc and faulthandler write to them directly.
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
@@ -63,6 +64,7 @@ def end_session() -> None:
     """
     leader, session = os.getpid(), os.getsid(0)
     if leader != session:
+        # Without a session of its own, the loop below would kill the launcher's whole terminal.
         raise RuntimeError(f"process {leader} does not lead session {session}")
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal() and int(folder.name) != leader:

@@ -47,6 +47,7 @@ def rank_main(
     rank = int(os.environ["RANK"])
     log_to(attempt.log(rank))
     faulthandler.enable(sys.stderr)
+    # faulthandler, not a Python handler: it works while the main thread hangs in C++.
     faulthandler.register(DUMP, sys.stderr)
     faulthandler.dump_traceback_later(max(deadline_at - time.time(), 0.01), file=sys.stderr)
     place = config.layout.coordinates(rank)
@@ -67,6 +68,7 @@ def rank_main(
             raise
         with suppress(OSError):
             print(f"rank {rank} could not write its record: {error}", file=sys.stderr)
+        # An exit code of its own tells the supervisor that the file system failed, not the code under test.
         os._exit(STORAGE_EXIT)
     flight.cancel()
     faulthandler.cancel_dump_traceback_later()

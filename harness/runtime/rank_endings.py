@@ -42,6 +42,7 @@ def rank_endings(
             if raised_late:
                 print(f"rank {rank} raised after the deadline: {record.failure}")
                 record.ended, record.failure = "running", None
+            # The rank was killed before it could write how it ended; its progress file is newer than its record.
             if record.ended == "running":
                 record.ended = "deadline" if rank in late else "killed"
                 record.progress = last_progress(path) or record.progress
@@ -54,6 +55,8 @@ def rank_endings(
             ending.stack = _dumped(attempt.log(rank))
             pending = pending_collectives(attempt, rank)
             ending.flight = [str(collective) for collective in pending]
+            # The stack names the collective that the main thread waits in; the flight recorder only those that NCCL has
+            # queued.
             ending.hang = collective_in(ending.stack or []) or (pending[0].name if pending else None)
             ending.still_s = _still_s(path, late.get(rank))
         endings.append(ending)
@@ -125,6 +128,7 @@ def _still_s(record: Path, seen_at: float | None) -> float | None:
     if seen_at is None or not path.exists():
         return None
     probe = temporary_beside(path)
+    # A file beside it has the server's time, whatever the clock of this node says.
     probe.touch(exist_ok=False)
     now = probe.stat().st_mtime
     probe.unlink()

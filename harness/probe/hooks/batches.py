@@ -28,8 +28,10 @@ def batch_seen(
         """Return the slots compared: for labels the unmasked ones, for masks all, for other fields those with
         tokens.
         """
+        # A mask is as wrong where it lets padding count as where it drops a token.
         if name in ("loss_mask", PADDING_MASK):
             return torch.ones(owners.shape[:-1], dtype=torch.bool)
+        # Upstream may put anything into slots that no loss reads, and releases differ in what they put there.
         return micro.local(micro.loss_mask, cp, cp_rank) > 0 if name == "labels" else owners[..., 0] != PAD
 
     def against(name: str) -> TensorSeen | None:
@@ -38,6 +40,7 @@ def batch_seen(
             return None
         expected = micro.local(getattr(micro, name), cp, cp_rank)
         shape, dtype = list(actual.shape), str(actual.dtype)
+        # Vision models get [3, rows, slots]: position in time, height and width; the plan has those last.
         if name == "position_ids" and actual.dim() == 3:
             actual = actual.permute(1, 2, 0)
         if actual.shape != expected.shape:
@@ -45,6 +48,7 @@ def batch_seen(
         count, first = first_difference(actual.cpu(), expected, owners, counted(name))
         return TensorSeen(shape=shape, dtype=dtype, mismatches=count, first=first)
 
+    # What this release's batch does not have must reach the report, or its absence would look like agreement.
     recorder.not_read(batch.not_read)
     return BatchSeen(
         step=truth.step,
@@ -82,6 +86,8 @@ def log_probs_returned(path: Any, micro: MicroTruth, context: RankContext, batch
         actual = scores.detach().double().cpu()
         if actual.shape != expected.shape:
             return TensorSeen(shape=list(actual.shape), dtype=str(scores.dtype), mismatches=len(expected))
+        # A quarter of the distance between two slots' values: float32 logits stay well inside, and no other slot's
+        # value does.
         right = (actual - expected).abs() <= _step(len(values)) / 4  # NaN is not
         wrong = (~right).nonzero().flatten().tolist()
         if wrong and first is None:
@@ -104,6 +110,7 @@ def _step(slots: int) -> float:
 def _logits(micro: MicroTruth, context: RankContext, values: Tensor) -> Tensor:
     """Return [rows, local slots, vocabulary / tp] float32: 0 except at the next token."""
     layout, vocab = context.config.layout, context.config.model.vocab
+    # Upstream's vocab-parallel log-probability takes this rank's part of the vocabulary and reduces over tp.
     share = vocab // layout.tp
     labels = micro.local(micro.labels, layout.cp, context.place.cp)
     local_values = micro.local(values, layout.cp, context.place.cp)

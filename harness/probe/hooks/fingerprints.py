@@ -21,6 +21,7 @@ from harness.probe.weights import NamedParameter, parts_of
 
 def gradient_fingerprint(parameter: NamedParameter, gradient: Tensor, seed: int) -> Fingerprint:
     """Return the fingerprint of this rank's shard of a parameter's gradient; `gradient` has the shape of the shard."""
+    # Sums of shards must agree with the sum over the whole tensor; in float32 their order alone would show.
     local = gradient.detach().to("cpu", torch.float64)
     return _fingerprint(local, [parameter.shard.take(vector) for vector in _vectors(parameter, seed)])
 
@@ -63,6 +64,7 @@ def document_fingerprints(hidden: Tensor, owners: Tensor, *, length: int, seed: 
     real = owners[:, 0] != PAD
     rows = hidden.detach()[real].to("cpu", torch.float64)
     documents, positions = owners[real].unbind(1)
+    # Vectors follow the position in the document, not the slot, so that packing and cp splits do not change a sum.
     vectors = _position_vectors(length, rows.shape[-1], seed)[:, positions].double()
     return _by_document(torch.cat([rows.square().sum(-1)[None], (rows[None] * vectors).sum(-1)]), documents)
 
@@ -76,6 +78,7 @@ def token_fingerprints(rows: Tensor, owners: Tensor, *, length: int, seed: int) 
     """
     real = owners[:, 0] != PAD
     features = rows.detach()[real].to("cpu", torch.float64)
+    # Masked scores are -inf, and one of them would make every sum of the document infinite.
     features = torch.where(features.isinf(), 0.0, features)
     documents, positions = owners[real].cpu().unbind(1)
     sums = features.sum(-1)[None] * _token_vectors(length, seed)[:, positions]
@@ -93,6 +96,7 @@ def _by_document(values: Tensor, documents: Tensor) -> dict[int, Fingerprint]:
     """Return a fingerprint per document from values [1 + PROJECTIONS, tokens]: share of each token in the sum of
     squares and in each projection.
     """
+    # index_add_ needs columns that count from 0, and a rank has only some of the documents.
     distinct, column_of = torch.unique(documents, return_inverse=True)
     sums = torch.zeros(len(values), len(distinct), dtype=torch.float64).index_add_(1, column_of, values)
     return {

@@ -53,6 +53,8 @@ def local_owners(state: PassState, context: RankContext) -> Tensor:
     """Return the owners of the hidden states between layers: [s, b, 2], with s as in LayerRecorder._record."""
     assert state.owners is not None
     owners, layout = state.owners.transpose(0, 1), context.config.layout
+    # Sequence parallelism gives each tp rank a contiguous part of the slots, after context parallelism has taken its
+    # share.
     return owners.chunk(layout.tp, 0)[context.place.tp] if layout.sp else owners
 
 
@@ -103,9 +105,12 @@ class LayerRecorder:
     def _params_hook(self, layer: int) -> Any:
         def hook(module: Any, args: Any, kwargs: Any) -> None:
             at = self.state
+            # Canary legs run the same modules with other documents, and nothing compares their params.
             if at.leg != "training":
                 return
             arguments = dict(zip(_OF_ATTENTION, args)) | kwargs
+            # Core attention prefers the argument over its own attribute; the record must name the one that takes
+            # effect.
             mask = arguments.get("attn_mask_type") or getattr(module, "attn_mask_type", None)
             layer_seen = LayerSeen(
                 step=at.step,
@@ -122,6 +127,7 @@ class LayerRecorder:
 
     def _output_hook(self, layer: int) -> Any:
         def hook(module: Any, args: Any, output: Any) -> None:
+            # A recomputed output would be added to that of the first forward, since fingerprints of a layer are summed.
             if self.state.fingerprints and not recomputing() and not (layer == 0 and self._embedded_before()):
                 self._record(layer, output[0] if isinstance(output, tuple) else output)
 
@@ -185,6 +191,8 @@ class Recomputed:
             now = dict(vars(self.state))
             if recomputing():
                 interrupted.append(now)
+                # The oldest position, not the newest: backwards run in the order of forwards (see above), even where
+                # 1F1B has more forwards in flight.
                 vars(self.state).update(positions.popleft())
             else:
                 positions.append(now)
@@ -221,11 +229,14 @@ class PredictionRecorder:
 
     def _before_output(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record all depths before the main head, whose input's autograd graph holds their losses, last depth first."""
+        # The prediction heads use the same output layer; only the call after all of them is the main head's.
         if len(self.losses) < self.depths:
             return
         losses, self.losses, self.main_next = self.losses, [], True
         if not self.state.first_step:
             return
+        # MTPLossAutoScaler.apply chains one node per depth onto the hidden states and saves the masked loss for
+        # backward; there is no public way to it.
         node = first_input(args, kwargs).grad_fn
         for depth in range(self.depths, 0, -1):
             (weighted,) = node.saved_tensors
@@ -235,6 +246,8 @@ class PredictionRecorder:
     def _seen(self, depth: int, losses: Tensor, weighted: Tensor) -> MtpSeen:
         assert self.state.owners is not None
         documents = self.state.owners[..., 0].flatten()
+        # A token counts if its masked loss is not 0: upstream multiplies by the rolled mask, and no cross-entropy of a
+        # random model is exactly 0.
         counted = weighted.detach().cpu().flatten() != 0  # owners are on the CPU
         values = losses.cpu().flatten().double()
         losses_by_document = {}
@@ -269,12 +282,15 @@ class ScaleRecorder:
 
     def _scale(self, factor: Any) -> None:
         if self.state.first_step:
+            # Upstream may scale more than once in a pass: the norm must be that before the first time.
             self.before = self.before or {name: _norm(group) for name, group in self.groups.items()}
             self.given *= float(factor)
         self.upstream(factor)
 
     def seen(self) -> GradientScale:
         """Return both factors together, as the gradients are now."""
+        # One parameter stands for its group: DDP sets the factor per buffer, and a buffer holds only dense weights or
+        # only experts.
         factors = {name: self._reduced(group[0]) * self._scaled(name) for name, group in self.groups.items() if group}
         return GradientScale(chunk=self.number, dense=factors.get("dense"), experts=factors.get("experts"))
 

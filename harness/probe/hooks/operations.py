@@ -84,6 +84,8 @@ class OperationRecorder:
         for module in self.names:
             if type(module).__name__ == "IdentityOp":  # in the place of a module that the layer does not have
                 continue
+            # The layer's own hooks come first on the way in and run even if it raises, so that the observing context is
+            # always closed.
             module.register_forward_pre_hook(self._entered, with_kwargs=True, prepend=module is layer)
             module.register_forward_hook(self._left, always_call=module is layer)
 
@@ -115,6 +117,7 @@ class OperationRecorder:
 
     def after(self, func: Any, result: Any, text: str) -> None:
         """Record an operation that has run."""
+        # `busy` ends a recursion: fingerprints are torch operations too.
         if self.busy or not isinstance(func, OpOverload) or _computes_nothing(func):
             return
         kind: OperationKind = "communication" if func.namespace in _COMMUNICATION else "operation"
@@ -149,6 +152,8 @@ class OperationRecorder:
             if old.features == new.features:
                 merge(old.documents, new.documents)
             else:
+                # Shapes of a sum over micro-batches must be those of one operation; where they differ, nothing can be
+                # compared.
                 old.features, old.documents = 0, {}
 
     def tensors(self, values: Any, *, boundary: bool = False) -> list[TensorOfOperation]:
@@ -156,6 +161,7 @@ class OperationRecorder:
 
         `boundary`: what a module receives or returns, which is by token even if the module mixes tokens.
         """
+        # Inside attention and dispatched experts a dimension of the right size need not be that of tokens.
         by_token = boundary or self.modules[-1] not in self.mixed
         self.busy = True
         try:
@@ -191,6 +197,8 @@ class OperationRecorder:
         """
         if self.state.owners is None:
             return None
+        # With sequence parallelism a layer holds tensors of all slots between its gather and scatter, and of its own
+        # slots elsewhere.
         for owners in (self.state.owners.transpose(0, 1), local_owners(self.state, self.context)):
             slots, rows = owners.shape[:2]
             for tokens_first in _arrangements(tensor, slots, rows):
@@ -232,6 +240,7 @@ def _start(tensor: Tensor) -> tuple[int, int]:
 
 def _computes_nothing(func: OpOverload) -> bool:
     """Return whether an operation only returns views of its inputs, or memory without values."""
+    # The schema of _unsafe_view claims a new tensor, although it shares its input's memory.
     if "empty" in _name(func) or func is torch.ops.aten._unsafe_view.default:
         return True
     aliases = [value.alias_info for value in func._schema.returns]
@@ -255,6 +264,8 @@ def _debug_mode() -> str:
     """Return the class that observes operations, by its full name."""
     with suppress(ImportError, AttributeError):
         module: Any = importlib.import_module("torch.utils._debug_mode")
+        # Older releases have a DebugMode without a hook before the operation; inputs that are overwritten in place
+        # would be lost.
         if "pre_log_hook" in module.DebugMode.dispatch_hooks.__wrapped__.__code__.co_varnames:
             return f"{module.__name__}.DebugMode"
     return f"{TorchDispatchMode.__module__}.TorchDispatchMode"

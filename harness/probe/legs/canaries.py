@@ -31,6 +31,7 @@ class CanaryLegs:
         self.passes = passes
         self.legs = legs_of(passes.context.config)
         named_parameters = passes.named_parameters() if self.legs else ()
+        # `copy`: on the CPU `to` would return the parameter itself, and training would change the copy.
         self.initial = [named.parameter.detach().to("cpu", copy=True) for named in named_parameters]
 
     def run(self) -> None:
@@ -69,6 +70,7 @@ class CanaryLegs:
         reset_routers(passes.chunks)
         passes.begin_legs([self._announced(leg) for leg in legs])
         iterators = passes.iterators()
+        # Legs that share a pass have the same document numbers; their fingerprints would be added up.
         passes.state.fingerprints = first.backward
         # Autograd stays on even without a backward: results are bitwise equal only with the kernels used in training.
         count = sum(leg.micro_batches for leg in passes.legs)
@@ -93,6 +95,8 @@ class CanaryLegs:
             TrainingLeg(passes, optimizer, leg.name).run()
         first = record.steps[0]
         updates = {parameter.name: parameter.update for parameter in record.parameters if parameter.update is not None}
+        # Those of the training leg, elsewhere in this record, are the ones that checks read; here only the change
+        # counts.
         for parameter in record.parameters:
             parameter.update, parameter.in_norm = None, None
         return LegSeen(
@@ -125,6 +129,8 @@ class CanaryLegs:
             for named in self.passes.all_parameters():
                 weight = named.parameter
                 sign = named.shard.take(draw("move", named.name, named.shard.full, seed)).sign().to(weight)
+                # The smallest change that no rounding undoes: how far results move with it is the noise floor of
+                # training.
                 weight.mul_(1 + torch.finfo(weight.dtype).eps * sign)
 
 

@@ -31,6 +31,7 @@ def observed_batches(
     for chunk in range(context.config.layout.vpp):
         recorder.progress(leg, 0, 0, "start")
         iterator = path.iterator(truth, chunk)
+        # The path counts when it makes an iterator; other chunks of the rank would count the same rows again.
         if chunk == 0 and leg == "metadata":
             record_workload(path, leg, 0, context, fault, recorder)
         for number, micro in enumerate(truth.micro_batches):

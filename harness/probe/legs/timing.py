@@ -61,6 +61,8 @@ class Interleaver:
 
     def wait(self, number: int) -> bool:
         """Wait until the turn before `number` is over; False if the other cell gave up or is too late. Collective."""
+        # Ranks must agree, or some would wait in the load's collectives for others that gave up; so rank 0 decides for
+        # all.
         ready = torch.tensor([int(self.rank_zero and self._previous_is_over(number))], device=self.device)
         dist.broadcast(ready, 0)
         return bool(ready)
@@ -140,11 +142,13 @@ class TimingLeg:
                 order = loads if number % 2 else loads[::-1]  # so that drift within a round affects all loads alike
                 self.one_round(order, number, kernels=number == -self.warmup)
                 if number == -1:
+                    # The last warm-up round is the estimate: earlier ones pay for compilation and first allocations.
                     if not self._fits(time.perf_counter() - begin, {load.name for load in loads}):
                         return
                     self._record_gpu("before")
                 self.recorder.flush()  # keeps the rounds so far if the deadline passes
             self._record_gpu("after")
+            # After the measured rounds, since profiling kernels and polling the GPU would slow them.
             self._one_more_round(loads)
         finally:
             gc.enable()
@@ -207,6 +211,7 @@ class TimingLeg:
                 return
             begin = time.perf_counter()
             self.one_round([load], number - self.warmup, kernels=number == 0)
+            # Twice: the other cell's turns take about as long, and this cell waits for them.
             if number == self.warmup - 1 and not self._fits(2 * (time.perf_counter() - begin), {load.name}):
                 turns.give_up(turn)
                 return
@@ -215,6 +220,7 @@ class TimingLeg:
     def _fits(self, seconds: float, names: set[str]) -> bool:
         """Return whether rounds of `seconds` of wall time fit before the deadline; if not, records why. Collective."""
         agreed = torch.tensor([seconds], device=self.context.device.torch_device)
+        # Clocks of ranks differ by a little, and near the limit they would decide differently and hang.
         dist.broadcast(agreed, 0)
         config = self.context.config
         rounds, limit_s = config.timing.rounds, MAX_SHARE * config.deadline_s
@@ -283,6 +289,7 @@ class TimingLeg:
 
     def _forward_backward(self, config: CellConfig, batches: list[list[Batch]]) -> None:
         for chunk in self.chunks:
+            # As a trainer does before each step; gradients would otherwise add up over all rounds.
             chunk.zero_grad_buffer()
         iterators = [iter(of_chunk) for of_chunk in batches]
         get_forward_backward_func()(
@@ -315,6 +322,7 @@ def _remove_hooks(chunk: Any) -> None:
     """Remove all forward hooks except those with which Megatron's DDP waits for gathered weights."""
     ddp_hooks = {handle.id for handle in getattr(chunk, "remove_forward_pre_hook_handles", {}).values()}
     for module in chunk.modules():
+        # torch cannot remove hooks without their handles, and of upstream's own only those of DDP matter here.
         module._forward_hooks.clear()
         for number in module._forward_pre_hooks.keys() - ddp_hooks:
             del module._forward_pre_hooks[number]

@@ -44,6 +44,7 @@ class TrainingLeg:
             chunk.eval()
         with torch.no_grad():
             passes.run(iterators, micro_batches=len(truth.plans), forward_only=True)
+        # Read before train(): a data path or a model that switches itself back would drop out tokens in evaluation.
         training = any(module.training for chunk in passes.chunks for module in chunk.modules())
         for chunk in passes.chunks:
             chunk.train()
@@ -53,6 +54,7 @@ class TrainingLeg:
         passes = self.passes
         truth = StepTruth(self.context.config, step, self.context.place.dp)
         count = self.fault.micro_batches(len(truth.plans), self.context, step)
+        # Losses of single tokens are compared for step 0 alone; later steps would multiply the record.
         iterators = passes.begin(truth, self.leg, keep_tokens=step == 0 and self.leg == "training")
         record_workload(passes.path, "training", step, self.context, self.fault, self.recorder)
         passes.state.fingerprints = step == 0 and self.context.config.fingerprints
@@ -72,9 +74,11 @@ class TrainingLeg:
             documents=losses.documents,
             tokens=losses.tokens,
         )
+        # Before the update, which clips gradients in place.
         observe(passes, step_seen, self.optimizer)
         passes.progress("optimizer")
         if first := passes.state.fingerprints:
+            # Created between backward and the first update, since it copies the weights from before it.
             self.updates = Updates(passes, self.optimizer, passes.groups)
         begin, busy = time.perf_counter(), time.process_time()
         self.fault.on_optimizer(self.optimizer, self.context, step)
@@ -83,6 +87,7 @@ class TrainingLeg:
         synchronize(self.context.device)
         step_seen.time_s = trained + time.perf_counter() - begin
         on_cpu = self.context.device.kind == "cpu"
+        # On a CPU, cells run side by side, and wall time would measure the neighbours.
         step_seen.busy_s = computed + time.process_time() - busy if on_cpu else step_seen.time_s
         if first and self.updates:
             self.updates.first()

@@ -52,6 +52,7 @@ _FIXED: dict[str, Any] = {
     # `initialize` sets every weight. perform_initialization=False would also skip upstream's initialisation, but older
     # releases then do not set the tensor-parallel attributes of weights.
     **dict.fromkeys(("init_method", "output_layer_init_method", "embedding_init_method"), _undrawn),
+    # Fusions need extensions for GPUs or torch's JIT, and round differently; unfused code computes the same.
     "gradient_accumulation_fusion": False,
     "bias_dropout_fusion": False,
     "bias_activation_fusion": False,
@@ -84,6 +85,7 @@ def initialize_parallel(config: CellConfig, device: Device) -> Groups:
         groups = explicit_groups(initialize)
     else:
         initialize()
+    # Upstream's layers ask for its named random states even when nothing is drawn from them.
     tensor_parallel.model_parallel_cuda_manual_seed(config.train.seed)
     return groups
 
@@ -133,6 +135,8 @@ def upstream_fields(config: CellConfig) -> dict[str, Any]:
         "variable_seq_lengths": dispatcher != "allgather",
         # Upstream refuses its default dispatcher with variable lengths, even for a dense model.
         "moe_token_dispatcher_type": dispatcher,
+        # Grouped experts keep one weight for all of them; single experts have the names and shapes that the oracle
+        # uses.
         "moe_grouped_gemm": False,
         # Megatron's default for interleaving (arguments.py). With pp 2, each stage is both the previous and the next of
         # the other; backends that match messages by order would mix up batched ones.
@@ -155,6 +159,7 @@ def unsupported_fields(config: CellConfig) -> Rejection | Missing | None:
     absent = [
         name
         for name, value in upstream_fields(config).items()
+        # A field that this release lacks does no harm while the cell leaves it off.
         if name not in {*field_names, _UNNEEDED} and value not in _OFF
     ]
     if not absent:
@@ -197,6 +202,8 @@ def build_chunks(
         # As in megatron.training.get_model: inputs are cast to bf16, outputs of the last stage back to fp32.
         wrapped = Float16Module(upstream, chunk) if upstream.bf16 else chunk
         chunks.append(DistributedDataParallel(upstream, ddp_config(config), wrapped, **groups.arguments))
+    # The schedule calls it after the last backward: it reduces gradients over dp, of embeddings over pp and of norms
+    # over tp.
     upstream.finalize_model_grads_func = finalize_model_grads
     connect_schedule(upstream, chunks)
     return chunks
@@ -218,12 +225,14 @@ def _model(config: CellConfig, upstream: TransformerConfig, stage: int | None, a
 
 def hybrid_spec(config: CellConfig) -> Any:
     """Return the spec of HybridModel's layers."""
+    # A hybrid pattern has letters for dense and for expert layers, so it needs the specs of both.
     dense = dataclasses.replace(config, model=dataclasses.replace(config.model, moe=None))
     return stack_spec(layer_spec(dense).submodules, layer_spec(config).submodules, config.model.pattern)
 
 
 def unwrap(chunk: Any) -> GPTModel:
     """Return the model (GPTModel, HybridModel, Qwen3VLModel) inside DDP and the precision wrapper."""
+    # DDP and Float16Module nest in an order that depends on precision.
     while hasattr(chunk, "module"):
         chunk = chunk.module
     return chunk

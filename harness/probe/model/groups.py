@@ -73,8 +73,11 @@ def explicit_groups(initialize: Callable[..., None]) -> Groups:
     from megatron.core.process_groups_config import ProcessGroupCollection
 
     blank = _read()
+    # First, so that the groups of the layout are the global ones afterwards. Every rank creates all groups in this
+    # order, as torch demands.
     initialize(order=OTHER_ORDER)
     reordered = _read()
+    # initialize_model_parallel asserts that its groups do not exist yet.
     _write(blank)
     initialize()
     return Groups(collection=ProcessGroupCollection.use_mpu_process_groups(), own=_read(), other=reordered)

@@ -14,6 +14,8 @@ class RMSNorm(torch.nn.Module):
     def __init__(self, config: Any = None, hidden_size: int = 0, eps: float = 1e-5, **_: Any) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
+        # finalize_model_grads sums gradients over tp only of parameters with this mark; each rank saw only its own
+        # slots.
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
         self.eps = eps
 

@@ -75,6 +75,7 @@ def layer_spec(config: CellConfig) -> Any:
     attention = spec.submodules.self_attention.submodules
     put(attention, core_attention=core_attention(config.attention))
     if model.vision:
+        # Qwen3-VL needs its own attention: it applies rotary angles of three axes per token.
         spec.submodules.self_attention.module = attention_class()
     if model.mla:
         put(attention, **dict.fromkeys(("q_layernorm", "kv_layernorm"), RMSNorm if normed else IdentityOp))
@@ -101,6 +102,7 @@ def mtp_arguments(
     accepted = inspect.signature(specs.get_gpt_mtp_block_spec).parameters
     stage = {"vp_stage": vp_stage} if "vp_stage" in accepted else {}
     block = specs.get_gpt_mtp_block_spec(upstream, spec, use_transformer_engine=False, **stage)
+    # None on stages that have no prediction layer.
     for layer in block.layer_specs if block is not None else ():
         layer.submodules.enorm = layer.submodules.hnorm = layer.submodules.layer_norm = RMSNorm
     return {"mtp_block_spec": block}

@@ -70,9 +70,13 @@ def _claim(run: RunDir, allocation: str, start: JobStart, timeout_s: float) -> s
             write_json(run.refused(allocation, start), {"time": time.time(), "reason": refusal})
             print(f"harness.runtime.agent: not started: {refusal}", flush=True)
             return None
+        # Another name, so that agents of the first start, which may still run, keep reading their own order.
         order = f"{allocation}.restart{start.restart}" if claims else allocation
         claim = Claim(job=start.job, restart=start.restart, order=order, host=socket.gethostname(), time=time.time())
+        # Read before the claim is written: afterwards the newest order would be this one, which does not exist yet.
         before = run.newest_order(allocation)
+        # Creating a file that must not exist is the one test and set that NFS guarantees; the loser reads the claims
+        # again.
         if write_new(run.claim(allocation, len(claims) + 1), claim):
             if claims:
                 _write_second_order(run, before, order, start)
@@ -107,6 +111,7 @@ def _write_second_order(run: RunDir, before: str, name: str, start: JobStart) ->
         over = CellResult(
             cell=unfinished.cell, attempt=unfinished.attempt, status="error", reason=reason, started=now, finished=now
         )
+        # write_new, since the earlier agent may have finished the attempt in the meantime: its result stands.
         write_new(run.attempt(unfinished.cell, unfinished.attempt).result, sealed(over))
 
 
@@ -116,6 +121,7 @@ def _await_claim(run: RunDir, allocation: str, start: JobStart, timeout_s: float
         if run.refused(allocation, start).exists():
             return None
         for claim in run.claims(allocation):
+            # The claim comes before its order: between the two there is nothing to run yet.
             if (claim.job, claim.restart) == (start.job, start.restart) and run.submission(claim.order).exists():
                 return claim.order
         time.sleep(POLL_S)

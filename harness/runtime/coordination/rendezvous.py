@@ -181,15 +181,19 @@ def write_abort(attempt: AttemptDir, abort: Abort) -> None:
     path = abort_file(attempt)
     if path.exists():
         return
+    # The test above saves a write in the usual case; write_new decides when two nodes fail at once.
     write_new(path, abort)
 
 
 def listen(share: NodeShare, addresses: Sequence[str]) -> socket.socket:
     """Return a listening socket for the store of rank 0: on loopback for one node, on every interface for several."""
+    # Every rank connects at nearly the same moment, and each node tries the address once before; a full queue would
+    # cost a second's retry.
     backlog = share.world_size + share.nodes
     if share.nodes == 1:
         return socket.create_server(("127.0.0.1", 0), backlog=backlog)
     family = socket.AF_INET6 if ":" in addresses[0] else socket.AF_INET
+    # Every interface: which one the other nodes can reach is known only once they have tried.
     return socket.create_server(("", 0), family=family, backlog=backlog)
 
 
@@ -265,6 +269,8 @@ class HeartbeatWriter:
     def __init__(self, path: Path, token: str) -> None:
         self.path, self.token = path, token
         self.host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()  # as Slurm names it, where it does
+        # Shared memory without a lock: a lock would be left held if the agent is killed, and a torn read costs one
+        # beat.
         self._ticked = RawValue("d", time.monotonic())
         self._state = RawValue("i")  # index in _STATES
         self._trouble = RawArray("c", TROUBLE_BYTES)
@@ -274,6 +280,8 @@ class HeartbeatWriter:
         """Start the process that writes heartbeats, so that they go on while this one imports."""
         self._ticked.value, self._state.value = time.monotonic(), _AGENT_STATES.index(state)
         self._write(os.getpid())
+        # A fork needs neither imports nor files, either of which may take longer than a heartbeat on a busy file
+        # system.
         child = multiprocessing.get_context("fork").Process(target=self._run, args=(os.getpid(),), daemon=True)
         child.start()
         self._process = child
@@ -283,6 +291,7 @@ class HeartbeatWriter:
 
         DiskFullError when the disk of the run directory is full.
         """
+        # The child cannot raise in the agent; its exit code carries the news.
         if self._process is not None and self._process.exitcode == DiskFullError.process_exit_code:
             raise DiskFullError(f"cannot write {self.path}: no space left on its disk")
         self._ticked.value = time.monotonic()
@@ -298,6 +307,7 @@ class HeartbeatWriter:
     def stop(self) -> None:
         """Stop the process and write a last heartbeat with the state "ended"."""
         if self._process is not None:
+            # Killed before the last heartbeat is written, so that the child cannot overwrite it with an older state.
             self._process.kill()
             self._process.join()
         self._state.value = _AGENT_STATES.index("ended")
@@ -307,6 +317,7 @@ class HeartbeatWriter:
         # Not the inherited handler: an agent that exits without `stop` sends SIGTERM and waits for this process.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         die_with(agent)
+        # CLOCK_MONOTONIC is one clock for all processes of a node.
         while time.monotonic() < self._ticked.value + STUCK_S:
             time.sleep(HEARTBEAT_S)
             try:
@@ -339,6 +350,7 @@ def interfaces() -> dict[str, list[str]]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # no IPv4 address
+                # struct ifreq holds a name of at most 15 bytes, and the address at offset 20.
                 request = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 addresses.setdefault(name, []).append(socket.inet_ntoa(request[20:24]))
     with suppress(OSError):  # a kernel without IPv6
@@ -373,6 +385,7 @@ def reach(addresses: Sequence[str], port: int, timeout_s: float = REACH_S) -> tu
         failures = {}
         for address in addresses:
             try:
+                # Connecting is the only test: routes and firewalls decide, not the list of interfaces.
                 with socket.create_connection((address, port), timeout=_ATTEMPT_S) as connection:
                     return address, str(connection.getsockname()[0])
             except OSError as error:

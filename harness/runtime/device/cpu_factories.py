@@ -26,6 +26,7 @@ def _is_cuda(value: Any) -> bool:
 
 
 class _IsDevice(type):
+    # Upstream asks isinstance(x, torch.device) of devices that torch's own C++ code made.
     def __instancecheck__(cls, value: Any) -> bool:
         return isinstance(value, _DEVICE)
 
@@ -48,6 +49,8 @@ def _on_cpu(factory: Any) -> Any:
 
     @functools.wraps(factory)
     def on_cpu(*args: Any, **kwargs: Any) -> Any:
+        # A loop instead of a comprehension: this runs at every tensor that is made, and hardly any call names a device
+        # by position.
         for arg in args:
             if _is_cuda(arg):
                 args = tuple(CPU if _is_cuda(arg) else arg for arg in args)

@@ -59,10 +59,7 @@ def _cuda_type_name(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def nothing() -> Any:
-    """Return a new function that does nothing.
-
-    Torch._dynamo keys rules by function identity, so every name needs its own.
-    """
+    """Return a new function that does nothing: torch._dynamo keys rules by identity, so every name needs its own."""
     return lambda *args, **kwargs: None
 
 
@@ -86,9 +83,8 @@ def _require_tensor(cu_seqlens: Any) -> None:
 
 
 def _require_ascending(bounds: Sequence[int]) -> None:
-    """Raise ValueError for offsets that no kernel can take, e.g. -1 after the last.
-
-    Core/upstream.py blames the caller.
+    """Raise ValueError for offsets that no kernel can take, such as -1 after the last; core/upstream.py blames the
+    caller.
     """
     if bounds[0] < 0 or any(later < earlier for earlier, later in pairwise(bounds)):
         raise ValueError(f"cu_seqlens must ascend from 0: {bounds}")
@@ -110,8 +106,10 @@ def _replacements() -> list[tuple[Any, str, Any]]:
 
     cuda = torch.cuda
     random = cuda.random
+    # One generator stands for both: with dropout off, as cells have it, nothing is drawn that the merge could change.
     get_state, set_state = (lambda *a, **k: torch.get_rng_state()), (lambda state, *a, **k: torch.set_rng_state(state))
     rows: list[tuple[Any, str, Any]] = [
+        # A device rather than a number: upstream passes it to `device=` and would otherwise name a GPU.
         (cuda, "current_device", lambda: CPU),
         (cuda, "synchronize", nothing()),
         (cuda, "set_device", nothing()),
@@ -138,6 +136,8 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     if schedule is not None and getattr(schedule, "tex", None) is None:
         rows.append((schedule, "tex", PARTITION))
     if getattr(megatron_utils, "tex", None) is None:
+        # Without Transformer Engine, upstream's split over context ranks fails on its name, although it is plain
+        # indexing.
         rows.append((megatron_utils, "tex", PARTITION))
         rows.append((megatron_utils, "is_te_min_version", lambda *a, **k: True))  # guards the use of tex
     rows += _scheduler() + _rollouts()
@@ -202,6 +202,7 @@ def _transformer_engine() -> list[tuple[Any, str, Any]]:
         (kernels, "thd_get_partitioned_indices", _thd_get_partitioned_indices),
         (megatron_optimizer, "Adam", FusedAdam),
         (clip_grads, "multi_tensor_applier", megatron_utils.local_multi_tensor_applier),
+        # Upstream binds these names at import, so they are replaced where they are used and not where they are defined.
         (clip_grads, "l2_norm_impl", megatron_utils.local_multi_tensor_l2_norm),
         (clip_grads, "multi_tensor_scale_impl", megatron_utils.local_multi_tensor_scale),
         (base_optimizer, "multi_tensor_applier", megatron_utils.local_multi_tensor_applier),
@@ -218,6 +219,7 @@ def installed() -> list[str]:
         f"{owner}.{name}"
         for owner, holder in owners.items()
         for name, value in vars(holder).items()
+        # By module, too: a fork of the agent may have stubs that its `_installed` does not know of.
         if getattr(value, "__module__", None) == __name__
     ]
     return [*_installed, *(name for name in in_place if name not in _installed)]

@@ -70,6 +70,7 @@ def in_child(question: Callable[[], T], what: str) -> T:
     receiver, sender = multiprocessing.Pipe(duplex=False)
     child = multiprocessing.get_context("fork").Process(target=_answer, args=(question, sender), daemon=True)
     child.start()
+    # Otherwise this process holds the pipe open itself, and never sees the end of a child that crashed.
     sender.close()
     try:
         if not receiver.poll(DRIVER_TIMEOUT_S):
@@ -92,6 +93,7 @@ def in_child(question: Callable[[], T], what: str) -> T:
 def _answer(question: Callable[[], Any], sender: Connection) -> None:
     try:
         sender.send((True, question()))
+    # The child must answer whatever happens, SystemExit included; the parent raises it as DriverError.
     except BaseException as error:
         sender.send((False, f"{type(error).__name__}: {error}"))
 
@@ -104,6 +106,7 @@ def hidden_gpus() -> Iterator[None]:
     try:
         yield
     finally:
+        # Removed first: an import may have set it in the meantime.
         del os.environ["CUDA_VISIBLE_DEVICES"]
         os.environ |= {} if shown is None else {"CUDA_VISIBLE_DEVICES": shown}
 
@@ -163,6 +166,7 @@ def _callers() -> Iterator[list[str]]:
 def _noting(function: Any, callers: list[str]) -> Any:
     def noted(*args: Any) -> Any:
         frame = sys._getframe(1)
+        # The first frame outside torch: the caller that a user can do something about.
         while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "ctypes"):
             frame = frame.f_back
         callers.append(f"{frame.f_globals.get('__name__')} ({frame.f_code.co_filename}:{frame.f_lineno})")

@@ -33,6 +33,7 @@ class _Works:
     def wait(self, *timeout: Any) -> bool:
         for work in self._works:
             work.wait(*timeout)
+        # Upstream may wait twice; the copy back must happen once, or it would overwrite what was computed since.
         self._works, then, self._then = [], self._then, lambda: None
         then()
         return True
@@ -45,6 +46,7 @@ def _allreduce_coalesced(group: Any, tensors: Sequence[Tensor], options: Any = N
     single = dist.AllreduceOptions()
     if options is not None:
         single.reduceOp = options.reduceOp
+    # One by one, since gloo's coalesced form is what refuses CUDA tensors.
     return _Works([group.allreduce([tensor], single) for tensor in tensors], tensors)
 
 
@@ -64,10 +66,7 @@ def _receive_by_host(group: Any, tensors: Sequence[Tensor], *where: int) -> _Wor
 
 
 def _host_like(tensor: Tensor) -> Tensor:
-    """Return host memory with the same strides: gloo then refuses a tensor that is not contiguous, as NCCL does.
-
-    gloo then refuses a tensor that is not contiguous, as NCCL does.
-    """
+    """Return host memory with the same strides: gloo then refuses a tensor that is not contiguous, as NCCL does."""
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
 
 

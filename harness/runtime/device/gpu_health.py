@@ -51,6 +51,7 @@ def broken_gpus(part: Sequence[int]) -> str:
     from harness.runtime.device.cuda_forks import in_child
 
     def use() -> None:
+        # In the child, before CUDA starts: the driver reads it once.
         os.environ["CUDA_VISIBLE_DEVICES"] = shown_gpus(part, os.environ.get("CUDA_VISIBLE_DEVICES"))
         for index in range(len(part)):
             compute(f"cuda:{index}")
@@ -68,6 +69,7 @@ def compute(device: str) -> None:
     import torch
 
     ones = torch.ones(SIZE, SIZE, device=device)
+    # Whole numbers below 2**24, so that float32 is exact and any other sum is a broken GPU.
     total = float((ones @ ones).sum())
     if total != float(SIZE**3):
         raise RuntimeError(f"{device} computed {total:g} instead of {SIZE**3}")

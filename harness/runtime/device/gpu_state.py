@@ -43,6 +43,7 @@ def gpu_state(device: Device, when: Moment) -> GpuState:
         return GpuState(when=when, missing="package nvidia-ml-py is not installed")
     try:
         pynvml.nvmlInit()
+        # By UUID: NVML numbers all GPUs of the node, torch only those in CUDA_VISIBLE_DEVICES.
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device.index or 0).uuid}")
     except Exception as error:  # a driver error must not end a cell
         return GpuState(when=when, missing=f"{type(error).__name__}: {error}")
@@ -84,7 +85,7 @@ def busiest(states: Sequence[GpuState]) -> list[GpuState]:
 
 
 def _read(nvml: Any, handle: Any, when: Moment) -> GpuState:
-    """Return each field is queried separately, since GPUs differ in what they report."""
+    """Return the state of a GPU. Each field is queried on its own, since GPUs differ in what they report."""
     missing: list[str] = []
 
     def ask(name: str, question: Callable[[], Any]) -> Any:

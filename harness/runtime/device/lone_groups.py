@@ -20,6 +20,7 @@ class LoneGroups(_ProcessGroupGloo):  # type: ignore[misc]  # Any, since its opt
     """torch's ProcessGroupGloo, called as torch.distributed.distributed_c10d does: store, rank, size, timeout."""
 
     def __init__(self, store: Any, rank: int, size: int, *more: Any, **named: Any) -> None:
+        # An option that this class does not know goes to torch, so that a later release at worst loses the saving.
         options_set = {name for name, value in named.items() if value}
         if size > 1 or more or options_set != {"timeout"}:
             super().__init__(store, rank, size, *more, **named)

@@ -29,6 +29,7 @@ def install() -> list[str]:
 
     cuda: Any = torch.cuda
     rows: list[tuple[Any, str, Any]] = [
+        # Only for trainers: they refuse to start without CUDA, whereas megatron-core takes the CPU where this is False.
         (cuda, "is_available", lambda: True),
         (cuda, "device_count", lambda: int(os.environ["LOCAL_WORLD_SIZE"])),
         (cuda, "memory_stats", lambda *args, **kwargs: {}),
@@ -37,6 +38,7 @@ def install() -> list[str]:
         *((cuda, name, cpu_stubs.nothing()) for name in _EFFECTS),
         (torch.distributed, "barrier", _barrier),
         (torch.Tensor, "pin_memory", lambda self, *args, **kwargs: self),
+        # It asks CUDA whether a graph is being captured, now that `is_available` says yes.
         (torch.optim.Optimizer, "_accelerator_graph_capture_health_check", cpu_stubs.nothing()),
     ]
     for module in (dataset_utils, sys.modules.get("megatron.bridge.training.initialize")):
@@ -45,6 +47,7 @@ def install() -> list[str]:
     return cpu_stubs.replace(rows)
 
 
+# gloo refuses `device_ids`, which upstream passes for NCCL.
 _barrier_of_torch = torch.distributed.barrier
 
 

@@ -25,6 +25,7 @@ def all_gather(tensor_list: Sequence[Tensor], tensor: Tensor, group: Any = None,
     for index, output in enumerate(tensor_list):
         if index == rank:
             output.copy_(tensor)
+        # An expert may get no token at all, and gloo refuses empty tensors.
         if output.numel():
             part = output.contiguous()
             dist.broadcast(part, src=_global(group, index), group=group)
@@ -36,11 +37,13 @@ def reduce_scatter(
     output: Tensor, input_list: Sequence[Tensor], op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
 ) -> Any:
     """Reduce and scatter as torch.distributed.reduce_scatter; with different sizes synchronous only."""
+    # Asynchronous calls go to torch, whose error for what gloo cannot do is better than a result that nobody waits for.
     if async_op or (_equal(input_list) and not output.is_cuda):
         return _reduce_scatter(output, list(input_list), op=op, group=group, async_op=async_op)
     rank = dist.get_rank(group)
     for index, part in enumerate(input_list):
         if part.numel():
+            # A clone: gloo's reduce leaves partial sums in the tensors of the other ranks.
             total = part.detach().clone(memory_format=torch.contiguous_format)
             dist.reduce(total, dst=_global(group, index), op=op, group=group)
             if index == rank:
