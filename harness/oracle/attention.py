@@ -19,11 +19,12 @@ LLAMA_LOW, LLAMA_HIGH, LLAMA_CONTEXT = 1.0, 4.0, 8192  # fixed in Megatron: Rota
 
 
 def frequencies(rotary: Rotary, size: int, dtype: torch.dtype) -> Tensor:
-    """[rotated / 2] angles per position: base^(-2i / rotated) (RoFormer, arXiv 2104.09864, section 3.2.2).
+    """Return [rotated / 2] angles per position: base^(-2i / rotated) (RoFormer, arXiv 2104.09864, section 3.2.2).
 
     `size`: elements of a head, of which the first `percent` turn. Megatron-LM core_v0.19.0, RotaryEmbedding; with
     Llama 3's scaling long wave lengths are stretched by a factor, short ones stay, and those between are interpolated.
     """
+    # int truncates, as upstream does; rounding would turn another element for odd products.
     rotated = int(size * rotary.percent) if rotary.percent < 1 else size
     plain = rotary.base ** (-torch.arange(0, rotated, 2, dtype=dtype) / rotated)
     if rotary.llama_factor is not None:
@@ -36,7 +37,7 @@ def frequencies(rotary: Rotary, size: int, dtype: torch.dtype) -> Tensor:
 
 
 def angles(positions: Tensor, rotary: Rotary, size: int, dtype: torch.dtype) -> Tensor:
-    """[t, rotated / 2]: how far each pair of a head of `size` elements turns at positions [t], or [t, axes].
+    """Return [t, rotated / 2]: how far each pair of a head of `size` elements turns at positions [t], or [t, axes].
 
     With `sections` (time, height, width) frequency i follows height if i mod 3 is 1, width if it is 2, as far as their
     sections reach, and all others time (interleaved MRoPE of Qwen3-VL, arXiv 2511.21631, section 2; Megatron-Bridge
@@ -59,6 +60,7 @@ def rotate(x: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
     (i, i + rotated / 2), or if interleaved (2i, 2i + 1) (Megatron-LM core_v0.19.0, rope_utils._rotate_half).
     """
     turns = angles(positions, rotary, x.shape[-1], widened(x).dtype)[:, None]
+    # Angles are computed in the wider dtype and only then rounded, as upstream rounds its table of cosines.
     cos, sin = ((part(turns) * rotary.amplitude).to(x.dtype) for part in (torch.cos, torch.sin))
     turned, rest = x[..., : 2 * turns.shape[-1]], x[..., 2 * turns.shape[-1] :]
     if rotary.pairs_in:  # latent attention: interleaved pairs come in, halves go out
@@ -83,15 +85,17 @@ def attend(
     window: tuple[int, int] | None = None,
     sink: Tensor | None = None,
 ) -> Tensor:
-    """Attention inside each segment: query [t, n, d], key [t, g, d], value [t, g, e] to [t, n * e].
+    """Attend inside each segment: query [t, n, d], key [t, g, d], value [t, g, e] to [t, n * e].
 
     softmax(scale * q k^T) v over a token and those before it, or over all if it is not `causal` (arXiv 1706.03762;
     Megatron-LM core_v0.19.0, DotProductAttention). `window` (before, after): a token sees at most that many before
     itself. `sink` [n]: a logit per head that joins the softmax and has no value (off-by-one: 0; arXiv 2309.17453).
     """
     share = query.shape[1] // key.shape[1]
+    # Neighbouring query heads share a key: repeat_interleave, not repeat.
     key, value = (part.repeat_interleave(share, dim=1) for part in (key, value))
     mixed = []
+    # One document at a time: no mask that could be wrong keeps documents apart.
     for q, k, v in zip(*(torch.split(part, list(segments)) for part in (query, key, value))):
         scores = scale * torch.einsum("qnd,knd->nqk", q, k)
         distance = torch.arange(len(q))[:, None] - torch.arange(len(q))  # how far a key is before its query
@@ -101,6 +105,8 @@ def attend(
         scores = scores.masked_fill(hidden, -torch.inf)
         if sink is not None:
             scores = torch.cat([scores, sink[:, None, None].expand(-1, len(q), 1)], dim=-1)
+        # The sink takes its share of the softmax and is then dropped, so the weights of real keys add up to less than
+        # 1.
         weights = widened(scores).softmax(-1)[..., : len(q)].to(v.dtype)
         mixed.append(torch.einsum("nqk,kne->qne", weights, v))
     return torch.cat(mixed).flatten(1)

@@ -46,9 +46,10 @@ class BothWays:
         return {name: UpdateApart(change=self.first[name], trained=last[name]) for name in last}
 
     def _apart(self, changes: Mapping[str, Tensor]) -> dict[str, float]:
-        """The larger distance of a weight from the oracle's, relative to its change."""
+        """Return the larger distance of a weight from the oracle's, relative to its change."""
         found = {}
         for name, change in changes.items():
             right, scale = self.oracle.trained[name], float(change.norm())
+            # A weight that does not change has no scale; any distance then is one from zero.
             found[name] = max(float((weights[name] - right).norm()) for weights in self.weights) / (scale or 1.0)
         return found

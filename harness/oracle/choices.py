@@ -35,7 +35,7 @@ NO_CHOICES: Choices = {}
 
 
 def choices_of(config: CellConfig, records: Sequence[RankRecord]) -> Choices:
-    """The choices in the ranks' records; without those that do not cover every slot."""
+    """Return the choices in the ranks' records; without those that do not cover every slot."""
     layout = config.layout
     parts = layout.tp if layout.sp else 1
     seen: dict[Place, dict[int, ChoiceSeen]] = {}  # by number of the share of slots
@@ -57,6 +57,8 @@ def _joined(config: CellConfig, place: Place, seen: Mapping[int, ChoiceSeen]) ->
     shares = shares_of(config, plans[micro_batch])
     if any(len(seen[n].experts) != len(share) if n in seen else True for n, share in enumerate(shares)):
         return None
+    # Ranks route their slots in ascending order, whatever the zigzag; argsort inverts the concatenation of their
+    # shares.
     order = torch.cat([share.sort().values for share in shares]).argsort()
     ranks = [seen[number] for number in range(len(shares))]
     chosen = torch.tensor([experts for one in ranks for experts in one.experts])[order]
@@ -84,7 +86,7 @@ class Ranked(NamedTuple):
 
 
 def followed(exact: Mapping[Place, Ranked], rounded: Mapping[Place, Ranked]) -> list[FollowedSeen]:
-    """How far choices were followed, by step and layer; `rounded`: in the cell's dtype."""
+    """Return how far choices were followed, by step and layer; `rounded`: in the cell's dtype."""
     worst: dict[tuple[int, int, bool], FollowedSeen] = {}
     for place in sorted(exact):
         ranked, other = exact[place], rounded[place]
@@ -95,6 +97,7 @@ def followed(exact: Mapping[Place, Ranked], rounded: Mapping[Place, Ranked]) -> 
         for seen in found:
             key = (seen.step, seen.layer, seen.dropped)
             known = worst.setdefault(key, seen)
+            # The worst slot of the layer is judged, by the largest rounding seen in it: both come from the same step.
             larger = known if known.shortfall >= seen.shortfall else seen
             worst[key] = replace(larger, rounding=max(known.rounding, seen.rounding))
     return [worst[place] for place in sorted(worst)]
@@ -129,14 +132,14 @@ def _chosen(ranked: Ranked) -> Tensor:
 
 
 def _shortfall(ranked: Ranked) -> tuple[Tensor, Tensor]:
-    """By how much the lowest score of a chosen expert is below the highest of one left out, and that expert."""
+    """Return by how much the lowest score of a chosen expert is below the highest of one left out, and that expert."""
     mine = _chosen(ranked)
     lowest = ranked.scores.masked_fill(~mine, torch.inf).min(1)
     return ranked.scores.masked_fill(mine, -torch.inf).amax(1) - lowest.values, lowest.indices
 
 
 def _overtaken(ranked: Ranked, order: Tensor) -> tuple[Tensor, Tensor]:
-    """By how much a slot that an expert drops ranks before the last one of its rank that the expert takes."""
+    """Return by how much a slot that an expert drops ranks before the last one of its rank that the expert takes."""
     taken = ranked.choice.taken
     assert taken is not None
     dropped, short = _chosen(ranked) & ~taken, torch.zeros_like(order)

@@ -28,16 +28,19 @@ _TIME_STEP, _LONG_MEMORY = ".dt_bias", -3.0
 
 def _generator(text: str) -> torch.Generator:
     digest = hashlib.sha256(text.encode()).digest()
+    # Seven bytes, since manual_seed takes a signed 64-bit number.
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
 
 def draw(kind: str, name: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    """A standard normal fp32 tensor on the CPU that depends only on (kind, name, shape, seed)."""
+    """Return a standard normal fp32 tensor on the CPU that depends only on (kind, name, shape, seed)."""
+    # The shape is part of the key, so that a parameter that changed its shape cannot agree by sharing its first
+    # numbers.
     return torch.randn(shape, generator=_generator(f"{kind}/{name}/{tuple(shape)}/{seed}"))
 
 
 def initial_weight(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    """The initial fp32 value of the weight with this global name, in full size.
+    """Return the initial fp32 value of the weight with this global name, in full size.
 
     Weights of one dimension become 1 + small noise, so that the gradients of norms differ; biases of the image tower
     0 + noise.
@@ -49,7 +52,7 @@ def initial_weight(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
 
 
 def content_tokens(config: CellConfig, step: int, document: int, length: int, *, changed: bool = False) -> Tensor:
-    """[length] int64 token ids of a document, the same for every layout and data path; the last one is END.
+    """Return [length] int64 token ids of a document, the same for every layout and data path; the last one is END.
 
     `changed`: different tokens than in training.
     """
@@ -57,13 +60,15 @@ def content_tokens(config: CellConfig, step: int, document: int, length: int, *,
     reserved = OTHER_PADDING if config.model.vision is None else VIDEO
     generator = _generator(f"{kind}/{config.train.seed}/{step}/{document}")
     ids = torch.randint(reserved + 1, config.model.vocab, (length,), generator=generator)
+    # Upstream's data sets end documents with their end token; some of them find boundaries by it.
     ids[-1] = END
     return ids
 
 
 def document_tokens(config: CellConfig, step: int, document: Document, *, changed: bool = False) -> Tensor:
-    """[original_length + 1] int64 token ids, before truncation. A copy has the content of its original."""
+    """Return [original_length + 1] int64 token ids, before truncation. A copy has the content of its original."""
     if document.mock:
+        # The tokens of Megatron-LM's own mock data set, which the harness cannot choose.
         return torch.tensor([*range(1, document.original_length + 1), END])
     index = document.index if document.copy_of is None else document.copy_of
     ids = content_tokens(config, step, index, document.original_length + 1, changed=changed)

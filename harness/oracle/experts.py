@@ -82,9 +82,11 @@ def route(
     which = _choice(ranked, experts) if choice is None else choice.chosen
     picked = scores.gather(-1, which)
     if sigmoid and experts.chosen > 1:
+        # 1e-20 as in upstream: with sigmoid all scores of a slot may be 0 in bf16.
         picked = picked / (picked.sum(-1, keepdim=True) + 1e-20)
     elif not sigmoid and not experts.before:
         picked = picked.softmax(-1)
+    # Rounded to the dtype of the logits and widened again: upstream multiplies outputs by the rounded weights.
     weights = torch.zeros_like(logits).scatter(-1, which, (picked * experts.factor).to(dtype).to(logits.dtype))
     chosen = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, which, True)
     order, taken = None, chosen
@@ -92,6 +94,8 @@ def route(
         order = weights.detach() if experts.drop == "probs" else _places(chosen, stream.shares).to(weights.dtype)
         given = choice.taken if choice is not None else None
         taken = _within_capacity(order, chosen, experts, stream.shares) if given is None else given
+    # The auxiliary loss uses scores of all experts without the bias, whatever made the choice
+    # (compute_routing_scores_for_aux_loss).
     of_loss = logits.softmax(-1) if not sigmoid else logits.sigmoid()
     of_loss = of_loss / (of_loss.sum(-1, keepdim=True) + 1e-20) if sigmoid else of_loss
     if choice is None:
@@ -115,7 +119,7 @@ def route(
 
 
 def _choice(scores: Tensor, experts: Experts) -> Tensor:
-    """[t, k]: the experts with the highest scores; with groups among those of the best groups.
+    """Return [t, k]: the experts with the highest scores; with groups among those of the best groups.
 
     A group's rank is the sum of its k / chosen_groups highest scores (DeepSeek-V3, section 2.1.2; Megatron-LM
     core_v0.19.0, group_limited_topk).
@@ -138,7 +142,7 @@ def _places(chosen: Tensor, shares: Sequence[Tensor]) -> Tensor:
 
 
 def _within_capacity(order: Tensor, chosen: Tensor, experts: Experts, shares: Sequence[Tensor]) -> Tensor:
-    """[t, e] bool: the slots that each expert takes, of those that one rank routes.
+    """Return [t, e] bool: the slots that each expert takes, of those that one rank routes.
 
     The capacity is ceil(factor * slots * k / e) (arXiv 2006.16668, 2101.03961; Megatron-LM core_v0.19.0,
     apply_router_token_dropping): the slots that are highest in the `order`, those with the highest weights, or the
@@ -149,13 +153,14 @@ def _within_capacity(order: Tensor, chosen: Tensor, experts: Experts, shares: Se
     for share in shares:
         slots = len(share)
         capacity = math.ceil(slots * experts.chosen / experts.count * experts.capacity)
+        # Capacity counts per rank, since each rank drops tokens before it dispatches them.
         first = order[share].topk(min(capacity, slots), 0).indices
         taken[share] = torch.zeros_like(chosen[share]).scatter(0, first, True)
     return taken if experts.filled else taken & chosen
 
 
 def balance_loss(routed: Routed, together: Sequence[Routed], before: Sequence[Tensor], experts: Experts) -> Tensor:
-    """The auxiliary loss of one layer for one micro-batch, with its weight.
+    """Return the auxiliary loss of one layer for one micro-batch, with its weight.
 
     weight * e / (k T^2) * sum_i n_i p_i, for T slots of which n_i prefer expert i, and p_i the sum of its scores
     (Switch Transformer, arXiv 2101.03961, equation 4; Megatron-LM core_v0.19.0, switch_load_balancing_loss_func):
@@ -179,7 +184,7 @@ def balance_loss(routed: Routed, together: Sequence[Routed], before: Sequence[Te
 
 
 def preferences(routed: Routed) -> Tensor:
-    """[t, e] of the scores' dtype: 1 where a counted slot prefers an expert."""
+    """Return [t, e] of the scores' dtype: 1 where a counted slot prefers an expert."""
     return (routed.preferred & routed.counted[:, None]).to(routed.scores.dtype)
 
 

@@ -51,6 +51,7 @@ _OF_LAYERS = {
     "layernorm_zero_centered_gamma": Modelled("false"),
     "add_bias_linear": Modelled("true"),
     "add_qkv_bias": Modelled("false"),
+    # The oracle draws no random masks, so the default itself is not modelled: a cell must switch dropout off.
     "hidden_dropout": Modelled("0.1", ("0.0",)),
     "attention_dropout": Modelled("0.1", ("0.0",)),
 }
@@ -161,6 +162,7 @@ MODELLED: dict[str, dict[str, Modelled]] = {
         "rope_scaling_factor": Modelled("8.0"),
         "seq_len_interpolation_factor": Modelled("null"),
         "fp16_lm_cross_entropy": _only("false"),
+        # Who holds which part of the embedding does not change what is computed.
         "scatter_embedding_sequence_parallel": _only("true", "false"),
         "mtp_block_spec": _only("null"),  # recorded where there is none: a spec is no plain value
         "pg_collection": _only("null"),  # likewise
@@ -343,7 +345,7 @@ _HARMLESS = frozenset(chain.from_iterable(core.HARMLESS.values())) - _NOT_MODELL
 
 
 def group_of(part: str, name: str) -> str | None:
-    """The group of a field: "modelled", "harmless" or "not modelled"; None if it is in no table."""
+    """Return the group of a field: "modelled", "harmless" or "not modelled"; None if it is in no table."""
     if name in MODELLED.get(part, {}):
         return "modelled"
     if name in _NOT_MODELLED:
@@ -364,6 +366,8 @@ def uncovered(built: Sequence[BuiltSeen]) -> list[tuple[str, str]]:
             if name in known:
                 if known[name].values and not _among(value, known[name].values):
                     found.add((name, value))
+            # An unknown field counts as not modelled: a new release adds some, and silence would let its cells pass
+            # unread.
             elif name not in _HARMLESS and not core.unread(name, seen.values) and not _not_given(seen, value):
                 found.add((name, value))
     return sorted(found | set(_together(built)))
@@ -375,6 +379,7 @@ def _not_given(seen: BuiltSeen, value: str) -> bool:
 
 
 def _among(value: str, allowed: Sequence[str]) -> bool:
+    # Parsed, since 1e-05 and 0.00001 are one number.
     return any(value == one or _parsed(value) == _parsed(one) for one in allowed)
 
 
@@ -394,6 +399,7 @@ def _together(built: Sequence[BuiltSeen]) -> Iterator[tuple[str, str]]:
         yield "position_embedding_type", given.texts.get("position_embedding_type", "null")
     if "tower" in parts and (given["rope_scaling"] or model["rotary_interleaved"] or not model["mrope_section"]):
         yield "position_embedding_type, rope_scaling, rotary_interleaved, mrope_section", "not those of Qwen3-VL"
+    # Upstream adds them by the router's weights in some dispatchers and without in others.
     if model["num_moe_experts"] and model["add_bias_linear"]:
         yield "num_moe_experts, add_bias_linear", "biases of experts"
     if model["window_size"] and model["window_attn_skip_freq"] and model["mtp_num_layers"]:
@@ -419,7 +425,7 @@ class _Values:
 
 
 def _parsed(text: str) -> Any:
-    """The value of a text in JSON; the text itself where it is a name."""
+    """Return the value of a text in JSON; the text itself where it is a name."""
     try:
         return json.loads(text)
     except ValueError:
@@ -446,7 +452,9 @@ class Yarn:
         def number(turns: float) -> float:  # of the frequency that turns so often
             return rotated * math.log(self.context / (turns * 2 * math.pi)) / (2 * math.log(base))
 
+        # Bounded by the size rather than by half of it, as upstream does.
         low, high = max(math.floor(number(self.fast)), 0), min(math.ceil(number(self.slow)), rotated - 1)
+        # 0.001 as upstream, so that a ramp of no width is a step.
         width = high - low or 0.001
         share = ((torch.arange(rotated // 2, dtype=plain.dtype) - low) / width).clamp(0, 1)
         return plain / self.factor * share + plain * (1 - share)
@@ -633,7 +641,7 @@ class Model:
         )
 
     def has_experts(self, number: int) -> bool:
-        """Whether layer `number` (from 1; prediction layers come after the others) has experts.
+        """Return whether layer `number` (from 1; prediction layers come after the others) has experts.
 
         A prediction layer is built like the last layer (Megatron-LM core_v0.19.0, get_gpt_mtp_block_spec).
         """
@@ -644,17 +652,18 @@ class Model:
         return self.expert_layers[min(number, self.layers) - 1]
 
     def mixes(self, number: int) -> bool:
-        """Whether layer `number` (from 1) carries something from token to token."""
+        """Return whether layer `number` (from 1) carries something from token to token."""
         return not self.pattern or self.pattern[number - 1] in MIXERS
 
     def feeds(self, number: int) -> bool:
-        """Whether layer `number` (from 1) has a feed-forward block or experts."""
+        """Return whether layer `number` (from 1) has a feed-forward block or experts."""
         return not self.pattern or self.pattern[number - 1] not in MIXERS
 
     def is_windowed(self, number: int) -> bool:
         """Whether layer `number` (from 1) has the window (Megatron-LM core_v0.19.0, is_layer_window_attention)."""
         if isinstance(self.window_skip, list):
             return bool(self.window_skip[number - 1])
+        # Every n-th layer attends to everything: the number says which layers skip the window, not which have it.
         return self.window_skip is None or number % self.window_skip != 0
 
 
@@ -737,6 +746,8 @@ def _latent(model: _Values) -> Latent:
         scale=yarn.temperature(yarn.mscale_all) ** 2 / math.sqrt(still + turned),  # also without YaRN
         rotary=Rotary(
             base=model["rotary_base"],
+            # Upstream's MLA passes `rotary_percent` to RotaryEmbedding only; its YarnRotaryEmbedding turns all
+            # elements.
             percent=1.0 if is_yarn else model["rotary_percent"],
             yarn=yarn if is_yarn else None,
             pairs_in=True,
@@ -757,6 +768,7 @@ def _delta_net(model: _Values) -> DeltaNet:
 def _mamba(model: _Values) -> Mamba:
     size = model["mamba_head_dim"]
     return Mamba(
+        # Mamba-2 expands the hidden size by 2 where heads are not given.
         heads=model["mamba_num_heads"] or 2 * model["hidden_size"] // size,
         size=size,
         groups=model["mamba_num_groups"],
@@ -776,6 +788,7 @@ def _experts(model: _Values) -> Experts:
         chosen_groups=model["moe_router_group_topk"],
         biased=model["moe_router_enable_expert_bias"],
         bias_rate=model["moe_router_bias_update_rate"],
+        # Its default is "aux_loss", which with a coefficient of 0 computes nothing.
         balance=model["moe_router_load_balancing_type"] if model["moe_aux_loss_coeff"] else "none",
         balance_weight=model["moe_aux_loss_coeff"],
         z_weight=model["moe_z_loss_coeff"] or 0.0,
@@ -788,7 +801,7 @@ def _experts(model: _Values) -> Experts:
 
 
 def _expert_layers(frequency: int | list[int], layers: int) -> tuple[bool, ...]:
-    """A number n: every n-th layer, from the first; a list: 1 for a layer with experts."""
+    """Return which layers have experts. A number n: every n-th, from the first; a list: 1 for a layer with experts."""
     if isinstance(frequency, list):
         return tuple(map(bool, frequency))
     return tuple(number % frequency == 0 for number in range(layers))

@@ -30,12 +30,12 @@ def note(at: str, name: Boundary, *tensors: Tensor) -> None:
 
 
 def widened(x: Tensor) -> Tensor:
-    """X in float32 at least, in which upstream computes norms, angles, softmax and losses of a bf16 model too."""
+    """Return x in float32 at least: upstream computes norms, angles, softmax and losses of a bf16 model in it too."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def linear(x: Tensor, weights: Mapping[str, Tensor], at: str, model: Model) -> Tensor:
-    """X W^T + b: x [..., in], W [out, in]; there is a bias where there is a weight of its name."""
+    """Return x W^T + b: x [..., in], W [out, in]; there is a bias where there is a weight of its name."""
     product, bias = x @ weights[f"{at}.weight"].T, weights.get(f"{at}.bias")
     within = at.endswith("linear_qkv")  # upstream adds other biases after adapters
     if bias is not None and within:
@@ -49,7 +49,7 @@ def linear(x: Tensor, weights: Mapping[str, Tensor], at: str, model: Model) -> T
 def _adapted(
     product: Tensor, x: Tensor, weights: Mapping[str, Tensor], at: str, model: Model, peft: PeftConfig
 ) -> Tensor:
-    """What adapters make of the product of a linear layer [..., out]; x [..., in].
+    """Return what adapters make of the product of a linear layer [..., out]; x [..., in].
 
     LoRA adds s x A^T B^T, A [r, in], B [out, r], s = alpha / r (arXiv 2106.09685, section 4.1). DoRA scales each output
     of that sum by m / ||W + s B A||, m [out], without a gradient through the norm of the row (arXiv 2402.09353,
@@ -74,6 +74,7 @@ def _adapted(
     if peft.method != DORA:
         return product
     change = weights[f"{adapter}.linear_out.weight"] @ weights[f"{adapter}.linear_in.weight"]
+    # Detached: section 4.3 of the paper treats the norm as a constant, and so does upstream.
     row_norms = (weights[f"{at}.weight"] + scale * change).norm(dim=1).detach()
     scaled: Tensor = product * (weights[f"{adapter}.weight_magnitude"] / row_norms)
     return scaled
@@ -97,7 +98,7 @@ def norm(x: Tensor, weights: Mapping[str, Tensor], at: str, model: Model) -> Ten
 
 
 def activation(x: Tensor, model: Model) -> Tensor:
-    """The activation function, elementwise.
+    """Apply the activation function, elementwise.
 
     silu: x sigmoid(x) (arXiv 1702.03118); gelu: x Phi(x) (arXiv 1606.08415), or its approximation by tanh; squared ReLU
     (arXiv 2109.08668); quick_gelu: x sigmoid(1.702 x).
@@ -110,6 +111,7 @@ def activation(x: Tensor, model: Model) -> Tensor:
         return x.clamp(min=0)
     if model.activation == "squared_relu":
         return x.clamp(min=0).square()
+    # The fused kernel of bias and gelu has only the tanh form, so a fused model differs from an unfused one by 1e-3.
     if model.approximate:
         return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
     return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))

@@ -21,7 +21,7 @@ from harness.oracle.rows import Stream
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-    """[t] losses of logits [t, v]: log sum_j exp l_j - l_label.
+    """Return [t] losses of logits [t, v]: log sum_j exp l_j - l_label.
 
     With smoothing s a label has probability 1 - s, and each other token s / (v - 1) (arXiv 1512.00567, section 7;
     Megatron-LM core_v0.19.0, vocab_parallel_cross_entropy).
@@ -55,7 +55,7 @@ def micro_loss(
     together: Sequence[tuple[Stream, Forward]],
     before: Sequence[Sequence[Tensor]],
 ) -> MicroLoss:
-    """The losses of a micro-batch; `together`, `before`: see `experts.balance_loss`, `before` by router.
+    """Return the losses of a micro-batch; `together`, `before`: see `experts.balance_loss`, `before` by router.
 
     Without `together` there are no losses of routers, as in an evaluation.
     """
@@ -64,12 +64,14 @@ def micro_loss(
     losses = losses * mask
     predictions, predicted, labels = [], [], stream.labels
     for logits in seen.predictions:
+        # Shifted once more per depth, inside the segment: a prediction must not reach into the next document.
         labels, mask = stream.shifted(labels), stream.shifted(mask)
         predictions.append(cross_entropy(logits, labels) * mask)
         predicted.append(mask)
     balance, z = [], []
     for number, routed in enumerate(seen.routed if together else []):
         assert model.experts is not None
+        # A zero in place of a loss that is off keeps the lists as long as the routers.
         zero = losses.new_zeros(())
         peers = [other.routed[number] for _, other in together]
         balance.append(
@@ -98,7 +100,7 @@ class Divisors:
 
 
 def share_of_step(part: MicroLoss, stream: Stream, model: Model, by: Divisors) -> Tensor:
-    """The part of a micro-batch in the loss of the step, a scalar.
+    """Return the part of a micro-batch in the loss of the step, a scalar.
 
     A prediction layer's loss is the mean over the labels that remain, by prediction_weight over the number of layers;
     it counts as many tokens as the micro-batch has (process_mtp_loss). Losses of routers are means too, and count as
@@ -112,6 +114,8 @@ def share_of_step(part: MicroLoss, stream: Stream, model: Model, by: Divisors) -
     ]
     ahead, balance, z = (torch.stack(found).sum() if found else zero for found in (further, part.balance, part.z))
     if model.per_token:
+        # Upstream scales a router's loss by the slots it saw before the step's division by tokens, so both factors
+        # stand here.
         slots = sum(int(other.counted.sum()) for other in part.balanced)
         besides = (mask * ahead + slots * balance + stream.counted.sum() * z) / max(by.counted, 1)
     else:
@@ -122,5 +126,5 @@ def share_of_step(part: MicroLoss, stream: Stream, model: Model, by: Divisors) -
 
 
 def taken_by_experts(routed: Sequence[Routed]) -> Tensor:
-    """[e] float64: the slots that each expert took, of several routings."""
+    """Return [e] float64: the slots that each expert took, of several routings."""
     return torch.stack([(one.taken & one.counted[:, None]).sum(0).double() for one in routed]).sum(0)

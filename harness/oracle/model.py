@@ -66,6 +66,7 @@ def forward(
         x = _layer(x, weights, layer_name(number), number, model, stream, routing)
         note(layer_name(number), "returns", x)
         outputs.append(x)
+        # After the output is kept: ranks record it in the layer's forward hook, before features are added.
         if number <= len(added):
             x = x.index_add(0, slots, added[number - 1])
     last = norm(x, weights, final_norm(model), model)
@@ -87,7 +88,7 @@ def _layer(
     stream: Stream,
     routing: Routing,
 ) -> Tensor:
-    """Attention, then a feed-forward block or experts, each on the normed input and added to it (pre-norm).
+    """Apply attention, then a feed-forward block or experts, each to the normed input, and add it (pre-norm).
 
     Megatron-LM core_v0.19.0, TransformerLayer; in HybridModel a layer is one of the two. What routers do is added to
     `routing`.
@@ -106,7 +107,7 @@ def _layer(
 
 
 def _mixed(x: Tensor, weights: Weights, at: str, number: int, model: Model, stream: Stream) -> Tensor:
-    """What a layer carries from token to token: by attention, or in the state of a recurrent layer."""
+    """Return what a layer carries from token to token: by attention, or in the state of a recurrent layer."""
     letter = model.pattern[number - 1] if model.pattern else ATTENTION
     if letter == MAMBA and model.mamba:
         return mamba(norm(x, weights, f"{at}.norm", model), weights, f"{at}.mixer", model, model.mamba, stream)

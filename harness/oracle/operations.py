@@ -56,6 +56,7 @@ def _noted(
     """((module inside the layer, name), tensors [t, ...]) of a forward, in its order."""
     token = NOTED.set({})
     try:
+        # Gradients are compared elsewhere, and autograd would keep every tensor of the forward.
         with torch.no_grad():
             oracle.forward(stream, 0, replica, number)
         noted = NOTED.get() or {}
@@ -77,6 +78,7 @@ def _tensor(tensor: Tensor, stream: Stream, config: CellConfig) -> TensorOfOpera
     documents = {}
     for document in stream.indices:
         own = rows[stream.documents == document]
+        # Sums over features, so that a split of the features over tp adds up.
         sums = own.sum(-1)
         documents[document] = Fingerprint(
             norm_sq=float(own.square().sum()), projections=[float(sums @ vector[: len(own)]) for vector in vectors]

@@ -16,12 +16,12 @@ CLIP_EPSILON = 1e-6  # clip_grad_by_total_norm_fp32
 
 
 def gradient_norm(gradients: Mapping[str, Tensor]) -> float:
-    """The Euclidean norm of all gradients together."""
+    """Return the Euclidean norm of all gradients together."""
     return float(torch.stack([gradient.square().sum() for gradient in gradients.values()]).sum().sqrt())
 
 
 def clip_coefficient(norm: float, most: float) -> float:
-    """The factor of all gradients: at most 1, and most / (norm + 1e-6) (arXiv 1211.5063). `most` 0: 1.
+    """Return the factor of all gradients: at most 1, and most / (norm + 1e-6) (arXiv 1211.5063). `most` 0: 1.
 
     Megatron-LM core_v0.19.0, clip_grad_by_total_norm_fp32.
     """
@@ -118,7 +118,8 @@ class Schedule:
         )
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, from 0."""
+        """Return the learning rate of a step, from 0."""
+        # The step at the end of the warm-up included: both formulas give `most` there, except without decay steps.
         if self.warm > 0 and step <= self.warm:
             return self.least_warm + (self.most - self.least_warm) * step / self.warm
         if self.style == "constant":
@@ -141,12 +142,13 @@ class Schedule:
         return {
             "linear": 1 - done,
             "cosine": 0.5 * (1 + math.cos(math.pi * done)),
+            # From 1 to 0, although a halving ends at one half: upstream subtracts and doubles (get_lr, WSD).
             "exponential": 2 * math.pow(0.5, done) - 1,
             "minus_sqrt": 1 - math.sqrt(done),
         }[self.last_style]
 
     def weight_decay(self, step: int) -> float:
-        """The decay of a step, from 0: from `decay` to `decay_end` over `length` steps."""
+        """Return the decay of a step, from 0: from `decay` to `decay_end` over `length` steps."""
         if step > self.length:
             return self.decay_end
         done = step / self.length

@@ -48,11 +48,12 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def record_of(cell: str, config: CellConfig, built: Sequence[BuiltSeen], choices: Choices = NO_CHOICES) -> RankRecord:
-    """What the oracle computes of a cell whose ranks built a model with `built`, if nothing is `not_modelled`.
+    """Return what the oracle computes of a cell whose ranks built a model with `built`, if nothing is `not_modelled`.
 
     `choices`: of their routers, where it follows them; after a resume also those before it.
     """
     exact = Oracle.of(config, built, choices=choices)
+    # The same choices: a router that rounding turned elsewhere would make every number after it incomparable.
     rounded = Oracle.of(config, built, _DTYPES[config.dtype], choices)
     ways = BothWays(exact)
     for gradients, moved in zip(exact.updates(), rounded.updates(), strict=True):
@@ -66,9 +67,10 @@ def record_of(cell: str, config: CellConfig, built: Sequence[BuiltSeen], choices
 
 
 def key_of(config: CellConfig, built: Sequence[BuiltSeen], choices: Choices = NO_CHOICES) -> str:
-    """The same for cells of which the oracle computes the same: a digest of all that it reads."""
+    """Return a digest of all that the oracle reads: two cells with the same digest share its results."""
     model, settings = Model.read(built, config.model.peft, config.model.pattern), Optimizer.read(built, config.train.lr)
     facts = (model, settings, Schedule.of(config, settings), config.train, config.evaluated, config.dtype)
+    # repr of frozen dataclasses is complete and in the order of the fields; a new field changes the key by itself.
     digest = hashlib.sha256(repr((*facts, config.path.counted, config.step_mean)).encode())
     if choices:
         digest.update(repr(config.start_step).encode())  # which of them the record is about
@@ -89,6 +91,7 @@ def key_of(config: CellConfig, built: Sequence[BuiltSeen], choices: Choices = NO
                     stream.documents,
                     stream.counted,
                     stream.places.positions,
+                    # The pixels; grids follow as text, since they are no tensor.
                     *(stream.images[:1] if stream.images else ()),
                 ]
                 for tensor in (*tensors, *(stream.shares if limited else ())):
@@ -101,7 +104,7 @@ def key_of(config: CellConfig, built: Sequence[BuiltSeen], choices: Choices = NO
 
 
 def not_modelled(config: CellConfig, built: Sequence[BuiltSeen]) -> str:
-    """What of a cell, or of what upstream built, the oracle does not model; empty if it can compute all."""
+    """Return what of a cell, or of what upstream built, the oracle does not model; empty if it can compute all."""
     return not_modelled_in(config) or ", ".join(f"{name} {value}" for name, value in uncovered(built))
 
 

@@ -36,6 +36,7 @@ def delta_net(
     share = kind.heads // kind.key_heads
     query, key = (_unit(part.view(len(x), -1, kind.key)).repeat_interleave(share, dim=1) for part in (query, key))
     decay = torch.exp(-weights[f"{at}.A_log"].exp() * F.softplus(widened(step) + weights[f"{at}.dt_bias"]))
+    # fla's kernels scale queries, not scores; there is no softmax that would make the two alike.
     query = widened(query) * kind.key**-0.5
     read = delta_rule(query, key, value.view(len(x), -1, kind.value), decay, beta.sigmoid(), stream.segments)
     normed = norm(read.to(x.dtype), weights, f"{at}.out_norm", model) * F.silu(widened(gate)).view_as(read)
@@ -55,6 +56,7 @@ def delta_rule(
         state = v.new_zeros(v.shape[1], v.shape[2], k.shape[2])
         for slot in range(len(q)):
             state = state * a[slot, :, None, None]
+            # Equation 10 in another order: what the state lacks of the value is written, so that k k^T is never built.
             missing = v[slot] - torch.einsum("nvk,nk->nv", state, k[slot])
             state = state + b[slot, :, None, None] * missing[:, :, None] * k[slot, :, None]
             read.append(torch.einsum("nvk,nk->nv", state, q[slot]))
@@ -80,6 +82,7 @@ def mamba(x: Tensor, weights: Mapping[str, Tensor], at: str, model: Model, kind:
     time = F.softplus(widened(step) + weights[f"{at}.dt_bias"])
     read = scan(given, time, -widened(weights[f"{at}.A_log"]).exp(), into, out_of, stream.segments)
     read = read + weights[f"{at}.D"][:, None] * given
+    # Rounded to the model's dtype before the norm, as upstream hands it to the next kernel.
     gated = widened((read.flatten(1) * F.silu(widened(gate))).to(x.dtype)).view(len(x), kind.groups, -1)
     normed = gated * (gated.square().mean(-1, keepdim=True) + MAMBA_EPSILON).rsqrt()
     return linear((normed.flatten(1) * weights[f"{at}.norm.weight"]).to(x.dtype), weights, f"{at}.out_proj", model)
@@ -94,6 +97,7 @@ def scan(given: Tensor, time: Tensor, rate: Tensor, into: Tensor, out_of: Tensor
     read = []
     for x, d, a, b, c in zip(*(torch.split(part, list(segments)) for part in (given, time, decay, into, out_of))):
         state = x.new_zeros(*x.shape[1:], b.shape[2])
+        # One slot at a time, not in chunks as kernels do: the chunked form is what a cell tests.
         for slot in range(len(x)):
             state = state * a[slot, :, None, None] + (x[slot] * d[slot, :, None])[:, :, None] * b[slot, :, None]
             read.append(torch.einsum("nps,ns->np", state, c[slot]))
@@ -109,6 +113,7 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, segments: tuple[in
     taps, kernel, offset = weight.shape[-1], widened(weight), None if bias is None else widened(bias)
     parts = []
     for part in torch.split(widened(x), list(segments)):
+        # Zeros before the segment, not the slots of the document before it.
         padded = F.pad(part.T, (taps - 1, 0))
         parts.append(F.conv1d(padded, kernel, offset, groups=len(weight)).T)
     return F.silu(torch.cat(parts)).to(x.dtype)

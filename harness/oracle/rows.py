@@ -70,7 +70,7 @@ class Stream:
 
 
 def stream_of(config: CellConfig, step: int, plan: MicroBatch) -> Stream:
-    """The slots of one micro-batch of a step."""
+    """Return the slots of one micro-batch of a step."""
     owners = torch.tensor(plan.slot_owners())
     rows = tuple(row.length for row in plan.rows)
     segments = tuple(padded for _, padded in plan.segments) if plan.style.packed else rows
@@ -87,6 +87,7 @@ def stream_of(config: CellConfig, step: int, plan: MicroBatch) -> Stream:
         tokens=tokens,
         labels=labels,
         mask=mask,
+        # Padding goes on counting, as upstream's positions do; no token of a document sees it.
         positions=torch.cat([torch.arange(size) for size in segments]),
         documents=owners[:, 0],
         segments=segments,
@@ -99,7 +100,7 @@ def stream_of(config: CellConfig, step: int, plan: MicroBatch) -> Stream:
 
 
 def _axes(plan: MicroBatch, segments: Sequence[int]) -> Tensor:
-    """[t, 3] positions of a document, which begins a segment, and of the padding after it (features/vision)."""
+    """Return [t, 3] positions of a document, which begins a segment, and of the padding after it (features/vision)."""
     images = {item.start: item.document.images for item in plan.placed}
     starts = accumulate(segments, initial=0)
     return torch.cat([torch.tensor(positions(size, images.get(start, ()))) for size, start in zip(segments, starts)])

@@ -111,6 +111,7 @@ class Oracle:
         choices: Choices = NO_CHOICES,
     ) -> None:
         self.config, self.model, self.choices, self.dtype = config, model, choices, dtype
+        # Optimizers keep float32 weights of a bf16 model; in float64 there is nothing to widen.
         wide = torch.promote_types(dtype, torch.float32)
         drawn = initial_weights(model, config.train.seed, wide)
         self.weights = {name: self._stored(weight.detach(), dtype) for name, weight in drawn.items()}
@@ -139,7 +140,7 @@ class Oracle:
         return cls(config, model, Optimizer.read(built, config.train.lr), dtype, choices)
 
     def _stored(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
-        """What the model computes with: a copy of the optimizer's weight, rounded if ranks store it in bf16.
+        """Return what the model computes with: a copy of the optimizer's weight, rounded if ranks store it in bf16.
 
         Megatron-LM core_v0.19.0, Float16OptimizerWithFloat16Params.
         """
@@ -164,6 +165,8 @@ class Oracle:
             self.seen.parameters[name].trained = weight - before[name]
 
     def _step(self, step: int) -> dict[str, Tensor]:
+        # Summed apart from the model's own `.grad`, which would round each addition to bf16: Megatron adds into float32
+        # buffers.
         gradients = {name: torch.zeros_like(weight) for name, weight in self.trained.items()}
         seen, taken = self._backward(step, gradients)
         seen.gradient_norm = gradient_norm(gradients)
@@ -201,12 +204,14 @@ class Oracle:
         plans = [plan for replica in replicas for plan in replica]
         path = self.config.path
         labels = sum(plan.loss_tokens for plan in plans)
+        # One more than the labels: a document's last token counts although nothing follows it.
         every = sum(item.document.length + 1 for plan in plans for item in plan.placed)
         counted = every if path.counted == "tokens" else labels
         by_step = counted if self.model.per_token else len(plans)
         seen = Step(documents={}, tokens=labels, divided_by=by_step, micro_batches=len(plans))
         taken: dict[int, Tensor] = {}
         before: list[list[Tensor]] = []  # by router: preferences of earlier micro-batches over all replicas
+        # Replicas may have different numbers of micro-batches; `zip` would drop the last ones.
         for number, turn in enumerate(zip_longest(*replicas)):
             streams = {replica: stream_of(self.config, step, plan) for replica, plan in enumerate(turn) if plan}
             passes = {replica: self.forward(stream, step, replica, number) for replica, stream in streams.items()}
@@ -308,14 +313,14 @@ def _add_outputs(outputs: Outputs, passed: Forward, stream: Stream) -> None:
 
 
 def _by_token(losses: Tensor, stream: Stream) -> list[TokenLoss]:
-    """The loss of each token that counts, by its position in its document."""
+    """Return the loss of each token that counts, by its position in its document."""
     counted = ((stream.mask > 0) & (stream.documents != PAD)).nonzero().flatten()
     places = zip(stream.documents[counted].tolist(), stream.positions[counted].tolist(), losses[counted].tolist())
     return [TokenLoss(document=document, position=position, loss=loss) for document, position, loss in places]
 
 
 def _by_document(losses: Tensor, counted: Tensor, stream: Stream, *, padding: bool) -> dict[int, DocumentLoss]:
-    """The loss of each document; `padding`: those with a counted label only, and slots of none as PAD."""
+    """Return the loss of each document; `padding`: those with a counted label only, and slots of none as PAD."""
     found = {}
     for document in (*stream.indices, *([PAD] if padding else [])):
         mine = stream.documents == document

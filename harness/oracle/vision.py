@@ -66,6 +66,8 @@ def _learned(grid: tuple[int, int, int], weights: Mapping[str, Tensor], vision: 
     wide = widened(learned).dtype
     steps = torch.tensor([(side - 1) / max(size - 1, 1) for size in grid[1:]], dtype=wide)
     at = _rows_and_columns(grid, vision.merge) * steps
+    # Written as weights of all places instead of upstream's four gathers: another way to the same number, so that an
+    # error is not shared.
     weighed = (1 - (at[:, :, None] - torch.arange(side)).abs()).clamp(min=0)
     down, across = weighed.to(learned.dtype).unbind(1)
     return torch.einsum("pi,pj,ijh->ph", down, across, learned.view(side, side, -1))
@@ -76,4 +78,5 @@ def _rows_and_columns(grid: tuple[int, int, int], merge: int) -> Tensor:
     frames, height, width = grid
     places = torch.cartesian_prod(torch.arange(height), torch.arange(width))
     blocks = places.view(height // merge, merge, width // merge, merge, 2).transpose(1, 2)
+    # Frames have the same places; time enters through the language model's positions only.
     return blocks.reshape(-1, 2).repeat(frames, 1)

@@ -53,12 +53,13 @@ def _adapter(layer: str, out: int, size: int, model: Model, peft: PeftConfig) ->
 
 
 def final_norm(model: Model) -> str:
-    """The name of the norm before the output layer."""
+    """Return the name of the norm before the output layer."""
+    # HybridModel's stack calls it otherwise than GPTModel's block.
     return "decoder.final_norm" if model.pattern else "decoder.final_layernorm"
 
 
 def layer_name(number: int) -> str:
-    """The name of layer `number`, from 1."""
+    """Return the name of layer `number`, from 1."""
     return f"decoder.layers.{number - 1}"
 
 
@@ -68,7 +69,7 @@ def deepstack_merger(index: int) -> str:
 
 
 def prediction_name(depth: int) -> str:
-    """The name of the prediction layer that looks `depth` tokens further, from 1."""
+    """Return the name of the prediction layer that looks `depth` tokens further, from 1."""
     return f"mtp.layers.{depth - 1}"
 
 
@@ -135,6 +136,8 @@ def _delta_net(at: str, model: Model, kind: DeltaNet) -> Shapes:
 def _mamba(at: str, model: Model, kind: Mamba) -> Shapes:
     inner, shared = kind.heads * kind.size, kind.groups * kind.state
     return {
+        # Two parameters of the mixer since megatron-core 0.18; probe/weights.py gives older releases' module these
+        # names.
         f"{at}.conv1d_weight": (inner + 2 * shared, 1, kind.taps),
         f"{at}.conv1d_bias": (inner + 2 * shared,),
         f"{at}.dt_bias": (kind.heads,),

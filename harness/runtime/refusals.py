@@ -49,6 +49,8 @@ def unavailable_fields(config: CellConfig) -> Unavailable:
     upstream: Any = importlib.import_module(_MODULE)
     version = importlib.import_module("megatron.core.package_info")
     here = (int(version.MAJOR), int(version.MINOR))
+    # A commit of main carries the number of the next release long before that is complete, so only a later one must
+    # have the field.
     needed = [*ALWAYS_READ, *(name for name, first in _SET.items() if config.data_path == "reference" and here > first)]
     fields = {field.name for field in dataclasses.fields(upstream.PackedSeqParams)}
     absent = [f"{_MODULE}.PackedSeqParams.{name}" for name in needed if name not in fields]
@@ -67,6 +69,8 @@ def refusal(config: CellConfig, ranks_here: int) -> Rejection | Missing | None:
         unavailable = unavailable or unavailable_vision(config)
     if unavailable:
         return unavailable
+    # In the order of blame: what the release lacks, then what the environment lacks, then what this node's hardware
+    # lacks.
     if unsupported := model_parts.unsupported_parts(config):
         return unsupported
     if lacking := missing_package(config):
@@ -76,6 +80,7 @@ def refusal(config: CellConfig, ranks_here: int) -> Rejection | Missing | None:
     table = gpu_table()
     if refused := unplaced(config, len(table), ranks_here):
         return refused
+    # The kind is the same for all ranks of a node; local rank 0 stands for them.
     device = placed_rank(config.device, len(table), 0, ranks_here)
     if reason := node_rotary.unsupported_kernel(config, device.kind):
         if config.device == "cpu":

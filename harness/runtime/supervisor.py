@@ -80,6 +80,7 @@ class _Peers:
         missing = set(range(self.share.nodes)) - {self.share.node}
         while missing:
             late = time.time() > self.deadline_at + COLLECT_GRACE_S
+            # Decided before the files are read, so that a result that arrives in between still counts.
             given_up = missing if late else missing.intersection(self.heartbeats.silent())
             for node in sorted(missing):
                 if result := rendezvous.read(NodeResult, rendezvous.node_file(self.attempt, node)):
@@ -104,6 +105,7 @@ def supervise(
     `agent`: pid of the parent. `deadline_at`: seconds since the epoch.
     """
     die_with(agent)
+    # A session of its own: Ctrl-C in the launcher's terminal must not reach the ranks, and `end_session` needs one.
     os.setsid()
     attempt = AttemptDir(Path(attempt_root))
     log_to(log := attempt.root / "log" / ("supervisor.log" if share.node == 0 else f"supervisor-{share.node}.log"))
@@ -118,6 +120,8 @@ def supervise(
         ran.append(resumed)
     for ran_part, ended in ran:
         if isinstance(ended, CellResult):
+            # After all ranks have ended, when their cores are free; and before result.json, which holds the oracle's
+            # digest.
             ended.oracle = ran_part.write_oracle()
     remove_secrets([log])
     log_to(log)  # remove_secrets may have replaced the file
@@ -179,6 +183,7 @@ class _Part:
         end_session()
         _log_xids(attempt, [rank for rank, code in exit_codes.items() if code], begun)
         endings = rank_endings(attempt, share.ranks, exit_codes, late)
+        # After `end_session`: no process may still write to the logs, since this replaces them.
         remove_secrets([attempt.log(rank) for rank in share.ranks])
         if share.node > 0:
             return NodeResult(node=share.node, ranks=endings, trouble=trouble)
@@ -214,8 +219,10 @@ class _Part:
                     if part is self or same_micro_batches(self.config):
                         choices |= choices_of(part.config, ranks)
                 shared = self.attempt.run.oracle(key_of(self.config, built, choices))
+                # Two cells may compute it at once; they write the same bytes, and the rename of either is complete.
                 if not shared.exists():
                     write_record(shared, record_of(self.cell, self.config, built, choices))
+                # Read back even when just written, so that what is judged has gone through the same text in every cell.
                 oracle.record = replace(RecordReader().read(text_of(shared)), cell=self.cell)
                 if self.config.operations is not None:
                     write_json(self.attempt.oracle_operations, operations_of(self.config, built, choices))
@@ -247,6 +254,7 @@ def _launch(
     """
     addresses = own_addresses() if share.nodes > 1 and share.node == 0 else ["127.0.0.1"]
     listener = rendezvous.listen(share, addresses) if share.node == 0 else None
+    # The ranks have inherited the socket; this process must close its copy, or the port outlives rank 0.
     with listener or nullcontext():
         store = _store_address(attempt, share, listener, addresses, deadline)
         if store is None:
@@ -263,6 +271,7 @@ def _launch(
             logs_specs=DefaultLogsSpecs(),
             start_method="fork",
         )
+    # Taken before waiting: a process that has been joined is no longer among the active children.
     children = {child.pid: child for child in multiprocessing.active_children()}
     _wait(processes, share, peers, deadline)
     pids = {ranks[local]: pid for local, pid in processes.pids().items()}
@@ -299,6 +308,7 @@ def _wait(processes: Any, share: NodeShare, peers: _Peers | None, deadline: Dead
     ended, elsewhere = None, False
     try:
         while ended is None and not elsewhere and (left := deadline.left_s) > 0:
+            # Short waits, so that the nodes' files are polled between them without a thread.
             ended = processes.wait(timeout=min(left, rendezvous.POLL_S), period=0.05)
             elsewhere = ended is None and peers is not None and peers.check(processes)
     except (EOFError, pickle.UnpicklingError):
@@ -314,6 +324,7 @@ def _wait(processes: Any, share: NodeShare, peers: _Peers | None, deadline: Dead
         deadline.end()
         processes.close()
     elif ended.is_failed() and peers is not None:
+        # Elastic lists all ranks that failed by then; the lowest stands for them where no rank wrote its own abort.
         local = min(ended.failures)
         peers.abort(f"exit code {ended.failures[local].exitcode}", rank=share.ranks[local])
 
@@ -335,6 +346,7 @@ def _add_other_nodes(attempt: AttemptDir, endings: list[RankEnding], peers: _Pee
             endings += results[node].ranks
             troubles += [results[node].trouble] if results[node].trouble else []
         else:
+            # From the records that a lost node's ranks had flushed, without exit codes.
             endings += rank_endings(attempt, peers.share.ranks_of(node), {}, {})
             troubles.append(f"node {node} sent no heartbeats and wrote no result")
     return troubles

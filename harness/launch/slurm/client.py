@@ -120,10 +120,12 @@ def parse_sacct(text: str) -> dict[str, JobState]:
     states: dict[str, JobState] = {}
     for line in text.splitlines():
         fields = line.split("|")
+        # A plug-in or a warning of Slurm may print lines of its own.
         if len(fields) != 5 or not fields[1]:
             continue
         state, _, by = fields[1].partition(" by ")
         job_state = JobState(
+            # Slurm marks some states, as in "CANCELLED+" or "RUNNING (requeued)"; the first word is the state.
             state=state.split()[0],
             exit_code=fields[2],
             nodes=fields[3] if fields[3] != _NO_NODES else "",
@@ -152,6 +154,7 @@ def parse_pending(text: str) -> dict[str, Pending]:
     for line in text.splitlines():
         fields = line.split("|", 2)
         if len(fields) == 3:
+            # squeue prints "N/A" while the backfill scheduler has not planned the job.
             job = Pending(reason=fields[2], start=fields[1] if fields[1][:1].isdecimal() else "")
             pending |= dict.fromkeys(members(fields[0]), job)
     return pending
@@ -247,7 +250,9 @@ class SlurmClient:
             answered = text is not None
             queue = parse_squeue(text or "")
             if answered:
+                # The controller has answered and does not know them: accounting's RUNNING is stale (see `silent`).
                 states = {job: state for job, state in states.items() if job not in unsure}
+            # squeue wins, except where both say that a job ended: then sacct knows its exit code.
             states |= {job: queue[job] for job in doubtful if job in queue and not (job in states and queue[job].ended)}
         return {job: states.get(job, JobState(answered=answered)) for job in jobs}
 
@@ -321,6 +326,7 @@ class SlurmClient:
                 "sbatch and srun are not on PATH: run on a Slurm login node, with Slurm's module loaded"
             )
         self.calls += 1
+        # coreutils' timeout, since submitit's call has no limit; in the foreground, so that Ctrl-C reaches sbatch.
         limit = ["timeout", "--foreground", f"{SUBMIT_TIMEOUT_S:g}"]
         done = _by_submitit([*limit, *_without_overriding(job_file), "sbatch", str(job_file)])
         if done.code != 0:

@@ -71,6 +71,7 @@ class Following:
         # A job that has not begun may be in the queue of a controller that is away: it has no agent to be heard.
         may_wait = not state.answered and (self.last_beat == 0 or self.state.waits)
         self.asked = asked
+        # Consecutive answers only: one that shows it alive starts the count again.
         self.first_ended = (self.first_ended or now) if state.ended else None
         self.first_unknown = None if listed or may_wait else (self.first_unknown or now)
         self.state = state if listed else self.state
@@ -150,6 +151,7 @@ class Follower:
 
     def _pass_on(self, following: Following) -> bool:
         """Pass new events to the listener; return whether the leading agent of the newest start has finished."""
+        # Before the claims: events of the old journal must not be lost when the follower moves to the next one.
         finished = self._new_events(following)
         while (claim := self.run.read_claim(following.allocation.name, following.claims + 1)) is not None:
             following.claims += 1
@@ -161,6 +163,7 @@ class Follower:
             following.last_word = self.turns.now
             finished |= self._new_events(following)
         beat = _beat_time(following.journal.path.with_suffix(".heartbeat"))
+        # Any change is a sign of life. Its time is of the file system's clock, and is not compared with this one.
         if beat and beat != following.last_beat:
             following.last_beat, following.last_word = beat, self.turns.now
         return finished
@@ -194,6 +197,7 @@ class _Queries:
 
     def __init__(self, client: SlurmClient) -> None:
         self.client = client
+        # One at a time: a controller that is slow must not get a second question before it has answered the first.
         self.thread: Executor = ThreadPoolExecutor(max_workers=1)
         self.requested: Future[tuple[dict[str, JobState], dict[str, Pending]]] | None = None
         self.pending: dict[str, Pending] = {}  # of the last answer
@@ -272,6 +276,7 @@ def close(run: RunDir, ended_allocation: Ended) -> None:
     Secrets are removed from its logs.
     """
     for log in job_logs(run, ended_allocation.allocation.array, ended_allocation.job):
+        # Only now, when no process of the job writes to it any more.
         without_secrets_in(log, secret_values(os.environ))
     known_state = (
         f"{ended_allocation.state.state} (exit {ended_allocation.state.exit_code or '?'})"
@@ -320,6 +325,7 @@ def retry(run: RunDir, plan: RunPlan, ended: Ended, client: SlurmClient) -> list
     """
     named = _failed_hosts(run, ended)
     announced = _announced(run, ended)
+    # An agent that finished has a result for each cell, whatever Slurm then says of the job.
     if ended.finished or not (ended.state.state in RETRIED or ended.state.disk_full or named or announced):
         return []
     cells = _cut_off(run, plan, ended.allocation)
@@ -449,6 +455,7 @@ def _write_retry(
     allocation = replace(earlier, name=name, array=name, index=0, cells=tuple(cells))
     profile = profile_of(run)
     for cell, attempt in cells.items():
+        # Of the first attempt: those of later ones may be missing if a launcher was killed while it wrote them.
         config = loads(text_of(run.attempt(cell, 1).config))
         write_json(run.attempt(cell, attempt).config, from_jsonable(CellConfig, config))
     ranks = read_work_order(run, earlier.name).parallel_ranks
@@ -456,5 +463,6 @@ def _write_retry(
     job = Job(name=name, allocations=(allocation,), exclude=exclude)
     text = render(run, plan, job, profile, run.root / "submissions" / "template.sbatch.j2")
     write_atomic(run.submission(name, ".sbatch"), text)
+    # Last: a retry that is recorded has all its files, and one that is not is written again.
     note(run.events, Retry(why=why, allocation=allocation, exclude=exclude))
     return allocation

@@ -91,7 +91,9 @@ def close_ended(run: RunDir, plan: RunPlan, follower: Follower, client: SlurmCli
 
 
 def _close_and_retry(run: RunDir, plan: RunPlan, ended: Ended, client: SlurmClient) -> list[Allocation]:
+    # Before the results are written: a job that Slurm restarts now would find cells that are already being closed.
     keep_from_starting(plan, ended, client)
+    # Before `close`, which gives every unfinished cell a result, so that they would no longer look cut off.
     again = retry(run, plan, ended, client)
     close(run, ended)
     return again
@@ -121,12 +123,14 @@ def cancel_run(
     allocations = list(allocations)
     if unfinished(run, allocations):
         holder = f"pid {os.getpid()} on {socket.gethostname()}"
+        # First: from here on no launcher submits and no agent claims, so the list of jobs can only shrink.
         write_json(run.cancelled, {"time": time.time(), "by": holder})
     names = list({job_name(run_id, allocation.array): None for allocation in allocations})
     ended: dict[str, None] = {}
     until = patience.clock() + patience.grace_s
     while True:
         jobs = client.named(names)
+        # A COMPLETING job has no processes left, and can last minutes where the node's epilog is slow.
         live = [job for job in jobs if not job.ended and job.state != "COMPLETING"]
         for name in {job.name: None for job in live}:
             client.cancel(name, _job_numbers(job for job in live if job.name == name))

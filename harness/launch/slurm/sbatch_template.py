@@ -158,6 +158,7 @@ def sbatch_flags(job: Job, profile: ClusterProfile, run: RunDir, run_id: str) ->
         "array": _array(job) if job.is_array else None,
         "output": f"{log}.out",
         "error": f"{log}.err",
+        # A requeued job writes to the same log; truncating would lose why the first start ended.
         "open-mode": "append",
         "signal": profile.signal,
     }
@@ -165,6 +166,7 @@ def sbatch_flags(job: Job, profile: ClusterProfile, run: RunDir, run_id: str) ->
         (name, _safe(str(value), f"sbatch --{name}")) for name, value in requested.items() if value is not None
     ]
     flags += [("exclusive", None)] if profile.exclusive else []
+    # Written out in both cases, since sites differ in their default (JobRequeue).
     flags.append(("requeue" if profile.requeue else "no-requeue", None))
     return flags + [_profile_flag(flag) for flag in profile.sbatch_flags]
 
@@ -173,6 +175,7 @@ def _has_comment(profile: ClusterProfile) -> bool:
     """Return whether the profile sets --comment, which sites read: ours is only for people, since jobs are found by
     name.
     """
+    # sbatch, like all users of getopt_long, takes unambiguous beginnings of a flag.
     return any("--comment".startswith(flag.partition("=")[0]) for flag in profile.sbatch_flags)
 
 
@@ -228,6 +231,7 @@ def payload(job: Job, run: RunDir, python: str, env: Mapping[str, str] | None, p
     first = job.allocations[0]
     inside = dict(environment_of(profile)) if profile.container else {}
     pairs = [f"{name}={value}" for name, value in {**inside, **(env or {})}.items()]
+    # PYTHONHOME of the harness's interpreter would give another interpreter the wrong standard library.
     begin = ["env", *(["-u", "PYTHONHOME"] if env is not None else []), *pairs] if pairs or env is not None else []
     argv = (*begin, python, "-m", "harness.runtime.agent", str(run.root))
     words = [shlex.quote(_safe(word, "payload")) for word in argv]

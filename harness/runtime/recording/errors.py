@@ -92,6 +92,7 @@ def _function_of_harness(qualified: str) -> FunctionType | None:
         value: Any = module
         for part in qualified.split("."):
             value = vars(value).get(part) if hasattr(value, "__dict__") else None
+        # The module must be the one that defines it: other modules that import the name would match too.
         if isinstance(value, FunctionType) and value.__module__ == name:
             return value
     return None
@@ -111,6 +112,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     while link is not None and id(link) not in visited:
         visited.add(id(link))
         yield link
+        # As Python itself chains tracebacks: `raise ... from None` means that the context explains nothing.
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
 
 
@@ -168,6 +170,8 @@ def absent_name(error: BaseException) -> str:
         return called
     module, name = _looked_up(error)
     top = module.partition(".")[0]
+    # Only a look-up by the harness is about the stack; one inside upstream is a bug there, and a project that is absent
+    # is another error.
     if owner not in (HARNESS, KERNEL) or top not in CODE_PACKAGES or not is_installed(top):
         return ""
     file = frame.partition(":")[0]
@@ -273,6 +277,7 @@ def words_of(error: BaseException) -> str:
     """Return what the exception says: its text, or what upstream's parser printed before it exited."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if _parser_ends(frame):
+            # argparse prints its message and raises SystemExit(2), whose text is "2".
             return str(frame.f_locals.get("message", error))
     return str(error)
 
@@ -284,6 +289,7 @@ def refusal_of(error: BaseException) -> str:
 
     Also empty if upstream's validation called the harness, e.g. a CPU stub, which raised.
     """
+    # Python raises it in the caller, so that no frame of the configuration shows in the traceback.
     if isinstance(error, TypeError) and (called := _OTHER_FIELDS.match(str(error))):
         return f"upstream's {called['name']} has other fields"
     if deciding(frames_of(error))[0] != CODE:
@@ -292,6 +298,7 @@ def refusal_of(error: BaseException) -> str:
     first = next((number for number, (frame, _) in enumerate(steps) if _validates(frame)), None)
     if first is None:
         return ""
+    # Innermost first: validation calls helpers, and the one that raised knows which arguments it read.
     for frame, line in reversed(steps[first:]):
         if values := dict(_values_read(frame, line)):
             return _refusal_text(values)
@@ -325,6 +332,7 @@ def _values_read(frame: FrameType, line: int) -> Iterator[tuple[str, Any]]:
     for node in sorted(attributes, key=lambda node: (node.lineno, node.col_offset)):
         root, *path = ast.unparse(node).split(".")
         value = frame.f_locals.get(root)
+        # Other objects have attributes too, but only these two kinds hold what a user can set.
         if not (isinstance(value, Namespace) or is_dataclass(value)):
             continue
         flag = f"--{'.'.join(path).replace('_', '-')}" if isinstance(value, Namespace) else ".".join(path)

@@ -59,6 +59,7 @@ def flight_file(attempt: AttemptDir, rank: int) -> Path:
 def watch(attempt: AttemptDir, rank: int, deadline_at: float) -> threading.Timer:
     """Start the timer that writes the dump; cancel it at the rank's end. `deadline_at`: seconds since the epoch."""
     timer = threading.Timer(max(deadline_at - EARLY_S - time.time(), 0.0), _write, (flight_file(attempt, rank),))
+    # A rank that ends early must not wait for its timer.
     timer.daemon = True
     timer.start()
     return timer
@@ -108,6 +109,7 @@ def waiting(trace: Mapping[str, Any]) -> list[Collective]:
 def _active_entries(trace: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     entries = trace.get("entries")
     for entry in entries if isinstance(entries, list) else ():
+        # NCCL's watchdog retires entries whose state it never updated.
         if isinstance(entry, Mapping) and entry.get("state") in _ACTIVE and not entry.get("retired"):
             yield entry
 

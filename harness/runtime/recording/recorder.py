@@ -61,6 +61,8 @@ class Recorder:
         """Note where the rank is, also in a separate file: a rank that hangs or is killed cannot flush its record."""
         self.record.progress = Progress(leg=leg, step=step, micro_batch=micro_batch, phase=phase)
         with needs_room(self.path):
+            # pwrite of one padded line, without a rename: it happens at every micro-batch, and a reader sees the old
+            # line or the new one.
             os.pwrite(self._line, dumps(self.record.progress).ljust(_PROGRESS_BYTES).encode(), 0)
 
     def lap(self, name: str) -> None:
@@ -80,6 +82,7 @@ class Recorder:
         lap = self.laps.setdefault("records", Lap())
         lap.time_s += spent[0]
         lap.busy_s += spent[1]
+        # Moves the start of the lap in progress, so that writing is not counted in it too.
         self._lap = self._lap[0] + spent[0], self._lap[1] + spent[1]
 
     @contextmanager
@@ -108,6 +111,8 @@ class Recorder:
         if not any(needs_sync(tensor) for tensor in tensors):
             received.params = self.params(packed_seq_params)
             return
+        # Layers of one forward share the object. `_version` grows with every change in place, which would make them
+        # different.
         key = [(id(tensor), tensor._version) for tensor in tensors]
         if self._last is None or self._last[0] is not packed_seq_params or self._last[1] != key:
             self._last = (packed_seq_params, key, _snapshot(packed_seq_params))
@@ -124,6 +129,7 @@ class Recorder:
     def _read_pending(self) -> None:
         choices, self._choices = self._choices, []
         for choice, chosen, preferred, taken in choices:
+            # Sorted, since kernels return the best k in different orders and the order means nothing.
             choice.experts = chosen.sort().values.tolist()
             by_score = choice.experts if preferred is None else preferred.sort().values.tolist()
             choice.preferred = None if by_score == choice.experts else by_score
@@ -138,6 +144,7 @@ class Recorder:
         if packed_seq_params is None:
             return None
         params = _seen(packed_seq_params)
+        # repr, since lists cannot be keys and NaN equals nothing.
         key = repr(astuple(params))
         if key not in self._known:
             set_fields = (name for name, value in vars(packed_seq_params).items() if value is not None)
@@ -173,6 +180,7 @@ class Recorder:
         raised = redacted("".join(traceback.format_exception(type(error), error, error.__traceback__)), secrets)
         self.record.failure = Failure(
             type=type(error).__name__,
+            # Redacted before it is cut: half a secret would not be recognised.
             message=redacted(words_of(error), secrets)[:4000],
             traceback=raised[-16000:],
             time=time.time(),
