@@ -66,6 +66,7 @@ DRAWN: dict[str, Values] = {
     "model.hidden": (32, 48, 64),
     "model.heads": (2, 4, 8),
     "model.kv_heads": (1, 2, 4, 8),
+    "model.head_size": (None, 4, 16, 24),
     "model.ffn": (32, 96, 128),
     "model.vocab": (64, 128, 200),
     "model.rope_base": (500, 10_000, 1_000_000),

@@ -28,7 +28,6 @@ _UPDATES = "the control's optimizer has one constant learning rate for all weigh
 _FILES = "a cell neither reads nor writes files outside its run directory"
 _TRAINED = "the harness compares the gradients of all weights"
 _EVALUATED = "an evaluation has the documents of one step, every train.eval_interval steps and at the end"
-_HEADS = "heads have model.hidden / model.heads elements in cell and control: set these under model:"
 _EPSILON = "norms of the harness's models have the epsilon 1e-5"
 _NORMS = "norms of the harness's models do not add 1 to their weights"
 _ROTARY = "rotary positions of the harness's models are not scaled, and rotate whole heads in every layer: leave it out"
@@ -57,6 +56,7 @@ _AXES = {
     "num_attention_heads": "model.heads",
     "num_query_groups": "model.kv_heads",
     "group_query_attention": "model.kv_heads",
+    "kv_channels": "model.head_size",
     "vocab_size": "model.vocab",
     "rotary_base": "model.rope_base",
     "window_size": "model.window",
@@ -106,7 +106,6 @@ _REASONS = {
     **dict.fromkeys(("swiglu", "squared_relu", "quick_geglu", "openai_gelu"), "the harness's models have SwiGLU"),
     "disable_bias_linear": "the harness's models have no biases",
     "add_qkv_bias": "the harness's models have no biases",
-    "kv_channels": _HEADS,
     "norm_epsilon": _EPSILON,
     "layernorm_epsilon": _EPSILON,
     "apply_layernorm_1p": _NORMS,
@@ -245,9 +244,7 @@ _HAVE = {
     **dict.fromkeys(("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"), "false"),
 }
 _HAVE_NOT = [
-    name
-    for name, reason in _REASONS.items()
-    if reason in (_ROTARY, _STAGES, _HEADS, _UPDATES, _TRAINED) and name not in _HAVE
+    name for name, reason in _REASONS.items() if reason in (_ROTARY, _STAGES, _UPDATES, _TRAINED) and name not in _HAVE
 ]
 _SHRUNK = ("window_size", "hybrid_layer_pattern", "hybrid_override_pattern")  # texts that are sizes
 _NOT_COMPARED = ("moe_token_dispatcher_type",)

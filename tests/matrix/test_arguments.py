@@ -157,7 +157,7 @@ def test_an_argument_that_the_matrix_sets_cannot_be_passed_on(name: str, hint: s
 
 # Argument of Megatron-LM, or field of Megatron-Bridge, that makes another model -> what a user writes instead.
 OTHER_MODELS: dict[str, tuple[Any, str]] = {
-    "kv-channels": (128, "heads have model.hidden / model.heads elements"),
+    "kv-channels": (128, "set model.head_size under model:"),
     "norm-epsilon": (1e-6, "the epsilon 1e-5"),
     "rotary-percent": (0.5, "rotary positions"),
     "use-rope-scaling": (True, "rotary positions"),
@@ -181,7 +181,7 @@ OTHER_MODELS: dict[str, tuple[Any, str]] = {
     "untie-embeddings-and-output-weights": (True, "set model.tied under model:"),
 }
 FIELDS: dict[str, tuple[Any, str]] = {
-    "model.kv_channels": (128, "heads have model.hidden / model.heads elements"),
+    "model.kv_channels": (128, "set model.head_size under model:"),
     "model.layernorm_epsilon": (1e-6, "the epsilon 1e-5"),
     "model.layernorm_zero_centered_gamma": (True, "do not add 1 to their weights"),
     "model.rotary_percent": (0.5, "rotary positions"),

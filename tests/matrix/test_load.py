@@ -72,6 +72,8 @@ def test_an_unquoted_and_a_quoted_expiry_date_are_the_same() -> None:
         ({"model": {"heads": 6, "kv_heads": 2}}, "hidden 64 is not divisible by heads 6"),
         ({"model": {"kv_heads": 3}}, "heads 8 is not divisible by kv_heads 3"),
         ({"model": {"hidden": 24}}, "even head size: 24 / 8 = 3"),
+        ({"model": {"hidden": 60}}, "hidden 60 is not divisible by heads 8; set head_size too"),
+        ({"model": {"hidden": 60, "head_size": 7}}, "even head size, and 7 is odd"),
         ({"train": {"steps": -1}}, "train.steps: must be at least 0 (found -1)"),
         ({"train": {"lr": float("inf")}}, "train.lr: must be finite"),
         (

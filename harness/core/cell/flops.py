@@ -45,7 +45,7 @@ def weights_per_token(model: ModelConfig) -> int:
 def _attention_weights(model: ModelConfig) -> int:
     hidden, heads, mla = model.hidden, model.heads, model.mla
     if mla is None:
-        return hidden * (2 * hidden + 2 * model.kv_heads * (hidden // heads))
+        return 2 * hidden * model.head * (heads + model.kv_heads)
     query = heads * (mla.qk_head_dim + mla.qk_pos_emb_head_dim)
     rank = mla.q_lora_rank
     queries = hidden * query if rank is None else rank * (hidden + query)
@@ -63,7 +63,8 @@ def _weights_of(model: ModelConfig, letter: str) -> int:
         return _attention_weights(model)
     if letter not in RECURRENT:
         return _feed_forward_weights(model)
-    size, inner = model.hidden // model.heads, model.hidden
+    size = model.head
+    inner = model.heads * size
     if letter == GATED_DELTA:
         keys = 2 * size * model.kv_heads
         projections = model.hidden * (keys + 3 * inner + 2 * model.heads)
@@ -81,10 +82,10 @@ def _feed_forward_weights(model: ModelConfig) -> int:
 
 
 def _attended_size(model: ModelConfig) -> float:
-    """Mean of the total query size and the total value size of a token: `hidden` without latent attention."""
+    """Mean of the total query size and the total value size of a token."""
     mla = model.mla
     if mla is None:
-        return model.hidden
+        return model.heads * model.head
     return model.heads * (mla.qk_head_dim + mla.qk_pos_emb_head_dim + mla.v_head_dim) / 2
 
 
@@ -101,8 +102,8 @@ def flops_of(model: ModelConfig, tokens: int, squares: int) -> float:
     """The same from the sum of lengths and that of squared lengths.
 
     dense      6 x weights x sum(L): 2 per weight and token, times 3 for forward and the two products of backward
-    attention  6 x layers x hidden x sum(L^2): scores and weighted sum are 4 x L^2 x hidden, halved because a token
-               attends to earlier ones only (causal), times 3
+    attention  6 x layers x heads x head size x sum(L^2): scores and weighted sum are 4 x L^2 x heads x head size,
+               halved because a token attends to earlier ones only (causal), times 3
 
     The formula is that of num_floating_point_operations in Megatron-LM's megatron/training/training.py, with its sums
     of lengths and of squared lengths.

@@ -21,7 +21,9 @@ class ModelConfig:
 
     layers: int = count(4, "Transformer layers.", le=1_024, upstream="num_layers")
     hidden: int = count(64, "Hidden size.", le=2**17, upstream="hidden_size")
-    heads: int = count(8, "Attention heads; must divide hidden.", le=4_096, upstream="num_attention_heads")
+    heads: int = count(
+        8, "Attention heads; must divide hidden unless head_size is given.", le=4_096, upstream="num_attention_heads"
+    )
     kv_heads: int = count(
         4, "Key/value heads (query groups); must divide heads.", le=4_096, upstream="num_query_groups"
     )
@@ -32,6 +34,14 @@ class ModelConfig:
         False,
         doc="Embedding and output layer share their weights.",
         aliases=("share_embeddings_and_output_weights",),
+    )
+    head_size: int | None = count(
+        None,
+        "Elements of an attention head; if omitted, hidden / heads.",
+        le=2**14,
+        upstream="kv_channels",
+        aliases=("head_dim",),
+        later=True,
     )
     rope_fusion: bool = setting(
         False,
@@ -106,6 +116,11 @@ class ModelConfig:
     vision: VisionConfig | None = setting(
         None, doc="[Images](models.md#vision): Megatron-Bridge's Qwen3-VL; if omitted, text alone.", later=True
     )
+
+    @property
+    def head(self) -> int:
+        """Elements of an attention head."""
+        return self.head_size or self.hidden // self.heads
 
     @property
     def hybrid(self) -> bool:

@@ -62,7 +62,7 @@ def model_fields(config: CellConfig) -> dict[str, Any]:
         **upstream_of(config.layout),
         **upstream_of(model),
         **upstream_of(config.options),
-        "kv_channels": model.hidden // model.heads,
+        "kv_channels": model.head,
         "window_size": None if model.window is None else (model.window, 0),
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
@@ -86,7 +86,7 @@ def recurrent_fields(model: ModelConfig) -> dict[str, Any]:
     """Sizes of recurrent layers, if there are any. They have the heads of attention: values all, keys kv_heads."""
     if not set(RECURRENT) & set(model.pattern):
         return {}
-    size = model.hidden // model.heads
+    size = model.head
     return {
         "linear_conv_kernel_dim": CONVOLUTION,
         "linear_key_head_dim": size,

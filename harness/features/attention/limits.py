@@ -59,8 +59,10 @@ def _head_size(config: CellConfig) -> str | None:
     """Why neither FlashAttention nor cuDNN supports heads of this size; None if they do."""
     if config.model.mla:
         return None
-    size = config.model.hidden // config.model.heads
-    sizes = f"model.hidden {config.model.hidden} / model.heads {config.model.heads} = {size} per head"
+    model, size = config.model, config.model.head
+    sizes = f"model.head_size {size}"
+    if model.head_size is None:
+        sizes = f"model.hidden {model.hidden} / model.heads {model.heads} = {size} per head"
     if size % HEAD_MULTIPLE:
         return f"{sizes}, not divisible by {HEAD_MULTIPLE}: {size} = {size // 8} * 8 + {size % 8}"
     return f"{sizes}, more than {HEAD_MOST}" if size > HEAD_MOST else None

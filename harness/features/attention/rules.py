@@ -18,7 +18,7 @@ def latent_attention_is_its_own(config: CellConfig) -> str | None:
     model = config.model
     if model.mla is None:
         return None
-    found = [name for name in ("softmax_scale", "qk_layernorm") if getattr(model, name)]
+    found = [name for name in ("head_size", "softmax_scale", "qk_layernorm") if getattr(model, name)]
     return f"model.{found[0]} is {getattr(model, found[0])} and model.mla has its own" if found else None
 
 
@@ -72,7 +72,7 @@ ATTENTION_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "mla.own-attention",
-        "Megatron-LM MultiLatentAttention: its own softmax scale, and norms of its compressed queries and keys",
+        "Megatron-LM MultiLatentAttention: its own head sizes, softmax scale, and norms of compressed queries and keys",
         latent_attention_is_its_own,
     ),
     Rule("attention.skip-needs-window", "Megatron-LM is_layer_window_attention", skip_needs_window),

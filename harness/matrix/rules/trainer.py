@@ -11,21 +11,20 @@ from harness.core.cell.axis_values import (
     WITH_FIELDS,
 )
 from harness.core.cell.config import CellConfig
+from harness.core.cell.model import ModelConfig
 from harness.core.packing.documents import MIXES
-from harness.features.attention.config import VANILLA
+from harness.core.setting import keys_of
 from harness.matrix.rules.rule import Rule
 from harness.upstreams.table import DATA_PATHS, names
 
 _GLOBAL_BATCH = {"megatron": "--global-batch-size", "bridge": "TrainingConfig.global_batch_size"}
-# Parts of the model that its adapter passes on.
+# Keys of the model that every adapter passes on, and those that its own does besides.
+_OF_ALL = ("layers", "hidden", "heads", "kv_heads", "head_size", "ffn", "vocab", "rope_base", "tied")
 _GIVEN = {
     "megatron": ("moe", "mtp", "pattern", "window", "window_skip", "qk_layernorm"),
     "bridge": ("moe", "mtp", "peft"),
     "skyrl": (),
 }
-_PARTS = ("moe", "mtp", "mla", "rope_fusion", "cuda_graphs", "gathered_logits", "pattern", "peft", "builder")
-_OF_ATTENTION = ("window", "window_skip", "softmax_scale", "qk_layernorm")
-_NOT_SET = (None, False, "")
 _DYNAMIC = ("dynamic_context_parallel", "hybrid_context_parallel")
 _DYNAMIC_SCHEDULER = "default_dynamic_cp"
 
@@ -72,12 +71,12 @@ def trains(config: CellConfig) -> str | None:
 def plain_model(config: CellConfig) -> str | None:
     if config.trainer not in _GIVEN:
         return None
-    parts = (*_PARTS, *_OF_ATTENTION)
-    supported = _GIVEN[config.trainer]
+    supported = {*_OF_ALL, *_GIVEN[config.trainer]}
     unsupported = [
-        f"model.{name}" for name in parts if getattr(config.model, name) not in _NOT_SET and name not in supported
+        f"model.{name}"
+        for name, key in keys_of(ModelConfig).items()
+        if name not in supported and getattr(config.model, name) != key.default
     ]
-    unsupported += ["model.softmax"] if config.model.softmax != VANILLA else []
     unsupported += ["train.label_smoothing"] if config.train.label_smoothing else []
     return f"trainer {config.trainer} is not given {unsupported[0]}; use trainer: harness" if unsupported else None
 

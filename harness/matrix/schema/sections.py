@@ -587,11 +587,15 @@ def parse_model(values: Any, problems: Problems) -> ModelConfig | None:
 def model_problems(model: ModelConfig) -> list[tuple[str, str]]:
     """Return the reasons why no layout can run a model: (key, message with the arithmetic)."""
     reasons = []
-    if model.hidden % model.heads:
-        reasons.append(("heads", f"hidden {model.hidden} is not divisible by heads {model.heads}"))
-    elif model.hidden // model.heads % 2:
-        size = model.hidden // model.heads
-        reasons.append(("heads", f"rotary positions need an even head size: {model.hidden} / {model.heads} = {size}"))
+    if model.head_size is not None:
+        if model.head_size % 2:
+            reasons.append(("head_size", f"rotary positions need an even head size, and {model.head_size} is odd"))
+    elif model.hidden % model.heads:
+        reasons.append(("heads", f"hidden {model.hidden} is not divisible by heads {model.heads}; set head_size too"))
+    elif model.head % 2:
+        reasons.append(
+            ("heads", f"rotary positions need an even head size: {model.hidden} / {model.heads} = {model.head}")
+        )
     if model.heads % model.kv_heads:
         reasons.append(("kv_heads", f"heads {model.heads} is not divisible by kv_heads {model.kv_heads}"))
     reasons += pattern_problems(model)
@@ -609,7 +613,7 @@ def model_problems(model: ModelConfig) -> list[tuple[str, str]]:
 def vision_problems(model: ModelConfig, vision: VisionConfig) -> list[tuple[str, str]]:
     """Return the reasons why no layout can run a model with its vision."""
     reasons = []
-    half, together = model.hidden // model.heads // 2, sum(vision.sections)
+    half, together = model.head // 2, sum(vision.sections)
     if together != half:
         named = " + ".join(map(str, vision.sections))
         reasons.append(("vision.sections", f"half of the head size is {half}, and {named} = {together}"))

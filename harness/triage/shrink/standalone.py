@@ -16,7 +16,7 @@ from harness.upstreams.megatron_bridge.spec import OFFLINE
 from harness.upstreams.megatron_lm.spec import SFT
 
 MAX_RANKS = 8
-_SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
+_SIZES = ("layers", "hidden", "heads", "kv_heads", "head_size", "ffn", "vocab")
 _NUMBERS = ("aux_loss", "z_loss", "parameter_gradients", "grad_norm")
 _METADATA = ("params_present", "params_form", "params_agree_plan", "params_agree_ranks")
 

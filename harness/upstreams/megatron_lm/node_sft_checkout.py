@@ -156,6 +156,7 @@ def model_flags(config: CellConfig, others: Mapping[str, Any]) -> list[str]:
         "hidden-size": model.hidden,
         "num-attention-heads": model.heads,
         "num-query-groups": model.kv_heads,
+        "kv-channels": model.head,
         "ffn-hidden-size": model.ffn,
         "vocab-size": model.vocab,
         "seq-length": train.seq_length,

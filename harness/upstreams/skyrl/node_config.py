@@ -36,6 +36,7 @@ def fields(config: CellConfig) -> dict[str, Any]:
         "hidden_size": model.hidden,
         "num_attention_heads": model.heads,
         "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head,
         "intermediate_size": model.ffn,
         "vocab_size": model.vocab,
         "max_position_embeddings": config.train.seq_length + 1,

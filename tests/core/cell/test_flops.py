@@ -37,6 +37,13 @@ def test_a_small_model_by_hand() -> None:
     assert train_flops(MODEL, [3, 5]) == 6 * weights * 8 + 6 * 2 * 8 * (9 + 25)
 
 
+def test_heads_of_their_own_size_by_hand() -> None:
+    wide = replace(MODEL, head_size=6)
+    # Query and output 8 x 12 each, key and value 8 x 6 each; attention as if hidden were 12.
+    assert weights_per_token(wide) - weights_per_token(MODEL) == 2 * (2 * 96 + 2 * 48 - 192)
+    assert train_flops(wide, [3]) == 6 * weights_per_token(wide) * 3 + 6 * 2 * 12 * 9
+
+
 def test_experts_prediction_and_latent_attention_by_hand() -> None:
     experts = replace(MODEL, moe=MoeConfig(experts=4, topk=2, ffn=5))
     # Two experts of 3 x 8 x 5 in place of 384; upstream does not count the router.

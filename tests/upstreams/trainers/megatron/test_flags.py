@@ -147,6 +147,7 @@ OTHER_VALUES: dict[str, Any] = {
     "model.hidden": 128,
     "model.heads": 4,
     "model.kv_heads": 2,
+    "model.head_size": 12,
     "model.ffn": 256,
     "model.vocab": 256,
     "model.rope_base": 500,
