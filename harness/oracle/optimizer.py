@@ -119,7 +119,8 @@ class Schedule:
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step, from 0."""
-        # The step at the end of the warm-up included: both formulas give `most` there, except without decay steps.
+        # Including the step at the end of the warm-up: `_share` would divide by 0 where the schedule has no step after
+        # it.
         if self.warm > 0 and step <= self.warm:
             return self.least_warm + (self.most - self.least_warm) * step / self.warm
         if self.style == "constant":

@@ -115,6 +115,7 @@ def _outputs(evidence: CellEvidence) -> Iterator[tuple[str, str, float, Bound]]:
     for rank in sorted(evidence.records):
         for weight in evidence.records[rank].merged:
             off = weight.output_off
+            # `not <=` rather than `>`, so that NaN is a finding.
             if off is not None and not off <= relative.value:
                 what = f"on rank {rank}, its output differs from that of the layer with its adapter"
                 yield weight.name, what, off, relative
@@ -149,6 +150,8 @@ def _trained(evidence: CellEvidence, weight: MergedSeen, control_seen: MergedSee
     gradient, steps = evidence.tolerances.parameter_gradient, evidence.cell.config.train.steps
     if not evidence.same_rows or not weight.after or not control_seen.after:
         return None
+    # A gradient off by a share g turns the sign of about that share of updates; over the steps they add up like a
+    # random walk.
     value = 2 * math.sqrt(steps * gradient.value)
     start = replace(gradient, value=value, origin=_SIGNS.format(steps=steps, gradient=gradient.value))
     bound = evidence.weight_bound("merged", weight.name, start)
@@ -159,6 +162,7 @@ def _trained(evidence: CellEvidence, weight: MergedSeen, control_seen: MergedSee
 def _distance(measured: Fingerprint, expected: Fingerprint, bound: Bound) -> float | None:
     """Return the distance, if it is beyond the bound."""
     if not finite(measured) or not finite(expected):
+        # A merged weight that is not finite is in no scan of `finiteness`, which reads what ranks computed in training.
         return math.inf
     off = fingerprint_distance(measured, expected, bound)
     return off if beyond(off, bound) else None

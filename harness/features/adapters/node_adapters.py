@@ -83,6 +83,7 @@ def output_off(layer: Any, seed: int) -> float:
     with torch.no_grad():
         features = _input(layer, seed)
         plain, adapted_output = base(features)[0], layer(features)[0]
+        # Swapped in place: a copy of the layer would not have its hooks, groups and sequence parallelism.
         base_weight, weight.data = weight.data, merged_weight(layer)
         merged = base(features)[0]
         weight.data = base_weight
@@ -90,6 +91,7 @@ def output_off(layer: Any, seed: int) -> float:
         (minuend - subtrahend).float().norm()
         for minuend, subtrahend in ((adapted_output, plain), (merged, adapted_output))
     )
+    # An adapter that adds nothing proves nothing, so it is a finding.
     return float(off / added) if added else math.inf
 
 

@@ -141,6 +141,7 @@ def _packed_micro_batches(config: CellConfig) -> Iterator[tuple[int, int, Packed
 
     Ends at a step whose documents make no rows for this layout: another rule rejects that.
     """
+    # A cell without steps still fetches those of step 0.
     for step in range((config.train.steps or 1) if config.style.packed else 0):
         try:
             batches = [batch for replica in config.micro_batches(step) for batch in replica]

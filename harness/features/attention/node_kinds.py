@@ -125,6 +125,7 @@ def resolved(config: CellConfig, place: DevicePlacement, capability: tuple[int, 
 def core_attention(kind: str) -> Any:
     """Return the class for core_attention in a layer spec; the reference attention for an unresolved `auto`."""
     if kind in TE_KINDS:
+        # From upstream's own spec, since releases give the module and its arguments different names.
         return get_gpt_layer_with_transformer_engine_spec().submodules.self_attention.submodules.core_attention
     return VarlenAttention if kind == "varlen" else ReferenceAttention
 
@@ -144,6 +145,7 @@ def described(kind: str) -> str:
 def chosen_backend(kind: str) -> str:
     """Return the backend of the last call of Transformer Engine, from its cache; empty when there was no call."""
     name = "transformer_engine.pytorch.attention.dot_product_attention.dot_product_attention"
+    # Not imported: looking must not load Transformer Engine into a rank that does not use it.
     state = getattr(sys.modules.get(name), "_attention_backends", None) if kind in TE_KINDS else None
     if not state:
         return ""

@@ -101,6 +101,7 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]
         if packed_seq_params is None:
             return self.unpacked(query, key, value)
         padded = packed_seq_params.cu_seqlens_q_padded
+        # Padded offsets are where documents start in memory; real ones only say how many of their slots count.
         offsets = packed_seq_params.cu_seqlens_q if padded is None else padded
         query, key, value = (part.squeeze(1) if part.dim() == 4 else part for part in (query, key, value))
         return self.packed(query, key, value, offsets, packed_seq_params)
@@ -138,6 +139,7 @@ class GatherContext(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         grad = grads[0].contiguous()
+        # Every rank used every key, so each key's gradient is the sum over ranks.
         dist.all_reduce(grad, group=ctx.group)
         return grad[ctx.group.rank()], None
 
@@ -160,6 +162,7 @@ class ReferenceAttention(CoreAttention):
         if group.size() > 1:
             shares = [torch.tensor(zigzag(bounds, group.size(), rank)) for rank in range(group.size())]
             own_slots = shares[group.rank()].to(query.device)
+            # Ranks hold chunks from both ends of each document; argsort puts the gathered slots back in their order.
             order = torch.argsort(torch.cat(shares)).to(query.device)
             sizes = [key.size(-1), value.size(-1)]  # latent attention may have others for values
             gathered = GatherContext.apply(torch.cat([key, value], -1), group)  # [cp, s, b, kv, dims]
@@ -202,6 +205,7 @@ def _in_parts(
         return part(query, key, value, own_slots)
     parts = zip(torch.split(query, PART, 2), torch.split(own_slots, PART))
     done = [
+        # The reentrant form would not pass gradients to the sink, which is no argument of `part`.
         checkpoint(part, some, key, value, slots, use_reentrant=False, preserve_rng_state=False)
         for some, slots in parts
     ]

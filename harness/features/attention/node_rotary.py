@@ -90,6 +90,7 @@ def rotary_load(
     shape = (tokens // group.size(), ROTARY_HEADS, ROTARY_SIZE)
     states: Tensor = torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
     grad = torch.randn(shape, device=device, dtype=dtype)
+    # As long as the longest document: upstream slices or indexes it for each.
     table = torch.randn(length, 1, 1, ROTARY_SIZE, device=device)
     offsets = torch.arange(0, tokens + 1, length, device=device, dtype=torch.int32)
     more: dict[str, Any] = {"cu_seqlens": offsets, "cp_group": group}
@@ -97,6 +98,7 @@ def rotary_load(
         more["max_seqlen"] = length
 
     def run() -> None:
+        # Otherwise every run after the first would add to a gradient, which is a kernel more.
         states.grad = None
         # Looked up at each call, as in attention, so that replacements are timed.
         upstream.apply_rotary_pos_emb(states, table, config, **more).backward(grad)

@@ -32,6 +32,7 @@ def latent_ranks_by_tp(config: CellConfig) -> str | None:
     mla, tp = config.model.mla, config.layout.tp
     if mla is None:
         return None
+    # One projection gives both, and its output is split over tp.
     down = mla.kv_lora_rank + mla.qk_pos_emb_head_dim
     reasons = [not_divisible("model.mla.kv_lora_rank + qk_pos_emb_head_dim =", down, f"tp {tp}", tp)]
     if mla.q_lora_rank is not None:
@@ -47,6 +48,7 @@ def fp8(config: CellConfig) -> str | None:
         return "dtype fp8 needs a GPU of compute capability 8.9 or more, and device is cpu"
     if config.attention not in TE_KINDS:
         return f"dtype fp8 needs Transformer Engine, and attention is {config.attention}"
+    # fp8 GEMMs need 16 rows on each rank, and context parallelism splits every document over cp of them.
     multiple = 16 * config.layout.cp
     if config.style.packed and config.style.document_multiple % multiple:
         return (

@@ -57,6 +57,7 @@ def routers(evidence: CellEvidence) -> list[RouterWhole]:
     whole: dict[tuple[int, int, int], RouterWhole] = {}
     for _, record in sorted(evidence.records.items()):
         scales = [scale.dense for scale in record.gradient_scales if scale.dense is not None]
+        # What upstream multiplies an auxiliary loss by in backward, and then all gradients: together its true weight.
         factor = (record.aux_scale or 0.0) * (scales[0] if scales else math.nan)
         for router in record.routers:
             key = (router.layer, record.place.dp, router.micro_batch)
@@ -72,6 +73,8 @@ def routers(evidence: CellEvidence) -> list[RouterWhole]:
             for value, weighted in (("aux_loss", "aux_weighted"), ("z_loss", "z_weighted")):
                 share, effect = getattr(router, value), getattr(router, weighted)
                 if share is not None and effect is not None:
+                    # Each tp and cp rank holds the loss over its own tokens' scores: they add up to that of the
+                    # micro-batch.
                     setattr(known, value, (getattr(known, value) or 0.0) + share)
                     setattr(known, weighted, (getattr(known, weighted) or 0.0) + effect * factor)
     return [whole[key] for key in sorted(whole)]
@@ -202,6 +205,7 @@ def _weights(evidence: CellEvidence, loss: RouterLoss, wholes: list[RouterWhole]
         counted = [counted_rows(member, loss.masked) for member in loss.together(router)]
         expected += loss.own(router) * sum(own_weight(evidence, rows) for rows in counted)
         layers[router.layer] = (router, weighted_sum + (getattr(router, loss.weighted) or 0.0), expected)
+    # `not <=` rather than `>`, so that NaN differs.
     differing = [layer for layer in layers.values() if not distance(layer[1], layer[2], bound) <= bound.value]
     if not differing:
         return []
@@ -237,8 +241,10 @@ def router_choice(evidence: CellEvidence) -> list[CheckFinding]:
         bound = _bound(evidence, followed)
         if not followed.shortfall > bound:
             continue
+        # Where rounding decides the weights, it decides the scores too.
         if followed.rounding and evidence.bound("grad_norm", _updates(evidence, followed.step)) is None:
             continue
+        # Other weights have other scores; the check of what made them wrong names the cause.
         if followed.step and _wrong_before(evidence, followed.step):
             return []
         layers = evidence.cell.config.model.layers
@@ -280,6 +286,7 @@ def _what(evidence: CellEvidence, followed: FollowedSeen, whose: str) -> str:
 
 
 def _bound(evidence: CellEvidence, followed: FollowedSeen) -> float:
+    # After an update the weights differ by rounding too, which grows from step to step.
     return (evidence.growth() if followed.step else NOISE_FACTOR) * followed.rounding
 
 
@@ -322,6 +329,7 @@ def _by_choices(record: RankRecord, moe: MoeConfig, steps: int) -> Iterator[Chec
             _counts(choice.taken or [], moe),
             _fitting(moe, _counts(choice.experts, moe), len(choice.experts)),
         )
+        # The counts alone would not show an expert that takes the wrong tokens in the right number.
         others = sum(len({*took} - {*own}) for own, took in zip(choice.experts, choice.taken or []))
         if taken != fitting:
             what = f"tokens that experts take: {in_short(taken, fitting, 'their capacity gives')}"
@@ -357,6 +365,7 @@ def own_kept(moe: MoeConfig, router: RouterSeen) -> list[int]:
 
 def _fitting(moe: MoeConfig, chosen: list[int], tokens: int) -> list[int]:
     """Return how many of the tokens that chose it each expert takes, among those of a rank."""
+    # In this order of operations, as upstream's get_capacity: another order rounds up elsewhere.
     capacity = math.ceil(tokens * moe.topk / moe.experts * (moe.capacity_factor or 0.0))
     most = min(capacity, tokens)
     return [most if moe.pad_to_capacity else min(count, most) for count in chosen]
@@ -457,6 +466,7 @@ def expert_bias(evidence: CellEvidence) -> list[CheckFinding]:
             first_record, first_seen = first.setdefault((bias.step, bias.layer), (record, bias))
             if bias.values != first_seen.values:
                 return [_bias_finding(record, bias, first_seen.values, f"rank {first_record.rank} has")]
+    # No key is in both: the rule judges step 0, the reference later ones.
     expected = _by_rule(evidence, moe) | _of_reference(evidence)
     for place, (record, bias) in sorted(first.items(), key=lambda entry: entry[0]):
         if place in expected and _differ(bias.values, expected[place], evidence.cell.config):
@@ -480,6 +490,7 @@ def _by_rule(evidence: CellEvidence, moe: MoeConfig) -> dict[tuple[int, int], li
 def _by_tokens(own: int, tokens: list[int], moe: MoeConfig, rounding: float) -> float:
     """Return the bias of an expert that got `own` tokens; NaN where rounding decides whether that is above the mean."""
     mean = sum(tokens) / moe.experts
+    # In bf16 the counts are rounded before they are compared with their mean.
     if own != mean and abs(own - mean) <= rounding * (own + mean):
         return math.nan
     return moe.bias_rate * ((own < mean) - (own > mean))

@@ -139,6 +139,7 @@ class ExpertsSplitOverOtherRanks(Fault):
         for chunk in chunks:
             for named in named_parameters(unwrap(chunk), **shard_ranks(context)):
                 if is_expert(named.name):
+                    # 1.5 and 0.5: the sum over both ranks, and with it the norm of a careless check, stays right.
                     named.parameter.main_grad.mul_(1.5 - context.place.tp)  # type: ignore[attr-defined]
 
 
@@ -168,6 +169,8 @@ class OtherTokensDroppedAfterAnUpdate(Fault):
         def dropping(probs: Tensor, routing_map: Tensor, *args: Any, **kwargs: Any) -> Any:
             if self.step == 0 or context.place.dp != 1:
                 return upstream(probs, routing_map, *args, **kwargs)
+            # 2 - p turns the order of probabilities round and keeps them above 0, so that no chosen slot looks
+            # unchosen.
             _, taken = upstream((2 - probs) * routing_map, routing_map, *args, **kwargs)
             return probs * taken, taken
 

@@ -50,6 +50,7 @@ class RouterRecorder:
     def _routing(self, layer: int, upstream: Callable[..., Any]) -> Callable[..., Any]:
         def routing(logits: Tensor, *args: Any, **kwargs: Any) -> Any:
             recomputed = recomputing()
+            # Detached: whatever is computed from logits here must not become a part of the graph.
             self.seen = self._seen_before(layer) if recomputed else self._shares(layer, logits.detach())
             self.chosen = None
             routed = upstream(logits, *args, **kwargs)
@@ -76,6 +77,7 @@ class RouterRecorder:
 
         def choosing(logits: Tensor, *args: Any, capacity_factor: float | None = None, **kwargs: Any) -> Any:
             if capacity_factor is not None:
+                # Called a second time without the capacity, which this release applies inside.
                 self.chosen = upstream(logits.detach(), *args, **kwargs)[1].bool()
             return upstream(logits, *args, capacity_factor=capacity_factor, **kwargs)
 
@@ -95,6 +97,7 @@ class RouterRecorder:
             routed, taken = self.chosen, routed[order]
         chosen = routed[order].int().topk(moe.topk, 1).indices
         scores = routing_scores(moe, logits.flatten(0, 1)[order])
+        # Only the auxiliary loss counts preferences; without one they would double the record.
         preferred = scores.topk(moe.topk, 1).indices if moe.balanced else None
         self.recorder.choice(
             ChoiceSeen(step=at.data_step, layer=layer, micro_batch=at.micro_batch, experts=[]), chosen, preferred, taken
@@ -142,6 +145,7 @@ class RouterRecorder:
     def _apply_z_loss(self, upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def apply(logits: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             attached = upstream(logits, *args, **kwargs)
+            # Upstream returns the logits themselves where there is no z-loss.
             if self.seen is not None and attached is not logits:
                 self.seen.z_weighted = _weighted(attached)
             return attached
@@ -211,6 +215,7 @@ def _map_of(routed: Sequence[Tensor]) -> Tensor:
 
     The other is their weights.
     """
+    # By kind: releases differ in which of the two comes first, and in whether the map is bool or int.
     return next(returned for returned in routed if not returned.is_floating_point()).bool()
 
 

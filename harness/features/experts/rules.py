@@ -52,6 +52,7 @@ def allgather_needs_equal_rows(config: CellConfig) -> str | None:
     moe, style = config.model.moe, config.style
     if not moe or moe.dispatcher != "allgather":
         return None
+    # Merged rows of packed documents differ in length even if each row is full, unless there is one.
     if style.row_length is not None and (not style.packed or config.micro_batch_size == 1):
         return None
     return (
@@ -120,6 +121,7 @@ def dropping_by_rank(config: CellConfig) -> str | None:
     layout, moe = config.layout, config.model.moe
     if not moe or not moe.drops:
         return None
+    # At this factor an expert has room for all tokens of the rank.
     enough = f"capacity_factor {moe.experts / moe.topk:g} or more drops nothing"
     if layout.tp * layout.cp > 1:
         return (

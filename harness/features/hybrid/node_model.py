@@ -113,6 +113,7 @@ def stack_spec(dense: Any, routed: Any, pattern: str) -> Any:
 
 def _expert_layer() -> Any:
     module = importlib.import_module("megatron.core.transformer.transformer_layer")
+    # A class of its own since megatron-core 0.18's CUDA graphs for experts; before, experts were plain layers.
     return getattr(module, "MoETransformerLayer", module.TransformerLayer)
 
 
@@ -169,6 +170,7 @@ def _mixer(layer: Any) -> Any:
 
 def is_recurrent(module: Any) -> bool:
     """Return whether a module is a GatedDeltaNet or a MambaMixer."""
+    # By attribute: importing either class would need packages that a stack without such layers lacks.
     return hasattr(module, "gated_delta_rule") or hasattr(module, "d_state")
 
 

@@ -70,6 +70,7 @@ def _extended_norm(mixer: Any) -> Any:
     source = inspect.getsource(mixer)
     (definition,) = (node for node in ast.parse(source).body if getattr(node, "name", "") == "ExtendedRMSNorm")
     names = vars(mixer) | {"RMSNormGated": GroupRMSNorm}
+    # Upstream's own source, not a copy: its import of mamba_ssm has failed, and with it the class that it derives.
     exec(compile(ast.Module([definition], []), mixer.__file__, "exec"), names)
     return names["ExtendedRMSNorm"]
 
@@ -80,6 +81,7 @@ def first_tokens(shape: torch.Size, cu_seqlens: Tensor | None, seq_idx: Tensor |
     first[:, 0] = True
     if cu_seqlens is not None:
         begins = cu_seqlens.long()
+        # The last offset is the end of the row; padded offsets may repeat it.
         first[:, begins[begins < shape[1]]] = True
     if seq_idx is not None:
         first[:, 1:] |= seq_idx[:, 1:] != seq_idx[:, :-1]
@@ -103,6 +105,7 @@ def causal_conv1d(
 ) -> tuple[Tensor, None]:
     """Convolve as fla.modules.convolution.causal_conv1d: x [rows, slots, channels], weight [channels, taps]."""
     if initial_state is not None or output_final_state:
+        # States carry over between calls in inference only.
         raise NotImplementedError("the CPU stub of causal_conv1d has no state")
     return _convolved(x, weight, bias, first_tokens(x.shape, cu_seqlens), activation), None
 
@@ -112,6 +115,7 @@ def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, first: Tensor, ac
     total = torch.zeros_like(wide) if bias is None else bias.float().expand_as(x)
     for back in range(min(taps, x.shape[1])):
         earlier = F.pad(wide[:, : x.shape[1] - back], (0, 0, back, 0))
+        # Zeros stand before the row, and documents count from 1, so taps before the row belong to no document.
         same = document == F.pad(document[:, : x.shape[1] - back], (back, 0))
         total = total + kernel[:, taps - 1 - back] * earlier * same[..., None]
     return (F.silu(total) if activation in ("silu", "swish") else total).to(x.dtype)

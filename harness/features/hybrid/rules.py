@@ -10,6 +10,7 @@ from harness.matrix.rules.rule import Rule, not_divisible
 def cuts_by_stages(config: CellConfig) -> str | None:
     layout, cuts = config.layout, config.model.pattern.count(CUT)
     stages = layout.pp * layout.vpp
+    # One stage takes the whole pattern: `pattern_of` removes its cuts.
     if not cuts or cuts + 1 == stages or stages == 1:
         return None
     return f"model.pattern has {cuts + 1} stages, and the layout has pp {layout.pp} x vpp {layout.vpp} = {stages}"

@@ -93,6 +93,7 @@ def _against_reference(evidence: CellEvidence, kind: Kind) -> Iterator[Wrong]:
 
 
 def _compared(evidence: CellEvidence, kind: Kind, name: str) -> bool:
+    # Adam divides by the size of the gradient, so rounding noise becomes a full update in a random direction.
     return kind.noise or name not in evidence.tolerances.noise_only
 
 
@@ -242,6 +243,7 @@ def first_update(evidence: CellEvidence) -> list[CheckFinding]:
         return []
     for kind in kinds(evidence):
         if wrong := wrong_updates(evidence, kind):
+            # Asked only now: checks cost time, and most cells have right updates.
             if gradients.parameter_gradients(evidence) or gradients.replica_gradients(evidence):
                 return []  # a consequence of wrong gradients
             return [finding(evidence, kind, wrong)]
@@ -251,6 +253,7 @@ def first_update(evidence: CellEvidence) -> list[CheckFinding]:
 def kinds(evidence: CellEvidence) -> list[Kind]:
     """Return what is compared: bounds follow from that of gradients, and must be able to tell an update from none."""
     bound = evidence.tolerances.parameter_gradient
+    # Twice the distance; bounds are of squared distances.
     double = replace(bound, value=4 * bound.value, origin=f"{bound.origin}; {_SQUARE}")
     signs = replace(bound, value=sign_changes(evidence), origin=f"{bound.origin}; {_SIGNS}")
     first = Kind("first_moment", "first moment", bound, noise=True)
@@ -266,6 +269,7 @@ def kinds(evidence: CellEvidence) -> list[Kind]:
 def sign_changes(evidence: CellEvidence) -> float:
     """Return how far the signs of gradients, that is an update, may be off if gradients are within their bound."""
     share = evidence.tolerances.parameter_gradient.value
+    # A turned sign moves a weight by twice the learning rate.
     off = 2 * math.sqrt(share)
     if evidence.cell.config.dtype == "fp32" or off >= ACCEPTS_NONE:
         return off

@@ -21,6 +21,7 @@ class FusedAdam(torch.optim.AdamW):
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for state in self._held(group):
+                # torch's AdamW reads it there; it is removed again, since checkpoints of FusedAdam must not have it.
                 state["step"] = torch.tensor(float(group.get("step", 0)))
         loss = super().step(closure)
         for group in self.param_groups:

@@ -32,6 +32,7 @@ def ddp_fields(config: CellConfig) -> dict[str, Any]:
     """
     overlap = config.distributed_optimizer == "overlap"
     return {
+        # As Megatron's trainers set it for bf16; sums of bf16 would be under test instead of the layout.
         "grad_reduce_in_fp32": True,
         "overlap_grad_reduce": overlap,
         "overlap_param_gather": overlap,
@@ -93,6 +94,7 @@ def build_optimizer(config: CellConfig, chunks: list[DistributedDataParallel], g
     vectors = any(
         parameter.dim() == 1 and parameter.requires_grad for chunk in chunks for parameter in chunk.parameters()
     )
+    # Without it norms and biases would decay unnoticed: a release that renames the key must be an error here.
     if vectors and not any("wd_mult" in group for group in optimizer.param_groups):
         raise UnknownNameError("upstream's optimizer has no group with wd_mult, by which norms and biases do not decay")
     for group in optimizer.param_groups:  # as OptimizerParamScheduler.step does
@@ -117,6 +119,7 @@ def whole_gradients(chunks: Sequence[DistributedDataParallel]) -> dict[Tensor, T
     for chunk in chunks:
         if not chunk.ddp_config.use_distributed_optimizer:
             continue
+        # Experts have buckets of their own, sharded over fewer replicas.
         for group in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups):
             for bucket in group.buckets:
                 whole = _gathered(bucket.grad_data, group.intra_distributed_optimizer_instance_group)

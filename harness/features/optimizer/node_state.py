@@ -40,6 +40,7 @@ def _sharded(optimizer: Any) -> dict[Tensor, Held]:
     by_parameter = {}
     for parameter in (candidate for buffer in optimizer.buffers for candidate in buffer.params):
         place = optimizer.model_param_group_index_map.get(parameter)
+        # Shards cut the flat buffer anywhere, so a rank may hold nothing of a small parameter.
         if place is None:
             by_parameter[parameter] = Held(None, {}, group=optimizer.data_parallel_group)
             continue
@@ -56,6 +57,7 @@ def _whole(optimizer: Any) -> dict[Tensor, Held]:
     inner = optimizer.optimizer
     weight_of = {weight: weight for group in inner.param_groups for weight in group["params"]}
     rounded = isinstance(optimizer, MixedPrecisionOptimizer)
+    # Weights that are fp32 in the model too, such as a router's, are their own copies.
     copies = zip(optimizer.float16_groups, optimizer.fp32_from_float16_groups, strict=True) if rounded else ()
     for models, weights in copies:
         for parameter, weight in zip(models, weights, strict=True):
@@ -105,6 +107,7 @@ def whole(held: Held, part: Tensor | None, parameter: Tensor) -> Tensor:
     flat = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
     if part is not None:
         flat[held.start : held.start + part.numel()] = part.detach().flatten().float()
+    # Each element is on one rank and 0 on the others, so the sum is exact.
     dist.all_reduce(flat, group=held.group)
     return flat.view(parameter.shape)
 
@@ -129,6 +132,7 @@ def counted_in_norm(optimizer: Any) -> dict[Tensor, bool] | None:
     counted: list[Tensor] = []
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         counted += getattr(part, norm_function(part))()
+    # By identity: upstream returns the very tensors, and two parameters may have equal gradients.
     flags, counted_ids = {}, {id(gradient) for gradient in counted}
     for parameter, part_held in held.items():
         is_counted = part_held.weight is not None and id(part_held.weight.grad) in counted_ids

@@ -37,4 +37,6 @@ def recomputed_module(kind: str, layer: Any) -> Any:
 
 def recomputing() -> bool:
     """Return whether a backward is running this forward."""
+    # A graph task exists only inside a backward; torch has no public question for it (torch.utils.checkpoint asks this
+    # way too).
     return torch._C._current_graph_task_id() != -1

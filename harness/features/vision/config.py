@@ -82,6 +82,7 @@ def images_in(length: int, most: int, first: int) -> list[Image]:
         image = Image(start=start, height=height, width=width)
         if image.end < length:
             found.append(image)
+            # At least a token of text and VISION_START; sometimes one more, so that gaps differ.
             start = image.end + 2 + number % 2
     return found
 
@@ -107,4 +108,5 @@ def positions(length: int, images: Sequence[Image]) -> list[tuple[int, int, int]
             for column in range(image.width)
         ]
         following += max(image.height, image.width)
+    # An image may reach beyond the labels: the last token of a document has none.
     return found[:length]

@@ -26,6 +26,7 @@ class PositionsEdited(Fault):
 
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
         assert batch.position_ids is not None
+        # In both places: the metadata leg compares the batch, and the model is given positions that it computes itself.
         return replace(batch, position_ids=self.edit(batch.position_ids, context))
 
     def on_model(self, chunks: list[Any], context: RankContext) -> None:

@@ -181,6 +181,7 @@ def _is_split_wrong(evidence: CellEvidence, field: str, edges: Boundaries, conte
     """
     batches = [batch for record in evidence.records.values() for batch in record.batches]
     given = {name for name in _MOVED if any(getattr(batch, name) is not None for batch in batches)}
+    # Labels that were shifted after the split take the last token of each chunk from the wrong neighbour.
     rolled = field == "labels" and CHUNK_EDGE in edges.boundaries
     return evidence.layout.cp > 1 and (rolled or given <= {mismatch.field for mismatch in content})
 
@@ -192,6 +193,7 @@ def micro_batch_count(evidence: CellEvidence) -> list[CheckFinding]:
     for rank in sorted(evidence.records):
         record = evidence.records[rank]
         for step, count in _counts(evidence, record):
+            # A step that the plan does not have must have no micro-batches, rather than no plan to compare with.
             expected = len(evidence.plan[step][record.place.dp]) if step in evidence.steps else 0
             if count != expected:
                 wrong.append((step, rank, record, count, expected))
@@ -285,6 +287,7 @@ def _note(evidence: CellEvidence, step: int, field: str, count: float, expected:
     """Return a known quantity that equals the wrong number, or ''."""
     rows = [truth.batch.slots for replica in evidence.plan[step] for truth in replica]
     whole = {"tokens": sum(rows), "squares": sum(slots**2 for slots in rows)}.get(field)
+    # The usual mistake: lengths of rows taken for those of documents.
     if evidence.packed and whole is not None and _equal(count, whole):
         return ", as if every pack were one document"
     name = ratio_name(count / expected, factors_of(evidence, step), WORKLOAD_ROUNDING) if expected else None
@@ -330,5 +333,6 @@ def _class_of_failure(cause: Cause) -> str:
         return fault_classes.CONFIGURATION
     if cause.failure_class.name == ABSENT_NAME.name:
         return fault_classes.ABSENT_NAME
+    # A rank that was killed or left nothing gives the code no chance to be wrong.
     outside = cause.domain == Domain.INFRASTRUCTURE or cause.ending.ended in ("killed", "missing")
     return fault_classes.INFRASTRUCTURE if outside else fault_classes.UNKNOWN

@@ -29,6 +29,7 @@ def exact_on_cpu(evidence: CellEvidence, otherwise: Bound, *, same_tokens: bool 
 
     With experts, changed tokens change how many each expert gets, so shapes are the same only with the `same_tokens`.
     """
+    # GPUs sum in an order that depends on timing, where kernels use atomics.
     devices = {record.environment.get("device", "cpu") for record in evidence.records.values()}
     shapes = same_tokens or evidence.cell.config.model.moe is None
     return EXACT if shapes and devices == {"cpu"} else otherwise
@@ -164,6 +165,7 @@ def _leaked(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
     victim, off = next(iter(victims.items()))
     position = leg.positions[victim]
     near = [document for document in leg.leg.changed if _together(leg, document, victim)]
+    # The one in the victim's micro-batch, since only attention there can have carried anything.
     culprit = near[0] if near else min(leg.leg.changed)
     elsewhere = "" if near else ", in another micro-batch,"
     return [
@@ -197,6 +199,7 @@ def _unchanged(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
         if documents[index].loss_tokens
         and index in before
         and index in leg.losses
+        # Equal to the last bit: other tokens have another loss, however small the model.
         and before[index].loss_sum == leg.losses[index].loss_sum
     ]
     if not stuck:
@@ -239,6 +242,7 @@ def _repetition_finding(
     bound, copy = evidence.own.repeated_document, wrong[0]
     position = leg.positions[copy]
     return CheckFinding(
+        # The first document of a pack has nothing before it, and attention is causal.
         fault_class=fault_classes.LEAK if position.number else fault_classes.UNKNOWN,
         message=f"all documents are copies of one, but the loss sum of copy {copy} is {leg.losses[copy].loss_sum:.9g} "
         f"({position}, which has {len(leg.plan[position.dp][position.micro_batch].placed)}), and that of copy "

@@ -63,6 +63,7 @@ def parameter_gradients(evidence: CellEvidence) -> list[CheckFinding]:
     for name, reference_gradient in expected.items():  # in model order, as its one rank lists them
         gradient = measured.get(name)
         if gradient is None:
+            # A weight without a gradient is as far off as can be, and no fingerprint says how far.
             off[name] = math.inf
         elif finite(gradient.fingerprint):
             norm = least.get(name, 0.0)
@@ -134,6 +135,7 @@ def _common_ratio(
         return None
     tolerances = evidence.tolerances
     pairs = [(measured[name].fingerprint, expected[name].fingerprint) for name in wrong]
+    # Gradients of one factor agree on it only as well as gradients agree at all.
     screen = max(tolerances.ratio_screen, tolerances.parameter_gradient.value)
     scale = scale_of(pairs, screen)
     return None if scale is None else ratio_name(scale, factors_of(evidence, 0), tolerances.ratio_screen)
@@ -156,6 +158,7 @@ def gradient_scale(evidence: CellEvidence) -> list[CheckFinding]:
         record = evidence.records[rank]
         for scale in record.gradient_scales:
             for kind, factor in (("gradients", scale.dense), ("gradients of experts", scale.experts)):
+                # In bf16 the measured factor is a ratio of two rounded norms.
                 if factor is None or not math.isfinite(factor) or abs(factor / expected - 1) <= _ROUNDING:
                     continue
                 name = ratio_name(factor / expected, factors_of(evidence, 0), evidence.tolerances.ratio_screen)
@@ -286,6 +289,7 @@ def _against(evidence: CellEvidence, other: CellEvidence, origin: str) -> list[C
     wrong = []
     norms = grad_norms(other)
     for step, expected in ((step, norms[step]) for step in evidence.steps if step in norms):
+        # Against itself a cell has no noise of a control, only its own rounding.
         bound = evidence.own_bound("grad_norm", step) if other is evidence else evidence.bound("grad_norm", step)
         if bound is None:
             break  # rounding decides

@@ -63,10 +63,12 @@ def finiteness(evidence: CellEvidence) -> list[CheckFinding]:
         (number, rank)
         for rank, scan in evidence.scans.items()
         for number in scan.bad
+        # From the step on where the control itself diverges, infinities are right.
         if number.where.get("step", number.where.get("after", 0)) < evidence.diverges
     ]
     if not bad:
         return []
+    # By the order in which numbers are computed: NaN spreads, and the first one is the cause.
     first, rank = min(bad, key=lambda entry: (entry[0].order, entry[1]))
     ranks = sorted({rank for _, rank in bad})
     more = f"; {len(bad) - 1} further values on {numbered('rank', ranks)} are not finite" if len(bad) > 1 else ""
@@ -86,10 +88,10 @@ def token_count(evidence: CellEvidence) -> list[CheckFinding]:
     """Check that exactly the planned tokens count in the loss, by step and document, in canary legs too.
 
     So must the number that the loss returns, by which gradients are divided.
-
-    Gradients are divided by the last.
     """
     for step in evidence.finished_steps:
+        # A wrong count of documents makes the returned number wrong too; it is a finding of its own only if they are
+        # right.
         findings = _documents(evidence, step) + _step(evidence, step) or _returned(evidence, step)
         if findings:
             return findings  # later steps only repeat the first
@@ -114,6 +116,7 @@ def _leg(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
             )
             return [_count_finding(message, fault_class, where, tokens, expected)]
     expected = sum(batch.loss_tokens for replica in leg.plan for batch in replica)
+    # The check `padding` says of its own leg what this one would say less exactly.
     if leg.leg.canary != "padding" and leg.token_count != expected:
         where = {"stage": evidence.last_stage, "leg": leg.leg.name, "step": 0}
         message = f"loss tokens in canary leg {leg.leg.name}: {leg.token_count}, expected {expected}"
@@ -246,6 +249,7 @@ def _activation_finding(evidence: CellEvidence, control: CellEvidence, first_off
 
 def _class_of_outputs(evidence: CellEvidence, first_off: LayerOff) -> str:
     pattern = _documents_pattern(evidence, first_off.documents, 0)
+    # The embedding does not mix tokens: it can be wrong only by what it was given, or where.
     if first_off.layer == 0 and pattern != fault_classes.TRUNCATION:
         return fault_classes.CP_LAYOUT if evidence.layout.cp > 1 else fault_classes.TOKEN_CONTENT
     hop = localise.hop_before(evidence.layout, evidence.cell.config.model.spread, first_off.layer)
@@ -344,6 +348,7 @@ def _ratio(evidence: CellEvidence, control: CellEvidence, step: int) -> str | No
         home = evidence.document_positions[step].get(document)
         if expected and math.isfinite(loss) and home is not None:
             members = len(evidence.plan[step][home.dp][home.micro_batch].batch.placed) if evidence.packed else 1
+            # The number of documents is that of this document's pack, not the step's.
             own = {name: size for name, size in common.items() if name != DOCUMENTS}
             pairs.append((loss / expected, own | ({DOCUMENTS: float(members)} if members > 1 else {})))
     return common_ratio(pairs, evidence.tolerances.ratio_screen)
@@ -445,6 +450,7 @@ def _tokens(evidence: CellEvidence, depth: int) -> dict[int, int]:
 def _tokens_finding(
     evidence: CellEvidence, depth: int, losses: dict[int, DocumentLoss], wrong: dict[int, int]
 ) -> CheckFinding:
+    # A document says more than padding, so padding comes last.
     document = min(wrong, key=lambda index: (index == PAD, index))
     count, expected = losses.get(document, _NO_LOSS).tokens, wrong[document]
     kind = "slots outside documents" if document == PAD else f"tokens of document {document}"

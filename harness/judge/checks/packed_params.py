@@ -69,6 +69,7 @@ def _place_key(place: RankLocation) -> _Key:
 def _expected(evidence: CellEvidence, ending: Ending) -> Iterator[_Key]:
     """Yield the locations that a rank must have recorded, given how far it came."""
     layout, at, rank = evidence.layout, ending.place, ending.rank
+    # A rank without a record is the finding of `completeness`; its params are not missing, they are unknown.
     if rank not in evidence.records:
         return
     completed = ending.ended == "completed"
@@ -192,6 +193,7 @@ def _fault_class(wrong: _WrongValue, missing: str) -> str:
     real, padded = params.cu_seqlens_q, params.cu_seqlens_q_padded
     if padded is None:
         return fault_classes.CU_SEQLENS
+    # Each field then holds exactly the other's values.
     swapped = problem.measured == list(padded if problem.field in OFFSETS else real)
     return fault_classes.REAL_PADDED if swapped else fault_classes.CU_SEQLENS
 
@@ -258,6 +260,7 @@ def params_agree_ranks(evidence: CellEvidence) -> list[CheckFinding]:
         if not problems_of(seen) and not form_problems(
             seen.params, evidence.cell.config.style, seen.device, evidence.layout.cp
         ):
+            # One truth object per replica and micro-batch, so its identity is the group.
             groups.setdefault(id(seen.truth), []).append(seen)
     differing: list[tuple[RankLocation, list[str]]] = []
     for members in groups.values():
@@ -358,6 +361,7 @@ def _differences(record: RankRecord) -> list[tuple[RankLocation, list[str]]]:
             _fields(record, before[_layer_key(seen)], seen.params),
         )
         for seen in record.recomputed
+        # Indices into the table of distinct params, so that equal indices are equal values.
         if _layer_key(seen) in before and before[_layer_key(seen)] != seen.params
     ]
 
@@ -403,6 +407,7 @@ def attention_mask(evidence: CellEvidence) -> list[CheckFinding]:
 
 def _wrong(record: RankRecord, recurrent: frozenset[int]) -> Iterator[tuple[RankLocation, str]]:
     for seen in (*record.layers, *record.recomputed):
+        # Recurrent layers take no mask: they are causal by what they compute.
         allowed: tuple[str | None, ...] = (None,) if seen.layer in recurrent else CAUSAL
         if seen.mask in allowed and not seen.biased:
             continue

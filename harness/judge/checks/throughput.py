@@ -50,6 +50,7 @@ def segment_slope(evidence: CellEvidence) -> list[CheckFinding]:
     findings = not_timed(evidence, bounds)
     for part, bound in bounds.items():
         documents = documents_of(times, part)
+        # Paired by round: both loads of a round saw the same clocks and neighbours.
         ratio = ratio_of(times, (part, documents[-1]), (part, documents[0])) if len(documents) > 1 else None
         if ratio is not None and ratio.above(bound.value):
             findings.append(_finding(part, documents, times, ratio, bound))
@@ -128,6 +129,8 @@ def slower_than_history(evidence: CellEvidence) -> list[CheckFinding]:
         return _no_baseline(evidence)
     if not compared.slower(bound.value):
         return []
+    # On a GPU a step of the training leg is mostly the probe's own synchronisation; only the timing leg runs without
+    # it.
     what, leg = ("a pass of the timing leg", "timing") if on_gpu(evidence) else ("a step", "training")
     text = (
         f"{what} takes {1000 * compared.ratio * compared.median:.3g} ms, {compared.ratio:.3g} times the median of "

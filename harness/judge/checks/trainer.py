@@ -51,6 +51,7 @@ def evaluations_of(evidence: CellEvidence) -> Iterator[Evaluation]:
     """Yield the finished evaluations of this part of the cell, in order."""
     config, last = evidence.cell.config, evidence.last_stage
     ranks = [evidence.records[rank] for rank in sorted(evidence.records) if evidence.records[rank].place.pp == last]
+    # A sum over fewer ranks than the stage has would lack documents.
     if len(ranks) < evidence.layout.world_size // evidence.layout.pp:
         return
     for place, (number, after) in enumerate(config.evaluations.items()):
@@ -60,6 +61,7 @@ def evaluations_of(evidence: CellEvidence) -> Iterator[Evaluation]:
         yield Evaluation(
             number=number,
             after=after,
+            # Documents of evaluations are numbered after those of all steps, so that no step trains on them.
             plan=config.micro_batches(config.train.steps + number),
             seen=seen,
             documents=_summed_documents(seen),
@@ -140,6 +142,7 @@ class _Computed:
                 "gradient norm", reported_step.grad_norm, self.norms[step], self.evidence.own_bound("grad_norm", step)
             )
         yield _Metric("learning rate", reported_step.learning_rate, config.train.lr, None)
+        # Neither fp32 nor bf16 scales its loss; another scale means fp16 or a wrong report.
         yield _Metric("loss scale", reported_step.loss_scale, 1.0, None)
         yield _Metric("number of skipped steps", reported_step.skipped, 0, None)
         if step in self.counted:
@@ -220,6 +223,7 @@ def _fields(evidence: CellEvidence, record: RankRecord, reported_step: ReportedS
     if reported_step.learning_rate is not None:
         yield "learning rate", f"{reported_step.learning_rate:.6E}"
     yield "global batch size", str(len(config.samples(0)))
+    # Compared only if none of the steps was skipped or gave NaN, which upstream counts apart.
     losses = [step.loss for step in over if step.loss is not None and math.isfinite(step.loss) and not step.skipped]
     if losses and len(losses) == len(over):
         yield LOSS, losses
@@ -238,6 +242,7 @@ def _says(name: str, text: str | None, expected: Any) -> bool:
     except ValueError:
         return False
     mean = _mean_loss(expected)
+    # The value of the last printed digit: half of it is what printing may lose.
     digit = 10.0 ** (int(f"{mean:.6E}".split("E")[1]) - 6)
     return len(text) == len(f"{mean:.6E}") and abs(value - mean) <= digit / 2 + len(expected) * _FP32 * abs(mean)
 
@@ -437,6 +442,8 @@ def _reports(evidence: CellEvidence) -> Iterator[CheckFinding]:
 
 def _mean(finished: Evaluation, config: CellConfig) -> tuple[float, str]:
     """Return the mean loss that the trainer of a cell reports, and over what it is."""
+    # With --sft Megatron-LM's evaluation takes the mean of each micro-batch first; all others divide one sum by all
+    # tokens.
     if config.trainer != "megatron" or not config.path.sft_flag:
         total = math.nan if finished.loss_sum is None else finished.loss_sum
         return total / max(finished.tokens, 1), "tokens"

@@ -41,6 +41,7 @@ def write_submissions(
 ) -> list[Path]:
     """Write work orders, job files and the profile of a plan, all or none; return the paths of the job files."""
     jobs = jobs_of(plan.allocations, launch.throttle)
+    # All texts before any file: an error in the template must not leave half a run behind.
     texts = [render(run, plan, job, profile, template) for job in jobs]
     write_json(run.cluster, profile, indent=2)
     write_atomic(run.root / "submissions" / "template.sbatch.j2", template.read_text(encoding="utf-8"))
@@ -64,6 +65,7 @@ def render(run: RunDir, plan: RunPlan, job: Job, profile: ClusterProfile, templa
 
     A stack runs in a container only if the stack itself names an image.
     """
+    # The interpreter of this machine need not exist in an image.
     default = "python3" if profile.container else sys.executable
     stack = plan.stacks.get(job.allocations[0].stack)
     if stack is not None:
@@ -94,6 +96,7 @@ def _in_container(profile: ClusterProfile, stack: ReadyStack) -> ClusterProfile:
     """
     if not stack.requested.container:
         return replace(profile, container=None)
+    # A stack with an image runs in a container even if the profile names none; the image is set below.
     base = profile.container or Container(image="")
     trees = dict.fromkeys(folder for home in stack.homes for folder in home.folders)
     mounts = (*base.mounts, *(f"{tree}:{tree}" for tree in trees))
@@ -121,6 +124,7 @@ def parallel_ranks(allocation: Allocation, profile: ClusterProfile, launch: Laun
         return allocation.ranks_per_node
     if profile.gpus_per_node:
         gpus = profile.gpus_of(allocation.ranks_per_node)
+        # Never fewer than one cell needs, or it would never start.
         return max(min(launch.parallel_ranks or gpus, gpus), allocation.ranks_per_node)
     return max(launch.parallel_ranks or profile.ranks_per_node, allocation.ranks_per_node)
 
@@ -248,6 +252,8 @@ class Submitter:
                 return number
             if self.run.cancelled.exists():
                 return None
+            # Before the call: a launcher that is killed inside it leaves an intent, by which the next one looks for the
+            # job.
             note(self.run.events, Submitting(job=job.name, name=name))
             try:
                 return self.client.submit(file)
@@ -274,6 +280,7 @@ class Submitter:
             if jobs:
                 return self._choose(job, jobs)
             if answered is not None and self.patience.clock() >= answered + self.patience.grace_s:
+                # A short job may have run, ended and been forgotten by the controller since it was submitted.
                 return self.client.accounted(name)
             self.patience.sleep(self.patience.ask_s)
 
