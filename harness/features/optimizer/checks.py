@@ -253,7 +253,6 @@ def first_update(evidence: CellEvidence) -> list[CheckFinding]:
 def kinds(evidence: CellEvidence) -> list[Kind]:
     """Return what is compared: bounds follow from that of gradients, and must be able to tell an update from none."""
     bound = evidence.tolerances.parameter_gradient
-    # Twice the distance; bounds are of squared distances.
     double = replace(bound, value=4 * bound.value, origin=f"{bound.origin}; {_SQUARE}")
     signs = replace(bound, value=sign_changes(evidence), origin=f"{bound.origin}; {_SIGNS}")
     first = Kind("first_moment", "first moment", bound, noise=True)

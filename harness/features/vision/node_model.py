@@ -52,6 +52,7 @@ def build_vision_model(config: CellConfig, upstream: Any, spec: Any, arguments: 
     vision = config.model.vision
     assert vision is not None
     if not hasattr(upstream, "enable_cuda_graph"):
+        # Qwen3VLModel reads this field, which not every megatron-core has.
         upstream.enable_cuda_graph = False
     names = ("pre_process", "post_process", "parallel_output", "vp_stage", "pg_collection")
     passed = {name: value for name, value in arguments.items() if name in names}
@@ -105,6 +106,7 @@ class ImageAttention(MegatronModule):  # type: ignore[misc]
 
         The offsets of images are in `packed_seq_params`.
         """
+        # One segment per frame, by upstream's build_packed_seq_params.
         lengths = packed_seq_params.cu_seqlens_q.diff().tolist()
         parts = zip(*(torch.split(part.transpose(0, 1), lengths, 1) for part in (query, key, value)))
         return torch.cat([F.scaled_dot_product_attention(*part).transpose(0, 1).flatten(1) for part in parts])

@@ -80,6 +80,8 @@ class ReferencePath:
             metadata, body = self._read(micro, fields)
             metadata, body = metadata.to(device), body.to(device)
             sizes = torch.tensor([metadata.shape[1], body.shape[1]], device=device)
+        # Sizes first: the other ranks do not read the plan, as in upstream's broadcast, so that this path can fail
+        # where upstream's does.
         self._send(sizes)
         if micro is None:
             offsets, slots = (int(value) for value in sizes)

@@ -17,6 +17,7 @@ class ModelStub:
     """Remembers what it was asked for in vain."""
 
     def __getattr__(self, name: str) -> Any:
+        # Through __dict__: an ordinary attribute would ask this method for itself while it is missing.
         self.__dict__.setdefault("unknown", []).append(name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -26,6 +27,7 @@ class ModelStub:
         try:
             yield
         except Exception as error:
+            # Upstream also asks for names with hasattr, to which a plain "no" is the right answer.
             unknown = [name for name in self.__dict__.get("unknown", []) if name in str(error)]
             if not unknown:
                 raise

@@ -76,6 +76,7 @@ class Attached(Wrappers):
             if not self.context.config.start_step:
                 self.initialize(model)
                 _module("model_load_save").save_megatron_model(model, path)
+                # So that weights that training starts with can only come from the checkpoint.
                 forget(model)
             return hook(model)
 
@@ -101,6 +102,7 @@ class Attached(Wrappers):
 
     def _counted(self, flops: float) -> dict[str, float | None]:
         """Return what the first stage counted of a step; `flops`: of all steps so far."""
+        # Upstream keeps a running total only.
         before, self.flops = self.flops, flops
         if not counting_ranks(self.context.config, self.context.place.pp):
             return {}

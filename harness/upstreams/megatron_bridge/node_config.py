@@ -47,6 +47,7 @@ def _set(container: Any, argument: Argument) -> None:
     owner = container
     for part in path:
         owner = getattr(owner, part, None)
+    # Asked first, since setattr on a dataclass accepts any name, and a misspelt one would silently do nothing.
     if not _is_configuration(owner) or name not in _names_of(owner):
         names = list(_names(container, ""))
         near = difflib.get_close_matches(argument.name, names, n=1)
@@ -87,6 +88,7 @@ def _value(argument: Argument, before: Any) -> Any:
         return words[0]
     if isinstance(before, (list, tuple)):
         return type(before)(value if isinstance(value, list) else [value])
+    # bool is an int, and `true` for a number is a mistake.
     if isinstance(before, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not type(before):
@@ -138,6 +140,7 @@ def _container(config: CellConfig, folder: Path, device: Device) -> Any:
         scheduler=upstream.SchedulerConfig(
             lr_decay_style="constant",
             lr_warmup_iters=0,
+            # Upstream's scheduler overrides the optimizer's own decay with these.
             start_weight_decay=decay,
             end_weight_decay=decay,
             weight_decay_incr_style="constant",
@@ -185,6 +188,7 @@ def _optimizer(config: CellConfig) -> dict[str, Any]:
     fields = upstream_fields(config)
     return {
         "optimizer": "adam",
+        # The scheduler asserts min_lr <= lr and, with a constant style, never reads it.
         "min_lr": config.train.lr,
         "bf16": fields["bf16"],
         "params_dtype": fields["params_dtype"],

@@ -86,6 +86,7 @@ def data_config(folder: Path, config: CellConfig) -> Any:
     """Return upstream's configuration of the data set, for a folder with the files; its loader has its defaults."""
     rows = _packed_rows if config.style.packed else _rows_of_documents
     data = rows(folder, config)
+    # Workers would be forked from a process with gloo's threads.
     data.seed, data.num_workers, data.do_validation = config.train.seed, 0, bool(config.train.evaluated)
     return data
 
@@ -107,6 +108,7 @@ def _packed(folder: Path, truth: StepTruth, tokenizer: Any) -> tuple[list[dict[s
 
     write_documents(folder, truth, text)
     config = truth.config
+    # A builder per step: upstream packs a whole file at once, and would mix the steps' documents.
     builder = GPTSFTDatasetBuilder(packed_config(config, folder), tokenizer)
     with longest_first():
         builder.prepare_data()

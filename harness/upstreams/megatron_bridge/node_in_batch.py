@@ -106,6 +106,7 @@ class BridgeInBatchPath:
 
     @staticmethod
     def unavailable(config: CellConfig) -> Unavailable:
+        # Either way of packing in batch will do; only if both are missing does this release lack it.
         collate = missing("data.collators.sequence", "training.gpt_step", "data.builders.mock_vlm_sft")
         in_step = missing("training.vlm_step", "data.vlm_datasets.mock_provider")
         if collate and in_step:

@@ -57,6 +57,7 @@ class BridgeOfflinePath:
             self.datasets[folder] = self._built(truth)
         dataset = self.datasets[folder]
         replicas, replica = self.context.config.layout.dp, self.context.place.dp
+        # As upstream's sampler deals rows: one to each replica in turn.
         return (dataset.collate_fn([dataset[row]]) for row in range(replica, len(truth.plans) * replicas, replicas))
 
     def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
@@ -85,6 +86,7 @@ class BridgeOfflinePath:
         from megatron.bridge.data.builders.finetuning_dataset import FinetuningDatasetBuilder
 
         accepted = inspect.signature(FinetuningDatasetBuilder.__init__).parameters
+        # The old builder takes the fields of its configuration one by one, and releases differ in which.
         arguments = {name: getattr(config, name) for name in accepted if hasattr(config, name)}
         return FinetuningDatasetBuilder(tokenizer=tokenizer, **arguments).build()[0]
 
@@ -135,6 +137,7 @@ def document_line(truth: StepTruth, document: Document, text: Callable[[list[int
     ids = truth.content(document)[: document.length + 1].tolist()
     if is_chat(truth.config):
         return json.dumps({"messages": conversation(ids, document)}) + "\n"
+    # Upstream refuses an empty prompt; its one token is no label, so it masks nothing.
     prompt = len(ids) if document.masked else 1
     return json.dumps({"input": text(ids[:prompt]), "output": text(ids[prompt:])}) + "\n"
 
@@ -147,6 +150,7 @@ def is_chat(config: CellConfig) -> bool:
 def read_as(config: CellConfig) -> dict[str, Any]:
     """Return the arguments of upstream's data sets of JSON lines."""
     chat = {"chat": True, "use_hf_tokenizer_chat_template": True} if is_chat(config) else {}
+    # The documents' own last token is the end of sentence; a second one would be a token that the plan does not have.
     return {"add_eos": False, **chat}
 
 

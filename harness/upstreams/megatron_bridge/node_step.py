@@ -52,6 +52,7 @@ def state_of(dataset: Any, sizes: Any) -> Any:
     """Return the part of upstream's GlobalState that forward_step reads."""
     switches = SimpleNamespace(check_for_nan_in_loss=False, check_for_spiky_loss=False)
     cfg = SimpleNamespace(dataset=dataset, model=sizes, rerun_state_machine=switches)
+    # A plain namespace: a field that a later release reads raises AttributeError, which names it.
     return SimpleNamespace(timers=_timers, straggler_timer=_NoTimer(), cfg=cfg)
 
 
@@ -80,6 +81,7 @@ class BridgeStep:
         model = CalledModel(self.sizes, vp_stage, embeds=self.context.is_first(chunk))
         with model.called_by(f"{self.forward_step.__module__}.forward_step"):
             _, loss = self.forward_step(self.state, iterator, model)
+        # The loss function is a partial that holds the mask: the model itself is not given one.
         mask, _ = mask_and_loss(loss)
         return replace(batch_given(model.given), loss_mask=None if mask is None else mask.float())
 

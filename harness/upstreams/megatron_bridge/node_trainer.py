@@ -64,12 +64,14 @@ class BridgeTrainer:
             write_files(folder, config)
             if config.model.peft:
                 reserve_pretrained(folder)
+        # Other ranks read the files as soon as they begin.
         barrier(self.context.device)
         self.recorder.progress("training", 0, 0, "setup")  # from here on, exceptions come from the code under test
         if self.context.device.kind == "cpu":
             self.recorder.record.cpu_stubs += trainer_stubs.install()
         use_own_layers(config.attention)
         use_local_prediction(config.attention)
+        # After the stubs: the wrappers must wrap what upstream will call.
         Attached(self.context, self.recorder)
         home, _, name = entry_point(config).rpartition(".")
         train: Any = getattr(importlib.import_module(home), name)

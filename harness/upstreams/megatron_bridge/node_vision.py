@@ -38,6 +38,7 @@ class VisionStep(BridgeStep):
         mask, received = loss.args[0], self.model.language_model.given
         embedded = received["decoder_input"]
         return Batch(
+            # Ids survive float32 exactly: vocabularies of cells are far below 2**24.
             tokens=None if embedded is None else embedded[..., 0].transpose(0, 1).long(),
             labels=received["labels"],
             loss_mask=None if mask is None else mask.float(),
@@ -97,6 +98,7 @@ class _Tower:
 
     def __call__(self, *, hidden_states: Tensor, grid_thw: Tensor) -> tuple[Tensor, list[Tensor]]:
         count = hidden_states.shape[0] // MERGE**2
+        # Negative, since token ids are not: a feature cannot be mistaken for a token.
         features = -torch.arange(1, count + 1, dtype=torch.float32)[:, None]
         return features, [features] * self.deepstack
 

@@ -48,6 +48,7 @@ def problem_of(config: CellConfig) -> str:
 
 @cache
 def _flags(upstream: Any) -> list[str]:
+    # Without abbreviations: upstream's parser takes them, but a later release may make one ambiguous.
     parser = upstream.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
     return [option for option in parser._option_string_actions if option.startswith("--")]
 

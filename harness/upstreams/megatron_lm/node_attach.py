@@ -47,6 +47,7 @@ class Attached(Wrappers):
 
     def _schedule(self, upstream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         schedule = upstream(*args, **kwargs)  # iterators, micro-batches, sum of lengths, sum of squared lengths
+        # Evaluations are scheduled too, but the check of workloads has a plan for steps only.
         if self.observer.state.leg == "training":
             names = ("micro_batches", "tokens", "squares")
             counts = {name: float(count) for name, count in zip(names, schedule[1:], strict=True)}

@@ -97,11 +97,13 @@ def _to_be_shuffled(rows: list[list[Tensor]], train: TrainConfig) -> list[Tensor
     spare = 2 + len(rows) // 100
     stream = [[torch.full((train.seq_length,), END)]] * (len(rows) + spare)
     documents = sum(len(row) for row in rows) + spare
+    # One generator for both shuffles, in upstream's order: the second continues where the first stopped.
     state = numpy.random.RandomState(train.seed)
     order = upstream._build_document_index(numpy.arange(documents), 1, state, False)
     for row, sample in zip(rows, upstream._build_shuffle_index(len(stream) - 1, len(stream) - 1, state)):
         stream[sample] = row
     documents_read = [ids for row in stream for ids in row]
+    # The inverse permutation, so that upstream's shuffle undoes it.
     return [documents_read[place] for place in numpy.argsort(order)]
 
 

@@ -69,6 +69,7 @@ def flags(config: CellConfig, folder: Path, device: Device) -> list[str]:
     """Return all flags of the script; `folder`: with the files of `write_files`."""
     values: dict[str, Any] = {
         "global-batch-size": len(config.samples(0)),
+        # Padding the vocabulary, by default to 128 x tp, would give every tp another model.
         "make-vocab-size-divisible-by": 1,
         "normalization": "RMSNorm",
         "rotary-base": config.model.rope_base,
@@ -94,6 +95,7 @@ def flags(config: CellConfig, folder: Path, device: Device) -> list[str]:
     switches += ["ddp-average-in-collective"] if config.options.average_in_collective else []
     own_flags = [*model_flags(config, values), *(f"--{name}" for name in switches), *_RECOMPUTE[config.recompute]]
     own_flags += SPEC if config.model.hybrid else []
+    # argparse would take the last of two values, but a switch such as --sft cannot be unset by a later flag.
     overridden = {word.partition("=")[0] for argument in config.args.given for word in argument.flag[:1]}
     own_flags = [flag for flag in own_flags if flag.partition("=")[0] not in overridden]
     return [*own_flags, *_data(config, folder), *config.args.flags()]
@@ -116,6 +118,7 @@ def _attention(config: CellConfig) -> dict[str, Any]:
 
 def _windows(model: ModelConfig) -> dict[str, Any]:
     values = {
+        # As one word with "=": argparse would take a window of -1 for a flag.
         "window-size": None if model.window is None else f"{model.window},0",
         "window-attn-skip-freq": model.window_skip,
     }
@@ -193,6 +196,7 @@ def _optimizer(config: CellConfig) -> dict[str, Any]:
         "lr-decay-style": "constant",
         "clip-grad": 0.0,
         "eval-iters": 1 if config.train.eval_interval else 0,
+        # Upstream has no value for "never", so the first evaluation would come after the last step.
         "eval-interval": config.train.eval_interval or config.train.steps + 1,
         "log-interval": log_interval(config),
     }

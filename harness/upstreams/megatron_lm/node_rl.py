@@ -80,6 +80,7 @@ class MegatronRlPath:
         """Return the bins of the step, or leg. Packs it for chunk 0, collectively over the replicas."""
         if chunk == 0:
             packed = self.packed = self._packed(truth)
+            # Filled in before each loss (`_Loss`): upstream indexes it by bin, so it must exist with all bins.
             packed.old_logprobs = torch.zeros_like(packed.packed_trajs[:, 1:], dtype=torch.float32)
             packed.ref_logprobs = packed.old_logprobs
         return iter([_Bin(self.packed, number, micro) for number, micro in enumerate(truth.micro_batches)])
@@ -88,6 +89,7 @@ class MegatronRlPath:
         config, place = self.context.config, self.context.place
         self._pad_with(truth.pad_id)
         documents = share(truth.documents, config.layout.dp, place.dp)
+        # Of all replicas, not of this one: upstream gathers rollouts over replicas, which needs one shape.
         width = max(document.length for document in truth.documents) + 1
         rollouts = torch.full((len(documents), width), truth.pad_id)
         generated = torch.zeros(len(documents), width, dtype=torch.bool)
@@ -95,6 +97,7 @@ class MegatronRlPath:
             rollouts[row, : document.length + 1] = truth.content(document)[: document.length + 1]
             generated[row, 1 : document.length + 1] = torch.tensor(document.loss_mask, dtype=torch.bool)
         device = self.context.device.torch_device
+        # Of all documents, since upstream packs all and takes the share of its replica afterwards.
         advantages = torch.ones(len(truth.documents), device=device)
         return self.packing.pack_all_trajectories(
             rollouts.to(device),
@@ -112,6 +115,7 @@ class MegatronRlPath:
         self._pad_with(chosen.micro.pad_id)
 
     def _pad_with(self, token: int) -> None:
+        # Upstream's packing asks the global tokenizer for nothing else.
         self.variables._GLOBAL_TOKENIZER = SimpleNamespace(pad=token)
 
     def fetch(self, iterator: Iterator[_Bin] | None, chunk: int) -> Batch:
@@ -161,6 +165,7 @@ class _Loss:
     def __call__(self, logits: Tensor) -> Scored:
         path, micro = self.path, self.chosen.micro
         log_probs = path.scored(self.chosen, logits)
+        # The policy is its own old policy: ratios are then exactly 1 and nothing is clipped.
         self.chosen.packed.old_logprobs[self.chosen.number] = log_probs[0]
         output, loss = path.script.forward_step(_bins(self.chosen.number), _Model(path.groups, logits))
         returned = loss(output)

@@ -77,6 +77,7 @@ class SchedulerPath:
         """Return one iterator per chunk. Also stores upstream's counts, which are sums over all replicas, unchanged."""
         layout, place = truth.config.layout, self.context.place
         documents = share(truth.documents, layout.dp, place.dp)
+        # Upstream's own rule; a source on other ranks would be read by nobody.
         reads = place.tp == 0 and place.pp in (0, layout.pp - 1)
         source = (self._sample(truth, document) for document in documents) if reads else None
         config = SimpleNamespace(
@@ -85,6 +86,7 @@ class SchedulerPath:
             virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
             microbatch_group_size_per_vp_stage=layout.pp,
         )
+        # One source in every place: upstream reads the first and gives the others copies of what it scheduled.
         sources = [source] * layout.vpp if layout.vpp > 1 else source
         iterators, count, tokens, squares = self.upstream.wrap_data_iterator(sources, config, len(documents))
         self.workload = Workload(micro_batches=count, tokens=tokens, squares=squares)

@@ -80,6 +80,7 @@ def unavailable(config: CellConfig) -> Unavailable:
     except Exception as error:
         return Missing(reason=f"{root}/{name}.py cannot be imported: {type(error).__name__}: {error}")
     folder = Path(str(module.__file__)).resolve().parent
+    # sys.path may hold two checkouts; the script of one with the core of another would test neither.
     if folder == root:
         return module_unavailable(name, "megatron.core", "forward_step")
     return Missing(reason=f"{name} comes from {folder}, but megatron.core from {root}; check PYTHONPATH")
@@ -173,6 +174,7 @@ def model_flags(config: CellConfig, others: Mapping[str, Any]) -> list[str]:
         "transformer-impl": "local",
         "tokenizer-type": "NullTokenizer",
     }
+    # Hybrid models take virtual stages from the cuts of their pattern, and upstream refuses both.
     if layout.vpp > 1 and not model.hybrid:
         values["num-virtual-stages-per-pipeline-rank"] = layout.vpp
     if model.mtp:  # get_batch then gives the last stage tokens

@@ -56,6 +56,7 @@ class DocumentTokenizer:
     def __init__(self, truth: StepTruth, ignored: int) -> None:
         self.truth = truth
         self.pad = truth.pad_id
+        # Upstream hashes a data set's configuration, its tokenizer included, by this attribute.
         self.unique_identifiers: dict[str, str] = {}
         self.ignored = ignored  # upstream's IGNORE_INDEX: a target that is masked out of the loss
         self.vocab_size = truth.config.model.vocab
@@ -102,6 +103,7 @@ def rows(truth: StepTruth) -> Iterator[dict[str, Tensor]]:
         config=_dataset_config(truth.config, DocumentTokenizer(truth, upstream.IGNORE_INDEX)),
     )
     size = truth.config.micro_batch_size
+    # Not `batch_size`: a sampler of blocks keeps the plan's order and drops nothing.
     blocks = [list(range(start, start + size)) for start in range(0, len(lines), size)]
     return iter(DataLoader(dataset, batch_sampler=blocks))
 
@@ -176,6 +178,7 @@ class Wheel:
         padded = batch.pop("cu_seqlens_padded", None)
         batch.pop("local_cp_size", None)
         if cu_seqlens is not None:
+            # Upstream's assertions, with their texts: this release crashes here in the same way.
             assert cu_seqlens.dim() == 2 and cu_seqlens.shape[0] == 1, "micro-batch-size must be 1 for packing"
             cu_seqlens = cu_seqlens[0]
             assert longest.dim() == 1

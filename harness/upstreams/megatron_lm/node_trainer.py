@@ -65,9 +65,11 @@ class MegatronTrainer:
             self.recorder.record.cpu_stubs += trainer_stubs.install()
         use_own_layers(config.attention)
         use_own_hybrid_layers(config)
+        # Before the script runs, which imports names from this module and calls them there.
         Attached(training, self.context, self.recorder)
         arguments = flags(config, folder, self.context.device)
         with node_sft_checkout.command_line(arguments), redirect_stdout(sys.stderr):
+            # As a script: what stands under `if __name__ == "__main__"` is upstream's, and is under test.
             runpy.run_path(f"{node_sft_checkout.find()}/{node_sft_checkout.script(config)}.py", run_name="__main__")
 
 

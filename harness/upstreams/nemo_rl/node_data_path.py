@@ -73,6 +73,7 @@ class NemoRlPath:
             cu_seqlens_padded=processed.cu_seqlens_padded,
         )(logits)[1]["logprobs"]
         lengths = [placed.document.length for placed in micro.plan.placed]
+        # Its first column stands for the first token, which nothing predicts.
         return [row[1 : 1 + length] for row, length in zip(scores, lengths, strict=True)]
 
 
@@ -92,6 +93,7 @@ class _Loss:
             data_dict=self.processed.data_dict,
             packed_seq_params=self.processed.packed_seq_params,
             global_valid_seqs=torch.tensor(len(self.truth.documents)),
+            # Over all replicas, by which upstream divides; its own reduction of the number happens in the Ray driver.
             global_valid_toks=torch.tensor(sum(plan.loss_tokens for replica in replicas for plan in replica)),
         )(logits)
         losses, weights = (rows_by_slot(rows, self.micro, path.context) for rows in (observed.losses, observed.weights))
@@ -107,6 +109,7 @@ class _Observed:
         self.weights: list[Tensor] = []
 
     def __getattr__(self, name: str) -> Any:
+        # Upstream asks the loss function for its kind and input type.
         return getattr(self.loss_fn, name)
 
     def __call__(self, next_token_logprobs: Tensor, data: Any, *args: Any, **kwargs: Any) -> Any:
@@ -150,6 +153,7 @@ def _rollouts(truth: StepTruth, multiple: int) -> Any:
         sample_mask=torch.ones(len(placed)),
     )
     ends = torch.tensor([len(plan.placed) for plan in plans]).cumsum(0).tolist()
+    # The bins that upstream's shard_by_batch_size would note: one list per chunk of the batch, of which there is one.
     rollouts.micro_batch_indices = [[list(bounds) for bounds in zip([0, *ends], ends)]]
     sizes = [
         [align_up(placed_document.document.length + 1, multiple) for placed_document in plan.placed] for plan in plans

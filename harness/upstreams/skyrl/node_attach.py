@@ -48,6 +48,7 @@ class Attached(Wrappers):
         self.wrap(model, "from_parallel_logits_to_logprobs_packed_sequences", self._return)
         for name in ("DistributedLogprob", "ChunkedDistributedLogprob"):  # the second one for rows beyond a limit
             kernel = getattr(scoring, name)
+            # Only `apply` is used of it; an autograd.Function cannot be wrapped otherwise.
             setattr(scoring, name, SimpleNamespace(apply=partial(self._score, kernel.apply)))
 
     def train(self, worker: Any, batch: Any) -> None:
@@ -82,6 +83,7 @@ class Attached(Wrappers):
         observer, layout, cp = self.observer, self.context.config.layout, self.context.place.cp
         number, record = observer.state.micro_batch, self.batch_record
         micro = observer.truth.micro_batches[number]
+        # Back to 0 and 1: SkyRL's collator has divided the mask by the tokens of the step.
         weights = upstream.keywords["data"]["loss_mask"].float().cpu() / loss_scale(observer.truth)
         mask = micro.local(by_slot(weights, micro), layout.cp, cp)
         batch = Batch(labels=self.labels, loss_mask=mask)

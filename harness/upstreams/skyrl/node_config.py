@@ -39,6 +39,7 @@ def fields(config: CellConfig) -> dict[str, Any]:
         "head_dim": model.head,
         "intermediate_size": model.ffn,
         "vocab_size": model.vocab,
+        # A row has one token more than labels.
         "max_position_embeddings": config.train.seq_length + 1,
         "rope_parameters": {"rope_type": "default", "rope_theta": float(model.rope_base)},
         "rms_norm_eps": _NORM_EPSILON,

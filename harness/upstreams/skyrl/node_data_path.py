@@ -62,6 +62,7 @@ class SkyrlPath:
         batch = Batch()
         fields: tuple[str, ...] = FIRST_STAGE if self.context.is_first(chunk) else ()
         fields += LAST_STAGE if self.context.is_last(chunk) else ()
+        # A middle stage uses no field, but SkyRL makes its packed params from the tokens all the same.
         for name in fields or ("tokens",):
             stream, batch.params = self._packed(micro, name, bool(fields))
             if fields:
@@ -136,6 +137,7 @@ class SkyrlPath:
 def _spans(micro: MicroTruth, width: int) -> list[tuple[int, int]]:
     """Return (first column, length) of each document, which is in the middle of its row."""
     lengths = [placed.document.length for placed in micro.plan.placed]
+    # Padding on both sides, as prompts and responses of different lengths give.
     return [((width - length) // 2, length) for length in lengths]
 
 

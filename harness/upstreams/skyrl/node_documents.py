@@ -79,6 +79,7 @@ def log_probs_seen(rows: Tensor, scores: Tensor, micro: MicroTruth, cp: int, cp_
     if right.shape != slots.shape:
         return TensorSeen(shape=list(right.shape), dtype=dtype, mismatches=slots.numel())
     actual = micro.local(by_slot(rows, micro), cp, cp_rank)
+    # Bit for bit: the values are moved, not computed again.
     wrong = ((actual != right) & (owners[..., 0] != PAD)).nonzero()
     if not len(wrong):
         return TensorSeen(shape=shape, dtype=dtype, mismatches=0)

@@ -75,6 +75,7 @@ class SkyrlTrainer:
             local_rank=int(local_rank),
             master_addr=os.environ["MASTER_ADDR"],
             master_port=os.environ["MASTER_PORT"],
+            # SkyRL's own sequence parallelism (Ulysses) for its FSDP worker, not Megatron's.
             sequence_parallel_size=1,
         )
         os.environ["LOCAL_RANK"] = local_rank  # the worker sets 0, since Ray shows each actor one GPU

@@ -75,6 +75,7 @@ class VerlPath:
 
     def scores(self, ids: Tensor, params: Any, logits: Tensor) -> Tensor:
         """Return nested log-probabilities of the next tokens; of the last one, of the first."""
+        # Rolled by verl before it splits rows over context ranks: the order is under test.
         labels = self.pack(ids, pre_process=True, need_roll=True)[0]
         scores: Tensor = self.scoring.vocab_parallel_log_probs_from_logits(logits, labels)
         unpacked: Tensor = self.unpack(scores, params, ids, ids.shape[0], post_process=True)
@@ -106,6 +107,7 @@ class _Loss:
         """Return the micro-batch as forward_backward_batch of the engine makes it."""
         truth, plan = self.truth, self.micro.plan
         plans = [plan for replica in truth.replicas for plan in replica]
+        # verl's mask is by token, not by label: the first token is never predicted.
         masks = [torch.tensor([0, *placed.document.loss_mask]) for placed in plan.placed]
         named: Any = importlib.import_module("verl.utils.tensordict_utils")
         return named.get_tensordict(
@@ -121,6 +123,7 @@ class _Loss:
 
 def _engine(kind: Any, config: CellConfig) -> Any:
     """Return an engine without a model, with the configuration of the model that the probe builds."""
+    # Its constructor would build a model and process groups; the loss reads two configurations only.
     engine = kind.__new__(kind)
     engine.tf_config = transformer_config(config)
     engine.engine_config = SimpleNamespace(
