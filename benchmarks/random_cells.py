@@ -103,7 +103,6 @@ LEFT_OUT = {
     "args": "a name of a section that the matrix would need",
     "timed": "of the throughput lane",
     "model.builder": "of plug-ins",
-    "model.cuda_graphs": "every cell is rejected",
     "model.rope_fusion": "needs a GPU",
     "model.vision": "its sizes follow from each other, and its data from a checkout of a model",
 }

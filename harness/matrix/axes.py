@@ -40,8 +40,15 @@ AxisRow = model_with(
     [replace(axis, default=None) for axis in axes().values()],
 )
 CONTRACTS = "what upstream refuses, and its unit tests, are checked by the command `harness contracts`"
-_RETIRED_AXES = ("forbidden", "upstream_tests")
-_RETIRED_PACKING = ("rules", "upstream_tests")
+REMOVED = {
+    **dict.fromkeys(("forbidden", "upstream_tests"), f"{CONTRACTS}; delete it"),
+    "model.cuda_graphs": "delete it: every cell with it was rejected, since ranks read values in every layer, which a "
+    "captured graph does not allow; what upstream refuses with CUDA graphs is checked by `harness contracts`",
+}
+_REMOVED_VALUES = {
+    **dict.fromkeys((("packing", "rules"), ("packing", "upstream_tests")), f"{CONTRACTS}; delete these cells"),
+    ("dtype", "fp8"): "use bf16: every cell with it was rejected, since the model has no recipe of fp8",
+}
 _TIED_HINT = "a list of mappings ties axes together, e.g. layout: [{tp: 2, pp: 4}, {tp: 1, pp: 2}]"
 MAX_COMBINATIONS = 1_000_000
 
@@ -156,7 +163,7 @@ def _dimension(name: str, value: Any, path: KeyPath, problems: Problems) -> tupl
     if not items:
         problems.add(path, "an empty list leaves nothing to run", hint="give at least one value")
         return ()
-    if name in AXES or name in DOTTED or name in _RETIRED_AXES or name.startswith(PREFIX):
+    if name in AXES or name in DOTTED or name.startswith(PREFIX):
         paths = [(*path, index) for index in range(len(items))] if isinstance(value, list) else [path]
         rows = [
             Row({name: _value(name, element, at, problems)}, problems.line(at)) for element, at in zip(items, paths)
@@ -201,8 +208,8 @@ def parse_row(element: Any, path: KeyPath, problems: Problems) -> Row | None:
 def _value(name: str, value: Any, path: KeyPath, problems: Problems) -> Any:
     """Return one value of one axis, checked; INVALID after adding its problem."""
     prefix, _, key = name.rpartition(".")
-    if name in _RETIRED_AXES or (name == "packing" and value in _RETIRED_PACKING):
-        problems.add(path, "was removed", found=shown(value), hint=f"{CONTRACTS}; delete these cells")
+    if isinstance(value, str) and (instead := _REMOVED_VALUES.get((name, value))):
+        problems.add(path, "was removed", found=shown(value), hint=instead)
         return INVALID
     if name.startswith(PREFIX):
         return parse_axis_value(name, value, path, problems)

@@ -27,8 +27,8 @@ from harness.matrix.arguments import as_written as arguments_as_written
 from harness.matrix.axes import (
     AXES,
     AXIS_ALIASES,
-    CONTRACTS,
     DOTTED,
+    REMOVED,
     Axes,
     Covering,
     check_tests,
@@ -107,7 +107,7 @@ def load(
     `read_lengths` gives the document lengths of a path written in the matrix, or raises InputError; `path_of`
     makes any other path written in it absolute; `tree_of` finds the checkout of the recipe `working-tree`.
     """
-    problems = Problems(file, lines, elsewhere=_ELSEWHERE)
+    problems = Problems(file, lines, elsewhere=_ELSEWHERE, removed=REMOVED)
     top = _top(values, problems)
     model = parse_model(top.get("model", {}), problems)
     train = problems.validate(TrainConfig, top.get("train", {}), ("train",))
@@ -186,9 +186,7 @@ def _top(values: Any, problems: Problems) -> dict[str, Any]:
         problems.raise_any()
     top = problems.canonical(values, {}, ()) or {}
     for name in top:
-        if name == "upstream_tests":
-            problems.add((name,), "was removed", hint=f"{CONTRACTS}; delete this section")
-        elif name not in MatrixFile.model_fields:
+        if name not in MatrixFile.model_fields:
             problems.add_unknown((name,), MatrixFile.model_fields)
     for name, declared in MatrixFile.model_fields.items():
         if declared.is_required() and name not in top:

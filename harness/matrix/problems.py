@@ -47,6 +47,7 @@ class Problems:
     found: list[Problem] = field(default_factory=list)
     spelled: dict[KeyPath, str] = field(default_factory=dict)
     elsewhere: Mapping[str, str] = field(default_factory=dict)  # a name -> where it belongs
+    removed: Mapping[str, str] = field(default_factory=dict)  # an axis or a dotted key of older files -> what to do
 
     def add(self, path: KeyPath, message: str, **details: str | None) -> None:
         """Add a problem at the line of a key, or of the nearest key above it."""
@@ -165,7 +166,13 @@ class Problems:
         hint: str | None = None,
         parts: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add an unknown key, with a hint: where it belongs, or the nearest name. `parts`: sections in this one."""
+        """Add an unknown key, with a hint: what took its place, where it belongs, or the nearest name.
+
+        `parts`: sections in this one.
+        """
+        if instead := self.removed.get(str(path[-1]) if path[0] == "matrix" else _dotted(path) or ""):
+            self.add(path, "was removed", hint=instead)
+            return
         names = list(known)
         name = str(path[-1]).replace("-", "_")
         choices = [*names, *aliases]

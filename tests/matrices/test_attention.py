@@ -25,7 +25,6 @@ matrix:
   device: auto
   include:
     - {packing: reference, attention: reference, dtype: bf16, device: cuda}
-    - {packing: reference, attention: reference, dtype: fp8, device: auto}
 checks: {canaries: none}
 """
 
@@ -45,9 +44,8 @@ def test_kernels_without_a_gpu_are_errors_with_the_reason_and_the_reference_runs
     assert {name for name, outcome in outcomes.items() if outcome == "PASS"} == {
         *(f"{packing}-bf16{kind}" for packing in ("unpacked", "reference") for kind in ("", "-reference")),
     }
-    assert [item["rule"] for item in report["rejected"]] == ["dtype.fp8"]
     assert report["counts"]["ERROR"] == 6  # a control on CUDA is one of them
-    assert sum(report["counts"].values()) == 11
+    assert sum(report["counts"].values()) == 10
     reasons = {cell["reason"] for cell in report["cells"] if cell["outcome"] == "ERROR"}
     kernel = "attention {} has only CUDA kernels, and ranks compute on the CPU"
     wanted = [*(kernel.format(kind) for kind in ("te", "varlen")), "device is cuda, and this machine has no GPU"]

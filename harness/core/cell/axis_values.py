@@ -3,7 +3,7 @@ recompute/node_recompute.py and optimizer/node_distributed.py; of trainers: upst
 
 from __future__ import annotations
 
-DTYPES = ("fp32", "bf16", "fp8")  # a rule rejects fp8
+DTYPES = ("fp32", "bf16")
 TE_KINDS = ("te", "te-flash", "te-fused")
 KERNELS = (*TE_KINDS, "varlen")  # attention kernels that need CUDA
 ATTENTIONS = ("auto", "reference", *KERNELS)

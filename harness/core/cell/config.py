@@ -171,7 +171,7 @@ class CellConfig:
     )
     dtype: str = setting(
         "fp32",
-        doc="Compute dtype; fp8 is [rejected](rules.md).",
+        doc="Compute dtype.",
         axis="dtype",
         choices=DTYPES,
         label="{}",

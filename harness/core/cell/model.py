@@ -98,12 +98,6 @@ class ModelConfig:
         values='letters, e.g. `"*-*-"`',
         later=True,
     )
-    cuda_graphs: bool = setting(
-        False,
-        doc="Layers run as CUDA graphs; every cell is [rejected](rules.md), with the reason.",
-        shrink=False,
-        later=True,
-    )
     builder: str = setting(
         "", doc="Model of a [plug-in](api.md#plug-ins).", choices=BUILDERS, values="a name", later=True
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.core.cell.config import CellConfig
-from harness.features.attention.limits import KERNELS, LIMITS, TE_KINDS, Limit
+from harness.features.attention.limits import KERNELS, LIMITS, Limit
 from harness.matrix.rules.rule import Rule, not_divisible
 
 
@@ -40,30 +40,9 @@ def latent_ranks_by_tp(config: CellConfig) -> str | None:
     return next((reason for reason in reasons if reason), None)
 
 
-def fp8(config: CellConfig) -> str | None:
-    """The first unmet requirement of fp8; the last one is a limit of the probe."""
-    if config.dtype != "fp8":
-        return None
-    if config.device == "cpu":
-        return "dtype fp8 needs a GPU of compute capability 8.9 or more, and device is cpu"
-    if config.attention not in TE_KINDS:
-        return f"dtype fp8 needs Transformer Engine, and attention is {config.attention}"
-    # fp8 GEMMs need 16 rows on each rank, and context parallelism splits every document over cp of them.
-    multiple = 16 * config.layout.cp
-    if config.style.packed and config.style.document_multiple % multiple:
-        return (
-            f"dtype fp8 needs documents padded to a multiple of 16 x cp {config.layout.cp} = {multiple}, and they are "
-            f"padded to a multiple of {config.style.document_multiple}"
-        )
-    return "dtype fp8 needs an fp8 recipe for every linear layer, which this version of the probe does not set"
-
-
 def limit_of_kernels(limit: Limit) -> Rule:
     """A limit of attention kernels as a rule."""
     return Rule(limit.id, limit.source, lambda config: limit.predicate(config) if config.attention in KERNELS else None)
-
-
-_FP8_SOURCE = "SkyRL get_packed_seq_align_size, verl: fp8 needs 16 tokens of each rank; harness"
 
 
 ATTENTION_RULES: tuple[Rule, ...] = (
@@ -80,5 +59,4 @@ ATTENTION_RULES: tuple[Rule, ...] = (
     Rule("attention.skip-needs-window", "Megatron-LM is_layer_window_attention", skip_needs_window),
     Rule("mla.ranks-by-tp", "Megatron-LM MLASelfAttention: down projections are column parallel", latent_ranks_by_tp),
     *(limit_of_kernels(limit) for limit in LIMITS),
-    Rule("dtype.fp8", _FP8_SOURCE, fp8),
 )

@@ -288,7 +288,7 @@ def control_of(config: CellConfig) -> CellConfig:
     return dataclasses.replace(
         config,
         **plain,
-        model=dataclasses.replace(config.model, rope_fusion=False, cuda_graphs=False, gathered_logits=False),
+        model=dataclasses.replace(config.model, rope_fusion=False, gathered_logits=False),
         layout=Layout(),
         data_path=UNPACKED.name,
         args=config.args.of_optimizer(),

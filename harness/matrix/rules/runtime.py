@@ -102,31 +102,3 @@ def nodes_rule(cluster: ClusterProfile, nodes_per_cell: int = 1) -> Rule:
         return f"{sizes}, {why}, over which the ranks do not split evenly: {rest}"
 
     return Rule("cluster.nodes", "harness: one number of ranks per node (torch elastic nproc_per_node)", predicate)
-
-
-def cuda_graphs_of_packed_rows(config: CellConfig) -> str | None:
-    if not config.model.cuda_graphs or not config.style.packed:
-        return None
-    return (
-        f"model.cuda_graphs is true and packing {config.data_path} packs rows: a graph replays the addresses and sizes "
-        "of its capture and takes only tensors, but cu_seqlens and max_seqlen differ in every micro-batch"
-    )
-
-
-def cuda_graphs_under_the_probe(config: CellConfig) -> str | None:
-    if not config.model.cuda_graphs or config.style.packed:
-        return None
-    return (
-        "model.cuda_graphs is true: the probe reads inputs and outputs of every layer on the host, which is not "
-        "allowed while a graph is captured"
-    )
-
-
-GRAPH_RULES: tuple[Rule, ...] = (
-    Rule(
-        "packing.cuda-graphs",
-        "Megatron-LM TransformerLayer._te_cuda_graph_replay (0.19): only tensors, packed_seq_params must be None",
-        cuda_graphs_of_packed_rows,
-    ),
-    Rule("probe.cuda-graphs", "harness: hooks of the probe read values on the host", cuda_graphs_under_the_probe),
-)

@@ -16,7 +16,7 @@ from harness.features.resume.rules import RESUME_RULES
 from harness.features.vision.rules import VISION_RULES
 from harness.matrix.rules.packing import LAYOUT_RULES, LOSS_RULES, PACKING_RULES
 from harness.matrix.rules.rule import Rule
-from harness.matrix.rules.runtime import GRAPH_RULES, RUNTIME_RULES
+from harness.matrix.rules.runtime import RUNTIME_RULES
 from harness.matrix.rules.trainer import TRAINER_RULES
 from harness.upstreams.megatron_bridge.rules import BRIDGE_RULES
 from harness.upstreams.nemo_rl.rules import NEMO_RL_RULES
@@ -24,7 +24,7 @@ from harness.upstreams.skyrl.rules import SKYRL_RULES
 
 _OF_MODEL = (
     *(*LAYOUT_RULES, *PACKING_RULES, *SKYRL_RULES, *NEMO_RL_RULES, *BRIDGE_RULES, *LOSS_RULES),
-    *(*GRAPH_RULES, *EXPERT_RULES, *PREDICTION_RULES, *HYBRID_RULES, *ADAPTER_RULES, *VISION_RULES),
+    *(*EXPERT_RULES, *PREDICTION_RULES, *HYBRID_RULES, *ADAPTER_RULES, *VISION_RULES),
 )
 _OF_EXECUTION = (*ATTENTION_RULES, *RECOMPUTE_RULES, *RUNTIME_RULES, *TRAINER_RULES, *RESUME_RULES)
 RULES: tuple[Rule, ...] = _OF_MODEL + _OF_EXECUTION

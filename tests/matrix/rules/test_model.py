@@ -144,17 +144,6 @@ def test_a_rule_rejects_with_its_arithmetic_and_allows_the_nearest_cell(
     assert reason(rule, right) is None
 
 
-def test_cuda_graphs_are_rejected_with_the_reason() -> None:
-    for path, rule, reason in (
-        ("sft", "packing.cuda-graphs", "cu_seqlens and max_seqlen differ in every micro-batch"),
-        ("unpacked", "probe.cuda-graphs", "not allowed while a graph is captured"),
-    ):
-        requested = CellConfig(layout=Layout(), data_path=path, model=ModelConfig(cuda_graphs=True))
-        (rejected,) = rejections(requested)
-        assert (rejected.rule, reason in rejected.reason) == (rule, True)
-        assert rejections(replace(requested, model=ModelConfig())) == ()
-
-
 def test_fused_rotary_positions_of_latent_attention_need_yarn() -> None:
     for rope, rules in (("rope", ["mla.rope-fusion"]), ("yarn", [])):
         model = ModelConfig(rope_fusion=True, mla=MlaConfig(rope=rope))

@@ -42,25 +42,6 @@ def test_a_matrix_over_kernels_runs_what_can_run_and_rejects_the_rest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        (cell(dtype="fp8", device="cpu"), "needs a GPU of compute capability 8.9 or more, and device is cpu"),
-        (cell(dtype="fp8"), "needs Transformer Engine, and attention is auto"),
-        (
-            cell(dtype="fp8", attention="te", options=PADDED),
-            "a multiple of 16 x cp 1 = 16, and they are padded to a multiple of 8",
-        ),
-        (
-            cell(dtype="fp8", attention="te", options=PackingOptions(pad_seq_to_mult=16)),
-            "which this version of the probe does not set",
-        ),
-    ],
-)
-def test_fp8_is_rejected_for_the_first_unmet_requirement(config: CellConfig, expected: str) -> None:
-    assert expected in next(item.reason for item in rejections(config) if item.rule == "dtype.fp8")
-
-
-@pytest.mark.parametrize(
     ("packages", "no_deps", "refused"),
     [
         (("transformer-engine==2.16.0", "megatron-core==0.18.2"), (), True),

@@ -153,7 +153,6 @@ OTHER_VALUES: dict[str, Any] = {
     "model.rope_base": 500,
     "model.tied": True,
     "model.rope_fusion": True,
-    "model.cuda_graphs": True,
     "model.softmax": "learnable",
     "model.window": 0,
     "model.window_skip": 2,
