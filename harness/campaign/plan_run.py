@@ -18,7 +18,6 @@ from harness.campaign.launch import launcher_for
 from harness.campaign.options import PlanOptions
 from harness.campaign.planning import expand_for, requested_stacks
 from harness.campaign.selection import select
-from harness.core.cell.axis_values import WITH_COMMAND_LINE, WITH_FIELDS
 from harness.core.errors import InfrastructureError, InputError, Problem
 from harness.core.run.provenance import PlanProvenance
 from harness.core.run.run_dir import RunDir, write_atomic, write_json
@@ -39,6 +38,7 @@ from harness.launch.stacks.prepare import Forecast, forecasts, prepare
 from harness.matrix.cluster import ClusterProfile
 from harness.matrix.load import Matrix, resolved
 from harness.reporting.console import say
+from harness.upstreams.table import UPSTREAM_TRAINERS
 
 _PROVENANCE_PACKAGES = ("megatron-core", "torch", "transformer-engine", "numpy", "submitit")
 
@@ -139,7 +139,8 @@ def check_arguments(planned: Planned) -> None:
     It is asked in its environment.
     """
     problems: dict[str, Problem] = {}
-    cells = [cell for cell in planned.plan.expansion.cells if cell.config.trainer in (*WITH_COMMAND_LINE, *WITH_FIELDS)]
+    asked = {name for name, trainer in UPSTREAM_TRAINERS.items() if trainer.arguments}
+    cells = [cell for cell in planned.plan.expansion.cells if cell.config.trainer in asked]
     with_arguments = {cell.id: cell for cell in cells if cell.config.args.given}
     asked_of = {cell.id: (cell.config.stack, cell.config.trainer) for cell in with_arguments.values()}
     for name, trainer in dict.fromkeys(asked_of.values()):

@@ -1,4 +1,4 @@
-"""Descriptors: what the launcher, the judge and a rank must know about a data path, declared once.
+"""Descriptors: what the launcher, the judge and a rank must know about a data path or a trainer, declared once.
 
 A project's spec.py holds its descriptors; table.py lists them all. The project's node_*.py hold the adapters, which
 call upstream.
@@ -80,6 +80,21 @@ class DataPath:
     tokens_on_last_stage: bool = False  # passes tokens to the last stage, as multi-token prediction needs
     predicts_on_any_stage: bool = False  # likewise, with labels, to the stage that model.mtp.stage names
     sets_pad_between_seqs: bool = False  # in PackedSeqParams, if the release has that field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """One value of the axis `trainer`: a training loop of upstream's own."""
+
+    name: str
+    project: str  # its folder in harness/upstreams
+    model: tuple[str, ...] = ()  # keys of the model that its adapter passes on, besides those that all do
+    # What `args` may set besides the optimizer: arguments of its command line, or fields of its configuration, which
+    # have dotted names. The project's node_arguments.py asks it whether it takes them.
+    arguments: Literal["", "command line", "fields"] = ""
+    global_batch: str = ""  # its setting of the rows of a step, one number for all steps
+    saves: bool = False  # saves checkpoints and continues from them
+    blends: bool = False  # reads rows from several files
 
 
 def _zigzag(layout: Layout) -> int:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from harness.core.cell.axis_values import (
-    WITH_CHECKPOINTS,
-)
 from harness.core.cell.config import SAME_LAYOUT, CellConfig, resumed_layout
 from harness.features.adapters.rules import ADAPTER_RULES
 from harness.features.attention.rules import ATTENTION_RULES
@@ -13,6 +10,7 @@ from harness.features.prediction.rules import PREDICTION_RULES
 from harness.matrix.rules.packing import LAYOUT_RULES, LOSS_RULES, PACKING_RULES
 from harness.matrix.rules.rule import Rule
 from harness.upstreams.megatron_bridge.rules import BRIDGE_RULES
+from harness.upstreams.table import UPSTREAM_TRAINERS
 
 # Argument that saves whole tensors of a sharded optimizer: of a command line, and of Megatron-Bridge's configuration.
 _RESHARDABLE = ("dist_ckpt_optim_fully_reshardable", "checkpoint.dist_ckpt_optim_fully_reshardable")
@@ -23,9 +21,10 @@ _OF_LAYOUT = (
 
 
 def trainer_saves(config: CellConfig) -> str | None:
-    if not config.resume or config.trainer in WITH_CHECKPOINTS:
+    saving = [name for name, trainer in UPSTREAM_TRAINERS.items() if trainer.saves]
+    if not config.resume or config.trainer in saving:
         return None
-    able = " or ".join(WITH_CHECKPOINTS)
+    able = " or ".join(saving)
     return f"resume is {config.resume}, and trainer {config.trainer} saves no checkpoint; use trainer {able}"
 
 

@@ -27,9 +27,9 @@ from harness.core.serialization import dumps, from_jsonable, loads
 from harness.core.stack import ReadyStack
 from harness.launch.stacks import interpreters
 from harness.launch.stacks.artifact_store import locked
+from harness.upstreams.table import UPSTREAM_TRAINERS
 
 _NODE_SIDE = ("contracts", "core", "faults", "features", "oracle", "probe", "runtime", "upstreams", "__init__.py")
-_PROJECTS = {"megatron": "megatron_lm", "bridge": "megatron_bridge"}  # trainer that can be asked -> folder in upstreams
 IMPORT_TIMEOUT_S = 600.0
 _OTHER_ENVIRONMENTS = 3  # environments to take bytecode from: listing the files of one takes half a second
 _IMPORTS = "import harness.runtime.agent; from harness.runtime.load import load; load()"
@@ -146,7 +146,8 @@ def argument_problems(stack: ReadyStack, trainer: str, cells: Mapping[str, CellC
         file = Path(folder) / "cells.json"
         file.write_text(dumps(dict(cells)), encoding="utf-8")
         env = interpreters.clean_environment(agent_environment(stack, copy_node_code(Path(folder))))
-        argv = [stack.python, "-W", "ignore", "-m", f"harness.upstreams.{_PROJECTS[trainer]}.node_arguments", str(file)]
+        module = f"harness.upstreams.{UPSTREAM_TRAINERS[trainer].project}.node_arguments"
+        argv = [stack.python, "-W", "ignore", "-m", module, str(file)]
         try:
             done = subprocess.run(
                 argv,

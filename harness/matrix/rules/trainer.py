@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 from harness.core.cell.arguments import OF_OPTIMIZER
-from harness.core.cell.axis_values import (
-    BUILT_IN_TRAINERS,
-    HARNESS,
-    WITH_BLENDS,
-    WITH_COMMAND_LINE,
-    WITH_FIELDS,
-)
+from harness.core.cell.axis_values import BUILT_IN_TRAINERS, HARNESS
 from harness.core.cell.config import CellConfig
 from harness.core.cell.model import ModelConfig
 from harness.core.packing.documents import MIXES
 from harness.core.setting import keys_of
 from harness.matrix.rules.rule import Rule
-from harness.upstreams.table import DATA_PATHS, names
+from harness.upstreams.table import DATA_PATHS, UPSTREAM_TRAINERS, names
 
-_GLOBAL_BATCH = {"megatron": "--global-batch-size", "bridge": "TrainingConfig.global_batch_size"}
-# Keys of the model that every adapter passes on, and those that its own does besides.
+# Keys of the model that every adapter passes on; what its own does besides: `Trainer.model`.
 _OF_ALL = ("layers", "hidden", "heads", "kv_heads", "head_size", "ffn", "vocab", "rope_base", "tied")
-_GIVEN = {
-    "megatron": ("moe", "mtp", "pattern", "window", "window_skip", "qk_layernorm"),
-    "bridge": ("moe", "mtp", "peft"),
-    "skyrl": (),
-}
 _DYNAMIC = ("dynamic_context_parallel", "hybrid_context_parallel")
 _DYNAMIC_SCHEDULER = "default_dynamic_cp"
 
@@ -45,7 +33,8 @@ def data_path_needs_trainer(config: CellConfig) -> str | None:
 
 def equal_steps(config: CellConfig) -> str | None:
     """Upstream's global batch size is one number of rows for all steps."""
-    if config.documents.mode in MIXES or config.trainer not in _GLOBAL_BATCH:
+    trainer = UPSTREAM_TRAINERS.get(config.trainer)
+    if config.documents.mode in MIXES or trainer is None or not trainer.global_batch:
         return None
     try:
         counts = [_rows_of_step(config, step) for step in range(config.train.passes)]
@@ -54,8 +43,8 @@ def equal_steps(config: CellConfig) -> str | None:
     unequal = next((step for step, count in enumerate(counts) if count != counts[0]), None)
     if unequal is None:
         return None
-    name = _GLOBAL_BATCH[config.trainer]
-    return f"step 0 has {counts[0]} rows and step {unequal} has {counts[unequal]}; {name} is one for all steps"
+    rows = f"step 0 has {counts[0]} rows and step {unequal} has {counts[unequal]}"
+    return f"{rows}; {trainer.global_batch} is one for all steps"
 
 
 def _rows_of_step(config: CellConfig, step: int) -> int:
@@ -69,9 +58,10 @@ def trains(config: CellConfig) -> str | None:
 
 
 def plain_model(config: CellConfig) -> str | None:
-    if config.trainer not in _GIVEN:
+    trainer = UPSTREAM_TRAINERS.get(config.trainer)
+    if trainer is None:
         return None
-    supported = {*_OF_ALL, *_GIVEN[config.trainer]}
+    supported = {*_OF_ALL, *trainer.model}
     unsupported = [
         f"model.{name}"
         for name, key in keys_of(ModelConfig).items()
@@ -99,8 +89,9 @@ def rows_in_files(config: CellConfig) -> str | None:
     files = config.data_files
     if files == 1:
         return None
-    if config.trainer not in WITH_BLENDS:
-        able = ", ".join(WITH_BLENDS)
+    blending = [name for name, trainer in UPSTREAM_TRAINERS.items() if trainer.blends]
+    if config.trainer not in blending:
+        able = ", ".join(blending)
         return f"data_files is {files}, and trainer is {config.trainer}; only {able} reads several files"
     try:
         rows = _rows_of_step(config, 0)
@@ -188,7 +179,8 @@ def mock_documents(config: CellConfig) -> str | None:
 
 def arguments_are_applied(config: CellConfig) -> str | None:
     """Every trainer gets arguments of the optimizer; only some get others, or fields of a configuration."""
-    line, fields = config.trainer in WITH_COMMAND_LINE, config.trainer in WITH_FIELDS
+    trainer = UPSTREAM_TRAINERS.get(config.trainer)
+    line, fields = (trainer is not None and trainer.arguments == kind for kind in ("command line", "fields"))
     candidates = [argument for argument in config.args.given if argument.name not in OF_OPTIMIZER]
     unapplied = next((argument for argument in candidates if not (fields if argument.is_field else line)), None)
     if unapplied is None:

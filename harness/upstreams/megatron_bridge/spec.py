@@ -1,4 +1,4 @@
-"""Data paths of Megatron-Bridge: offline packing, in-batch packing, and long rows without packing."""
+"""Data paths and trainer of Megatron-Bridge: offline packing, in-batch packing, and long rows without packing."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from harness.upstreams.descriptor import (
     DataPath,
     Limit,
     LimitedCell,
+    Trainer,
     one_document_per_row,
     padding_is_fixed,
 )
@@ -198,4 +199,14 @@ LONG = DataPath(
     trainers=("bridge",),
     trained=_as_long_as_the_longest,
     tokens_on_last_stage=True,
+)
+
+
+BRIDGE = Trainer(
+    name="bridge",
+    project="megatron_bridge",
+    model=("moe", "mtp", "peft"),
+    arguments="fields",
+    global_batch="TrainingConfig.global_batch_size",
+    saves=True,
 )

@@ -1,4 +1,4 @@
-"""Data paths of Megatron-LM: `--sft`, the THD scheduler, and its training script for reinforcement learning."""
+"""Trainer and data paths of Megatron-LM: `--sft`, the THD scheduler, its script for reinforcement learning."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.core.packing.arithmetic import MicroBatch
 from harness.core.packing.documents import Document
 from harness.core.packing.options import PackingOptions
 from harness.core.packing.packers import Groups, Packer, PackingStyle, Size, next_fit
-from harness.upstreams.descriptor import LAYOUT, ZIGZAG, DataPath, Limit, LimitedCell, padding_is_fixed
+from harness.upstreams.descriptor import LAYOUT, ZIGZAG, DataPath, Limit, LimitedCell, Trainer, padding_is_fixed
 
 _SCHEDULER = "Megatron-LM DpBalancedScheduler"
 MAX_ROLLOUTS = 50  # in a bin: the default of --rl-sequence-packing-max-sequences-per-bin
@@ -213,4 +213,15 @@ MEGATRON_RL = DataPath(
     returns_log_probs=True,
     loss_on_every_context_rank=True,
     sets_pad_between_seqs=True,
+)
+
+
+MEGATRON = Trainer(
+    name="megatron",
+    project="megatron_lm",
+    model=("moe", "mtp", "pattern", "window", "window_skip", "qk_layernorm"),
+    arguments="command line",
+    global_batch="--global-batch-size",
+    saves=True,
+    blends=True,
 )

@@ -1,4 +1,4 @@
-"""The data path of SkyRL's Megatron backend."""
+"""Data path and trainer of SkyRL's Megatron backend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.core.cell.layout import Layout
 from harness.core.packing.arithmetic import MicroBatch
 from harness.core.packing.options import PackingOptions
 from harness.core.packing.packers import Packer, PackingStyle, one_per_row
-from harness.upstreams.descriptor import ZIGZAG, Alignment, DataPath, Limit, LimitedCell, padding_is_fixed
+from harness.upstreams.descriptor import ZIGZAG, Alignment, DataPath, Limit, LimitedCell, Trainer, padding_is_fixed
 
 
 def _text(layout: Layout) -> str:
@@ -81,3 +81,6 @@ SKYRL = DataPath(
     trained_without=("position_ids",),
     returns_log_probs=True,
 )
+
+
+SKYRL_TRAINER = Trainer(name="skyrl", project="skyrl")

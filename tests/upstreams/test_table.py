@@ -1,0 +1,32 @@
+"""What a project or a trainer must be registered in, so that nothing of it is left out in silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import harness.upstreams
+from harness.core.upstream import CODE, DISTRIBUTIONS, owner_of
+from harness.upstreams import node_trainers
+from harness.upstreams.table import DATA_PATHS, UPSTREAM_TRAINERS
+
+FOLDER = Path(harness.upstreams.__file__).parent
+
+
+def test_errors_of_every_project_are_blamed_on_it() -> None:
+    projects = {spec.parent.name for spec in FOLDER.glob("*/spec.py")} - {"builtin"}
+    modules = {module.replace(".", "_"): module for module in DISTRIBUTIONS.values()}
+    modules["megatron_lm"] = modules["megatron_core"]
+    assert projects <= set(modules)
+    frames = [f"{modules[project].replace('.', '/')}/data.py:1 in pack" for project in projects]
+    assert [owner_of(frame) for frame in frames] == [CODE] * len(projects)
+
+
+def test_every_trainer_is_described_and_has_an_adapter_and_data() -> None:
+    assert set(UPSTREAM_TRAINERS) == set(node_trainers.TRAINERS)
+    assert set(UPSTREAM_TRAINERS) == {name for path in DATA_PATHS.values() for name in path.trainers}
+
+
+def test_a_trainer_that_takes_arguments_can_be_asked_about_them() -> None:
+    for trainer in UPSTREAM_TRAINERS.values():
+        asked = FOLDER / trainer.project / "node_arguments.py"
+        assert asked.is_file() == bool(trainer.arguments), trainer.name
