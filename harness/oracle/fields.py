@@ -399,7 +399,6 @@ def _together(built: Sequence[BuiltSeen]) -> Iterator[tuple[str, str]]:
         yield "position_embedding_type", given.texts.get("position_embedding_type", "null")
     if "tower" in parts and (given["rope_scaling"] or model["rotary_interleaved"] or not model["mrope_section"]):
         yield "position_embedding_type, rope_scaling, rotary_interleaved, mrope_section", "not those of Qwen3-VL"
-    # Upstream adds them by the router's weights in some dispatchers and without in others.
     if model["num_moe_experts"] and model["add_bias_linear"]:
         yield "num_moe_experts, add_bias_linear", "biases of experts"
     if model["window_size"] and model["window_attn_skip_freq"] and model["mtp_num_layers"]:

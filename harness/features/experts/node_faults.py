@@ -139,7 +139,7 @@ class ExpertsSplitOverOtherRanks(Fault):
         for chunk in chunks:
             for named in named_parameters(unwrap(chunk), **shard_ranks(context)):
                 if is_expert(named.name):
-                    # 1.5 and 0.5: the sum over both ranks, and with it the norm of a careless check, stays right.
+                    # 1.5 and 0.5: the sum over both ranks stays right, so only a comparison of the copies shows it.
                     named.parameter.main_grad.mul_(1.5 - context.place.tp)  # type: ignore[attr-defined]
 
 

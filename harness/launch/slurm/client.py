@@ -125,7 +125,7 @@ def parse_sacct(text: str) -> dict[str, JobState]:
             continue
         state, _, by = fields[1].partition(" by ")
         job_state = JobState(
-            # Slurm marks some states, as in "CANCELLED+" or "RUNNING (requeued)"; the first word is the state.
+            # Some states come with more words; the first one is the state.
             state=state.split()[0],
             exit_code=fields[2],
             nodes=fields[3] if fields[3] != _NO_NODES else "",

@@ -69,7 +69,7 @@ def compute(device: str) -> None:
     import torch
 
     ones = torch.ones(SIZE, SIZE, device=device)
-    # Whole numbers below 2**24, so that float32 is exact and any other sum is a broken GPU.
+    # Whole numbers up to 2**24, so that float32 is exact and any other sum is a broken GPU.
     total = float((ones @ ones).sum())
     if total != float(SIZE**3):
         raise RuntimeError(f"{device} computed {total:g} instead of {SIZE**3}")

@@ -109,7 +109,7 @@ def waiting(trace: Mapping[str, Any]) -> list[Collective]:
 def _active_entries(trace: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     entries = trace.get("entries")
     for entry in entries if isinstance(entries, list) else ():
-        # NCCL's watchdog retires entries whose state it never updated.
+        # NCCL's watchdog retires entries of collectives that have ended.
         if isinstance(entry, Mapping) and entry.get("state") in _ACTIVE and not entry.get("retired"):
             yield entry
 

@@ -118,7 +118,6 @@ def _attention(config: CellConfig) -> dict[str, Any]:
 
 def _windows(model: ModelConfig) -> dict[str, Any]:
     values = {
-        # As one word with "=": argparse would take a window of -1 for a flag.
         "window-size": None if model.window is None else f"{model.window},0",
         "window-attn-skip-freq": model.window_skip,
     }

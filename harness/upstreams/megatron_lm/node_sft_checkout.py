@@ -174,7 +174,7 @@ def model_flags(config: CellConfig, others: Mapping[str, Any]) -> list[str]:
         "transformer-impl": "local",
         "tokenizer-type": "NullTokenizer",
     }
-    # Hybrid models take virtual stages from the cuts of their pattern, and upstream refuses both.
+    # Hybrid models take virtual stages from the cuts of their pattern.
     if layout.vpp > 1 and not model.hybrid:
         values["num-virtual-stages-per-pipeline-rank"] = layout.vpp
     if model.mtp:  # get_batch then gives the last stage tokens

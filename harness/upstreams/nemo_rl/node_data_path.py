@@ -93,7 +93,7 @@ class _Loss:
             data_dict=self.processed.data_dict,
             packed_seq_params=self.processed.packed_seq_params,
             global_valid_seqs=torch.tensor(len(self.truth.documents)),
-            # Over all replicas, by which upstream divides; its own reduction of the number happens in the Ray driver.
+            # Over all replicas, by which upstream divides; it sums them up before it calls the loss.
             global_valid_toks=torch.tensor(sum(plan.loss_tokens for replica in replicas for plan in replica)),
         )(logits)
         losses, weights = (rows_by_slot(rows, self.micro, path.context) for rows in (observed.losses, observed.weights))
