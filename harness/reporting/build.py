@@ -34,7 +34,7 @@ from harness.core.tolerances import Bound, NoiseFloor
 from harness.judge.checks.gradients import grad_norms
 from harness.judge.evidence.cell_evidence import CellEvidence, Observation
 from harness.judge.evidence.endings import Ending
-from harness.judge.evidence.packed_params import form_problems, value_problems
+from harness.judge.evidence.params_differences import form_problems, value_problems
 from harness.judge.evidence.timings import (
     Load,
     Times,

@@ -16,7 +16,7 @@ from harness.judge.checks.finding import CheckFinding, check
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.leg_evidence import LegEvidence
-from harness.judge.evidence.packed_params import FieldProblem, form_problems, value_problems
+from harness.judge.evidence.params_differences import FieldProblem, form_problems, value_problems
 from harness.judge.locations import numbered
 from harness.judge.stats.distance import beyond, bound_text, distance, exactly, fingerprint_distance, finite, stated
 from harness.judge.stats.noise import least_norms

@@ -15,7 +15,7 @@ from harness.judge.checks.finding import CheckFinding, check
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.endings import TRAINED, Ending
-from harness.judge.evidence.packed_params import (
+from harness.judge.evidence.params_differences import (
     FieldProblem,
     copied_padding,
     form_problems,

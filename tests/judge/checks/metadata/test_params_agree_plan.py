@@ -9,7 +9,7 @@ from harness.core.packing.options import PackingOptions
 from harness.core.run.records import SeenParams
 from harness.judge.checks import packed_params
 from harness.judge.diagnosis import fault_classes
-from harness.judge.evidence.packed_params import ghosts, pairing
+from harness.judge.evidence.params_differences import ghosts, pairing
 from tests.judge.simulator import alter_params, at, config_of, evidence_for, judge, place_of, the_only_finding
 
 

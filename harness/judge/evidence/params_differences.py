@@ -1,4 +1,4 @@
-"""Comparison of packed params with the truth, shared by the metadata checks."""
+"""Where packed params differ from the truth: shared by the metadata checks and the report."""
 
 from __future__ import annotations
 
