@@ -12,7 +12,8 @@ class PackingOptions:
     """Options of packing and of the loss; the rules say which of them a layout allows.
 
     Names and meanings are Megatron-Bridge's, those of the loss switches Megatron-LM's; `remove_microbatch_padding` is
-    SkyRL's, `fuse_loss` NeMo-RL's. A rule rejects what the probe does not implement (matrix/rules).
+    SkyRL's, `fuse_loss` NeMo-RL's, `pad_row_to_mult` verl's `pad_to_length_bucket`. A rule rejects what the probe does
+    not implement (matrix/rules).
     """
 
     pad_seq_to_mult: int | None = setting(
@@ -21,7 +22,18 @@ class PackingOptions:
         ge=1,
         le=2**20,
         auto=True,
+        aliases=("make_sequence_length_divisible_by",),
         label="pad{}",
+    )
+    pad_row_to_mult: int | None = setting(
+        None,
+        doc="Pad packed rows to a multiple of this many tokens, also beyond seq_length; auto: what the data path does.",
+        ge=1,
+        le=2**20,
+        auto=True,
+        aliases=("pad_to_length_bucket",),
+        label="row{}",
+        later=True,
     )
     pad_to_max_length: bool = setting(False, doc="Every packed row has seq_length slots.", label="padmax")
     pad_cu_seqlens: bool = setting(False, doc="cu_seqlens has a fixed number of entries.", label="padcu")

@@ -97,7 +97,9 @@ class Packer:
     # Splits a row, to have one more, and says whether it could; it also gets the number of rows that `fit` made.
     # None: rows are never split.
     split: Callable[[Groups, int], bool] | None = halve_widest
-    tail_multiple: int | None = None  # rows get a tail up to this multiple; None: the last document takes the rest
+    row_multiple: int = 1  # rows are padded to a multiple of this many slots
+    tails: bool = False  # the padding of a row is a segment of its own; false: its last document takes it
+    beyond: bool = False  # rows are padded to that multiple although it may exceed seq_length
     even_shares: bool = False  # replicas contribute equal numbers of documents
     row_by_row: bool = False  # replicas take rows one at a time, not a micro-batch at a time
     collate: Callable[[Sequence[MicroBatch]], list[MicroBatch]] = as_they_are  # those of a replica
@@ -132,9 +134,11 @@ class Packer:
             placed.append(PlacedDocument(document=document, start=start, padded_length=size))
             start += size
         row = Row(placed=tuple(placed))
-        if self.tail_multiple is not None:
-            return row.tailed_to(style.row_length or min(align_up(start, self.tail_multiple), seq_length))
-        return row if style.row_length is None else row.stretched_to(style.row_length)
+        length = align_up(start, self.row_multiple)
+        if not self.beyond:
+            length = max(start, min(length, seq_length))
+        length = style.row_length or length
+        return row.tailed_to(length) if self.tails else row.stretched_to(length)
 
     def micro_batches(
         self, rows: Sequence[Row], style: PackingStyle, *, dp: int, micro_batch_size: int
@@ -172,9 +176,9 @@ class PackingStyle(MetadataStyle):
     packer: Packer = Packer()
 
     @property
-    def pads_rows(self) -> bool:
-        """Whether a row may be longer than its documents with their own padding."""
-        return self.row_length is not None or self.packer.tail_multiple is not None
+    def ends_at_seq_length(self) -> bool:
+        """Whether the padding of a row may end at seq_length, whatever the documents are."""
+        return self.row_length is not None or (self.packer.row_multiple > 1 and not self.packer.beyond)
 
     def size(self, document: Document) -> int:
         """Slots of a document with its padding, not counting what it takes of the row's rest."""

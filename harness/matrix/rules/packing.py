@@ -7,7 +7,7 @@ from functools import lru_cache
 from harness.core.cell.config import CellConfig
 from harness.core.packing.arithmetic import PAD
 from harness.core.packing.documents import MIXES, DocumentsConfig, documents_of_step
-from harness.core.packing.options import align_up
+from harness.core.packing.options import DEFAULT_OPTIONS, align_up
 from harness.core.packing.packers import PackingStyle, row_multiple
 from harness.core.text import counted
 from harness.matrix.rules.rule import Rule, not_divisible
@@ -161,7 +161,7 @@ def seq_length_by_cp(config: CellConfig) -> str | None:
 def seq_length_by_sp(config: CellConfig) -> str | None:
     """Rows of fixed length are split over cp, then over tp; rows of variable length are aligned for that already."""
     tp, cp = config.layout.tp, config.layout.cp
-    if not config.layout.sp or not config.style.pads_rows:
+    if not config.layout.sp or not config.style.ends_at_seq_length:
         return None
     return _seq_length(config, f"tp {tp} x cp {cp} = {tp * cp} (sp is on)", tp * cp)
 
@@ -201,6 +201,35 @@ def documents_aligned(config: CellConfig) -> str | None:
     return f"{base}: {multiple} % {needs} = {multiple % needs}"
 
 
+def rows_aligned(config: CellConfig) -> str | None:
+    """The padding of a row must split over ranks as documents do."""
+    multiple, needs = config.options.pad_row_to_mult, config.path.alignment.multiple(config.layout)
+    if multiple is None or not config.style.packed or multiple % needs == 0:
+        return None
+    why = config.path.alignment.text(config.layout)
+    return not_divisible("pad_row_to_mult", multiple, f"the alignment {why} = {needs}", needs)
+
+
+def rows_padded_once(config: CellConfig) -> str | None:
+    options = config.options
+    if not (options.pad_to_max_length and options.pad_row_to_mult):
+        return None
+    return f"pad_to_max_length makes rows of seq_length, and pad_row_to_mult {options.pad_row_to_mult} of a multiple"
+
+
+# Keys of packing_options that only some data paths act on, besides those that have a rule of their project.
+_OF_SOME_PATHS = ("pad_row_to_mult",)
+
+
+def option_has_path(config: CellConfig) -> str | None:
+    """Name the first option that would have no effect."""
+    for name in _OF_SOME_PATHS:
+        value = getattr(config.options, name)
+        if value != getattr(DEFAULT_OPTIONS, name) and name not in config.path.options:
+            return f"{name} is {value}, and packing is {config.data_path}: only {with_option(name)} can have it"
+    return None
+
+
 def _multiple(config: CellConfig) -> str:
     """Return the origin of the multiple to which a cell's documents are padded."""
     if config.options.pad_seq_to_mult is not None:
@@ -229,9 +258,17 @@ PACKING_RULES: tuple[Rule, ...] = (
     Rule("packing.row-holds-alignment", "harness: a row has at most seq_length slots", row_holds_alignment),
     Rule(
         "packing.documents-aligned",
-        "Megatron-LM SFTDataset (2 * CP); Megatron-Bridge pad_seq_to_mult: lcm(2 * CP, CP * TP with SP)",
+        "Megatron-LM SFTDataset (2 * CP); Megatron-Bridge pad_seq_to_mult: lcm(2 * CP, CP * TP with SP); NeMo-RL "
+        "_get_pack_sequence_parameters_for_megatron: minimum_pad_factor",
         documents_aligned,
     ),
+    Rule(
+        "packing.rows-aligned",
+        "harness: ranks get equal parts of a row; verl preprocess_thd_engine makes unequal ones of other buckets",
+        rows_aligned,
+    ),
+    Rule("packing.rows-padded-once", "harness: one length of a row", rows_padded_once),
+    Rule("packing.option-path", "harness: an option without effect", option_has_path),
     *(limit_of(path, limit) for path in DATA_PATHS.values() for limit in path.limits),
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.core.cell.layout import Layout
 from harness.core.packing.options import PackingOptions
-from harness.core.packing.packers import PackingStyle
+from harness.core.packing.packers import Packer, PackingStyle
 from harness.upstreams.descriptor import LAYOUT, NONE, DataPath, one_document_per_row
 
 
@@ -14,6 +14,9 @@ def _reference_style(layout: Layout, seq_length: int, options: PackingOptions) -
         document_multiple=options.pad_seq_to_mult or LAYOUT.multiple(layout),
         row_length=seq_length if options.pad_to_max_length else None,
         real_lengths=True,
+        packer=Packer(row_multiple=options.pad_row_to_mult, tails=True, beyond=True)
+        if options.pad_row_to_mult
+        else Packer(),
     )
 
 
@@ -39,7 +42,7 @@ REFERENCE = DataPath(
     style=_reference_style,
     own=True,
     alignment=LAYOUT,
-    options=("pad_seq_to_mult", "pad_to_max_length"),
+    options=("pad_seq_to_mult", "pad_to_max_length", "pad_row_to_mult"),
     counts_work=True,
     hands_padding_mask=True,
     tokens_on_last_stage=True,

@@ -59,7 +59,8 @@ def _offline_style(layout: Layout, seq_length: int, options: PackingOptions) -> 
         packer=Packer(
             fit=first_fit_decreasing,
             split=None,
-            tail_multiple=_ROW_MULTIPLE,
+            row_multiple=_ROW_MULTIPLE,
+            tails=True,
             describe=_metadata if options.pad_cu_seqlens else None,
         ),
     )
@@ -72,7 +73,7 @@ def _collated_by_step(style: PackingStyle, layout: Layout) -> PackingStyle:
 
 def _as_long_as_the_longest(style: PackingStyle, layout: Layout) -> PackingStyle:
     """GPTSFTDataset.collate_fn, likewise, with its default multiple for the padding of rows (0.6)."""
-    packer = replace(style.packer, tail_multiple=_ROW_MULTIPLE, row_by_row=True, collate=_collated)
+    packer = replace(style.packer, row_multiple=_ROW_MULTIPLE, tails=True, row_by_row=True, collate=_collated)
     return replace(style, row_length=None, pads_with_end=True, packer=packer)
 
 
@@ -112,7 +113,7 @@ def _offline_rows_split(cell: LimitedCell) -> str | None:
 
 
 def _trained_rows_split(cell: LimitedCell) -> str | None:
-    return _rows_split(cell) if cell.style.packer.tail_multiple else None
+    return _rows_split(cell) if cell.style.packer.tails else None
 
 
 def _rows_split(cell: LimitedCell) -> str | None:

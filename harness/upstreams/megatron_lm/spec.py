@@ -184,7 +184,7 @@ def _rl_style(layout: Layout, seq_length: int, options: PackingOptions) -> Packi
         real_lengths=layout.cp > 1,
         tail_is_real=True,
         longest_is_row=True,
-        packer=Packer(fit=_bins, split=None, tail_multiple=seq_length, even_shares=True, collate=_with_all_offsets),
+        packer=Packer(fit=_bins, split=None, tails=True, even_shares=True, collate=_with_all_offsets),
     )
 
 

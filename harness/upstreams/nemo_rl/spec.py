@@ -9,7 +9,7 @@ from harness.core.cell.layout import Layout
 from harness.core.packing.arithmetic import MicroBatch
 from harness.core.packing.options import PackingOptions
 from harness.core.packing.packers import Packer, PackingStyle
-from harness.upstreams.descriptor import ZIGZAG, Alignment, DataPath, Limit, padding_is_fixed
+from harness.upstreams.descriptor import ZIGZAG, Alignment, DataPath, Limit, LimitedCell
 
 
 def _text(layout: Layout) -> str:
@@ -17,7 +17,7 @@ def _text(layout: Layout) -> str:
     return f"{zigzag}, times tp = {layout.tp} with sp"
 
 
-# The least `make_sequence_length_divisible_by` that _get_pack_sequence_parameters_for_megatron accepts.
+# The least `make_sequence_length_divisible_by`; _get_pack_sequence_parameters_for_megatron accepts its multiples.
 _ALIGNMENT = Alignment(lambda layout: ZIGZAG.multiple(layout) * (layout.tp if layout.sp else 1), _text)
 
 
@@ -36,12 +36,18 @@ def _style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingS
     """_pack_sequences_for_megatron: with pipeline stages, which exchange tensors of one shape, packs get one length."""
     return PackingStyle(
         packed=True,
-        document_multiple=_ALIGNMENT.multiple(layout),
+        document_multiple=options.pad_seq_to_mult or _ALIGNMENT.multiple(layout),
         last_token_slots=1,
         row_length=None,
         real_lengths=False,
         packer=Packer(collate=_of_one_length) if layout.pp > 1 else Packer(),
     )
+
+
+def _rows_not_of_seq_length(cell: LimitedCell) -> str | None:
+    if not cell.options.pad_to_max_length:
+        return None
+    return "pad_to_max_length is true, and NeMo-RL pads no row to seq_length: with pp above 1 all to the longest one"
 
 
 NEMO_RL = DataPath(
@@ -51,12 +57,12 @@ NEMO_RL = DataPath(
     releases="checkouts of NeMo-RL",
     style=_style,
     alignment=_ALIGNMENT,
-    options=("fuse_loss",),
+    options=("pad_seq_to_mult", "fuse_loss"),
     limits=(
         Limit(
-            "packing.nemo-rl-alignment",
-            "NeMo-RL _get_pack_sequence_parameters_for_megatron",
-            padding_is_fixed("nemo_rl pads documents to the least multiple that its layout allows"),
+            "packing.nemo-rl-rows",
+            "NeMo-RL _get_pack_sequence_parameters_for_megatron: with stages all rows as long as the longest",
+            _rows_not_of_seq_length,
         ),
     ),
     without=("position_ids", "labels", "loss_mask"),

@@ -26,7 +26,7 @@ from harness.core.cell.config import CellConfig
 from harness.probe.model.gpt import transformer_config
 from harness.probe.truth import MicroTruth, StepTruth
 from harness.upstreams.node_base import Batch, RankContext, Scored, rows_by_slot
-from harness.upstreams.node_lookup import Unavailable, module_unavailable
+from harness.upstreams.node_lookup import Unavailable, module_unavailable, not_in_release, release, takes
 
 _NEEDED: dict[str, tuple[str, ...]] = {
     "verl.models.mcore.util": (),
@@ -44,13 +44,15 @@ class VerlPath:
         self.packing, self.scoring, self.losses, engines = (importlib.import_module(name) for name in _NEEDED)
         self.engine = _engine(engines.MegatronEngineWithLMHead, context.config)
         suffix = "engine" if hasattr(self.packing, "preprocess_thd_engine") else "no_padding"
-        self.pack = getattr(self.packing, f"preprocess_thd_{suffix}")
+        bucket = context.config.options.pad_row_to_mult
+        named = {"pad_to_length_bucket": bucket} if bucket else {}
+        self.pack = partial(getattr(self.packing, f"preprocess_thd_{suffix}"), **named)
         self.unpack = getattr(self.packing, f"postprocess_thd_{suffix}")
 
     @staticmethod
     def unavailable(config: CellConfig) -> Unavailable:
         lacking = (module_unavailable(module, "verl", *names) for module, names in _NEEDED.items())
-        return next((reason for reason in lacking if reason), None)
+        return next((reason for reason in lacking if reason), None) or _without_buckets(config)
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[tuple[StepTruth, MicroTruth]]:
         return iter([(truth, micro) for micro in truth.micro_batches])
@@ -85,6 +87,14 @@ class VerlPath:
         """Return the log-probabilities of the tokens after the first, one tensor per document, in order."""
         assert isinstance(batch.score, _Loss)
         return [row[:-1] for row in self.scores(batch.score.ids, batch.params, logits).unbind()]
+
+
+def _without_buckets(config: CellConfig) -> Unavailable:
+    packing: Any = importlib.import_module("verl.models.mcore.util")
+    pack = getattr(packing, "preprocess_thd_engine", None)
+    if not config.options.pad_row_to_mult or (pack and takes(pack, "pad_to_length_bucket")):
+        return None
+    return not_in_release(f"{release('verl')} does not pad rows: pack functions have no pad_to_length_bucket", "verl")
 
 
 class _Loss:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.core.cell.layout import Layout
 from harness.core.packing.options import PackingOptions
-from harness.core.packing.packers import PackingStyle
+from harness.core.packing.packers import Packer, PackingStyle
 from harness.upstreams.descriptor import ZIGZAG, Alignment, DataPath, Limit, padding_is_fixed
 
 
@@ -17,13 +17,18 @@ _ALIGNMENT = Alignment(lambda layout: layout.tp * ZIGZAG.multiple(layout), _text
 
 
 def _style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
-    """preprocess_thd_engine, and preprocess_thd_no_padding before it."""
+    """preprocess_thd_engine, and preprocess_thd_no_padding before it, which does not pad rows.
+
+    The last document takes the padding of its row.
+    """
+    bucket = options.pad_row_to_mult
     return PackingStyle(
         packed=True,
         document_multiple=_ALIGNMENT.multiple(layout),
         last_token_slots=1,
         row_length=None,
         real_lengths=False,
+        packer=Packer(row_multiple=bucket, beyond=True) if bucket else Packer(),
     )
 
 
@@ -34,11 +39,14 @@ VERL = DataPath(
     releases="verl wheels",
     style=_style,
     alignment=_ALIGNMENT,
+    options=("pad_row_to_mult",),
     limits=(
         Limit(
             "packing.verl-alignment",
-            "verl preprocess_thd_engine: align_size from TP and CP only",
-            padding_is_fixed("verl pads documents to tp, or to 2 * cp * tp when cp > 1, and does not pad rows"),
+            "verl preprocess_thd_engine: align_size from TP and CP only, rows to a multiple only",
+            padding_is_fixed(
+                "verl pads documents to tp, or to 2 * cp * tp when cp > 1; its rows can have pad_row_to_mult"
+            ),
         ),
     ),
     without=("position_ids", "labels", "loss_mask"),

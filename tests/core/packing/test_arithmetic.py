@@ -251,6 +251,12 @@ def test_bridge_offline_puts_the_longest_first_and_fills_rows_with_a_segment_of_
     assert (params.cu_seqlens_q, params.cu_seqlens_q_padded, params.max_seqlen_q) == ((0, 5, 10, 16), None, 6)
 
 
+def test_rows_of_the_reference_get_a_tail_up_to_a_multiple_also_beyond_seq_length() -> None:
+    style = packing_style("reference", Layout(cp=2), SEQ, PackingOptions(pad_row_to_mult=48))
+    rows = pack(documents_of([SEQ, 13]), style, seq_length=SEQ, multiple=1)
+    assert [(row.placed[-1].padded_length, row.tail) for row in rows] == [(SEQ, -SEQ % 48), (16, 32)]
+
+
 def test_rows_that_are_collated_by_step_are_as_long_as_the_longest_with_as_many_offsets() -> None:
     style = DATA_PATHS["bridge_offline"].trained(packing_style("bridge_offline", Layout(), SEQ), Layout())
     documents = documents_of([60, 5, 3, 2])

@@ -320,8 +320,32 @@ def test_a_mean_over_the_step_needs_no_per_token_loss() -> None:
     )
 
 
-def test_rollouts_are_padded_by_their_framework() -> None:
-    for path in ("nemo_rl", "verl"):
-        assert [*reasons(cell(path, Layout(), pad_to_max_length=True))] == [
-            f"packing.{path.replace('_', '-')}-alignment"
-        ]
+def test_no_framework_of_rollouts_pads_rows_to_seq_length() -> None:
+    found = [[*reasons(cell(path, Layout(), pad_to_max_length=True))] for path in ("nemo_rl", "verl")]
+    assert found == [["packing.nemo-rl-rows"], ["packing.verl-alignment"]]
+
+
+def test_nemo_rl_takes_every_multiple_that_its_layout_divides() -> None:
+    layout = Layout(tp=2, cp=2, sp=True)
+    assert reasons(cell("nemo_rl", layout, pad_seq_to_mult=64)) == {}
+    found = reasons(cell("nemo_rl", layout, pad_seq_to_mult=4))["packing.documents-aligned"]
+    assert "but the layout needs 2 * cp = 2 * 2, times tp = 2 with sp = 8: " in found
+
+
+@pytest.mark.parametrize("path", ["reference", "verl"])
+def test_rows_are_padded_to_a_multiple_of_what_ranks_split(path: str) -> None:
+    layout = Layout(tp=4, cp=2, sp=True)
+    assert reasons(cell(path, layout, pad_row_to_mult=128)) == {}
+    found = reasons(cell(path, layout, pad_row_to_mult=20))
+    assert list(found) == ["packing.rows-aligned"]
+    assert found["packing.rows-aligned"].startswith("pad_row_to_mult 20 is not divisible by the alignment ")
+
+
+def test_a_row_has_one_length_and_an_option_an_effect() -> None:
+    twice = reasons(cell("reference", Layout(), pad_row_to_mult=128, pad_to_max_length=True))
+    assert twice == {
+        "packing.rows-padded-once": "pad_to_max_length makes rows of seq_length, and pad_row_to_mult 128 of a multiple"
+    }
+    assert reasons(cell("sft", Layout(), pad_row_to_mult=128)) == {
+        "packing.option-path": "pad_row_to_mult is 128, and packing is sft: only reference and verl can have it"
+    }

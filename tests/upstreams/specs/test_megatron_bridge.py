@@ -46,7 +46,9 @@ def test_offline_packing_gives_real_lengths_if_documents_are_padded(
         real_lengths=real_lengths,
         last_repeats=not fixed,
         longest_as_tensor=True,
-        packer=Packer(fit=first_fit_decreasing, split=None, tail_multiple=16, describe=style.packer.describe),
+        packer=Packer(
+            fit=first_fit_decreasing, split=None, row_multiple=16, tails=True, describe=style.packer.describe
+        ),
     )
     assert (style.packer.describe is not None) is fixed
 
