@@ -137,7 +137,7 @@ def report(
 
 
 def run_folder(report: Report, *, run_dir: PathLike = RUN_PARENT) -> Path:
-    """The folder with the files of a run: report.html, logs, records. InputError when it is not found.
+    """Return the folder with the files of a run: report.html, logs, records. InputError when it is not found.
 
     `run_dir`: where to look unless `run` or `report` of this process returned the report.
     """
@@ -148,7 +148,7 @@ def run_folder(report: Report, *, run_dir: PathLike = RUN_PARENT) -> Path:
 
 
 def read_report(run: PathLike, *, run_dir: PathLike = RUN_PARENT) -> Report:
-    """The report of a run as it was written, or a saved report.json; judges nothing. `run`: as in `report`."""
+    """Return the report of a run as it was written, or a saved report.json; judges nothing. `run`: as in `report`."""
     with _as_command(False):
         return compare_command.read(os.fspath(run), Path(run_dir))[0]
 
@@ -161,7 +161,7 @@ def expand(
     settings: Settings = (),
     cluster: str | None = None,
 ) -> Expansion:
-    """The cells that `run` would run, and the combinations that rules reject, with reasons; starts nothing."""
+    """Return the cells that `run` would run, and the combinations that rules reject, with reasons; starts nothing."""
     from harness.campaign.plan_run import plan_run
 
     with _as_command(False):
@@ -176,7 +176,7 @@ def compare(
     slower_than: float | None = None,
     run_dir: PathLike = RUN_PARENT,
 ) -> Comparison:
-    """What changed from one run to another, as `harness compare --json` finds it; writes no file.
+    """Return what changed from one run to another, as `harness compare --json` finds it; writes no file.
 
     Each run: a report, or a word as in `read_report`. `slower_than`: ratio of times that counts as a regression.
     """
@@ -204,7 +204,7 @@ def _settings(given: Settings) -> list[str]:
 
 
 def _written(key: str, value: object) -> str:
-    """The value as JSON, which YAML contains."""
+    """Return the value as JSON, which YAML contains."""
     try:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -223,7 +223,7 @@ def _receivers(given: Sequence[str]) -> Sequence[str]:
 
 
 def _remembered(result: RunResult) -> Report:
-    """The report; `run_folder` finds its folder."""
+    """Return the report; `run_folder` finds its folder."""
     assert result.report is not None and result.folder is not None
     _FOLDERS[result.report.run_id] = result.folder
     return result.report

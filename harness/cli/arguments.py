@@ -26,7 +26,7 @@ COMPLETION_VARIABLE = "_ARGCOMPLETE"
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """E.g. "; did you mean 'status'?", or empty."""
+    """Return e.g. "; did you mean 'status'?", or empty."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
@@ -131,7 +131,7 @@ def complete(parser: argparse.ArgumentParser) -> None:
 
 
 def completion_script(shell: str) -> str:
-    """The text that a shell reads, e.g. by `source <(harness completion bash)`; `shell`: bash, zsh or fish."""
+    """Return the text that a shell reads, e.g. by `source <(harness completion bash)`; `shell`: bash, zsh or fish."""
     from argcomplete.shell_integration import shellcode
 
     return shellcode(["harness"], shell=shell)
@@ -159,7 +159,7 @@ def _known_matrices(prefix: str, **_: Any) -> list[str]:
 
 
 def _known_cells(parsed_args: Any, **_: Any) -> list[str]:
-    """Cells of the run on the line, else of the newest; of a matrix on the line its planned cells."""
+    """Return cells of the run on the line, else of the newest; of a matrix on the line its planned cells."""
     from harness.campaign.planning import expand_for
     from harness.campaign.selection import find_run
     from harness.inputs.cluster_file import cluster_of

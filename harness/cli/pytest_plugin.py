@@ -64,7 +64,7 @@ class _Cells:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """The times of a cell are its own: the first item's setup is the whole run."""
+        """Time each cell by itself: the first item's setup is the whole run."""
         report = yield
         if isinstance(item, _Cell) and call.when in ("setup", "call"):
             report.duration = item.seconds if call.when == "call" or report.failed else 0.0
@@ -108,7 +108,9 @@ class _Matrix(pytest.File):
             yield _Cell.from_parent(self, name=cell.id, cell=cell)
 
     def judged(self, name: str) -> harness.ReportCell | harness.ReportRejected:
-        """The cell as the report has it; the first call runs the matrix. HarnessError if that could not be done."""
+        """Return the cell as the report has it; the first call runs the matrix. HarnessError if that could not
+        be done.
+        """
         if self.report is None and self._error is None:
             self._run()
         if self._error is not None:
@@ -139,7 +141,7 @@ class _Matrix(pytest.File):
             self._error = error
 
     def _options(self) -> dict[str, Any]:
-        """The keywords of `harness.run`."""
+        """Return the keywords of `harness.run`."""
         return {name: self.config.getoption(f"harness_{name}") for name in _OPTIONS}
 
     def _note(self, text: str) -> None:

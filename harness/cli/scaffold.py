@@ -105,7 +105,7 @@ class Cluster:
 
 
 def look_for_cluster(folder: Path, system: Path = _SYSTEM) -> Cluster | None:
-    """The cluster; None where there is no Slurm, or its controller does not answer.
+    """Return the cluster; None where there is no Slurm, or its controller does not answer.
 
     `folder`: where run directories would be. `system`: the root of the file system, for tests.
     """
@@ -132,7 +132,7 @@ def look_for_cluster(folder: Path, system: Path = _SYSTEM) -> Cluster | None:
 
 
 def _partitions(answer: Answer) -> tuple[Partition, ...]:
-    """Groups of nodes: those with GPUs first, then the default partition's, then by number of nodes."""
+    """Return groups of nodes: those with GPUs first, then the default partition's, then by number of nodes."""
     found = []
     for row in answer.text.splitlines() if not answer.problem else ():
         fields = row.split("|")
@@ -153,13 +153,13 @@ def _partitions(answer: Answer) -> tuple[Partition, ...]:
 
 
 def _cluster_name(answer: Answer) -> str:
-    """The cluster's name, as a profile may have it."""
+    """Return the cluster's name, as a profile may have it."""
     found = re.search(r"(?m)^ClusterName\s*=\s*(\S+)", answer.text)
     return re.sub(r"[^A-Za-z0-9._-]", "-", found[1])[:64] if found else "slurm"
 
 
 def _interface(table: Path) -> str:
-    """The interface of the default route, from the kernel's table of routes."""
+    """Return the interface of the default route, from the kernel's table of routes."""
     rows = _lines_of(table)
     return next((row[0] for row in map(str.split, rows) if len(row) > 1 and row[1] == _ROUTE_TO_ANYWHERE), "")
 
@@ -172,7 +172,7 @@ def _lines_of(file: Path) -> Iterable[str]:
 
 
 def matrix_text(machine: Machine, name: str, path: Path, cluster: bool) -> str:
-    """The file's text. `cluster`: whether there is a profile, too, whose nodes may have other devices."""
+    """Return the file's text. `cluster`: whether there is a profile, too, whose nodes may have other devices."""
     project = machine.tree.project if machine.tree else "megatron-lm"
     data_path, documents = _STACK_PATHS[project]
     stack, why = _software(machine)
@@ -197,7 +197,7 @@ def matrix_text(machine: Machine, name: str, path: Path, cluster: bool) -> str:
 
 
 def _software(machine: Machine) -> tuple[str, str]:
-    """The stack, empty for the launcher's environment, and why it is this one."""
+    """Return the stack, empty for the launcher's environment, and why it is this one."""
     if machine.tree:
         return (
             WORKING_TREE,
@@ -209,7 +209,7 @@ def _software(machine: Machine) -> tuple[str, str]:
 
 
 def profile_text(cluster: Cluster, path: Path) -> str:
-    """The file's text; `path`: as the user would name it."""
+    """Return the file's text; `path`: as the user would name it."""
     first = cluster.partitions[0]
     values = {
         "cluster": cluster,
@@ -228,6 +228,6 @@ def profile_text(cluster: Cluster, path: Path) -> str:
 
 
 def _scalar(text: str) -> str:
-    """The text as YAML; quoted where YAML might read it as a number or a reserved word, e.g. 1234 or null."""
+    """Return the text as YAML; quoted where YAML might read it as a number or a reserved word, e.g. 1234 or null."""
     plain = re.fullmatch(r"[A-Za-z_][\w.-]*", text) and text.lower() not in ("null", "true", "false")
     return text if plain else json.dumps(text)

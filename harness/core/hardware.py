@@ -37,13 +37,13 @@ class DevicePlacement:
     sharing: int = 1  # ranks on that GPU, this one included
 
     def __str__(self) -> str:
-        """E.g. "cuda with nccl", "cuda with gloo, 2 ranks on one GPU", "cpu with gloo"."""
+        """Return e.g. "cuda with nccl", "cuda with gloo, 2 ranks on one GPU", "cpu with gloo"."""
         shared = f", {self.sharing} ranks on one GPU" if self.sharing > 1 else ""
         return f"{self.kind} with {self.backend}{shared}"
 
 
 def placed_rank(requested: str, gpus: int, local_rank: int, local_world_size: int) -> DevicePlacement:
-    """The device of one of `local_world_size` ranks on a node with `gpus` GPUs. ValueError if there is none."""
+    """Return the device of one of `local_world_size` ranks on a node with `gpus` GPUs. ValueError if there is none."""
     if requested == "cpu" or (requested == "auto" and gpus == 0):
         return DevicePlacement(kind="cpu", backend="gloo")
     if gpus == 0:
@@ -65,7 +65,7 @@ def shown_gpus(part: Sequence[int], shown: str | None) -> str:
 
 
 def unplaced(config: CellConfig, gpus: int, local_world_size: int) -> Missing | None:
-    """Why a cell's ranks cannot run on the device that the cell requests; None if they can."""
+    """Return why a cell's ranks cannot run on the device that the cell requests; None if they can."""
     try:
         placed_rank(config.device, gpus, 0, local_world_size)
     except ValueError as error:
@@ -74,7 +74,7 @@ def unplaced(config: CellConfig, gpus: int, local_world_size: int) -> Missing | 
 
 
 def gpus_needed(device: str, ranks: int, total: int) -> int:
-    """Number of GPUs that a cell with `ranks` ranks on the node takes.
+    """Return the number of GPUs that a cell with `ranks` ranks on the node takes.
 
     One per rank. A cell with more ranks than the node has GPUs shares all of them among its own ranks.
     `total`: GPUs of the node.
@@ -83,7 +83,7 @@ def gpus_needed(device: str, ranks: int, total: int) -> int:
 
 
 def assigned_gpus(free: Sequence[int], needed: int) -> tuple[int, ...] | None:
-    """The GPUs of a cell among the free ones; None while too few are free.
+    """Return the GPUs of a cell among the free ones; None while too few are free.
 
     Consecutive ones if possible, since they are the best connected on most nodes.
     """
@@ -105,11 +105,11 @@ class GpuSlices:
         self.held: dict[str, tuple[int, ...]] = {}
 
     def fits(self, device: str, ranks: int) -> bool:
-        """Whether a cell can start now."""
+        """Return whether a cell can start now."""
         return assigned_gpus(self._free(), gpus_needed(device, ranks, self.total)) is not None
 
     def take(self, cell: str, device: str, ranks: int) -> tuple[int, ...] | None:
-        """The GPUs that the cell's ranks may use, held until `release`; None for a node without GPUs.
+        """Return the GPUs that the cell's ranks may use, held until `release`; None for a node without GPUs.
 
         ValueError if too few are free: call `fits` first.
         """
@@ -162,13 +162,13 @@ def determinism_variables(environment: Mapping[str, str], *, timed: bool) -> dic
 
 
 def is_deterministic_te(environment: Mapping[str, str], *, timed: bool) -> bool:
-    """Whether Transformer Engine may use only deterministic kernels in a rank with this environment."""
+    """Return whether Transformer Engine may use only deterministic kernels in a rank with this environment."""
     merged = {**environment, **determinism_variables(environment, timed=timed)}
     return merged.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1") == "0"
 
 
 def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables to put into a rank's record: they select kernels, algorithms and networks."""
+    """Return the variables to put into a rank's record: they select kernels, algorithms and networks."""
     return {name: value for name, value in sorted(environment.items()) if name.startswith(RECORDED_PREFIXES)}
 
 
@@ -212,7 +212,7 @@ class PeakFound:
 
 
 def peak_of(device: str, dtype: str, stated: Mapping[str, float] | None = None) -> PeakFound:
-    """The peak for a dtype of a device, as torch names it. A value stated by the user overrides the table."""
+    """Return the peak for a dtype of a device, as torch names it. A value stated by the user overrides the table."""
     if stated and dtype in stated:
         return PeakFound(tflops=stated[dtype], origin="stated by the matrix or the cluster profile")
     if device in ("", "cpu"):
@@ -239,7 +239,7 @@ _VIRTUAL_INTERFACES = (
 
 
 def interface_matches(interface: str, wanted: str) -> bool:
-    """Whether NCCL uses an interface if NCCL_SOCKET_IFNAME is `wanted`.
+    """Return whether NCCL uses an interface if NCCL_SOCKET_IFNAME is `wanted`.
 
     Comma-separated prefixes; after `=`: whole names; after `^`: all interfaces but these; after `^=`: both.
     """
@@ -269,5 +269,5 @@ def is_loopback(address: str) -> bool:
 
 
 def interface_of(address: str, interfaces: Mapping[str, Sequence[str]]) -> str | None:
-    """The interface that has an address; None if there is none."""
+    """Return the interface that has an address; None if there is none."""
     return next((name for name, addresses in interfaces.items() if address in addresses), None)

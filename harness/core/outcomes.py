@@ -183,7 +183,7 @@ _EXIT_CODES: Mapping[RunVerdict, int] = {"pass": EXIT_PASS, "fail": EXIT_FAIL, "
 
 
 def verdict_of(counts: Mapping[Outcome, int], problems: Sequence[str]) -> RunVerdict:
-    """The verdict of a run: pass, fail or error. A failure is certain, so it outranks what could not be decided.
+    """Return the verdict of a run: pass, fail or error. A failure is certain, so it outranks what could not be decided.
 
     `problems`: why the run as a whole proves nothing, e.g. that no cell passed. XPASS alone does not fail a run:
     the report shows that a known bug is gone.
@@ -194,7 +194,8 @@ def verdict_of(counts: Mapping[Outcome, int], problems: Sequence[str]) -> RunVer
 
 
 def nothing_passed(under_test: Iterable[Outcome]) -> str:
-    """Why the run cannot pass when no cell under test did; empty when one did, or when one failed, which says more.
+    """Return why the run cannot pass when no cell under test did; empty when one did, or when one failed, which says
+    more.
 
     Expected failures alone do not show that the stack works. `under_test`: outcomes of the matrix's cells, without the
     controls that the harness added.
@@ -207,7 +208,7 @@ def nothing_passed(under_test: Iterable[Outcome]) -> str:
 
 
 def exit_code(verdict: RunVerdict) -> int:
-    """The exit code, see EXIT_MEANINGS."""
+    """Return the exit code, see EXIT_MEANINGS."""
     return _EXIT_CODES[verdict]
 
 

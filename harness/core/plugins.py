@@ -28,7 +28,7 @@ class PluginEntry:
     value: str
 
     def load(self, plugin: str) -> Any:
-        """The object; InputError that names the plug-in when it cannot be imported."""
+        """Return the object; InputError that names the plug-in when it cannot be imported."""
         try:
             return EntryPoint(self.name, self.value, self.group).load()
         except Exception as error:
@@ -58,14 +58,14 @@ class Plugin:
 
 
 def problem(plugin: str, entry: PluginEntry, message: str) -> Problem:
-    """What is wrong with an entry point."""
+    """Return what is wrong with an entry point."""
     where = f"{PREFIX}{entry.group}: {entry.name} = {entry.value}"
     hint = f"correct or uninstall {plugin.partition(' ')[0]}; `harness list plugins` lists all"
     return Problem(file=f"plug-in {plugin}", key=where, message=message, hint=hint)
 
 
 def installed() -> list[Plugin]:
-    """The plug-ins of this environment, by name. Loads none of them."""
+    """Return the plug-ins of this environment, by name. Loads none of them."""
     found: dict[tuple[str, str], dict[PluginEntry, None]] = {}
     points = entry_points()  # once: each call reads the metadata of every distribution
     for group in GROUPS:

@@ -105,7 +105,7 @@ _SHAPE_SIGNS = (
 
 @cache
 def is_secret_name(name: str) -> bool:
-    """Whether a variable, option or key of this name holds a secret, whatever its value: DB_PASSWD, apiKey."""
+    """Return whether a variable, option or key of this name holds a secret, whatever its value: DB_PASSWD, apiKey."""
     parts = _parts(name)
     if any(part.endswith(_ENDINGS) or part in _ANYWHERE for part in parts):
         return True
@@ -136,7 +136,7 @@ def _parts(name: str) -> list[str]:
 
 
 def _is_secret(name: str, value: str, *, spoken: bool = False) -> bool:
-    """Whether the value of this name is to be hidden. `spoken`: a sentence about the name may go on with it."""
+    """Return whether the value of this name is to be hidden. `spoken`: a sentence about the name may go on with it."""
     if value in ("", HIDDEN) or value.startswith(("$", "`")):
         return False
     value = value.rstrip(".,;:!?)]}")
@@ -148,12 +148,12 @@ def _is_secret(name: str, value: str, *, spoken: bool = False) -> bool:
 
 
 def _looks_drawn(value: str) -> bool:
-    """Whether letters and digits are mixed as no word, number or identifier mixes them."""
+    """Return whether letters and digits are mixed as no word, number or identifier mixes them."""
     return any(len(part) >= _DRAWN and not _ORDINARY.fullmatch(part) for part in re.split(r"[^A-Za-z0-9]+", value))
 
 
 def redacted(text: str, values: Iterable[str] = ()) -> str:
-    """The text with every secret in it replaced by ***.
+    """Return the text with every secret in it replaced by ***.
 
     `values`: texts that are secret wherever they occur, e.g. from `secret_values`.
     """
@@ -176,24 +176,26 @@ def redacted(text: str, values: Iterable[str] = ()) -> str:
 
 
 def holds_secret(text: str) -> bool:
-    """Whether `redacted` would change the text."""
+    """Return whether `redacted` would change the text."""
     return redacted(text) != text
 
 
 def ends_in_key(text: str) -> bool:
-    """Whether the text ends within a private key, which spans lines; more of it must be read to redact the key."""
+    """Return whether the text ends within a private key, which spans lines; more of it must be read to redact
+    the key.
+    """
     begins = [found.end() for found in _KEY_BEGINS.finditer(text)]
     return bool(begins) and _KEY_ENDS not in text[begins[-1] :]
 
 
 def secret_values(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The values of variables with secret names, longest first, since one may contain another."""
+    """Return the values of variables with secret names, longest first, since one may contain another."""
     found = {value for name, value in environment.items() if _is_secret(name, value) and _is_value(value)}
     return tuple(sorted(found, key=lambda value: (-len(value), value)))
 
 
 def without_secrets(value: T, values: Iterable[str] = ()) -> T:
-    """JSON values or dataclasses with `redacted` applied to every text, and texts under secret names replaced.
+    """Return JSON values or dataclasses with `redacted` applied to every text, and texts under secret names replaced.
 
     Parts without secrets are returned as they are, not copied.
     """
@@ -212,7 +214,7 @@ def _short(text: str, known: tuple[str, ...]) -> str:
 
 @cache
 def _field_names(kind: Any) -> tuple[str, ...]:
-    """The names of a dataclass's fields; empty for other classes."""
+    """Return the names of a dataclass's fields; empty for other classes."""
     return tuple(item.name for item in dataclasses.fields(kind) if item.init) if dataclasses.is_dataclass(kind) else ()
 
 
@@ -335,7 +337,7 @@ def _has_secret(log: Path, values: Collection[str]) -> bool:
 
 
 def _pieces(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines, those of a private key joined: no other secret spans lines."""
+    """Yield the lines, those of a private key joined: no other secret spans lines."""
     piece, in_key = b"", False
     for line in lines:
         piece += line

@@ -47,7 +47,7 @@ def to_jsonable(value: Any) -> Any:
 
 @cache
 def _field_names(kind: Any) -> tuple[str, ...]:
-    """The names of a dataclass's fields; empty for other classes."""
+    """Return the names of a dataclass's fields; empty for other classes."""
     return tuple(item.name for item in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
 
 
@@ -61,7 +61,7 @@ def _key_text(key: Any) -> str:
 
 
 def from_jsonable(kind: type[T], value: Any, *, whole: bool = False) -> T:
-    """The dataclass `kind` from JSON values. TypeError with the field's place when the shape differs.
+    """Return the dataclass `kind` from JSON values. TypeError with the field's place when the shape differs.
 
     `whole`: every field must be present, even one with a default. Evidence files are read this way: their writers
     write all fields, so a missing field was removed.
@@ -78,7 +78,7 @@ def dumps(value: Any, *, indent: int | None = None) -> str:
 
 
 def loads(text: str) -> Any:
-    """JSON text to plain values, with tagged non-finite floats restored. ValueError for anything else."""
+    """Return JSON text to plain values, with tagged non-finite floats restored. ValueError for anything else."""
     try:
         return json.loads(text, object_hook=_untag) if _TAG in text else json.loads(text)
     except RecursionError:
@@ -114,7 +114,7 @@ _Reader = Callable[[Any], Any]
 
 @cache
 def _reader(kind: Any, whole: bool) -> _Reader:
-    """The function that reads a `kind` from a JSON value, or raises ShapeError. `whole`: as in `from_jsonable`.
+    """Return the function that reads a `kind` from a JSON value, or raises ShapeError. `whole`: as in `from_jsonable`.
 
     A run of a thousand cells has millions of values, so its speed decides how long a report takes.
     """
@@ -214,7 +214,7 @@ def _mapping_reader(key: _Reader, item: _Reader) -> _Reader:
 
 
 def _number(key: str) -> int:
-    """A whole number that is a key, which JSON has as text."""
+    """Return a whole number that is a key, which JSON has as text."""
     try:
         return int(key)
     except ValueError:

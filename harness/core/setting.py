@@ -57,13 +57,13 @@ class Setting(Limits):
         return ((self.upstream,) if self.upstream else ()) + self.aliases
 
     def labelled(self, name: str, value: Any) -> str:
-        """The part of a cell's name, e.g. "mbs2", "bf16", "recompute-full"."""
+        """Return the part of a cell's name, e.g. "mbs2", "bf16", "recompute-full"."""
         between = "-" if isinstance(value, str) else ""
         return (self.label or f"{name}{between}{{}}").format(value)
 
 
 def setting(default: Any = MISSING, /, *, default_factory: Any = MISSING, **facts: Any) -> Any:
-    """A dataclass field, declared with the arguments of Setting."""
+    """Return a dataclass field, declared with the arguments of Setting."""
     metadata = {_KEY: Setting(**facts)}
     if default_factory is not MISSING:
         return field(default_factory=default_factory, metadata=metadata)
@@ -81,7 +81,7 @@ class Key:
 
 
 def keys_of(kind: type[Any]) -> dict[str, Key]:
-    """The declared fields of a dataclass by name, in order."""
+    """Return the declared fields of a dataclass by name, in order."""
     any_kind: Any = kind
     return _keys_of(any_kind)
 
@@ -106,12 +106,12 @@ def aliases_of(kind: type[Any]) -> dict[str, str]:
 
 
 def labels(part: Any) -> list[str]:
-    """Parts of a cell's name: the values that differ from their defaults, in the order of declaration."""
+    """Return parts of a cell's name: the values that differ from their defaults, in the order of declaration."""
     return [text for name, key in keys_of(type(part)).items() if (text := label_of(key, getattr(part, name)))]
 
 
 def label_of(key: Key, value: Any) -> str:
-    """The part of a cell's name for a value; empty at the default, unless it is always shown."""
+    """Return the part of a cell's name for a value; empty at the default, unless it is always shown."""
     return key.setting.labelled(key.name, value) if key.setting.always or value != key.default else ""
 
 

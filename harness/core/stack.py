@@ -15,14 +15,16 @@ _HASH_DIGITS = 40  # of a full commit hash
 
 
 def safe_name(value: str) -> str:
-    """The name itself; ValueError if it cannot be used in a file name or a command."""
+    """Return the name itself; ValueError if it cannot be used in a file name or a command."""
     if not re.fullmatch(SAFE_NAME, value):
         raise ValueError("must be 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit")
     return value
 
 
 def stack_name(value: str) -> str:
-    """The name of a stack; that of a release may be written as pip does: megatron-core==0.19.2 is core-0.19.2."""
+    """Return the name of a stack; that of a release may be written as pip does: megatron-core==0.19.2 is
+    core-0.19.2.
+    """
     release = _RELEASE.fullmatch(value)
     return safe_name("-".join(release.groups()) if release else value)
 
@@ -53,7 +55,7 @@ class Stack:
 
 
 def content_of(stack: Stack) -> str:
-    """The definition as text; stacks with the same text are the same, whatever their names."""
+    """Return the definition as text; stacks with the same text are the same, whatever their names."""
     return dumps(replace(stack, name=""))
 
 
@@ -94,14 +96,14 @@ class CheckedOut:
     repository: str
 
     def text(self, digits: int = _HASH_DIGITS) -> str:
-        """E.g. "megatron-lm main = 1a2b without 3c4d, 5e6f"; full hashes are cut to `digits`."""
+        """Return e.g. "megatron-lm main = 1a2b without 3c4d, 5e6f"; full hashes are cut to `digits`."""
         ref, commit, *reverted = (_cut(name, digits) for name in (self.ref, self.commit, *self.reverted))
         without = f" without {', '.join(reverted)}" if reverted else ""
         return f"{self.project} {ref or 'working tree'} = {commit or 'unknown'}{without}"
 
 
 def _cut(name: str, digits: int) -> str:
-    """The name, with a full hash at its start cut to `digits`."""
+    """Return the name, with a full hash at its start cut to `digits`."""
     return name[:digits] + name[_HASH_DIGITS:] if re.match(rf"[0-9a-f]{{{_HASH_DIGITS}}}\b", name) else name
 
 
@@ -152,7 +154,7 @@ class ReadyStack:
         return not self.error
 
     def facts(self) -> StackFacts:
-        """The definition and what was installed, for reports."""
+        """Return the definition and what was installed, for reports."""
         requested = self.requested
         return StackFacts(
             requested=(*requested.packages, *(f"{item} (no dependencies)" for item in requested.no_deps)),

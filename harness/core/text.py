@@ -13,12 +13,12 @@ import re
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:
-    """The number with its noun, e.g. "1 cell", "3 cells", "2 rank processes"."""
+    """Return the number with its noun, e.g. "1 cell", "3 cells", "2 rank processes"."""
     return f"{number} {noun(number, one, many)}"
 
 
 def noun(number: int, one: str, many: str | None = None) -> str:
-    """The noun alone, in the form that the number needs."""
+    """Return the noun alone, in the form that the number needs."""
     return one if number == 1 else many or f"{one}s"
 
 
@@ -52,7 +52,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  #
 
 
 def visible(text: str) -> str:
-    """The text with every invisible character as `\\xNN` or `\\uNNNN`; tabs and line feeds stay.
+    """Return the text with every invisible character as `\\xNN` or `\\uNNNN`; tabs and line feeds stay.
 
     Safe for a terminal; for XML and HTML, markup must be escaped on top.
     """
@@ -60,18 +60,18 @@ def visible(text: str) -> str:
 
 
 def one_line(text: str, most: int | None = None) -> str:
-    """The `visible` text on one line, runs of white space as one space, clipped to `most` characters."""
+    """Return the `visible` text on one line, runs of white space as one space, clipped to `most` characters."""
     line = visible(" ".join(text.replace("\r", " ").split()))
     return line if most is None else clip(line, most)
 
 
 def html_text(text: str) -> str:
-    """The text escaped for HTML or SVG written without a template, between tags or in an attribute."""
+    """Return the text escaped for HTML or SVG written without a template, between tags or in an attribute."""
     return html.escape(visible(text))
 
 
 def clip(text: str, most: int) -> str:
-    """The first `most` characters, with a note of how many were left out."""
+    """Return the first `most` characters, with a note of how many were left out."""
     return text if len(text) <= most else f"{text[:most]} … ({len(text) - most} more characters)"
 
 
@@ -86,12 +86,14 @@ def markdown_text(text: str, most: int | None = None) -> str:
 
 
 def markdown_code(text: str, most: int | None = None) -> str:
-    """A one-line code span. A pipe would end a table cell even in code, so it is escaped between two spans."""
+    """Return a one-line code span. A pipe would end a table cell even in code, so it is escaped between two spans."""
     return "\\|".join(_span(part) for part in one_line(text, most).split("|"))
 
 
 def markdown_fence(text: str, language: str = "") -> list[str]:
-    """The lines of a fenced block; the fence is longer than any run of backticks in the text, so nothing closes it."""
+    """Return the lines of a fenced block; the fence is longer than any run of backticks in the text, so nothing closes
+    it.
+    """
     lines = visible(text.replace("\r\n", "\n")).split("\n")
     longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
@@ -99,18 +101,20 @@ def markdown_fence(text: str, language: str = "") -> list[str]:
 
 
 def ci_log(text: str) -> str:
-    """The text, changed so that no CI system interprets a line as a command."""
+    """Return the text, changed so that no CI system interprets a line as a command."""
     text = _SECTION.sub(r"\1 :", _COMMAND_INSIDE.sub("# ", text))
     return _COMMAND_START.sub(r"\1: ", text)
 
 
 def ci_json(text: str) -> str:
-    """The JSON text of the same value in which no CI system finds a command. A line of JSON never begins with "::"."""
+    """Return the JSON text of the same value in which no CI system finds a command. A line of JSON never begins with
+    "::".
+    """
     return _SECTION.sub(r"\1\\u003a", _COMMAND_INSIDE.sub(r"\\u0023", text))
 
 
 def csv_cell(value: object) -> object:
-    """The value for a CSV file; a text that a spreadsheet would evaluate gets a leading apostrophe."""
+    """Return the value for a CSV file; a text that a spreadsheet would evaluate gets a leading apostrophe."""
     if not isinstance(value, str):
         return value
     risky = value.lstrip(" ").startswith(_FORMULA) and not _is_number(value)
@@ -135,13 +139,13 @@ def _escaped(word: str) -> str:
 
 
 def _as_code(word: str) -> str:
-    """The word as a code span; brackets and punctuation around it stay outside."""
+    """Return the word as a code span; brackets and punctuation around it stay outside."""
     before, inside, after = _AROUND.fullmatch(word).groups()  # type: ignore[union-attr]  # fits every text
     return f"{_escaped(before)}{markdown_code(inside)}{_escaped(after)}"
 
 
 def _span(text: str) -> str:
-    """A code span with more backticks than any run inside the text; renderers drop the space on either side."""
+    """Return a code span with more backticks than any run inside the text; renderers drop the space on either side."""
     if not text.strip():
         return text
     longest = max((len(run) for run in re.findall("`+", text)), default=0)

@@ -190,7 +190,7 @@ def tolerances_for(
     *,
     by_oracle: bool = False,
 ) -> Tolerances:
-    """The bounds for a compute dtype ("fp32" or "bf16"), of distances from the control or `by_oracle`.
+    """Return the bounds for a compute dtype ("fp32" or "bf16"), of distances from the control or `by_oracle`.
 
     Values of the matrix take precedence over the measured noise of the reference, and that over the defaults. A bound
     from noise is never tighter than the least one of its dtype.
@@ -246,7 +246,7 @@ def _too_noisy(name: str, floor: NoiseFloor) -> str:
 def grown(
     bound: Bound, floor: NoiseFloor | None, most: float = MAX_MEASURED, factor: float = GROWTH_FACTOR
 ) -> Bound | None:
-    """The bound after updates that amplify rounding, by how far apart two trainings of the reference are then.
+    """Return the bound after updates that amplify rounding, by how far apart two trainings of the reference are then.
 
     None where it would be above `most` and accept wrong numbers, or where the trainings diverge.
     """
@@ -261,5 +261,5 @@ def grown(
 
 
 def looser(one: Bound, other: Bound) -> Bound:
-    """The bound that allows more; `one`, which the user set, if their units differ."""
+    """Return the bound that allows more; `one`, which the user set, if their units differ."""
     return other if one.unit == other.unit and other.value > one.value else one

@@ -31,13 +31,14 @@ OLDEST_CORE = (0, 13)
 
 
 def distribution_of(module: str) -> str:
-    """The distribution of a top module, e.g. "megatron-bridge" of "megatron.bridge"."""
+    """Return the distribution of a top module, e.g. "megatron-bridge" of "megatron.bridge"."""
     named = {top: name for name, top in DISTRIBUTIONS.items()}
     return named.get(module, module.replace("_", "-"))
 
 
 def why_unsupported(core: Path, what: str = "the harness", first: tuple[int, int] = OLDEST_CORE) -> str:
-    """Why the megatron.core in a folder is too old for `what`, which supports `first` and later; empty if it is not.
+    """Return why the megatron.core in a folder is too old for `what`, which supports `first` and later; empty if it is
+    not.
 
     The version is read, not imported: the modules of an old release may not even be imported.
     """
@@ -81,13 +82,15 @@ _ROOT = "./"  # before the name of a script in the root of a checkout
 
 
 def frame_text(file: str, line: int, function: str, paths: Sequence[str], roots: Collection[str] = ()) -> str:
-    """The frame as text. `file` is absolute; `paths`: the folders of the module search path; `roots`: of checkouts."""
+    """Return the frame as text. `file` is absolute; `paths`: the folders of the module search path; `roots`: of
+    checkouts.
+    """
     folder, _, name = file.rpartition("/")
     return f"{f'{_ROOT}{name}' if folder in roots else _relative(file, paths)}:{line} in {function}"
 
 
 def owner_of(frame: str) -> str:
-    """The owner of a frame's code: CODE, HARNESS, KERNEL or UNOWNED."""
+    """Return the owner of a frame's code: CODE, HARNESS, KERNEL or UNOWNED."""
     if frame.startswith(_FORWARDS):
         return UNOWNED
     follows = frame.startswith(_FOLLOWS_UPSTREAM) and frame.endswith(_FOLLOWERS)

@@ -61,7 +61,7 @@ FAULTS: tuple[FaultSpec, ...] = (
 
 
 def faults_named(names: Iterable[str], option: str) -> list[FaultSpec]:
-    """The faults, in the order of the catalogue. InputError that has every unknown name."""
+    """Return the faults, in the order of the catalogue. InputError that has every unknown name."""
     wanted = list(names)
     known = {spec.name: spec for spec in FAULTS}
     problems = []
@@ -76,7 +76,7 @@ def faults_named(names: Iterable[str], option: str) -> list[FaultSpec]:
 
 
 def with_fault(expansion: Expansion, name: str) -> Expansion:
-    """The cells, broken where the fault can be injected; those with which others are compared stay sound.
+    """Return the cells, broken where the fault can be injected; those with which others are compared stay sound.
 
     InputError for an unknown fault, and when no cell can have it.
     """
@@ -97,12 +97,12 @@ def _broken_cell(cell: PlannedCell, name: str) -> PlannedCell:
 
 
 def _can_have(spec: FaultSpec, config: CellConfig) -> bool:
-    """Whether the code that the fault changes runs in the cell; its layout may still not show it."""
+    """Return whether the code that the fault changes runs in the cell; its layout may still not show it."""
     return config.trainer == spec.trainer and (_of_harness(spec) or config.data_path == spec.data_path)
 
 
 def _of_harness(spec: FaultSpec) -> bool:
-    """Whether it breaks what every data path has, not upstream's code for one of them."""
+    """Return whether it breaks what every data path has, not upstream's code for one of them."""
     return spec.stack == DEFAULT
 
 
@@ -147,7 +147,7 @@ def catalogue_text(faults: Sequence[FaultSpec]) -> str:
 
 
 def catalogue_markdown(faults: Sequence[FaultSpec]) -> str:
-    """The page docs/generated/faults.md."""
+    """Return the page docs/generated/faults.md."""
     parts = [_PAGE_HEAD]
     for fault_class in CLASSES:
         rows = [spec for spec in faults if spec.fault_class == fault_class]
@@ -157,7 +157,7 @@ def catalogue_markdown(faults: Sequence[FaultSpec]) -> str:
 
 
 def demand_text(spec: FaultSpec) -> str:
-    """E.g. 'metadata: params_present at stage 1, ranks [1]'."""
+    """Return e.g. 'metadata: params_present at stage 1, ranks [1]'."""
     outcome = "" if spec.outcome is Outcome.FAIL else f"outcome {spec.outcome.value}; "
     also = "".join(f"; {check} at {where_text(where)}" for check, where in spec.also.items())
     return f"{outcome}{spec.lane.value}: {', '.join(spec.checks)} at {where_text(spec.where)}{also}"

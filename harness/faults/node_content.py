@@ -125,7 +125,9 @@ class LossMasksShiftedByAMessage(Fault):
 
 
 def _counting(truth: MicroTruth, counts: Callable[[int, Message], bool]) -> Tensor:
-    """A loss mask, [slots], of the labels in those messages; `counts` also gets a message's number in its document."""
+    """Return a loss mask, [slots], of the labels in those messages; `counts` also gets a message's number in its
+    document.
+    """
     mask = torch.zeros_like(truth.loss_mask)
     for item in truth.plan.placed:
         for number, message in enumerate(item.document.messages):

@@ -25,26 +25,28 @@ class Fault:
     leg: Leg | None = None  # the current canary leg
 
     def truth(self, context: RankContext, dp: int | None = None) -> StepTruth:
-        """The documents of the current step or leg, for data-parallel replica `dp`; None: this rank's replica."""
+        """Return the documents of the current step or leg, for data-parallel replica `dp`; None: this rank's
+        replica.
+        """
         return StepTruth(context.config, self.step, context.place.dp if dp is None else dp, self.leg)
 
     def truths(self, context: RankContext, dp: int | None = None) -> list[MicroTruth]:
-        """The micro-batches of `truth`, which the data path should deliver."""
+        """Return the micro-batches of `truth`, which the data path should deliver."""
         return self.truth(context, dp).micro_batches
 
     def micro_batches(self, count: int, context: RankContext, step: int) -> int:
-        """Number of micro-batches that this rank runs in a step; `count` are planned."""
+        """Return the number of micro-batches that this rank runs in a step; `count` are planned."""
         return count
 
     def on_path(self, path: Any, context: RankContext) -> None:
         """Called after the data path is constructed."""
 
     def on_workload(self, work: Workload, context: RankContext) -> Workload:
-        """The workload to use instead of what the data path counted for a step."""
+        """Return the workload to use instead of what the data path counted for a step."""
         return work
 
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
-        """The batch to use instead of the one that the data path fetched, in every leg."""
+        """Return the batch to use instead of the one that the data path fetched, in every leg."""
         return batch
 
     def on_trainer(self) -> None:
@@ -87,7 +89,7 @@ def injects(name: str) -> Callable[[_Injection], _Injection]:
 
 
 def at_slots(batch: Batch, truth: MicroTruth, slots: Sequence[int]) -> dict[str, Tensor]:
-    """The fields that the batch has, taken from other slots of the merged row: [1, len(slots)] each."""
+    """Return the fields that the batch has, taken from other slots of the merged row: [1, len(slots)] each."""
     chosen = torch.tensor(slots)
     return {
         name: _in_form_of(batch, name, getattr(truth, name)[chosen][None]) for name in BATCH if has_field(batch, name)
@@ -95,7 +97,7 @@ def at_slots(batch: Batch, truth: MicroTruth, slots: Sequence[int]) -> dict[str,
 
 
 def own_fields(batch: Batch, truth: MicroTruth, context: RankContext) -> dict[str, Tensor]:
-    """The fields that the batch has, taken from another micro-batch: [rows, local slots] each."""
+    """Return the fields that the batch has, taken from another micro-batch: [rows, local slots] each."""
     return {name: local_field(batch, name, truth, context) for name in BATCH if has_field(batch, name)}
 
 

@@ -21,7 +21,7 @@ GARBAGE = -383836992  # an uninitialised max_seqlen, as seen with Megatron-LM 9a
 
 
 def changed(params: Any, **fields: Any) -> Any:
-    """A copy of PackedSeqParams with some fields replaced; fields that upstream derived from them are kept."""
+    """Return a copy of PackedSeqParams with some fields replaced; fields that upstream derived from them are kept."""
     other = copy.copy(params)
     for name, value in fields.items():
         setattr(other, name, value)
@@ -29,13 +29,13 @@ def changed(params: Any, **fields: Any) -> Any:
 
 
 def with_offsets(params: Any, offsets: Tensor) -> Any:
-    """A copy with all offsets replaced; padded offsets only if they are set."""
+    """Return a copy with all offsets replaced; padded offsets only if they are set."""
     names = OFFSETS + tuple(name for name in PADDED if getattr(params, name) is not None)
     return changed(params, **dict.fromkeys(names, offsets))
 
 
 def of_plan(params: Any, plan: PackedParams | None) -> Any:
-    """The params of another packing plan, with dtype and device of `params`."""
+    """Return the params of another packing plan, with dtype and device of `params`."""
     assert plan is not None
     like = params.cu_seqlens_q
     fields = {
@@ -145,7 +145,7 @@ class CuSeqlensOnAnotherDevice(Fault):
 
 
 def _extended(params: Any, value: int | None) -> Any:
-    """A copy with three entries appended to all offsets: `value`, or their last entry if it is None."""
+    """Return a copy with three entries appended to all offsets: `value`, or their last entry if it is None."""
     fields = {name: getattr(params, name) for name in OFFSETS + PADDED if getattr(params, name) is not None}
     more = {
         name: offsets[-1:] if value is None else torch.full_like(offsets[-1:], value)

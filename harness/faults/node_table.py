@@ -23,5 +23,5 @@ MODULES = (
 
 
 def fault_named(name: str | None) -> Fault:
-    """A new instance of the fault with this name; the clean run for None. KeyError for an unknown name."""
+    """Return a new instance of the fault with this name; the clean run for None. KeyError for an unknown name."""
     return Fault() if name is None else FAULTS[name]()

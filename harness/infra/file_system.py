@@ -15,7 +15,7 @@ SHARED = frozenset(
 
 
 def is_network(path: Path) -> bool:
-    """Whether a path, which need not exist, is on a network file system; False where that is unknown."""
+    """Return whether a path, which need not exist, is on a network file system; False where that is unknown."""
     try:
         table = MOUNTS.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -25,7 +25,7 @@ def is_network(path: Path) -> bool:
 
 
 def kind_of(path: Path, table: str) -> str:
-    """The type of the file system that an absolute path is on, from a table in the form of /proc/self/mountinfo.
+    """Return the type of the file system that an absolute path is on, from a table in the form of /proc/self/mountinfo.
 
     Fields: id, parent, device, root, mount point, options, optional fields, "-", type (proc(5)). Of two mounts on one
     point the later one hides the other.
@@ -40,5 +40,5 @@ def kind_of(path: Path, table: str) -> str:
 
 
 def _unescaped(text: str) -> str:
-    """The table writes blanks and some other characters as octal escapes."""
+    """Return the table writes blanks and some other characters as octal escapes."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), text)

@@ -19,7 +19,7 @@ _INSTALLED = _PACKAGE / "shipped"
 
 
 def read_text(path: Path, most_bytes: int) -> str:
-    """The text of a regular file in UTF-8; InputError for anything else, and for a file above `most_bytes`.
+    """Return the text of a regular file in UTF-8; InputError for anything else, and for a file above `most_bytes`.
 
     A pipe or a device could block or never end, so neither is opened for reading.
     """
@@ -42,7 +42,7 @@ def read_text(path: Path, most_bytes: int) -> str:
 
 
 def expanded(name: str) -> Path:
-    """A path with `~` and `~user` expanded; InputError if there is no such user."""
+    """Return a path with `~` and `~user` expanded; InputError if there is no such user."""
     try:
         return Path(name).expanduser()
     except (RuntimeError, ValueError) as error:
@@ -51,17 +51,17 @@ def expanded(name: str) -> Path:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a regular file; False for a name that no file can have."""
+    """Return whether there is a regular file; False for a name that no file can have."""
     return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for a name that is too long
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is a folder; False for a name that no folder can have."""
+    """Return whether there is a folder; False for a name that no folder can have."""
     return os.path.isdir(path)  # noqa: PTH112 - Path.is_dir raises for a name that is too long
 
 
 def exists(path: Path) -> bool:
-    """Whether there is anything of this name; False for a name that nothing can have."""
+    """Return whether there is anything of this name; False for a name that nothing can have."""
     return os.path.exists(path)  # noqa: PTH110 - Path.exists raises for a name that is too long
 
 
@@ -77,12 +77,13 @@ def _content(path: Path, most_bytes: int) -> bytes:
 
 
 def checkout() -> Path | None:
-    """The checkout that the harness runs from; None where a wheel is installed."""
+    """Return the checkout that the harness runs from; None where a wheel is installed."""
     return None if _INSTALLED.is_dir() else _PACKAGE.parent
 
 
 def shipped(name: str) -> Path:
-    """The folder `matrices` or `sbatch_templates`: of the checkout, or within the package where a wheel is installed.
+    """Return the folder `matrices` or `sbatch_templates`: of the checkout, or within the package where a wheel is
+    installed.
 
     pyproject.toml puts the checkout's folders into the wheel, so there is one copy of each file.
     """
@@ -90,14 +91,16 @@ def shipped(name: str) -> Path:
 
 
 def matrix_path(name: str) -> Path:
-    """A matrix file by its path or, where there is no such file, a shipped one by its name."""
+    """Return a matrix file by its path or, where there is no such file, a shipped one by its name."""
     path = Path(name)
     found = shipped("matrices") / (name if name.endswith(".yaml") else f"{name}.yaml")
     return found if "/" not in name and not exists(path) and is_file(found) else path
 
 
 def matrix_word(path: Path) -> str:
-    """What `matrix_path` reads as this file: a shipped one by its name, since it lies elsewhere on other machines."""
+    """Return what `matrix_path` reads as this file: a shipped one by its name, since it lies elsewhere on other
+    machines.
+    """
     return path.stem if path.parent == shipped("matrices") else str(path)
 
 

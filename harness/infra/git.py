@@ -141,12 +141,12 @@ def output(repository: Path, *arguments: str, stdin: str = "", completing: bool 
 
 
 def end_of(done: subprocess.CompletedProcess[str]) -> str:
-    """The last lines of a command's error output, without credentials."""
+    """Return the last lines of a command's error output, without credentials."""
     return redacted("\n".join((done.stderr or done.stdout or "").strip().splitlines()[-LOG_LINES:]))
 
 
 def without_credentials(url: str) -> str:
-    """A URL for display, without user and password; an ssh user, which is no secret, is kept."""
+    """Return a URL for display, without user and password; an ssh user, which is no secret, is kept."""
     if url.startswith(("http://", "https://")):
         return re.sub(r"^(https?://)[^/]*@", r"\1", url)
     return re.sub(r"^([a-z+]+://[^/:@]*):[^/]*@", r"\1@", url)

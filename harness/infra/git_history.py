@@ -30,7 +30,7 @@ class Repository:
     path: Path
 
     def history(self, old: str, new: str, *, first_parent: bool = False) -> History:
-        """The commits that are reachable from `new` and not from `old`, each after its parents."""
+        """Return the commits that are reachable from `new` and not from `old`, each after its parents."""
         options = ["--first-parent"] if first_parent else []
         lines = git.output(
             self.path, "rev-list", "--topo-order", "--reverse", "--parents", *options, new, f"^{old}"
@@ -44,11 +44,11 @@ class Repository:
         return git.run(self.path, "merge-base", "--is-ancestor", old, new).returncode == 0
 
     def merge_bases(self, one: str, other: str) -> tuple[str, ...]:
-        """The best common ancestors; none when the histories have nothing in common."""
+        """Return the best common ancestors; none when the histories have nothing in common."""
         return tuple(git.run(self.path, "merge-base", "--all", one, other).stdout.split())
 
     def between(self, old: str, new: str) -> tuple[int, int]:
-        """How many commits are reachable from `new` and not from `old`, and the other way round."""
+        """Return how many commits are reachable from `new` and not from `old`, and the other way round."""
         removed, added = git.output(self.path, "rev-list", "--left-right", "--count", f"{old}...{new}").split()
         return int(added), int(removed)
 
@@ -59,7 +59,9 @@ class Repository:
         return About(subject=subject, author=author, date=date, parents=tuple(parents.split()))
 
     def objects(self, names: Iterable[str]) -> dict[str, str]:
-        """The hash of each object, named as in `<commit>:<path>` or `<commit>^{tree}`; empty where there is none."""
+        """Return the hash of each object, named as in `<commit>:<path>` or `<commit>^{tree}`; empty where there is
+        none.
+        """
         requested = list(dict.fromkeys(names))
         if self._is_partial():  # where git would fail for the first file that is not here
             in_trees = {name: self._in_tree(name) for name in requested if ":" in name}
@@ -80,13 +82,13 @@ class Repository:
         return git.run(self.path, "config", "--get-regexp", names).returncode == 0
 
     def _in_tree(self, name: str) -> str:
-        """The hash of `<commit>:<path>` according to the commit's trees; empty where these have none."""
+        """Return the hash of `<commit>:<path>` according to the commit's trees; empty where these have none."""
         commit, _, path = name.partition(":")
         entry = git.output(self.path, "ls-tree", "-z", "--full-tree", commit, "--", path)
         return entry.partition("\t")[0].split()[-1] if entry else ""
 
     def contents(self, commits: Sequence[str], paths: Sequence[str]) -> dict[str, str]:
-        """A text per commit; two texts are equal if and only if the contents of the paths are."""
+        """Return a text per commit; two texts are equal if and only if the contents of the paths are."""
         names = [[f"{commit}:{path}" for path in paths] for commit in commits]
         known = self.objects(name for of_commit in names for name in of_commit)
         return {commit: " ".join(known[name] for name in of_commit) for commit, of_commit in zip(commits, names)}
@@ -102,7 +104,7 @@ class Repository:
         return {path: facts.split()[2] for facts, _, path in entries}
 
     def text(self, commit: str, path: str) -> str:
-        """Text of a file of a commit; empty when there is none."""
+        """Return the text of a file of a commit; empty when there is none."""
         name = f"{commit}:{path}"
         done = git.run(self.path, "show", name)
         if done.returncode == 0:

@@ -35,7 +35,7 @@ def tracebacks_in(folder: Path) -> Iterator[None]:
 
 
 def uncaught(error: Exception, folder: Path | None = None) -> HarnessError:
-    """The error to report for an uncaught exception: OSError and MemoryError are not defects of the harness."""
+    """Return the error to report for an uncaught exception: OSError and MemoryError are not defects of the harness."""
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # only the user names files of any length
         return InputError(Problem(message="the name is too long", file=str(error.filename or "") or None))
     kept = keep_traceback(error, folder)

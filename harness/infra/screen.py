@@ -76,7 +76,7 @@ def json_data(text: str) -> None:
 
 
 def shown(text: str) -> str:
-    """A text for display: control characters are escaped, secrets removed."""
+    """Return a text for display: control characters are escaped, secrets removed."""
     return visible(redacted(text, environment_secrets()))
 
 
@@ -89,13 +89,13 @@ def width() -> int | None:
 
 
 def wrapped(text: str) -> str:
-    """The text with lines broken at spaces where the terminal would break them in a word or an id."""
+    """Return the text with lines broken at spaces where the terminal would break them in a word or an id."""
     columns = width()
     return text if columns is None else broken(text, columns)
 
 
 def beside(head: str, text: str) -> str:
-    """The head of a row and its text, whose further lines begin below the first, if that leaves them room."""
+    """Return the head of a row and its text, whose further lines begin below the first, if that leaves them room."""
     columns = width()
     if columns is None or len(head) + len(text) <= columns:
         return f"{head}{text}"
@@ -104,7 +104,7 @@ def beside(head: str, text: str) -> str:
 
 
 def broken(text: str, columns: int) -> str:
-    """The text with lines of at most `columns`, broken at spaces; a longer word, such as an id, stays whole."""
+    """Return the text with lines of at most `columns`, broken at spaces; a longer word, such as an id, stays whole."""
     return "\n".join(_wrapped(line, columns) for line in text.split("\n"))
 
 
@@ -127,7 +127,7 @@ def _filled(line: str, columns: int, indent: str) -> list[str]:
 
 
 def relative_path(path: Path) -> str:
-    """A path relative to the current folder if it is below it, else unchanged."""
+    """Return a path relative to the current folder if it is below it, else unchanged."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:
@@ -135,7 +135,7 @@ def relative_path(path: Path) -> str:
 
 
 def guarded(stream: TextIO) -> TextIO:
-    """The stream; in a CI job, wrapped to escape lines that the runner would read as commands. Apply it last."""
+    """Return the stream; in a CI job, wrapped to escape lines that the runner would read as commands. Apply it last."""
     return cast(TextIO, _Guarded(stream)) if in_ci(os.environ) else stream
 
 

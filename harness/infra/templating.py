@@ -38,7 +38,7 @@ def visible(value: Any) -> Any:
 
 
 def environment(folder: Path, *, autoescape: bool, finalize: Callable[[Any], Any]) -> Environment:
-    """The environment for the harness's templates of one folder. An undefined name is an error.
+    """Return the environment for the harness's templates of one folder. An undefined name is an error.
 
     Every printed value passes `finalize`; `autoescape` escapes for HTML.
     """
@@ -146,7 +146,9 @@ def _address_space() -> int:
 
 
 def _place(error: Exception, file: Path) -> tuple[str, int | None]:
-    """The innermost template line in the error's traceback; jinja2 gives its frames the template's name and lines."""
+    """Return the innermost template line in the error's traceback; jinja2 gives its frames the template's name and
+    lines.
+    """
     place: tuple[str, int | None] = (str(file), None)
     trace = error.__traceback__
     while trace is not None:

@@ -21,7 +21,7 @@ KEYS = tuple(item.name for item in fields(ClusterProfile))
 
 
 def cluster_of(matrix: Matrix, requested: str | None = None) -> tuple[ClusterProfile, Path | None]:
-    """The profile that `--cluster` names, else the matrix's, with its file (None for the built-in `local`).
+    """Return the profile that `--cluster` names, else the matrix's, with its file (None for the built-in `local`).
 
     A path in a matrix is relative to the matrix file, one from the command line to the current folder. InputError when
     there is none, when it has errors, or when the matrix wants more time than it allows.
@@ -48,7 +48,7 @@ def cluster_of(matrix: Matrix, requested: str | None = None) -> tuple[ClusterPro
 
 
 def read_cluster(name: str, base: Path, beside: Path, origin: Problem) -> tuple[ClusterProfile, Path | None]:
-    """The profile of this name, or at this path below `base`; `origin`: where the name was written."""
+    """Return the profile of this name, or at this path below `base`; `origin`: where the name was written."""
     if "/" in name or name.endswith((".yaml", ".yml")):
         path = base / expanded(name)
         if not is_file(path):
@@ -97,7 +97,7 @@ def read_profile(path: Path) -> ClusterProfile:
 
 
 def template_of(profile: ClusterProfile, file: Path | None) -> Path:
-    """The profile's template: a path relative to the profile, or the name of a file in sbatch_templates."""
+    """Return the profile's template: a path relative to the profile, or the name of a file in sbatch_templates."""
     if "/" in profile.template or profile.template.endswith(".j2"):
         path = (file.parent if file else Path()) / expanded(profile.template)
     else:

@@ -28,7 +28,7 @@ _AXES_SECTION = "matrix"
 
 
 def read_matrix(path: Path, change: Callable[[Any], Any] = lambda values: values) -> Matrix:
-    """The matrix in a file; InputError with every problem, each with file, line and key.
+    """Return the matrix in a file; InputError with every problem, each with file, line and key.
 
     `change`: applied to the file's values before they are checked.
     """
@@ -91,7 +91,9 @@ def _length_problem(path: Path, line: int, found: str, allowed: str) -> Problem:
 
 
 def read_overridden(path: Path, settings: Sequence[str]) -> Matrix:
-    """The matrix in a file with the settings of `--set`, which a problem of their keys names instead of the file."""
+    """Return the matrix in a file with the settings of `--set`, which a problem of their keys names instead of the
+    file.
+    """
     try:
         return read_matrix(path, overriding(settings))
     except InputError as error:
@@ -106,7 +108,7 @@ def _of_option(problem: Problem, keys: Sequence[str]) -> Problem:
 
 
 def overriding(settings: Sequence[str]) -> Callable[[Any], Any]:
-    """A function that puts the settings into the values of a matrix file; InputError for one that is not like
+    """Return a function that puts the settings into the values of a matrix file; InputError for one that is not like
     train.steps=5.
 
     KEY is a path with dots into the file; what follows `matrix.` is the name of one axis, which may have dots itself.

@@ -54,7 +54,7 @@ class Entry:
 
 
 def reference() -> list[Entry]:
-    """Every entry of every page, in the order of the pages."""
+    """Return every entry of every page, in the order of the pages."""
     found: list[Entry] = []
     for page in PAGES:
         found += _entries(page, (shipped("docs") / page).read_text(encoding="utf-8"))
@@ -79,5 +79,5 @@ def _entries(page: str, text: str) -> Iterator[Entry]:
 
 
 def _plain(cell: str) -> str:
-    """A cell of a table without Markdown."""
+    """Return a cell of a table without Markdown."""
     return _LINK.sub(r"\1", cell).replace("\\|", "|").replace("**", "").replace("`", "").replace("*", "").strip()

@@ -14,7 +14,7 @@ _SUBMODULE = "3rdparty/Megatron-LM"  # of Megatron-Bridge, whose main needs a ne
 
 
 def working_tree() -> WorkingTree:
-    """The checkout that the current folder is in.
+    """Return the checkout that the current folder is in.
 
     Where there is none, the current folder as if it were Megatron-LM: a plan shows it as unavailable, a run says why.
     """
@@ -22,7 +22,7 @@ def working_tree() -> WorkingTree:
 
 
 def standing_in() -> WorkingTree | None:
-    """The checkout of a known project that the current folder is in, None if there is none."""
+    """Return the checkout of a known project that the current folder is in, None if there is none."""
     here = _current_folder()
     for folder in (here, *here.parents):
         if (folder / ".git").exists():
@@ -35,7 +35,9 @@ def standing_in() -> WorkingTree | None:
 
 
 def _submodule_megatron(folder: Path) -> str:
-    """The folder of the submodule Megatron-LM; its commit where it is not checked out; empty where there is none."""
+    """Return the folder of the submodule Megatron-LM; its commit where it is not checked out; empty where there is
+    none.
+    """
     if (folder / _SUBMODULE / PROJECTS[_MEGATRON_LM].signs[0]).exists():
         return str(folder / _SUBMODULE)
     row = run(folder, "ls-tree", "HEAD", _SUBMODULE).stdout.split()  # mode, type, hash and path

@@ -50,7 +50,7 @@ def read(path: Path) -> YamlFile:
 
 
 def parsed(text: str, file: str) -> YamlFile:
-    """The same from a text; `file`: what errors name."""
+    """Return the same from a text; `file`: what errors name."""
     lines: dict[KeyPath, int] = {}
     reader = YAML(typ="safe", pure=True)
     reader.Composer = _BoundedComposer
@@ -141,7 +141,7 @@ class _PlacingConstructor(SafeConstructor):
 
 
 def _marked_problem(error: MarkedYAMLError, file: str) -> Problem:
-    """The reader's error in one line, with its position."""
+    """Return the reader's error in one line, with its position."""
     mark = error.problem_mark or error.context_mark
     if error.context_mark is not None and str(error.context).startswith(_OPENED):
         mark = error.context_mark
@@ -160,7 +160,7 @@ def _children(node: Node) -> list[Node]:
 
 
 def _count(node: Node | None, sizes: dict[int, int], inside: tuple[int, ...]) -> int:
-    """Number of nodes of this subtree, aliases expanded. `inside`: ids of its ancestors."""
+    """Return the number of nodes of this subtree, aliases expanded. `inside`: ids of its ancestors."""
     if node is None:
         return 0
     if id(node) in inside:

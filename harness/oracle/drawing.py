@@ -80,7 +80,9 @@ def document_tokens(config: CellConfig, step: int, document: Document, *, change
 
 
 def document_pixels(config: CellConfig, step: int, document: Document, *, changed: bool = False) -> list[Tensor]:
-    """The fp32 patches of each of a document's images, [patches, values]. A copy has the images of its original."""
+    """Return the fp32 patches of each of a document's images, [patches, values]. A copy has the images of its
+    original.
+    """
     index = document.index if document.copy_of is None else document.copy_of
     kind, values = "changed" if changed else "pixels", CHANNELS * TEMPORAL_PATCH * PATCH**2
     return [

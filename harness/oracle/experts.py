@@ -134,7 +134,9 @@ def _choice(scores: Tensor, experts: Experts) -> Tensor:
 
 
 def _places(chosen: Tensor, shares: Sequence[Tensor]) -> Tensor:
-    """[t, e] int64: of the slots that one rank routes the first has the highest; 0 where the expert is not chosen."""
+    """Return [t, e] int64: of the slots that one rank routes the first has the highest; 0 where the expert is not
+    chosen.
+    """
     places = torch.zeros_like(chosen, dtype=torch.int64)
     for share in shares:
         places[share] = torch.arange(len(share), 0, -1)[:, None] * chosen[share]
@@ -195,7 +197,8 @@ def z_loss(routed: Routed, experts: Experts) -> Tensor:
 
 
 def moved_bias(bias: Tensor, taken: Tensor, rate: float) -> Tensor:
-    """The bias of each expert after a step in which it took `taken` [e] slots: towards the mean load, by the rate.
+    """Return the bias of each expert after a step in which it took `taken` [e] slots: towards the mean load, by the
+    rate.
 
     arXiv 2408.15664, algorithm 1; Megatron-LM core_v0.19.0, get_updated_expert_bias.
     """

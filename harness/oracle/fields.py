@@ -374,7 +374,9 @@ def uncovered(built: Sequence[BuiltSeen]) -> list[tuple[str, str]]:
 
 
 def _not_given(seen: BuiltSeen, value: str) -> bool:
-    """Whether a value is that of an optional argument; of constructors those at their defaults are recorded too."""
+    """Return whether a value is that of an optional argument; of constructors those at their defaults are
+    recorded too.
+    """
     return seen.of == "constructor" and value == "null"
 
 
@@ -384,7 +386,7 @@ def _among(value: str, allowed: Sequence[str]) -> bool:
 
 
 def _together(built: Sequence[BuiltSeen]) -> Iterator[tuple[str, str]]:
-    """Combinations of modelled fields that are not modelled."""
+    """Yield combinations of modelled fields that are not modelled."""
     model = _Values(built, "model")
     parts = {seen.of for seen in built}
     if "model" not in parts:
@@ -446,7 +448,9 @@ class Yarn:
     mscale_all: float
 
     def stretched(self, plain: Tensor, rotated: int, base: float) -> Tensor:
-        """Frequencies [rotated / 2] between `plain` and `plain / factor`, by a linear ramp over their numbers."""
+        """Return frequencies [rotated / 2] between `plain` and `plain / factor`, by a linear ramp over their
+        numbers.
+        """
 
         def number(turns: float) -> float:  # of the frequency that turns so often
             return rotated * math.log(self.context / (turns * 2 * math.pi)) / (2 * math.log(base))
@@ -659,7 +663,9 @@ class Model:
         return not self.pattern or self.pattern[number - 1] not in MIXERS
 
     def is_windowed(self, number: int) -> bool:
-        """Whether layer `number` (from 1) has the window (Megatron-LM core_v0.19.0, is_layer_window_attention)."""
+        """Return whether layer `number` (from 1) has the window (Megatron-LM core_v0.19.0,
+        is_layer_window_attention).
+        """
         if isinstance(self.window_skip, list):
             return bool(self.window_skip[number - 1])
         # Every n-th layer attends to everything: the number says which layers skip the window, not which have it.

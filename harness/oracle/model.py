@@ -48,7 +48,8 @@ class Routing(NamedTuple):
 def forward(
     weights: Weights, model: Model, stream: Stream, biases: Biases, choices: Mapping[int, Choice] | None = None
 ) -> Forward:
-    """Logits of every slot for the token after it. `choices`: by layer, those that its router does not make itself.
+    """Return logits of every slot for the token after it. `choices`: by layer, those that its router does not make
+    itself.
 
     Features of images take the places of their tokens' embeddings, and others are added there to the outputs of the
     first layers (DeepStack, arXiv 2406.04334; Megatron-Bridge 0.6.2, Qwen3VLModel.forward, _deepstack_process).
@@ -128,7 +129,7 @@ def _prediction(
     stream: Stream,
     routing: Routing,
 ) -> Tensor:
-    """Hidden states [t, hidden] of the layer that predicts `depth` tokens further than the model.
+    """Return hidden states [t, hidden] of the layer that predicts `depth` tokens further than the model.
 
     The normed embedding of the token `depth` slots ahead and the normed hidden state of the layer before, side by side,
     are projected and go through a transformer layer and a norm; the output layer is the model's (DeepSeek-V3,

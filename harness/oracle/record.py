@@ -194,7 +194,8 @@ _PART_COUNTS = (8, 4, 2)  # enough to compose the shards of tp 2, 4 and 8
 
 
 def _parts(name: str, tensor: Tensor, seed: int) -> list[Fingerprint]:
-    """Fingerprints of the parts into which tensor parallelism would split a tensor, for the most ranks that it can.
+    """Return fingerprints of the parts into which tensor parallelism would split a tensor, for the most ranks that it
+    can.
 
     Gate and up projection of a feed-forward block are stacked, and each is split; an image tower has no gates.
     """

@@ -114,7 +114,8 @@ def _images(config: CellConfig, step: int, plan: MicroBatch) -> Images | None:
 
 
 def shares_of(config: CellConfig, plan: MicroBatch) -> tuple[Tensor, ...]:
-    """Slots of each context-parallel rank, and with sequence parallelism of each tensor-parallel rank of it, in order.
+    """Return slots of each context-parallel rank, and with sequence parallelism of each tensor-parallel rank of it, in
+    order.
 
     A rank that holds several rows has them interleaved, slot by slot: Megatron's hidden states are [s, b, h].
     """

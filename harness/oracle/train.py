@@ -260,7 +260,7 @@ class Oracle:
         return seen
 
     def _evaluation(self, step: int) -> Step:
-        """Losses of documents that no step has."""
+        """Return losses of documents that no step has."""
         replicas = self.config.micro_batches(step)
         plans = [plan for replica in replicas for plan in replica]
         tokens = sum(plan.loss_tokens for plan in plans)

@@ -21,7 +21,8 @@ from harness.oracle.weights import MERGER, deepstack_merger, layer_name
 
 
 def image_features(images: Images, weights: Mapping[str, Tensor], vision: Vision) -> tuple[Tensor, list[Tensor]]:
-    """Features [n, out] of all images, and those [n, out] that are added to the outputs of the first language layers.
+    """Return features [n, out] of all images, and those [n, out] that are added to the outputs of the first language
+    layers.
 
     Of a patch's pixels the convolution, whose stride is its kernel, is a linear map (Qwen3VLVisionPatchEmbed). Each
     frame of an image attends to itself alone (build_packed_seq_params).
@@ -57,7 +58,8 @@ def _merged(x: Tensor, weights: Mapping[str, Tensor], at: str, vision: Vision, *
 
 
 def _learned(grid: tuple[int, int, int], weights: Mapping[str, Tensor], vision: Vision) -> Tensor:
-    """[p, hidden]: the learned embedding of a patch's place, between those of the four nearest places of a square.
+    """Return [p, hidden]: the learned embedding of a patch's place, between those of the four nearest places of a
+    square.
 
     The corners of the image are those of the square, whose place i weighs max(0, 1 - |y - i|) at the coordinate y:
     bilinear interpolation (fast_pos_embed_interpolate).
@@ -74,7 +76,9 @@ def _learned(grid: tuple[int, int, int], weights: Mapping[str, Tensor], vision: 
 
 
 def _rows_and_columns(grid: tuple[int, int, int], merge: int) -> Tensor:
-    """[p, 2] int64: where each patch is in its frame; blocks row by row, and the patches of each too (rot_pos_emb)."""
+    """Return [p, 2] int64: where each patch is in its frame; blocks row by row, and the patches of each too
+    (rot_pos_emb).
+    """
     frames, height, width = grid
     places = torch.cartesian_prod(torch.arange(height), torch.arange(width))
     blocks = places.view(height // merge, merge, width // merge, merge, 2).transpose(1, 2)

@@ -17,7 +17,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def shapes(model: Model) -> Shapes:
-    """Global name -> shape of every weight, in the order of the model; with adapters only these train."""
+    """Return the global name -> shape of every weight, in the order of the model; with adapters only these train."""
     found: Shapes = _vision(model.vision) if model.vision else {}
     found[f"{EMBEDDING}.weight"] = (model.vocab, model.hidden)
     for number in range(1, model.layers + 1):
@@ -64,7 +64,9 @@ def layer_name(number: int) -> str:
 
 
 def deepstack_merger(index: int) -> str:
-    """The name of the merger of the features that are added to the output of a layer of the language model, from 0."""
+    """Return the name of the merger of the features that are added to the output of a layer of the language model, from
+    0.
+    """
     return f"{TOWER}decoder.deepstack_merger_list.{index}"
 
 
@@ -74,7 +76,7 @@ def prediction_name(depth: int) -> str:
 
 
 def initial_weights(model: Model, seed: int, kind: dtype) -> dict[str, Tensor]:
-    """Leaf tensors of dtype `kind`, with the values that ranks begin with: rounded as they store them."""
+    """Return leaf tensors of dtype `kind`, with the values that ranks begin with: rounded as they store them."""
     drawn = {name: initial_weight(name, shape, seed) for name, shape in shapes(model).items()}
     return {name: weight.to(model.stored).to(kind).requires_grad_() for name, weight in drawn.items()}
 

@@ -118,7 +118,7 @@ NONE = Alignment(lambda layout: 1, lambda layout: "1")
 
 
 def padding_is_fixed(how: str) -> Callable[[LimitedCell], str | None]:
-    """The reason of a limit that forbids padding options; `how`: how the data path pads instead."""
+    """Return the reason of a limit that forbids padding options; `how`: how the data path pads instead."""
 
     def reason(cell: LimitedCell) -> str | None:
         options = cell.options
@@ -130,5 +130,5 @@ def padding_is_fixed(how: str) -> Callable[[LimitedCell], str | None]:
 
 
 def one_document_per_row(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
-    """Rows of seq_length slots; packing options do not apply."""
+    """Return rows of seq_length slots; packing options do not apply."""
     return PackingStyle(packed=False, document_multiple=1, row_length=seq_length, real_lengths=False)

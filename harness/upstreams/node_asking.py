@@ -39,7 +39,9 @@ def ask(file: str, problem_of: Callable[[CellConfig], str]) -> None:
 
 
 def refused(given: str, error: BaseException) -> str:
-    """What upstream refuses, in its words. `given`: the cell's `args`, though the fault may be another argument."""
+    """Return what upstream refuses, in its words. `given`: the cell's `args`, though the fault may be another
+    argument.
+    """
     kind = "" if isinstance(error, SystemExit) else f"{type(error).__name__}: "
     which = refusal_of(error)
     return f"upstream refuses {given}: {kind}{words_of(error)}{f' ({which})' if which else ''}"
@@ -50,7 +52,7 @@ Built = Mapping[str, Mapping[str, str]]
 
 
 def other_model(config: CellConfig, own: Built, build: Callable[[CellConfig], Built]) -> str:
-    """Which arguments of a cell train another model than the control has, and how; empty if none does.
+    """Return which arguments of a cell train another model than the control has, and how; empty if none does.
 
     `own`: what upstream would build for the cell; `build` makes the same for other cells.
     """
@@ -82,7 +84,7 @@ def _matters(config: CellConfig, argument: Argument, own: Built, build: Callable
 
 @cache
 def device_of(requested: str) -> Device:
-    """The device of a rank. To be called first before `as_a_rank`, whose stubs claim that there is a GPU."""
+    """Return the device of a rank. To be called first before `as_a_rank`, whose stubs claim that there is a GPU."""
     return choose_device(0, 1, requested)
 
 

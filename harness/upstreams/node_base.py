@@ -66,13 +66,13 @@ FORWARD = {
 
 
 def batch_given(arguments: Mapping[str, Any]) -> Batch:
-    """The batch in the arguments of GPTModel.forward, by name."""
+    """Return the batch in the arguments of GPTModel.forward, by name."""
     others = (name for name, value in arguments.items() if name not in FORWARD.values() and value is not None)
     return Batch(**{field: arguments.get(name) for field, name in FORWARD.items()}, not_read=tuple(others))
 
 
 def mask_and_loss(upstream: Any) -> tuple[Tensor, Callable[[Tensor, Tensor], Any]]:
-    """The loss mask that upstream bound to its loss function, and that function as in Batch, of any mask.
+    """Return the loss mask that upstream bound to its loss function, and that function as in Batch, of any mask.
 
     Upstream gives the schedule partial(loss_func, loss_mask, ...); a checkout may name the mask. UnknownNameError
     where there is none.
@@ -104,25 +104,25 @@ class RankContext:
         return self.place == Coordinates(tp=0, cp=0, dp=0, pp=0)
 
     def is_first(self, chunk: int) -> bool:
-        """Whether the chunk holds the embedding."""
+        """Return whether the chunk holds the embedding."""
         return self.place.pp == 0 and chunk == 0
 
     def is_last(self, chunk: int) -> bool:
-        """Whether the chunk holds the output layer and the loss."""
+        """Return whether the chunk holds the output layer and the loss."""
         layout = self.config.layout
         return self.place.pp == layout.pp - 1 and chunk == layout.vpp - 1
 
     def predicts(self, chunk: int) -> bool:
-        """Whether the chunk has layers for multi-token prediction."""
+        """Return whether the chunk has layers for multi-token prediction."""
         mtp = self.config.model.mtp
         return mtp is not None and self.config.layout.ends(mtp.stage, self.place.pp, chunk)
 
     def reads_tokens(self, chunk: int) -> bool:
-        """Whether the chunk embeds tokens: the first one, and that of multi-token prediction."""
+        """Return whether the chunk embeds tokens: the first one, and that of multi-token prediction."""
         return self.is_first(chunk) or self.predicts(chunk)
 
     def reads_labels(self, chunk: int) -> bool:
-        """Whether the chunk needs labels and loss masks: the last one, and that of multi-token prediction."""
+        """Return whether the chunk needs labels and loss masks: the last one, and that of multi-token prediction."""
         return self.is_last(chunk) or self.predicts(chunk)
 
 
@@ -138,20 +138,22 @@ class Adapter(Protocol):
 
     @staticmethod
     def unavailable(config: CellConfig) -> Unavailable:
-        """Why the software under test cannot run this cell on this path; None when it can."""
+        """Return why the software under test cannot run this cell on this path; None when it can."""
         ...
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[Any] | None:
-        """The iterator that the schedule passes to `fetch`; None on ranks that read nothing."""
+        """Return the iterator that the schedule passes to `fetch`; None on ranks that read nothing."""
         ...
 
     def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
-        """The next micro-batch; may communicate within the tensor-parallel group."""
+        """Return the next micro-batch; may communicate within the tensor-parallel group."""
         ...
 
 
 def rows_by_slot(rows: Sequence[Tensor], micro: MicroTruth, context: RankContext) -> Tensor:
-    """[1, local slots] float32 of this rank. `rows`: one per document, in order, its labels first; 0 elsewhere."""
+    """Return [1, local slots] float32 of this rank. `rows`: one per document, in order, its labels first; 0
+    elsewhere.
+    """
     stream = torch.zeros(micro.plan.slots, device=context.device.torch_device)
     for row, item in zip(rows, micro.plan.placed, strict=True):
         values = row[: item.document.length].float()

@@ -25,7 +25,7 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def not_in_release(reason: str, root: str = "") -> Rejection | Missing:
-    """The verdict on a project that does not have what the data path needs; `reason` names its release.
+    """Return the verdict on a project that does not have what the data path needs; `reason` names its release.
 
     `root`: the project's top package, e.g. "megatron.core"; empty: a limit of the harness, or of a plug-in.
     """
@@ -34,8 +34,8 @@ def not_in_release(reason: str, root: str = "") -> Rejection | Missing:
 
 
 def lacking(root: str, rejection: Rejection) -> Rejection | Missing:
-    """The verdict on the project with top package `root` if its code lacks something: what is absent in a wheel, its
-    release does not have; what is absent in a checkout may have been renamed.
+    """Return the verdict on the project with top package `root` if its code lacks something: what is absent in a wheel,
+    its release does not have; what is absent in a checkout may have been renamed.
     """
     folder = checked_out(root)
     if folder is None:
@@ -46,7 +46,9 @@ def lacking(root: str, rejection: Rejection) -> Rejection | Missing:
 
 
 def checked_out(root: str) -> Path | None:
-    """The folder that holds a project's top package; None if the package is installed, as a wheel is, or not there."""
+    """Return the folder that holds a project's top package; None if the package is installed, as a wheel is, or not
+    there.
+    """
     module = sys.modules.get(root)
     spec = (
         getattr(module, "__spec__", None) if module else importlib.util.find_spec(root) if is_installed(root) else None
@@ -75,7 +77,7 @@ def module_unavailable(module: str, root: str, *names: str) -> Unavailable:
 
 
 def import_failure(module: str, root: str, error: Exception) -> Rejection | Missing:
-    """The verdict on an import that raised `error`."""
+    """Return the verdict on an import that raised `error`."""
     if not is_installed(root):
         return Missing(reason=f"{distribution_of(root)} is not installed in this stack, but {module} is needed; {_HOW}")
     absent = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
@@ -88,7 +90,9 @@ def import_failure(module: str, root: str, error: Exception) -> Rejection | Miss
 
 
 def none_of(*found: Rejection | Missing) -> Rejection | Missing:
-    """The verdict when one of several modules is enough and none is there: a Rejection only if all are Rejections."""
+    """Return the verdict when one of several modules is enough and none is there: a Rejection only if all are
+    Rejections.
+    """
     reason = "; ".join(dict.fromkeys(one.reason for one in found))
     if all(isinstance(one, Rejection) for one in found):
         return not_in_release(reason)
@@ -98,13 +102,13 @@ def none_of(*found: Rejection | Missing) -> Rejection | Missing:
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function takes an argument by this name, as one does that passes on all it is given."""
+    """Return whether a function takes an argument by this name, as one does that passes on all it is given."""
     known = inspect.signature(function).parameters
     return name in known or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values())
 
 
 def is_installed(root: str) -> bool:
-    """Whether a package can be found; it is not imported."""
+    """Return whether a package can be found; it is not imported."""
     try:
         return importlib.util.find_spec(root) is not None
     except (ImportError, ValueError):

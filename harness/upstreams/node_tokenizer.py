@@ -21,12 +21,14 @@ _CHAT = (
 
 
 def text(ids: list[int], special: Mapping[int, str] = _SPECIAL) -> str:
-    """The text that the tokenizer reads as these ids."""
+    """Return the text that the tokenizer reads as these ids."""
     return "".join(f"{special.get(number, number)} " for number in ids)
 
 
 def conversation(ids: list[int], document: Document, special: Mapping[int, str] = _SPECIAL) -> list[dict[str, Any]]:
-    """A document as a chat, given its tokens before truncation: prompts by the user, answers by the assistant."""
+    """Return a document as a chat, given its tokens before truncation: prompts by the user, answers by the
+    assistant.
+    """
     return [
         {"role": "assistant" if part.answer else "user", "content": text(ids[part.start : part.end], special)}
         for part in document.messages

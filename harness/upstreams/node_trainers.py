@@ -20,7 +20,7 @@ class Trainer(Protocol):
 
     @staticmethod
     def unavailable(config: CellConfig) -> Unavailable:
-        """Why this stack cannot run the trainer; None when it can. Imports what it needs."""
+        """Return why this stack cannot run the trainer; None when it can. Imports what it needs."""
         ...
 
     def run(self) -> None:

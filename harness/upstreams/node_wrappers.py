@@ -54,7 +54,7 @@ _ITERATION = re.compile(r"\]\s*iteration\s+(\d+)/\s*(\d+)\s*$")  # after the tim
 
 # The line of metrics that upstream prints after a step.
 def printed_fields(line: str) -> dict[str, str]:
-    """The values of the fields PRINTED, as they were printed; empty if this is another kind of line.
+    """Return the values of the fields PRINTED, as they were printed; empty if this is another kind of line.
 
     " [2026-08-01 10:00:00] iteration        2/       3 | consumed samples:            8 | ..." gives
     {"iteration": "2/3", "consumed samples": "8", ...}.
@@ -116,7 +116,7 @@ class Wrappers:
         setattr(module, name, partial(wrapper, getattr(module, name)))
 
     def batch(self, arguments: dict[str, Any]) -> Batch:
-        """The batch in the arguments of the model's forward, by name."""
+        """Return the batch in the arguments of the model's forward, by name."""
         return batch_given(arguments)
 
     def built(self, chunks: list[Any], optimizer: Any, scheduler: Any = None) -> None:
@@ -274,7 +274,7 @@ class Wrappers:
         return result
 
     def _observed(self) -> StepSeen:
-        """The record of a step whose gradients are reduced. Collective."""
+        """Return the record of a step whose gradients are reduced. Collective."""
         self.observer.progress("reduce")
         losses = self.observer.read_losses()
         plans = self.observer.truth.plans
@@ -313,7 +313,9 @@ class _Clock:
 
 
 def _mean_loss(means: Mapping[str, Any]) -> Any:
-    """The loss among the means that upstream reports, by name; None where it reports none, as before the last stage."""
+    """Return the loss among the means that upstream reports, by name; None where it reports none, as before the last
+    stage.
+    """
     if means and LOSS not in means:
         raise UnknownNameError(f"upstream reports {', '.join(map(repr, means))}, and no {LOSS!r}")
     return means.get(LOSS)

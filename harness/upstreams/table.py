@@ -27,6 +27,6 @@ UPSTREAM_TRAINERS: dict[str, Trainer] = {trainer.name: trainer for trainer in (M
 
 
 def names(paths: Iterable[DataPath]) -> str:
-    """The names of data paths as text, e.g. "a, b and c"."""
+    """Return the names of data paths as text, e.g. "a, b and c"."""
     *first, last = [path.name for path in paths]
     return f"{', '.join(first)} and {last}" if first else last

@@ -84,7 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _counts(comparison: Comparison, folder: Path) -> Counts:
-    """Number of commits between differing commits, from the repositories that the later run's stacks name."""
+    """Return the number of commits between differing commits, from the repositories that the later run's stacks
+    name.
+    """
     from harness.campaign.finalize import count_commits
     from harness.core.run.run_dir import RunDir
     from harness.reporting.compare.runs import Moved
@@ -104,7 +106,7 @@ def _counts(comparison: Comparison, folder: Path) -> Counts:
 
 
 def read(name: str, run_parent: Path) -> tuple[Report, Path]:
-    """The report named by a run directory, a run id, 'latest' or a saved report.json; and its folder."""
+    """Return the report named by a run directory, a run id, 'latest' or a saved report.json; and its folder."""
     from harness.campaign.selection import find_run
     from harness.core.run.run_dir import refuse_links
     from harness.infra.screen import relative_path

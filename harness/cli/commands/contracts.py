@@ -99,7 +99,7 @@ def contracts(
 
 
 def exit_code(found: Sequence[Ran], expression: str = "") -> int:
-    """Every suite of every stack must pass: nothing run proves nothing.
+    """Return the exit code: every suite of every stack must pass, and nothing run proves nothing.
 
     `expression`: of -k. A suite of which it chooses no test is left out, if the stack has another one that passes.
     """
@@ -112,7 +112,7 @@ def exit_code(found: Sequence[Ran], expression: str = "") -> int:
 
 
 def _chosen(names: Sequence[str], only: Collection[str]) -> list[Stack]:
-    """The stacks of the matrices, each once, and those of the recipes; without `only`, all."""
+    """Return the stacks of the matrices, each once, and those of the recipes; without `only`, all."""
     stacks: dict[str, Stack] = {}
     for name in names:
         for stack in _stacks_of(name):
@@ -141,7 +141,7 @@ def _stacks_of(name: str) -> list[Stack]:
 
 
 def _used(matrix: Matrix) -> list[str]:
-    """The stacks that rows of the matrix name; the default one if there is a row that names none."""
+    """Return the stacks that rows of the matrix name; the default one if there is a row that names none."""
     rows = [row.values for rows in matrix.axes.dimensions for row in rows] + [row.values for row in matrix.axes.include]
     named = list(dict.fromkeys(row["stack"] for row in rows if "stack" in row))
     return named or [DEFAULT]
@@ -193,7 +193,7 @@ def _suite(stack: ReadyStack, suite: str, expression: str, folder: Path) -> Ran:
 
 
 def _pytest_folder(stack: ReadyStack) -> str:
-    """Where pytest is installed, apart from the stack, whose packages stay as they are."""
+    """Return where pytest is installed, apart from the stack, whose packages stay as they are."""
     version = ".".join(stack.python_version.split(".")[:2])
     request = EnvironmentRequest(pythons=tuple(dict.fromkeys([version, *PYTHONS])), packages=(_PYTEST,))
     found = build.build(request, say)
@@ -201,7 +201,7 @@ def _pytest_folder(stack: ReadyStack) -> str:
 
 
 def cases_of(junit: ElementTree.Element) -> list[Case]:
-    """The tests in pytest's JUnit XML. One that passes and has an error in its teardown is there twice."""
+    """Return the tests in pytest's JUnit XML. One that passes and has an error in its teardown is there twice."""
     found = []
     for case in junit.iter("testcase"):
         name = case.get("name", "")

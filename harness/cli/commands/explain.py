@@ -39,7 +39,7 @@ def explain(word: str, run: str, run_parent: Path) -> int:
 
 
 def _cells(word: str, run: str, run_parent: Path) -> list[str]:
-    """Each cell of the run whose id or name begins with the word, or matches it as a pattern."""
+    """Return each cell of the run whose id or name begins with the word, or matches it as a pattern."""
     from fnmatch import fnmatchcase
 
     from harness.campaign.selection import find_run

@@ -129,7 +129,7 @@ def _row_filters(given: Mapping[str, Any], limit: int | None) -> Any:
 
 
 def moment(text: str, flag: str, *, now: datetime | None = None) -> str:
-    """A date, a time or an age ("90d", "12h", "4w") as an ISO time in UTC; InputError for anything else."""
+    """Return a date, a time or an age ("90d", "12h", "4w") as an ISO time in UTC; InputError for anything else."""
     ago = re.fullmatch(r"(\d{1,5})([hdw])", text, re.ASCII)
     try:
         if ago:
@@ -164,7 +164,7 @@ def _list(what: str, given: Mapping[str, Any], file: Path) -> int:
 
 
 def table_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], width: int | None) -> str:
-    """Rows under their headings, numbers right-aligned. Columns beyond `width` are left out, and named below."""
+    """Return rows under their headings, numbers right-aligned. Columns beyond `width` are left out, and named below."""
     lines = [[column.replace("_", " ") for column in columns]]
     lines += [[_text(row[column]) for column in columns] for row in rows]
     right = [all(isinstance(row[column], (int, float, type(None))) for row in rows) for column in columns]

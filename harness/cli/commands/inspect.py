@@ -72,7 +72,7 @@ def follow(name: str, run_parent: Path, cell: str | None) -> int:
 
 
 def _cells(directory: RunDir, pattern: str | None) -> list[str]:
-    """Ids of the cells that a pattern names; all without one."""
+    """Return ids of the cells that a pattern names; all without one."""
     from harness.campaign.selection import matching
     from harness.runs.evidence_files import read_plan
 

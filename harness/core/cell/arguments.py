@@ -56,11 +56,11 @@ class Arguments:
         return [word for argument in self.given for word in argument.flag]
 
     def of(self, name: str) -> Argument | None:
-        """The argument of this name; None if the cell does not have it."""
+        """Return the argument of this name; None if the cell does not have it."""
         return next((argument for argument in self.given if argument.name == name), None)
 
     def text(self, name: str) -> str:
-        """The value as tables show it: "on" for a switch, empty where the cell does not have the argument."""
+        """Return the value as tables show it: "on" for a switch, empty where the cell does not have the argument."""
         argument = self.of(name)
         return "" if argument is None else " ".join(argument.words) or "on"
 
@@ -69,7 +69,9 @@ class Arguments:
         return {argument.name: float(argument.words[0]) for argument in self.of_optimizer().given}
 
     def effective_recompute(self, otherwise: str) -> str:
-        """What backward recomputes around core attention, one of RECOMPUTE; `otherwise`: the value of the axis."""
+        """Return what backward recomputes around core attention, one of RECOMPUTE; `otherwise`: the value of the
+        axis.
+        """
         if self.of("recompute_activations"):
             return "selective"
         granularity = self._of_model("recompute_granularity") or otherwise
@@ -84,11 +86,11 @@ class Arguments:
         return int(layers) if layers.isdecimal() and self._of_model("recompute_method") == "block" else None
 
     def _of_model(self, name: str) -> str:
-        """The value of an argument, or of the field of the model that has its name."""
+        """Return the value of an argument, or of the field of the model that has its name."""
         return self.text(name) or self.text(f"model.{name}")
 
     def of_optimizer(self) -> Arguments:
-        """Those that the harness's own loop applies too."""
+        """Return those that the harness's own loop applies too."""
         given = tuple(argument for argument in self.given if argument.name in OF_OPTIMIZER)
         return Arguments(given, label=label_of({argument.name: argument.words for argument in given}))
 
@@ -97,7 +99,7 @@ NO_ARGUMENTS = Arguments()
 
 
 def label_of(given: Mapping[str, tuple[str, ...]], profile: str = "") -> str:
-    """The part of a cell's name for arguments and a profile, cut to its longest."""
+    """Return the part of a cell's name for arguments and a profile, cut to its longest."""
     parts = [Argument(name=name, words=words).label for name, words in given.items()]
     return "-".join([profile, *parts] if profile else parts)[:_LONGEST_LABEL].rstrip("-.")
 

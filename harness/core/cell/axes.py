@@ -88,7 +88,7 @@ _OF_SECTIONS = (
 
 @cache
 def axes() -> dict[str, Axis]:
-    """The axes with plain names, in the order of docs/generated/keys.md."""
+    """Return the axes with plain names, in the order of docs/generated/keys.md."""
     found = [_axis(key, f"layout.{key.name}") for key in keys_of(Layout).values()]
     own = [_axis(key, key.name) for key in keys_of(CellConfig).values() if key.setting.axis]
     found += [*own, *_OF_SECTIONS]
@@ -97,13 +97,13 @@ def axes() -> dict[str, Axis]:
 
 
 def always() -> tuple[str, ...]:
-    """The axes that every cell name, table and one-cell matrix shows."""
+    """Return the axes that every cell name, table and one-cell matrix shows."""
     return tuple(name for name, axis in axes().items() if axis.setting.always)
 
 
 @cache
 def dotted() -> dict[str, Axis]:
-    """The axes of the keys of sections, e.g. "model.layers"."""
+    """Return the axes of the keys of sections, e.g. "model.layers"."""
     keys = [(f"{section}.{name}", key) for section, kind in SECTIONS.items() for name, key in keys_of(kind).items()]
     return {
         name: Axis(name=name, path=name, type=key.type, default=key.default, setting=key.setting) for name, key in keys
@@ -125,13 +125,13 @@ def upstream_names() -> dict[str, str]:
 
 
 def with_value(config: CellConfig, axis: Axis, value: Any) -> CellConfig:
-    """The cell with another value of an axis; dependent values are not adjusted."""
+    """Return the cell with another value of an axis; dependent values are not adjusted."""
     part, _, key = axis.path.rpartition(".")
     changed = replace(getattr(config, part), **{key: value}) if part else value
     return replace(config, **{part or key: changed})
 
 
 def labelled(name: str, value: Any) -> str:
-    """An axis with its value for tables: "bf16" where the value speaks for itself, else "metadata=True"."""
+    """Return an axis with its value for tables: "bf16" where the value speaks for itself, else "metadata=True"."""
     axis = axes().get(name)
     return str(value) if axis and axis.setting.label == "{}" and not axis.setting.leads else f"{name}={value}"

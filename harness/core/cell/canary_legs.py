@@ -46,13 +46,13 @@ class Leg:
 
 
 def legs_of(config: CellConfig) -> list[Leg]:
-    """The legs that a cell runs, in order; those of a canary that does not apply are left out."""
+    """Return the legs that a cell runs, in order; those of a canary that does not apply are left out."""
     legs = [leg for name in config.canaries if not why_not(config, name) for leg in _LEGS[name](config)]
     return sorted(legs, key=lambda leg: LEG_NAMES.index(leg.name))
 
 
 def shared_passes(legs: Sequence[Leg]) -> list[list[Leg]]:
-    """The legs by pass, in order: successive ones that run the model without a backward share one.
+    """Return the legs by pass, in order: successive ones that run the model without a backward share one.
 
     Gradients of a pass are the sum over its micro-batches, so a leg with a backward has a pass alone.
     """
@@ -66,7 +66,7 @@ def shared_passes(legs: Sequence[Leg]) -> list[list[Leg]]:
 
 
 def why_not(config: CellConfig, canary: str) -> str:
-    """Why a requested canary does not apply to this cell; empty if it does."""
+    """Return why a requested canary does not apply to this cell; empty if it does."""
     if canary not in (*CANARIES, NOISE):
         raise ValueError(f"unknown canary {canary!r}")
     if not config.train.steps:
@@ -111,7 +111,7 @@ def _isolation(config: CellConfig) -> list[Leg]:
 
 
 def _repetition(config: CellConfig) -> list[Leg]:
-    """All documents are copies of one, so short that all fit into one row, which is then split as the layout needs.
+    """Make all documents copies of one, so short that all fit into one row, which is then split as the layout needs.
 
     If the data path does not split rows, or not the first one, the length is such that they fill as many rows.
     """
@@ -148,7 +148,7 @@ def _padding(config: CellConfig) -> list[Leg]:
 
 
 def _truncation(config: CellConfig) -> list[Leg]:
-    """Every other document is too long; not needed if the metadata leg saw such a document in step 0."""
+    """Make every other document too long; not needed if the metadata leg saw such a document in step 0."""
     given = config.documents_of(0)
     if any(document.original_length > document.length for document in given):
         return []
@@ -161,7 +161,7 @@ def _truncation(config: CellConfig) -> list[Leg]:
 
 
 def _few(config: CellConfig, wanted: Callable[[MicroBatch], bool]) -> tuple[Document, ...]:
-    """Documents of every replica's first micro-batches, up to one that is `wanted`, which keeps the leg short.
+    """Return documents of every replica's first micro-batches, up to one that is `wanted`, which keeps the leg short.
 
     All documents of step 0 if no micro-batch is `wanted`, or if fewer documents would be packed differently.
     """
@@ -177,7 +177,7 @@ def _few(config: CellConfig, wanted: Callable[[MicroBatch], bool]) -> tuple[Docu
 
 
 def _noise(config: CellConfig) -> list[Leg]:
-    """Bounds of fp32 in step 0 are fixed.
+    """Return the legs that measure noise; in fp32 those of step 0 are not needed, since its bounds are fixed.
 
     With a control that the oracle models no cell is compared.
     """

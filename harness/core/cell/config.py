@@ -99,19 +99,19 @@ class TrainConfig:
 
 
 def read_resume(value: Any) -> Any:
-    """A file's value: null says that a cell does not resume."""
+    """Return a file's value: null says that a cell does not resume."""
     return "" if value is None else value
 
 
 def checked_resume(value: str) -> str:
-    """The value itself; ValueError if it is neither `same` nor sizes such as tp1-pp4."""
+    """Return the value itself; ValueError if it is neither `same` nor sizes such as tp1-pp4."""
     if value not in ("", SAME_LAYOUT):
         _resumed_sizes(value)
     return value
 
 
 def resumed_layout(value: str, layout: Layout) -> Layout:
-    """The layout in which a cell of `layout` continues: its own sizes where `value` has none, and as many ranks.
+    """Return the layout in which a cell of `layout` continues: its own sizes where `value` has none, and as many ranks.
 
     ValueError if the ranks cannot be split so.
     """
@@ -126,7 +126,7 @@ def resumed_layout(value: str, layout: Layout) -> Layout:
 
 
 def split_for_both(layout: Layout, other: Layout) -> Layout:
-    """The layout with as many replicas as it takes for a number of rows that suits both."""
+    """Return the layout with as many replicas as it takes for a number of rows that suits both."""
     stages = layout.pp if layout.vpp > 1 else 1
     needed = math.lcm(layout.dp * stages, other.dp * (other.pp if other.vpp > 1 else 1))
     return replace(layout, dp=needed // stages)
@@ -372,15 +372,19 @@ class CellConfig:
         )
 
     def micro_batches(self, step: int) -> list[list[MicroBatch]]:
-        """Micro-batches of one step, indexed [dp][i]."""
+        """Return micro-batches of one step, indexed [dp][i]."""
         return self.packed(self.documents_of(step))
 
     def rows(self, step: int) -> list[Row]:
-        """The rows of one step as upstream's samplers deal them: of each replica in turn, a micro-batch or one row."""
+        """Return the rows of one step as upstream's samplers deal them: of each replica in turn, a micro-batch or one
+        row.
+        """
         return self.style.packer.as_dealt(self.micro_batches(step))
 
     def samples(self, step: int) -> list[Row]:
-        """What the data set of upstream's trainer returns for one step, in the order in which its samplers deal it."""
+        """Return what the data set of upstream's trainer returns for one step, in the order in which its samplers deal
+        it.
+        """
         if self.packed_later:
             return [row_of(document, self.style) for document in self.documents_of(step)]
         return undealt(self.rows(step), self.layout.dp) if self.path.scheduled else self.rows(step)
@@ -391,7 +395,9 @@ class CellConfig:
         return (self.path.scheduled == "documents" or self.documents.mock) and not self.trained_by_harness
 
     def packed(self, documents: Sequence[Document]) -> list[list[MicroBatch]]:
-        """Micro-batches of other documents in this cell, indexed [dp][i]. ValueError if there are too few of them."""
+        """Return micro-batches of other documents in this cell, indexed [dp][i]. ValueError if there are too few of
+        them.
+        """
         return plan_step(
             dealt(documents, self.layout.dp) if self.packed_later else documents,
             self.style,

@@ -82,7 +82,7 @@ def _feed_forward_weights(model: ModelConfig) -> int:
 
 
 def _attended_size(model: ModelConfig) -> float:
-    """Mean of the total query size and the total value size of a token."""
+    """Return the mean of the total query size and the total value size of a token."""
     mla = model.mla
     if mla is None:
         return model.heads * model.head
@@ -99,7 +99,7 @@ def train_flops(model: ModelConfig, lengths: Iterable[int]) -> float:
 
 
 def flops_of(model: ModelConfig, tokens: int, squares: int) -> float:
-    """The same from the sum of lengths and that of squared lengths.
+    """Return the same from the sum of lengths and that of squared lengths.
 
     dense      6 x weights x sum(L): 2 per weight and token, times 3 for forward and the two products of backward
     attention  6 x layers x heads x head size x sum(L^2): scores and weighted sum are 4 x L^2 x heads x head size,
@@ -113,7 +113,7 @@ def flops_of(model: ModelConfig, tokens: int, squares: int) -> float:
 
 
 def load_config(config: CellConfig, load: str, documents: int) -> CellConfig | None:
-    """The configuration whose step 0 a load runs; None if the load is not a pass of the model.
+    """Return the configuration whose step 0 a load runs; None if the load is not a pass of the model.
 
     ValueError if the layout cannot run it.
     """
@@ -127,7 +127,7 @@ def load_config(config: CellConfig, load: str, documents: int) -> CellConfig | N
 
 
 def slope_config(config: CellConfig, documents: int) -> CellConfig:
-    """The cell with packs of `documents` equally long documents, and as few packs as the layout allows."""
+    """Return the cell with packs of `documents` equally long documents, and as few packs as the layout allows."""
     tokens = step_tokens(config.timing, config.layout)
     packs = row_multiple(config.layout, 1)
     return replace(
@@ -142,7 +142,7 @@ def slope_config(config: CellConfig, documents: int) -> CellConfig:
 
 
 def unpacked_config(config: CellConfig) -> CellConfig:
-    """The cell's own documents, one per row, in the same layout."""
+    """Return the cell's own documents, one per row, in the same layout."""
     return replace(config, data_path=UNPACKED.name, options=DEFAULT_OPTIONS, timing=NOT_TIMED)
 
 
@@ -168,7 +168,7 @@ class Work:
 
 
 def work_of(config: CellConfig) -> Work:
-    """The work of step 0."""
+    """Return the work of step 0."""
     batches: Sequence[MicroBatch] = [batch for replica in config.micro_batches(0) for batch in replica]
     return Work(
         real_tokens=sum(batch.real_tokens for batch in batches),

@@ -40,7 +40,7 @@ def cell_id(config: CellConfig) -> str:
 
 
 def _own(config: CellConfig) -> Iterator[Any]:
-    """What is hashed of a cell besides its sections. Not `lift`: it changes no number, and the name shows it."""
+    """Yield what is hashed of a cell besides its sections. Not `lift`: it changes no number, and the name shows it."""
     yield from (getattr(config, name) for name in _HASHED)
     for name, key in keys_of(CellConfig).items():
         if name not in (*_HASHED, "lift") and (value := getattr(config, name)) != key.default:
@@ -56,12 +56,14 @@ def _own(config: CellConfig) -> Iterator[Any]:
 
 @lru_cache(maxsize=4096)
 def _text(section: Any) -> str:
-    """JSON of a section of a configuration; cached, since the cells of a matrix have only a few different ones."""
+    """Return JSON of a section of a configuration; cached, since the cells of a matrix have only a few different
+    ones.
+    """
     return dumps(_plain(section))
 
 
 def _plain(part: Any) -> Any:
-    """A dataclass as its fields, without `later` fields that have their defaults."""
+    """Return a dataclass as its fields, without `later` fields that have their defaults."""
     if not is_dataclass(part):
         return part
     later = {name: key.default for name, key in keys_of(type(part)).items() if key.setting.later}

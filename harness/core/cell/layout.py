@@ -59,7 +59,7 @@ class Layout:
     )
 
     def name_parts(self) -> list[str]:
-        """Parts of a cell's name: sizes, and `nosp` where sequence parallel could be on but is off."""
+        """Return parts of a cell's name: sizes, and `nosp` where sequence parallel could be on but is off."""
         sizes = labels(replace(self, sp=False))
         return [*sizes, "nosp"] if self.tp > 1 and not self.sp else sizes
 
@@ -73,11 +73,13 @@ class Layout:
         return self.etp or self.tp
 
     def expert_shard(self, place: Coordinates) -> int | None:
-        """The rank's expert tensor parallel rank, which varies fastest; None if it is the tensor parallel rank."""
+        """Return the rank's expert tensor parallel rank, which varies fastest; None if it is the tensor parallel
+        rank.
+        """
         return None if self.expert_tp == self.tp else self.rank(place) % self.expert_tp
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Coordinates of a global rank; ValueError outside 0 .. world_size - 1."""
+        """Return the coordinates of a global rank; ValueError outside 0 .. world_size - 1."""
         if not 0 <= rank < self.world_size:
             raise ValueError(f"rank {rank} is outside 0..{self.world_size - 1}")
         rank, tp = divmod(rank, self.tp)
@@ -86,7 +88,7 @@ class Layout:
         return Coordinates(tp=tp, cp=cp, dp=dp, pp=pp)
 
     def rank(self, place: Coordinates) -> int:
-        """Global rank at the coordinates; the inverse of `coordinates`."""
+        """Return the global rank at the coordinates; the inverse of `coordinates`."""
         return ((place.pp * self.dp + place.dp) * self.cp + place.cp) * self.tp + place.tp
 
     def chunk_sizes(self, layers: Layers) -> tuple[int, ...]:
@@ -97,7 +99,7 @@ class Layout:
         return layers if count > 1 else (sum(layers),)
 
     def layers(self, layers: Layers, pp: int, chunk: int = 0) -> range:
-        """Global layer numbers (from 1) of one model chunk of a stage.
+        """Return the global layer numbers (from 1) of one model chunk of a stage.
 
         Interleaved schedules give chunk c of stage p the block c * pp_size + p
         (megatron.core.transformer.transformer_layer.get_transformer_layer_offset).
@@ -112,11 +114,11 @@ class Layout:
         return min(bisect_left(ends, layer), len(ends) - 1)
 
     def stage_of_layer(self, layers: Layers, layer: int) -> int:
-        """Pipeline stage that holds the global layer number."""
+        """Return the pipeline stage that holds the global layer number."""
         return self.chunk_of_layer(layers, layer) % self.pp
 
     def ends(self, wanted: int | None, pp: int, chunk: int) -> bool:
-        """Whether a chunk of stage `pp` is the last one of the `wanted` stage; None: the last stage."""
+        """Return whether a chunk of stage `pp` is the last one of the `wanted` stage; None: the last stage."""
         return (pp, chunk) == (self.pp - 1 if wanted is None else wanted, self.vpp - 1)
 
     @property

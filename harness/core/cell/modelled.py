@@ -19,7 +19,7 @@ _MAX_BYTES = 4 * 2**30
 
 
 def not_modelled_in(config: CellConfig) -> str:
-    """What of a cell the oracle does not model, or that it is too large; empty if it may compute all."""
+    """Return what of a cell the oracle does not model, or that it is too large; empty if it may compute all."""
     model = config.model
     wanted = (
         ("trainer", config.trainer not in BUILT_IN_TRAINERS and config.trainer),  # it may divide the loss otherwise
@@ -31,12 +31,14 @@ def not_modelled_in(config: CellConfig) -> str:
 
 
 def follows_choices(config: CellConfig) -> bool:
-    """Whether ranks record what routers chose, and the oracle follows: rounding decides near ties."""
+    """Return whether ranks record what routers chose, and the oracle follows: rounding decides near ties."""
     return config.model.moe is not None and not not_modelled_in(config)
 
 
 def _other_before(config: CellConfig) -> bool:
-    """Whether the part that saved the checkpoint had other micro-batches, or dropped other tokens, and it matters."""
+    """Return whether the part that saved the checkpoint had other micro-batches, or dropped other tokens, and it
+    matters.
+    """
     if config.saved_in is None or config.saved_in == config.layout:
         return False
     moe = config.model.moe
@@ -47,7 +49,7 @@ def _other_before(config: CellConfig) -> bool:
 
 
 def same_micro_batches(config: CellConfig) -> bool:
-    """Whether the part that saved the checkpoint of this one had its micro-batches."""
+    """Return whether the part that saved the checkpoint of this one had its micro-batches."""
     saved = config.saved_in or config.layout
     return saved == config.layout or (saved.dp == config.layout.dp and not config.packed_later)
 

@@ -34,13 +34,13 @@ _PRETRAIN, _FINETUNE = "megatron.bridge.training.pretrain.pretrain", "megatron.b
 
 
 def entry_point(config: CellConfig) -> str:
-    """The function of upstream that trains this part of the cell; empty for trainers that have only one."""
+    """Return the function of upstream that trains this part of the cell; empty for trainers that have only one."""
     begins = not config.saved_in and config.model.peft is None  # adapters are put on the weights of a checkpoint
     return (_PRETRAIN if begins else _FINETUNE) if config.trainer == "bridge" else ""
 
 
 def counting_ranks(config: CellConfig, stage: int) -> bool:
-    """Whether ranks of a stage count what the whole step does.
+    """Return whether ranks of a stage count what the whole step does.
 
     Megatron-LM adds the counts of all ranks. A stage of Megatron-Bridge counts what it reads of the batch; its first
     stage, which reads all, prints and saves the numbers.
@@ -49,7 +49,7 @@ def counting_ranks(config: CellConfig, stage: int) -> bool:
 
 
 def counts_packed(config: CellConfig, versions: Mapping[str, str]) -> bool | None:
-    """Whether the cell's trainer counts tokens of packed documents; None: some code of this version does.
+    """Return whether the cell's trainer counts tokens of packed documents; None: some code of this version does.
 
     `versions`: module -> version of the code that ran.
     """
@@ -62,12 +62,12 @@ def counts_packed(config: CellConfig, versions: Mapping[str, str]) -> bool | Non
 
 
 def counts_lengths(config: CellConfig) -> bool:
-    """Whether the trainer counts the lengths of the cell's rows: Megatron-LM does of packed ones only."""
+    """Return whether the trainer counts the lengths of the cell's rows: Megatron-LM does of packed ones only."""
     return config.trainer != "megatron" or config.style.packed
 
 
 def log_interval(config: CellConfig) -> int:
-    """Steps from one line of metrics to the next.
+    """Return the steps from one line of metrics to the next.
 
     With Megatron-LM one line for all steps, unless the cell says otherwise: it prints a line for the first step in any
     case, and with an interval of 1 that for the second is wrong (docs/reproducers/log_interval_of_one.py).
@@ -79,7 +79,7 @@ def log_interval(config: CellConfig) -> int:
 
 
 def logged(config: CellConfig, step: int) -> range:
-    """The steps over which the line that is printed after a step gives the mean; empty if none is printed.
+    """Return the steps over which the line that is printed after a step gives the mean; empty if none is printed.
 
     Megatron-LM prints one more line after the first step of a process, and does not count it as the beginning of an
     interval.

@@ -92,17 +92,17 @@ class GpuState:
 
 
 def step_tokens(timing: TimingConfig, layout: Layout) -> int:
-    """Tokens of a pack in the `step` loads."""
+    """Return the tokens of a pack in the `step` loads."""
     return _near(timing.tokens or STEP_TOKENS, timing.documents[-1] * layout.alignment)
 
 
 def rotary_tokens(timing: TimingConfig, layout: Layout) -> int:
-    """Tokens of a call in the `rotary` loads."""
+    """Return the tokens of a call in the `rotary` loads."""
     return _near(timing.tokens or ROTARY_TOKENS, timing.documents[-1] * layout.alignment)
 
 
 def _near(tokens: int, unit: int) -> int:
-    """The multiple of `unit` nearest to `tokens`; documents of equal, aligned lengths fill it."""
+    """Return the multiple of `unit` nearest to `tokens`; documents of equal, aligned lengths fill it."""
     return unit * max(round(tokens / unit), 1)
 
 

@@ -56,7 +56,7 @@ def _texts(values: dict[str, Any]) -> dict[str, str]:
 
 
 def model_fields(config: CellConfig) -> dict[str, Any]:
-    """Fields of TransformerConfig that say what is computed; its dtypes and functions are torch's."""
+    """Return fields of TransformerConfig that say what is computed; its dtypes and functions are torch's."""
     model = config.model
     fields = {
         **upstream_of(config.layout),
@@ -101,7 +101,9 @@ def recurrent_fields(model: ModelConfig) -> dict[str, Any]:
 
 
 def _vision_fields(model: ModelConfig, vision: VisionConfig) -> dict[str, Any]:
-    """Fields that Qwen3-VL's configuration of the language model has besides; some become arguments of constructors."""
+    """Return fields that Qwen3-VL's configuration of the language model has besides; some become arguments of
+    constructors.
+    """
     return {
         **upstream_of(vision),
         "mrope_section": list(vision.sections),
@@ -117,7 +119,9 @@ def _vision_fields(model: ModelConfig, vision: VisionConfig) -> dict[str, Any]:
 
 
 def _tower_fields(model: ModelConfig, vision: VisionConfig) -> dict[str, Any]:
-    """Fields of the image tower's configuration; of those that the cell does not choose, as Qwen3-VL has them."""
+    """Return fields of the image tower's configuration; of those that the cell does not choose, as Qwen3-VL has
+    them.
+    """
     return {
         "num_layers": vision.layers,
         "hidden_size": vision.hidden,
@@ -182,7 +186,7 @@ def weight_decay(config: CellConfig) -> float:
 
 
 def optimizer_fields(config: CellConfig) -> dict[str, Any]:
-    """Fields of OptimizerConfig: Adam's; gradients are clipped only if the cell asks for it."""
+    """Return fields of OptimizerConfig: Adam's; gradients are clipped only if the cell asks for it."""
     return {"lr": config.train.lr, "clip_grad": 0.0, **config.args.numbers()}
 
 
@@ -454,14 +458,14 @@ class Difference(NamedTuple):
 
 
 def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[Difference]:
-    """Fields with different values that change what is computed, sorted by name."""
+    """Return fields with different values that change what is computed, sorted by name."""
     named = sorted((one.keys() | other.keys()) - _HARMLESS)
     found = [Difference(name, one.get(name), other.get(name)) for name in named]
     return [item for item in found if not _same(item.one, item.other) and not unread(item.field, one, other)]
 
 
 def _same(one: str | None, other: str | None) -> bool:
-    """Whether two values are equal; numbers are, whether they are written as integers or not."""
+    """Return whether two values are equal; numbers are, whether they are written as integers or not."""
     if one == other or one is None or other is None:
         return one == other
     try:
@@ -471,13 +475,13 @@ def _same(one: str | None, other: str | None) -> bool:
 
 
 def unread(name: str, *sides: Mapping[str, str]) -> bool:
-    """Whether nothing reads a field, since what it is a detail of is off on all sides."""
+    """Return whether nothing reads a field, since what it is a detail of is off on all sides."""
     switches = [switch for prefix, switch in _SWITCHES.items() if name.startswith(prefix) and name != switch]
     return any(all(side.get(switch) in (None, "null") for side in sides) for switch in switches)
 
 
 def listed(found: Sequence[Difference], other: str) -> str:
-    """The first differences as text: "kv_channels 128, control 8"; `other`: what the second value is of."""
+    """Return the first differences as text: "kv_channels 128, control 8"; `other`: what the second value is of."""
     named = [f"{field} {_shown(one)}, {other} {_shown(value)}" for field, one, value in found[:_MAX_NAMED]]
     more = f"; {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
     return "; ".join(named) + more

@@ -43,12 +43,12 @@ class Row:
         return last.start + last.padded_length + self.tail
 
     def stretched_to(self, length: int) -> Row:
-        """The row with `length` slots; its last document takes the rest."""
+        """Return the row with `length` slots; its last document takes the rest."""
         *placed, last = self.placed
         return replace(self, placed=(*placed, replace(last, padded_length=length - self.tail - last.start)))
 
     def tailed_to(self, length: int) -> Row:
-        """The row with `length` slots; the rest is its tail."""
+        """Return the row with `length` slots; the rest is its tail."""
         return replace(self, tail=self.tail + length - self.length)
 
 
@@ -128,7 +128,7 @@ class MicroBatch:
         return sum(item.document.loss_tokens for item in self.placed)
 
     def params(self) -> PackedParams | None:
-        """The expected metadata; None for unpacked rows."""
+        """Return the expected metadata; None for unpacked rows."""
         if not self.style.packed:
             return None
         real, padded = [0], [0]
@@ -187,7 +187,7 @@ class MicroBatch:
 
 
 def zigzag(bounds: Sequence[int], cp: int, cp_rank: int) -> list[int]:
-    """Slots of one context-parallel rank when every segment is cut into 2 * cp chunks.
+    """Return slots of one context-parallel rank when every segment is cut into 2 * cp chunks.
 
     Of each segment in turn, rank r takes chunk r, then chunk 2 * cp - 1 - r, like
     transformer_engine_torch.thd_get_partitioned_indices for aligned segments.
@@ -209,12 +209,12 @@ _Item = TypeVar("_Item")
 
 
 def dealt(items: Sequence[_Item], dp: int) -> list[_Item]:
-    """What is dealt to replicas in turn, in the order in which the scheduler takes it: replica by replica."""
+    """Return what is dealt to replicas in turn, in the order in which the scheduler takes it: replica by replica."""
     return [item for replica in range(dp) for item in items[replica::dp]]
 
 
 def undealt(items: Sequence[_Item], dp: int) -> list[_Item]:
-    """The order from which `dealt` makes this one."""
+    """Return the order from which `dealt` makes this one."""
     places = dealt(range(len(items)), dp)
     return [items[places.index(place)] for place in range(len(items))]
 
@@ -233,12 +233,12 @@ class Workload:
 
 
 def workload(step: Sequence[Sequence[MicroBatch]], dp: int) -> Workload:
-    """The workload of replica `dp`; `step` is indexed [dp][micro-batch]."""
+    """Return the workload of replica `dp`; `step` is indexed [dp][micro-batch]."""
     return workloads(step)[dp]
 
 
 def workloads(step: Sequence[Sequence[MicroBatch]]) -> list[Workload]:
-    """The workload of every replica."""
+    """Return the workload of every replica."""
     tokens, squares = map(sum, zip(*(summed_lengths(replica) for replica in step)))
     return [Workload(micro_batches=len(replica), tokens=tokens, squares=squares) for replica in step]
 

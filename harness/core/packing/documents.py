@@ -159,7 +159,7 @@ class DocumentsConfig:
         return self.name or self.mode
 
     def section(self) -> dict[str, Any]:
-        """The section of a matrix file that gives this configuration; lengths from a file are listed."""
+        """Return the section of a matrix file that gives this configuration; lengths from a file are listed."""
         keys = keys_of(type(self))
         written = [(keys[name], getattr(self, name)) for name in KEYS_OF_MODE[self.mode]]
         return {"mode": self.mode} | {
@@ -170,7 +170,7 @@ class DocumentsConfig:
 
 
 def mix(mode: DocumentsMode, seq_length: int, cp: int) -> DocumentsConfig:
-    """The built-in mix for a mode in MIXES, for a matrix whose largest context-parallel size is `cp`."""
+    """Return the built-in mix for a mode in MIXES, for a matrix whose largest context-parallel size is `cp`."""
     whole = adversarial_mix(seq_length, cp)
     if mode == "adversarial":
         return whole
@@ -183,7 +183,7 @@ def mix(mode: DocumentsMode, seq_length: int, cp: int) -> DocumentsConfig:
 
 
 def adversarial_mix(seq_length: int, cp: int) -> DocumentsConfig:
-    """The built-in mix `adversarial` for a matrix whose largest context-parallel size is `cp`.
+    """Return the built-in mix `adversarial` for a matrix whose largest context-parallel size is `cp`.
 
     Lengths 1, 2*cp - 1 (shorter than the alignment), an odd one above 8*cp, 2*cp, a copy of the odd one, a long one,
     a fully masked one, and one that overflows seq_length and is truncated. In this order they fill a first row with
@@ -205,7 +205,7 @@ def documents_of_step(
     evaluation: int | None = None,
     tests: int = 0,
 ) -> list[Document]:
-    """The `count` documents of one step; pure, so every rank of every layout gets the same list.
+    """Return the `count` documents of one step; pure, so every rank of every layout gets the same list.
 
     `evaluation`: its number, if it is one; number `tests` and later ones take documents of upstream's set of tests.
     """
@@ -237,7 +237,7 @@ def documents_of_step(
 
 
 def _lognormal(config: DocumentsConfig, *, seed: int, first: int, count: int, seq_length: int) -> list[Document]:
-    """Documents with mu = ln(mean) - sigma^2 / 2, lengths clamped to [min, max] and truncated to whole tokens.
+    """Return documents with mu = ln(mean) - sigma^2 / 2, lengths clamped to [min, max] and truncated to whole tokens.
 
     Steps continue one sequence, that of MockSFTLowLevelDataset.generate_lognormal_samples, whose seed is 0.
     """

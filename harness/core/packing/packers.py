@@ -19,7 +19,7 @@ Groups = list[list[Document]]  # the documents of every row
 
 
 def next_fit(documents: Sequence[Document], size: Size, seq_length: int, most: int | None = None) -> Groups:
-    """Documents in order; one that does not fit, or is the one after `most`, begins a row."""
+    """Return documents in order; one that does not fit, or is the one after `most`, begins a row."""
     groups: Groups = []
     used = 0
     for document in documents:
@@ -34,7 +34,7 @@ def next_fit(documents: Sequence[Document], size: Size, seq_length: int, most: i
 
 
 def one_per_row(documents: Sequence[Document], size: Size, seq_length: int) -> Groups:
-    """A row for each document, in order."""
+    """Return a row for each document, in order."""
     return [[document] for document in documents]
 
 
@@ -60,7 +60,7 @@ class _FreeSlots:
         self._most = [room] * (2 * self._leaves)  # node n has the children 2 n and 2 n + 1; rows are the last level
 
     def first(self, size: int) -> int:
-        """The first row with at least `size` free slots, which may be the first empty one."""
+        """Return the first row with at least `size` free slots, which may be the first empty one."""
         node = 1
         while node < self._leaves:
             node *= 2
@@ -85,7 +85,7 @@ def halve_widest(groups: Groups, made: int) -> bool:
 
 
 def as_they_are(blocks: Sequence[MicroBatch]) -> list[MicroBatch]:
-    """Micro-batches of which none depends on the others."""
+    """Return micro-batches of which none depends on the others."""
     return list(blocks)
 
 
@@ -111,7 +111,7 @@ class Packer:
         return self.split is halve_widest
 
     def rows(self, documents: Sequence[Document], style: PackingStyle, *, seq_length: int, multiple: int) -> list[Row]:
-        """Rows of at most seq_length slots; their number is made a multiple of `multiple` by splitting rows.
+        """Return rows of at most seq_length slots; their number is made a multiple of `multiple` by splitting rows.
 
         ValueError if there are too few documents for that, or if the data path never splits rows.
         """
@@ -143,7 +143,7 @@ class Packer:
     def micro_batches(
         self, rows: Sequence[Row], style: PackingStyle, *, dp: int, micro_batch_size: int
     ) -> list[list[MicroBatch]]:
-        """Micro-batches of the rows, indexed [dp][i]; replicas take rows in turn."""
+        """Return micro-batches of the rows, indexed [dp][i]; replicas take rows in turn."""
         metadata = self.describe(rows) if self.describe else None
         blocks = _blocks(rows, 1 if self.row_by_row else micro_batch_size)
         replicas = [[row for block in blocks[replica::dp] for row in block] for replica in range(dp)]
@@ -155,7 +155,7 @@ class Packer:
         ]
 
     def as_dealt(self, replicas: Sequence[Sequence[MicroBatch]]) -> list[Row]:
-        """The rows of `micro_batches` in the order in which replicas take them."""
+        """Return the rows of `micro_batches` in the order in which replicas take them."""
         taken = [[row for micro_batch in replica for row in micro_batch.rows] for replica in replicas]
         size = 1 if self.row_by_row else len(replicas[0][0].rows)
         turns = zip(*(_blocks(rows, size) for rows in taken), strict=True)
@@ -181,17 +181,17 @@ class PackingStyle(MetadataStyle):
         return self.row_length is not None or (self.packer.row_multiple > 1 and not self.packer.beyond)
 
     def size(self, document: Document) -> int:
-        """Slots of a document with its padding, not counting what it takes of the row's rest."""
+        """Return slots of a document with its padding, not counting what it takes of the row's rest."""
         return align_up(document.length + self.last_token_slots, self.document_multiple)
 
 
 def row_of(document: Document, style: PackingStyle) -> Row:
-    """A row of one document with its padding."""
+    """Return a row of one document with its padding."""
     return Row(placed=(PlacedDocument(document=document, start=0, padded_length=style.size(document)),))
 
 
 def row_multiple(layout: Layout, micro_batch_size: int) -> int:
-    """The number that a step's rows must be a multiple of; interleaving needs a multiple of pp micro-batches."""
+    """Return the number that a step's rows must be a multiple of; interleaving needs a multiple of pp micro-batches."""
     return layout.dp * micro_batch_size * (layout.pp if layout.vpp > 1 else 1)
 
 
@@ -204,7 +204,7 @@ def plan_step(
     micro_batch_size: int,
     rows_of: Layout | None = None,
 ) -> list[list[MicroBatch]]:
-    """Micro-batches of one step, indexed [dp][i].
+    """Return micro-batches of one step, indexed [dp][i].
 
     `rows_of`: the layout that rows are split for, if it is not `layout`.
     """

@@ -202,7 +202,7 @@ _CLASSES: dict[str, type[Event]] = {one.kind.value: one for one in Event.__subcl
 
 
 def to_line(event: Event) -> dict[str, Any]:
-    """The JSON form of an event. Fields that are None by default are left out when they are None."""
+    """Return the JSON form of an event. Fields that are None by default are left out when they are None."""
     values = {
         item.name: getattr(event, item.name)
         for item in fields(event)
@@ -212,7 +212,9 @@ def to_line(event: Event) -> dict[str, Any]:
 
 
 def from_line(values: Mapping[str, Any]) -> Event | None:
-    """The event of a JSON object; None for an unknown kind, and if a field is unknown, missing or of another type."""
+    """Return the event of a JSON object; None for an unknown kind, and if a field is unknown, missing or of another
+    type.
+    """
     kind = values.get("event")
     known = _CLASSES.get(kind) if isinstance(kind, str) else None
     if known is None:
@@ -251,7 +253,7 @@ def append_line(path: Path, value: Any) -> None:
 
 
 def _end_of_lines(stream: FileIO) -> int:
-    """The size of a journal after removing an incomplete last line."""
+    """Return the size of a journal after removing an incomplete last line."""
     size = stream.seek(0, os.SEEK_END)
     if size:
         stream.seek(size - 1)
@@ -277,7 +279,7 @@ class Journal:
                 yield event
 
     def new_lines(self) -> Iterator[dict[str, Any]]:
-        """The JSON objects among the new lines."""
+        """Yield the JSON objects among the new lines."""
         try:
             stream = opened(self.path)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError, NotRegularError):
@@ -301,10 +303,10 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 
 def read_events(path: Path) -> list[Event]:
-    """All events of a journal; none if there is no such file."""
+    """Return all events of a journal; none if there is no such file."""
     return list(Journal(path).new_events())
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All JSON objects in a file of JSON lines; none if there is no such file."""
+    """Return all JSON objects in a file of JSON lines; none if there is no such file."""
     return list(Journal(path).new_lines())

@@ -25,7 +25,7 @@ class JobStart:
 
     @staticmethod
     def of(environment: Mapping[str, str]) -> JobStart | None:
-        """The start that a process with these SLURM_ variables belongs to; None outside a job."""
+        """Return the start that a process with these SLURM_ variables belongs to; None outside a job."""
         job = environment.get("SLURM_JOB_ID", "")
         if not job:
             return None
@@ -47,7 +47,7 @@ class Claim:
     time: float = 0.0  # seconds since the epoch
 
     def refusal(self, start: JobStart) -> str | None:
-        """Why another start may not run after this one; None if it is a later start of the same job."""
+        """Return why another start may not run after this one; None if it is a later start of the same job."""
         if start.job != self.job:
             return f"job {self.job} has claimed the allocation: job {start.job} is a duplicate of it"
         if start.restart <= self.restart:
@@ -56,12 +56,12 @@ class Claim:
 
 
 def started_again(start: JobStart) -> str:
-    """The reason in the result that a later start of a job gives to the attempts that an earlier one left."""
+    """Return the reason in the result that a later start of a job gives to the attempts that an earlier one left."""
     return f"{_STARTED_AGAIN} {start.job} again (restart {start.restart}) before the cell ended"
 
 
 def was_cut_off(result: CellResult) -> bool:
-    """Whether something other than the code under test ended the attempt: its node, its job or the disk.
+    """Return whether something other than the code under test ended the attempt: its node, its job or the disk.
 
     A rank that crashed, or that the kernel killed for its memory, ended by itself, and its peers by SIGTERM of their
     parent. Ranks whose end no parent saw were on a lost node, unless the result names no trouble of a node (status

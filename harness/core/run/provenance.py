@@ -41,12 +41,12 @@ class Provenance(PlanProvenance):
     gloo_stubs: list[str] = field(default_factory=list)
 
     def software_of(self, stack: str) -> StackFacts:
-        """What was installed for a stack; the environment of the harness for the default one, else nothing."""
+        """Return what was installed for a stack; the environment of the harness for the default one, else nothing."""
         if stack == DEFAULT:
             packages = tuple(Version(name=name, version=version) for name, version in self.packages.items())
             return StackFacts(python=self.python, packages=packages)
         return self.stacks.get(stack, StackFacts())
 
     def imported_by(self, stack: str) -> list[Version]:
-        """The modules that ranks of the stack imported; one entry per version where versions differ."""
+        """Return the modules that ranks of the stack imported; one entry per version where versions differ."""
         return self.imports_of_stacks.get(stack, [])

@@ -31,7 +31,9 @@ def record_text(record: RankRecord) -> str:
 
 
 def digest_of_choices(records: Sequence[RankRecord]) -> str:
-    """The SHA-256 of what routers chose on each rank, in the order of the ranks; empty if no rank recorded a choice."""
+    """Return the SHA-256 of what routers chose on each rank, in the order of the ranks; empty if no rank recorded a
+    choice.
+    """
     if not any(record.choices for record in records):
         return ""
     choices = [to_jsonable(record.choices) for record in records]
@@ -45,7 +47,7 @@ class RecordReader:
         self._read: dict[str, tuple[str, Any]] = {}  # line -> name and value of the field
 
     def read(self, text: str) -> RankRecord:
-        """The record with this text. ValueError if it is not JSON, TypeError if it is not a record."""
+        """Return the record with this text. ValueError if it is not JSON, TypeError if it is not a record."""
         try:
             return self._from_lines(text)
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError):

@@ -488,11 +488,11 @@ class CellResult:
 
 
 def sealed(result: CellResult) -> CellResult:
-    """The result with its seal, to be written."""
+    """Return the result with its seal, to be written."""
     written = from_jsonable(CellResult, to_jsonable(result))  # as a reader has it: 0.0 s for a sum that is 0
     return replace(written, seal=digest_of_result(written))
 
 
 def digest_of_result(result: CellResult) -> str:
-    """The SHA-256 of a result without its seal, in hexadecimal."""
+    """Return the SHA-256 of a result without its seal, in hexadecimal."""
     return hashlib.sha256(dumps(replace(result, seal="")).encode("utf-8", "surrogatepass")).hexdigest()

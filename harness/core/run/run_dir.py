@@ -46,12 +46,12 @@ _PLAIN: set[str] = set()  # folders of them that are reached without a link
 
 
 def has_safe_characters(name: str) -> bool:
-    """Whether a name has only characters that the name of a file or a folder of a run may have."""
+    """Return whether a name has only characters that the name of a file or a folder of a run may have."""
     return _SAFE.fullmatch(name) is not None
 
 
 def path_component(name: str) -> str:
-    """The name itself; InputError if it cannot be one path component inside the run directory."""
+    """Return the name itself; InputError if it cannot be one path component inside the run directory."""
     if not has_safe_characters(name) or len(name) > MAX_CHARACTERS:
         raise InputError(
             f"{name!r} cannot name a file: use 1 to {MAX_CHARACTERS} letters, digits, '.', '_', '-', "
@@ -123,7 +123,7 @@ def refuse_links_below(folder: Path) -> None:
 
 
 def descriptor_of(path: Path, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a regular file of a run. With O_CREAT its folder is made.
+    """Return a descriptor of a regular file of a run. With O_CREAT its folder is made.
 
     LinkError as for `refuse_links`; NotRegularError for a pipe or device, which could block or never end.
     """
@@ -140,29 +140,31 @@ def descriptor_of(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def opened(path: Path) -> BinaryIO:
-    """A regular file of a run opened for reading; errors as for `descriptor_of`."""
+    """Return a regular file of a run opened for reading; errors as for `descriptor_of`."""
     return os.fdopen(descriptor_of(path), "rb")
 
 
 def appending(path: Path) -> FileIO:
-    """A regular file of a run opened for appending and reading, without a buffer; errors as for `descriptor_of`."""
+    """Return a regular file of a run opened for appending and reading, without a buffer; errors as for
+    `descriptor_of`.
+    """
     return FileIO(descriptor_of(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "a+b")
 
 
 def text_of(path: Path) -> str:
-    """The text of a regular file; errors as for `opened`."""
+    """Return the text of a regular file; errors as for `opened`."""
     with opened(path) as stream:
         return stream.read().decode("utf-8")
 
 
 def digest_of(path: Path) -> str:
-    """The SHA-256 of a regular file in hexadecimal; errors as for `opened`."""
+    """Return the SHA-256 of a regular file in hexadecimal; errors as for `opened`."""
     with opened(path) as stream:
         return hashlib.sha256(stream.read()).hexdigest()
 
 
 def temporary_beside(path: Path) -> Path:
-    """A name beside a file of a run that cannot be guessed, to be created exclusively (mode "x").
+    """Return a name beside a file of a run that cannot be guessed, to be created exclusively (mode "x").
 
     The folder is made if it is missing. LinkError as for `refuse_links`.
     """
@@ -224,7 +226,7 @@ def _create(path: Path, text: str) -> bool:
 
 
 def record_name(rank: int) -> str:
-    """The name of a rank's record in its attempt."""
+    """Return the name of a rank's record in its attempt."""
     return f"rank-{rank:05d}.json"
 
 
@@ -291,7 +293,7 @@ class AttemptDir:
         return self.root / "ranks" / record_name(rank)
 
     def operations(self, rank: int) -> Path:
-        """The operations of one layer on a rank, in a run of `harness explain --operations`."""
+        """Return the operations of one layer on a rank, in a run of `harness explain --operations`."""
         return self.root / "operations" / record_name(rank)
 
     @property
@@ -358,30 +360,32 @@ class RunDir:
         return self.root / "cancelled.json"
 
     def claim(self, allocation: str, number: int) -> Path:
-        """The claim on an allocation by its job start `number`, from 1."""
+        """Return the claim on an allocation by its job start `number`, from 1."""
         return self.root / "agents" / f"{path_component(allocation)}.claim-{number}.json"
 
     def refused(self, allocation: str, start: JobStart) -> Path:
-        """The file in which a refused job start writes the reason."""
+        """Return the file in which a refused job start writes the reason."""
         return self.root / "agents" / f"{path_component(allocation)}.refused-{start.job}-{start.restart}.json"
 
     def agent_claim(self, order: str, node: int) -> Path:
-        """The file that the agent of another node than node 0 creates first: a second agent finds it and ends."""
+        """Return the file that the agent of another node than node 0 creates first: a second agent finds it and
+        ends.
+        """
         return self.root / "agents" / f"{path_component(order)}.{node}.agent.json"
 
     def second_agent(self, order: str, node: int) -> Path:
-        """The file in which a second agent of a node says that it ended."""
+        """Return the file in which a second agent of a node says that it ended."""
         return self.root / "agents" / f"{path_component(order)}.{node}.second.json"
 
     def claims(self, allocation: str) -> list[Claim]:
-        """The claims on an allocation, oldest first."""
+        """Return the claims on an allocation, oldest first."""
         found: list[Claim] = []
         while (claim := self.read_claim(allocation, len(found) + 1)) is not None:
             found.append(claim)
         return found
 
     def read_claim(self, allocation: str, number: int) -> Claim | None:
-        """A claim; None while it is missing or incomplete."""
+        """Return a claim; None while it is missing or incomplete."""
         with suppress(FileNotFoundError, TypeError, ValueError):
             return from_jsonable(Claim, loads(text_of(self.claim(allocation, number))))
         return None
@@ -408,15 +412,15 @@ class RunDir:
         return self.root / "interleaving" / path_component(pair)
 
     def oracle(self, key: str) -> Path:
-        """What the oracle computed for all cells of this key; they have copies."""
+        """Return what the oracle computed for all cells of this key; they have copies."""
         return self.root / "oracles" / f"{path_component(key)}.json"
 
     def cell(self, cell: str) -> Path:
-        """The folder of a cell's attempts."""
+        """Return the folder of a cell's attempts."""
         return self.root / _CELLS / path_component(cell)
 
     def cells(self) -> list[Path]:
-        """The folders of cells that exist."""
+        """Return the folders of cells that exist."""
         return list((self.root / _CELLS).glob("*"))
 
     def attempt(self, cell: str, attempt: int = 1) -> AttemptDir:

@@ -27,7 +27,7 @@ PLAN_VERSION = 2  # schema_version of plan.json; in 1, a control was called refe
 
 
 def _iso_date(value: Any) -> str | None:
-    """The date as ISO text. YAML reads an unquoted date as a date, a quoted one as text."""
+    """Return the date as ISO text. YAML reads an unquoted date as a date, a quoted one as text."""
     if value is None:
         return None
     try:
@@ -125,7 +125,7 @@ class Selection:
 
 
 def circular(controls: Mapping[str, str | None]) -> str | None:
-    """The first of `controls`, cell -> control, that is its own control, directly or through others."""
+    """Return the first of `controls`, cell -> control, that is its own control, directly or through others."""
     sound: set[str | None] = {None}
     for cell in controls:
         chain: dict[str, None] = {}
@@ -230,7 +230,7 @@ def _seal(cells: int, values: dict[str, Any]) -> str:
 
 
 def sealed_text(plan: RunPlan) -> str:
-    """The text of plan.json: the plan with its seal, converted once, since it may be tens of megabytes."""
+    """Return the text of plan.json: the plan with its seal, converted once, since it may be tens of megabytes."""
     values: dict[str, Any] = to_jsonable(replace(plan, seal=""))
     values["seal"] = _seal(len(plan.expansion.cells), values)
     return json.dumps(values, allow_nan=False, ensure_ascii=False) + "\n"
@@ -269,7 +269,7 @@ def write_work_order(run: RunDir, name: str, order: WorkOrder) -> None:
 
 
 def read_work_order(run: RunDir, name: str) -> WorkOrder:
-    """The work order in submissions/<name>.json.
+    """Return the work order in submissions/<name>.json.
 
     FileNotFoundError if there is none; ValueError or TypeError, naming the field, if the file is damaged.
     """
@@ -277,5 +277,5 @@ def read_work_order(run: RunDir, name: str) -> WorkOrder:
 
 
 def newest_work_order(run: RunDir, allocation: str) -> WorkOrder:
-    """The work order of the newest start of an allocation's job; errors as in `read_work_order`."""
+    """Return the work order of the newest start of an allocation's job; errors as in `read_work_order`."""
     return read_work_order(run, run.newest_order(allocation))

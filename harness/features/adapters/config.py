@@ -65,7 +65,7 @@ class PeftConfig:
         return self.targets or TARGETS[self.method]
 
     def adapts(self, name: str) -> bool:
-        """Whether the layer of a weight, by its global name, has an adapter."""
+        """Return whether the layer of a weight, by its global name, has an adapter."""
         layer = name.removesuffix(".weight").rpartition(".")[2]
         return name.endswith(".weight") and layer in {_PARTS.get(target, target) for target in self.adapted}
 
@@ -78,5 +78,5 @@ class PeftConfig:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter, by its global name, belongs to an adapter."""
+    """Return whether a parameter, by its global name, belongs to an adapter."""
     return _MARK in name

@@ -56,7 +56,7 @@ def kernel_head_size(config: CellConfig) -> str | None:
 
 
 def _head_size(config: CellConfig) -> str | None:
-    """Why neither FlashAttention nor cuDNN supports heads of this size; None if they do."""
+    """Return why neither FlashAttention nor cuDNN supports heads of this size; None if they do."""
     if config.model.mla:
         return None
     model, size = config.model, config.model.head
@@ -69,7 +69,9 @@ def _head_size(config: CellConfig) -> str | None:
 
 
 def _unfused(config: CellConfig) -> str | None:
-    """Why Transformer Engine must use UnfusedDotProductAttention, which supports any dtype and size; None if not."""
+    """Return why Transformer Engine must use UnfusedDotProductAttention, which supports any dtype and size; None if
+    not.
+    """
     if config.attention != "te":
         return None
     return "dtype fp32" if config.dtype == "fp32" else _head_size(config)
@@ -126,7 +128,9 @@ def kernel_padding(config: CellConfig) -> str | None:
 
 
 def first_padded(config: CellConfig) -> str:
-    """The first micro-batch whose offsets of real tokens differ from its offsets of slots, as text; empty: none."""
+    """Return the first micro-batch whose offsets of real tokens differ from its offsets of slots, as text;
+    empty: none.
+    """
     if not config.style.real_lengths:
         return ""
     for step, number, params in _packed_micro_batches(config):
@@ -153,7 +157,7 @@ def _packed_micro_batches(config: CellConfig) -> Iterator[tuple[int, int, Packed
 
 
 def te_auto_padding(version: tuple[int, ...], config: CellConfig, explicit: bool) -> str | None:
-    """Why a Transformer Engine of this version would compute padded documents wrongly; None if it would not.
+    """Return why a Transformer Engine of this version would compute padded documents wrongly; None if it would not.
 
     `explicit`: the metadata sets pad_between_seqs, so Transformer Engine does not guess it.
     """
@@ -175,7 +179,7 @@ MAX_SCORES = 2**30
 
 
 def te_deterministic(config: CellConfig, capability: tuple[int, int]) -> str | None:
-    """Why Transformer Engine, limited to deterministic kernels, has no cuDNN kernel for a packed micro-batch.
+    """Return why Transformer Engine, limited to deterministic kernels, has no cuDNN kernel for a packed micro-batch.
 
     `te` would use another kernel for that micro-batch alone, so it is refused like `te-fused`. The factors are B, H and
     Smax of cuDNN's back end: documents of the micro-batch, heads of the rank, longest document in slots.
@@ -230,7 +234,9 @@ LIMITS: tuple[Limit, ...] = (
 
 
 def kind_of(text: str) -> str | None:
-    """The kind of attention that a rank recorded, e.g. of "Transformer Engine 2.20.2, te-fused"; None if it is none."""
+    """Return the kind of attention that a rank recorded, e.g. of "Transformer Engine 2.20.2, te-fused"; None if it is
+    none.
+    """
     if text == "harness reference attention":
         return "reference"
     if text.startswith("torch varlen_attn "):
@@ -240,7 +246,9 @@ def kind_of(text: str) -> str | None:
 
 
 def possible_kinds(config: CellConfig, device: str) -> tuple[str, ...]:
-    """The kinds that a cell may use on a device ("cuda" or "cpu"): the one it asks for, or what `auto` may choose."""
+    """Return the kinds that a cell may use on a device ("cuda" or "cpu"): the one it asks for, or what `auto` may
+    choose.
+    """
     if config.attention != "auto":
         return (config.attention,)
     tried = ("te", "varlen") if device == "cuda" and config.dtype == "bf16" else ()
@@ -248,7 +256,7 @@ def possible_kinds(config: CellConfig, device: str) -> tuple[str, ...]:
 
 
 def limits(config: CellConfig) -> list[tuple[Limit, str]]:
-    """Every limit that the cell violates, with the reason; none for `auto` and `reference`."""
+    """Return every limit that the cell violates, with the reason; none for `auto` and `reference`."""
     if config.attention not in KERNELS:
         return []
     return [(limit, reason) for limit in LIMITS if (reason := limit.predicate(config)) is not None]

@@ -131,7 +131,7 @@ class MoeConfig:
         return name if self.dispatcher == "alltoall" else f"{name}-{self.dispatcher}"
 
     def _later(self) -> list[str]:
-        """Parts of the name that are no defaults: z0.1, sigmoid, bias, shared32, cap1.5-position-padded."""
+        """Return parts of the name that are no defaults: z0.1, sigmoid, bias, shared32, cap1.5-position-padded."""
         parts = [f"z{self.z_loss_coeff:g}"] if self.z_loss_coeff else []
         parts += [self.score_function] if self.score_function != SCORES[0] else []
         parts += ["bias"] if self.expert_bias else []

@@ -16,12 +16,12 @@ LAYERS = MIXERS + MLP + EXPERTS
 
 
 def layers_of(pattern: str) -> str:
-    """The letters of all layers, in order: "*-|*-" gives "*-*-"."""
+    """Return the letters of all layers, in order: "*-|*-" gives "*-*-"."""
     return pattern.replace(CUT, "")
 
 
 def checked_pattern(pattern: str) -> str:
-    """The pattern. ValueError if it has other letters, or a stage without layers."""
+    """Return the pattern. ValueError if it has other letters, or a stage without layers."""
     odd = sorted({*layers_of(pattern)} - {*LAYERS})
     if odd:
         raise ValueError(f"{odd[0]!r} is no layer; use {', '.join(LAYERS)}, and {CUT} between stages")
@@ -31,6 +31,8 @@ def checked_pattern(pattern: str) -> str:
 
 
 def pattern_name(pattern: str) -> str:
-    """A pattern as part of a cell's name, which is also a file name: hybrid-afaf for "*-*-", with _ for a cut."""
+    """Return a pattern as part of a cell's name, which is also a file name: hybrid-afaf for "*-*-", with _ for a
+    cut.
+    """
     letters = {ATTENTION: "a", MLP: "f", CUT: "_"}
     return f"hybrid-{''.join(letters.get(letter, letter.lower()) for letter in pattern)}" if pattern else "gpt"

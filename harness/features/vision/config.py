@@ -71,7 +71,7 @@ class Image:
 
 
 def images_in(length: int, most: int, first: int) -> list[Image]:
-    """The images of a document of `length` labels: at most `most`, as far as they fit.
+    """Return the images of a document of `length` labels: at most `most`, as far as they fit.
 
     Before each, and after the last, there is at least one token of text. `first`: the number of the first size.
     """

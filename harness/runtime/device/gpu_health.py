@@ -36,7 +36,7 @@ def trouble_after(attempt: AttemptDir, config: CellConfig, share: NodeShare) -> 
 
 
 def _completed(attempt: AttemptDir, node: int) -> bool:
-    """Whether, according to this node's files, every rank completed or none was started."""
+    """Return whether, according to this node's files, every rank completed or none was started."""
     if attempt.result.exists():
         result = from_jsonable(CellResult, loads(text_of(attempt.result)))
         return result.status in ("completed", "rejected")

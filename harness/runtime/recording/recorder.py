@@ -140,7 +140,7 @@ class Recorder:
             received.params = self.params(params)
 
     def params(self, packed_seq_params: Any) -> int | None:
-        """Index of these PackedSeqParams in the record's table of distinct values; None for None."""
+        """Return the index of these PackedSeqParams in the record's table of distinct values; None for None."""
         if packed_seq_params is None:
             return None
         params = _seen(packed_seq_params)

@@ -26,7 +26,9 @@ _ROW_MULTIPLE = 16  # pad_seq_length_to_mult of GPTSFTDataset
 
 
 def _collated(blocks: Sequence[MicroBatch]) -> list[MicroBatch]:
-    """The micro-batches of a replica, collated at once: all rows get tails that make them as long as the longest."""
+    """Return the micro-batches of a replica, collated at once: all rows get tails that make them as long as the
+    longest.
+    """
     length = max(row.length for block in blocks for row in block.rows)
     even = [replace(block, rows=tuple(row.tailed_to(length) for row in block.rows)) for block in blocks]
     entries = max(len(block.segments) for block in even) + 1

@@ -52,7 +52,7 @@ def _moved(groups: Groups, rows: Sequence[int]) -> bool:
 
 
 def packed_of_documents(style: PackingStyle) -> PackingStyle:
-    """The style of DpBalancedScheduler for documents that it gets one by one, not in rows."""
+    """Return the style of DpBalancedScheduler for documents that it gets one by one, not in rows."""
     return replace(style, row_length=None, packer=replace(style.packer, split=_last_moved_also_of_the_first))
 
 
@@ -68,7 +68,7 @@ def _scheduler_style(layout: Layout, seq_length: int, options: PackingOptions) -
 
 
 def _scheduler_trained(style: PackingStyle, layout: Layout) -> PackingStyle:
-    """The same on branch dev: VarlenDataset pads documents, and both offsets are passed.
+    """Return the same on branch dev: VarlenDataset pads documents, and both offsets are passed.
 
     megatron.training.datasets.sft_dataset.SFTDataset._calculate_padding_divisor, its parent class.
     """
@@ -170,7 +170,7 @@ def _bins(rollouts: Sequence[Document], size: Size, seq_length: int) -> Groups:
 
 
 def _with_all_offsets(blocks: Sequence[MicroBatch]) -> list[MicroBatch]:
-    """Every bin has the offsets of one with the most rollouts and a tail."""
+    """Give every bin the offsets of one with the most rollouts and a tail."""
     return [replace(block, entries=MAX_ROLLOUTS + 2) for block in blocks]
 
 

@@ -22,7 +22,7 @@ _ALIGNMENT = Alignment(lambda layout: ZIGZAG.multiple(layout) * (layout.tp if la
 
 
 def _of_one_length(blocks: Sequence[MicroBatch]) -> list[MicroBatch]:
-    """The micro-batches of a replica, as long as the longest: their last documents take the rest."""
+    """Return the micro-batches of a replica, as long as the longest: their last documents take the rest."""
     longest = max(block.slots for block in blocks)
     return [_stretched(block, longest - block.slots) for block in blocks]
 

@@ -22,7 +22,7 @@ _ALIGNMENT = Alignment(lambda layout: layout.tp * ZIGZAG.multiple(layout), _text
 
 
 def _as_long_as_the_longest(blocks: Sequence[MicroBatch]) -> list[MicroBatch]:
-    """The rows of each micro-batch, all as long as its longest."""
+    """Return the rows of each micro-batch, all as long as its longest."""
     return [
         replace(block, rows=tuple(row.stretched_to(max(other.length for other in block.rows)) for row in block.rows))
         for block in blocks
