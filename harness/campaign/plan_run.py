@@ -108,6 +108,7 @@ def plan_run(file: Path, options: PlanOptions, command: Sequence[str] = (), sour
         peak_tflops={**cluster.peak_tflops, **matrix.peak_tflops},
         cluster=options.cluster,
         settings=list(options.settings),
+        origin=matrix.origin,
         max_attempts=matrix.launch.max_attempts,
         provenance=replace(plan.provenance, chosen=chosen),
     )

@@ -71,6 +71,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     init = commands.add_parser("init", help="write a first matrix for this machine, and a profile of its cluster")
     init.add_argument("folder", type=Path, nargs="?", default=Path(), metavar="DIR", help="folder (default: this one)")
+    text = "write the matrix for a training run: its command, script, log or configuration; - reads standard input"
+    init.add_argument("--from", dest="source", metavar="FILE", help=text)
     add_run_options(commands.add_parser("run", help="run a matrix and judge it"))
     _bisect_options(commands.add_parser("bisect", help="find the first bad, or good, commit or release"))
     plan = commands.add_parser("plan", help="show cells, rejected combinations and cost without running")
@@ -323,7 +325,7 @@ def dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
 def _init(arguments: argparse.Namespace) -> int:
     from harness.cli.commands.machine import init
 
-    return init(arguments.folder)
+    return init(arguments.folder, arguments.source)
 
 
 def _plan(arguments: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from harness.core.cell.axis_values import HARNESS
 from harness.core.text import counted
 from harness.infra import file_system
 from harness.infra.command import Answer, ask
@@ -25,10 +26,12 @@ from harness.launch.local import cores, gpus_here
 from harness.launch.slurm.client import SlurmClient, minutes
 from harness.matrix.stacks.recipes import RECIPES, WORKING_TREE, WorkingTree
 
-_TEMPLATES = Path(__file__).parent / "templates"
+TEMPLATES = Path(__file__).parent / "templates"
 _SYSTEM = Path("/")
 _ROUTE_TO_ANYWHERE = "00000000"
 NEWEST = [name for name in RECIPES if name.startswith("core-")][-1]
+# Project -> the recipe of a release that a run of it is tested with where no checkout is.
+RELEASES = {"megatron-lm": NEWEST}
 _LAYOUTS = ((1, 1, 1), (1, 1, 2), (2, 2, 1))  # tp, pp, cp
 _LARGE_LAYOUTS = ((2, 4, 1), (2, 2, 2))  # with middle pipeline stages, and with all three
 _FOR_LARGE = 8  # ranks
@@ -193,7 +196,7 @@ def matrix_text(machine: Machine, name: str, path: Path, cluster: bool) -> str:
         "device": "cpu" if on_cpu and machine.gpus else "",
         "device_why": f"Each rank needs a GPU, and this machine has {machine.gpus}; `auto` uses GPUs.",
     }
-    return environment(_TEMPLATES, autoescape=False, finalize=str).get_template("matrix.yaml.j2").render(values)
+    return environment(TEMPLATES, autoescape=False, finalize=str).get_template("matrix.yaml.j2").render(values)
 
 
 def _software(machine: Machine) -> tuple[str, str]:
@@ -206,6 +209,19 @@ def _software(machine: Machine) -> tuple[str, str]:
     if machine.megatron:
         return "", f"The code under test: megatron-core {machine.megatron}, which is installed beside the harness."
     return NEWEST, f"The code under test: {RECIPES[NEWEST].doc}; its environment is made once."
+
+
+def software_for(machine: Machine, project: str, trainer: str) -> tuple[str, str, str]:
+    """Return the stack of a run of this project, why it is this one, and the trainer of its cells.
+
+    Without a checkout of the project, a release is tested in the harness's own loop.
+    """
+    if machine.tree and machine.tree.project == project:
+        stack, why = _software(machine)
+        return stack, why, trainer
+    recipe = RELEASES[project]
+    why = f"The code under test: {RECIPES[recipe].doc}. In a checkout of the project, init names the checkout instead."
+    return recipe, why, trainer if project != "megatron-lm" else HARNESS
 
 
 def profile_text(cluster: Cluster, path: Path) -> str:
@@ -222,7 +238,7 @@ def profile_text(cluster: Cluster, path: Path) -> str:
             name for name, there in (("pyxis", cluster.pyxis), ("Apptainer", cluster.apptainer)) if there
         ),
     }
-    templates = environment(_TEMPLATES, autoescape=False, finalize=str)
+    templates = environment(TEMPLATES, autoescape=False, finalize=str)
     templates.filters["scalar"] = _scalar
     return templates.get_template("cluster.yaml.j2").render(values)
 

@@ -303,6 +303,16 @@ def _same(text: str, number: str) -> bool:
         return text == number
 
 
+def key_of(name: str) -> str | None:
+    """Return the axis or key for an argument, such as "tp" or "model.moe.topk"; None if a matrix has none."""
+    return _AXES.get(name)
+
+
+def is_had(name: str, value: str) -> bool:
+    """Return whether every model of the harness has this value of an argument that no matrix sets."""
+    return name in _HAVE and _same(value, _HAVE[name])
+
+
 def owner_of(name: str) -> str | None:
     """Return why a matrix cannot pass on an argument, and what to do instead; None if it can."""
     section, _, field = name.rpartition(".")

@@ -18,7 +18,7 @@ from harness.core.cell.layout import Layout
 from harness.core.cell.timing import NOT_TIMED, TimingConfig
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.packing.options import PackingOptions
-from harness.core.run.run_plan import BaselineRequest, MayReject, XFail
+from harness.core.run.run_plan import BaselineRequest, MayReject, Origin, XFail
 from harness.core.setting import keys_of
 from harness.core.stack import DEFAULT, ReadyStack, Stack
 from harness.core.tolerances import ToleranceOverrides
@@ -90,6 +90,7 @@ class Matrix:
     args: Layer = field(default_factory=dict)  # of upstream's trainer, for every cell
     profiles: Mapping[str, Profile] = field(default_factory=dict)  # values of the axis `args`
     lists: Mapping[str, DocumentsConfig] = field(default_factory=dict)  # values of the axis `documents`
+    origin: Origin | None = None  # the training run that it was written from
     lines: Mapping[KeyPath, int] = field(default_factory=dict, repr=False)
 
 
@@ -114,6 +115,7 @@ def load(
     options = problems.validate(PackingOptions, top.get("packing_options", {}), ("packing_options",))
     launch = problems.validate(Launch, top.get("launch", {}), ("launch",))
     checks = problems.validate(ChecksSection, top.get("checks", {}), ("checks",))
+    origin = problems.validate(Origin, top["origin"], ("origin",)) if "origin" in top else None
     documents = parse_documents(top.get("documents", {"mode": "adversarial"}), problems, read_lengths)
     axes = parse_axes(top.get("matrix", {}), problems)
     args, named = parse_arguments(top.get("args", {}), problems), _named(top, axes, problems, read_lengths)
@@ -137,6 +139,7 @@ def load(
         values=values,
         cluster=top.get("cluster", "local"),
         args=args,
+        origin=origin,
         **named,
         lines=lines,
     )
@@ -314,6 +317,7 @@ def resolved(matrix: Matrix) -> dict[str, Any]:
     result |= {"args": arguments_as_written(matrix.args)} if matrix.args else {}
     profiles = {name: arguments_as_written(profile.layer) for name, profile in matrix.profiles.items()}
     result |= {"profiles": profiles} if profiles else {}
+    result |= {"origin": dataclasses.asdict(matrix.origin)} if matrix.origin else {}
     result["launch"] = {key: value for key, value in dataclasses.asdict(matrix.launch).items() if value is not None}
     result["checks"] = {"numerics": bounds_as_written(matrix.tolerances.numerics), "canaries": list(matrix.canaries)}
     result["checks"] |= {} if matrix.fingerprints else {"fingerprints": False}

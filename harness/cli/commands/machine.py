@@ -34,14 +34,23 @@ def doctor(name: str, run_parent: Path | None, *, as_json: bool = False) -> int:
     return EXIT_UNDECIDED if any(check.level == FAIL for check in found) else EXIT_PASS
 
 
-def init(folder: Path) -> int:
-    """Write DIR/matrix.yaml and, where Slurm answers, DIR/clusters/NAME.yaml; InputError if one of them exists."""
+def init(folder: Path, source: str | None = None) -> int:
+    """Write DIR/matrix.yaml and, where Slurm answers, DIR/clusters/NAME.yaml; InputError if one of them exists.
+
+    `source`: the file with the training run that the matrix is for; "-" for stdin.
+    """
     from harness.cli.scaffold import look_at_machine, look_for_cluster, matrix_text, profile_text
 
     matrix = folder / FIRST_MATRIX
     _refuse_existing(matrix)
     cluster = look_for_cluster(next(one for one in (folder.resolve(), *folder.resolve().parents) if one.exists()))
-    texts = {matrix: matrix_text(look_at_machine(), "first", matrix, cluster is not None)}
+    machine = look_at_machine()
+    if source is None:
+        texts = {matrix: matrix_text(machine, "first", matrix, cluster is not None)}
+    else:
+        from harness.cli.from_run import matrix_of_run
+
+        texts = {matrix: matrix_of_run(source, machine, matrix)}
     if cluster is not None:
         profile = folder / "clusters" / f"{cluster.name}.yaml"
         _refuse_existing(profile)

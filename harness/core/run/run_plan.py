@@ -192,6 +192,20 @@ class BaselineRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Origin:
+    """The training run that a matrix was written from, and what became of its settings."""
+
+    source: str = setting("", doc="What the run was read from.")
+    kept: list[str] = setting(default_factory=list, doc="Settings that cells have as the run has them.")
+    shrunk: list[str] = setting(
+        default_factory=list, doc="Sizes that are smaller in cells, e.g. `model.layers 32 -> 4`."
+    )
+    not_tested: dict[str, list[str]] = setting(
+        default_factory=dict, doc="Settings that cells do not have, by the reason."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunPlan:
     run_id: str
     matrix_name: str
@@ -207,6 +221,7 @@ class RunPlan:
     max_attempts: int = 3  # of one cell, if the cluster ends its attempts
     provenance: PlanProvenance = field(default_factory=PlanProvenance)
     stacks: dict[str, ReadyStack] = field(default_factory=dict)  # of its cells, without the default one
+    origin: Origin | None = None  # the training run that the matrix was written from
     seal: str = ""  # `seal_of` everything else in plan.json
     schema_version: int = PLAN_VERSION
 

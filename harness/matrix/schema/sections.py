@@ -22,7 +22,7 @@ from harness.core.errors import InputError
 from harness.core.hardware import PEAK_DTYPES
 from harness.core.packing.documents import KEYS_OF_MODE, MIXES, MODES, DocumentsConfig
 from harness.core.packing.options import PackingOptions
-from harness.core.run.run_plan import BaselineRequest, MayReject, XFail
+from harness.core.run.run_plan import BaselineRequest, MayReject, Origin, XFail
 from harness.core.setting import keys_of, setting
 from harness.core.stack import SAFE_NAME, safe_name
 from harness.core.tolerances import (
@@ -473,6 +473,9 @@ class MatrixFile(Section):
         description="[Software under test](stacks.md), by name: a layer or a list of layers, the top layer first; a "
         "[recipe](stacks.md#recipes) may take the place of a layer.",
         json_schema_extra={"propertyNames": {"pattern": f"^{SAFE_NAME}$"}},
+    )
+    origin: model_of(Origin) | None = Field(  # type: ignore[valid-type]
+        default=None, description="What became of the training run that `harness init --from` read."
     )
     cluster: Cluster = Field(
         default="local",

@@ -1,0 +1,96 @@
+"""`--from FILE`: a matrix for a training run that somebody has, from its command, script, log or configuration."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.cli.scaffold import TEMPLATES, Machine, software_for
+from harness.core.cell.layout import Layout
+from harness.core.errors import InputError, Problem
+from harness.core.text import counted
+from harness.infra.files import MIB, read_text
+from harness.infra.templating import environment
+from harness.inputs import yaml_file
+from harness.matrix.intake.read import read, translate
+from harness.matrix.intake.sections import origin, sections
+from harness.matrix.intake.shrink import shrink
+
+STDIN = "-"
+_MOST_BYTES = 64 * MIB  # of a log
+_RANKS_ON_A_CPU = 8  # that any machine runs in minutes
+
+
+def matrix_of_run(file: str, machine: Machine, path: Path) -> str:
+    """Return the text of a matrix for the training run in a file, or on stdin for "-".
+
+    `path`: of the matrix, as its user would name it. InputError for a text in which no training run is found.
+    """
+    text = sys.stdin.read() if file == STDIN else read_text(Path(file), _MOST_BYTES)
+    source = "standard input" if file == STDIN else file
+    try:
+        run = read(text, _as_yaml(text), source)
+        result = translate(run)
+    except ValueError as error:
+        raise InputError(Problem(message=str(error), file=source, key="--from")) from error
+    most_ranks = max(machine.gpus, _RANKS_ON_A_CPU, machine.cores)
+    shrunk = shrink(result.keys, most_ranks)
+    stack, why, trainer = software_for(machine, result.project, result.trainer)
+    parts = sections(result, shrunk, trainer=trainer)
+    lists = origin(result, shrunk, run.source)
+    values: dict[str, Any] = {
+        "source": run.source,
+        "path": path,
+        "name": path.stem if path.stem != "matrix" else "your_run",
+        "model": _flow(parts["model"]),
+        "train": _flow(parts["train"]),
+        "documents": result.documents,
+        "options": _flow(parts["packing_options"]) if parts["packing_options"] else "",
+        "args": [(name, _flow(value)) for name, value in parts["args"].items()],
+        "layouts": _layouts(shrunk.layouts, most_ranks),
+        "axes": [(name, _flow(value)) for name, value in parts["axes"].items()],
+        "stack": stack,
+        "why": why,
+        "origin": {
+            "source": json.dumps(lists["source"]),
+            "kept": map(json.dumps, lists["kept"]),
+            "shrunk": map(json.dumps, lists["shrunk"]),
+            "not_tested": [(json.dumps(why_), map(json.dumps, texts)) for why_, texts in lists["not_tested"].items()],
+        },
+    }
+    return environment(TEMPLATES, autoescape=False, finalize=str).get_template("matrix_from_run.yaml.j2").render(values)
+
+
+def _as_yaml(text: str) -> Any:
+    """Return the text as YAML; None if it is none, as commands and logs are not."""
+    try:
+        return yaml_file.parsed(text, "--from").values
+    except InputError:
+        return None
+
+
+def _layouts(layouts: tuple[Mapping[str, Any], ...], most_ranks: int) -> list[dict[str, Any]]:
+    """Return the layouts as text, and whether this machine runs them."""
+    found = []
+    for number, layout in enumerate(layouts):
+        ranks = Layout(**layout).world_size
+        runs = ranks <= most_ranks
+        note = (
+            "the run's own layout" if number == 0 else "a part of it that this machine runs"
+        ) + f": {counted(ranks, 'rank')}"
+        note += "" if runs else "; remove the # where there are as many cores or GPUs"
+        found.append({"text": _flow(layout), "note": note, "runs": runs})
+    return found
+
+
+def _flow(value: Any) -> str:
+    """Return a value as YAML on one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {_flow(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_flow, value)) + "]"
+    plain = isinstance(value, str) and value.replace("_", "").replace("-", "").isalnum() and not value[:1].isdigit()
+    return value if plain and value not in ("on", "off", "yes", "no", "null", "true", "false") else json.dumps(value)

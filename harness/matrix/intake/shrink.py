@@ -1,0 +1,150 @@
+"""Makes the model and the batch of a training run small, with their structure kept, and its layout as it is.
+
+A packing bug depends on how a layout splits rows, heads, layers and experts, and hardly on how large they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from harness.core.cell.layout import Layout
+from harness.core.packing.options import align_up
+
+_MOST_REPLICAS = 2
+_HEAD_SIZE = 8
+_VOCABULARY = 128
+_DOCUMENTS = 8
+_LAYOUT = ("tp", "pp", "cp", "dp", "ep", "etp", "vpp", "sp")
+_LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_head_dim": 8, "qk_pos_emb_head_dim": 4, "v_head_dim": 8}
+
+
+class Change(NamedTuple):
+    """A key whose value is smaller in the matrix than in the run."""
+
+    key: str
+    was: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.was} -> {self.now}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shrunk:
+    keys: Mapping[str, Any]  # as in Translation, without the layout
+    layouts: tuple[Mapping[str, Any], ...]  # the run's own first
+    changes: tuple[Change, ...]
+
+    @property
+    def kept(self) -> list[str]:
+        """What is as in the run, as text: the layout first."""
+        changed = {change.key for change in self.changes}
+        own = [f"{name} {value}" for name, value in self.layouts[0].items() if name not in changed]
+        return own + [f"{name} {_text(value)}" for name, value in self.keys.items() if name not in changed]
+
+
+def _text(value: Any) -> str:
+    return (
+        {True: "on", False: "off", None: "none"}.get(value, str(value))
+        if not isinstance(value, (int, float)) or isinstance(value, bool)
+        else str(value)
+    )
+
+
+def shrink(keys: Mapping[str, Any], most_ranks: int) -> Shrunk:
+    """Return small sizes for the keys of a Translation, and layouts of at most `most_ranks` ranks beside its own."""
+    own = {name: keys[name] for name in _LAYOUT if name in keys}
+    if own["dp"] > _MOST_REPLICAS:
+        own["dp"] = max(_MOST_REPLICAS, _replicas(own))
+    small = {name: value for name, value in keys.items() if name not in _LAYOUT}
+    layout = Layout(**own)
+    small |= _attention(keys, layout) | _experts(keys, layout) | _latent(keys)
+    small |= {
+        "model.layers": layout.pp * layout.vpp * (2 if keys.get("model.window_skip") else 1),
+        "model.vocab": align_up(_VOCABULARY, layout.tp),
+        "model.ffn": align_up(2 * small["model.hidden"], layout.tp),
+        "train.seq_length": 8 * align_up(_DOCUMENTS, layout.alignment),
+        "train.global_batch": _DOCUMENTS * layout.dp * keys.get("micro_batch_size", 1),
+    }
+    changes = [
+        Change(name, keys[name], value) for name, value in {**own, **small}.items() if _differs(keys, name, value)
+    ]
+    layouts = (own, *_smaller(own, most_ranks))
+    return Shrunk(keys=small, layouts=layouts, changes=tuple(changes))
+
+
+def _differs(keys: Mapping[str, Any], name: str, value: Any) -> bool:
+    return name in keys and keys[name] != value
+
+
+def _replicas(own: Mapping[str, Any]) -> int:
+    """Return the fewest replicas over which experts can be split."""
+    ranks_of_experts = int(own.get("ep", 1)) * int(own.get("etp") or own["tp"])
+    return max(1, -(-ranks_of_experts // int(own["tp"] * own["cp"])))
+
+
+def _attention(keys: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
+    """Return the fewest heads that the layout splits, in the run's proportion of heads to key/value heads."""
+    groups = keys["model.kv_heads"]
+    per_group = max(1, keys["model.heads"] // groups)
+    per_group = min(per_group, 4)
+    kv_heads = align_up(1, layout.tp) if groups >= layout.tp else groups
+    heads = align_up(kv_heads * per_group, layout.tp)
+    size = 2 * _HEAD_SIZE if "model.mla.kv_lora_rank" in keys else _HEAD_SIZE
+    return {"model.kv_heads": kv_heads, "model.heads": heads, "model.hidden": size * heads}
+
+
+def _latent(keys: Mapping[str, Any]) -> dict[str, Any]:
+    names = {f"model.mla.{name}": size for name, size in _LATENT.items()}
+    return {name: size for name, size in names.items() if keys.get(name)}
+
+
+def _experts(keys: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
+    if "model.moe.experts" not in keys:
+        return {}
+    topk = min(keys.get("model.moe.topk", 2), 8)
+    found = {
+        "model.moe.topk": topk,
+        "model.moe.experts": align_up(max(2 * topk, 4), math.lcm(layout.ep, 2)),
+        "model.moe.ffn": align_up(32, layout.tp),
+    }
+    return found | ({"model.moe.shared_ffn": align_up(32, layout.tp)} if keys.get("model.moe.shared_ffn") else {})
+
+
+def _smaller(own: Mapping[str, Any], most_ranks: int) -> list[dict[str, Any]]:
+    """Return layouts of at most `most_ranks` ranks that together have what the run's has: one with every dimension
+    that it has, cut to 2, and one with a middle pipeline stage.
+    """
+    if Layout(**own).world_size <= most_ranks:
+        return []
+    cut = {name: min(own[name], 2) for name in ("tp", "pp", "cp")}
+    every = _within({**own, **cut, "dp": 1}, ("cp", "pp", "tp"), most_ranks)
+    middle = (
+        _within({**own, **cut, "pp": min(own["pp"], 4), "dp": 1}, ("cp", "tp"), most_ranks) if own["pp"] > 2 else None
+    )
+    found = [_consistent(layout) for layout in (every, middle) if layout]
+    return [layout for index, layout in enumerate(found) if layout not in found[:index]]
+
+
+def _within(layout: dict[str, Any], order: tuple[str, ...], most_ranks: int) -> dict[str, Any] | None:
+    """Set dimensions to 1, in this order, until the layout has few enough ranks; None if it never has."""
+    for name in ("", *order):
+        layout = {**layout, name: 1} if name else layout
+        if layout["tp"] * layout["pp"] * layout["cp"] <= most_ranks:
+            return layout
+    return None
+
+
+def _consistent(layout: dict[str, Any]) -> dict[str, Any]:
+    """Return the layout without what its sizes do not allow."""
+    result = {**layout, "sp": layout["sp"] and layout["tp"] > 1}
+    if layout["pp"] == 1:
+        result.pop("vpp", None)
+    if "ep" in layout:
+        result["ep"] = math.gcd(layout["ep"], layout["dp"] * layout["cp"])
+    if layout.get("etp", 0) > layout["tp"]:
+        result["etp"] = layout["tp"]
+    return result

@@ -1,0 +1,76 @@
+"""Small sizes with the structure of the run."""
+
+from typing import Any
+
+import pytest
+
+from harness.core.cell.layout import Layout
+from harness.matrix.intake.shrink import Shrunk, shrink
+
+RUN: dict[str, Any] = {
+    "tp": 4,
+    "pp": 4,
+    "cp": 2,
+    "dp": 16,
+    "sp": True,
+    "model.layers": 32,
+    "model.hidden": 4096,
+    "model.heads": 32,
+    "model.kv_heads": 8,
+    "model.ffn": 14336,
+    "train.seq_length": 8192,
+    "train.global_batch": 64,
+    "dtype": "bf16",
+}
+
+
+def shrunk(most_ranks: int = 8, **changes: Any) -> Shrunk:
+    return shrink({**RUN, **{name.replace("__", "."): value for name, value in changes.items()}}, most_ranks)
+
+
+def test_the_layout_is_kept_but_for_replicas() -> None:
+    assert shrunk().layouts[0] == {"tp": 4, "pp": 4, "cp": 2, "dp": 2, "sp": True}
+
+
+def test_heads_keep_their_proportion_and_are_split_by_tp() -> None:
+    keys = shrunk().keys
+    assert (keys["model.kv_heads"], keys["model.heads"], keys["model.hidden"]) == (4, 16, 128)
+
+
+def test_fewer_groups_than_tp_are_kept() -> None:
+    assert shrunk(model__kv_heads=2).keys["model.kv_heads"] == 2
+
+
+def test_each_chunk_has_a_layer() -> None:
+    assert shrunk(vpp=2).keys["model.layers"] == 8
+
+
+def test_experts_are_the_least_that_ep_divides_and_topk_needs() -> None:
+    keys = shrunk(ep=4, model__moe__experts=128, model__moe__topk=6).keys
+    assert (keys["model.moe.experts"], keys["model.moe.topk"]) == (12, 6)
+
+
+def test_replicas_are_as_many_as_experts_need() -> None:
+    assert shrunk(ep=32, model__moe__experts=128, model__moe__topk=2).layouts[0]["dp"] == 16
+
+
+@pytest.mark.parametrize("most_ranks", [1, 2, 4, 8, 16])
+def test_smaller_layouts_fit(most_ranks: int) -> None:
+    assert all(Layout(**layout).world_size <= most_ranks for layout in shrunk(most_ranks).layouts[1:])
+
+
+def test_smaller_layouts_have_all_dimensions_and_a_middle_stage() -> None:
+    sizes = [(layout["tp"], layout["pp"], layout["cp"]) for layout in shrunk().layouts[1:]]
+    assert sizes == [(2, 2, 2), (2, 4, 1)]
+
+
+def test_a_layout_that_fits_has_no_smaller_ones() -> None:
+    assert len(shrunk(tp=1, pp=1, cp=2, dp=2, sp=False).layouts) == 1
+
+
+def test_changes_and_what_is_kept_together_are_the_whole_run() -> None:
+    result = shrunk()
+    assert "model.layers 32 -> 4" in map(str, result.changes)
+    assert "dp 16 -> 2" in map(str, result.changes)
+    named = {text.split()[0] for text in (*map(str, result.changes), *result.kept)}
+    assert set(RUN) <= named
