@@ -113,9 +113,16 @@ def add_matrix(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("matrix", type=matrix_path, metavar="MATRIX", help=MATRIX_TEXT)
 
 
+def add_from(parser: argparse.ArgumentParser, help_: str) -> None:
+    parser.add_argument("--from", dest="source", metavar="FILE", help=help_)
+    text = "with --from: run the script, with stand-ins for torchrun, python, srun and others that train nothing"
+    parser.add_argument("--execute", action="store_true", help=text)
+
+
 def add_run_options(run: argparse.ArgumentParser) -> None:
     """The options of `harness run`, first those that choose and change cells."""
-    add_matrix(run)
+    run.add_argument("matrix", type=matrix_path, nargs="?", metavar="MATRIX", help=MATRIX_TEXT)
+    add_from(run, "run a training run's matrix, which is written first, as by `harness init --from`")
     add_options(run, PlanOptions)
     add_options(run, VerdictOptions)
     add_view(run)

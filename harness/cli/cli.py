@@ -28,6 +28,7 @@ from harness.cli.arguments import (
     MATRIX_TEXT,
     RUN_TEXT,
     Parser,
+    add_from,
     add_json,
     add_matrix,
     add_run,
@@ -39,7 +40,7 @@ from harness.cli.arguments import (
     set_view,
 )
 from harness.cli.commands import compare, history
-from harness.core.errors import HarnessError, InputError
+from harness.core.errors import HarnessError, InputError, Problem
 from harness.core.outcomes import (
     EXIT_ABORT,
     EXIT_INPUT,
@@ -72,7 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     init = commands.add_parser("init", help="write a first matrix for this machine, and a profile of its cluster")
     init.add_argument("folder", type=Path, nargs="?", default=Path(), metavar="DIR", help="folder (default: this one)")
     text = "write the matrix for a training run: its command, script, log or configuration; - reads standard input"
-    init.add_argument("--from", dest="source", metavar="FILE", help=text)
+    add_from(init, text)
     add_run_options(commands.add_parser("run", help="run a matrix and judge it"))
     _bisect_options(commands.add_parser("bisect", help="find the first bad, or good, commit or release"))
     plan = commands.add_parser("plan", help="show cells, rejected combinations and cost without running")
@@ -316,16 +317,27 @@ def dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
 
     options = run_options(arguments)
     if arguments.command == "run":
-        return run.run(arguments.matrix, options, command).code
+        return run.run(_matrix(arguments), options, command).code
     if arguments.command == "resume":
         return run.resume(arguments.run, arguments.run_dir, errors=arguments.errors, options=options).code
     return inspect.report(arguments.run, arguments.run_dir, options).code
 
 
+def _matrix(arguments: argparse.Namespace) -> Path:
+    """Return the matrix that the command line names, or the one of the training run that it names."""
+    from harness.cli.commands.machine import matrix_from
+
+    if (arguments.matrix is None) == (arguments.source is None):
+        hint = "e.g. `harness run gate`, or `harness run --from train.sh`"
+        raise InputError(Problem(message="needs a matrix, or a training run with --from, and not both", hint=hint))
+    matrix: Path = arguments.matrix or matrix_from(arguments.source, execute=arguments.execute)
+    return matrix
+
+
 def _init(arguments: argparse.Namespace) -> int:
     from harness.cli.commands.machine import init
 
-    return init(arguments.folder, arguments.source)
+    return init(arguments.folder, arguments.source, execute=arguments.execute)
 
 
 def _plan(arguments: argparse.Namespace) -> int:

@@ -11,10 +11,13 @@ from typing import Any
 from harness.cli.scaffold import TEMPLATES, Machine, software_for
 from harness.core.cell.layout import Layout
 from harness.core.errors import InputError, Problem
+from harness.core.secrets import without_secrets
 from harness.core.text import counted
 from harness.infra.files import MIB, read_text
+from harness.infra.screen import environment_secrets
 from harness.infra.templating import environment
 from harness.inputs import yaml_file
+from harness.inputs.stand_ins import commands_of
 from harness.matrix.intake.read import read, translate
 from harness.matrix.intake.sections import origin, sections
 from harness.matrix.intake.shrink import shrink
@@ -24,23 +27,28 @@ _MOST_BYTES = 64 * MIB  # of a log
 _RANKS_ON_A_CPU = 8  # that any machine runs in minutes
 
 
-def matrix_of_run(file: str, machine: Machine, path: Path) -> str:
+def matrix_of_run(file: str, machine: Machine, path: Path, *, execute: bool = False) -> str:
     """Return the text of a matrix for the training run in a file, or on stdin for "-".
 
-    `path`: of the matrix, as its user would name it. InputError for a text in which no training run is found.
+    `path`: of the matrix, as its user would name it. `execute`: the file is a script, to be run with stand-ins.
+    InputError for a text in which no training run is found.
     """
     text = sys.stdin.read() if file == STDIN else read_text(Path(file), _MOST_BYTES)
     source = "standard input" if file == STDIN else file
+    if execute and file == STDIN:
+        raise InputError(Problem(key="--execute", message="needs a file", hint="write the script to a file"))
     try:
-        run = read(text, _as_yaml(text), source)
+        run = read(commands_of(Path(file)), None, source) if execute else read(text, _as_yaml(text), source)
         result = translate(run)
     except ValueError as error:
-        raise InputError(Problem(message=str(error), file=source, key="--from")) from error
+        advice = "or let `--execute` run the script, with stand-ins for torchrun, python and srun that train nothing"
+        hint = advice if text.startswith("#!") and not execute else None
+        raise InputError(Problem(message=str(error), file=source, key="--from", hint=hint)) from error
     most_ranks = max(machine.gpus, _RANKS_ON_A_CPU, machine.cores)
     shrunk = shrink(result.keys, most_ranks)
     stack, why, trainer = software_for(machine, result.project, result.trainer)
     parts = sections(result, shrunk, trainer=trainer)
-    lists = origin(result, shrunk, run.source)
+    lists = without_secrets(origin(result, shrunk, run.source), environment_secrets())
     values: dict[str, Any] = {
         "source": run.source,
         "path": path,

@@ -440,6 +440,7 @@ def report_of(
         rejected=rejected,
         selection=plan.expansion.selection,
         noise=judged.noise,
+        origin=plan.origin,
         faults=plan.faults,
     )
 

@@ -62,6 +62,8 @@ def print_report(
         _print(console, f"selected: {report.selection.text}; {report.selection.left_out} cells left out")
     if report.since is not None:
         _print_since(console, report.since)
+    if report.origin is not None and not VIEW.quiet:
+        _print(console, f"from {report.origin.source}: {report.origin.counts_text}; the report lists them")
     for path in paths:
         _print(console, f"report: {path}")
     for problem in [*report.problems, *filter(None, [report.faults_text])]:

@@ -19,7 +19,14 @@ _CODE_LENGTH = 4000
 def render_markdown(report: Report, *, most_bytes: int = MAX_BYTES) -> str:
     """Return the summary: verdict, changes, failures by fault class, others, the grid, times, evidence, noise."""
     lines = [*_head(report), *_since(report), *_failures(report), *_others(report), *_partial(report), *_grid(report)]
-    lines += [*_rejected(report), *_times(report), *_evidence(report), *_canaries(report), *_noise(report)]
+    lines += [
+        *_origin(report),
+        *_rejected(report),
+        *_times(report),
+        *_evidence(report),
+        *_canaries(report),
+        *_noise(report),
+    ]
     return cut(lines, most_bytes)
 
 
@@ -62,6 +69,17 @@ def _head(report: Report) -> Iterator[str]:
         yield from (f"**{text(problem)}**", "")
     if report.selection:
         yield from (f"Selected, {text(report.selection.text)}; {report.selection.left_out} cells left out.", "")
+
+
+def _origin(report: Report) -> Iterator[str]:
+    origin = report.origin
+    if origin is None:
+        return
+    yield from ("## Your run", "", f"From {text(origin.source)}: {origin.counts_text}.", "")
+    yield from (f"- kept: {', '.join(map(code, origin.kept))}", f"- shrunk: {', '.join(map(code, origin.shrunk))}")
+    for reason, settings in origin.not_tested.items():
+        yield f"- not tested: {', '.join(map(code, settings))}: {text(reason)}"
+    yield ""
 
 
 def _since(report: Report) -> Iterator[str]:

@@ -34,10 +34,10 @@ def doctor(name: str, run_parent: Path | None, *, as_json: bool = False) -> int:
     return EXIT_UNDECIDED if any(check.level == FAIL for check in found) else EXIT_PASS
 
 
-def init(folder: Path, source: str | None = None) -> int:
+def init(folder: Path, source: str | None = None, *, execute: bool = False) -> int:
     """Write DIR/matrix.yaml and, where Slurm answers, DIR/clusters/NAME.yaml; InputError if one of them exists.
 
-    `source`: the file with the training run that the matrix is for; "-" for stdin.
+    `source`: the file with the training run that the matrix is for; "-" for stdin. `execute`: it is a script to run.
     """
     from harness.cli.scaffold import look_at_machine, look_for_cluster, matrix_text, profile_text
 
@@ -50,7 +50,7 @@ def init(folder: Path, source: str | None = None) -> int:
     else:
         from harness.cli.from_run import matrix_of_run
 
-        texts = {matrix: matrix_of_run(source, machine, matrix)}
+        texts = {matrix: matrix_of_run(source, machine, matrix, execute=execute)}
     if cluster is not None:
         profile = folder / "clusters" / f"{cluster.name}.yaml"
         _refuse_existing(profile)
@@ -64,6 +64,27 @@ def init(folder: Path, source: str | None = None) -> int:
         screen.out(f"next: harness doctor --cluster {quote(str(profile))}")
         screen.out(f"then: harness run {quote(str(matrix))} --cluster {cluster.name}")
     return EXIT_PASS
+
+
+def matrix_from(source: str, *, execute: bool = False) -> Path:
+    """Write the matrix of a training run into the current folder, and return its path.
+
+    A file that says the same already is taken as it is; InputError if it says anything else.
+    """
+    from harness.cli.from_run import STDIN, matrix_of_run
+    from harness.cli.scaffold import look_at_machine
+
+    stem = "your_run" if source == STDIN else Path(source).name.partition(".")[0] or "your_run"
+    path = Path(f"{stem}.matrix.yaml")
+    text = matrix_of_run(source, look_at_machine(), path, execute=execute)
+    if path.is_file() and path.read_text(encoding="utf-8") == text:
+        return path
+    if os.path.lexists(path):
+        hint = f"run it as it is: harness run {quote(str(path))}; or remove it"
+        raise InputError(Problem(message="exists already and says something else", file=str(path), hint=hint))
+    _write_new(path, text)
+    screen.out(f"wrote {path}")
+    return path
 
 
 def _refuse_existing(path: Path) -> None:

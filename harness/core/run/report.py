@@ -25,7 +25,7 @@ from harness.core.outcomes import (
 from harness.core.packing.fields import NOT_READ
 from harness.core.run.provenance import Provenance
 from harness.core.run.records import CellRole
-from harness.core.run.run_plan import Selection
+from harness.core.run.run_plan import Origin, Selection
 from harness.core.stack import DEFAULT
 from harness.core.text import counted, noun
 from harness.core.tolerances import Bound, NoiseFloor
@@ -317,6 +317,7 @@ class Report:
     noise: dict[str, dict[str, NoiseFloor]] = field(default_factory=dict)  # measured, by control and bound
     since: Since | None = None  # None: no earlier run is known
     problems: list[str] = field(default_factory=list)  # why the run as a whole is undecided, unless a cell failed
+    origin: Origin | None = None  # the training run that the matrix was written from
     faults: list[str] = field(default_factory=list)  # injected ones; the verdict is then not on the code under test
     schema_version: int = REPORT_VERSION
 

@@ -21,6 +21,7 @@ from harness.core.run.run_dir import RunDir, text_of, write_json
 from harness.core.serialization import from_jsonable, loads, to_jsonable
 from harness.core.setting import Limits, setting
 from harness.core.stack import DEFAULT, ReadyStack
+from harness.core.text import counted
 from harness.core.tolerances import ToleranceOverrides
 
 PLAN_VERSION = 2  # schema_version of plan.json; in 1, a control was called reference
@@ -203,6 +204,13 @@ class Origin:
     not_tested: dict[str, list[str]] = setting(
         default_factory=dict, doc="Settings that cells do not have, by the reason."
     )
+
+    @property
+    def counts_text(self) -> str:
+        """E.g. "31 settings kept, 7 sizes shrunk, 24 settings not tested"."""
+        left_out = sum(map(len, self.not_tested.values()))
+        kept, shrunk = counted(len(self.kept), "setting"), counted(len(self.shrunk), "size")
+        return f"{kept} kept, {shrunk} shrunk, {counted(left_out, 'setting')} not tested"
 
 
 @dataclass(frozen=True, kw_only=True)
