@@ -1,4 +1,7 @@
-"""From cells to a report: what bisect, shrink, selftest and `explain --operations` have in common."""
+"""From cells to a report, for commands that only read the verdict: bisect, shrink, selftest, `explain --operations`.
+
+The same steps with all that a user may do meanwhile: local_run.py and cluster_run.py, of `harness run` and `resume`.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def run_cells(
 
 def run(directory: RunDir, plan: RunPlan, *, stream: TextIO | None = None) -> Report:
     """Run a plan without a matrix on this machine, and judge it; its stacks are ready."""
-    plan_run.write_plan(directory, plan, None)
+    plan_run.write_plan(directory, plan)
     return follow(directory, plan, stream=stream)
 
 

@@ -207,11 +207,18 @@ def plan_cells(expansion: Expansion, *, name: str, file: str, command: Sequence[
 
 
 def write_run(run: RunDir, planned: Planned) -> None:
-    """Write the run directory before the start: the launcher's files, then plan.json, which completes it."""
+    """Write the run directory of a matrix before the start: what the launcher needs, the resolved matrix, the plan."""
     _write_plugins(run)
     launcher = launcher_for(planned.cluster)
     launcher.write(run, planned.plan, planned.matrix.launch, planned.cluster, planned.cluster_file)
-    write_plan(run, planned.plan, planned.matrix)
+    write_atomic(run.matrix, redacted(dump(resolved(planned.matrix)), environment_secrets()))
+    _write_cells(run, planned.plan)
+
+
+def write_plan(run: RunDir, plan: RunPlan) -> None:
+    """Write the run directory of cells that no matrix has, on this machine, before the start."""
+    _write_plugins(run)
+    _write_cells(run, plan)
 
 
 def _write_plugins(run: RunDir) -> None:
@@ -220,11 +227,8 @@ def _write_plugins(run: RunDir) -> None:
         write_json(run.plugins, of_nodes)
 
 
-def write_plan(run: RunDir, plan: RunPlan, matrix: Matrix | None) -> None:
-    """Write what is known before the start: the resolved matrix, each cell's configuration, then plan.json."""
-    if matrix is not None:
-        write_atomic(run.matrix, redacted(dump(resolved(matrix)), environment_secrets()))
-    _write_plugins(run)
+def _write_cells(run: RunDir, plan: RunPlan) -> None:
+    """Write each cell's configuration, then plan.json, which completes the directory."""
     unusable = {name: stack for name, stack in plan.stacks.items() if not stack.usable}
     for cell in plan.expansion.cells:
         write_json(run.attempt(cell.id).config, cell.config)

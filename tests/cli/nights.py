@@ -29,7 +29,7 @@ def night(matrix: Path, fault: str) -> int:
     """Run one night; returns the exit code of its verdict."""
     planned = plan_run.plan_run(matrix, PlanOptions())
     run = RunDir(matrix.resolve().parent / "reports" / planned.plan.run_id)
-    plan_run.write_plan(run, planned.plan, planned.matrix)
+    plan_run.write_run(run, planned)
     configs = {
         file: loads(file.read_text()) for file in (run.attempt(cell.id).config for cell in planned.plan.expansion.cells)
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -11,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.campaign import plugins
-from harness.campaign.finalize import RunResult, judge_and_report
+from harness.campaign.finalize import RunResult
 from harness.campaign.options import RUN_PARENT, RunOptions
 from harness.campaign.selection import failed_cells, find_run
 from harness.cli.commands.plan import any_to_make, forecast_lines
 from harness.core.errors import InputError, Problem
-from harness.core.outcomes import EXIT_INTERRUPTED, EXIT_PASS
+from harness.core.outcomes import EXIT_PASS
 from harness.core.run.run_dir import RunDir
 from harness.core.text import counted
 from harness.infra import screen
@@ -60,8 +59,9 @@ def run(matrix: Path, options: RunOptions, command: Sequence[str]) -> RunResult:
         plan_run.check_arguments(planned)
         if not launcher.detached:
             return local_run.start(directory, planned, options, ahead)
-    plan_run.write_run(directory, planned)
-    return _detach(directory, planned.plan) if options.detach else _follow(directory, planned.plan, options)
+    from harness.campaign import cluster_run  # with Slurm's commands, which a run on this machine does without
+
+    return cluster_run.start(directory, planned, options)
 
 
 def _announce(plan_: RunPlan, directory: RunDir) -> None:
@@ -73,44 +73,6 @@ def _announce(plan_: RunPlan, directory: RunDir) -> None:
         for fault in plan_.faults:
             screen.out(f"  fault {fault} in {broken} of them; the history does not record the run")
         sys.stdout.flush()
-
-
-def _follow(directory: RunDir, plan_: RunPlan, options: RunOptions, *, errors: bool = False) -> RunResult:
-    """Submit the jobs not submitted yet, follow them, judge and report. Ctrl-C leaves the jobs running."""
-    from harness.campaign import launch
-    from harness.campaign.launch import launcher_of
-    from harness.runs.lock import only_launcher
-
-    try:
-        with only_launcher(directory):
-            if errors:
-                _retry_errors(directory, plan_)
-            launch.launch(directory, plan_, launcher_of(directory))
-    except KeyboardInterrupt:
-        screen.out(f"detached; the jobs keep running\n{_next_commands(directory)}")
-        return RunResult(code=EXIT_INTERRUPTED)
-    return judge_and_report(directory, plan_, options)
-
-
-def _detach(directory: RunDir, plan_: RunPlan) -> RunResult:
-    """Submit and return. Lost cells are retried only while a launcher follows."""
-    from harness.campaign.launch import launcher_of
-    from harness.reporting.console import say
-    from harness.runs.lock import only_launcher
-
-    with only_launcher(directory):
-        count = launcher_of(directory).submit(directory, plan_, say)
-    screen.out(f"{plan_.run_id}: {count} jobs submitted\n{_next_commands(directory)}")
-    return RunResult(code=EXIT_PASS)
-
-
-def _next_commands(directory: RunDir) -> str:
-    name = shlex.quote(relative_path(directory.root))
-    return (
-        f"  follow and judge: harness resume {name}\n"
-        f"  progress:         harness status {name}\n"
-        f"  end the jobs:     harness cancel {name}"
-    )
 
 
 def _dry_run(planned: plan_run.Planned, directory: RunDir) -> RunResult:
@@ -153,20 +115,6 @@ def resume(name: str, run_parent: Path, *, errors: bool = False, options: RunOpt
     plugins.require(plan_)
     if not launcher_of(directory).detached:
         return local_run.resume(directory, plan_, options, errors=errors)
-    return _follow(directory, plan_, options, errors=errors)
+    from harness.campaign import cluster_run
 
-
-def _retry_errors(directory: RunDir, plan_: RunPlan) -> None:
-    """Write new attempts of the cells that ended as ERROR, also in jobs that ended since a launcher followed them."""
-    from harness.campaign import judging
-    from harness.campaign.launch import Listener
-    from harness.launch.slurm.client import SlurmClient
-    from harness.launch.slurm.follow import Follower, retry_requested
-    from harness.launch.slurm.launcher import close_ended
-
-    client = SlurmClient()
-    close_ended(directory, plan_, Follower(directory, Listener(directory), client), client)
-    wanted = judging.ended_as_error(directory, plan_)
-    directory.cancelled.unlink(missing_ok=True)  # the user wants jobs again
-    made = retry_requested(directory, plan_, wanted)
-    screen.out(f"retrying {sum(len(one.cells) for one in made)} cells that ended as ERROR")
+    return cluster_run.resume(directory, plan_, options, errors=errors)

@@ -32,7 +32,7 @@ def _planned(folder: Path, fault: str) -> tuple[RunDir, FaultSpec]:
     plan = plan_faults([spec])
     cells = tuple(cell for cell in plan.expansion.cells if cell.id != cell_id(spec.twin))
     run = RunDir(folder / plan.run_id)
-    plan_run.write_plan(run, replace(plan, expansion=Expansion(cells=cells, rejected=())), None)
+    plan_run.write_plan(run, replace(plan, expansion=Expansion(cells=cells, rejected=())))
     return run, spec
 
 
@@ -65,7 +65,7 @@ def test_a_cell_that_the_oracle_computed_is_shown_beside_it_and_its_control_too(
     spec = next(one for one in FAULTS if one.name == "window-one-token-longer-on-one-tp-rank")
     plan = plan_faults([spec])
     run = RunDir(tmp_path / plan.run_id)
-    plan_run.write_plan(run, plan, None)
+    plan_run.write_plan(run, plan)
     launch.launch(run, plan, LocalLauncher(), stream=sys.stderr)
     for config, first in ((spec.faulty, ("self_attention.core_attention", "returns")), (spec.control, None)):
         explain_operations(str(run.root), cell_id(config), tmp_path, layer=2, as_json=True)
