@@ -19,7 +19,7 @@ class Selected:
 
     file: str
     words: tuple[str, ...] = ()
-    need_gpu: tuple[str, ...] = ()  # likewise, those that must fail without a GPU
+    need_gpu: tuple[str, ...] = ()  # words in the names of tests that must fail without a GPU
 
     def chooses(self, item: pytest.Item) -> bool:
         return item.nodeid.startswith(f"{self.file}::") and (

@@ -2,7 +2,7 @@
 
 HarnessError
 |-- InputError           bad matrix, arguments or run directory: exit code 2
-|-- InfrastructureError  the harness could not decide: exit code 3
+|-- InfrastructureError  inconclusive, the code under test is not to blame: exit code 3
 |   |-- DiskFullError           no space in the run directory
 |   |-- DriverError             the GPUs of a node, or their driver, do not work
 |   |-- NotBuildableError       this machine cannot compile what a stack needs: its cells are ERROR

@@ -51,7 +51,7 @@ class Outcome(StrEnum):
     XFAIL = "XFAIL"  # failed as the matrix says it would
     XPASS = "XPASS"  # passed although the matrix says it fails
     REJECTED = "REJECTED"  # a rule or the stack forbids it; never ran
-    ERROR = "ERROR"  # infrastructure: could not decide
+    ERROR = "ERROR"  # infrastructure: inconclusive
     FLAKY = "FLAKY"  # passed only on a retry, after an attempt whose end does not blame the code
     NOT_RUN = "NOT_RUN"  # the run was stopped first, by --maxfail or a signal; `resume` runs it
 
@@ -170,7 +170,7 @@ EXIT_MEANINGS: Mapping[int, str] = {  # of every command; git bisect run has two
     EXIT_PASS: "a cell under test passed, and every other one passed, failed as expected, or was rejected by a rule",
     EXIT_FAIL: "a check failed",
     EXIT_INPUT: "bad input or usage",
-    EXIT_UNDECIDED: "could not decide (something other than the code under test failed), or no cell under test passed",
+    EXIT_UNDECIDED: "inconclusive (something other than the code under test failed), or no cell under test passed",
     EXIT_INTERRUPTED: "interrupted",
 }
 

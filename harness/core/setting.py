@@ -42,7 +42,7 @@ class Setting(Limits):
     optional: bool = False  # a file may say null or leave it out; the value is then derived
     auto: bool = False  # a file may say `auto`, which is stored as None and is the default of the axis
     values: str = ""  # the page's column of values, if it does not follow from the rest
-    shown_default: str = ""  # likewise, the column of defaults
+    shown_default: str = ""  # the page's column of defaults, if it does not follow from the rest
     axis: str = ""  # for a field of CellConfig: the axis that sets it
     always: bool = False  # part of a cell's name even at its default
     label: str = ""  # that part of the name, with "{}" for the value; empty: the name and the value

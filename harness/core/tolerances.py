@@ -35,12 +35,12 @@ class Tolerances:
     step_loss: Bound
     grad_norm: Bound
     parameter_gradient: Bound  # distance of fingerprints relative to the norm of the control's gradient
-    activation: Bound  # likewise, per layer and document
+    activation: Bound  # distance of fingerprints, per layer and document, relative to the norm of the control's
     repeated_document: Bound
     aux_loss: Bound  # of routers, against the harness's own arithmetic
     # Ratios of times:
     segment_slope: Bound  # packs of the most documents over packs of the fewest, same tokens; whole step
-    rotary_slope: Bound  # likewise, the stack's rotary function alone
+    rotary_slope: Bound  # packs of the most documents over packs of the fewest; the stack's rotary function alone
     packed_slower: Bound  # packed over unpacked, same documents
     slower_than: Bound  # this stack over the base stack
     slower_than_history: Bound  # this run over the median of earlier green runs

@@ -310,7 +310,7 @@ class ClusterProfile:
     sbatch_flags: tuple[Line, ...] = setting(
         (), doc="More flags, `--name=value` each: [which](clusters.md#flags-of-slurm)."
     )
-    srun_flags: tuple[Line, ...] = setting((), doc="Likewise for `srun`.")
+    srun_flags: tuple[Line, ...] = setting((), doc="More flags of `srun`, `--name=value` each.")
     run_dir: Line | None = setting(
         None, doc="Folder of run directories when `--run-dir` is not given; every node must see it."
     )

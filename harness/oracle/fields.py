@@ -109,7 +109,7 @@ MODELLED: dict[str, dict[str, Modelled]] = {
         "v_head_dim": Modelled("128"),
         "rope_type": _only('"yarn"', '"rope"'),
         "rotary_base": Modelled("10000"),  # of latent attention; the constructor has that of the others
-        "rotary_percent": Modelled("1.0"),  # likewise
+        "rotary_percent": Modelled("1.0"),  # of latent attention, as rotary_base
         "rotary_scaling_factor": Modelled("40"),
         "original_max_position_embeddings": Modelled("4096"),
         "beta_fast": Modelled("32"),
@@ -165,7 +165,7 @@ MODELLED: dict[str, dict[str, Modelled]] = {
         # Who holds which part of the embedding does not change what is computed.
         "scatter_embedding_sequence_parallel": _only("true", "false"),
         "mtp_block_spec": _only("null"),  # recorded where there is none: a spec is no plain value
-        "pg_collection": _only("null"),  # likewise
+        "pg_collection": _only("null"),  # recorded where there is none: process groups are no plain value
     },
     "ddp": {"grad_reduce_in_fp32": _only("false", "true")},
     "optimizer": {

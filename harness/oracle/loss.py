@@ -40,7 +40,7 @@ class MicroLoss:
     """The losses of one micro-batch."""
 
     losses: Tensor  # [t]: of each slot's label, 0 where it is masked
-    predictions: list[Tensor]  # likewise, of each prediction layer
+    predictions: list[Tensor]  # [t] of each prediction layer, 0 where its label is masked
     predicted: list[Tensor]  # [t]: 1 where its label counts
     balance: list[Tensor]  # of each router, with their weights; scalars
     z: list[Tensor]

@@ -68,7 +68,9 @@ class DataPath:
     # What these trainers give to --sequence-packing-scheduler: whole rows, or documents one by one; empty: it is off.
     scheduled: Literal["", "rows", "documents"] = ""
     trained_without: tuple[str, ...] = ()  # fields of a batch that these trainers do not give to the model
-    without: tuple[str, ...] = ()  # likewise, in the harness's own loop; without labels: upstream computes the loss
+    without: tuple[
+        str, ...
+    ] = ()  # fields that the harness's own loop does not give; no labels: upstream computes the loss
     canaries_without_effect: Mapping[str, str] = field(default_factory=dict)  # canary -> why the path cannot vary it
     loss_on_every_context_rank: bool = False  # each returns that of whole rows, so gradients and tokens count cp times
     counted: str = "labels"  # what the loss returns the number of: labels that count, or all tokens; empty: nothing
@@ -78,7 +80,7 @@ class DataPath:
     returns_log_probs: bool = False  # maps log-probabilities of packed slots back to documents
     hands_padding_mask: bool = False  # passes routers a mask of padding slots
     tokens_on_last_stage: bool = False  # passes tokens to the last stage, as multi-token prediction needs
-    predicts_on_any_stage: bool = False  # likewise, with labels, to the stage that model.mtp.stage names
+    predicts_on_any_stage: bool = False  # passes tokens and labels to the stage that model.mtp.stage names
     sets_pad_between_seqs: bool = False  # in PackedSeqParams, if the release has that field
 
 
@@ -113,7 +115,7 @@ def _layout_text(layout: Layout) -> str:
 
 
 ZIGZAG = Alignment(_zigzag, _zigzag_text)  # each document splits into 2 * cp equal chunks
-LAYOUT = Alignment(lambda layout: layout.alignment, _layout_text)  # likewise, and with sp equally over the tp ranks
+LAYOUT = Alignment(lambda layout: layout.alignment, _layout_text)  # as ZIGZAG, and with sp equally over the tp ranks
 NONE = Alignment(lambda layout: 1, lambda layout: "1")
 
 

@@ -210,7 +210,7 @@ class CellConfig:
     recompute: str = setting(
         "none",
         doc="What backward recomputes: `selective` core attention, `full` whole layers, one at a time, `full-split` "
-        "likewise from inputs split over tp.",
+        "whole layers from inputs split over tp.",
         axis="recompute",
         choices=RECOMPUTE,
         aliases=("recompute_granularity",),

@@ -214,7 +214,7 @@ HARMLESS: dict[str, tuple[str, ...]] = {
         "parallel_output",
     ),
     "it says how a data path makes rows, which ranks compare with the packing plan": (
-        "video_token_id",  # likewise of positions, and of the features of image tokens
+        "video_token_id",  # it also places positions and the features of image tokens
         "vision_start_token_id",
         "sequence_packing_scheduler",
         "max_seqlen_per_dp_cp_rank",
@@ -446,7 +446,7 @@ _SWITCHES = {
     "fp8_": "fp8",
     "fp4_": "fp4",
     "inference_": "inference",  # no field: inference is off in training
-    "muon_": "muon",  # likewise: the field `optimizer` is compared
+    "muon_": "muon",  # no field: `optimizer` is compared
     "megatron_fsdp_": "use_megatron_fsdp",
 }
 

@@ -40,7 +40,7 @@ MODES = tuple(KEYS_OF_MODE)
 MOCK_SEED = 0  # of upstream's mock dataset
 MOCK_SIZE = 1_000_000  # lengths that upstream's mock dataset draws before it repeats them
 TURNS = 3  # of the documents of `multi_turn` and `delimited` that are long enough
-IMAGES = 2  # likewise of `images`
+IMAGES = 2  # of the documents of `images` that are long enough
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -160,10 +160,10 @@ class RouterSeen:
     layer: int  # global, from 1
     micro_batch: int
     real: list[ExpertShare]  # per row of the micro-batch
-    padding: list[ExpertShare]  # likewise, of tokens that belong to no document
+    padding: list[ExpertShare]  # per row of the micro-batch, of tokens that belong to no document
     aux_loss: float | None = None  # this rank's share, as upstream computed it; None if there is none
     aux_weighted: float | None = None  # as upstream passes it to backward, before the schedule's scale
-    z_loss: float | None = None  # likewise the z-loss, without other ranks' shares
+    z_loss: float | None = None  # this rank's share of the z-loss, as upstream computed it
     z_weighted: float | None = None
     kept: list[int] | None = None  # with a capacity: tokens of this rank that each expert takes, padding too
 
@@ -257,11 +257,11 @@ class StepSeen:
     step: int
     micro_batches: int
     loss_sum: float | None = None  # reduced over cp and dp by the probe: the whole step
-    token_count: int | None = None  # likewise
+    token_count: int | None = None  # of the whole step, as loss_sum
     returned_tokens: float | None = None  # this rank's, as the loss returned them; None: it returned no number
     grad_norm: float | None = None  # pre-clip, whole model
     rates: list[float] = field(default_factory=list)  # learning rates of the optimizer's groups; distinct, sorted
-    decays: list[float] = field(default_factory=list)  # their weight decays; likewise
+    decays: list[float] = field(default_factory=list)  # weight decays of the optimizer's groups; distinct, sorted
     documents: dict[int, DocumentLoss] = field(default_factory=dict)
     tokens: list[TokenLoss] = field(default_factory=list)  # step 0 only
     time_s: float = 0.0
@@ -295,7 +295,7 @@ class EvaluationSeen:
     after: int  # number of finished steps
     micro_batches: int
     loss_sum: float | None = None  # reduced over cp and dp by the probe: the whole evaluation
-    token_count: int | None = None  # likewise
+    token_count: int | None = None  # of the whole evaluation, as loss_sum
     documents: dict[int, DocumentLoss] = field(default_factory=dict)  # on this rank's tokens
     training: bool = False  # whether a module was in training mode
     reported: float | None = None  # the mean loss that upstream's own trainer reports
@@ -328,7 +328,7 @@ class TrainingSeen:
     steps: list[LaterSeen]
     evaluations: list[LaterSeen]
     changes: dict[str, Fingerprint]  # of every weight, by the first update; of the oracle none, as it has `apart`
-    trained: dict[str, Fingerprint]  # likewise, by all updates
+    trained: dict[str, Fingerprint]  # of every weight, by all updates; of the oracle none
     merged: dict[str, Fingerprint]  # weights with their adapters after the last step, if upstream merges their kind
     expert_biases: list[ExpertBiasSeen]
     apart: dict[str, UpdateApart] = field(default_factory=dict)  # of the oracle alone, of every weight
@@ -417,7 +417,7 @@ class RankRecord:
     parameters: list[ParameterSeen] = field(default_factory=list)
     optimizer: OptimizerSeen | None = None  # from the first update on, if fingerprints are recorded
     frozen: list[FrozenSeen] = field(default_factory=list)  # of models with adapters
-    merged: list[MergedSeen] = field(default_factory=list)  # likewise, if upstream merges their kind
+    merged: list[MergedSeen] = field(default_factory=list)  # of models with adapters of a kind that upstream merges
     activations: list[ActivationSeen] = field(default_factory=list)
     legs: list[LegSeen] = field(default_factory=list)
     routers: list[RouterSeen] = field(default_factory=list)

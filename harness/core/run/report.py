@@ -118,7 +118,7 @@ class Throughput:
         None  # median pass of the timing leg over the step's documents; on a GPU, compared with earlier runs
     )
     peak_memory_bytes: int | None = None  # of the rank with the most: allocated on a GPU, resident on a CPU
-    peak_reserved_bytes: int | None = None  # likewise, reserved by torch's allocator on a GPU
+    peak_reserved_bytes: int | None = None  # of the rank with the most: reserved by torch's allocator on a GPU
     memory_limit_bytes: int | None = None  # of a rank: its GPU's memory, or its share of the machine's
     warmup_rounds: int = 0  # of the timing leg
     gpu_states: list[GpuState] = field(default_factory=list)  # of rank 0's GPU, beside the timing leg

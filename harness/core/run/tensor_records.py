@@ -83,7 +83,7 @@ class FrozenSeen:
     name: str  # global name, as of a parameter that trains
     sharded: bool
     before: str  # digest of its bytes before the first step
-    after: str = ""  # likewise after the last one
+    after: str = ""  # digest of its bytes after the last step
     gradient: bool = False  # whether it had a gradient after the last step
     shard: int | None = None  # as of a parameter that trains
 

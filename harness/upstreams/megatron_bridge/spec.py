@@ -74,7 +74,7 @@ def _collated_by_step(style: PackingStyle, layout: Layout) -> PackingStyle:
 
 
 def _as_long_as_the_longest(style: PackingStyle, layout: Layout) -> PackingStyle:
-    """GPTSFTDataset.collate_fn, likewise, with its default multiple for the padding of rows (0.6)."""
+    """Collate a step's rows at once, as GPTSFTDataset.collate_fn with its default multiple of row lengths (0.6)."""
     packer = replace(style.packer, row_multiple=_ROW_MULTIPLE, tails=True, row_by_row=True, collate=_collated)
     return replace(style, row_length=None, pads_with_end=True, packer=packer)
 

@@ -40,7 +40,7 @@ def _last_moved(groups: Groups, made: int) -> bool:
 
 
 def _last_moved_also_of_the_first(groups: Groups, made: int) -> bool:
-    """Likewise, also of the first row."""
+    """Move the last document of the last row with several documents, which may be the first, to a new row."""
     return _moved(groups, range(made - 1, -1, -1))
 
 
