@@ -63,6 +63,14 @@ DRAWN: dict[str, Values] = {
     "train.eval_interval": (0, 1, 2),
     "train.save_step": (1, 2),
     "train.label_smoothing": (0.0, 0.1),
+    "train.lr_decay_iters": (None, 2, 10),
+    "train.min_lr": (0.0, 1e-6, 1e-4),
+    "train.lr_warmup_iters": (0, 1, 3),
+    "train.lr_warmup_fraction": (None, 0.3),
+    "train.lr_warmup_init": (0.0, 1e-6),
+    "train.lr_wsd_decay_iters": (None, 1, 2),
+    "train.start_weight_decay": (None, 0.0, 0.1),
+    "train.end_weight_decay": (None, 0.1, 0.2),
     "model.layers": (1, 2, 3, 4),
     "model.hidden": (32, 48, 64),
     "model.heads": (2, 4, 8),
@@ -94,6 +102,11 @@ DRAWN: dict[str, Values] = {
     "peft.rank": (2, 4),
     "peft.alpha": (8, 16),
     "peft.targets": ((), ("linear_qkv", "linear_proj")),
+}
+# Keys that most values of another one need: they are drawn with it.
+TOGETHER = {
+    "train.lr_decay_style": ("train.lr_wsd_decay_iters",),
+    "train.weight_decay_incr_style": ("train.start_weight_decay", "train.end_weight_decay"),
 }
 PARTS: dict[str, type[Any]] = {"moe": MoeConfig, "mtp": MtpConfig, "mla": MlaConfig, "peft": PeftConfig}
 LEFT_OUT = {
@@ -308,9 +321,9 @@ def cells_of(seed: int, count: int, stacks: Sequence[str]) -> Iterator[dict[str,
         first = ["stack", "packing", *dice.sample(["trainer", "tp", "pp", "cp", "dp"], 5)]
         others = dice.sample([name for name in drawing if name not in first], CHANGES)
         for name in [*first, *others]:
-            value = drawn(name, row, drawing, dice)
-            changed = row | {name: value}
-            if value != _default(known[name]) and planned([changed]) is not None:
+            values = {each: drawn(each, row, drawing, dice) for each in (name, *TOGETHER.get(name, ()))}
+            changed = row | values
+            if values[name] != _default(known[name]) and planned([changed]) is not None:
                 row = changed
         text = repr(sorted(row.items()))
         if text not in seen:

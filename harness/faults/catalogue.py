@@ -25,6 +25,7 @@ from harness.features.adapters import faults as adapters
 from harness.features.attention import faults as attention
 from harness.features.experts import faults as experts
 from harness.features.hybrid import faults as hybrid
+from harness.features.optimizer import faults as optimizer
 from harness.features.prediction import faults as prediction
 from harness.features.vision import faults as vision
 from harness.upstreams.megatron_bridge import faults as megatron_bridge
@@ -39,6 +40,7 @@ FAULTS: tuple[FaultSpec, ...] = (
     + CONTENT
     + LEAK
     + NORMALISATION
+    + optimizer.SCHEDULE
     + experts.ROUTERS
     + prediction.PREDICTION
     + attention.LATENT

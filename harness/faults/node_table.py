@@ -8,6 +8,7 @@ from harness.features.adapters import node_faults as adapters
 from harness.features.attention import node_faults as attention
 from harness.features.experts import node_faults as experts
 from harness.features.hybrid import node_faults as hybrid
+from harness.features.optimizer import node_faults as optimizer
 from harness.features.prediction import node_faults as prediction
 from harness.features.vision import node_faults as vision
 from harness.upstreams.megatron_bridge import node_faults as megatron_bridge
@@ -17,7 +18,7 @@ from harness.upstreams.verl import node_faults as verl
 
 MODULES = (
     *(node_content, node_endings, node_metadata, node_numerics),
-    *(adapters, attention, experts, hybrid, prediction, vision),
+    *(adapters, attention, experts, hybrid, optimizer, prediction, vision),
     *(megatron_bridge, megatron_lm, nemo_rl, verl),
 )
 

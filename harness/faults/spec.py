@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from harness.core.cell.arguments import NO_ARGUMENTS, Arguments
-from harness.core.cell.axes import axes, with_value
+from harness.core.cell.axes import axes, dotted, with_value
 from harness.core.cell.axis_values import HARNESS
 from harness.core.cell.config import CANARIES, CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.layout import Layout
@@ -97,7 +97,7 @@ class FaultSpec:
             args=self.args,
         )
         for name, value in self.axes.items():
-            config = with_value(config, axes()[name], value)
+            config = with_value(config, (axes() | dotted())[name], value)
         return config
 
     @property

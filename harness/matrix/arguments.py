@@ -15,16 +15,17 @@ from operator import attrgetter
 from typing import Any
 
 from harness.core.cell.arguments import OF_OPTIMIZER, PASSED_ON, PREFIX
+from harness.core.cell.schedule import KEYS
 from harness.core.stack import safe_name
 from harness.matrix.problems import KeyPath, Problems, shown
 
 _ZERO = "a comparison with a control needs it to be 0"
 _DATA = "the harness writes the documents and the tokenizer that upstream reads"
-_CONSTANT = "it is constant in every trainer, so that steps are comparable"
+_SAMPLES = "schedules count steps here, each of train.global_batch documents: set its key of train: with _iters"
 _STATE = "the harness cannot read gradients and optimizer state in this form"
 _DENSE = "trainer bridge trains dense models here; trainer megatron and trainer harness have model.moe and model.mtp"
 _RECURRENT = "recurrent layers have the sizes of attention"
-_UPDATES = "the control's optimizer has one constant learning rate for all weights, and no loss scale"
+_UPDATES = "the control's optimizer has one learning rate for all weights, and no loss scale"
 _FILES = "a cell neither reads nor writes files outside its run directory"
 _TRAINED = "the harness compares the gradients of all weights"
 _EVALUATED = "an evaluation has the documents of one step, every train.eval_interval steps and at the end"
@@ -87,7 +88,7 @@ _AXES = {
     "seq_length": "train.seq_length",
     "max_position_embeddings": "train.seq_length",
     "lr": "train.lr",
-    "min_lr": "train.lr",
+    **{name: f"train.{name}" for name in KEYS},
     "use_distributed_optimizer": "distributed_optimizer",
     "seed": "train.seed",
     "eval_interval": "train.eval_interval",
@@ -128,9 +129,7 @@ _REASONS = {
     "make_vocab_size_divisible_by": "the vocabulary is not padded, so that every layout has the same one",
     "spec": "the axes attention and model.pattern decide the layers",
     "optimizer": "the harness's own loop, which computes the control, has Adam",
-    "start_weight_decay": _CONSTANT,
-    "end_weight_decay": _CONSTANT,
-    "weight_decay_incr_style": _CONSTANT,
+    **dict.fromkeys(("lr_decay_samples", "lr_warmup_samples", "lr_wsd_decay_samples"), _SAMPLES),
     "use_precision_aware_optimizer": _STATE,
     "optimizer_cpu_offload": _STATE,
     "use_torch_fsdp2": _STATE,
@@ -171,7 +170,6 @@ _REASONS = {
 }
 _PREFIXES = {
     "eval_": _EVALUATED,
-    "lr_": _CONSTANT,
     "tokenizer_": _DATA,
     "sft_": _DATA,
     "wandb_": _FILES,
@@ -188,7 +186,6 @@ _SECTIONS = {
     "tokenizer": _DATA,
     "checkpoint": _FILES,
     "validation": _EVALUATED,
-    "scheduler": _CONSTANT,
     "rng": "set train.seed under train:",
     "dist": "the device sets it",
     "mixed_precision": "set it by the axis dtype",
@@ -210,6 +207,8 @@ _FIELDS = {
     "model.mtp_num_layers": _DENSE,
     "model.transformer_layer_spec": "set it by the axis attention",
     "optimizer.params_dtype": "set it by the axis dtype",
+    "scheduler.max_steps": "set train.lr_decay_iters under train:",
+    "scheduler.no_weight_decay_cond_type": "the control's norms and biases do not decay",
     "train.skip_train": _EVALUATED,
 }
 

@@ -170,7 +170,8 @@ MODELLED: dict[str, dict[str, Modelled]] = {
     "ddp": {"grad_reduce_in_fp32": _only("false", "true")},
     "optimizer": {
         "optimizer": _only('"adam"'),
-        "lr": Modelled("null"),
+        "lr": Modelled("null"),  # rates and decays: core/cell/schedule.py
+        "min_lr": Modelled("null"),
         "adam_beta1": Modelled("0.9"),
         "adam_beta2": Modelled("0.999"),
         "adam_eps": Modelled("1e-08"),
@@ -816,24 +817,20 @@ def _expert_layers(frequency: int | list[int], layers: int) -> tuple[bool, ...]:
 class Optimizer:
     """Adam: optimizer.py."""
 
-    lr: float
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
-    decay: float = 0.01
     decoupled: bool = True
     clip: float = 1.0  # 0: no clipping
 
     @classmethod
-    def read(cls, built: Sequence[BuiltSeen], lr: float) -> Optimizer:
-        """From what upstream built; `lr`: where no learning rate is recorded."""
+    def read(cls, built: Sequence[BuiltSeen]) -> Optimizer:
+        """From what upstream built; rates and decays are those of the cell's Schedule."""
         given = _Values(built, "optimizer")
         return cls(
-            lr=lr if given["lr"] is None else given["lr"],
             beta1=given["adam_beta1"],
             beta2=given["adam_beta2"],
             epsilon=given["adam_eps"],
-            decay=given["weight_decay"],
             decoupled=given["decoupled_weight_decay"],
             clip=given["clip_grad"],
         )

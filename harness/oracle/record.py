@@ -18,6 +18,7 @@ from torch import Tensor
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Coordinates
 from harness.core.cell.modelled import not_modelled_in
+from harness.core.cell.schedule import Schedule
 from harness.core.run.records import (
     PROJECTIONS,
     BuiltSeen,
@@ -39,7 +40,6 @@ from harness.oracle.both_ways import BothWays
 from harness.oracle.choices import NO_CHOICES, Choices, followed
 from harness.oracle.drawing import draw
 from harness.oracle.fields import Model, Optimizer, uncovered
-from harness.oracle.optimizer import Schedule
 from harness.oracle.rows import stream_of
 from harness.oracle.train import Oracle, Outputs, RouterLosses, Step, Trained
 
@@ -68,8 +68,8 @@ def record_of(cell: str, config: CellConfig, built: Sequence[BuiltSeen], choices
 
 def key_of(config: CellConfig, built: Sequence[BuiltSeen], choices: Choices = NO_CHOICES) -> str:
     """Return a digest of all that the oracle reads: two cells with the same digest share its results."""
-    model, settings = Model.read(built, config.model.peft, config.model.pattern), Optimizer.read(built, config.train.lr)
-    facts = (model, settings, Schedule.of(config, settings), config.train, config.evaluated, config.dtype)
+    model, settings = Model.read(built, config.model.peft, config.model.pattern), Optimizer.read(built)
+    facts = (model, settings, Schedule.of(config), config.train, config.evaluated, config.dtype)
     # repr of frozen dataclasses is complete and in the order of the fields; a new field changes the key by itself.
     digest = hashlib.sha256(repr((*facts, config.path.counted, config.step_mean)).encode())
     if choices:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from harness.core.cell.config import CellConfig
+from harness.core.cell.schedule import Schedule
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.records import MAX_TOKEN_LOSSES, BuiltSeen, DocumentLoss, TokenLoss
 from harness.features.adapters.config import is_adapter
@@ -18,7 +19,7 @@ from harness.oracle.experts import moved_bias, preferences
 from harness.oracle.fields import Model, Optimizer
 from harness.oracle.loss import Divisors, MicroLoss, micro_loss, share_of_step, taken_by_experts
 from harness.oracle.model import Forward, forward
-from harness.oracle.optimizer import Adam, Schedule, clip_coefficient, gradient_norm
+from harness.oracle.optimizer import Adam, clip_coefficient, gradient_norm
 from harness.oracle.rows import Stream, stream_of
 from harness.oracle.weights import initial_weights
 
@@ -118,7 +119,7 @@ class Oracle:
         self.trained = {  # by the optimizer, its own copy
             name: weight.detach() for name, weight in drawn.items() if model.adapters is None or is_adapter(name)
         }
-        self.adam, self.schedule = Adam.of(settings, self.trained), Schedule.of(config, settings)
+        self.adam, self.schedule = Adam.of(settings, self.trained), Schedule.of(config)
         layers = range(1, model.layers + model.predictions + 1)
         count = model.experts.count if model.experts else 0
         self.biases = {number: torch.zeros(count) for number in layers if model.has_experts(number)}
@@ -137,7 +138,7 @@ class Oracle:
         `dtype`: of the model; the optimizer and sums of gradients are in float32 at least. `choices`: to follow.
         """
         model = Model.read(built, config.model.peft, config.model.pattern)
-        return cls(config, model, Optimizer.read(built, config.train.lr), dtype, choices)
+        return cls(config, model, Optimizer.read(built), dtype, choices)
 
     def _stored(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
         """Return what the model computes with: a copy of the optimizer's weight, rounded if ranks store it in bf16.

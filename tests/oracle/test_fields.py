@@ -448,19 +448,15 @@ def test_recurrent_layers_are_read_where_the_pattern_has_them() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "changed"),
     [
-        ("lr", "0.5", {"lr": 0.5}),
         ("adam_beta1", "0.5", {"beta1": 0.5}),
         ("adam_beta2", "0.5", {"beta2": 0.5}),
         ("adam_eps", "0.5", {"epsilon": 0.5}),
-        ("weight_decay", "0.5", {"decay": 0.5}),
         ("decoupled_weight_decay", "false", {"decoupled": False}),
         ("clip_grad", "0.5", {"clip": 0.5}),
     ],
 )
 def test_each_field_of_an_optimizer_is_read(name: str, text: str, changed: dict[str, Any]) -> None:
-    assert Optimizer.read([BuiltSeen(of="optimizer", values={name: text})], 0.1) == replace(
-        Optimizer(lr=0.1), **changed
-    )
+    assert Optimizer.read([BuiltSeen(of="optimizer", values={name: text})]) == replace(Optimizer(), **changed)
 
 
 TOWER = {"hidden_size": "16", "num_attention_heads": "2", "num_layers": "3"}
@@ -522,7 +518,8 @@ def test_what_later_chunks_of_a_rank_record_counts() -> None:
         ("model", "num_layers", "modelled"),
         ("tower", "patch_size", "modelled"),
         ("model", "use_hf_vision_model", "not modelled"),
-        ("model", "min_lr", "harmless"),
+        ("model", "timers", "harmless"),
+        ("optimizer", "min_lr", "modelled"),
         ("optimizer", "num_layers", None),
         ("nothing", "brand_new", None),
     ],

@@ -1,18 +1,12 @@
-"""Clipping and Adam against torch's, schedules against megatron-core's."""
+"""Clipping and Adam against torch's."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from types import SimpleNamespace
-
 import pytest
 import torch
-from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from harness.core.cell.arguments import Argument, Arguments
 from harness.oracle.fields import Optimizer
-from harness.oracle.optimizer import Adam, Schedule, clip_coefficient, gradient_norm
-from tests.oracle.test_train import cell
+from harness.oracle.optimizer import Adam, clip_coefficient, gradient_norm
 
 SHAPES = {"matrix": (3, 4), "norm": (4,)}
 
@@ -24,7 +18,7 @@ def drawn(seed: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(("decoupled", "torchs"), [(True, torch.optim.AdamW), (False, torch.optim.Adam)])
 def test_four_updates_are_those_of_torch_with_norms_that_do_not_decay(decoupled: bool, torchs: type) -> None:
-    settings = Optimizer(lr=0.1, beta1=0.8, beta2=0.95, epsilon=1e-6, decay=0.3, decoupled=decoupled)
+    settings = Optimizer(beta1=0.8, beta2=0.95, epsilon=1e-6, decoupled=decoupled)
     weights = drawn(0)
     theirs = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
     groups = [
@@ -62,96 +56,3 @@ def test_norm_and_clipping_are_those_of_torch(most: float) -> None:
 
 def test_without_a_limit_nothing_is_clipped() -> None:
     assert clip_coefficient(1e9, 0.0) == 1.0
-
-
-@pytest.mark.parametrize("warm", [0, 1, 3])
-@pytest.mark.parametrize(
-    ("style", "last"),
-    [
-        ("constant", ""),
-        ("linear", ""),
-        ("cosine", ""),
-        ("inverse-square-root", ""),
-        ("WSD", "linear"),
-        ("WSD", "cosine"),
-        ("WSD", "exponential"),
-        ("WSD", "minus_sqrt"),
-    ],
-)
-def test_schedules_are_those_of_upstream(style: str, last: str, warm: int) -> None:
-    """Also where the decay at the end begins before the warm-up ends."""
-    group: dict[str, float] = {"lr": 0.0, "weight_decay": 0.0}
-    upstream = OptimizerParamScheduler(
-        SimpleNamespace(param_groups=[group]),
-        init_lr=0.01,
-        max_lr=0.5,
-        min_lr=0.02,
-        lr_warmup_steps=warm,
-        lr_decay_steps=10,
-        lr_decay_style=style,
-        start_wd=0.1,
-        end_wd=0.4,
-        wd_incr_steps=10,
-        wd_incr_style="cosine" if warm else "linear",
-        wsd_decay_steps=8 if warm == 3 else 4,
-        lr_wsd_decay_style=last or "exponential",
-    )
-    own = Schedule(
-        most=0.5,
-        least=0.02,
-        least_warm=0.01,
-        warm=warm,
-        length=10,
-        style=style,
-        last=8 if warm == 3 else 4,
-        last_style=last or "exponential",
-        decay=0.1,
-        decay_end=0.4,
-        decay_style="cosine" if warm else "linear",
-    )
-    for step in range(13):
-        assert own.rate(step) == pytest.approx(group["lr"], rel=1e-12), step
-        assert own.weight_decay(step) == pytest.approx(group["weight_decay"], rel=1e-12), step
-        upstream.step(1)
-
-
-def schedule_of(**given: float | str) -> Schedule:
-    words = tuple(Argument(name=name, words=(str(value),)) for name, value in given.items())
-    return Schedule.of(replace(cell(), args=Arguments(words)), Optimizer(lr=0.3, decay=0.2))
-
-
-PLAIN = Schedule(most=0.3, length=2, decay=0.2, decay_end=0.2)
-
-
-def test_without_arguments_rate_and_decay_are_constant() -> None:
-    assert schedule_of() == PLAIN
-    assert [(PLAIN.rate(step), PLAIN.weight_decay(step)) for step in range(4)] == [(0.3, 0.2)] * 4
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "field"),
-    [
-        ("lr_decay_iters", 7, "length"),
-        ("lr_decay_iters", 1, "length"),
-        ("min_lr", 0.1, "least"),
-        ("lr_warmup_init", 0.1, "least_warm"),
-        ("lr_warmup_iters", 3, "warm"),
-        ("lr_decay_style", "cosine", "style"),
-        ("lr_wsd_decay_iters", 3, "last"),
-        ("lr_wsd_decay_style", "linear", "last_style"),
-        ("start_weight_decay", 0.1, "decay"),
-        ("end_weight_decay", 0.1, "decay_end"),
-        ("weight_decay_incr_style", "cosine", "decay_style"),
-    ],
-)
-def test_each_argument_of_a_schedule_is_read(name: str, value: float | str, field: str) -> None:
-    assert schedule_of(**{name: value}) == replace(PLAIN, **{field: value})  # type: ignore[arg-type]
-
-
-def test_a_warm_up_may_be_a_part_of_the_decay() -> None:
-    found = schedule_of(lr_warmup_fraction=0.25, lr_decay_iters=8, lr_warmup_iters=5)
-    assert found == replace(PLAIN, warm=2, length=8)
-
-
-def test_a_schedule_has_at_least_one_step() -> None:
-    assert schedule_of(lr_decay_iters=0).length == 1

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.core.cell.arguments import Argument, Arguments
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
 from harness.core.packing.documents import DocumentsConfig, mix
@@ -109,11 +108,10 @@ def test_moments_are_of_clipped_gradients() -> None:
         torch.testing.assert_close(seen.second_moment, 0.001 * (step.clip * seen.gradient).square())
 
 
-def test_rates_and_decays_follow_the_arguments_of_the_trainer_from_the_first_step() -> None:
+def test_rates_and_decays_follow_the_schedule_from_the_first_step() -> None:
     """Upstream's schedule has counted no step before the first, whose rate is that where a warm-up begins."""
-    given = {"lr_warmup_iters": "2", "lr_decay_iters": "4", "lr_decay_style": "linear", "lr_warmup_init": "0.0005"}
-    words = tuple(Argument(name=name, words=(value,)) for name, value in given.items())
-    seen = trained(replace(cell(), args=Arguments(words)))
+    warm = {"lr_warmup_iters": 2, "lr_decay_iters": 4, "lr_decay_style": "linear", "lr_warmup_init": 0.0005}
+    seen = trained(cell(**warm))
     assert [step.learning_rate for step in seen.steps] == pytest.approx([0.0005, 0.00075])
     assert [step.weight_decay for step in seen.steps] == [0.01, 0.01]
     plain = trained(cell())

@@ -18,8 +18,11 @@ from harness.core.cell.axis_values import (
     DTYPES,
     GROUPS,
     HARNESS,
+    LR_DECAY_STYLES,
     RECOMPUTE,
     TRAINERS,
+    WEIGHT_DECAY_STYLES,
+    WSD_DECAY_STYLES,
 )
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import ModelConfig
@@ -80,6 +83,61 @@ class TrainConfig:
         ge=0,
         le=0.99,
         later=True,
+    )
+    # The schedules of Megatron's OptimizerParamScheduler: core/cell/schedule.py.
+    lr_decay_style: str = setting(
+        "constant",
+        doc="How the learning rate falls from `lr` to `min_lr` after the warm-up; `WSD`: only in the last "
+        "`lr_wsd_decay_iters` steps.",
+        choices=LR_DECAY_STYLES,
+        label="{}",
+        later=True,
+    )
+    lr_decay_iters: int | None = setting(
+        None,
+        doc="The step at which the learning rate is `min_lr`; if omitted, `steps`.",
+        ge=1,
+        le=10**9,
+        label="decay{}",
+        later=True,
+    )
+    min_lr: float = setting(
+        0.0, doc="Learning rate at the end of its decay.", ge=0, le=1e6, label="minlr{}", later=True
+    )
+    lr_warmup_iters: int = setting(
+        0, doc="Steps in which the learning rate rises to `lr`.", ge=0, le=10**9, label="warm{}", later=True
+    )
+    lr_warmup_fraction: float | None = setting(
+        None,
+        doc="The same as a share of `lr_decay_iters`, in place of `lr_warmup_iters`.",
+        gt=0,
+        le=1,
+        label="warm{}",
+        later=True,
+    )
+    lr_warmup_init: float = setting(
+        0.0, doc="Learning rate of the first step of a warm-up.", ge=0, le=1e6, label="from{}", later=True
+    )
+    lr_wsd_decay_iters: int | None = setting(
+        None, doc="Steps in which `WSD` (warm-up, stable, decay) decays.", ge=1, le=10**9, label="last{}", later=True
+    )
+    lr_wsd_decay_style: str = setting(
+        "exponential", doc="How the learning rate falls in them.", choices=WSD_DECAY_STYLES, label="last{}", later=True
+    )
+    start_weight_decay: float | None = setting(
+        None,
+        doc="Weight decay of the first step, of a decay that is not constant; a constant one is the argument "
+        "[`weight-decay`](trainers.md#arguments).",
+        ge=0,
+        le=1e6,
+        label="wd{}",
+        later=True,
+    )
+    end_weight_decay: float | None = setting(
+        None, doc="Weight decay after `steps` steps.", ge=0, le=1e6, label="to{}", later=True
+    )
+    weight_decay_incr_style: str = setting(
+        "constant", doc="How the weight decay grows.", choices=WEIGHT_DECAY_STYLES, label="wd{}", later=True
     )
 
     @property

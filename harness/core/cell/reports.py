@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 
 from harness.core.cell.config import CellConfig
+from harness.core.cell.schedule import Schedule
 
 WITH_COUNTERS = ("megatron", "bridge")  # trainers that count FLOPs, and print a line of metrics on the last rank
 LOSS = "lm loss"  # the name by which upstream reports the mean loss
@@ -64,6 +65,14 @@ def counts_packed(config: CellConfig, versions: Mapping[str, str]) -> bool | Non
 def counts_lengths(config: CellConfig) -> bool:
     """Return whether the trainer counts the lengths of the cell's rows: Megatron-LM does of packed ones only."""
     return config.trainer != "megatron" or config.style.packed
+
+
+def reported_rate(config: CellConfig, step: int) -> float:
+    """Return the learning rate that the trainer reports of a step.
+
+    Megatron-LM and Megatron-Bridge read it after the schedule has gone on: it is that of the next step.
+    """
+    return Schedule.of(config).rate(step + 1 if config.trainer in WITH_COUNTERS else step)
 
 
 def log_interval(config: CellConfig) -> int:

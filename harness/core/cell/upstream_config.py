@@ -187,7 +187,7 @@ def weight_decay(config: CellConfig) -> float:
 
 def optimizer_fields(config: CellConfig) -> dict[str, Any]:
     """Return fields of OptimizerConfig: Adam's; gradients are clipped only if the cell asks for it."""
-    return {"lr": config.train.lr, "clip_grad": 0.0, **config.args.numbers()}
+    return {"lr": config.train.lr, "min_lr": config.train.min_lr, "clip_grad": 0.0, **config.args.numbers()}
 
 
 # The fields that may differ between a cell and its control. Whatever is not in this table makes another model or
@@ -432,7 +432,6 @@ HARMLESS: dict[str, tuple[str, ...]] = {
         "attention_softmax_in_fp32",
         "apply_query_key_layer_scaling",  # and upstream's own multiplies again what it has divided
     ),
-    "the learning rate is constant, and only its schedule reads it": ("min_lr",),
     "only the names of layers in a checkpoint and in recurrent layers depend on it": ("is_hybrid_model",),
 }
 _MAX_NAMED = 4

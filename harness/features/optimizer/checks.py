@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from harness.core.cell.upstream_config import weight_decay
+from harness.core.cell.schedule import Schedule, same_rate
 from harness.core.outcomes import Lane
 from harness.core.run.records import RankRecord
 from harness.core.run.tensor_records import Fingerprint, UpdateSeen
@@ -135,7 +135,6 @@ def finding(evidence: CellEvidence, kind: Kind, wrong: list[Wrong]) -> CheckFind
 
 
 _FP32 = ["torch.float32"]
-_ROUNDING = 1e-9  # of schedules, which both sides compute in float64
 
 
 @check(Lane.NUMERICS)
@@ -161,17 +160,13 @@ def _scheduled(evidence: CellEvidence, record: RankRecord) -> CheckFinding | Non
             ("learning rates", step.rates, reference_steps[step.step].rates),
             ("weight decays", step.decays, reference_steps[step.step].decays),
         ):
-            if len(values) != len(expected) or not all(map(_equal, values, expected)):
+            if len(values) != len(expected) or not all(map(same_rate, values, expected)):
                 message = (
                     f"in step {step.step} the optimizer's groups of parameters have {text} {_named(values)}, "
                     f"{evidence.origin} {_named(expected)}"
                 )
                 return _finding(record, message, {"step": step.step}, values, expected, "the schedule of the cell")
     return None
-
-
-def _equal(value: float, expected: float) -> bool:
-    return math.isclose(value, expected, rel_tol=_ROUNDING)
 
 
 def _state(evidence: CellEvidence, record: RankRecord) -> CheckFinding | None:
@@ -182,7 +177,7 @@ def _state(evidence: CellEvidence, record: RankRecord) -> CheckFinding | None:
         ("gradients are accumulated in", optimizer.gradients, _FP32),
         ("the optimizer's copies of weights are", optimizer.weights, _FP32),
         ("Adam's moments are", optimizer.moments, _FP32),
-        ("matrices decay by", optimizer.matrix_decays, [weight_decay(config)]),
+        ("matrices decay by", optimizer.matrix_decays, [Schedule.of(config).weight_decay(0)]),
         ("biases and norms decay by", optimizer.vector_decays, [0.0]),
     )
     for text, values, expected in rows:

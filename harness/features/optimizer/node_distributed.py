@@ -15,10 +15,11 @@ import torch
 import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from torch import Tensor
 
 from harness.core.cell.config import CellConfig
-from harness.core.cell.upstream_config import optimizer_fields
+from harness.core.cell.upstream_config import optimizer_fields, weight_decay
 from harness.probe.model.groups import GLOBAL, Groups
 from harness.runtime.recording.errors import UnknownNameError
 
@@ -97,9 +98,33 @@ def build_optimizer(config: CellConfig, chunks: list[DistributedDataParallel], g
     # Without it norms and biases would decay unnoticed: a release that renames the key must be an error here.
     if vectors and not any("wd_mult" in group for group in optimizer.param_groups):
         raise UnknownNameError("upstream's optimizer has no group with wd_mult, by which norms and biases do not decay")
-    for group in optimizer.param_groups:  # as OptimizerParamScheduler.step does
-        group["weight_decay"] *= group.get("wd_mult", 1.0)
     return optimizer
+
+
+def build_schedule(config: CellConfig, optimizer: Any) -> OptimizerParamScheduler:
+    """Build Megatron's schedule of the learning rate and the decay, which gives the optimizer those of step 0.
+
+    As megatron.training.training.get_optimizer_param_scheduler does. It counts samples: `step(train.global_batch)`
+    follows every update.
+    """
+    train, decay = config.train, weight_decay(config)
+    samples = (train.lr_decay_iters or train.steps) * train.global_batch
+    warm = train.lr_warmup_iters * train.global_batch
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=train.lr_warmup_init,
+        max_lr=train.lr,
+        min_lr=train.min_lr,
+        lr_warmup_steps=warm if train.lr_warmup_fraction is None else train.lr_warmup_fraction * samples,
+        lr_decay_steps=samples,
+        lr_decay_style=train.lr_decay_style,
+        start_wd=decay if train.start_weight_decay is None else train.start_weight_decay,
+        end_wd=decay if train.end_weight_decay is None else train.end_weight_decay,
+        wd_incr_steps=train.steps * train.global_batch,
+        wd_incr_style=train.weight_decay_incr_style,
+        wsd_decay_steps=train.lr_wsd_decay_iters and train.lr_wsd_decay_iters * train.global_batch,
+        lr_wsd_decay_style=train.lr_wsd_decay_style,
+    )
 
 
 def gather_weights(chunks: Sequence[DistributedDataParallel]) -> None:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from harness.core.cell.config import CellConfig
 from harness.core.cell.flops import flops_of
-from harness.core.cell.reports import LOSS, logged
+from harness.core.cell.reports import LOSS, logged, reported_rate
+from harness.core.cell.schedule import same_rate
 from harness.core.outcomes import Lane
 from harness.core.packing.arithmetic import WORKLOAD_ROUNDING, MicroBatch
 from harness.core.run.records import DocumentLoss, EvaluationSeen, RankRecord, ReportedStep
@@ -141,7 +142,7 @@ class _Computed:
             yield _Metric(
                 "gradient norm", reported_step.grad_norm, self.norms[step], self.evidence.own_bound("grad_norm", step)
             )
-        yield _Metric("learning rate", reported_step.learning_rate, config.train.lr, None)
+        yield _Metric("learning rate", reported_step.learning_rate, reported_rate(config, step), None)
         # Neither fp32 nor bf16 scales its loss; another scale means fp16 or a wrong report.
         yield _Metric("loss scale", reported_step.loss_scale, 1.0, None)
         yield _Metric("number of skipped steps", reported_step.skipped, 0, None)
@@ -169,7 +170,7 @@ def _metric_differs(metric: _Metric) -> bool:
     if not math.isfinite(value):
         return False  # the check finiteness reports it
     if metric.bound is None:
-        return value != metric.right
+        return not same_rate(value, metric.right)
     return beyond(distance(value, metric.right, metric.bound), metric.bound)
 
 

@@ -199,11 +199,7 @@ class Resolver:
                 documents = self.matrix.lists[mode]
             elif mode in MIXES:
                 documents = mix(mode, train.seq_length, self.largest_cp)
-            parts += [
-                _named(name.partition(".")[2], value)
-                for name, value in on_axes.items()
-                if value != attrgetter(name)(self.matrix)
-            ]
+            parts += [_named(name, value) for name, value in on_axes.items() if value != attrgetter(name)(self.matrix)]
             self._bases[key] = (model, train, documents, "-".join(parts))
         return self._bases[key]
 
@@ -228,8 +224,11 @@ class Resolver:
         return self._options[key]
 
 
-def _named(key: str, value: Any) -> str:
-    """Return a part of a variant: `layers8`, `moe4x2`, `nomoe`."""
+def _named(axis: str, value: Any) -> str:
+    """Return a part of a variant: `layers8`, `moe4x2`, `nomoe`; the axis has a dotted name."""
+    key = axis.partition(".")[2]
+    if label := dotted()[axis].setting.label:
+        return label.format(_text(value))
     if key in MODEL_PARTS:
         return f"no{key}" if value is None else re.sub(r"[^A-Za-z0-9._-]", "", str(value))
     return pattern_name(value) if key == "pattern" else f"{key}{_text(value)}"

@@ -10,6 +10,7 @@ from harness.features.adapters.rules import ADAPTER_RULES
 from harness.features.attention.rules import ATTENTION_RULES
 from harness.features.experts.rules import EXPERT_RULES
 from harness.features.hybrid.rules import HYBRID_RULES
+from harness.features.optimizer.rules import SCHEDULE_RULES
 from harness.features.prediction.rules import PREDICTION_RULES
 from harness.features.recompute.rules import RECOMPUTE_RULES
 from harness.features.resume.rules import RESUME_RULES
@@ -26,7 +27,7 @@ _OF_MODEL = (
     *(*LAYOUT_RULES, *PACKING_RULES, *SKYRL_RULES, *NEMO_RL_RULES, *BRIDGE_RULES, *LOSS_RULES),
     *(*EXPERT_RULES, *PREDICTION_RULES, *HYBRID_RULES, *ADAPTER_RULES, *VISION_RULES),
 )
-_OF_EXECUTION = (*ATTENTION_RULES, *RECOMPUTE_RULES, *RUNTIME_RULES, *TRAINER_RULES, *RESUME_RULES)
+_OF_EXECUTION = (*ATTENTION_RULES, *RECOMPUTE_RULES, *RUNTIME_RULES, *SCHEDULE_RULES, *TRAINER_RULES, *RESUME_RULES)
 RULES: tuple[Rule, ...] = _OF_MODEL + _OF_EXECUTION
 ADDED: list[Rule] = []  # by plug-ins; they follow the others
 

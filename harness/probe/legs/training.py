@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from harness.core.run.records import LegName, StepSeen
+from harness.features.optimizer.node_distributed import build_schedule
 from harness.probe.legs.metadata import record_workload
 from harness.probe.passes import Passes
 from harness.probe.step_record import begin_evaluation, end_evaluation, observe
@@ -21,6 +22,7 @@ class TrainingLeg:
 
     def __init__(self, passes: Passes, optimizer: Any, leg: LegName = "training") -> None:
         self.passes, self.optimizer, self.leg = passes, optimizer, leg
+        self.schedule = build_schedule(passes.context.config, optimizer)
         self.context, self.fault, self.recorder = passes.context, passes.fault, passes.recorder
         self.updates: Updates | None = None  # from the first update on, if fingerprints are recorded
 
@@ -91,5 +93,6 @@ class TrainingLeg:
         step_seen.busy_s = computed + time.process_time() - busy if on_cpu else step_seen.time_s
         if first and self.updates:
             self.updates.first()
+        self.schedule.step(self.context.config.train.global_batch)
         self.recorder.record.steps.append(step_seen)
         self.recorder.flush()

@@ -14,6 +14,7 @@ from harness.core.cell.arguments import Argument, Arguments
 from harness.core.cell.axis_values import TE_KINDS
 from harness.core.cell.config import CellConfig
 from harness.core.cell.reports import log_interval
+from harness.core.cell.schedule import changed_keys
 from harness.core.cell.upstream_config import constructor_arguments, optimizer_fields, weight_decay
 from harness.core.run.run_dir import AttemptDir
 from harness.features.adapters.node_adapters import upstream_peft
@@ -123,7 +124,6 @@ def container(config: CellConfig, folder: Path, device: Device) -> Any:
 def _container(config: CellConfig, folder: Path, device: Device) -> Any:
     from megatron.bridge.training import config as upstream
 
-    decay = weight_decay(config)
     return upstream.ConfigContainer(
         model=_model(config),
         dataset=data_config(folder, config),
@@ -137,14 +137,7 @@ def _container(config: CellConfig, folder: Path, device: Device) -> Any:
             eval_iters=1 if config.train.eval_interval else 0, eval_interval=config.train.eval_interval or None
         ),
         optimizer=upstream.OptimizerConfig(**_optimizer(config)),
-        scheduler=upstream.SchedulerConfig(
-            lr_decay_style="constant",
-            lr_warmup_iters=0,
-            # Upstream's scheduler overrides the optimizer's own decay with these.
-            start_weight_decay=decay,
-            end_weight_decay=decay,
-            weight_decay_incr_style="constant",
-        ),
+        scheduler=upstream.SchedulerConfig(**_schedule(config)),
         ddp=upstream.DistributedDataParallelConfig(**ddp_fields(config)),
         dist=upstream.DistributedInitConfig(distributed_backend=device.backend),
         rng=upstream.RNGConfig(seed=config.train.seed),
@@ -180,16 +173,19 @@ def _checkpoint(config: CellConfig, attempt: AttemptDir) -> dict[str, Any]:
     return pretrained | ({"load": str(attempt.checkpoint), "ckpt_step": config.start_step} if config.start_step else {})
 
 
-def _optimizer(config: CellConfig) -> dict[str, Any]:
-    """Set the optimizer as the harness's own loop does: Adam with upstream's defaults, constant learning rate.
+def _schedule(config: CellConfig) -> dict[str, Any]:
+    decay = weight_decay(config)  # upstream's scheduler overrides the optimizer's own with its two
+    defaults = {"lr_decay_style": config.train.lr_decay_style, "start_weight_decay": decay, "end_weight_decay": decay}
+    given = changed_keys(config.train)
+    given.pop("min_lr", None)  # of the optimizer's configuration
+    return {**defaults, "weight_decay_incr_style": "constant", "lr_warmup_iters": 0, **given}
 
-    Clipping only if asked for.
-    """
+
+def _optimizer(config: CellConfig) -> dict[str, Any]:
+    """Set the optimizer as the harness's own loop does: Adam with upstream's defaults, clipping only if asked for."""
     fields = upstream_fields(config)
     return {
         "optimizer": "adam",
-        # The scheduler asserts min_lr <= lr and, with a constant style, never reads it.
-        "min_lr": config.train.lr,
         "bf16": fields["bf16"],
         "params_dtype": fields["params_dtype"],
         "use_distributed_optimizer": config.distributed_optimizer != "off",

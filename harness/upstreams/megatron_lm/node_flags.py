@@ -11,6 +11,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import ModelConfig
 from harness.core.cell.reports import log_interval
+from harness.core.cell.schedule import changed_keys
 from harness.core.cell.upstream_config import recurrent_fields
 from harness.core.run.run_dir import AttemptDir
 from harness.features.attention.node_kinds import attention_fields
@@ -187,12 +188,11 @@ def _checkpoint(config: CellConfig, folder: Path) -> dict[str, Any]:
 
 
 def _optimizer(config: CellConfig) -> dict[str, Any]:
-    """Set the optimizer as the harness's own loop does: Adam with upstream's defaults, constant learning rate, no
-    clipping.
-    """
+    """Set the optimizer as the harness's own loop does: Adam with upstream's defaults, no clipping."""
     return {
-        "min-lr": config.train.lr,
-        "lr-decay-style": "constant",
+        "min-lr": config.train.min_lr,
+        "lr-decay-style": config.train.lr_decay_style,
+        **{name.replace("_", "-"): value for name, value in changed_keys(config.train).items()},
         "clip-grad": 0.0,
         "eval-iters": 1 if config.train.eval_interval else 0,
         # Upstream has no value for "never", so the first evaluation would come after the last step.

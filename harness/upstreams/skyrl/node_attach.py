@@ -56,6 +56,7 @@ class Attached(Wrappers):
         step, self.updated = self.step, False
         with self.stepping():
             done = worker.forward_backward(batch, loss_fn="cross_entropy", return_per_token_outputs=False)
+            rate = worker.get_lr()  # optim_step sets that of the next step
             norm = worker.optim_step()
         self.consumed += len(batch) * worker.mesh_rank.dp_size
         reported = {
@@ -63,7 +64,7 @@ class Attached(Wrappers):
             "skipped_iter": not self.updated,
             "loss_scale": worker.optimizer.get_loss_scale(),
             "grad_norm": norm,
-            "learning_rate": _unrounded(done.metrics.get("policy_lr"), worker.get_lr()),
+            "learning_rate": _unrounded(done.metrics.get("policy_lr"), rate),
         }
         self.report(reported, step, self.consumed)
 

@@ -102,12 +102,10 @@ def _model(config: CellConfig) -> dict[str, Any]:
 
 
 def _optimizer(config: CellConfig) -> dict[str, Any]:
-    """Set the optimizer as the harness's own loop does: constant learning rate.
-
-    Clipping only if the cell asks for it.
-    """
+    """Set the optimizer as the harness's own loop does: clipping only if the cell asks for it."""
     numbers = config.args.numbers()
-    options: dict[str, Any] = {"lr": config.train.lr, "max_grad_norm": numbers.get("clip_grad", 0.0)}
+    options: dict[str, Any] = {"lr": config.train.lr, "num_warmup_steps": config.train.lr_warmup_iters}
+    options |= {"max_grad_norm": numbers.get("clip_grad", 0.0)}
     if "weight_decay" in numbers:
         options["weight_decay"] = numbers["weight_decay"]
     return options | {"adam_betas": [numbers.get("adam_beta1", 0.9), numbers.get("adam_beta2", 0.999)]}

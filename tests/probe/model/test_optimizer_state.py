@@ -79,7 +79,9 @@ def test_an_optimizer_whose_groups_name_no_factor_of_decay_is_not_taken_for_one_
     with pytest.raises(UnknownNameError, match="no group with wd_mult"):
         node_distributed.build_optimizer(config(), [chunk])
     made.param_groups[0]["wd_mult"] = 0.5
-    assert node_distributed.build_optimizer(config(), [chunk]).param_groups[0]["weight_decay"] == 0.005
+    optimizer = node_distributed.build_optimizer(config(), [chunk])
+    node_distributed.build_schedule(config(), optimizer)
+    assert made.param_groups[0]["weight_decay"] == 0.005
 
 
 def test_a_chain_of_optimizers_holds_the_parameters_of_all() -> None:

@@ -30,7 +30,7 @@ from harness.faults.node_table import fault_named
 from harness.probe import run
 from harness.probe.legs.metadata import metadata_leg
 from harness.probe.model import gpt
-from harness.features.optimizer.node_distributed import build_optimizer
+from harness.features.optimizer.node_distributed import build_optimizer, build_schedule
 from harness.probe.truth import StepTruth
 from harness.runtime.recording.recorder import Recorder
 from harness.upstreams.megatron_bridge import node_attach as bridge
@@ -54,7 +54,9 @@ path = ADAPTERS[cell.data_path](context)
 
 def setup_model_and_optimizer():
     chunks = gpt.build_chunks(cell, gpt.transformer_config(cell), device)
-    return chunks, build_optimizer(cell, chunks), None
+    optimizer = build_optimizer(cell, chunks)
+    build_schedule(cell, optimizer)
+    return chunks, optimizer, None
 
 def loss_func(mask, output, model=None):
     loss, tokens = (output.float() * mask).sum(), mask.sum().to(torch.int)

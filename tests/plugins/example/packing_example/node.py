@@ -9,7 +9,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 
 from harness.core.cell.config import CellConfig
 from harness.core.run.records import WorkloadSeen
-from harness.features.optimizer.node_distributed import build_optimizer
+from harness.features.optimizer.node_distributed import build_optimizer, build_schedule
 from harness.probe.model import gpt
 from harness.probe.model.norm import RMSNorm
 from harness.probe.model.parts import layer_spec
@@ -42,7 +42,7 @@ class ExampleTrainer:
         self.recorder.progress("training", 0, 0, "setup")  # from here on, exceptions come from the code under test
         chunks = gpt.build_chunks(config, gpt.transformer_config(config), context.device, groups)
         optimizer, path = build_optimizer(config, chunks, groups), ExamplePath(context)
-        wrappers = Wrappers(context, self.recorder)
+        schedule, wrappers = build_schedule(config, optimizer), Wrappers(context, self.recorder)
         wrappers.built(chunks, optimizer)
         consumed = 0
         for step in range(config.train.steps):
@@ -54,9 +54,10 @@ class ExampleTrainer:
             sizes = {"num_microbatches": len(truth.plans), "seq_length": config.train.seq_length}
             sizes["micro_batch_size"] = config.micro_batch_size
             loss, norm = wrappers.train_step(loop.train_step, loop.forward_step, batches, chunks[0], optimizer, **sizes)
-            consumed += len(config.samples(step))
             told = {"loss_dict": {"lm loss": loss}, "skipped_iter": 0, "loss_scale": 1.0, "grad_norm": norm}
+            consumed += len(config.samples(step))
             wrappers.report({**told, "learning_rate": optimizer.param_groups[0]["lr"]}, step, consumed)
+            schedule.step(config.train.global_batch)
 
 
 class HalvedModel(GPTModel):

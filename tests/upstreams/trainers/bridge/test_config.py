@@ -92,18 +92,23 @@ def test_upstreams_loader_keeps_its_defaults() -> None:
     assert not hasattr(made(plain()).model, "variable_seq_lengths")
 
 
+COSINE = replace(config().train, lr_decay_style="cosine", lr_warmup_iters=1, min_lr=1e-4)
+
+
 @pytest.mark.parametrize(
     ("changes", "where", "wanted"),
     [
         ({"distributed_optimizer": "overlap"}, "ddp", {"overlap_grad_reduce": True, "overlap_param_gather": True}),
         ({"distributed_optimizer": "overlap"}, "optimizer", {"overlap_param_gather": True}),
+        ({"train": COSINE}, "scheduler", {"lr_decay_style": "cosine", "lr_warmup_iters": 1, "end_weight_decay": 0.01}),
+        ({"train": COSINE}, "optimizer", {"lr": 0.001, "min_lr": 1e-4}),
         ({"recompute": "full"}, "model", {"recompute_granularity": "full", "recompute_num_layers": 1}),
         ({"dtype": "bf16"}, "model", {"bf16": True, "pipeline_dtype": torch.bfloat16}),
         ({"dtype": "bf16"}, "optimizer", {"bf16": True, "params_dtype": torch.bfloat16}),
     ],
 )
-def test_an_axis_is_a_field(changes: dict[str, str], where: str, wanted: dict[str, Any]) -> None:
-    found = vars(getattr(made(replace(plain(), **changes)), where))  # type: ignore[arg-type]
+def test_an_axis_is_a_field(changes: dict[str, Any], where: str, wanted: dict[str, Any]) -> None:
+    found = vars(getattr(made(replace(plain(), **changes)), where))
     assert {name: found[name] for name in wanted} == wanted
 
 

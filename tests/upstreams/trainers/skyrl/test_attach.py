@@ -29,7 +29,7 @@ from harness.core.run.records import RankRecord
 from harness.upstreams.node_base import RankContext
 from harness.runtime.device.placement import Device
 from harness.probe.model import gpt
-from harness.features.optimizer.node_distributed import build_optimizer
+from harness.features.optimizer.node_distributed import build_optimizer, build_schedule
 from harness.runtime.recording.recorder import Recorder
 from harness.upstreams.skyrl import node_attach as attach
 from harness.upstreams.skyrl.node_documents import examples
@@ -89,6 +89,7 @@ class Worker:
     def __init__(self):
         self.actor_module = gpt.build_chunks(plain, gpt.transformer_config(plain), device)
         self.optimizer = build_optimizer(plain, self.actor_module)
+        build_schedule(plain, self.optimizer)
     def get_lr(self):
         return self.optimizer.param_groups[0]["lr"]
     def forward_backward(self, batch, loss_fn, return_per_token_outputs):
