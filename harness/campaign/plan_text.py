@@ -9,6 +9,7 @@ from harness.core.run.run_plan import Allocation, Expansion, PlannedCell, Reject
 from harness.core.serialization import dumps
 from harness.core.text import counted, duration
 from harness.launch.allocations import Cost, JobCost, estimate, plan_allocations
+from harness.matrix.arguments import Profile
 
 MAX_ROWS = 50
 _SHORT_NOTE = len("control, added")
@@ -22,7 +23,7 @@ def plan_text(
     cores: int = 1,
     jobs: Sequence[JobCost] = (),
     stacks: Sequence[str] = (),
-    left_out: Mapping[str, Sequence[str]] | None = None,
+    profiles: Mapping[str, Profile] | None = None,
     to_make: bool = False,
     width: int | None = None,
 ) -> str:
@@ -30,8 +31,8 @@ def plan_text(
 
     At most 50 rows of each kind unless `all_rows`, and the number of rows left out. `cores`: of the machine that runs
     the cells; `jobs`: cost of the jobs if a cluster runs them. `stacks`: a line per environment or worktree.
-    `left_out`: profile -> flags in it that have no effect. `to_make`: a stack must be made first. `width`: of the
-    terminal; axes for which the table has no room are named below it.
+    `profiles`: those of the matrix; shown is what they set, and what is left out of them. `to_make`: a stack must be
+    made first. `width`: of the terminal; axes for which the table has no room are named below it.
     """
     cost = estimate(expansion, cores=cores)
     limit = None if all_rows else MAX_ROWS
@@ -45,12 +46,20 @@ def plan_text(
     if expansion.excluded:
         lines += ["", "Excluded by a constraint"]
         lines += [f"  {counted(count, 'combination')} by {text}" for text, count in expansion.excluded.items()]
-    if left_out:
-        lines += ["", "Left out of profiles, since the matrix sets it"]
-        lines += [f"  {name}: {' '.join(flags)}" for name, flags in left_out.items()]
+    lines += [line for name, profile in (profiles or {}).items() for line in _profile_lines(name, profile)]
     lines += ["", "Stacks", *_indent(list(stacks))] if stacks else []
     lines += ["", *_cost_lines(cost), *(_job_lines(jobs) if jobs else [_time_line(cost, to_make)])]
     return "\n".join(lines)
+
+
+def _profile_lines(name: str, profile: Profile) -> list[str]:
+    """Return what the profile sets, since the matrix does not, and what is left out of it, by the reason."""
+    if not profile.taken and not profile.left_out:
+        return []
+    lines = ["", f"Profile {name}"]
+    if profile.taken:
+        lines.append("  sets " + ", ".join(f"{key} {value}" for key, value in profile.taken.items()))
+    return lines + [f"  leaves out {' '.join(flags)}: {reason}" for reason, flags in profile.left_out.items()]
 
 
 def plan_json(
@@ -60,7 +69,7 @@ def plan_json(
     allocations: Sequence[Allocation] | None = None,
     jobs: Sequence[JobCost] = (),
     stacks: Sequence[Any] = (),
-    left_out: Mapping[str, Sequence[str]] | None = None,
+    profiles: Mapping[str, Profile] | None = None,
 ) -> str:
     """Return what `plan_text` shows as JSON text, never shortened. `allocations`: given for a cluster."""
     values = {
@@ -82,7 +91,9 @@ def plan_json(
         "cost": estimate(expansion, cores=cores),
         "jobs": [_job_json(job) for job in jobs],
         "stacks": stacks,
-        "left_out": left_out or {},
+        "profiles": {
+            name: {"taken": profile.taken, "left_out": profile.left_out} for name, profile in (profiles or {}).items()
+        },
     }
     return dumps(values, indent=2)
 

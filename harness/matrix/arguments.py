@@ -354,8 +354,9 @@ class Profile:
     """Arguments of a run that a user pasted."""
 
     layer: Layer
-    left_out: tuple[str, ...] = ()  # flags of those that the matrix sets itself
-    owned: Layer = field(default_factory=dict)  # what `left_out` lists, with the values
+    owned: Layer = field(default_factory=dict)  # those that no matrix passes on
+    taken: Mapping[str, Any] = field(default_factory=dict)  # axes that some of these set, since the matrix does not
+    left_out: Mapping[str, list[str]] = field(default_factory=dict)  # the others as written, by the reason
 
 
 def words_of(value: Any) -> Words | None:
@@ -465,7 +466,7 @@ def parse_profiles(section: Any, problems: Problems) -> dict[str, Profile]:
             continue
         owned = {key: words for key, words in layer.items() if owner_of(key)}
         passed = {key: words for key, words in layer.items() if key not in owned}
-        profiles[name] = Profile(passed, tuple(map(_as_passed, owned)), owned)
+        profiles[name] = Profile(passed, owned)
     return profiles
 
 
@@ -474,14 +475,15 @@ def check_profiles(profiles: Mapping[str, Profile], models: Iterable[Any], probl
 
     `models`: the ModelConfigs of the matrix.
     """
-    effects: dict[tuple[tuple[str, Words | None], ...], str] = {}
+    effects: dict[tuple[tuple[str, Any], ...], str] = {}
     for name, profile in profiles.items():
         path: KeyPath = ("profiles", name)
         for key, words in profile.owned.items():
             if words is not None and (reason := missing_in_models(key, words, profile.owned, models)):
-                flag = " ".join((_as_passed(key), *words))
-                problems.add(path, f"{flag} cannot be left out, since it defines another model", hint=reason)
-        effect = tuple(sorted(profile.layer.items()))
+                problems.add(
+                    path, f"{as_flag(key, words)} cannot be left out, since it defines another model", hint=reason
+                )
+        effect = (*sorted(profile.layer.items()), *sorted(profile.taken.items()))
         if not effect and profile.owned:
             problems.add(path, "has no effect: the matrix sets everything in it", hint="use null on the axis args")
         elif effect and effect in effects:
@@ -499,6 +501,11 @@ def parse_axis_value(axis: str, value: Any, path: KeyPath, problems: Problems) -
 def _check_owner(name: str, path: KeyPath, problems: Problems) -> None:
     if reason := owner_of(name):
         problems.add(path, f"{_as_passed(name)} cannot be passed on", hint=reason)
+
+
+def as_flag(name: str, words: Words) -> str:
+    """Return an argument as upstream's users write it."""
+    return " ".join((_as_passed(name), *words))
 
 
 def _as_passed(name: str) -> str:

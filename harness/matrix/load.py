@@ -37,6 +37,7 @@ from harness.matrix.axes import (
     size_problems,
 )
 from harness.matrix.constraints import Constraint, ConstraintError, compile_constraint
+from harness.matrix.intake.profiles import with_profiles
 from harness.matrix.problems import KeyPath, Problems, shown
 from harness.matrix.schema.sections import (
     LISTS,
@@ -58,6 +59,7 @@ from harness.upstreams.builtin.spec import REFERENCE
 Entry = TypeVar("Entry", XFail, MayReject)
 
 CONSTRAINT_NAMES = (*AXES, "world_size", *DOTTED)
+_SECTIONS = ("model", "train", "packing_options")  # whose keys a profile may set
 _ELSEWHERE = dict.fromkeys((*AXES, *AXIS_ALIASES), "it is an axis: write it under 'matrix:'")
 
 
@@ -121,6 +123,8 @@ def load(
     args, named = parse_arguments(top.get("args", {}), problems), _named(top, axes, problems, read_lengths)
     named["stacks"] = _stacks(top.get("stacks", {}), axes, problems, path_of, tree_of)
     chosen = _chosen(top, axes, problems)
+    written = {name: top[name] for name in _SECTIONS if isinstance(top.get(name), Mapping)}
+    axes, named["profiles"] = with_profiles(axes, named["profiles"], written, problems)
     if model:
         check_profiles(named["profiles"], _models(model, axes), problems)
     problems.raise_any()
@@ -315,7 +319,9 @@ def resolved(matrix: Matrix) -> dict[str, Any]:
     result["cluster"] = matrix.cluster
     result["stacks"] = {name: layers_of(stack) for name, stack in matrix.stacks.items()}
     result |= {"args": arguments_as_written(matrix.args)} if matrix.args else {}
-    profiles = {name: arguments_as_written(profile.layer) for name, profile in matrix.profiles.items()}
+    profiles = {
+        name: arguments_as_written({**profile.owned, **profile.layer}) for name, profile in matrix.profiles.items()
+    }
     result |= {"profiles": profiles} if profiles else {}
     result |= {"origin": dataclasses.asdict(matrix.origin)} if matrix.origin else {}
     result["launch"] = {key: value for key, value in dataclasses.asdict(matrix.launch).items() if value is not None}

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from harness.core.cell.upstream_config import HARMLESS
 from harness.matrix.arguments import MAX_ARGUMENTS, as_written, owner_of, read_flags, words_of
+from harness.matrix.expansion.expand import expand
 from harness.matrix.load import resolved
 from tests.matrix.helpers import expand_axes, matrix_of, names, problems_of
 
@@ -132,10 +133,50 @@ def test_controls_of_arguments_with_the_same_part_of_a_name_are_not_shared() -> 
     assert all(len(cell.id) <= 200 for cell in made.cells)
 
 
-def test_a_profile_leaves_out_what_the_matrix_sets() -> None:
+def test_a_profile_sets_what_the_matrix_does_not() -> None:
+    flags = "--tensor-model-parallel-size 4 --bf16 --use-distributed-optimizer --qk-layernorm --lr 1e-5 --clip-grad 1"
+    matrix = matrix_of(matrix={**SFT, "args": [None, "run"]}, profiles={"run": flags})
+    made = [cell.config for cell in expand(matrix).cells if cell.role == "cell"]
+    taken = [
+        (one.layout.tp, one.dtype, one.distributed_optimizer, one.model.qk_layernorm, one.train.lr) for one in made
+    ]
+    assert taken == [(1, "fp32", "off", False, 1e-3), (4, "bf16", "on", True, 1e-5)]
+    assert set(matrix.profiles["run"].taken) == {
+        "tp",
+        "dtype",
+        "distributed_optimizer",
+        "model.qk_layernorm",
+        "train.lr",
+    }
+
+
+def test_a_layout_of_the_matrix_is_instead_of_the_profiles() -> None:
+    flags = "--tensor-model-parallel-size 4 --pipeline-model-parallel-size 4 --clip-grad 1"
+    matrix = matrix_of(matrix={**SFT, "args": "run", "tp": [1, 2]}, profiles={"run": flags})
+    assert {(cell.config.layout.tp, cell.config.layout.pp) for cell in expand(matrix).cells} == {(1, 1), (2, 1)}
+
+
+@pytest.mark.parametrize("section", ["axis", "section"])
+def test_a_profile_that_contradicts_the_matrix_is_an_input_error(section: str) -> None:
+    of_matrix: dict[str, dict[str, Any]] = {
+        "axis": {"matrix": {**SFT, "args": "run", "train.lr": [1e-3]}},
+        "section": {"matrix": {**SFT, "args": "run"}, "train": {"lr": 1e-3}},
+    }
+    (problem,) = problems_of(**of_matrix[section], profiles={"run": "--lr 1e-5 --clip-grad 1"})
+    assert problem.message == "the profile has train.lr 1e-05, and the matrix 0.001"
+
+
+def test_a_value_that_the_matrix_tries_is_no_contradiction() -> None:
+    made = expand_axes({**SFT, "args": ["run"], "dtype": ["fp32", "bf16"]}, profiles={"run": "--bf16 --clip-grad 1"})
+    assert {cell.config.dtype for cell in made.cells} == {"fp32", "bf16"}
+
+
+def test_what_is_left_out_of_a_profile_is_listed_by_the_reason() -> None:
     matrix = matrix_of(matrix={**SFT, "args": "nightly"}, profiles={"nightly": PASTED})
-    left_out = ("--tensor-model-parallel-size", "--num-layers", "--tokenizer-model")
-    assert matrix.profiles["nightly"].left_out == left_out
+    assert matrix.profiles["nightly"].left_out == {
+        "set model.layers under model:": ["--num-layers 32"],
+        "the harness writes the documents and the tokenizer that upstream reads": ["--tokenizer-model /data/tokenizer"],
+    }
 
 
 @pytest.mark.parametrize(
@@ -207,8 +248,8 @@ def test_an_argument_that_makes_another_model_is_an_input_error_wherever_it_is(n
     }
     if place == "profile" and name.startswith("dist."):
         pytest.skip("a profile leaves out the whole section, since it has the device's backend")
-    if place == "profile" and name.startswith("untie"):
-        sections["profile"]["model"] = {"tied": True}
+    if place == "profile" and name in ("qk-layernorm", "untie-embeddings-and-output-weights"):
+        pytest.skip("a profile sets it")
     (problem,) = problems_of(**sections[place])
     flag = name if "." in name else f"--{name}"
     assert problem.message.startswith(flag)
@@ -237,7 +278,7 @@ def test_a_profile_may_say_what_a_model_of_an_axis_has() -> None:
 
 def test_a_profile_with_no_effect_or_that_of_another_is_an_input_error() -> None:
     """Else cells that run the same would have different names."""
-    profiles = {"a": "--lr 1", "b": "--overlap-grad-reduce", "c": "--overlap-grad-reduce --lr 1"}
+    profiles = {"a": "--seq-length 1", "b": "--overlap-grad-reduce", "c": "--overlap-grad-reduce --seq-length 1"}
     empty, same = problems_of(matrix={**SFT, "args": ["a", "b", "c"]}, profiles=profiles)
     assert (empty.key, empty.message) == ("profiles.a", "has no effect: the matrix sets everything in it")
     assert (same.key, same.message) == ("profiles.c", "has the same effect as profile b")
@@ -290,8 +331,13 @@ def test_the_resolved_matrix_has_them() -> None:
     )
     written = resolved(matrix)
     assert written["args"] == {"adam_eps": "1e-06"}
-    assert written["profiles"] == {
-        "nightly": {"clip_grad": "1.0", "recompute_modules": ["core_attn", "mlp"], "overlap_grad_reduce": True}
+    assert written["profiles"]["nightly"] == {
+        "tensor_model_parallel_size": "4",
+        "num_layers": "32",
+        "tokenizer_model": "/data/tokenizer",
+        "clip_grad": "1.0",
+        "recompute_modules": ["core_attn", "mlp"],
+        "overlap_grad_reduce": True,
     }
     again = {key: written[key] for key in ("matrix", "args", "profiles")}
     assert given_to(**again) == given_to(

@@ -41,8 +41,7 @@ def plan(matrix_file: Path, *, as_json: bool, all_rows: bool, cluster: str | Non
     allocations = plan_allocations(expansion, profile, matrix.launch) if profile.kind == "slurm" else None
     jobs = job_costs(expansion, allocations or (), profile)
     stacks = forecasts(requested_stacks(expansion, matrix))
-    left_out = {name: profile.left_out for name, profile in matrix.profiles.items() if profile.left_out}
-    shown: dict[str, Any] = {"cores": cores(), "jobs": jobs, "left_out": left_out}
+    shown: dict[str, Any] = {"cores": cores(), "jobs": jobs, "profiles": matrix.profiles}
     if as_json:
         screen.json_data(plan_json(expansion, allocations=allocations, stacks=stacks, **shown) + "\n")
     else:

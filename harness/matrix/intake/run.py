@@ -16,9 +16,9 @@ class TrainingRun:
     """
 
     project: str  # whose settings these are, a key of PROJECTS
-    source: str  # what they were read from, e.g. "the command line in train.sh"
-    script: str  # the training script or module, as written; empty where the source does not say
     settings: Mapping[str, Any]
+    source: str = ""  # what they were read from, e.g. "the command in train.sh"
+    script: str = ""  # the training script or module, as written; empty where the source does not say
     ranks: int | None = None  # world size, where the launcher in front of the script says it
     defaults_known: bool = False  # `settings` also holds what its owner did not set
 

@@ -17,6 +17,7 @@ _MOST_REPLICAS = 2
 _HEAD_SIZE = 8
 _VOCABULARY = 128
 _DOCUMENTS = 8
+_WINDOW = 8  # tokens; less than most documents have
 _LAYOUT = ("tp", "pp", "cp", "dp", "ep", "etp", "vpp", "sp")
 _LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_head_dim": 8, "qk_pos_emb_head_dim": 4, "v_head_dim": 8}
 
@@ -67,6 +68,7 @@ def shrink(keys: Mapping[str, Any], most_ranks: int) -> Shrunk:
         "model.vocab": align_up(_VOCABULARY, layout.tp),
         "model.ffn": align_up(2 * small["model.hidden"], layout.tp),
         "train.seq_length": 8 * align_up(_DOCUMENTS, layout.alignment),
+        **({"model.window": min(_WINDOW, keys["model.window"])} if "model.window" in keys else {}),
         "train.global_batch": _DOCUMENTS * layout.dp * keys.get("micro_batch_size", 1),
     }
     changes = [

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.core.cell.arguments import OF_OPTIMIZER
-from harness.matrix.arguments import is_had, key_of, owner_of
+from harness.matrix.arguments import as_flag, is_had, key_of, owner_of
 from harness.matrix.intake.keys import keep
 from harness.matrix.intake.run import Settings, TrainingRun, Translation, as_words
 
@@ -177,7 +177,7 @@ def _model(settings: Settings, result: Translation) -> None:
     keys["model.tied"] = not settings.on("untie_embeddings_and_output_weights")
     channels = settings.size("kv_channels", 0)
     if channels and heads and channels != hidden // heads:
-        keep(result, "kv_channels", channels, as_flag("kv_channels", channels))
+        keep(result, "kv_channels", channels, as_flag("kv_channels", (str(channels),)))
     if not swiglu:
         keep(result, "swiglu", False, "no --swiglu")
     if not settings.on("disable_bias_linear"):
@@ -235,7 +235,7 @@ def _training(settings: Settings, result: Translation) -> None:
 
 def _rest(name: str, value: Any, from_log: bool, result: Translation) -> None:
     """Keep, pass on or leave out a setting that has no treatment of its own."""
-    written = as_flag(name, value)
+    written = as_flag(name, as_words(value))
     if name in _NOTHING:
         result.leave_out(written, _NOTHING[name])
     elif is_had(name, " ".join(as_words(value)) or "true"):
@@ -250,8 +250,3 @@ def _rest(name: str, value: Any, from_log: bool, result: Translation) -> None:
         result.args[name] = as_words(value)
     else:
         result.leave_out(written, "a log does not say which arguments are upstream's defaults: add it under `args`")
-
-
-def as_flag(name: str, value: Any) -> str:
-    """Return a setting as words of a command line."""
-    return " ".join((f"--{name.replace('_', '-')}", *as_words(value)))
