@@ -414,17 +414,13 @@ def _selftest(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    if arguments.what == "stacks":
-        from harness.cli.commands.explain import list_stacks
+    from harness.cli.commands import listing
 
-        return list_stacks(as_json=arguments.json)
-    if arguments.what == "plugins":
-        from harness.cli.commands.listing import list_plugins
-
-        return list_plugins(as_json=arguments.json)
-    from harness.cli.commands.listing import list_runs
-
-    return list_runs(arguments.run_dir, limit=arguments.limit, as_json=arguments.json)
+    if arguments.what == "runs":
+        return listing.list_runs(arguments.run_dir, limit=arguments.limit, as_json=arguments.json)
+    if arguments.json:
+        raise InputError("--json of `harness list` is for runs; `harness explain RECIPE` shows the layers of a stack")
+    return listing.list_stacks() if arguments.what == "stacks" else listing.list_plugins()
 
 
 def _explain(arguments: argparse.Namespace) -> int:

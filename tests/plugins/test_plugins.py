@@ -132,8 +132,6 @@ def test_the_run_records_the_plug_in_and_needs_it_to_be_judged_again(folder: Pat
 def test_plug_ins_are_listed_and_their_names_are_values(site: Path, tmp_path: Path) -> None:
     assert plugged("list", "plugins", cwd=tmp_path, site=site).stdout == LISTED
     assert harness("list", "plugins", cwd=tmp_path).stdout == "no plug-ins are installed\n"
-    (only,) = json.loads(plugged("list", "plugins", "--json", cwd=tmp_path, site=site).stdout)
-    assert (only["name"], only["version"], len(only["entries"])) == ("packing-example", "1.2", 7)
     schema = json.loads(plugged("schema", cwd=tmp_path, site=site).stdout)
     assert '"example"' in json.dumps(schema)
     (tmp_path / "plugged.yaml").write_text(MATRIX)

@@ -1,9 +1,8 @@
-"""`harness explain`: what a rule, check, fault, key, recipe or term means, and why a cell ended so; `list stacks`."""
+"""`harness explain`: what a rule, check, fault, key, recipe or term means, and why a cell ended so."""
 
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -80,26 +79,6 @@ def _cells(word: str, run: str, run_parent: Path) -> list[str]:
             lines += [screen.wrapped(f"  {one.rule}: {one.reason} (source: {one.source})") for one in reasons]
             texts.append("\n".join(lines))
     return texts
-
-
-def list_stacks(*, as_json: bool) -> int:
-    """Print the name of each recipe and what software it is."""
-    if as_json:
-        found = [
-            {
-                "name": name,
-                "software": recipe.doc,
-                "layers": recipe_layers(name, working_tree),
-                "matrices": recipe.matrices,
-            }
-            for name, recipe in RECIPES.items()
-        ]
-        screen.json_data(json.dumps(found, indent=2) + "\n")
-        return EXIT_PASS
-    width = max(map(len, RECIPES))
-    for name, recipe in RECIPES.items():
-        screen.out(screen.beside(f"{name:<{width}}  ", recipe.doc))
-    return EXIT_PASS
 
 
 def stack_entries() -> list[Entry]:

@@ -1,4 +1,4 @@
-"""`harness list`: the runs under a folder, finished or not, newest last; and `harness list plugins`."""
+"""`harness list`: the runs under a folder, finished or not, newest last; recipes of stacks; plug-ins."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from harness.campaign import plugins
 from harness.core.outcomes import EXIT_PASS
 from harness.core.plugins import installed
-from harness.core.serialization import dumps
 from harness.infra import screen
 
 
@@ -28,16 +27,24 @@ def list_runs(run_parent: Path, *, limit: int, as_json: bool) -> int:
     return EXIT_PASS
 
 
-def list_plugins(*, as_json: bool) -> int:
+def list_stacks() -> int:
+    """Print the name of each recipe and what software it is."""
+    from harness.matrix.stacks.recipes import RECIPES
+
+    width = max(map(len, RECIPES))
+    for name, recipe in RECIPES.items():
+        screen.out(screen.beside(f"{name:<{width}}  ", recipe.doc))
+    return EXIT_PASS
+
+
+def list_plugins() -> int:
     """Print each plug-in with its entry points, then load them: InputError for those that are broken."""
     found = installed()
-    if as_json:
-        screen.json_data(dumps(found, indent=2) + "\n")
-    for plugin in [] if as_json else found:
+    for plugin in found:
         screen.out(str(plugin))
         for entry in plugin.entries:
             screen.out(f"  {entry.group:<10}  {entry.name}  {entry.value}")
-    if not found and not as_json:
+    if not found:
         screen.out("no plug-ins are installed")
     plugins.active()
     return EXIT_PASS

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from harness.cli.commands.explain import explain, list_stacks
+from harness.cli.cli import main
+from harness.cli.commands.explain import explain
+from harness.core.outcomes import EXIT_INPUT, EXIT_PASS
 from harness.matrix.stacks.recipes import RECIPES
 
 
 def test_every_recipe_is_listed_with_its_software(capsys: pytest.CaptureFixture[str]) -> None:
-    assert list_stacks(as_json=False) == 0
+    assert main(["list", "stacks"]) == EXIT_PASS
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(maxsplit=1) for line in lines] == [[name, one.doc] for name, one in RECIPES.items()]
-    assert list_stacks(as_json=True) == 0
-    listed = json.loads(capsys.readouterr().out)
-    assert [one["name"] for one in listed] == list(RECIPES)
-    assert listed[0]["layers"][0] == {"packages": ["megatron-core==0.14.0"]}
+
+
+@pytest.mark.parametrize("what", ["stacks", "plugins"])
+def test_only_runs_are_listed_as_json(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", what, "--json"]) == EXIT_INPUT
+    assert "--json of `harness list` is for runs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["core-0.15.3", "megatron-core==0.15.3"])
