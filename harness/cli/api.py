@@ -87,7 +87,7 @@ def run(
     (--set), `cluster`, `run_dir`, `history`, `notify`, `maxfail`, `max_gpu_hours`, `fault`: as the options. `record`
     False: as --no-history. `show`: print what the command prints.
 
-    The files of the run are in its `run_folder`. A failed check is no error: see `Report.verdict`. InputError
+    The files of the run are in its `run_folder`. A failed check is not an error: see `Report.verdict`. InputError
     for a wrong matrix or option; InfrastructureError when nothing could be run; InterruptedRun after Ctrl-C, when the
     cells that had ended are judged.
     """
@@ -231,7 +231,7 @@ def _remembered(result: RunResult) -> Report:
 
 @contextmanager
 def _as_command(show: bool) -> Iterator[None]:
-    """What the command line does around a command: permissions of new files, output, errors that are none of ours."""
+    """What the command line does around a command: permissions of new files, output, unexpected errors."""
     umask = os.umask(0o022)
     os.umask(umask)
     before = replace(screen.VIEW)

@@ -23,7 +23,7 @@ from harness.matrix.intake.sections import origin, sections
 from harness.matrix.intake.shrink import shrink
 
 STDIN = "-"
-_MOST_BYTES = 64 * MIB  # of a log
+_MAX_BYTES = 64 * MIB  # of a log
 _RANKS_ON_A_CPU = 8  # that any machine runs in minutes
 
 
@@ -33,7 +33,7 @@ def matrix_of_run(file: str, machine: Machine, path: Path, *, execute: bool = Fa
     `path`: of the matrix, as its user would name it. `execute`: the file is a script, to be run with stand-ins.
     InputError for a text in which no training run is found.
     """
-    text = sys.stdin.read() if file == STDIN else read_text(Path(file), _MOST_BYTES)
+    text = sys.stdin.read() if file == STDIN else read_text(Path(file), _MAX_BYTES)
     source = "standard input" if file == STDIN else file
     if execute and file == STDIN:
         raise InputError(Problem(key="--execute", message="needs a file", hint="write the script to a file"))

@@ -405,7 +405,7 @@ def _together(built: Sequence[BuiltSeen]) -> Iterator[tuple[str, str]]:
     if model["num_moe_experts"] and model["add_bias_linear"]:
         yield "num_moe_experts, add_bias_linear", "biases of experts"
     if model["window_size"] and model["window_attn_skip_freq"] and model["mtp_num_layers"]:
-        # By number a layer has the window; core 0.17 begins anew with 1 at prediction layers, 0.16 goes on, and before
+        # By number a layer has the window; core 0.17 starts again from 1 at prediction layers, 0.16 goes on, and before
         # all are 1.
         yield "window_attn_skip_freq, mtp_num_layers", "the number of a prediction layer differs between releases"
     if model["multi_latent_attention"] and model["rotary_interleaved"]:

@@ -54,7 +54,7 @@ def _adapter(layer: str, out: int, size: int, model: Model, peft: PeftConfig) ->
 
 def final_norm(model: Model) -> str:
     """Return the name of the norm before the output layer."""
-    # HybridModel's stack calls it otherwise than GPTModel's block.
+    # HybridModel's stack has another name for it than GPTModel's block.
     return "decoder.final_norm" if model.pattern else "decoder.final_layernorm"
 
 

@@ -12,7 +12,7 @@ def test_cuts_are_no_layers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "message"), [("*-X", "'X' is no layer"), ("*-||*", "without one"), ("|*", "without")]
+    ("pattern", "message"), [("*-X", "'X' is not a layer"), ("*-||*", "without one"), ("|*", "without")]
 )
 def test_other_letters_and_empty_stages_are_refused(pattern: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):

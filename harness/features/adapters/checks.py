@@ -37,7 +37,7 @@ def frozen_weights(evidence: CellEvidence) -> list[CheckFinding]:
     return [
         CheckFinding(
             fault_class=fault_classes.FROZEN,
-            message=f"{name}, which is no adapter's, {what} on rank {record.rank} ({record.place}); "
+            message=f"{name}, which belongs to no adapter, {what} on rank {record.rank} ({record.place}); "
             f"wrong: {numbered('weight', names)} on {numbered('rank', ranks)}",
             where=where_of(record.place, rank=record.rank, parameter=name) | {"ranks": ranks},
             measured=len(names),

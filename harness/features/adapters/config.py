@@ -35,7 +35,7 @@ _NAME = re.compile(r"\w+")
 def _checked_targets(targets: list[str]) -> list[str]:
     for target in targets:
         if not _NAME.fullmatch(target):
-            raise ValueError(f"must be names of layers without wildcards, and {target!r} is none")
+            raise ValueError(f"must be names of layers, without wildcards; {target!r} is not")
     return targets
 
 

@@ -24,7 +24,7 @@ def checked_pattern(pattern: str) -> str:
     """Return the pattern. ValueError if it has other letters, or a stage without layers."""
     odd = sorted({*layers_of(pattern)} - {*LAYERS})
     if odd:
-        raise ValueError(f"{odd[0]!r} is no layer; use {', '.join(LAYERS)}, and {CUT} between stages")
+        raise ValueError(f"{odd[0]!r} is not a layer; use {', '.join(LAYERS)}, and {CUT} between stages")
     if pattern and not all(pattern.split(CUT)):
         raise ValueError(f"{CUT} separates layers: {pattern!r} has a stage without one")
     return pattern

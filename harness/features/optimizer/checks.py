@@ -198,7 +198,7 @@ def _stale(evidence: CellEvidence, record: RankRecord) -> CheckFinding | None:
     name, count = next(iter(stale.items()))
     message = (
         f"the model of rank {record.rank} does not have the optimizer's weights after the last step: {count} elements "
-        f"of {name} are others; differing: {numbered('parameter', list(stale))}"
+        f"of {name} differ; affected: {numbered('parameter', list(stale))}"
     )
     where = {"parameter": name, "step": evidence.cell.config.train.steps - 1, "parameters": list(stale)[:16]}
     return _finding(record, message, where, count, 0, "the optimizer's weights, rounded")

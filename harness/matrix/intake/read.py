@@ -10,7 +10,7 @@ from harness.matrix.intake.command import Command, command_in, flags_of
 from harness.matrix.intake.run import TrainingRun, Translation
 from harness.upstreams.megatron_lm import translation as megatron_lm
 
-_MOST_NAMED = 8
+_MAX_NAMED = 8
 _HOW = (
     "give a training command, a script with one, a log with Megatron-LM's arguments, or a configuration of "
     "Megatron-Bridge, SkyRL, NeMo-RL or verl"
@@ -60,7 +60,7 @@ def read(text: str, values: Any, source: str) -> TrainingRun:
     command = command_in(text, [script for reader in READERS.values() for script in reader.scripts])
     project = _project_of(command)
     if command.missing:
-        named = ", ".join(command.missing[:_MOST_NAMED])
+        named = ", ".join(command.missing[:_MAX_NAMED])
         raise ValueError(
             f"has shell variables without a value: {named}; assign them above the command, e.g. {named}=..."
         )

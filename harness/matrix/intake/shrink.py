@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from harness.core.cell.layout import Layout
 from harness.core.packing.options import align_up
 
-_MOST_REPLICAS = 2
+_MAX_REPLICAS = 2
 _HEAD_SIZE = 8
 _VOCABULARY = 128
 _DOCUMENTS = 8
@@ -58,8 +58,8 @@ def _text(value: Any) -> str:
 def shrink(keys: Mapping[str, Any], most_ranks: int) -> Shrunk:
     """Return small sizes for the keys of a Translation, and layouts of at most `most_ranks` ranks beside its own."""
     own = {name: keys[name] for name in _LAYOUT if name in keys}
-    if own["dp"] > _MOST_REPLICAS:
-        own["dp"] = max(_MOST_REPLICAS, _replicas(own))
+    if own["dp"] > _MAX_REPLICAS:
+        own["dp"] = max(_MAX_REPLICAS, _replicas(own))
     small = {name: value for name, value in keys.items() if name not in _LAYOUT}
     layout = Layout(**own)
     small |= _attention(keys, layout) | _experts(keys, layout) | _latent(keys)

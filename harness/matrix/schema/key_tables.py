@@ -74,7 +74,7 @@ def filled(page: str) -> str:
 
 
 def with_bounds(page: str) -> str:
-    """Return the page (docs/checks.md) with the defaults of the bounds that it states written anew."""
+    """Return the page (docs/checks.md) with the defaults of the bounds that it states written again."""
     page = _BOUND.sub(lambda mark: f"`{mark[1]}`: {_default_bound(mark[1], mark[2] or '')}", page)
     return _SCREEN.sub(f"ratio screen {100 * DEFAULTS['fp32'].ratio_screen:g} %", page)
 

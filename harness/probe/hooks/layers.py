@@ -236,7 +236,7 @@ class PredictionRecorder:
         if not self.state.first_step:
             return
         # MTPLossAutoScaler.apply chains one node per depth onto the hidden states and saves the masked loss for
-        # backward; there is no public way to it.
+        # backward; there is no public API for it.
         node = first_input(args, kwargs).grad_fn
         for depth in range(self.depths, 0, -1):
             (weighted,) = node.saved_tensors

@@ -34,7 +34,7 @@ from harness.upstreams.node_lookup import Unavailable, lacking, module_unavailab
 def unsupported_parts(config: CellConfig) -> Unavailable:
     """Return why this megatron-core cannot be told to build the cell's model; None when it can.
 
-    What it accepts and computes wrongly, or crashes on, is no reason: the cell runs and fails.
+    What it accepts and computes wrongly, or crashes on, does not count: the cell runs and fails.
     """
     release = f"megatron-core {package_info.__version__}"
     reason = unsupported_hybrid(config)

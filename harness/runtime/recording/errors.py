@@ -207,7 +207,7 @@ def _called_otherwise(error: BaseException) -> str:
     """
     called = _CALLED.match(str(error)) if isinstance(error, TypeError) else None
     file = _file_of_harness(called["function"]) if called and not _module_of(called["function"]) else ""
-    return f"upstream calls {file} otherwise than the releases that it knows: {error}" if file else ""
+    return f"upstream calls {file} with other arguments than the releases that it knows: {error}" if file else ""
 
 
 def _file_of_harness(function: str) -> str:

@@ -14,7 +14,7 @@ from harness.runtime.recording.errors import UnknownNameError
 
 
 class ModelStub:
-    """Remembers what it was asked for in vain."""
+    """Remembers the attributes that it was asked for and does not have."""
 
     def __getattr__(self, name: str) -> Any:
         # Through __dict__: an ordinary attribute would ask this method for itself while it is missing.

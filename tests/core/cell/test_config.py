@@ -144,8 +144,8 @@ def test_the_resumed_part_trains_the_later_steps_and_nothing_else() -> None:
     cell = replace(CELL, resume="tp1", train=train, canaries=("order",), timing=TimingConfig(unpacked=True))
     later = cell.resumed
     assert (later.layout, later.saved_in) == (Layout(pp=2, dp=2), CELL.layout)
-    assert (later.begins, list(later.steps)) == (2, [2])
-    assert (cell.begins, list(cell.steps)) == (0, [0, 1, 2])
+    assert (later.start_step, list(later.steps)) == (2, [2])
+    assert (cell.start_step, list(cell.steps)) == (0, [0, 1, 2])
     assert (later.resume, later.canaries, later.fingerprints, later.timing.timed) == ("", (), False, False)
     assert [later.micro_batches(2)[dp] for dp in (0, 1)] == [cell.micro_batches(2)[0][dp::2] for dp in (0, 1)]
 

@@ -51,7 +51,7 @@ def test_long_names_of_megatron_are_accepted_inside_the_parts() -> None:
         ({"mtp": {"loss_factor": 0}}, "model.mtp.loss_factor: must be above 0"),
         ({"mla": {"qk_pos_emb_head_dim": 3}}, "rotary positions need an even size, and 3 is odd"),
         ({"pattern": "*-"}, "model.layers: pattern '*-' has 2 layers, and layers is 4"),
-        ({"pattern": "*-*X"}, "model.pattern: 'X' is no layer; use *, G, M, -, E, and | between stages"),
+        ({"pattern": "*-*X"}, "model.pattern: 'X' is not a layer; use *, G, M, -, E, and | between stages"),
         ({"pattern": "*E*E"}, "model.moe: pattern '*E*E' and moe do not agree on whether there are experts"),
     ],
 )

@@ -236,7 +236,7 @@ def test_upstream_may_call_a_wrapper_otherwise(call: str, function: str) -> None
     error = raised("../../site-packages/megatron/training/training.py", call, wrapper=wrapper)
     told = absent_name(error)
     assert told.startswith(
-        "upstream calls harness/upstreams/node_wrappers.py otherwise than the releases that it knows"
+        "upstream calls harness/upstreams/node_wrappers.py with other arguments than the releases that it knows"
     )
     assert function in told
     assert absent_name(raised("probe/run.py", call, wrapper=wrapper)) == ""  # the harness's own mistake

@@ -74,7 +74,7 @@ def test_a_weight_that_the_model_did_not_get_is_named() -> None:
     finding = the_only_finding(evidence, "optimizer_state")
     assert finding.message == (
         "the model of rank 1 does not have the optimizer's weights after the last step: 3 elements of "
-        f"{seen.name} are others; differing: parameter {seen.name}"
+        f"{seen.name} differ; affected: parameter {seen.name}"
     )
     assert place_of(finding, "rank", "parameter", "step") == (1, seen.name, 1)
     assert (finding.measured, finding.bound["value"]) == (3, 0)
