@@ -83,6 +83,8 @@ def build_parser() -> argparse.ArgumentParser:
     plan.add_argument("--all", action="store_true", help="print all rows of long tables")
     verify = commands.add_parser("verify", help="check matrix files without running")
     verify.add_argument("matrix", type=matrix_path, nargs="+", metavar="MATRIX", help=MATRIX_TEXT)
+    text = "also make the stacks, and let upstream's own parser check the arguments of cells"
+    verify.add_argument("--ask", action="store_true", help=text)
     add_json(verify)
     _contracts_options(commands.add_parser("contracts", help="check what upstream promises about packing, in stacks"))
     completion = commands.add_parser("completion", help="print the script that completes words in a shell")
@@ -349,7 +351,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 def _verify(arguments: argparse.Namespace) -> int:
     from harness.cli.commands import plan
 
-    return plan.verify(arguments.matrix, as_json=arguments.json)
+    return plan.verify(arguments.matrix, as_json=arguments.json, ask=arguments.ask)
 
 
 def _contracts(arguments: argparse.Namespace) -> int:

@@ -57,8 +57,13 @@ def plan(matrix_file: Path, *, as_json: bool, all_rows: bool, cluster: str | Non
     return EXIT_PASS
 
 
-def verify(files: Sequence[Path], *, as_json: bool = False) -> int:
-    """Check every file with the cluster profile it names; reports the problems of all files at once."""
+def verify(files: Sequence[Path], *, as_json: bool = False, ask: bool = False) -> int:
+    """Check every file with the cluster profile it names; reports the problems of all files at once.
+
+    `ask`: make the stacks, and let upstream's parser and validation check the arguments of cells too.
+    """
+    from harness.campaign import plan_run
+    from harness.campaign.options import PlanOptions
     from harness.campaign.planning import expand_for
     from harness.inputs.cluster_file import cluster_of
     from harness.inputs.matrix_file import read_matrix
@@ -70,6 +75,8 @@ def verify(files: Sequence[Path], *, as_json: bool = False) -> int:
         try:
             matrix = read_matrix(file)
             expansion = expand_for(matrix, cluster_of(matrix)[0])
+            if ask:
+                plan_run.check_arguments(plan_run.prepare_stacks(plan_run.plan_run(file, PlanOptions())))
             found.append({**values, "cells": len(expansion.cells), "rejected": len(expansion.rejected)})
         except InputError as error:
             problems += error.problems

@@ -22,10 +22,10 @@ import harness
 from harness.core.cell.config import CellConfig
 from harness.core.errors import InfrastructureError, InputError, Problem
 from harness.core.plugins import Plugin
-from harness.core.run.run_dir import RunDir, refuse_links_below, text_of
+from harness.core.run.run_dir import RunDir, refuse_links_below, text_of, write_json
 from harness.core.serialization import dumps, from_jsonable, loads
-from harness.core.stack import ReadyStack
-from harness.launch.stacks import interpreters
+from harness.core.stack import ReadyStack, content_of
+from harness.launch.stacks import artifact_store, interpreters
 from harness.launch.stacks.artifact_store import locked
 from harness.upstreams.table import UPSTREAM_TRAINERS
 
@@ -139,28 +139,52 @@ def share_bytecode(environment: Path) -> None:
 def argument_problems(stack: ReadyStack, trainer: str, cells: Mapping[str, CellConfig]) -> dict[str, str]:
     """Return what is wrong with the arguments of each cell of a trainer, by id; cells without problems are left out.
 
-    InfrastructureError if the trainer cannot be asked, since nothing else would find a misspelt argument before cells
-    start.
+    The answer is kept beside the environments of stacks, for the same cells on the same code. InfrastructureError if
+    the trainer cannot be asked, since nothing else would find a misspelt argument before cells start.
     """
     with tempfile.TemporaryDirectory(prefix="harness-arguments-") as folder:
         file = Path(folder) / "cells.json"
         file.write_text(dumps(dict(cells)), encoding="utf-8")
-        env = interpreters.clean_environment(agent_environment(stack, copy_node_code(Path(folder))))
-        module = f"harness.upstreams.{UPSTREAM_TRAINERS[trainer].project}.node_arguments"
-        argv = [stack.python, "-W", "ignore", "-m", module, str(file)]
-        try:
-            done = subprocess.run(
-                argv,
-                cwd=folder,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=ARGUMENTS_TIMEOUT_S,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise InfrastructureError(f"{stack.python} cannot be asked about arguments: {error}") from error
+        node_code = copy_node_code(Path(folder))
+        answer = _kept_answer(stack, trainer, file, node_code)
+        if answer is not None and answer.exists():
+            kept: dict[str, str] = json.loads(text_of(answer))
+            return kept
+        problems = _asked(stack, trainer, file, node_code)
+        if answer is not None:
+            answer.parent.mkdir(parents=True, exist_ok=True)
+            write_json(answer, problems)
+        return problems
+
+
+def _kept_answer(stack: ReadyStack, trainer: str, cells: Path, node_code: Path) -> Path | None:
+    """Return the file that keeps the answer; None where code may change without a change of what is known of it."""
+    if stack.requested.interpreter or not stack.packages:
+        return None
+    known = dumps([trainer, content_of(stack.requested), stack.python, stack.packages, stack.commits, stack.reverted])
+    digest = hashlib.sha256(known.encode() + cells.read_bytes())
+    for source in sorted((node_code / "harness").rglob("*.py")):
+        digest.update(source.read_bytes())
+    return artifact_store.folder() / "answers" / f"{digest.hexdigest()[:32]}.json"
+
+
+def _asked(stack: ReadyStack, trainer: str, cells: Path, node_code: Path) -> dict[str, str]:
+    env = interpreters.clean_environment(agent_environment(stack, node_code))
+    module = f"harness.upstreams.{UPSTREAM_TRAINERS[trainer].project}.node_arguments"
+    argv = [stack.python, "-W", "ignore", "-m", module, str(cells)]
+    try:
+        done = subprocess.run(
+            argv,
+            cwd=node_code,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=ARGUMENTS_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InfrastructureError(f"{stack.python} cannot be asked about arguments: {error}") from error
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
         raise InfrastructureError(f"{stack.python} cannot be asked about arguments: {done.stderr[-_SHOWN_CHARACTERS:]}")
