@@ -19,6 +19,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from harness.core.cell.canary_legs import Leg
+from harness.faults.node_edits import DataPathEdited, Edit
 from harness.faults.node_fault import Fault, injects
 from harness.faults.node_metadata import with_offsets
 from harness.features.attention import node_reference
@@ -244,6 +245,13 @@ class ShardOfOneTpRankNotInTheGradientNorm(Fault):
 class LossAveragedPerMicroBatch(Fault):
     def on_loss(self, loss: Tensor, tokens: Tensor, context: RankContext) -> tuple[Tensor, Tensor]:
         return loss / tokens, torch.ones_like(tokens)
+
+
+@injects("mean-of-a-micro-batch-over-another-count")
+class MeanOfAMicroBatchOverAnotherCount(DataPathEdited):
+    def __init__(self) -> None:
+        function = "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss"
+        super().__init__(Edit(function, "/= torch.clamp(num_tokens, min=1)", "/= num_tokens + 1"))
 
 
 @injects("token-count-of-one-cp-rank-lost")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from harness.core.cell.layout import Layout
 from harness.core.outcomes import Lane
 from harness.core.packing.documents import DocumentsConfig
+from harness.core.packing.options import PackingOptions
 from harness.faults.spec import CP, DP, ONE, PP, TP, FaultSpec
+from harness.upstreams.megatron_lm.spec import SFT
 
 # A row with a single one-token document: with cp 2 it is padded to four slots, and rank 1 has only padding.
 _ONE_TOKEN = DocumentsConfig(mode="adversarial", max_seq_len=64, lengths=(62, 1, 64))
@@ -126,6 +128,19 @@ NORMALISATION: tuple[FaultSpec, ...] = (
         why="one rank with micro-batches of unequal token counts",
         lane=Lane.NUMERICS,
         checks=("token_count", "parameter_gradients", "grad_norm"),
+        where={"step": 0},
+    ),
+    FaultSpec(
+        name="mean-of-a-micro-batch-over-another-count",
+        fault_class="normalisation",
+        summary="without per-token loss the sum of a micro-batch is divided by one token too many",
+        modelled_on="D9: NVIDIA/Megatron-LM a22c40e8d6; 1.6",
+        layout=DP,
+        why="two replicas with unequal token counts",
+        data_path=SFT.name,
+        options=PackingOptions(calculate_per_token_loss=False),
+        lane=Lane.NUMERICS,
+        checks=("parameter_gradients", "grad_norm"),
         where={"step": 0},
     ),
     FaultSpec(

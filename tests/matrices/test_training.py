@@ -14,6 +14,7 @@ CELLS = [
     "tp1-pp2-cp1-sft-cosine-warm1",
     "tp1-pp1-cp1-dp2-sft-wsd-last2-warm0.3-distopt-on",
     "tp2-pp1-cp1-dp2-sft-warm2-wdlinear-wd0.1-to0.3-distopt-overlap",
+    "tp1-pp2-cp1-dp2-sft-meanloss-avgcoll",
 ]
 
 

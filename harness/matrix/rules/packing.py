@@ -278,18 +278,17 @@ _BRIDGE_WITH_CP = "Megatron-Bridge ConfigContainer.validate: fine-tuning with CP
 
 def per_token_loss_with_cp(config: CellConfig) -> str | None:
     cp = config.layout.cp
-    if cp == 1 or config.options.calculate_per_token_loss or config.path.step_mean:
+    path, means = config.path, not config.options.calculate_per_token_loss
+    if cp == 1 or not means or path.step_mean or path.loss_on_every_context_rank:
         return None
-    base = f"cp {cp} splits each document over {cp} ranks, and calculate_per_token_loss is false"
-    if not config.path.own:
-        return f"{base}: a rank whose tokens are all masked would divide by 0 tokens"
     uneven = _uneven(config)
     if uneven is None:
         return None
     step, micro_batch, shares = uneven
     return (
-        f"{base}: in step {step}, micro-batch {micro_batch}, the ranks have {', '.join(map(str, shares))} unmasked "
-        "tokens, and each divides by its own count"
+        f"cp {cp} splits each document over {cp} ranks, and calculate_per_token_loss is false: in step {step}, "
+        f"micro-batch {micro_batch}, the ranks have {', '.join(map(str, shares))} unmasked tokens, and each divides by "
+        "its own count"
     )
 
 
@@ -330,15 +329,6 @@ def no_average_with_per_token_loss(config: CellConfig) -> str | None:
     return "calculate_per_token_loss divides by the tokens of all ranks; average_in_collective would divide again"
 
 
-def per_token_loss_only(config: CellConfig) -> str | None:
-    if config.options.calculate_per_token_loss or config.path.step_mean or config.path.own:
-        return None
-    return (
-        "calculate_per_token_loss is false, so gradients are comparable between equal rows only, and no control has "
-        f"the rows of packing {config.data_path}"
-    )
-
-
 def smoothing_without_other_heads(config: CellConfig) -> str | None:
     if not config.train.label_smoothing or config.model.mtp is None:
         return None
@@ -355,15 +345,16 @@ def smoothing_of_shards(config: CellConfig) -> str | None:
 
 
 LOSS_RULES: tuple[Rule, ...] = (
-    Rule("loss.per-token-with-cp", _BRIDGE_WITH_CP, per_token_loss_with_cp),
+    Rule(
+        "loss.per-token-with-cp",
+        "Megatron-LM forward_step_calc_loss: each context rank divides by its own tokens",
+        per_token_loss_with_cp,
+    ),
     Rule("loss.no-average-with-cp", _BRIDGE_WITH_CP, no_average_with_cp),
     Rule(
         "loss.no-average-with-per-token",
         "Megatron-LM DistributedDataParallel: cannot average in collective with per-token loss",
         no_average_with_per_token_loss,
-    ),
-    Rule(
-        "loss.per-token-only", "harness: packed and unpacked losses are comparable only per token", per_token_loss_only
     ),
     Rule(
         "loss.smoothing-mtp",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness.core.cell.config import CellConfig
 from harness.matrix.rules.packing import with_option
 from harness.matrix.rules.rule import Rule
+from harness.upstreams.megatron_bridge.spec import IN_BATCH, LONG, OFFLINE
 
 
 def pad_cu_seqlens_needs_max_length(config: CellConfig) -> str | None:
@@ -25,6 +26,13 @@ def pad_cu_seqlens_has_path(config: CellConfig) -> str | None:
     return f"packing {config.data_path} does not pad cu_seqlens; only {with_option('pad_cu_seqlens')} does"
 
 
+def means_under_cp(config: CellConfig) -> str | None:
+    cp = config.layout.cp
+    if cp == 1 or config.options.calculate_per_token_loss or config.path not in (OFFLINE, IN_BATCH, LONG):
+        return None
+    return f"cp is {cp} and calculate_per_token_loss is false: on a rank whose tokens are all masked the loss was NaN"
+
+
 BRIDGE_RULES: tuple[Rule, ...] = (
     Rule(
         "packing.pad-cu-seqlens-max-length",
@@ -35,6 +43,9 @@ BRIDGE_RULES: tuple[Rule, ...] = (
         "packing.pad-cu-seqlens-metadata",
         "Megatron-Bridge data/packing/gpt_sft.py: pack metadata asserted when the dataset is built",
         pad_cu_seqlens_needs_metadata,
+    ),
+    Rule(
+        "loss.bridge-means-with-cp", "Megatron-Bridge ConfigContainer.validate: fine-tuning with CP > 1", means_under_cp
     ),
     Rule("packing.pad-cu-seqlens-path", "harness: Megatron-Bridge offline packing only", pad_cu_seqlens_has_path),
 )

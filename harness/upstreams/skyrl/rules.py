@@ -35,6 +35,15 @@ def worker_packs(config: CellConfig) -> str | None:
     return "remove_microbatch_padding is false, and the harness observes SkyRL's loss of packed rows only"
 
 
+def worker_means_over_step(config: CellConfig) -> str | None:
+    if config.trainer != "skyrl" or config.options.calculate_per_token_loss:
+        return None
+    return (
+        "calculate_per_token_loss is false, and the loss of SkyRL's trainer is the mean over a step's tokens in any "
+        "case: its collator divides the loss mask by their number"
+    )
+
+
 def worker_evaluates(config: CellConfig) -> str | None:
     if config.trainer != "skyrl" or not config.train.eval_interval:
         return None
@@ -52,6 +61,11 @@ SKYRL_RULES: tuple[Rule, ...] = (
         "trainer.skyrl-optimizer",
         "SkyRL make_megatron_module: use_distributed_optimizer is True",
         worker_shards_optimizer,
+    ),
+    Rule(
+        "loss.skyrl-means",
+        "SkyRL DefaultCollator: the loss mask is scaled by the tokens of a step",
+        worker_means_over_step,
     ),
     Rule("trainer.skyrl-evaluation", "SkyRL MegatronPolicyWorkerBase", worker_evaluates),
     Rule("trainer.skyrl-packing", "harness: the adapters of upstream's trainers", worker_packs),

@@ -18,11 +18,11 @@ from harness.matrix.rules.table import rejections
     [
         (1, True, False, set()),
         (2, True, False, set()),
-        (1, False, False, {"loss.per-token-only"}),
-        (2, False, False, {"loss.per-token-with-cp", "loss.per-token-only"}),
+        (1, False, False, set()),
+        (2, False, False, {"loss.per-token-with-cp"}),
         (1, True, True, {"loss.no-average-with-per-token"}),
         (2, True, True, {"loss.no-average-with-cp", "loss.no-average-with-per-token"}),
-        (1, False, True, {"loss.per-token-only"}),
+        (1, False, True, set()),
     ],
 )
 def test_the_loss_is_summed_per_token_and_never_averaged_in_the_collective(

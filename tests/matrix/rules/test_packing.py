@@ -312,12 +312,23 @@ def test_only_nemo_rl_fuses_its_loss() -> None:
     }
 
 
-def test_a_mean_over_the_step_needs_no_per_token_loss() -> None:
-    """verl's; of other paths gradients would be those of means over micro-batches."""
-    assert reasons(cell("verl", Layout(cp=2), calculate_per_token_loss=False)) == {}
-    assert "calculate_per_token_loss is false" in " ".join(
-        reasons(cell("sft", Layout(), calculate_per_token_loss=False)).values()
-    )
+@pytest.mark.parametrize(
+    ("path", "layout", "rejected"),
+    [
+        ("sft", Layout(tp=2, dp=2), []),
+        ("skyrl", Layout(dp=2), []),
+        ("sft", Layout(cp=2), ["loss.per-token-with-cp"]),
+        ("verl", Layout(cp=2), []),  # its loss is the mean over the step
+        ("megatron_rl", Layout(cp=2), []),  # every context rank has the loss of whole rows
+        ("nemo_rl", Layout(), ["loss.nemo-rl-means"]),
+        ("bridge_offline", Layout(), []),
+        ("bridge_offline", Layout(cp=2), ["loss.bridge-means-with-cp", "loss.per-token-with-cp"]),
+    ],
+)
+def test_micro_batches_have_equal_weights_where_upstream_gives_them_these(
+    path: str, layout: Layout, rejected: list[str]
+) -> None:
+    assert list(reasons(cell(path, layout, calculate_per_token_loss=False))) == rejected
 
 
 def test_no_framework_of_rollouts_pads_rows_to_seq_length() -> None:

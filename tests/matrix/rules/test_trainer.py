@@ -223,6 +223,8 @@ def test_skyrls_worker_shards_the_optimizer_packs_and_neither_evaluates_nor_inte
     assert found.reason.startswith("distributed_optimizer is off, and SkyRL's worker always shards")
     (found,) = rejections(of_skyrl(options=PackingOptions(remove_microbatch_padding=False)))
     assert found.rule == "trainer.skyrl-packing"
+    (found,) = rejections(of_skyrl(options=PackingOptions(calculate_per_token_loss=False)))
+    assert found.rule == "loss.skyrl-means"
     (found,) = rejections(of_skyrl(train=replace(of_skyrl().train, eval_interval=1)))
     assert found.rule == "trainer.skyrl-evaluation"
     (found,) = rejections(of_skyrl(layout=Layout(pp=2, vpp=2), micro_batch_size=1))
