@@ -49,6 +49,8 @@ DRAWN: dict[str, Values] = {
     **dict.fromkeys(("tp", "pp", "cp", "dp", "ep"), (1, 2, 4)),
     "etp": (0, 1, 2),
     "vpp": (1, 2),
+    **dict.fromkeys(("first_stage_layers", "last_stage_layers"), (None, 1, 2)),
+    "stages": (None, "Et|tL", "Ett|ttL", "E|t|tL", "Ettt||L", "Et|m|L", "Et|t||tL"),
     "micro_batch_size": (1, 2, 3),
     "data_files": (1, 2),
     "documents": ("adversarial", "uncut", "plain", "multi_turn", "delimited", "images"),

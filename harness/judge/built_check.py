@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from harness.core.cell.axis_values import BUILT_IN_TRAINERS
-from harness.core.cell.upstream_config import Difference, asked, differences, listed
+from harness.core.cell.upstream_config import OF_STAGES, Difference, asked, differences, listed
 from harness.core.run.records import BuiltSeen, RankRecord
 from harness.core.text import counted
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -87,9 +87,12 @@ def _not_asked(evidence: CellEvidence) -> str:
 
 def _not_the_controls(evidence: CellEvidence, control: CellEvidence) -> str:
     known = {built.of: built.values for record in control.records.values() for built in record.built}
-    return _first(
-        evidence, lambda built: differences(built.values, known.get(built.of, built.values)), "control's", "control"
-    )
+
+    def mismatches(built: BuiltSeen) -> list[Difference]:
+        found = differences(built.values, known.get(built.of, built.values))
+        return [difference for difference in found if difference.field not in OF_STAGES]
+
+    return _first(evidence, mismatches, "control's", "control")
 
 
 def _first(

@@ -179,6 +179,19 @@ class Expected:
         chunks = range(self.layout.vpp)
         return sorted(layer for chunk in chunks for layer in self.layout.layers(self.model.spread, stage, chunk))
 
+    def chunks_with_weights(self, stage: int) -> list[int]:
+        """Return the chunks of a stage with weights: `stages` may leave chunks without a part of the model."""
+        layout, mtp = self.layout, self.model.mtp is not None
+        ends = {(0, 0), (layout.pp - 1, layout.vpp - 1)}
+        ends |= {(layout.prediction_stage, layout.vpp - 1)} if mtp else set()
+        layers = (layout.layers(self.model.spread, stage, chunk) for chunk in range(layout.vpp))
+        return [chunk for chunk, held in enumerate(layers) if held or (stage, chunk) in ends]
+
+    def has_norms(self, stage: int) -> bool:
+        """Return whether a stage has norms; with prediction layers the final one is beside the last layer."""
+        mtp, layout = self.model.mtp is not None, self.layout
+        return bool(self.layers(stage)) or stage == (layout.prediction_stage if mtp else layout.pp - 1)
+
     def outputs(self, place: Coordinates) -> list[int]:
         """Return the layers with a fingerprint of the output, 0 for the embedding; of equal tp ranks, the first."""
         if not self.fingerprints or (place.tp and not self.layout.sp):
@@ -432,8 +445,9 @@ def _model(expected: Expected, record: RankRecord) -> Iterator[str]:
     """Require layer outputs, gradients, updates, the optimizer and predictions of every part of the model."""
     at = record.place
     yield from _outputs(record.activations, expected.outputs(at), record.activations)
-    if bool(record.parameters) != expected.fingerprints:
-        wanted = "some" if expected.fingerprints else "none"
+    with_weights = expected.chunks_with_weights(at.pp)
+    if bool(record.parameters) != (expected.fingerprints and bool(with_weights)):
+        wanted = "none" if record.parameters else "some"
         yield f"parameters: {len(record.parameters)} recorded, {wanted} expected"
     if len({parameter.name for parameter in record.parameters}) != len(record.parameters):
         yield "parameters: one is listed twice"
@@ -456,7 +470,8 @@ def _model(expected: Expected, record: RankRecord) -> Iterator[str]:
         yield f"gradient_scales: of chunks {scaled_chunks}, not {chunks}"
     trained = {".experts." in parameter.name for parameter in record.parameters} if scaled_chunks else set()
     for kind, experts in (("dense", False), ("experts", True)):
-        held = [getattr(recorded, kind) is not None for recorded in record.gradient_scales]
+        scales = [recorded for recorded in record.gradient_scales if recorded.chunk in with_weights]
+        held = [getattr(recorded, kind) is not None for recorded in scales]
         # Some chunks have no experts, and with adapters some have no dense weight that trains.
         whole = all(held) if kind == "dense" and expected.model.peft is None else any(held)
         if experts in trained and not whole:
@@ -484,9 +499,12 @@ def _optimizer(expected: Expected, record: RankRecord, updated: bool) -> Iterato
     if optimizer is None:
         yield from ["optimizer is missing"] if expected.fingerprints else []
         return
+    stage = record.place.pp
+    if not expected.chunks_with_weights(stage):
+        return
     needed = ["gradients", "weights", "matrix_decays"]
     needed += ["moments"] if updated else []
-    needed += ["vector_decays"] if expected.model.peft is None else []
+    needed += ["vector_decays"] if expected.model.peft is None and expected.has_norms(stage) else []
     yield from (f"optimizer: {name} is empty" for name in needed if not getattr(optimizer, name))
 
 
@@ -604,7 +622,7 @@ def _states(expected: Expected, record: RankRecord) -> Iterator[str]:
     names = [(parameter.name, parameter.sharded) for parameter in record.parameters]
     for number, state in enumerate(record.states):
         held = [(parameter.name, parameter.sharded) for parameter in state.parameters]
-        if not held or (names and held != names):
+        if bool(held) != bool(expected.chunks_with_weights(record.place.pp)) or (names and held != names):
             yield f"states: after step {state.after}: parameters are not those of step 0"
         if exact and not all(parameter.digest for parameter in state.parameters):
             yield f"states: after step {state.after}: digests are missing"

@@ -32,7 +32,6 @@ _EVALUATED = "an evaluation has the documents of one step, every train.eval_inte
 _EPSILON = "norms of the harness's models have the epsilon 1e-5"
 _NORMS = "norms of the harness's models do not add 1 to their weights"
 _ROTARY = "rotary positions of the harness's models are not scaled, and rotate whole heads in every layer: leave it out"
-_STAGES = "the layers of a stage follow from pp and vpp, which split them evenly, or from `|` in model.pattern"
 _ORDER = "the harness's plan has the order of ranks tp-cp-ep-dp-pp, upstream's default: leave it out"
 _AXES = {
     "tensor_model_parallel_size": "tp",
@@ -41,6 +40,13 @@ _AXES = {
     "expert_model_parallel_size": "ep",
     "num_layers_per_virtual_pipeline_stage": "vpp",
     "num_virtual_stages_per_pipeline_rank": "vpp",
+    "decoder_first_pipeline_num_layers": "first_stage_layers",
+    "decoder_last_pipeline_num_layers": "last_stage_layers",
+    "num_layers_in_first_pipeline_stage": "first_stage_layers",
+    "num_layers_in_last_pipeline_stage": "last_stage_layers",
+    "account_for_embedding_in_pipeline_split": "embedding_as_layer",
+    "account_for_loss_in_pipeline_split": "loss_as_layer",
+    "pipeline_model_parallel_layout": "stages",
     "sequence_parallel": "sp",
     "micro_batch_size": "micro_batch_size",
     "bf16": "dtype",
@@ -118,13 +124,6 @@ _REASONS = {
     "rotary_seq_len_interpolation_factor": _ROTARY,
     "seq_len_interpolation_factor": _ROTARY,
     "no_rope_freq": _ROTARY,
-    "decoder_first_pipeline_num_layers": _STAGES,
-    "decoder_last_pipeline_num_layers": _STAGES,
-    "num_layers_in_first_pipeline_stage": _STAGES,
-    "num_layers_in_last_pipeline_stage": _STAGES,
-    "pipeline_model_parallel_layout": _STAGES,
-    "account_for_embedding_in_pipeline_split": _STAGES,
-    "account_for_loss_in_pipeline_split": _STAGES,
     "use_tp_pp_dp_mapping": _ORDER,
     "make_vocab_size_divisible_by": "the vocabulary is not padded, so that every layout has the same one",
     "spec": "the axes attention and model.pattern decide the layers",
@@ -239,11 +238,8 @@ _HAVE = {
     **{name: "false" for name, reason in _REASONS.items() if reason in (_NORMS, _ORDER)},
     **dict.fromkeys(("squared_relu", "quick_geglu", "openai_gelu"), "false"),
     **dict.fromkeys(("rotary_interleaved", "use_rope_scaling", "rope_scaling"), "false"),
-    **dict.fromkeys(("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"), "false"),
 }
-_HAVE_NOT = [
-    name for name, reason in _REASONS.items() if reason in (_ROTARY, _STAGES, _UPDATES, _TRAINED) and name not in _HAVE
-]
+_HAVE_NOT = [name for name, reason in _REASONS.items() if reason in (_ROTARY, _UPDATES, _TRAINED) and name not in _HAVE]
 _SHRUNK = ("window_size", "hybrid_layer_pattern", "hybrid_override_pattern")  # texts that are sizes
 _NOT_COMPARED = ("moe_token_dispatcher_type",)
 

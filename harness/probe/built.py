@@ -300,4 +300,6 @@ def _text(value: Any) -> str:
         keywords = ", ".join(f"{key}: {_text(element)}" for key, element in value.keywords.items())
         return f"{_text(value.func)}({keywords})" if keywords else _text(value.func)
     name = getattr(value, "__qualname__", None) or type(value).__qualname__
+    if name == "PipelineParallelLayerLayout":
+        return json.dumps(str(value))  # the text that it was parsed from
     return str(name)

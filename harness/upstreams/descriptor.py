@@ -80,6 +80,7 @@ class DataPath:
     returns_log_probs: bool = False  # maps log-probabilities of packed slots back to documents
     hands_padding_mask: bool = False  # passes routers a mask of padding slots
     tokens_on_last_stage: bool = False  # passes tokens to the last stage, as multi-token prediction needs
+    predicts_by_stages: bool = False  # passes tokens and labels to the stage to which `stages` assigns it
     predicts_on_any_stage: bool = False  # passes tokens and labels to the stage that model.mtp.stage names
     sets_pad_between_seqs: bool = False  # in PackedSeqParams, if the release has that field
 

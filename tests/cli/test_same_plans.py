@@ -15,7 +15,7 @@ from tests.goldens import assert_golden
 
 GOLDEN = Path(__file__).parent / "golden"
 MAX_LISTED = 500  # cells of a matrix
-PLANNED = ("cells", "rejected", "excluded", "selection", "left_out")  # of `plan --json`, whatever the machine
+PLANNED = ("cells", "rejected", "excluded", "selection", "profiles")  # of `plan --json`, whatever the machine
 
 
 @pytest.mark.slow

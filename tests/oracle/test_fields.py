@@ -102,8 +102,7 @@ def test_every_field_of_qwen3_vl_is_in_a_group() -> None:
 
 def test_no_field_has_two_answers() -> None:
     harmless, absent, read = (set(chain.from_iterable(table.values())) for table in (HARMLESS, NOT_MODELLED, MODELLED))
-    of_tower = {"account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"}  # which has no stages
-    assert absent & read == of_tower
+    assert absent & read == set()
     assert harmless & absent == set()
     assert harmless & read == {"bias_activation_fusion", "calculate_per_token_loss", "rope_scaling_factor"}
 

@@ -180,7 +180,9 @@ def resumed_layout(value: str, layout: Layout) -> Layout:
     if layout.world_size % each:
         raise ValueError(f"{layout.world_size} ranks are not divisible by tp x pp x cp = {each}")
     sp = sizes["tp"] > 1 and (layout.sp or layout.tp == 1)
-    return replace(layout, **sizes, dp=layout.world_size // each, sp=sp)
+    same_stages = (sizes["pp"], sizes["vpp"]) == (layout.pp, layout.vpp)
+    stages = layout if same_stages else layout.split_evenly  # what is said of other stages fits no longer
+    return replace(stages, **sizes, dp=layout.world_size // each, sp=sp)
 
 
 def split_for_both(layout: Layout, other: Layout) -> Layout:

@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from harness.core.setting import labels, setting
+from harness.core.cell.stages import DECODER, PREDICTION, checked_stages, split_over_stages, stages_of
+from harness.core.setting import count, labels, setting
 
-# The number of layers, split evenly over model chunks; or the number in each chunk.
+# The number of layers, split over model chunks by the layout; or the number in each chunk.
 Layers = int | tuple[int, ...]
+_MOST_LAYERS = 1_024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +56,56 @@ class Layout:
         later=True,
     )
     vpp: int = _size("Model chunks per pipeline stage.", upstream="virtual_pipeline_model_parallel_size", le=1_024)
+    first_stage_layers: int | None = count(
+        None,
+        "Layers of the first pipeline stage; the stages without a number of their own share the rest evenly.",
+        le=_MOST_LAYERS,
+        upstream="num_layers_in_first_pipeline_stage",
+        aliases=("decoder_first_pipeline_num_layers",),
+        label="first{}",
+        later=True,
+    )
+    last_stage_layers: int | None = count(
+        None,
+        "Layers of the last pipeline stage.",
+        le=_MOST_LAYERS,
+        upstream="num_layers_in_last_pipeline_stage",
+        aliases=("decoder_last_pipeline_num_layers",),
+        label="last{}",
+        later=True,
+    )
+    embedding_as_layer: bool = setting(
+        False,
+        doc="The embedding counts as a layer where layers are split over stages.",
+        upstream="account_for_embedding_in_pipeline_split",
+        label="embedding-as-layer",
+        later=True,
+    )
+    loss_as_layer: bool = setting(
+        False,
+        doc="The output layer and the loss count as one, likewise.",
+        upstream="account_for_loss_in_pipeline_split",
+        label="loss-as-layer",
+        later=True,
+    )
+    stages: str | None = setting(
+        None,
+        doc="What each model chunk holds, [a letter each](models.md#pipeline-stages); if omitted, layers are split "
+        "evenly.",
+        check=checked_stages,
+        upstream="pipeline_model_parallel_layout",
+        values='letters, e.g. `"Ett|t*3|tL"`',
+        label="stages-{}",
+        later=True,
+    )
     sp: bool = setting(
         False, doc="Sequence parallel; auto: on exactly when tp > 1.", upstream="sequence_parallel", auto=True
     )
 
     def name_parts(self) -> list[str]:
         """Return parts of a cell's name: sizes, and `nosp` where sequence parallel could be on but is off."""
-        sizes = labels(replace(self, sp=False))
+        shown = "-".join(map(_chunk_name, stages_of(self.stages))) if self.stages else None
+        sizes = labels(replace(self, sp=False, stages=shown))
         return [*sizes, "nosp"] if self.tp > 1 and not self.sp else sizes
 
     @property
@@ -91,12 +136,36 @@ class Layout:
         """Return the global rank at the coordinates; the inverse of `coordinates`."""
         return ((place.pp * self.dp + place.dp) * self.cp + place.cp) * self.tp + place.tp
 
+    @property
+    def splits_unevenly(self) -> bool:
+        """Whether the layout itself says how layers are split over stages."""
+        sizes = (self.first_stage_layers, self.last_stage_layers, self.stages)
+        return any(size is not None for size in sizes) or self.embedding_as_layer or self.loss_as_layer
+
+    @property
+    def split_evenly(self) -> Layout:
+        """The layout with layers split evenly over stages."""
+        counted = {"embedding_as_layer": False, "loss_as_layer": False}
+        return replace(self, first_stage_layers=None, last_stage_layers=None, stages=None, **counted)
+
     def chunk_sizes(self, layers: Layers) -> tuple[int, ...]:
-        """Layers of each model chunk, in the order in which a token passes them."""
+        """Return the layers of each model chunk, in the order in which a token passes them."""
         count = self.pp * self.vpp
-        if isinstance(layers, int):
-            return (layers // count,) * count
-        return layers if count > 1 else (sum(layers),)
+        if not isinstance(layers, int):
+            return layers if count > 1 else (sum(layers),)
+        if count == 1:
+            return (layers,)
+        if self.stages:
+            return tuple(chunk.count(DECODER) for chunk in stages_of(self.stages))
+        return split_over_stages(
+            layers,
+            self.pp,
+            self.vpp,
+            first=self.first_stage_layers,
+            last=self.last_stage_layers,
+            embedding=self.embedding_as_layer,
+            loss=self.loss_as_layer,
+        )
 
     def layers(self, layers: Layers, pp: int, chunk: int = 0) -> range:
         """Return the global layer numbers (from 1) of one model chunk of a stage.
@@ -117,9 +186,16 @@ class Layout:
         """Return the pipeline stage that holds the global layer number."""
         return self.chunk_of_layer(layers, layer) % self.pp
 
+    @property
+    def prediction_stage(self) -> int:
+        """The stage whose last chunk has the layers of multi-token prediction, if the model has some."""
+        chunks = stages_of(self.stages) if self.stages else []
+        placed = [number % self.pp for number, chunk in enumerate(chunks) if PREDICTION in chunk]
+        return placed[0] if placed and len(chunks) == self.pp * self.vpp else self.pp - 1
+
     def ends(self, wanted: int | None, pp: int, chunk: int) -> bool:
-        """Return whether a chunk of stage `pp` is the last one of the `wanted` stage; None: the last stage."""
-        return (pp, chunk) == (self.pp - 1 if wanted is None else wanted, self.vpp - 1)
+        """Return whether a chunk of stage `pp` is the last one of stage `wanted`; None: that of prediction layers."""
+        return (pp, chunk) == (self.prediction_stage if wanted is None else wanted, self.vpp - 1)
 
     @property
     def alignment(self) -> int:
@@ -131,3 +207,8 @@ class Layout:
         zigzag = 2 * self.cp if self.cp > 1 else 1
         sequence = self.cp * self.tp if self.sp and self.tp > 1 else 1
         return math.lcm(zigzag, sequence)
+
+
+def _chunk_name(chunk: str) -> str:
+    """A chunk as part of a cell's name, which is also a file name: its decoder layers, and `m` for prediction."""
+    return f"{chunk.count(DECODER)}{'m' if PREDICTION in chunk else ''}"

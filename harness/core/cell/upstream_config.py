@@ -60,6 +60,7 @@ def model_fields(config: CellConfig) -> dict[str, Any]:
     model = config.model
     fields = {
         **upstream_of(config.layout),
+        "mtp_standalone": model.mtp is not None and config.layout.prediction_stage != config.layout.pp - 1,
         **upstream_of(model),
         **upstream_of(config.options),
         "kv_channels": model.head,
@@ -188,6 +189,17 @@ def weight_decay(config: CellConfig) -> float:
 def optimizer_fields(config: CellConfig) -> dict[str, Any]:
     """Return fields of OptimizerConfig: Adam's; gradients are clipped only if the cell asks for it."""
     return {"lr": config.train.lr, "min_lr": config.train.min_lr, "clip_grad": 0.0, **config.args.numbers()}
+
+
+# Fields that say which stage holds which layers. The control has one stage; of the cell itself they are compared.
+OF_STAGES = (
+    "num_layers_in_first_pipeline_stage",
+    "num_layers_in_last_pipeline_stage",
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+    "pipeline_model_parallel_layout",
+    "mtp_standalone",
+)
 
 
 # The fields that may differ between a cell and its control. Whatever is not in this table makes another model or

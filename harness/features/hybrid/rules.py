@@ -25,6 +25,18 @@ def interleaving_needs_cuts(config: CellConfig) -> str | None:
     )
 
 
+def stages_by_cuts(config: CellConfig) -> str | None:
+    """Return why the layout must not say which stage has which layers of a pattern."""
+    layout, pattern = config.layout, config.model.pattern
+    if not pattern or not layout.splits_unevenly:
+        return None
+    if layout.stages or layout.embedding_as_layer or layout.loss_as_layer:
+        return f"model.pattern with stages, embedding_as_layer or loss_as_layer: cut the pattern with {CUT} instead"
+    if CUT in pattern:
+        return f"model.pattern is cut with {CUT}, so first_stage_layers and last_stage_layers must not be set"
+    return None
+
+
 def heads_by_ranks(config: CellConfig) -> str | None:
     """Recurrent layers exchange slots for heads over cp, so that a rank has all slots of some heads."""
     model, layout = config.model, config.layout
@@ -64,6 +76,11 @@ _PATTERN = "Megatron-LM 0.19 models/hybrid/hybrid_layer_allocation.py select_pip
 HYBRID_RULES: tuple[Rule, ...] = (
     Rule("hybrid.cuts-by-stages", f"{_PATTERN}: number of segments", cuts_by_stages),
     Rule("hybrid.interleaving-needs-cuts", f"{_PATTERN}: no virtual stages without them", interleaving_needs_cuts),
+    Rule(
+        "hybrid.stages",
+        "Megatron-LM validate_args: what --hybrid-layer-pattern must not be used with; select_pipeline_segment",
+        stages_by_cuts,
+    ),
     Rule(
         "hybrid.heads-by-ranks",
         "Megatron-LM TransformerConfig (gated_delta_net) and MambaContextParallel: heads % (TP * CP) == 0",

@@ -51,7 +51,7 @@ def deepstack_on_first_stage(config: CellConfig) -> str | None:
     vision, layout = config.model.vision, config.layout
     if vision is None:
         return None
-    held = config.model.layers // layout.pp
+    held = layout.chunk_sizes(config.model.layers)[0]
     if vision.deepstack <= held:
         return None
     return (

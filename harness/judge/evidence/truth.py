@@ -51,7 +51,7 @@ def layers_with(config: CellConfig, stage: int, chunk: int, letters: str) -> lis
     model, layout = config.model, config.layout
     wanted = model.numbers_of(letters)
     layers = [layer for layer in layout.layers(model.spread, stage, chunk) if layer in wanted]
-    if model.mtp and is_last(config, stage, chunk):
+    if model.mtp and layout.ends(None, stage, chunk):
         layers += range(model.layers + 1, model.layers + 1 + model.mtp.layers)
     return layers
 

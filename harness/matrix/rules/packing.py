@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from harness.core.cell.config import CellConfig
+from harness.core.cell.layout import Layout
+from harness.core.cell.stages import DECODER, PREDICTION, stages_of
 from harness.core.packing.arithmetic import PAD
 from harness.core.packing.documents import MIXES, DocumentsConfig, documents_of_step
 from harness.core.packing.options import DEFAULT_OPTIONS, align_up
@@ -18,11 +21,58 @@ _EVEN_SHARDS = "harness: the probe shards whole heads, rows and layers evenly"
 
 
 def layers_by_pp(config: CellConfig) -> str | None:
-    layout = config.layout
+    layout, layers = config.layout, config.model.layers
+    if not isinstance(config.model.spread, int) or layout.stages:
+        return None  # hybrid.cuts, layout.stages
     stages = layout.pp * layout.vpp
-    if not isinstance(config.model.spread, int):
-        return None  # hybrid.cuts
-    return not_divisible("model.layers", config.model.layers, f"pp {layout.pp} x vpp {layout.vpp} = {stages}", stages)
+    by = f"pp {layout.pp} x vpp {layout.vpp} = {stages}"
+    if layout.first_stage_layers is not None or layout.last_stage_layers is not None:
+        return _layers_between(layout, layers)
+    if not (layout.embedding_as_layer or layout.loss_as_layer):
+        return not_divisible("model.layers", layers, by, stages)
+    counted = " + 1" * (layout.embedding_as_layer + layout.loss_as_layer)
+    whole = layers + layout.embedding_as_layer + layout.loss_as_layer
+    return not_divisible(f"model.layers {layers}{counted} =", whole, by, stages)
+
+
+def _layers_between(layout: Layout, layers: int) -> str | None:
+    """Return why the layers of the first or last stage, or what they leave for the others, cannot be split."""
+    given = {"first_stage_layers": layout.first_stage_layers, "last_stage_layers": layout.last_stage_layers}
+    own = {name: size for name, size in given.items() if size is not None}
+    if layout.embedding_as_layer or layout.loss_as_layer:
+        return f"{' and '.join(own)} with embedding_as_layer or loss_as_layer: set one or the other"
+    uneven = (not_divisible(name, size, f"vpp {layout.vpp}", layout.vpp) for name, size in own.items())
+    if found := next(filter(None, uneven), None):
+        return found
+    rest, stages = layers - sum(own.values()), layout.pp - len(own)
+    left = f"model.layers {layers}{''.join(f' - {name} {size}' for name, size in own.items())} = {rest}"
+    if rest < 0 or stages < 0 or bool(rest) != bool(stages):
+        return f"{left} layers for the other {stages} of pp {layout.pp} stages"
+    by = f"{stages} other stages x vpp {layout.vpp} = {stages * layout.vpp}"
+    return not_divisible(f"{left}, and", rest, by, stages * layout.vpp) if stages else None
+
+
+def stages_by_pp(config: CellConfig) -> str | None:
+    """Return why `stages` says how another model or number of chunks is placed."""
+    layout, model = config.layout, config.model
+    if layout.stages is None:
+        return None
+    chunks, wanted = stages_of(layout.stages), layout.pp * layout.vpp
+    if layout.split_evenly != replace(layout, stages=None):
+        return "stages with first_stage_layers, last_stage_layers, embedding_as_layer or loss_as_layer: set one of them"
+    if len(chunks) != wanted:
+        return f"stages has {len(chunks)} chunks, and the layout has pp {layout.pp} x vpp {layout.vpp} = {wanted}"
+    predicting = model.mtp.layers if model.mtp else 0
+    for part, name, count in ((DECODER, "model.layers", model.layers), (PREDICTION, "model.mtp.layers", predicting)):
+        if (found := "".join(chunks).count(part)) != count:
+            return f"stages has {found} x {part}, and {name} is {count}"
+    number = next((number for number, chunk in enumerate(chunks) if PREDICTION in chunk), wanted - 1)
+    if number // layout.pp != layout.vpp - 1:
+        return f"stages has {PREDICTION} in chunk {number}, and prediction layers are in the last chunk of their stage"
+    if number % layout.pp == 0 and layout.pp > 1:
+        # Upstream means to refuse it too, but looks at all chunks of the first stage except this one.
+        return f"stages has {PREDICTION} on the first stage, whose embedding would not learn from it"
+    return None
 
 
 def heads_by_tp(config: CellConfig) -> str | None:
@@ -129,7 +179,16 @@ def _row_count(
 
 
 LAYOUT_RULES: tuple[Rule, ...] = (
-    Rule("layout.layers-by-pp", "Megatron-LM TransformerConfig: num_layers % (PP * VPP) == 0", layers_by_pp),
+    Rule(
+        "layout.layers-by-pp",
+        "Megatron-LM TransformerConfig.__post_init__ and get_num_layers_to_build: what stages and chunks share evenly",
+        layers_by_pp,
+    ),
+    Rule(
+        "layout.stages",
+        "Megatron-LM TransformerConfig.__post_init__ and PipelineParallelLayerLayout.validate_layer_layout",
+        stages_by_pp,
+    ),
     Rule("layout.heads-by-tp", "Megatron-LM TransformerConfig: num_attention_heads % TP == 0", heads_by_tp),
     Rule(
         "layout.kv-heads-by-tp",

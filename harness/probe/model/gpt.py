@@ -70,6 +70,7 @@ def initialize_parallel(config: CellConfig, device: Device) -> Groups:
         # Copies of the groups over gloo are for checkpoints of a distributed optimizer, which this loop does not write.
         "create_gloo_process_groups": False,
         "expert_tensor_parallel_size": layout.expert_tp,
+        **_embedding_ranks(config),
     }
     initialize = partial(
         parallel_state.initialize_model_parallel,
@@ -88,6 +89,18 @@ def initialize_parallel(config: CellConfig, device: Device) -> Groups:
     # Upstream's layers ask for its named random states even when nothing is drawn from them.
     tensor_parallel.model_parallel_cuda_manual_seed(config.train.seed)
     return groups
+
+
+def _embedding_ranks(config: CellConfig) -> dict[str, Any]:
+    """Return which ranks of a pipeline have a copy of the embedding, if its prediction layers are not on the last one.
+
+    As pretrain_gpt.get_embedding_ranks; upstream's default is the first and the last rank, which fits all other cells.
+    """
+    stage = config.layout.prediction_stage
+    if config.model.mtp is None or stage == config.layout.pp - 1:
+        return {}
+    holders = {0, stage, *([config.layout.pp - 1] if config.model.tied else [])}
+    return {"get_embedding_ranks": lambda ranks: [ranks[holder] for holder in sorted(holders)]}
 
 
 def timeout_of(config: CellConfig) -> timedelta:
@@ -220,7 +233,8 @@ def _model(config: CellConfig, upstream: TransformerConfig, stage: int | None, a
     spec = TransformerBlockSubmodules(layer_specs=[layer_spec(config)] * layers, layer_norm=RMSNorm)
     if config.model.vision:
         return build_vision_model(config, upstream, spec, arguments)
-    return GPTModel(upstream, spec, **arguments, **mtp_arguments(config, upstream, spec, stage))
+    one = TransformerBlockSubmodules(layer_specs=[layer_spec(config)], layer_norm=RMSNorm)
+    return GPTModel(upstream, spec, **arguments, **mtp_arguments(config, upstream, one, stage))
 
 
 def hybrid_spec(config: CellConfig) -> Any:

@@ -30,6 +30,7 @@ from harness.core.setting import keys_of
 from harness.core.text import counted
 from harness.features.experts.config import MoeConfig
 from harness.features.hybrid.pattern import CUT, EXPERTS, MLP
+from harness.matrix.rules.packing import layers_by_pp, stages_by_pp
 from harness.matrix.rules.table import rejections
 from harness.upstreams.builtin.spec import REFERENCE
 
@@ -239,7 +240,10 @@ def normalized(config: CellConfig) -> CellConfig | None:
     if not config.model.moe or layout.tp * layout.cp * layout.dp % (layout.expert_tp * layout.ep):
         layout = replace(layout, etp=0)
     chunks = layout.pp * layout.vpp
-    layers = config.model.layers // chunks * chunks
+    smaller, layers = replace(config, layout=layout), config.model.layers
+    if stages_by_pp(smaller) or layers_by_pp(smaller):
+        layout = layout.split_evenly
+    layers = layers if layout.splits_unevenly else layers // chunks * chunks
     if not layers or (config.model.pattern and layers != config.model.layers):
         return None
     documents = config.documents
@@ -476,6 +480,11 @@ DIMENSIONS: tuple[Dimension, ...] = (
         value=attrgetter("micro_batch_size"),
         smaller=lambda config: [replace(config, micro_batch_size=number) for number in _fewer(config.micro_batch_size)],
         count=attrgetter("micro_batch_size"),
+    ),
+    Dimension(
+        name="stages",
+        value=lambda config: "uneven" if config.layout.splits_unevenly else "even",
+        smaller=lambda config: [replace(config, layout=config.layout.split_evenly)],
     ),
     _size("ep"),
     _size("dp"),

@@ -32,6 +32,7 @@ UNPACKED = DataPath(
     trainers=("megatron",),
     hands_padding_mask=True,
     tokens_on_last_stage=True,
+    predicts_by_stages=True,
     predicts_on_any_stage=True,
 )
 REFERENCE = DataPath(
@@ -46,6 +47,7 @@ REFERENCE = DataPath(
     counts_work=True,
     hands_padding_mask=True,
     tokens_on_last_stage=True,
+    predicts_by_stages=True,
     predicts_on_any_stage=True,
     sets_pad_between_seqs=True,
 )

@@ -174,9 +174,15 @@ def model_flags(config: CellConfig, others: Mapping[str, Any]) -> list[str]:
         "transformer-impl": "local",
         "tokenizer-type": "NullTokenizer",
     }
-    # Hybrid models take virtual stages from the cuts of their pattern.
-    if layout.vpp > 1 and not model.hybrid:
+    # Hybrid models take virtual stages from the cuts of their pattern, others from those of `stages`.
+    if layout.vpp > 1 and not model.hybrid and not layout.stages:
         values["num-virtual-stages-per-pipeline-rank"] = layout.vpp
+    stages = {
+        "decoder-first-pipeline-num-layers": layout.first_stage_layers,
+        "decoder-last-pipeline-num-layers": layout.last_stage_layers,
+        "pipeline-model-parallel-layout": layout.stages,
+    }
+    values |= {name: value for name, value in stages.items() if value is not None}
     if model.mtp:  # get_batch then gives the last stage tokens
         values |= {"mtp-num-layers": model.mtp.layers, "mtp-loss-scaling-factor": model.mtp.loss_factor}
     switches = ["group-query-attention", "swiglu", "use-cpu-initialization"]
@@ -186,5 +192,7 @@ def model_flags(config: CellConfig, others: Mapping[str, Any]) -> list[str]:
     switches += ["no-masked-softmax-fusion", "no-gradient-accumulation-fusion"]
     switches += ["sequence-parallel"] if layout.sp else []
     switches += ["bf16"] if config.dtype == "bf16" else []
+    switches += ["account-for-embedding-in-pipeline-split"] if layout.embedding_as_layer else []
+    switches += ["account-for-loss-in-pipeline-split"] if layout.loss_as_layer else []
     values |= others
     return [f"--{name}={value}" for name, value in values.items()] + [f"--{name}" for name in switches]

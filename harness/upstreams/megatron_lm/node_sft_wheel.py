@@ -164,10 +164,10 @@ class Wheel:
     def _predicts(self) -> bool:
         """Whether this stage holds the layers of multi-token prediction."""
         layout = self.context.config.layout
-        return self.context.config.model.mtp is not None and self.context.place.pp == layout.pp - 1
+        return self.context.config.model.mtp is not None and self.context.place.pp == layout.prediction_stage
 
     def batch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
-        middle = not (self.context.is_first(chunk) or self.context.is_last(chunk))
+        middle = not (self.context.reads_tokens(chunk) or self.context.reads_labels(chunk))
         return self._of_batch(iterator, middle) if self.reads_batch else self._of_iterator(iterator, middle)
 
     def _of_iterator(self, iterator: Iterator[Any] | None, middle: bool) -> Batch:

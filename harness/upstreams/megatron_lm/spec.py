@@ -108,6 +108,7 @@ SFT = DataPath(
     chats=True,
     sft_flag=True,
     tokens_on_last_stage=True,
+    predicts_by_stages=True,
 )
 INTER_DOCUMENT = DataPath(
     name="inter_document",
@@ -120,6 +121,7 @@ INTER_DOCUMENT = DataPath(
     trainers=("megatron",),
     only_trained=True,
     tokens_on_last_stage=True,
+    predicts_by_stages=True,
 )
 SFT_SCHEDULER = DataPath(
     name="sft_scheduler",

@@ -29,6 +29,11 @@ def test_sizes_have_the_names_of_megatron() -> None:
         "expert_tensor_parallel_size": 0,
         "virtual_pipeline_model_parallel_size": 1,
         "sequence_parallel": False,
+        "num_layers_in_first_pipeline_stage": None,
+        "num_layers_in_last_pipeline_stage": None,
+        "account_for_embedding_in_pipeline_split": False,
+        "account_for_loss_in_pipeline_split": False,
+        "pipeline_model_parallel_layout": None,
     }
 
 

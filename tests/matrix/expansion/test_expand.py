@@ -181,7 +181,8 @@ def test_a_rule_rejects_with_its_id_source_and_arithmetic() -> None:
         Rejection(
             rule="layout.layers-by-pp",
             reason="model.layers 4 is not divisible by pp 3 x vpp 1 = 3: 4 = 1 * 3 + 1",
-            source="Megatron-LM TransformerConfig: num_layers % (PP * VPP) == 0",
+            source="Megatron-LM TransformerConfig.__post_init__ and get_num_layers_to_build: what stages and chunks "
+            "share evenly",
         ),
     )
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from harness.core.cell.config import CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.packing.documents import DocumentsConfig, documents_of_step
 from harness.core.packing.packers import plan_step
+from harness.features.prediction.config import MtpConfig
 from harness.matrix.rules.table import RULES, rejections
 
 
@@ -25,10 +27,10 @@ def cell(
     model: ModelConfig | None = None,
     train: TrainConfig | None = None,
     documents: DocumentsConfig | None = None,
-    **layout: int,
+    **layout: Any,
 ) -> CellConfig:
     return CellConfig(
-        layout=Layout(**layout, sp=layout.get("tp", 1) > 1),  # type: ignore[arg-type]
+        layout=Layout(**layout, sp=layout.get("tp", 1) > 1),
         data_path=data_path,
         micro_batch_size=micro_batch_size,
         model=model or ModelConfig(),
@@ -46,6 +48,57 @@ def cell(
             {"pp": 2, "vpp": 2},
             "model.layers 6 is not divisible by pp 2 x vpp 2 = 4",
         ),
+        (
+            "layout.layers-by-pp",
+            {"layers": 6},
+            {"pp": 2, "embedding_as_layer": True},
+            "model.layers 6 + 1 = 7 is not divisible by pp 2 x vpp 1 = 2: 7 = 3 * 2 + 1",
+        ),
+        (
+            "layout.layers-by-pp",
+            {"layers": 8},
+            {"pp": 3, "first_stage_layers": 1},
+            "model.layers 8 - first_stage_layers 1 = 7, and 7 is not divisible by 2 other stages x vpp 1 = 2",
+        ),
+        (
+            "layout.layers-by-pp",
+            {"layers": 8},
+            {"pp": 2, "vpp": 2, "last_stage_layers": 3},
+            "last_stage_layers 3 is not divisible by vpp 2",
+        ),
+        (
+            "layout.layers-by-pp",
+            {"layers": 4},
+            {"pp": 2, "first_stage_layers": 2, "last_stage_layers": 1},
+            "model.layers 4 - first_stage_layers 2 - last_stage_layers 1 = 1 layers for the other 0 of pp 2 stages",
+        ),
+        (
+            "layout.layers-by-pp",
+            {"layers": 4},
+            {"pp": 2, "first_stage_layers": 2, "loss_as_layer": True},
+            "first_stage_layers with embedding_as_layer or loss_as_layer",
+        ),
+        (
+            "layout.stages",
+            {},
+            {"pp": 2, "stages": "Et|t|ttL"},
+            "stages has 3 chunks, and the layout has pp 2 x vpp 1 = 2",
+        ),
+        ("layout.stages", {}, {"pp": 2, "stages": "Et|ttL"}, "stages has 3 x t, and model.layers is 4"),
+        ("layout.stages", {}, {"pp": 2, "stages": "Ettt|tmL"}, "stages has 1 x m, and model.mtp.layers is 0"),
+        ("layout.stages", {}, {"pp": 2, "stages": "Ett|ttL", "first_stage_layers": 2}, "set one of them"),
+        (
+            "layout.stages",
+            {"mtp": MtpConfig()},
+            {"pp": 2, "vpp": 2, "stages": "Ett|ttm||L"},
+            "stages has m in chunk 1, and prediction layers are in the last chunk of their stage",
+        ),
+        (
+            "layout.stages",
+            {"mtp": MtpConfig()},
+            {"pp": 2, "vpp": 2, "stages": "Ett|tt|m|L"},
+            "stages has m on the first stage, whose embedding would not learn from it",
+        ),
         ("layout.heads-by-tp", {"heads": 2, "kv_heads": 2}, {"tp": 4}, "model.heads 2 is not divisible by tp 4"),
         (
             "layout.kv-heads-by-tp",
@@ -59,7 +112,7 @@ def cell(
     ],
 )
 def test_a_size_that_does_not_divide_is_rejected_and_the_nearest_that_does_is_not(
-    rule: str, model: dict[str, int], sizes: dict[str, int], expected: str
+    rule: str, model: dict[str, Any], sizes: dict[str, Any], expected: str
 ) -> None:
     found = reason(rule, cell(model=ModelConfig(**model), **sizes))
     assert found is not None

@@ -106,14 +106,26 @@ def reason(rule: str, config: CellConfig) -> str | None:
         (
             "mtp.stage",
             cell(pp=2, model=ON_FIRST),
-            "has its prediction layers on the last stage",
+            "to train with prediction layers there, write m into stages",
             cell(pp=2, train=FETCHES, model=ON_FIRST),
         ),
         (
             "mtp.stage",
+            cell(pp=3, train=FETCHES, model=ON_FIRST, stages="Ett|ttm|L"),
+            "model.mtp.stage is 0, and stages has m on stage 1",
+            cell(pp=2, train=FETCHES, model=ON_FIRST),
+        ),
+        (
+            "mtp.tokens",
             cell("sft", pp=2, train=FETCHES, model=ON_FIRST),
-            "packing sft reads for prediction on the last stage only",
+            "needs tokens on stage 0, and packing sft passes none",
             cell("scheduler", pp=2, train=FETCHES, model=ON_FIRST),
+        ),
+        (
+            "mtp.tokens",
+            cell("bridge_offline", pp=3, model=PREDICTING, stages="Ett|ttm|L"),
+            "needs tokens on stage 1, and packing bridge_offline passes none",
+            cell("sft", pp=3, model=PREDICTING, stages="Ett|ttm|L"),
         ),
         (
             "mtp.stage",
@@ -233,6 +245,18 @@ def hybrid(pattern: str, model: dict[str, Any] | None = None, **layout: Any) -> 
             hybrid("M-", {"hidden": 96, "heads": 12, "kv_heads": 4}, cp=6),
             "model.kv_heads 4 / tp 1 = 4 groups, neither a multiple nor a divisor of cp 6",
             hybrid("M-", {"hidden": 96, "heads": 12, "kv_heads": 6}, cp=6),
+        ),
+        (
+            "hybrid.stages",
+            hybrid("*-*-", pp=2, stages="Ett|ttL"),
+            "model.pattern with stages, embedding_as_layer or loss_as_layer: cut the pattern with | instead",
+            hybrid("*-*-", pp=2, first_stage_layers=1),
+        ),
+        (
+            "hybrid.stages",
+            hybrid("*|-*-", pp=2, first_stage_layers=1),
+            "model.pattern is cut with |, so first_stage_layers and last_stage_layers must not be set",
+            hybrid("*|-*-", pp=2),
         ),
         ("hybrid.parts", hybrid("*-", {"mtp": MtpConfig()}), WITHOUT, hybrid("*-")),
         ("hybrid.parts", hybrid("*-", {"mla": MlaConfig()}), WITHOUT.replace("mtp", "mla"), hybrid("*-")),
