@@ -209,7 +209,7 @@ def test_a_hook_that_upstream_calls_otherwise_is_blamed_on_neither_side(tmp_path
     failure = recorded(tmp_path, lambda: upstream.calls(hook, Hooked(), None, None, weight=None))
     assert failure.message.startswith("PredictionRecorder._before_output() got an unexpected keyword argument")
     assert blamed(failure) == ("unknown", "absent-name")
-    assert "upstream calls harness/probe/hooks/layers.py otherwise" in failure.absent
+    assert "upstream calls harness/probe/hooks/layers.py with other arguments" in failure.absent
 
 
 def test_a_wrong_argument_of_upstream_to_its_own_function_is_blamed_on_upstream(tmp_path: Path, upstream: Any) -> None:
