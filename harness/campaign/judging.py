@@ -33,7 +33,7 @@ from harness.core.run.run_plan import PlannedCell, RunPlan
 from harness.core.secrets import without_secrets
 from harness.core.serialization import from_jsonable, loads, to_jsonable
 from harness.core.stack import Version
-from harness.core.upstream import HEADS
+from harness.core.upstream import heads
 from harness.infra import screen
 from harness.infra.process import brief, keep_traceback, no_collection
 from harness.infra.screen import environment_secrets
@@ -214,7 +214,7 @@ class RanksSeen:
         """Add the facts that the ranks of a cell recorded; return the cell."""
         for record in evidence.records.values():
             for proof in record.imports:
-                if proof.module in HEADS:
+                if proof.module in heads():
                     head = Version(name=proof.module, version=proof.version)
                     self._import(evidence.cell.config.stack, head, proof.path)
             self.hosts.update({record.environment["host"]} if "host" in record.environment else ())
@@ -233,9 +233,9 @@ class RanksSeen:
 
     def join(self, other: RanksSeen) -> None:
         """Add what other ranks reported."""
-        for stack, heads in other.by_stack.items():
+        for stack, imported in other.by_stack.items():
             own_heads = self.by_stack.setdefault(stack, [])
-            own_heads += [head for head in heads if head not in own_heads]
+            own_heads += [head for head in imported if head not in own_heads]
         for name, paths in other.imports.items():
             own_paths = self.imports.setdefault(name, [])
             own_paths += [path for path in paths if path not in own_paths]

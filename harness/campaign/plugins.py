@@ -26,6 +26,7 @@ def active() -> tuple[Plugin, ...]:
         adders = _adders()
         problems = [wrong for plugin in plugins for entry in plugin.entries if (wrong := _added(plugin, entry, adders))]
         problems += _without_adapter(plugins)
+        problems = problems or _of_projects(plugins)
         if problems:
             active.cache_clear()
             raise InputError(problems)
@@ -56,6 +57,25 @@ def _without_adapter(plugins: tuple[Plugin, ...]) -> list[Problem]:
     ]
 
 
+def _of_projects(plugins: tuple[Plugin, ...]) -> list[Problem]:
+    """Return a problem for each project that names a data path, a project or a gate that is not there.
+
+    Only once all plug-ins are loaded: a project may name what another entry point, or plug-in, brings.
+    """
+    from harness.infra.files import matrix_path
+    from harness.upstreams.table import DATA_PATHS, PROJECTS
+
+    found = []
+    entries = [(plugin, entry) for plugin in plugins for entry in plugin.entries if entry.group == "projects"]
+    for plugin, entry in entries:
+        project = PROJECTS[entry.name]
+        absent = [f"the data path {project.data_path!r}"] if project.data_path not in DATA_PATHS else []
+        absent += [f"the project {pin.project!r}" for pin in project.pins if pin.project not in PROJECTS]
+        absent += [f"the gate {project.gate}"] if project.gate and not matrix_path(project.gate).is_file() else []
+        found += [problem(str(plugin), entry, f"names {what}, which is not there") for what in absent]
+    return found
+
+
 def _adders() -> dict[str, Add]:
     """Return how an entry of each group is added. The only place that changes the tables of the launcher."""
     from harness.core.cell.axis_values import BUILDERS, TRAINERS
@@ -84,6 +104,7 @@ def _adders() -> dict[str, Add]:
         return wrong
 
     return {
+        "projects": _add_project,
         "data_paths": _add_data_path,
         "adapters": lambda name, _: _add(name, adapters, adapters, name),
         "trainers": lambda name, _: _add(name, TRAINERS, TRAINERS, name),
@@ -104,6 +125,16 @@ def _add_data_path(name: str, path: Any) -> str:
         return wrong
     DATA_PATHS[name] = path
     ADDED.extend(limit_of(path, limit) for limit in path.limits)
+    return ""
+
+
+def _add_project(name: str, project: Any) -> str:
+    from harness.upstreams.project import Project
+    from harness.upstreams.table import PROJECTS
+
+    if wrong := _not_a(Project, project) or _misnamed(name, project.name) or _taken(name, PROJECTS):
+        return wrong
+    PROJECTS[name] = project
     return ""
 
 

@@ -92,9 +92,10 @@ def run(
     cells that had ended are judged.
     """
     from harness.cli.commands import run as run_command
+    from harness.inputs.working_tree import matrix_here
 
     with _as_command(show):
-        file = matrix_path(os.fspath(matrix))
+        file = matrix_here(matrix_path(os.fspath(matrix)))
         options = RunOptions(
             only=only,
             expression=expression,
@@ -163,10 +164,11 @@ def expand(
 ) -> Expansion:
     """Return the cells that `run` would run, and the combinations that rules reject, with reasons; starts nothing."""
     from harness.campaign.plan_run import plan_run
+    from harness.inputs.working_tree import matrix_here
 
     with _as_command(False):
         options = PlanOptions(only=only, expression=expression, settings=_settings(settings), cluster=cluster)
-        return plan_run(matrix_path(os.fspath(matrix)), options).plan.expansion
+        return plan_run(matrix_here(matrix_path(os.fspath(matrix))), options).plan.expansion
 
 
 def compare(

@@ -124,9 +124,9 @@ def _run_commands(commands: argparse._SubParsersAction[Any]) -> None:
             add_options(command, VerdictOptions)
             add_view(command)
             command.add_argument("--errors", action="store_true", help="also retry the cells that ended as ERROR")
-    listed = commands.add_parser("list", help="list runs, finished or not, stacks or plug-ins")
-    what = "runs, the stacks that come with the harness, or installed plug-ins (default: %(default)s)"
-    listed.add_argument("what", nargs="?", choices=("runs", "stacks", "plugins"), default="runs", help=what)
+    listed = commands.add_parser("list", help="list runs, finished or not, stacks, projects or plug-ins")
+    what = "runs, stacks that come with the harness, projects that stacks check out, or plug-ins (default: %(default)s)"
+    listed.add_argument("what", nargs="?", choices=("runs", "stacks", "projects", "plugins"), default="runs", help=what)
     listed.add_argument("--limit", type=count, default=20, metavar="N", help="the newest N (default: %(default)s)")
     add_json(listed)
     add_run_parent(listed)
@@ -283,6 +283,10 @@ def _main(words: list[str]) -> int:
         protect_new_files()
         if arguments.command not in _WITHOUT_PLUGINS:
             plugins.active()
+        if (matrix := getattr(arguments, "matrix", None)) and arguments.command != "bisect":
+            from harness.inputs.working_tree import matrix_here
+
+            arguments.matrix = [*map(matrix_here, matrix)] if isinstance(matrix, list) else matrix_here(matrix)
         return dispatch(arguments, announce.without_secrets(command))
     except InputError as error:
         from harness.reporting.console import print_problems
@@ -422,7 +426,8 @@ def _list(arguments: argparse.Namespace) -> int:
         return listing.list_runs(arguments.run_dir, limit=arguments.limit, as_json=arguments.json)
     if arguments.json:
         raise InputError("--json of `harness list` is for runs; `harness explain RECIPE` shows the layers of a stack")
-    return listing.list_stacks() if arguments.what == "stacks" else listing.list_plugins()
+    others = {"stacks": listing.list_stacks, "projects": listing.list_projects, "plugins": listing.list_plugins}
+    return others[arguments.what]()
 
 
 def _explain(arguments: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.cell.axis_values import HARNESS
+from harness.core.packing.options import DEFAULT_OPTIONS
 from harness.core.text import counted
 from harness.infra import file_system
 from harness.infra.command import Answer, ask
@@ -25,6 +26,8 @@ from harness.launch.doctor import infiniband_ports
 from harness.launch.local import cores, gpus_here
 from harness.launch.slurm.client import SlurmClient, minutes
 from harness.matrix.stacks.recipes import RECIPES, WORKING_TREE, WorkingTree
+from harness.upstreams.megatron_lm.project import MEGATRON_LM
+from harness.upstreams.table import PROJECTS
 
 TEMPLATES = Path(__file__).parent / "templates"
 _SYSTEM = Path("/")
@@ -36,14 +39,6 @@ _LAYOUTS = ((1, 1, 1), (1, 1, 2), (2, 2, 1))  # tp, pp, cp
 _LARGE_LAYOUTS = ((2, 4, 1), (2, 2, 2))  # with middle pipeline stages, and with all three
 _FOR_LARGE = 8  # ranks
 _FOR_ALL = 4  # ranks, without them
-# Project of a checkout -> data path that tests it, and a mix of documents that it takes in every layout.
-_STACK_PATHS = {
-    "megatron-lm": ("sft", "adversarial"),
-    "megatron-bridge": ("bridge_offline", "uncut"),
-    "skyrl": ("skyrl", "adversarial"),
-    "skyrl-train": ("skyrl", "adversarial"),
-    "nemo-rl": ("nemo_rl", "adversarial"),
-}
 _PROFILE_NODES = 4
 _PROFILE_MINUTES = 60
 _PROFILE_RANKS = 8
@@ -176,8 +171,7 @@ def _lines_of(file: Path) -> Iterable[str]:
 
 def matrix_text(machine: Machine, name: str, path: Path, cluster: bool) -> str:
     """Return the file's text. `cluster`: whether there is a profile, too, whose nodes may have other devices."""
-    project = machine.tree.project if machine.tree else "megatron-lm"
-    data_path, documents = _STACK_PATHS[project]
+    project = PROJECTS[machine.tree.project] if machine.tree else MEGATRON_LM
     stack, why = _software(machine)
     on_cpu = machine.gpus < _FOR_ALL and not cluster
     large = (machine.cores if on_cpu else machine.gpus) >= _FOR_LARGE
@@ -187,10 +181,14 @@ def matrix_text(machine: Machine, name: str, path: Path, cluster: bool) -> str:
         "path": path,
         "name": name,
         "batch": 8,
-        "documents": documents,
+        "documents": project.documents,
         "layouts": [*_LAYOUTS, *(_LARGE_LAYOUTS if large else ())],
         "more": [] if large else _LARGE_LAYOUTS,
-        "packing": ["reference", data_path],
+        "packing": ["reference", project.data_path],
+        "title": project.title,
+        "options": project.options
+        and {"reference": {name: getattr(DEFAULT_OPTIONS, name) for name in project.options}}
+        | {project.data_path: project.options},
         "stack": stack,
         "why": why,
         "device": "cpu" if on_cpu and machine.gpus else "",

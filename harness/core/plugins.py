@@ -14,8 +14,8 @@ from harness.core.errors import InputError, Problem
 
 PREFIX = "packing_harness."  # of the names of groups
 # What the launcher loads, and what ranks load.
-LAUNCHER_GROUPS = ("data_paths", "checks", "rules", "notifiers")
-NODE_GROUPS = ("data_paths", "adapters", "trainers", "models")
+LAUNCHER_GROUPS = ("projects", "data_paths", "checks", "rules", "notifiers")
+NODE_GROUPS = ("projects", "data_paths", "adapters", "trainers", "models")
 GROUPS = tuple(dict.fromkeys((*LAUNCHER_GROUPS, *NODE_GROUPS)))
 
 

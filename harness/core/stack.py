@@ -33,7 +33,7 @@ def stack_name(value: str) -> str:
 class Checkout:
     """A project's code at a ref of a git repository."""
 
-    package: str  # a key of harness.matrix.stacks.recipes.PROJECTS
+    package: str  # a key of harness.upstreams.table.PROJECTS
     repository: str  # absolute path, or URL
     ref: str  # commit, tag or branch; empty: the repository's working tree, with its changes
     revert: tuple[str, ...] = ()  # commits to revert on it, in this order

@@ -8,31 +8,40 @@ be compared and contain no local paths. A script in the root of a checkout is ".
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-# Distribution -> its top module. In the order in which they say what was under test, the most specific first.
-DISTRIBUTIONS: Mapping[str, str] = {
-    "megatron-core": "megatron.core",
-    "megatron-bridge": "megatron.bridge",
-    "skyrl": "skyrl",
-    "skyrl-train": "skyrl_train",
-    "nemo-rl": "nemo_rl",
-    "verl": "verl",
-    "transformer-engine": "transformer_engine",
-    "torch": "torch",
-}
+from harness.upstreams.table import PROJECTS
+
+_BESIDE = {"transformer-engine": "transformer_engine", "torch": "torch"}
 # Modules of the wheel and of checkouts of Megatron-LM that no distribution is named after.
 TRAINING_MODULES = ("megatron.training", "pretrain_gpt")
-# The modules whose version and file every rank records.
-HEADS = (*DISTRIBUTIONS.values(), *TRAINING_MODULES)
 # Matrices run releases from 0.14 and commits of 0.13; of older ones some data paths do not run, others crash.
 OLDEST_CORE = (0, 13)
 
 
+def distributions() -> dict[str, str]:
+    """Return distribution -> its top module, of every project, those of plug-ins too.
+
+    In the order in which they say what was under test, the most specific first.
+    """
+    return {project.distribution: project.modules[0] for project in PROJECTS.values()} | _BESIDE
+
+
+def heads() -> tuple[str, ...]:
+    """Return the modules whose version and file every rank records."""
+    return (*distributions().values(), *TRAINING_MODULES)
+
+
+def code_packages() -> tuple[str, ...]:
+    """Return the top-level modules of the code under test."""
+    modules = (module for project in PROJECTS.values() for module in project.modules)
+    return tuple(dict.fromkeys(name.partition(".")[0] for name in (*modules, _BESIDE["transformer-engine"])))
+
+
 def distribution_of(module: str) -> str:
     """Return the distribution of a top module, e.g. "megatron-bridge" of "megatron.bridge"."""
-    named = {top: name for name, top in DISTRIBUTIONS.items()}
+    named = {top: name for name, top in distributions().items()}
     return named.get(module, module.replace("_", "-"))
 
 
@@ -57,12 +66,6 @@ HARNESS = "harness"
 KERNEL = "kernel"  # the harness's replacement of a kernel: it may refuse what the real one accepts
 UNOWNED = "unowned"  # torch, the standard library, other packages: what they raise is blamed on their caller
 
-# Top-level modules of the code under test.
-CODE_PACKAGES = (
-    *dict.fromkeys(head.partition(".")[0] for head in HEADS if head != "torch"),
-    "gpt_builders",  # further modules of Megatron-LM
-    "model_provider",
-)
 _FAULT = re.compile(r"harness/(faults/node_|\w+/\w+/node_faults)")  # injected faults count as upstream code
 _KERNELS = (
     "harness/runtime/device/cpu_stubs.py:",
@@ -99,7 +102,7 @@ def owner_of(frame: str) -> str:
     if frame.startswith(_KERNELS):
         return KERNEL
     top = frame.partition(":")[0].partition("/")[0].removesuffix(".py")
-    return CODE if top in CODE_PACKAGES else HARNESS if top == "harness" else UNOWNED
+    return CODE if top in code_packages() else HARNESS if top == "harness" else UNOWNED
 
 
 def deciding(frames: Iterable[str]) -> tuple[str, str]:

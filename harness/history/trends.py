@@ -15,7 +15,7 @@ from harness.core.run.records import CellRole
 from harness.core.run.report import Report, ReportCell, ReportRejected
 from harness.core.serialization import dumps
 from harness.core.stack import StackFacts
-from harness.core.upstream import DISTRIBUTIONS
+from harness.core.upstream import distributions
 from harness.judge.stats.baseline import hardware_text
 
 _SHOWN_HASH = 12  # digits
@@ -143,7 +143,7 @@ def _version(software: StackFacts) -> str:
 
 def _identifying(packages: Mapping[str, str]) -> str:
     installed = [
-        f"{name} {packages[name]}" for name in DISTRIBUTIONS if packages.get(name, "not installed") != "not installed"
+        f"{name} {packages[name]}" for name in distributions() if packages.get(name, "not installed") != "not installed"
     ]
     return installed[0] if installed else ""
 

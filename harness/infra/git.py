@@ -152,6 +152,15 @@ def without_credentials(url: str) -> str:
     return re.sub(r"^([a-z+]+://[^/:@]*):[^/]*@", r"\1@", url)
 
 
+def repository_names(repository: str) -> list[str]:
+    """What a repository is called: the last part of its URL; of a folder, that of its remote `origin`, and its own."""
+    names = [repository]
+    if (folder := Path(repository)).is_dir():
+        remote = run(folder, "remote", "get-url", "origin")
+        names = [*remote.stdout.split("\n", 1)[:1], folder.name]
+    return [last for name in names if (last := re.split(r"[/:]", name.rstrip("/"))[-1].removesuffix(".git"))]
+
+
 def environment() -> dict[str, str]:
     """This process's environment, without variables that name another repository or let git ask for a password."""
     kept = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_REPOSITORY}

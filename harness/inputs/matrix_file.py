@@ -20,6 +20,7 @@ from harness.inputs import yaml_file
 from harness.inputs.working_tree import working_tree
 from harness.matrix.load import Matrix, load
 from harness.matrix.problems import refuse_secrets, shown
+from harness.matrix.stacks.recipes import TreeOf
 
 _LENGTH = re.compile(r"[0-9]{1,20}")
 _MAX_PROBLEMS = 20  # reported per file
@@ -27,10 +28,12 @@ _MAX_SHOWN = 30  # characters of a number
 _AXES_SECTION = "matrix"
 
 
-def read_matrix(path: Path, change: Callable[[Any], Any] = lambda values: values) -> Matrix:
+def read_matrix(
+    path: Path, change: Callable[[Any], Any] = lambda values: values, tree_of: TreeOf = working_tree
+) -> Matrix:
     """Return the matrix in a file; InputError with every problem, each with file, line and key.
 
-    `change`: applied to the file's values before they are checked.
+    `change`: applied to the file's values before they are checked. `tree_of`: finds the checkout of `working-tree`.
     """
     require_matrix(path)
     source = yaml_file.read(path)
@@ -40,7 +43,7 @@ def read_matrix(path: Path, change: Callable[[Any], Any] = lambda values: values
         file=source.file,
         path_of=lambda name: os.path.abspath(path.parent / expanded(name)),  # noqa: PTH100 - keeps symbolic links
         lines=source.lines,
-        tree_of=working_tree,
+        tree_of=tree_of,
         read_lengths=lambda name: read_lengths(path.parent / name),
     )
 

@@ -25,7 +25,7 @@ from harness.core.run.record_file import digest_of_choices
 from harness.core.run.records import SCHEMA_VERSION, CellResult, LegSeen, RankRecord, ReportedStep, StepSeen
 from harness.core.run.tensor_records import ActivationSeen, ParameterSeen
 from harness.core.serialization import to_jsonable
-from harness.core.upstream import HEADS
+from harness.core.upstream import heads
 from harness.features.adapters.config import PeftConfig, is_adapter
 from harness.features.attention.limits import kind_of, possible_kinds
 from harness.features.hybrid.pattern import ATTENTION, EXPERTS, MIXERS
@@ -694,7 +694,7 @@ def _same_code(expected: Expected, records: Mapping[int, RankRecord]) -> Iterato
     proofs = {proof.module: proof for proof in records[ranks[0]].imports}
     for who, record in others:
         for proof in record.imports:
-            if who == "the control" and proof.module not in HEADS:
+            if who == "the control" and proof.module not in heads():
                 continue
             own = proofs.get(proof.module)
             if own is not None and own != proof:

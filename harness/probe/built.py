@@ -22,7 +22,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Coordinates
 from harness.core.cell.upstream_config import asked
 from harness.core.run.records import BuiltSeen, ImportProof, RankRecord
-from harness.core.upstream import CODE_PACKAGES, HEADS
+from harness.core.upstream import code_packages, heads
 from harness.features.vision.node_model import PACKAGE, language_of, tower_of
 from harness.oracle.fields import MODELLED
 
@@ -56,13 +56,13 @@ def import_all() -> None:
 def import_proof() -> list[ImportProof]:
     """Return the version and file of modules under test that are loaded in this process.
 
-    Only of the heads (core/upstream.HEADS), and of modules whose file is not where their head and name imply.
+    Only of the heads (core/upstream.heads), and of modules whose file is not where their head and name imply.
     """
     named = _files()
     return [
         ImportProof(module=name, version=_version(name), path=file)
         for name, file in named.items()
-        if name in HEADS or not _below_head(name, named)
+        if name in heads() or not _below_head(name, named)
     ]
 
 
@@ -74,7 +74,7 @@ def other_modules() -> dict[str, str]:
     named = _files()
     below_heads: dict[str, list[str]] = {}
     for name in named:
-        below = "" if name in HEADS else _below_head(name, named)
+        below = "" if name in heads() else _below_head(name, named)
         if below:
             below_heads.setdefault(str(_head(name)), []).append(below)
     return {head: " ".join(names) for head, names in below_heads.items()}
@@ -84,9 +84,8 @@ def _files() -> dict[str, str]:
     """Return the file of each loaded module under test, by the module's name."""
     # Everything under test runs from these packages; torch decides which kernels they call. Other packages would make
     # the proof long and decide nothing.
-    files = {
-        name: _file(name) for name in sorted(sys.modules) if name.split(".")[0] in CODE_PACKAGES or name == "torch"
-    }
+    tops = code_packages()
+    files = {name: _file(name) for name in sorted(sys.modules) if name.split(".")[0] in tops or name == "torch"}
     return {name: file for name, file in files.items() if file}
 
 
@@ -105,7 +104,7 @@ def _absolute(path: str) -> str:
 
 @cache
 def _head(name: str) -> str | None:
-    return next((head for head in HEADS if name == head or name.startswith(head + ".")), None)
+    return next((head for head in heads() if name == head or name.startswith(head + ".")), None)
 
 
 def _below_head(name: str, files: dict[str, str]) -> str:

@@ -102,7 +102,7 @@ class Bisection:
 
     find: Find
     kind: PointKind
-    project: str  # a key of harness.matrix.stacks.recipes.PROJECTS, or a distribution
+    project: str  # a key of harness.upstreams.table.PROJECTS, or a distribution
     repository: str  # absolute path of the clone; empty for releases
     good: End
     bad: End

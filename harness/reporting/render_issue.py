@@ -22,6 +22,7 @@ from harness.core.text import clip, counted, markdown_fence
 from harness.reporting.bisection import Bisection, Change, Find, PointKind, short
 from harness.reporting.render_markdown import code, text
 from harness.reporting.summaries import bound_label, versions
+from harness.upstreams.table import PROJECTS
 
 _PUBLIC = ("github.com", "gitlab.com", "huggingface.co", "pytorch.org", "nvidia.com", "python.org", "arxiv.org")
 _INTERNAL = r"(?:local|localdomain|internal|intern|intra|lan|corp|home|cluster|private)"
@@ -158,7 +159,6 @@ def _public_path(path: str) -> str:
     return f"PATH/TO/{'HOME' if folder.rpartition('/')[2] in _HOMES else name}"
 
 
-_NAMES = {"megatron-lm": "Megatron-LM", "megatron-bridge": "Megatron-Bridge", "skyrl": "SkyRL", "skyrl-train": "SkyRL"}
 _MAX_FINDINGS = 6
 _MAX_VALUE = 300
 _MAX_TRACEBACK = 24  # lines, of its end
@@ -228,7 +228,7 @@ def github(remote: str) -> str:
 
 def public_repository(project: str, remote: str) -> str:
     """Return the web address of a repository, or a path for the reader to fill in."""
-    return github(remote) or f"PATH/TO/{_NAMES.get(project, project)}"
+    return github(remote) or f"PATH/TO/{PROJECTS[project].title if project in PROJECTS else project}"
 
 
 def _sizes(config: CellConfig) -> str:

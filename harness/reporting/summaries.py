@@ -10,7 +10,7 @@ from harness.core.cell.timing import GpuState
 from harness.core.outcomes import Finding
 from harness.core.run.provenance import Provenance
 from harness.core.run.report import Report, Throughput
-from harness.core.upstream import DISTRIBUTIONS
+from harness.core.upstream import distributions
 
 
 class CanaryCount(NamedTuple):
@@ -45,7 +45,9 @@ def versions(provenance: Provenance, stack: str) -> dict[str, str]:
     packages = facts.versions
     imported_versions = {name: ", ".join(held) for name, held in imported.items()}
     trainers = ("megatron-bridge", "skyrl", "skyrl-train")  # shown where the stack has them
-    trainer_versions = {name: imported_versions.get(DISTRIBUTIONS[name]) or packages.get(name, "") for name in trainers}
+    trainer_versions = {
+        name: imported_versions.get(distributions()[name]) or packages.get(name, "") for name in trainers
+    }
     stubs, gloo_stubs = provenance.cpu_stubs, provenance.gloo_stubs
     return {
         "torch": imported_versions.get("torch") or packages.get("torch", "unknown"),

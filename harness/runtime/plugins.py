@@ -10,12 +10,13 @@ from harness.core.serialization import from_jsonable, loads
 from harness.probe.model.builders import MODELS
 from harness.upstreams.node_data_paths import ADAPTERS
 from harness.upstreams.node_trainers import TRAINERS
-from harness.upstreams.table import DATA_PATHS
+from harness.upstreams.table import DATA_PATHS, PROJECTS
 
 
 def activate(run: RunDir) -> None:
     """Load the plug-ins that the launcher named in the run directory. InputError when one cannot be imported here."""
     tables: dict[str, dict[str, Any]] = {
+        "projects": PROJECTS,
         "data_paths": DATA_PATHS,
         "adapters": ADAPTERS,
         "trainers": TRAINERS,

@@ -13,7 +13,7 @@ class KnownIssue:
     name: str
     link: str
     check: str
-    package: str = "megatron-core"  # the package of `releases`, a key of DISTRIBUTIONS
+    package: str = "megatron-core"  # the package of `releases`, a key of distributions()
     since: str  # first release that has it
     fixed: str = ""  # first release without it; empty: none is known
     data_path: str = ""  # empty: any

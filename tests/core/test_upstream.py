@@ -6,14 +6,14 @@ import pytest
 
 from harness.core.upstream import (
     CODE,
-    DISTRIBUTIONS,
     HARNESS,
-    HEADS,
     KERNEL,
     UNOWNED,
     deciding,
     distribution_of,
+    distributions,
     frame_text,
+    heads,
     owner_of,
     why_unsupported,
 )
@@ -29,12 +29,12 @@ def test_a_module_belongs_to_its_distribution(module: str, distribution: str) ->
 
 
 def test_every_module_with_a_version_is_recorded_once() -> None:
-    assert len(set(HEADS)) == len(HEADS)
-    assert {*DISTRIBUTIONS.values(), "megatron.training", "pretrain_gpt"} == set(HEADS)
+    assert len(set(heads())) == len(heads())
+    assert {*distributions().values(), "megatron.training", "pretrain_gpt"} == set(heads())
 
 
 def test_known_issues_name_distributions_whose_version_is_recorded() -> None:
-    assert {issue.package for issue in KNOWN_ISSUES} <= set(DISTRIBUTIONS)
+    assert {issue.package for issue in KNOWN_ISSUES} <= set(distributions())
 
 
 @pytest.mark.parametrize(

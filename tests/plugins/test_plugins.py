@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.core.outcomes import Outcome
 from harness.core.run.report import Report
-from harness.launch.stacks.build import uv_environment
 from harness.reporting.render_json import read_report
 from tests.cli.conftest import harness, only_run
+from tests.plugins.conftest import plugged
 
 MATRIX = f"""\
 name: plugged
@@ -32,29 +32,17 @@ matrix:
 """
 LISTED = """\
 packing-example 1.2
+  projects    example-framework  packing_example.framework:PROJECT
   data_paths  example  packing_example.data_path:EXAMPLE
+  data_paths  framework  packing_example.framework:FRAMEWORK
   checks      example_fullness  packing_example.launcher:FULLNESS
   rules       example.one-stage  packing_example.launcher:ONE_STAGE
   notifiers   file  packing_example.launcher:write_file
   adapters    example  packing_example.node:ExamplePath
+  adapters    framework  packing_example.node:FrameworkPath
   trainers    example  packing_example.node:ExampleTrainer
   models      halved  packing_example.node:halved
 """
-
-
-@pytest.fixture(scope="module")
-def site(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the example package, installed from its source by pip's rules."""
-    folder = tmp_path_factory.mktemp("plugins") / "site"
-    uv = [Path(sys.executable).with_name("uv"), "pip", "install", "--quiet", "--no-deps", "--python", sys.executable]
-    constraints = ["--build-constraints", root / "constraints.txt"]
-    source = root / "tests" / "plugins" / "example"
-    subprocess.run([*uv, *constraints, "--target", folder, source], check=True, env=uv_environment())
-    return folder
-
-
-def plugged(*arguments: str | Path, cwd: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    return harness(*arguments, cwd=cwd, env={"PYTHONPATH": str(site)})
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +140,16 @@ def distribution(site: Path, name: str, entries: str, code: str = "") -> None:
     (site / f"{name}.py").write_text(code)
 
 
+def project(name: str, **facts: Any) -> str:
+    """Code that makes a project X."""
+    given = {"title": "X", "distribution": "x", "repositories": ("x",), "modules": ("x",), "data_path": "sft"} | facts
+    arguments = ", ".join(f"{key}={value!r}" for key, value in given.items())
+    return (
+        f"from harness.upstreams.project import ON_TORCH, Project\n"
+        f"X = Project(name={name!r}, runs_on=(ON_TORCH,), {arguments})"
+    )
+
+
 @pytest.mark.parametrize(
     ("entries", "code", "said"),
     [
@@ -169,6 +167,20 @@ def distribution(site: Path, name: str, entries: str, code: str = "") -> None:
             "[packing_harness.checks]\nmine = broken:X\n",
             "from harness.judge.checks.table import CHECKS\nX = CHECKS[0]",
             "the entry point is named 'mine', and what it loads 'params_present'",
+        ),
+        ("[packing_harness.projects]\nx = broken:X\n", "X = 1", "must be a Project, not int"),
+        ("[packing_harness.projects]\nx = broken:X\n", project("X"), "the name 'X' of a project must be lower case"),
+        ("[packing_harness.projects]\nx = broken:X\n", project("x", modules=()), "modules of the project 'x' must be"),
+        ("[packing_harness.projects]\nverl = broken:X\n", project("verl"), "the name 'verl' is taken"),
+        (
+            "[packing_harness.projects]\nx = broken:X\n",
+            project("x", data_path="gone"),
+            "names the data path 'gone', which is not there",
+        ),
+        (
+            "[packing_harness.projects]\nx = broken:X\n",
+            project("x", gate="/no/gate.yaml"),
+            "names the gate /no/gate.yaml, which is not there",
         ),
         ("[packing_harness.trainers]\nmegatron = broken:X\n", "", "the name 'megatron' is taken"),
         ("[packing_harness.adapters]\nsft = broken:X\n", "", "the name 'sft' is taken"),

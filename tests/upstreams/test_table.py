@@ -5,20 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import harness.upstreams
-from harness.core.upstream import CODE, DISTRIBUTIONS, owner_of
+from harness.core.upstream import CODE, owner_of
 from harness.upstreams import node_trainers
-from harness.upstreams.table import DATA_PATHS, UPSTREAM_TRAINERS
+from harness.upstreams.table import DATA_PATHS, PROJECTS, UPSTREAM_TRAINERS
 
 FOLDER = Path(harness.upstreams.__file__).parent
 
 
 def test_errors_of_every_project_are_blamed_on_it() -> None:
-    projects = {spec.parent.name for spec in FOLDER.glob("*/spec.py")} - {"builtin"}
-    modules = {module.replace(".", "_"): module for module in DISTRIBUTIONS.values()}
-    modules["megatron_lm"] = modules["megatron_core"]
-    assert projects <= set(modules)
-    frames = [f"{modules[project].replace('.', '/')}/data.py:1 in pack" for project in projects]
-    assert [owner_of(frame) for frame in frames] == [CODE] * len(projects)
+    folders = {file.parent.name for file in FOLDER.glob("*/*.py")} - {"builtin"}
+    assert folders == {file.parent.name for file in FOLDER.glob("*/project.py")}
+    modules = {module.replace(".", "/") for project in PROJECTS.values() for module in project.modules}
+    assert {owner_of(f"{module}/data.py:1 in pack") for module in modules} == {CODE}
 
 
 def test_every_trainer_is_described_and_has_an_adapter_and_data() -> None:

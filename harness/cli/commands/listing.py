@@ -1,4 +1,4 @@
-"""`harness list`: the runs under a folder, finished or not, newest last; recipes of stacks; plug-ins."""
+"""`harness list`: the runs under a folder, finished or not, newest last; recipes of stacks; projects; plug-ins."""
 
 from __future__ import annotations
 
@@ -34,6 +34,19 @@ def list_stacks() -> int:
     width = max(map(len, RECIPES))
     for name, recipe in RECIPES.items():
         screen.out(screen.beside(f"{name:<{width}}  ", recipe.doc))
+    return EXIT_PASS
+
+
+def list_projects() -> int:
+    """Print each project that stacks can check out: how it is recognised, its data path and its gate."""
+    from harness.upstreams.table import PROJECTS
+
+    plugins.active()
+    width = max(map(len, PROJECTS))
+    for name, project in PROJECTS.items():
+        gate = f"; gate {Path(project.gate).stem}" if project.gate else "; no gate"
+        text = f"{project.title}: a tree with {project.signs[0]}; packing {project.data_path}{gate}"
+        screen.out(screen.beside(f"{name:<{width}}  ", text))
     return EXIT_PASS
 
 

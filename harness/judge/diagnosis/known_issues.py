@@ -14,7 +14,7 @@ from dataclasses import replace
 from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Finding, Severity
 from harness.core.run.records import RankRecord
-from harness.core.upstream import DISTRIBUTIONS
+from harness.core.upstream import distributions
 from harness.judge.diagnosis.ratios import stated_ratio
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.upstreams.issue import KnownIssue
@@ -37,7 +37,7 @@ def with_known(evidence: CellEvidence, findings: Sequence[Finding]) -> list[Find
 
 def release_of(records: Mapping[int, RankRecord], package: str = "megatron-core") -> Release | None:
     """Return the release of a package that all ranks recorded; None if none did or they differ."""
-    module = DISTRIBUTIONS[package]
+    module = distributions()[package]
     versions = {proof.version for record in records.values() for proof in record.imports if proof.module == module}
     return parse(next(iter(versions))) if len(versions) == 1 else None
 

@@ -27,13 +27,17 @@ from harness.infra import git
 from harness.infra.files import is_folder
 from harness.launch.stacks.artifact_store import folder, locked
 from harness.launch.stacks.build import Say
-from harness.matrix.stacks.recipes import PROJECTS
 from harness.matrix.stacks.section import is_url
+from harness.upstreams.table import PROJECTS
 
 _PLAIN_DIFF = ("--no-ext-diff", "--no-textconv", "--no-color", "--full-index", "--binary")
 _NOT_INSIDE = ("--ignore-submodules=dirty",)  # a submodule's commit is compared, its files are not
 FORGOTTEN_S = 30 * 86400.0  # after this time a user that has not released its worktree no longer counts
 _USERS = ".users"
+_ELSEWHERE = (
+    "start the command inside a checkout of it, or of another project of `harness list projects`, or name one under "
+    "`stacks:` of the matrix: {checkout: PATH, package: NAME}"
+)
 
 
 def repository_of(checkout: Checkout, *, fetch: bool) -> Path:
@@ -115,7 +119,14 @@ def commit_of(checkout: Checkout, *, fetch: bool) -> str:
     repository = repository_of(checkout, fetch=fetch)
     commit = _commit(repository, checkout.ref or "HEAD") if repository.exists() else None
     if commit is None and (why := why_other(checkout)):
-        raise InputError(f"{why}; start the command inside a checkout of it, or name one in the matrix")
+        raise InputError(Problem(message=why, hint=_ELSEWHERE))
+    if commit is None and not checkout.ref:
+        raise InputError(
+            Problem(
+                message=f"{checkout.repository} has {PROJECTS[checkout.package].title}, but no commit of it",
+                hint=f"only a git checkout can be under test, since a report names its commit; {_ELSEWHERE}",
+            )
+        )
     if commit is None:
         raise InputError(f"{checkout.repository} has no commit, tag or branch {checkout.ref or 'HEAD'!r}")
     return commit

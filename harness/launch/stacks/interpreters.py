@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from harness.core.errors import InfrastructureError, InputError, Problem
-from harness.core.upstream import HEADS
+from harness.core.upstream import heads
 
 OLDEST_PYTHON = (3, 10)  # that the probe supports
 _PROBE = """
@@ -43,7 +43,7 @@ class Interpreter:
     version: str
     prefix: str
     packages: dict[str, str] = field(default_factory=dict)  # distribution -> version
-    modules: dict[str, str] = field(default_factory=dict)  # module of HEADS that it has -> file
+    modules: dict[str, str] = field(default_factory=dict)  # module of heads() that it has -> file
 
 
 def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -56,7 +56,7 @@ def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
 
 def ask(python: str) -> Interpreter:
     """Run an interpreter for its version, packages and modules; InfrastructureError when it does not run."""
-    argv = [python, "-I", "-c", _PROBE, *HEADS]
+    argv = [python, "-I", "-c", _PROBE, *heads()]
     try:
         done = subprocess.run(
             argv, env=clean_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120

@@ -18,8 +18,9 @@ from harness.launch.stacks import interpreters
 from harness.launch.stacks.build import Say
 from harness.launch.stacks.interpreters import Interpreter
 from harness.launch.stacks.node_code import compile_imports
-from harness.matrix.stacks.recipes import PROJECTS, recipes_for
+from harness.matrix.stacks.recipes import recipes_for
 from harness.matrix.stacks.section import EnvironmentRequest, distribution, environment_request
+from harness.upstreams.table import PROJECTS
 
 State = Literal["ready", "to build", "unavailable"]
 READY: State = "ready"

@@ -27,13 +27,13 @@ from harness.matrix.schema.sections import (
     SlopeSection,
     ThroughputSection,
 )
-from harness.matrix.stacks.recipes import PROJECTS, RECIPES
+from harness.matrix.stacks.recipes import RECIPES
 from harness.matrix.stacks.section import StackLayer
-from harness.upstreams.table import DATA_PATHS
+from harness.upstreams.table import DATA_PATHS, PROJECTS
 
 GENERATED_PAGES = ("generated/keys.md", "data_paths.md", "stacks.md", "../README.md")  # in docs
-# Project -> how the names of its recipes begin, for the table of the README.
-_RELEASES = {"Megatron-LM": "core-", "Megatron-Bridge": "bridge-", "SkyRL": "skyrl-", "NeMo-RL": "", "verl": ""}
+# Project -> how the names of its recipes begin, if it has any; for the table of the README.
+_RELEASES = {"Megatron-LM": "core-", "Megatron-Bridge": "bridge-", "SkyRL": "skyrl-"}
 _MARK = re.compile(r"(?m)^<!-- generated: (.+) -->\n(?:\|.*\n)*")
 _BOUND = re.compile(r"`(\w+)`: (?:fp32 \S+, bf16 (measured, else )?[\de.-]+|[\d.]+ times)")
 _SCREEN = re.compile(r"ratio screen [\d.]+ %")
@@ -154,15 +154,15 @@ def _recipes() -> str:
 
 def _support() -> str:
     """Return the table of upstream projects with the releases, data paths and trainers that can be tested."""
-    lines = "| | releases | your checkout | `packing` | `trainer` |\n|---|---|---|---|---|\n"
-    for project, prefix in _RELEASES.items():
+    lines = "| | releases, besides your checkout | `packing` | `trainer` |\n|---|---|---|---|\n"
+    for project in dict.fromkeys(project.title for project in PROJECTS.values()):
+        prefix = _RELEASES.get(project, "")
         paths = [path for path in DATA_PATHS.values() if path.code.startswith(project)]
         trainers = [name for name in TRAINERS if any(name in path.trainers for path in paths)]
         releases = [name.removeprefix(prefix) for name in RECIPES if prefix and name.startswith(prefix)]
         columns = (
             project,
             ", ".join(releases) or "in your own [stack](docs/stacks.md)",
-            "yes" if project.lower() in PROJECTS else "no",
             ", ".join(f"`{path.name}`" for path in paths),
             ", ".join(f"`{name}`" for name in (HARNESS, *trainers)),
         )

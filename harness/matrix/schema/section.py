@@ -27,10 +27,10 @@ class Section(BaseModel):
 
 def one_of(*names: str) -> AfterValidator:
     """Validate that a value is one of `names`."""
-    return _in(names)
+    return among(names)
 
 
-def _in(names: Collection[str]) -> AfterValidator:
+def among(names: Collection[str]) -> AfterValidator:
     """Validate that a value is among `names`, which may grow when plug-ins are loaded."""
 
     def check(value: str) -> str:
@@ -156,5 +156,5 @@ def _notes(kind: Any, limits: Limits) -> list[Any]:
     extra: dict[str, Any] = {"enum": [*limits.choices]} if limits.choices else {}
     extra |= {"pattern": limits.pattern} if limits.pattern else {}
     notes: list[Any] = [Field(**facts, json_schema_extra=extra or None)]
-    notes += [_in(limits.choices)] if limits.choices else []
+    notes += [among(limits.choices)] if limits.choices else []
     return notes + ([AfterValidator(limits.check)] if limits.check else [])

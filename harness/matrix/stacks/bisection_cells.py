@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.core.cell.identity import cell_id, cell_name
 from harness.core.run.run_plan import PlannedCell
-from harness.core.stack import DEFAULT, Checkout, Stack, content_of, digest
-from harness.matrix.stacks.recipes import PROJECTS
-from harness.matrix.stacks.section import distribution, layers_of
+from harness.core.stack import DEFAULT, Stack, content_of, digest
+from harness.matrix.stacks.section import distribution
+from harness.upstreams.table import PROJECTS
 
 NAME_LENGTH = 64
 
@@ -58,19 +58,12 @@ class Subject:
             for requirement in requirements
         )
 
-    def only_stack(self) -> Stack:
-        """Return a stack of the subject alone, not yet at a point of its history."""
+    def layers(self) -> list[Mapping[str, Any]]:
+        """Return the layers of a stack that holds the subject, not yet at a point of its history."""
         if self.of_releases:
-            return Stack(name=self.name, packages=(self.name,))
-        return Stack(name=self.name, checkouts=(Checkout(package=self.name, repository=self.repository, ref="HEAD"),))
-
-
-def project_of(has: Callable[[str], bool]) -> str | None:
-    """Return the project whose modules a tree holds, None if unknown. `has`: whether the tree has a file or folder."""
-    for name, project in PROJECTS.items():
-        if any(map(has, project.signs)):
-            return name
-    return None
+            return [{"packages": [self.name]}]
+        checkout = {"checkout": self.repository, "ref": "HEAD", "package": self.name}
+        return [checkout, *PROJECTS[self.name].runs_on]
 
 
 def for_bisection(values: Any, subject: Subject) -> Any:
@@ -87,9 +80,8 @@ def for_bisection(values: Any, subject: Subject) -> Any:
         without_base = {key: value for key, value in throughput.items() if key != "slower_than"}
         changed["checks"] = {**changed["checks"], "throughput": without_base}
     if not changed.get("stacks") and isinstance(changed.get("matrix"), Mapping):
-        stack = subject.only_stack()
-        changed["stacks"] = {stack.name: layers_of(stack)}
-        changed["matrix"] = _on_stack(changed["matrix"], stack.name)
+        changed["stacks"] = {subject.name: subject.layers()}
+        changed["matrix"] = _on_stack(changed["matrix"], subject.name)
     return changed
 
 

@@ -17,8 +17,9 @@ from pydantic import AfterValidator, Field
 from harness.core.secrets import NAMES, holds_secret, is_secret_name
 from harness.core.stack import DEFAULT, SAFE_NAME, Checkout, Stack
 from harness.matrix.problems import KeyPath, Problems, shown
-from harness.matrix.schema.section import Section, one_of
-from harness.matrix.stacks.recipes import PROJECTS, RECIPES, UNDECLARED, TreeOf, layers_named
+from harness.matrix.schema.section import Section, among
+from harness.matrix.stacks.recipes import RECIPES, UNDECLARED, TreeOf, layers_named
+from harness.upstreams.table import PROJECTS
 
 PYTHONS = ("3.12", "3.13", "3.11", "3.10")  # in order of preference
 _REQUIREMENT = re.compile(
@@ -61,7 +62,7 @@ Text = Annotated[str, Field(min_length=1)]
 Repository = Annotated[str, Field(min_length=1), AfterValidator(_repository)]
 Ref = Annotated[str, Field(min_length=1), AfterValidator(_ref)]
 RecipeName = Annotated[str, Field(json_schema_extra={"anyOf": [{"enum": [*RECIPES]}, {"pattern": "=="}]})]
-ProjectName = Annotated[str, one_of(*PROJECTS), Field(json_schema_extra={"enum": [*PROJECTS]})]
+ProjectName = Annotated[str, among(PROJECTS), Field(json_schema_extra=lambda schema: schema.update(enum=[*PROJECTS]))]
 
 
 class StackLayer(Section):

@@ -42,7 +42,7 @@ from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 from harness.core.outcomes import STACK_UNDER_TEST, Missing, Rejection
-from harness.core.upstream import CODE, CODE_PACKAGES, DISTRIBUTIONS, HARNESS, KERNEL, deciding, frame_text, owner_of
+from harness.core.upstream import CODE, HARNESS, KERNEL, code_packages, deciding, distributions, frame_text, owner_of
 from harness.upstreams.node_lookup import checked_out, is_installed, release
 
 _LATER_CRASH = "Fatal Python error"
@@ -172,10 +172,10 @@ def absent_name(error: BaseException) -> str:
     top = module.partition(".")[0]
     # Only a look-up by the harness is about the stack; one inside upstream is a bug there, and a project that is absent
     # is another error.
-    if owner not in (HARNESS, KERNEL) or top not in CODE_PACKAGES or not is_installed(top):
+    if owner not in (HARNESS, KERNEL) or top not in code_packages() or not is_installed(top):
         return ""
     file = frame.partition(":")[0]
-    root = next((root for root in DISTRIBUTIONS.values() if f"{module}.".startswith(f"{root}.")), "megatron.core")
+    root = next((root for root in distributions().values() if f"{module}.".startswith(f"{root}.")), "megatron.core")
     folder = checked_out(root)
     where = f", looked for in the checkout {folder}" if folder else ""
     return f"{release(root)} has no {name}{where}; {file} needs it ({_purpose(error, file)})"
@@ -250,7 +250,7 @@ def _looked_up(error: BaseException) -> tuple[str, str]:
 def _module_of(function: str) -> str:
     """Return the module under test that defines a function or method, by its qualified name; empty for none."""
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] not in CODE_PACKAGES:
+        if name.partition(".")[0] not in code_packages():
             continue
         first = vars(module).get(function.partition(".")[0])
         if first is not None and getattr(first, "__module__", "") == name:

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,12 @@ from harness.infra.files import expanded
 from harness.infra.screen import relative_path
 from harness.inputs.cluster_file import cluster_of
 from harness.inputs.matrix_file import read_matrix
+from harness.inputs.working_tree import matrix_here, tree_at, working_tree
 from harness.launch.stacks.checkout import commit_of, release_worktrees
 from harness.launch.stacks.prepare import prepare
 from harness.matrix.load import Matrix, resolved
 from harness.matrix.stacks.bisection_cells import Subject, for_bisection, plain_name, without_twins
+from harness.matrix.stacks.recipes import WorkingTree
 from harness.reporting.bisection import (
     Bisection,
     Change,
@@ -99,9 +102,11 @@ def _context(request: BisectRequest, source: Source) -> BisectContext:
     """Prepare the bisection's matrix and the cells that decide."""
     subject = source.subject
     pins = _pins(request, source)
-    matrix = read_matrix(request.matrix, lambda values: for_bisection(values, subject))
+    tree_of = partial(_tree, source)
+    file = matrix_here(request.matrix, tree_of)
+    matrix = read_matrix(file, lambda values: for_bisection(values, subject), tree_of)
     matrix = replace(matrix, stacks={name: _pinned(stack, subject) for name, stack in matrix.stacks.items()})
-    cluster, file = cluster_of(matrix, request.cluster)
+    cluster, cluster_file = cluster_of(matrix, request.cluster)
     expansion = expand_for(matrix, cluster)
     chosen = _chosen(expansion, matrix, subject, request.only)
     if pins is not None:
@@ -122,7 +127,7 @@ def _context(request: BisectRequest, source: Source) -> BisectContext:
     return BisectContext(
         matrix=matrix,
         cluster=cluster,
-        cluster_file=file,
+        cluster_file=cluster_file,
         requested_cluster=request.cluster,
         subject=subject,
         chosen=chosen,
@@ -135,6 +140,15 @@ def _context(request: BisectRequest, source: Source) -> BisectContext:
         label=source.label,
         code=source.code,
     )
+
+
+def _tree(source: Source) -> WorkingTree:
+    """Return the checkout that the recipe `working-tree` names: where one stands, if it is of the searched project."""
+    here = working_tree()
+    if not isinstance(source, Commits) or here.project == source.subject.name:
+        return here
+    place = source.repository.path
+    return tree_at(place) or WorkingTree(str(place), source.subject.name)  # the mirror of a URL has no files
 
 
 def _pins(request: BisectRequest, source: Source) -> Pins | None:

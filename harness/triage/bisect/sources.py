@@ -13,14 +13,15 @@ from pathlib import Path
 from harness.core.errors import InputError, Problem
 from harness.core.stack import Checkout, Stack
 from harness.infra.files import expanded
+from harness.infra.git import repository_names
 from harness.infra.git_history import History, Repository
 from harness.launch.stacks import build
 from harness.launch.stacks.checkout import commit_of, repository_of
-from harness.matrix.stacks.bisection_cells import Subject, pinned_release, project_of
-from harness.matrix.stacks.recipes import PROJECTS
+from harness.matrix.stacks.bisection_cells import Subject, pinned_release
 from harness.matrix.stacks.section import distribution, is_url
 from harness.reporting.bisection import Change, End, PointKind, short
 from harness.triage.bisect.search import simplified
+from harness.upstreams.table import PROJECTS, project_of
 
 _MANIFESTS = ("pyproject.toml", "setup.cfg", "setup.py")
 
@@ -110,7 +111,9 @@ def commits_of(
     repository = Repository(repository_of(checkout, fetch=False))
     before, after = ends[0].name, ends[1].name
     bases = _bases(repository, before, after, old_option, new_option)
-    project = project_of(lambda path: bool(repository.objects([f"{after}:{path}"])[f"{after}:{path}"]))
+    project = project_of(
+        lambda path: bool(repository.objects([f"{after}:{path}"])[f"{after}:{path}"]), repository_names(place)
+    )
     if project is None:
         allowed = ", ".join(PROJECTS)
         raise InputError(
@@ -123,7 +126,7 @@ def commits_of(
     if paths:
         history, same = _of_paths(repository, history, before, after, paths)
     return Commits(
-        subject=Subject(name=project, repository=place, setup=setup),
+        subject=Subject(name=project.name, repository=place, setup=setup),
         old=ends[0],
         new=ends[1],
         history=history,
@@ -234,13 +237,13 @@ def pins_of(outer: Repository, name: str, commit: str) -> Pins:
     at = submodules[name]
     clone = _clone_of(outer, name, commit, at)
     inner = Repository(repository_of(Checkout(package="nested", repository=clone, ref=at), fetch=True))
-    project = project_of(lambda path: bool(inner.objects([f"{at}:{path}"])[f"{at}:{path}"]))
+    project = project_of(lambda path: bool(inner.objects([f"{at}:{path}"])[f"{at}:{path}"]), repository_names(clone))
     if project is None:
         allowed = ", ".join(PROJECTS)
         raise InputError(
             Problem(key="--nested", message=f"{name} holds none of the projects that stacks check out", allowed=allowed)
         )
-    return Pins(outer=outer, name=name, subject=Subject(name=project, repository=clone))
+    return Pins(outer=outer, name=name, subject=Subject(name=project.name, repository=clone))
 
 
 def _clone_of(outer: Repository, path: str, commit: str, pin: str) -> str:

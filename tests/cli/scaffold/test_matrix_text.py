@@ -11,7 +11,8 @@ from harness.core.run.run_plan import Expansion
 from harness.inputs.matrix_file import read_matrix
 from harness.matrix.expansion.expand import expand
 from harness.matrix.load import Matrix
-from harness.matrix.stacks.recipes import PROJECTS, WorkingTree
+from harness.matrix.stacks.recipes import WorkingTree
+from harness.upstreams.table import PROJECTS
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -33,6 +34,7 @@ def layouts(made: Expansion) -> list[str]:
     [
         ("launcher_alone", Machine(cores=2, gpus=0)),
         ("checkout_and_one_gpu", Machine(cores=64, gpus=1, tree=WorkingTree("/src/x", "megatron-bridge"))),
+        ("checkout_with_options", Machine(cores=2, gpus=0, tree=WorkingTree("/src/verl", "verl"))),
         ("installed_and_gpus", Machine(cores=96, gpus=8, megatron="0.19.2")),
     ],
 )

@@ -131,7 +131,14 @@ def test_without_fetching_a_ref_of_an_unmirrored_url_is_unknown(source: Path) ->
 
 @pytest.mark.usefixtures("kept")
 def test_a_folder_that_is_no_checkout_is_named_with_what_it_lacks(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"is no working tree of megatron-lm: it has no megatron/core; start the comm"):
+    with pytest.raises(InputError, match=r"is no working tree of megatron-lm: it has no megatron/core .start the comm"):
+        commit_of(checkout_of(tmp_path, ""), fetch=False)
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_tree_without_a_commit_is_named_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "megatron" / "core").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"has Megatron-LM, but no commit of it .only a git checkout can"):
         commit_of(checkout_of(tmp_path, ""), fetch=False)
 
 

@@ -12,7 +12,9 @@ from harness.core.stack import Checkout, Stack, digest
 from harness.inputs.matrix_file import read_matrix
 from harness.inputs.working_tree import working_tree
 from harness.matrix.load import load, resolved
-from harness.matrix.stacks.recipes import PROJECTS, RECIPES, TORCH, WORKING_TREE, WorkingTree, recipe_layers
+from harness.matrix.stacks.recipes import RECIPES, WORKING_TREE, WorkingTree, recipe_layers
+from harness.upstreams.project import TORCH
+from harness.upstreams.table import PROJECTS
 from tests.matrix.helpers import matrix_of, no_file, problems_of
 
 UNRUN = "main"  # a moving branch: a matrix that runs it would change its verdict without a change here
@@ -78,15 +80,21 @@ def test_the_working_tree_is_on_top_of_what_its_project_needs(project: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("megatron", "repository", "ref"),
-    [
-        ("/src/x/3rdparty/Megatron-LM", "/src/x/3rdparty/Megatron-LM", ""),
-        ("2a75", "https://github.com/NVIDIA/Megatron-LM", "2a75"),
-    ],
+    ("repository", "ref"), [("/src/x/3rdparty/Megatron-LM", ""), ("https://github.com/NVIDIA/Megatron-LM", "2a75")]
 )
-def test_below_megatron_bridge_is_the_megatron_of_its_submodule(megatron: str, repository: str, ref: str) -> None:
-    stack = stacks_of(WORKING_TREE, WorkingTree("/src/x", "megatron-bridge", megatron))[WORKING_TREE]
-    assert stack.checkouts[1] == Checkout(package="megatron-lm", repository=repository, ref=ref)
+def test_below_a_working_tree_is_what_it_pins(repository: str, ref: str) -> None:
+    pinned = Checkout(package="megatron-lm", repository=repository, ref=ref)
+    stack = stacks_of(WORKING_TREE, WorkingTree("/src/x", "megatron-bridge", pinned=(pinned,)))[WORKING_TREE]
+    assert stack.checkouts[1:] == (pinned,)
+
+
+@pytest.mark.parametrize(
+    ("version", "transformers"),
+    [("", "5.8.1"), ("0.10.0.dev", "5.8.1"), ("0.9.0", "5.8.1"), ("0.8.0.dev", "4.57.1"), ("0.7", "4.57.1")],
+)
+def test_an_older_tree_runs_on_older_packages(version: str, transformers: str) -> None:
+    stack = stacks_of(WORKING_TREE, WorkingTree("/src/x", "verl", version))[WORKING_TREE]
+    assert f"transformers=={transformers}" in stack.packages
 
 
 def test_the_layers_are_those_of_a_matrix_file() -> None:

@@ -26,7 +26,7 @@ import harness
 from harness.core.outcomes import Missing, Rejection
 from harness.core.packing.fields import ALWAYS_READ
 from harness.core.run.records import Failure, Progress
-from harness.core.upstream import CODE_PACKAGES
+from harness.core.upstream import code_packages
 from harness.judge.failures.classification import blame_of
 from harness.probe.model.norm import RMSNorm
 from harness.probe.model.parts import put
@@ -118,7 +118,7 @@ def imported(node: ast.AST | None) -> str:
 
 def under_test(module: str) -> bool:
     top, _, below = module.partition(".")
-    return bool(below) and top in CODE_PACKAGES  # a project that is not there at all is a gap in the environment
+    return bool(below) and top in code_packages()  # a project that is not there at all is a gap in the environment
 
 
 LOOK_UPS = sorted(set(look_ups()))

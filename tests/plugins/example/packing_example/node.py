@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from megatron.core.models.gpt.gpt_model import GPTModel
@@ -16,14 +19,26 @@ from harness.probe.model.parts import layer_spec
 from harness.probe.truth import StepTruth
 from harness.runtime.recording.recorder import Recorder
 from harness.upstreams.builtin.node_reference import ReferencePath
-from harness.upstreams.node_base import RankContext
-from harness.upstreams.node_lookup import Unavailable, not_in_release
+from harness.upstreams.node_base import Batch, RankContext
+from harness.upstreams.node_lookup import Unavailable, module_unavailable, not_in_release
 from harness.upstreams.node_wrappers import Wrappers
 from packing_example import loop
 
 
 class ExamplePath(ReferencePath):
     """A real adapter would call upstream's code here."""
+
+
+class FrameworkPath(ReferencePath):
+    """The harness packs, and the framework computes the loss: a function as pretrain_gpt.loss_func."""
+
+    @staticmethod
+    def unavailable(config: CellConfig) -> Unavailable:
+        return module_unavailable("example_framework.losses", "example_framework", "loss_func")
+
+    def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
+        losses = importlib.import_module("example_framework.losses")  # not above: other paths run without it
+        return replace(super().fetch(iterator, chunk), loss=losses.loss_func)
 
 
 class ExampleTrainer:

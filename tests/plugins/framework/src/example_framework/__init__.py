@@ -1,0 +1,3 @@
+"""A framework that a plug-in tests: its loss."""
+
+__version__ = "0.3"
