@@ -83,7 +83,10 @@ def _pinned(folder: Path, pin: Pin) -> Checkout | None:
 
 
 def _sources(folder: Path, pin: Pin) -> Iterator[Checkout]:
-    """Yield the commits that [tool.uv.sources] of pyproject.toml names for a distribution; Python 3.10 has no tomllib."""
+    """Yield the commits that [tool.uv.sources] of pyproject.toml names for a distribution.
+
+    By patterns, since Python 3.10 has no tomllib.
+    """
     file = folder / "pyproject.toml"
     section = _SOURCES.search(read_text(file, MIB)) if is_file(file) else None
     value = re.search(rf"(?m)^{re.escape(pin.source)} *= *(\{{[^}}]*\}}|\[[^\]]*\])", section[1]) if section else None

@@ -52,6 +52,9 @@ class Batch:
     arguments: Any = None  # dict: more arguments of the model's forward
     loss: Any = None  # None, or upstream's loss_func: of (loss_mask, losses [rows, local slots]), (sum, tokens, report)
     not_read: Any = ()  # tuple: names of what else upstream gave the model
+    # None, or dict: what else upstream's packer returned, which this model is not given, by name; that of a field above
+    # is compared with the plan, and the record names what is not.
+    beside: Any = None
     score: Any = None  # None, or upstream's loss: from logits [rows, local slots, vocabulary / tp] to Scored
 
 

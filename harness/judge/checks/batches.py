@@ -87,7 +87,9 @@ def _classify(
             content.append(_Wrong(place=place, field=field, seen=tensor))
         elif tensor.dtype not in _DTYPES[field]:
             dtypes.append(_Wrong(place=place, field=field, seen=tensor))
-        elif field not in useful and field != PADDING_MASK:  # of the harness's own paths, where routers ask for it
+        # A mask of padding: of the harness's own paths, where routers ask for it. What a path does not give the model
+        # may be recorded all the same: `Batch.beside`.
+        elif field not in useful and field not in (PADDING_MASK, *config.path.without):
             extra.append(_Wrong(place=place, field=field, seen=tensor))
     if batch.log_probs is not None and batch.log_probs.mismatches:
         content.append(_Wrong(place=place, field=RETURNED, seen=batch.log_probs))

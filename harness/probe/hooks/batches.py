@@ -23,6 +23,7 @@ def batch_seen(
     micro = truth.micro_batches[number]
     cp, cp_rank = context.config.layout.cp, context.place.cp
     owners = micro.local(micro.owners, cp, cp_rank)
+    beside = {name: value for name, value in (batch.beside or {}).items() if value is not None}
 
     def counted(name: str) -> Tensor:
         """Return the slots compared: for labels the unmasked ones, for masks all, for other fields those with
@@ -36,6 +37,7 @@ def batch_seen(
 
     def against(name: str) -> TensorSeen | None:
         actual: Tensor | None = getattr(batch, name)
+        actual = beside.pop(name, None) if actual is None else actual
         if actual is None:
             return None
         expected = micro.local(getattr(micro, name), cp, cp_rank)
@@ -48,9 +50,7 @@ def batch_seen(
         count, first = first_difference(actual.cpu(), expected, owners, counted(name))
         return TensorSeen(shape=shape, dtype=dtype, mismatches=count, first=first)
 
-    # What this release's batch does not have must reach the report, or its absence would look like agreement.
-    recorder.not_read(batch.not_read)
-    return BatchSeen(
+    seen = BatchSeen(
         step=truth.step,
         chunk=chunk,
         micro_batch=number,
@@ -61,6 +61,9 @@ def batch_seen(
         position_ids=against("position_ids"),
         padding_mask=against(PADDING_MASK),
     )
+    # What this release's batch does not have must reach the report, or its absence would look like agreement.
+    recorder.not_read((*batch.not_read, *beside))
+    return seen
 
 
 LOWEST = -4.0  # log-probabilities are spaced evenly in [LOWEST, LOWEST / 4]

@@ -64,8 +64,8 @@ class VerlPath:
             [truth.content(placed.document)[: placed.document.length + 1] for placed in micro.plan.placed]
         )
         first = self.context.is_first(chunk)
-        tokens, params, *_ = self.pack(ids, pre_process=first)
-        batch = Batch(params=params, tokens=tokens if first else None)
+        tokens, params, *others = self.pack(ids, pre_process=first)  # from 0.9 also positions, for prediction layers
+        batch = Batch(params=params, tokens=tokens if first else None, beside=dict(zip(["position_ids"], others)))
         if self.context.is_last(chunk):
             batch.score = _Loss(self, truth, micro, ids, params)
         return batch
