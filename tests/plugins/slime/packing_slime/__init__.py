@@ -1,0 +1,1 @@
+"""slime (THUDM/slime) under packing-harness; docs/projects.md explains each file."""
