@@ -25,7 +25,10 @@ class ModelConfig:
         8, "Attention heads; must divide hidden unless head_size is given.", le=4_096, upstream="num_attention_heads"
     )
     kv_heads: int = count(
-        4, "Key/value heads (query groups); must divide heads.", le=4_096, upstream="num_query_groups"
+        4,
+        "Key/value heads (query groups); must divide heads. With tp above them, several tp ranks have the same one.",
+        le=4_096,
+        upstream="num_query_groups",
     )
     ffn: int = count(128, "Hidden size of the feed-forward block.", le=2**20, upstream="ffn_hidden_size")
     vocab: int = count(128, "Vocabulary size.", ge=8, le=2**24, aliases=("vocab_size", "padded_vocab_size"))

@@ -53,8 +53,10 @@ def heads_by_ranks(config: CellConfig) -> str | None:
 def groups_by_context(config: CellConfig) -> str | None:
     """Mamba's groups of heads (kv_heads of them) are copied over cp if there are fewer than ranks."""
     model, layout = config.model, config.layout
-    if MAMBA not in model.pattern or model.kv_heads % layout.tp:
+    if MAMBA not in model.pattern:
         return None
+    if uneven := not_divisible("model.kv_heads", model.kv_heads, f"tp {layout.tp}", layout.tp):
+        return uneven
     groups = model.kv_heads // layout.tp
     if groups % layout.cp == 0 or layout.cp % groups == 0:
         return None
@@ -87,7 +89,9 @@ HYBRID_RULES: tuple[Rule, ...] = (
         heads_by_ranks,
     ),
     Rule(
-        "hybrid.groups-by-context", "Megatron-LM MambaContextParallel.__init__: ngroups and cp_size", groups_by_context
+        "hybrid.groups-by-context",
+        "Megatron-LM MambaMixer.__init__: ngroups % TP; MambaContextParallel.__init__: ngroups and cp_size",
+        groups_by_context,
     ),
     Rule("hybrid.parts", "harness: the probe's hybrid models have neither", pattern_without_other_parts),
 )

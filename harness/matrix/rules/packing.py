@@ -80,7 +80,15 @@ def heads_by_tp(config: CellConfig) -> str | None:
 
 
 def kv_heads_by_tp(config: CellConfig) -> str | None:
-    return _by_tp(config, "kv_heads", config.model.kv_heads)
+    model, tp = config.model, config.layout.tp
+    if model.mla or model.kv_heads % tp == 0:
+        return None  # latent attention has no such heads
+    if tp % model.kv_heads:
+        return f"model.kv_heads {model.kv_heads} is neither a multiple nor a divisor of tp {tp}"
+    # Each rank has equal rows of the projection to queries, keys and values, whatever heads they belong to.
+    rows = (model.heads + 2 * model.kv_heads) * model.head
+    named = f"(heads {model.heads} + 2 x kv_heads {model.kv_heads}) x head size {model.head} ="
+    return not_divisible(named, rows, f"tp {tp}", tp)
 
 
 def ffn_by_tp(config: CellConfig) -> str | None:
@@ -192,7 +200,8 @@ LAYOUT_RULES: tuple[Rule, ...] = (
     Rule("layout.heads-by-tp", "Megatron-LM TransformerConfig: num_attention_heads % TP == 0", heads_by_tp),
     Rule(
         "layout.kv-heads-by-tp",
-        f"{_EVEN_SHARDS}; Megatron-LM would replicate when TP % num_query_groups == 0",
+        "Megatron-LM TransformerConfig.__post_init__: num_query_groups a multiple or divisor of TP; "
+        "ColumnParallelLinear",
         kv_heads_by_tp,
     ),
     Rule("layout.ffn-by-tp", "Megatron-LM ColumnParallelLinear: ffn_hidden_size % TP == 0", ffn_by_tp),

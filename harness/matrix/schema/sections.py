@@ -599,7 +599,7 @@ def model_problems(model: ModelConfig) -> list[tuple[str, str]]:
         reasons.append(
             ("heads", f"rotary positions need an even head size: {model.hidden} / {model.heads} = {model.head}")
         )
-    if model.heads % model.kv_heads:
+    if not model.mla and model.heads % model.kv_heads:
         reasons.append(("kv_heads", f"heads {model.heads} is not divisible by kv_heads {model.kv_heads}"))
     reasons += pattern_problems(model)
     moe, mla = model.moe, model.mla

@@ -15,6 +15,7 @@ import megatron.core.package_info as package_info
 import megatron.core.transformer.transformer_config as upstream_config
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer import attention
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -40,6 +41,10 @@ def unsupported_parts(config: CellConfig) -> Unavailable:
     reason = unsupported_hybrid(config)
     if config.model.padding_mask and not takes(GPTModel.forward, "padding_mask"):
         reason = f"{release} has no GPTModel.forward(padding_mask): model.moe.padding_mask needs 0.16 or later"
+    copied = config.model.mla is None and config.model.kv_heads < config.layout.tp
+    if copied and not hasattr(attention, "all_gather_last_dim_from_tensor_parallel_region"):
+        reason = f"{release} refuses tp above kv_heads: tp {config.layout.tp} with model.kv_heads "
+        reason += f"{config.model.kv_heads} needs 0.16 or later"
     if config.groups == EXPLICIT and (name := without_groups()):
         reason = f"{release} has no {name}(pg_collection): groups: explicit needs a later release"
     if config.model.mtp and config.style.packed:

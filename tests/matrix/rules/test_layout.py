@@ -102,9 +102,15 @@ def cell(
         ("layout.heads-by-tp", {"heads": 2, "kv_heads": 2}, {"tp": 4}, "model.heads 2 is not divisible by tp 4"),
         (
             "layout.kv-heads-by-tp",
-            {"kv_heads": 2},
-            {"tp": 4},
-            "model.kv_heads 2 is not divisible by tp 4: 2 = 0 * 4 + 2",
+            {"hidden": 96, "heads": 12, "kv_heads": 4},
+            {"tp": 6},
+            "model.kv_heads 4 is neither a multiple nor a divisor of tp 6",
+        ),
+        (
+            "layout.kv-heads-by-tp",
+            {"heads": 8, "kv_heads": 1, "head_size": 2},
+            {"tp": 8},
+            "(heads 8 + 2 x kv_heads 1) x head size 2 = 20 is not divisible by tp 8",
         ),
         ("layout.ffn-by-tp", {"ffn": 126}, {"tp": 4}, "model.ffn 126 is not divisible by tp 4"),
         ("layout.vocab-by-tp", {"vocab": 101}, {"tp": 2}, "model.vocab 101 is not divisible by tp 2"),
@@ -254,7 +260,8 @@ def test_layouts_are_refused_exactly_when_they_leave_a_remainder(
     expected = {
         "layout.layers-by-pp": layers / (pp * vpp) != layers // (pp * vpp),
         "layout.heads-by-tp": heads / tp != heads // tp,
-        "layout.kv-heads-by-tp": kv_heads / tp != kv_heads // tp,
+        "layout.kv-heads-by-tp": kv_heads % tp != 0
+        and (tp % kv_heads != 0 or (heads + 2 * kv_heads) * model.head % tp != 0),
         "layout.ffn-by-tp": ffn / tp != ffn // tp,
         "layout.vocab-by-tp": vocab / tp != vocab // tp,
         "layout.sp-needs-tp": sp and tp == 1,
