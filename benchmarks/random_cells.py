@@ -56,6 +56,7 @@ DRAWN: dict[str, Values] = {
     "documents": ("adversarial", "uncut", "plain", "multi_turn", "delimited", "images"),
     "resume": ("", "same", "tp1-pp2", "tp2", "cp2"),
     "pad_seq_to_mult": ("auto", 4, 8, 16),
+    "max_tokens_per_microbatch": ("auto", 64, 128, 256),
     "pad_row_to_mult": ("auto", 8, 48, 128),
     "train.steps": (1, 2, 3, 5, 30),
     "train.global_batch": (4, 8, 12, 16),

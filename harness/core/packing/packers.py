@@ -13,6 +13,7 @@ from harness.core.cell.layout import Layout
 from harness.core.packing.arithmetic import MetadataStyle, MicroBatch, PackMetadata, PlacedDocument, Row
 from harness.core.packing.documents import Document
 from harness.core.packing.options import align_up
+from harness.core.packing.sharing import Share
 
 Size = Callable[[Document], int]  # slots of a document with its padding
 Groups = list[list[Document]]  # the documents of every row
@@ -97,6 +98,9 @@ class Packer:
     # Splits a row, to have one more, and says whether it could; it also gets the number of rows that `fit` made.
     # None: rows are never split.
     split: Callable[[Groups, int], bool] | None = halve_widest
+    # Instead of both: shares out a step to replicas by the sizes of its documents, with their padding or without.
+    share: Share | None = None
+    shares_padded: bool = False
     row_multiple: int = 1  # rows are padded to a multiple of this many slots
     tails: bool = False  # the padding of a row is a segment of its own; false: its last document takes it
     beyond: bool = False  # rows are padded to that multiple although it may exceed seq_length
@@ -113,10 +117,14 @@ class Packer:
     def rows(self, documents: Sequence[Document], style: PackingStyle, *, seq_length: int, multiple: int) -> list[Row]:
         """Return rows of at most seq_length slots; their number is made a multiple of `multiple` by splitting rows.
 
-        ValueError if there are too few documents for that, or if the data path never splits rows.
+        ValueError if there are too few documents for that, or if the data path never splits rows, or cannot share the
+        documents out.
         """
-        fit = self.fit if style.packed else one_per_row
-        groups = fit(documents, style.size, seq_length)
+        if self.share is not None and style.packed:
+            groups = self._shared(self.share, documents, style)
+        else:
+            fit = self.fit if style.packed else one_per_row
+            groups = fit(documents, style.size, seq_length)
         made = len(groups)
         while len(groups) % multiple:
             if self.split is None or not self.split(groups, made):
@@ -125,6 +133,12 @@ class Packer:
                     f"into a multiple of {multiple} (dp x micro_batch_size, and pp when interleaved)"
                 )
         return [self._row(group, style, seq_length) for group in groups]
+
+    def _shared(self, share: Share, documents: Sequence[Document], style: PackingStyle) -> Groups:
+        """Groups of all replicas in turn."""
+        last = style.last_token_slots
+        sizes = [style.size(item) if self.shares_padded else item.length + last for item in documents]
+        return [[documents[place] for place in bin] for turn in zip(*share(sizes), strict=True) for bin in turn]
 
     def _row(self, documents: Sequence[Document], style: PackingStyle, seq_length: int) -> Row:
         placed: list[PlacedDocument] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 
@@ -142,6 +143,13 @@ def rows_by_replicas(config: CellConfig) -> str | None:
         return None  # one document per row always divides
     for step in range(1 if config.documents.mode in MIXES else train.steps or 1):
         of_step = (config.documents, train.seed, step, train.global_batch, train.seq_length, config.style)
+        if packer.share is not None:
+            try:
+                drawn = config.documents_of(step)
+                packer.rows(drawn, config.style, seq_length=train.seq_length, multiple=parts)
+            except ValueError as error:
+                return f"step {step}: {error}"
+            continue
         rows = _row_count(*of_step)
         needed_rows = -(-rows // parts) * parts
         if packer.split is None and rows % parts:
@@ -286,7 +294,14 @@ def rows_padded_once(config: CellConfig) -> str | None:
 
 
 # Keys of packing_options that only some data paths act on, besides those that have a rule of their project.
-_OF_SOME_PATHS = ("pad_row_to_mult",)
+_OF_SOME_PATHS = (
+    "pad_row_to_mult",
+    "max_tokens_per_microbatch",
+    "packing_algorithm",
+    "use_sequence_packing",
+    "use_dynamic_bsz",
+    "balance_batch",
+)
 
 
 def option_has_path(config: CellConfig) -> str | None:
@@ -296,6 +311,33 @@ def option_has_path(config: CellConfig) -> str | None:
         if value != getattr(DEFAULT_OPTIONS, name) and name not in config.path.options:
             return f"{name} is {value}, and packing is {config.data_path}: only {with_option(name)} can have it"
     return None
+
+
+def shared_micro_batches(config: CellConfig) -> str | None:
+    if config.style.packer.share is None or config.micro_batch_size == 1:
+        return None
+    return f"micro_batch_size is {config.micro_batch_size}, and a controller makes micro-batches of one row"
+
+
+def shared_after_resume(config: CellConfig) -> str | None:
+    if config.style.packer.share is None or not config.resume:
+        return None
+    dp = other = config.layout.dp
+    with suppress(ValueError):  # ranks that cannot be split so: another rule
+        other = config.resumed.layout.dp
+    change = f"resume {config.resume} changes dp {dp} to {other}"
+    return f"{change}, and a controller makes other micro-batches for other replicas" if dp != other else None
+
+
+def budget_holds_documents(config: CellConfig) -> str | None:
+    budget, length = config.options.max_tokens_per_microbatch, config.train.seq_length
+    if budget is None:
+        return None
+    if config.style.packer.share is None:
+        return f"max_tokens_per_microbatch is {budget}, and no controller makes the micro-batches of this cell"
+    if budget >= length:
+        return None
+    return f"max_tokens_per_microbatch {budget} is less than train.seq_length {length}, the length of a document"
 
 
 def _multiple(config: CellConfig) -> str:
@@ -336,6 +378,17 @@ PACKING_RULES: tuple[Rule, ...] = (
         rows_aligned,
     ),
     Rule("packing.rows-padded-once", "harness: one length of a row", rows_padded_once),
+    Rule(
+        "packing.shared-micro-batch",
+        "NeMo-RL get_microbatch_iterator and SkyRL build_skyrl_config_for_sft: 1; verl prepare_micro_batches: none",
+        shared_micro_batches,
+    ),
+    Rule("packing.shared-resume", "harness: steps are the same before and after a resume", shared_after_resume),
+    Rule(
+        "packing.budget",
+        "SkyRL SFTConfig.resolved_bin_capacity: >= max_length; NeMo-RL and verl: no document longer",
+        budget_holds_documents,
+    ),
     Rule("packing.option-path", "harness: an option without effect", option_has_path),
     *(limit_of(path, limit) for path in DATA_PATHS.values() for limit in path.limits),
 )

@@ -2,6 +2,7 @@
 
 | step | upstream |
 |---|---|
+| documents to replicas and micro-batches | BatchedDataDict.shard_by_batch_size, with `packing_algorithm` |
 | packing | nemo_rl.models.megatron.data.get_microbatch_iterator |
 | log-probabilities without gradient | nemo_rl.models.megatron.train.LogprobsPostProcessor |
 | loss | nemo_rl.models.megatron.train.LossPostProcessor with nemo_rl.algorithms.loss.NLLLossFn |
@@ -13,7 +14,8 @@ is a sequence of n + 1 tokens. The model gets no labels: the loss takes its logi
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -21,8 +23,10 @@ import torch
 from torch import Tensor
 
 from harness.core.cell.config import CellConfig
+from harness.core.packing.documents import Document
 from harness.core.packing.options import align_up
 from harness.probe.truth import MicroTruth, StepTruth
+from harness.upstreams.nemo_rl.packing import SHUFFLE_SEED
 from harness.upstreams.node_base import Batch, RankContext, Scored, rows_by_slot
 from harness.upstreams.node_lookup import Unavailable, module_unavailable
 
@@ -48,7 +52,8 @@ class NemoRlPath:
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[Any]:
         """Yield pairs of the truth and NeMo-RL's ProcessedMicrobatch."""
-        rollouts = _rollouts(truth, self.settings["make_sequence_length_divisible_by"])
+        algorithm = self.context.config.options.packing_algorithm
+        rollouts = _planned(truth) if algorithm == "planned" else _shard(truth, self.context.place.dp)
         processed, count, *_ = self.data.get_microbatch_iterator(rollouts, self.settings, 1, None)
         assert count == len(truth.micro_batches)
         return zip(truth.micro_batches, processed, [truth] * count)
@@ -134,29 +139,47 @@ def _settings(config: CellConfig) -> dict[str, Any]:
     }
 
 
-def _rollouts(truth: StepTruth, multiple: int) -> Any:
+def _planned(truth: StepTruth) -> Any:
     """Return the replica's documents as BatchedDataDict.shard_by_batch_size leaves them, in the bins of the plan."""
-    plans = truth.plans
-    placed = [placed_document for plan in plans for placed_document in plan.placed]
-    width = align_up(max(placed_document.document.length for placed_document in placed) + 1, multiple)
-    ids = torch.full((len(placed), width), truth.pad_id)
-    mask = torch.zeros(len(placed), width)
-    for row, placed_document in enumerate(placed):
-        length = placed_document.document.length
-        ids[row, : length + 1] = truth.content(placed_document.document)[: length + 1]
-        mask[row, 1 : length + 1] = torch.tensor(placed_document.document.loss_mask, dtype=mask.dtype)
-    batched: ModuleType = importlib.import_module("nemo_rl.distributed.batched_data_dict")
-    rollouts = batched.BatchedDataDict(
-        input_ids=ids,
-        input_lengths=torch.tensor([placed_document.document.length + 1 for placed_document in placed]),
-        token_mask=mask,
-        sample_mask=torch.ones(len(placed)),
-    )
+    plans, multiple = truth.plans, truth.config.style.document_multiple
+    rollouts = _rollouts(truth, [placed.document for plan in plans for placed in plan.placed])
     ends = torch.tensor([len(plan.placed) for plan in plans]).cumsum(0).tolist()
-    # The bins that upstream's shard_by_batch_size would note: one list per chunk of the batch, of which there is one.
     rollouts.micro_batch_indices = [[list(bounds) for bounds in zip([0, *ends], ends)]]
-    sizes = [
-        [align_up(placed_document.document.length + 1, multiple) for placed_document in plan.placed] for plan in plans
-    ]
+    sizes = [[align_up(placed.document.length + 1, multiple) for placed in plan.placed] for plan in plans]
     rollouts.micro_batch_lengths = [[sum(of_bin) for of_bin in sizes]]
     return rollouts
+
+
+def _shard(truth: StepTruth, dp: int) -> Any:
+    """Return what the policy sends to a replica of all documents of the step, as Policy.train does."""
+    config = truth.config
+    random.seed(SHUFFLE_SEED)  # first_fit_shuffle takes Python's own generator, as the driver left it
+    shards, _ = _rollouts(truth, truth.documents).shard_by_batch_size(
+        len(truth.replicas),
+        sequence_packing_args={
+            "algorithm": config.options.packing_algorithm,
+            "input_key": "input_ids",
+            "input_lengths_key": "input_lengths",
+            "sequence_length_pad_multiple": config.style.document_multiple,
+            "max_tokens_per_microbatch": config.options.max_tokens_per_microbatch or config.train.seq_length,
+        },
+    )
+    return shards[dp]
+
+
+def _rollouts(truth: StepTruth, documents: Sequence[Document]) -> Any:
+    """Return documents as NeMo-RL's batch, a row each."""
+    width = align_up(max(document.length for document in documents) + 1, truth.config.style.document_multiple)
+    ids = torch.full((len(documents), width), truth.pad_id)
+    mask = torch.zeros(len(documents), width)
+    for row, document in enumerate(documents):
+        length = document.length
+        ids[row, : length + 1] = truth.content(document)[: length + 1]
+        mask[row, 1 : length + 1] = torch.tensor(document.loss_mask, dtype=mask.dtype)
+    batched: ModuleType = importlib.import_module("nemo_rl.distributed.batched_data_dict")
+    return batched.BatchedDataDict(
+        input_ids=ids,
+        input_lengths=torch.tensor([document.length + 1 for document in documents]),
+        token_mask=mask,
+        sample_mask=torch.ones(len(documents)),
+    )

@@ -10,6 +10,7 @@ from harness.core.packing.arithmetic import MicroBatch
 from harness.core.packing.options import PackingOptions
 from harness.core.packing.packers import Packer, PackingStyle
 from harness.upstreams.descriptor import ZIGZAG, Alignment, DataPath, Limit, LimitedCell
+from harness.upstreams.nemo_rl.packing import ShardByBatchSize
 
 
 def _text(layout: Layout) -> str:
@@ -32,15 +33,25 @@ def _stretched(block: MicroBatch, more: int) -> MicroBatch:
     return replace(block, rows=(*rows, last.stretched_to(last.length + more)))
 
 
+def _by_algorithm(layout: Layout, seq_length: int, options: PackingOptions) -> Packer:
+    share = ShardByBatchSize(
+        algorithm=options.packing_algorithm,
+        capacity=options.max_tokens_per_microbatch or seq_length,
+        replicas=layout.dp,
+    )
+    return Packer(split=None, share=share, shares_padded=True, even_shares=True)
+
+
 def _style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
     """_pack_sequences_for_megatron: with pipeline stages, which exchange tensors of one shape, packs get one length."""
+    packer = Packer() if options.packing_algorithm == "planned" else _by_algorithm(layout, seq_length, options)
     return PackingStyle(
         packed=True,
         document_multiple=options.pad_seq_to_mult or _ALIGNMENT.multiple(layout),
         last_token_slots=1,
         row_length=None,
         real_lengths=False,
-        packer=Packer(collate=_of_one_length) if layout.pp > 1 else Packer(),
+        packer=replace(packer, collate=_of_one_length) if layout.pp > 1 else packer,
     )
 
 
@@ -57,7 +68,7 @@ NEMO_RL = DataPath(
     releases="checkouts of NeMo-RL",
     style=_style,
     alignment=_ALIGNMENT,
-    options=("pad_seq_to_mult", "fuse_loss"),
+    options=("pad_seq_to_mult", "packing_algorithm", "max_tokens_per_microbatch", "fuse_loss"),
     limits=(
         Limit(
             "packing.nemo-rl-rows",

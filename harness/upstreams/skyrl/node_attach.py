@@ -86,11 +86,12 @@ class Attached(Wrappers):
         micro = observer.truth.micro_batches[number]
         # Back to 0 and 1: SkyRL's collator has divided the mask by the tokens of the step.
         weights = upstream.keywords["data"]["loss_mask"].float().cpu() / loss_scale(observer.truth)
-        mask = micro.local(by_slot(weights, micro), layout.cp, cp)
+        slots = partial(by_slot, micro=micro, controlled=self.context.config.options.use_sequence_packing)
+        mask = micro.local(slots(weights), layout.cp, cp)
         batch = Batch(labels=self.labels, loss_mask=mask)
         compared = batch_seen(batch, observer.truth, self.context, self.recorder, record.chunk, number)
         record.labels, record.loss_mask = compared.labels, compared.loss_mask
-        record.log_probs = log_probs_seen(self.returned, self.scores, micro, layout.cp, cp)
+        record.log_probs = log_probs_seen(slots(self.returned), self.scores, micro, layout.cp, cp)
         observer.on_loss(-self.scores, mask.to(self.scores.device), owners)
         observer.on_returned(returned)
         return returned

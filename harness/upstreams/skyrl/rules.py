@@ -16,6 +16,19 @@ def packing_has_switch(config: CellConfig) -> str | None:
     )
 
 
+def controller_packs_for_worker(config: CellConfig) -> str | None:
+    if config.trainer == "skyrl" or not config.options.use_sequence_packing:
+        return None
+    return "use_sequence_packing is true: SkyRL's controller packs the batches of its own trainer; set trainer: skyrl"
+
+
+def controller_packs_only(config: CellConfig) -> str | None:
+    options = config.options
+    if not options.use_sequence_packing or options.remove_microbatch_padding:
+        return None
+    return "use_sequence_packing is true and remove_microbatch_padding is false, which SkyRL turns on then"
+
+
 def worker_interleaves(config: CellConfig) -> str | None:
     vpp = config.layout.vpp
     if config.trainer != "skyrl" or vpp == 1:
@@ -52,6 +65,8 @@ def worker_evaluates(config: CellConfig) -> str | None:
 
 SKYRL_RULES: tuple[Rule, ...] = (
     Rule("packing.skyrl-switch", "harness: remove_microbatch_padding is SkyRL's", packing_has_switch),
+    Rule("packing.skyrl-controller", "SkyRL SFTTrainer: PackedDataCollator", controller_packs_for_worker),
+    Rule("packing.skyrl-layout", "SkyRL validate_sft_cfg: requires the THD layout", controller_packs_only),
     Rule(
         "trainer.skyrl-vpp",
         "SkyRL MegatronStrategy.setup_distributed: initialize_model_parallel without a virtual size",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from harness.core.cell.layout import Layout
 from harness.core.packing.arithmetic import MicroBatch
 from harness.core.packing.options import PackingOptions
 from harness.core.packing.packers import Packer, PackingStyle, one_per_row
+from harness.core.packing.sharing import Bins, decreasing, first_fit, in_turn, multiplied
 from harness.upstreams.descriptor import ZIGZAG, Alignment, DataPath, Limit, LimitedCell, Trainer, padding_is_fixed
 
 
@@ -29,20 +30,39 @@ def _as_long_as_the_longest(blocks: Sequence[MicroBatch]) -> list[MicroBatch]:
     ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class FirstFitDecreasing:
+    """PackedDataCollator: bins of unpadded documents, which replicas take in turn."""
+
+    capacity: int
+    replicas: int
+
+    def __call__(self, sizes: Sequence[int]) -> list[Bins]:
+        bins = first_fit(decreasing(sizes), sizes, self.capacity)
+        return in_turn(multiplied(bins, self.replicas), self.replicas)
+
+
 def _style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
     """preprocess_packed_seqs, or without packing remove_left_padding, which pads rows to a micro-batch's longest."""
     packed = options.remove_microbatch_padding
+    if options.use_sequence_packing:
+        share = FirstFitDecreasing(capacity=options.max_tokens_per_microbatch or seq_length, replicas=layout.dp)
+        packer = Packer(split=None, share=share)
+    else:
+        packer = Packer() if packed else Packer(collate=_as_long_as_the_longest)
     return PackingStyle(
         packed=packed,
         document_multiple=_ALIGNMENT.multiple(layout),
         row_length=None,
         real_lengths=False,
-        packer=Packer() if packed else Packer(collate=_as_long_as_the_longest),
+        packer=packer,
     )
 
 
 def _by_worker(style: PackingStyle, layout: Layout) -> PackingStyle:
-    """As SkyRL's worker trains: a document per row, with the token that only its last label needs."""
+    """As SkyRL's worker trains: documents have the token that only their last label needs; without controller, a row
+    each.
+    """
     return replace(style, packer=replace(style.packer, fit=one_per_row), last_token_slots=1)
 
 
@@ -63,7 +83,7 @@ SKYRL = DataPath(
     releases="skyrl and skyrl-train wheels",
     style=_style,
     alignment=_ALIGNMENT,
-    options=("remove_microbatch_padding",),
+    options=("remove_microbatch_padding", "use_sequence_packing", "max_tokens_per_microbatch"),
     limits=(
         Limit(
             "packing.skyrl-alignment",

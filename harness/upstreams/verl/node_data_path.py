@@ -2,6 +2,7 @@
 
 | step | upstream |
 |---|---|
+| micro-batches, with `use_dynamic_bsz` | verl.workers.engine.utils.prepare_micro_batches, verl.utils.seqlen_balancing |
 | packing, and the way back to documents | verl.models.mcore.util: preprocess_thd_engine, postprocess_thd_engine |
 | the same up to 0.7 | preprocess_thd_no_padding, postprocess_thd_no_padding |
 | log-probabilities | verl.utils.megatron.tensor_parallel.vocab_parallel_log_probs_from_logits |
@@ -14,15 +15,18 @@ rollouts of its replica, as nested tensors; nothing is sent. A document of n lab
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from megatron.core import parallel_state
 from torch import Tensor
 
 from harness.core.cell.config import CellConfig
+from harness.core.packing.arithmetic import MicroBatch
+from harness.core.packing.documents import Document
 from harness.probe.model.gpt import transformer_config
 from harness.probe.truth import MicroTruth, StepTruth
 from harness.upstreams.node_base import Batch, RankContext, Scored, rows_by_slot
@@ -34,6 +38,13 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "verl.workers.utils.losses": ("sft_loss",),
     "verl.workers.engine.megatron.transformer_impl": ("MegatronEngineWithLMHead",),
 }
+
+
+class Rollouts(NamedTuple):
+    """Documents as jagged tensors with a row each."""
+
+    ids: Tensor
+    masks: Tensor  # of tokens, which the loss shifts
 
 
 class VerlPath:
@@ -54,20 +65,65 @@ class VerlPath:
         lacking = (module_unavailable(module, "verl", *names) for module, names in _NEEDED.items())
         return next((reason for reason in lacking if reason), None) or _without_buckets(config)
 
-    def iterator(self, truth: StepTruth, chunk: int) -> Iterator[tuple[StepTruth, MicroTruth]]:
-        return iter([(truth, micro) for micro in truth.micro_batches])
+    def iterator(self, truth: StepTruth, chunk: int) -> Iterator[tuple[StepTruth, MicroTruth, Rollouts]]:
+        dynamic = self.context.config.options.use_dynamic_bsz
+        rollouts = self._dynamic(truth) if dynamic else map(partial(self._planned, truth), truth.plans)
+        return zip([truth] * len(truth.plans), truth.micro_batches, rollouts, strict=True)
+
+    def _planned(self, truth: StepTruth, plan: MicroBatch) -> Rollouts:
+        return self._rollouts(truth, [placed.document for placed in plan.placed])
+
+    def _rollouts(self, truth: StepTruth, documents: Sequence[Document]) -> Rollouts:
+        """Return tokens and loss masks of documents."""
+        ids = [truth.content(document)[: document.length + 1] for document in documents]
+        masks = [torch.tensor([0, *document.loss_mask]) for document in documents]
+        return Rollouts(self.nested(ids), self.nested(masks))
+
+    def _dynamic(self, truth: StepTruth) -> list[Rollouts]:
+        """Return the micro-batches that verl makes of the replica's documents, as forward_backward_batch does."""
+        layout, options = self.context.config.layout, self.context.config.options
+        ids, masks = self._rollouts(truth, self._share(truth))
+        dictionaries: Any = importlib.import_module("verl.utils.tensordict_utils")
+        engines: Any = importlib.import_module("verl.workers.engine.utils")
+        data = dictionaries.get_tensordict(
+            {"input_ids": ids, "loss_mask": masks},
+            {
+                "use_dynamic_bsz": True,
+                "max_token_len_per_gpu": options.max_tokens_per_microbatch or self.context.config.train.seq_length,
+                "sp_size": layout.cp,
+            },
+        )
+        micro_batches, _ = engines.prepare_micro_batches(
+            data=data,
+            dp_group=parallel_state.get_data_parallel_group(),
+            num_batches_divided_by=layout.pp if layout.vpp > 1 else None,
+        )
+        return [Rollouts(batch["input_ids"], batch["loss_mask"]) for batch in micro_batches]
+
+    def _share(self, truth: StepTruth) -> list[Document]:
+        """Return the replica's documents, as the controller sends them.
+
+        With balance_batch those of verl's partition. Its trainers, which put light ones at both ends, are not imported:
+        they start servers of rollouts.
+        """
+        documents, replicas = truth.documents, len(truth.replicas)
+        each, replica = len(documents) // replicas, self.context.place.dp
+        if not self.context.config.options.balance_batch:
+            return documents[replica * each : (replica + 1) * each]
+        balancing: Any = importlib.import_module("verl.utils.seqlen_balancing")
+        works = balancing.calculate_workload(torch.tensor([document.length + 1 for document in documents])).tolist()
+        share = balancing.get_seqlen_balanced_partitions(works, k_partitions=replicas, equal_size=True)[replica]
+        share.sort(key=lambda number: (works[number], number))
+        return [documents[number] for number in share[::2] + share[1::2][::-1]]
 
     def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
         assert iterator is not None
-        truth, micro = next(iterator)
-        ids = self.nested(
-            [truth.content(placed.document)[: placed.document.length + 1] for placed in micro.plan.placed]
-        )
+        truth, micro, (ids, masks) = next(iterator)
         first = self.context.is_first(chunk)
         tokens, params, *others = self.pack(ids, pre_process=first)  # from 0.9 also positions, for prediction layers
         batch = Batch(params=params, tokens=tokens if first else None, beside=dict(zip(["position_ids"], others)))
         if self.context.is_last(chunk):
-            batch.score = _Loss(self, truth, micro, ids, params)
+            batch.score = _Loss(self, truth, micro, Rollouts(ids, masks), params)
         return batch
 
     def nested(self, rows: list[Tensor]) -> Tensor:
@@ -86,7 +142,7 @@ class VerlPath:
     def log_probs(self, micro: MicroTruth, batch: Batch, logits: Tensor) -> list[Tensor]:
         """Return the log-probabilities of the tokens after the first, one tensor per document, in order."""
         assert isinstance(batch.score, _Loss)
-        return [row[:-1] for row in self.scores(batch.score.ids, batch.params, logits).unbind()]
+        return [row[:-1] for row in self.scores(batch.score.rollouts.ids, batch.params, logits).unbind()]
 
 
 def _without_buckets(config: CellConfig) -> Unavailable:
@@ -100,12 +156,12 @@ def _without_buckets(config: CellConfig) -> Unavailable:
 class _Loss:
     """verl's loss of one micro-batch."""
 
-    def __init__(self, path: VerlPath, truth: StepTruth, micro: MicroTruth, ids: Tensor, params: Any) -> None:
-        self.path, self.truth, self.micro, self.ids, self.params = path, truth, micro, ids, params
+    def __init__(self, path: VerlPath, truth: StepTruth, micro: MicroTruth, rollouts: Rollouts, params: Any) -> None:
+        self.path, self.truth, self.micro, self.rollouts, self.params = path, truth, micro, rollouts, params
 
     def __call__(self, logits: Tensor) -> Scored:
         path, data = self.path, self._data()
-        scores = path.scores(self.ids, self.params, logits)
+        scores = path.scores(self.rollouts.ids, self.params, logits)
         returned = path.engine.postprocess_micro_batch_func(
             {"log_probs": scores}, data, forward_only=False, loss_function=partial(path.losses.sft_loss, None)
         )
@@ -115,13 +171,12 @@ class _Loss:
 
     def _data(self) -> Any:
         """Return the micro-batch as forward_backward_batch of the engine makes it."""
-        truth, plan = self.truth, self.micro.plan
+        truth, rollouts = self.truth, self.rollouts
         plans = [plan for replica in truth.replicas for plan in replica]
         # verl's mask is by token, not by label: the first token is never predicted.
-        masks = [torch.tensor([0, *placed.document.loss_mask]) for placed in plan.placed]
         named: Any = importlib.import_module("verl.utils.tensordict_utils")
         return named.get_tensordict(
-            {"input_ids": self.ids, "loss_mask": self.path.nested(masks)},
+            {"input_ids": rollouts.ids, "loss_mask": rollouts.masks},
             {
                 "num_micro_batch": len(truth.plans),
                 "dp_size": len(truth.replicas),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from harness.core.cell.layout import Layout
 from harness.core.packing.options import PackingOptions
 from harness.core.packing.packers import Packer, PackingStyle
-from harness.upstreams.descriptor import ZIGZAG, Alignment, DataPath, Limit, padding_is_fixed
+from harness.upstreams.descriptor import ZIGZAG, Alignment, DataPath, Limit, LimitedCell, padding_is_fixed
+from harness.upstreams.verl.packing import DynamicBatches
 
 
 def _text(layout: Layout) -> str:
@@ -22,14 +25,31 @@ def _style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingS
     The last document takes the padding of its row.
     """
     bucket = options.pad_row_to_mult
+    padded = Packer(row_multiple=bucket, beyond=True) if bucket else Packer()
     return PackingStyle(
         packed=True,
         document_multiple=_ALIGNMENT.multiple(layout),
         last_token_slots=1,
         row_length=None,
         real_lengths=False,
-        packer=Packer(row_multiple=bucket, beyond=True) if bucket else Packer(),
+        packer=_dynamic(padded, layout, seq_length, options) if options.use_dynamic_bsz else padded,
     )
+
+
+def _dynamic(packer: Packer, layout: Layout, seq_length: int, options: PackingOptions) -> Packer:
+    share = DynamicBatches(
+        capacity=(options.max_tokens_per_microbatch or seq_length) * layout.cp,
+        replicas=layout.dp,
+        multiple=layout.pp if layout.vpp > 1 else 1,
+        balance=options.balance_batch,
+    )
+    return replace(packer, split=None, share=share, even_shares=True)
+
+
+def _balances_dynamic_batches(cell: LimitedCell) -> str | None:
+    if not cell.options.balance_batch or cell.options.use_dynamic_bsz:
+        return None
+    return "balance_batch is true and use_dynamic_bsz is false: the harness deals the rows that it has planned"
 
 
 VERL = DataPath(
@@ -39,7 +59,7 @@ VERL = DataPath(
     releases="verl wheels from 0.7, and checkouts",
     style=_style,
     alignment=_ALIGNMENT,
-    options=("pad_row_to_mult",),
+    options=("pad_row_to_mult", "max_tokens_per_microbatch", "use_dynamic_bsz", "balance_batch"),
     limits=(
         Limit(
             "packing.verl-alignment",
@@ -48,6 +68,7 @@ VERL = DataPath(
                 "verl pads documents to tp, or to 2 * cp * tp when cp > 1; its rows can have pad_row_to_mult"
             ),
         ),
+        Limit("packing.verl-balance", "harness: the adapter of verl", _balances_dynamic_batches),
     ),
     without=("position_ids", "labels", "loss_mask"),
     canaries_without_effect={"padding": "upstream gets documents without padding, and pads with zeros"},

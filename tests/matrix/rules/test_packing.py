@@ -66,7 +66,7 @@ def test_only_skyrl_has_the_switch_not_to_pack() -> None:
 
 def test_each_limit_of_a_data_path_is_a_rule_for_cells_of_that_path_only() -> None:
     padded = cell("unpacked", Layout(cp=3), pad_to_max_length=True, remove_microbatch_padding=False)
-    merged = replace(cell("unpacked", Layout(cp=3)), micro_batch_size=2)
+    merged = replace(cell("unpacked", Layout(cp=3), balance_batch=True), micro_batch_size=2)
     rules = {rule.id: rule for rule in PACKING_RULES}
     for owner in DATA_PATHS.values():
         for limit in owner.limits:
@@ -221,13 +221,17 @@ def test_a_tail_that_fills_a_row_up_to_seq_length_is_split_over_tp_too() -> None
 def test_documents_are_refused_exactly_when_their_multiple_does_not_divide(
     path: str, tp: int, cp: int, sp: bool, multiple: int, lengths: list[int]
 ) -> None:
-    """By hand: 2 * cp chunks for the zigzag, and whole slots per tp rank where documents end their row."""
+    """By hand: 2 * cp chunks for the zigzag, and whole slots per tp rank where documents end their row.
+
+    NeMo-RL asks for their product.
+    """
     config = replace(
         cell(path, Layout(tp=tp, cp=cp, sp=sp), pad_seq_to_mult=multiple),
         documents=DocumentsConfig(mode="file", lengths=tuple(lengths)),
     )
     cuts = [2 * cp] if cp > 1 else []
     cuts += [cp * tp] if path in ("reference", "scheduler") and sp and tp > 1 else []
+    cuts = [math.prod([*cuts, tp if sp else 1])] if path == "nemo_rl" else cuts
     wrong = path not in ("unpacked", "bridge_long") and any(multiple % cut for cut in cuts)
     found = reasons(config).get("packing.documents-aligned")
     assert (found is not None) == wrong
@@ -350,6 +354,38 @@ def test_rows_are_padded_to_a_multiple_of_what_ranks_split(path: str) -> None:
     found = reasons(cell(path, layout, pad_row_to_mult=20))
     assert list(found) == ["packing.rows-aligned"]
     assert found["packing.rows-aligned"].startswith("pad_row_to_mult 20 is not divisible by the alignment ")
+
+
+def test_a_controller_makes_micro_batches_of_one_row_within_a_budget_that_holds_every_document() -> None:
+    dynamic = cell("verl", Layout(cp=2), use_dynamic_bsz=True, max_tokens_per_microbatch=128)
+    assert reasons(dynamic) == {}
+    assert reasons(replace(dynamic, micro_batch_size=2)) == {
+        "batch.rows-by-replicas": "step 0: 8 documents make 1 rows of 64 tokens, which cannot be split into a multiple "
+        "of 2 (dp x micro_batch_size, and pp when interleaved)",
+        "packing.shared-micro-batch": "micro_batch_size is 2, and a controller makes micro-batches of one row",
+    }
+    assert reasons(cell("verl", Layout(cp=2), use_dynamic_bsz=True, max_tokens_per_microbatch=32)) == {
+        "packing.budget": "max_tokens_per_microbatch 32 is less than train.seq_length 64, the length of a document"
+    }
+    assert list(reasons(cell("verl", Layout(), max_tokens_per_microbatch=128))) == ["packing.budget"]
+    assert list(reasons(cell("verl", Layout(), balance_batch=True))) == ["packing.verl-balance"]
+
+
+def test_a_controller_makes_other_micro_batches_for_other_replicas() -> None:
+    packed = replace(cell("nemo_rl", Layout(dp=2), packing_algorithm="concatenative"), resume="tp1-pp2")  # type: ignore[arg-type]
+    found = reasons(packed)["packing.shared-resume"]
+    assert found.startswith("resume tp1-pp2 changes dp 2 to 1, and a controller makes other micro-batches")
+    assert "packing.shared-resume" not in reasons(replace(packed, resume="same"))
+
+
+def test_skyrls_controller_packs_for_its_own_trainer() -> None:
+    packed = cell("skyrl", Layout(tp=2, sp=True), use_sequence_packing=True)
+    assert list(reasons(packed)) == ["packing.skyrl-controller"]
+    trained = replace(packed, trainer="skyrl", distributed_optimizer="on")
+    assert reasons(trained) == {}
+    assert "packing.skyrl-layout" in reasons(
+        replace(trained, options=PackingOptions(use_sequence_packing=True, remove_microbatch_padding=False))
+    )
 
 
 def test_a_row_has_one_length_and_an_option_an_effect() -> None:

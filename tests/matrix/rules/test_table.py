@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from harness.core.cell.axis_values import ATTENTIONS, DEVICES, GROUPS, RECOMPUTE
 from harness.core.cell.config import CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.packing.documents import DocumentsConfig
-from harness.core.packing.options import PackingOptions
+from harness.core.packing.options import ALGORITHMS, PackingOptions
 from harness.features.attention.config import MLA_ROPES, SOFTMAXES, MlaConfig
 from harness.features.experts.config import AUX_LOSSES, DISPATCHERS, MoeConfig
 from harness.features.prediction.config import MtpConfig
@@ -49,10 +50,14 @@ TRAINS = st.builds(
     seq_length=st.sampled_from([6, 16, 30]),
     label_smoothing=st.sampled_from([0.0, 0.1]),
 )
+DRAWN: dict[str, st.SearchStrategy[Any]] = {
+    **dict.fromkeys(("pad_seq_to_mult", "pad_row_to_mult"), st.none() | SMALL),
+    "max_tokens_per_microbatch": st.none() | st.sampled_from([4, 16, 60]),
+    "packing_algorithm": st.sampled_from(ALGORITHMS),
+}
 OPTIONS = st.builds(
     PackingOptions,
-    pad_seq_to_mult=st.none() | SMALL,
-    **{item.name: st.booleans() for item in dataclasses.fields(PackingOptions) if item.name != "pad_seq_to_mult"},  # type: ignore[arg-type]
+    **{item.name: DRAWN.get(item.name, st.booleans()) for item in dataclasses.fields(PackingOptions)},
 )
 CONFIGS = st.builds(
     CellConfig,

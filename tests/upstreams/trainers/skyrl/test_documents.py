@@ -10,6 +10,7 @@ from torch import Tensor
 
 from harness.core.cell.config import CellConfig
 from harness.core.packing.documents import DocumentsConfig, DocumentsMode, mix
+from harness.core.packing.options import PackingOptions
 from harness.probe.truth import MicroTruth, StepTruth
 from harness.upstreams.skyrl.node_documents import by_slot, examples, log_probs_seen, loss_scale
 from tests.runtime.conftest import config
@@ -64,8 +65,24 @@ def test_values_by_document_return_to_their_slots(cp: int) -> None:
         rows = by_document(stream, micro)
         assert torch.equal(by_slot(rows, micro), stream)
         for rank in range(cp):
-            seen = log_probs_seen(rows, micro.local(stream, cp, rank), micro, cp, rank)
+            seen = log_probs_seen(by_slot(rows, micro), micro.local(stream, cp, rank), micro, cp, rank)
             assert (seen.mismatches, seen.shape, seen.first) == (0, [micro.plan.slots], None)
+
+
+def test_rows_of_the_controller_have_documents_at_their_slots() -> None:
+    """SkyRL's rows are as long as the longest of the step, and the last token has no prediction."""
+    micro = StepTruth(cell(), 0, 0).micro_batches[0]
+    stream = torch.arange(1.0, micro.plan.slots + 1)
+    assert torch.equal(by_slot(torch.cat([stream, torch.zeros(9)])[None], micro, controlled=True), stream)
+    shorter = by_slot(stream[None, :-1], micro, controlled=True)
+    assert torch.equal(shorter, torch.where(stream == micro.plan.slots, 0.0, stream))
+
+
+def test_a_controller_gets_the_documents_in_order() -> None:
+    options = PackingOptions(use_sequence_packing=True)
+    given = replace(cell(dp=2), options=options, micro_batch_size=1)
+    lengths = [document.length for document in given.documents_of(0)]
+    assert [example["num_actions"] for example in examples(given, 0)] == lengths
 
 
 def test_a_value_of_another_slot_is_named() -> None:
@@ -74,16 +91,16 @@ def test_a_value_of_another_slot_is_named() -> None:
     stream = torch.arange(1.0, micro.plan.slots + 1)
     rows = by_document(stream, micro)
     rows[1, -item.document.length] = stream[0]
-    seen = log_probs_seen(rows, stream[None], micro, 1, 0)
+    seen = log_probs_seen(by_slot(rows, micro), stream[None], micro, 1, 0)
     assert (seen.mismatches, seen.first) == (1, [item.document.index, 0, item.start, 0])
     rows[1, -item.document.length] = -1.0
-    found = log_probs_seen(rows, stream[None], micro, 1, 0).first
+    found = log_probs_seen(by_slot(rows, micro), stream[None], micro, 1, 0).first
     assert found is not None and found[-1] == -1
 
 
 def test_rows_of_another_shape_are_compared_as_far_as_they_go() -> None:
     micro = StepTruth(cell(), 0, 0).micro_batches[0]
     stream = torch.arange(1.0, micro.plan.slots + 1)
-    assert log_probs_seen(torch.zeros(1, 2), stream[None], micro, 1, 0).mismatches
-    wrong = log_probs_seen(by_document(stream, micro), stream[None, :-1], micro, 1, 0)
+    assert log_probs_seen(by_slot(torch.zeros(1, 2), micro), stream[None], micro, 1, 0).mismatches
+    wrong = log_probs_seen(by_slot(by_document(stream, micro), micro), stream[None, :-1], micro, 1, 0)
     assert wrong.shape == [1, micro.plan.slots - 1] and wrong.mismatches == micro.plan.slots
