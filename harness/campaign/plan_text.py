@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from harness.core.cell.axes import always
 from harness.core.run.run_plan import Allocation, Expansion, PlannedCell, RejectedCell, Selection
 from harness.core.serialization import dumps
 from harness.core.text import counted, duration
@@ -13,7 +14,6 @@ from harness.matrix.arguments import Profile
 
 MAX_ROWS = 50
 _SHORT_NOTE = len("control, added")
-_ALWAYS = ("tp", "pp", "cp", "packing")
 
 
 def plan_text(
@@ -137,7 +137,7 @@ def _cell_table(cells: Sequence[PlannedCell], width: int | None) -> list[str]:
     shown = [
         name
         for name in (cells[0].axes if cells else ())
-        if name in _ALWAYS or len({cell.axes.get(name) for cell in cells}) > 1
+        if name in always() or len({cell.axes.get(name) for cell in cells}) > 1
     ]
     rows = [["id", *shown, "ranks", ""]]
     for cell in cells:

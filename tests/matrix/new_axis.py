@@ -1,6 +1,7 @@
-"""Declares an axis and prints, as JSON, where it shows up. Run as a separate process, since tables are built at import.
+"""Declares two axes and prints, as JSON, where they show up. Run as a separate process, since tables are
+built at import.
 
-Only the class below names the axis.
+Only the class below names the axes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from harness.core.setting import setting
 
 @dataclass(frozen=True, kw_only=True)
 class CellConfig(config.CellConfig):
-    """A cell with one more axis."""
+    """A cell with two more axes; controls keep the value of the second."""
 
     shuffling: str = setting(
         "none",
@@ -24,10 +25,13 @@ class CellConfig(config.CellConfig):
         choices=("none", "some", "all"),
         aliases=("weight_shuffling",),
     )
+    rounding: str = setting(
+        "nearest", doc="How weights are rounded.", axis="rounding", choices=("nearest", "stochastic"), in_control=True
+    )
 
 
 def facts() -> dict[str, Any]:
-    """The axis in plan, schema, names, ids, reductions, the matrix of one cell and the page."""
+    """The axes in plan, schema, names, ids, reductions, the matrix of one cell and the page."""
     from harness.core.cell.axes import labelled
     from harness.core.cell.identity import cell_id, cell_name
     from harness.core.errors import InputError
@@ -42,6 +46,8 @@ def facts() -> dict[str, Any]:
     found = expand_axes(axes, constraints=['shuffling != "all" or tp == 1'])
     cells = [item for item in found.cells if item.role == "cell"]
     shuffled = cells[-1].config
+    rounded = expand_axes({"packing": ["sft", "reference"], "rounding": ["nearest", "stochastic"]}).cells
+    held = {item.id: item.config.rounding for item in rounded}
     written = one_cell(shuffled, name="one")
     (again,) = [item for item in expand_axes(written["matrix"], train=written["train"]).cells if item.role == "cell"]
     smaller = {item.dimension.name: item.config for item in reductions(shuffled)}
@@ -56,6 +62,7 @@ def facts() -> dict[str, Any]:
         "ids": [item.id for item in cells],
         "axes": [item.axes["shuffling"] for item in cells],
         "controls": sorted({item.control or "" for item in cells}),
+        "kept": sorted({(item.config.rounding, held[item.control], item.group) for item in rounded if item.control}),
         "schema": properties["shuffling"],
         "alias": properties["weight_shuffling"]["description"],
         "one cell": written["matrix"],

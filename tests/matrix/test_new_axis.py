@@ -28,6 +28,12 @@ def test_the_plan_has_a_cell_for_each_value_with_one_control_at_the_default(fact
     assert control.startswith("tp1-pp1-cp1-unpacked-")
 
 
+def test_cells_share_a_control_only_if_it_has_their_value_of_a_setting_that_controls_keep(
+    facts: dict[str, Any],
+) -> None:
+    assert facts["kept"] == [["nearest", "nearest", "fp32"], ["stochastic", "stochastic", "fp32-rounding-stochastic"]]
+
+
 def test_names_and_ids_distinguish_the_values_and_omit_the_default(facts: dict[str, Any]) -> None:
     plain = "tp1-pp1-cp1-sft"
     assert facts["names"] == [plain, f"{plain}-shuffling-some", f"{plain}-shuffling-all"]

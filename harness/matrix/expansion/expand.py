@@ -11,14 +11,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from harness.core.cell.axes import always
 from harness.core.cell.config import CellConfig
 from harness.core.cell.identity import cell_id
 from harness.core.run.run_dir import MAX_CHARACTERS, has_safe_characters
 from harness.core.run.run_plan import Expansion, MayReject, PlannedCell, RejectedCell, XFail
-from harness.core.stack import DEFAULT
+from harness.core.setting import keys_of, label_of
 from harness.matrix.axes import SELECT_KEY, Row
 from harness.matrix.expansion.resolve import Resolver, axes_of, combinations_of, control_of, with_noise_legs
 from harness.matrix.expansion.selection import Candidate, Forbidden, choose
@@ -28,7 +28,6 @@ from harness.matrix.rules.rule import Rule
 from harness.matrix.rules.table import rejections, rules_of
 
 Entry = TypeVar("Entry", XFail, MayReject)
-_ALWAYS = always()  # axes that every table shows
 
 
 def expand(matrix: Matrix, more_rules: tuple[Rule, ...] = ()) -> Expansion:
@@ -43,7 +42,7 @@ def expand(matrix: Matrix, more_rules: tuple[Rule, ...] = ()) -> Expansion:
     resolver.check_models(combinations, problems)
     problems.raise_any()
     allowed, forbidden = apply_rules(combinations, resolver, rules_of(matrix.launch.max_ranks, more_rules))
-    shown = list(dict.fromkeys([*_ALWAYS, *matrix.axes.names]))
+    shown = list(dict.fromkeys([*always(), *matrix.axes.names]))
     rejected = [
         RejectedCell(id=cell.id, axes=axes_of(cell.config, shown), rejections=cell.rejections, line=cell.line)
         for cell in forbidden
@@ -89,17 +88,19 @@ def _check_ids(cells: Sequence[PlannedCell], problems: Problems) -> None:
     problems.add_at(longest.line, ("matrix",), message, found=longest.id, allowed=f"{MAX_CHARACTERS}", hint=hint)
 
 
-def _group(config: CellConfig) -> str:
-    """Return the name of the cells that may share a control: same dtype, variant, arguments of the optimizer, device
-    and stack.
+_OTHERWISE_NAMED = ("dtype", "attention")  # the first leads; attention kernels must agree, so one chart shows them
+
+
+def _group(control: CellConfig) -> str:
+    """Return the name of the cells that the report draws together: dtype, variant, arguments of the optimizer and the
+    settings that their control keeps. All have the same ones, and so has their control.
 
     Within one matrix, the variant names all differences in model, train and documents. A stack is compared only with
     itself: releases may compute different numbers, and a broken release must not make another one fail.
     """
-    device = "" if config.device == "auto" else config.device
-    stack = "" if config.stack == DEFAULT else config.stack
-    parts = (config.dtype, config.variant, *config.args.of_optimizer().flags(), device, stack)
-    return "-".join(part for part in parts if part)
+    kept = (key for key in keys_of(CellConfig).values() if key.setting.in_control and key.name not in _OTHERWISE_NAMED)
+    others = [label_of(key, getattr(control, key.name)) for key in kept]
+    return "-".join(filter(None, [control.dtype, control.variant, *control.args.of_optimizer().flags(), *others]))
 
 
 def _plan(
@@ -109,19 +110,19 @@ def _plan(
     lacking: _Entries[MayReject] | None = None,
 ) -> list[PlannedCell]:
     """Return the cells, each with its control; a control that the matrix lacks is added before its group."""
-    groups: dict[str, list[Candidate]] = {}
+    groups: dict[str, list[tuple[Candidate, Candidate]]] = {}
+    controls: dict[CellConfig, Candidate] = {}
     for cell in cells:
-        groups.setdefault(_group(cell.config), []).append(cell)
+        config = control_of(cell.config)
+        control = controls.get(config) or controls.setdefault(config, Candidate(cell_id(config), config, None))
+        groups.setdefault(_group(control.config), []).append((cell, control))
     result: list[PlannedCell] = []
     for group, members in groups.items():
-        known_ids = {cell.id for cell in members}
-        controls: dict[str, Candidate] = {}
-        control_ids = _control_ids(members, controls)
-        added = [control for control in controls.values() if control.id not in known_ids]
-        control_ids |= {control.id: control.id for control in added}
-        used = set(control_ids.values())
-        for cell in [*added, *members]:
-            is_added, control = cell.id not in known_ids, control_ids[cell.id]
+        known_ids = {cell.id for cell, _ in members}
+        used = {control.id: control for _, control in members}
+        added = [(control, control) for control in used.values() if control.id not in known_ids]
+        for cell, control in [*added, *members]:
+            is_added = cell.id not in known_ids
             allowed = lacking.of(cell.id) if lacking else None
             result.append(
                 PlannedCell(
@@ -129,7 +130,7 @@ def _plan(
                     axes=axes_of(cell.config, shown),
                     config=with_noise_legs(cell.config) if cell.id in used else cell.config,
                     group=group,
-                    control=None if control == cell.id else control,
+                    control=None if control.id == cell.id else control.id,
                     role="control" if is_added else "cell",
                     xfail=xfail.of(cell.id) if xfail and not is_added else None,
                     may_reject=allowed.reason if allowed else "",
@@ -141,23 +142,7 @@ def _plan(
 
 def with_controls(config: CellConfig) -> list[PlannedCell]:
     """Plan a cell that is in no matrix, preceded by its control."""
-    return _plan([Candidate(cell_id(config), config, None)], list(_ALWAYS))
-
-
-def _control_ids(cells: Iterable[Candidate], controls: dict[str, Candidate]) -> dict[str, str]:
-    """Return the id of each cell's control, in one group; the controls are added to `controls`, by their ids."""
-    common: dict[tuple[Any, ...], str] = {}
-    control_ids: dict[str, str] = {}
-    for cell in cells:
-        config = cell.config
-        # The variant, which cells of a group have in common, does not name every size of a part of the model.
-        key = (config.attention, config.token_mean, config.model, config.train, config.documents)
-        if key not in common:
-            control = control_of(config)
-            common[key] = cell_id(control)
-            controls.setdefault(common[key], Candidate(common[key], control, None))
-        control_ids[cell.id] = common[key]
-    return control_ids
+    return _plan([Candidate(cell_id(config), config, None)], list(always()))
 
 
 class _Entries(Generic[Entry]):

@@ -40,6 +40,9 @@ _LIMITS = {  # rules of where cells run, and what to do instead of lifting them
     "stack.container": "use --cluster NAME: containers are started through Slurm",
 }
 _AXIS_FIELDS = tuple(axis for axis in axes().values() if axis.field)  # axes that set a field of CellConfig
+_NOT_OF_CONTROL = {
+    axis.field: axis.default for axis in _AXIS_FIELDS if axis.default is not MISSING and not axis.setting.in_control
+}
 _FEWER = (
     "give axes fewer values, in the file or for one run with --set matrix.AXIS=VALUE; drop combinations by constraints "
     "or exclude; or split the matrix over several files"
@@ -281,13 +284,13 @@ def _shown(names: tuple[str, ...]) -> list[tuple[str, Callable[[Any], Any]]]:
 
 def control_of(config: CellConfig) -> CellConfig:
     """Return the control of a cell: one rank, unpacked, the harness's own data path, with the attention of the cell."""
-    plain = {
-        axis.field: axis.default for axis in _AXIS_FIELDS if axis.default is not MISSING and not axis.setting.in_control
-    }
+    model = config.model
+    if model.rope_fusion or model.gathered_logits:
+        model = dataclasses.replace(model, rope_fusion=False, gathered_logits=False)
     return dataclasses.replace(
         config,
-        **plain,
-        model=dataclasses.replace(config.model, rope_fusion=False, gathered_logits=False),
+        **_NOT_OF_CONTROL,
+        model=model,
         layout=Layout(),
         data_path=UNPACKED.name,
         args=config.args.of_optimizer(),
