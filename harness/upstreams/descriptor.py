@@ -50,6 +50,9 @@ class DataPath:
     """One value of the axis `packing`."""
 
     name: str
+    # "module:Class" of its adapter, which ranks import; none for what only a trainer reads, and for a plug-in's, which
+    # its entry point names.
+    adapter: str = ""
     code: str  # the code under test, as a report to its project names it
     functions: str  # upstream functions that the adapter calls; Markdown, for docs/data_paths.md
     releases: str  # releases that have these functions, for the same page
@@ -90,6 +93,7 @@ class Trainer:
     """One value of the axis `trainer`: a training loop of upstream's own."""
 
     name: str
+    adapter: str  # "module:Class", which ranks import
     project: str  # its folder in harness/upstreams
     model: tuple[str, ...] = ()  # keys of the model that its adapter passes on, besides those that all do
     # What `args` may set besides the optimizer: arguments of its command line, or fields of its configuration, which

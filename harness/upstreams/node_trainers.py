@@ -1,16 +1,15 @@
-"""The trainers that are upstream's own, by their name on the axis `trainer`."""
+"""The adapters of upstream's own trainers, by their name on the axis `trainer`; plug-ins add theirs."""
 
 from __future__ import annotations
 
+from pkgutil import resolve_name
 from typing import Protocol
 
 from harness.core.cell.config import CellConfig
 from harness.runtime.recording.recorder import Recorder
-from harness.upstreams.megatron_bridge.node_trainer import BridgeTrainer
-from harness.upstreams.megatron_lm.node_trainer import MegatronTrainer
 from harness.upstreams.node_base import RankContext
 from harness.upstreams.node_lookup import Unavailable
-from harness.upstreams.skyrl.node_trainer import SkyrlTrainer
+from harness.upstreams.table import UPSTREAM_TRAINERS
 
 
 class Trainer(Protocol):
@@ -28,4 +27,6 @@ class Trainer(Protocol):
         ...
 
 
-TRAINERS: dict[str, type[Trainer]] = {"megatron": MegatronTrainer, "bridge": BridgeTrainer, "skyrl": SkyrlTrainer}
+TRAINERS: dict[str, type[Trainer]] = {
+    trainer.name: resolve_name(trainer.adapter) for trainer in UPSTREAM_TRAINERS.values()
+}

@@ -22,6 +22,7 @@ def _reference_style(layout: Layout, seq_length: int, options: PackingOptions) -
 
 UNPACKED = DataPath(
     name="unpacked",
+    adapter="harness.upstreams.builtin.node_unpacked:UnpackedPath",
     code="one document per row, by the harness",
     functions="none: one document per row, a control",
     releases="any megatron-core from 0.14",
@@ -37,6 +38,7 @@ UNPACKED = DataPath(
 )
 REFERENCE = DataPath(
     name="reference",
+    adapter="harness.upstreams.builtin.node_reference:ReferencePath",
     code="packed by the harness; model and schedule by Megatron",
     functions="none: the harness's own packer, broadcast and context split, a control",
     releases="any megatron-core from 0.14",

@@ -136,6 +136,7 @@ def _in_batch_merges_rows(cell: LimitedCell) -> str | None:
 
 OFFLINE = DataPath(
     name="bridge_offline",
+    adapter="harness.upstreams.megatron_bridge.node_offline:BridgeOfflinePath",
     code="Megatron-Bridge packed SFT",
     functions="Megatron-Bridge offline packing: dataset builder, packed files, `gpt_step.forward_step`",
     releases=_RELEASES,
@@ -164,6 +165,7 @@ OFFLINE = DataPath(
 )
 IN_BATCH = DataPath(
     name="bridge_in_batch",
+    adapter="harness.upstreams.megatron_bridge.node_in_batch:BridgeInBatchPath",
     code="Megatron-Bridge in-batch packing",
     functions="Megatron-Bridge in-batch packing: `vlm_step.forward_step` up to 0.5, `prepare_sequence_batch` and "
     "`gpt_step.forward_step` in 0.6",
@@ -186,6 +188,7 @@ IN_BATCH = DataPath(
 )
 LONG = DataPath(
     name="bridge_long",
+    adapter="harness.upstreams.megatron_bridge.node_long:BridgeLongPath",
     code="Megatron-Bridge long context",
     functions="Megatron-Bridge without packing: `gpt_step.forward_step`, split over context parallel ranks",
     releases=_RELEASES,
@@ -207,6 +210,7 @@ LONG = DataPath(
 
 BRIDGE = Trainer(
     name="bridge",
+    adapter="harness.upstreams.megatron_bridge.node_trainer:BridgeTrainer",
     project="megatron_bridge",
     model=("moe", "mtp", "peft"),
     arguments="fields",

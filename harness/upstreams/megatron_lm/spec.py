@@ -98,6 +98,7 @@ def _no_row_padding(cell: LimitedCell) -> str | None:
 
 SFT = DataPath(
     name="sft",
+    adapter="harness.upstreams.megatron_lm.node_sft:SftPath",
     code="Megatron-LM --sft",
     functions="Megatron-LM `--sft`: SFTDataset, get_batch, forward_step",
     releases="megatron-core wheels from 0.17; Megatron-LM checkouts from core_v0.16.1",
@@ -145,6 +146,7 @@ SFT_SCHEDULER = DataPath(
 )
 SCHEDULER = DataPath(
     name="scheduler",
+    adapter="harness.upstreams.megatron_lm.node_scheduler:SchedulerPath",
     code="Megatron-LM sequence packing scheduler",
     functions="Megatron-LM `wrap_data_iterator`, DpBalancedScheduler, `get_batch_on_this_rank_for_sequence_packing`",
     releases="Megatron-LM main from 2026-08",
@@ -197,6 +199,7 @@ def _one_bin(cell: LimitedCell) -> str | None:
 
 MEGATRON_RL = DataPath(
     name="megatron_rl",
+    adapter="harness.upstreams.megatron_lm.node_rl:MegatronRlPath",
     code="Megatron-LM RL",
     functions="Megatron-LM `pack_all_trajectories`, and `forward_step` of `train_rl.py` with `get_logprobs`, "
     "`calculate_grpo_loss` and `loss_func`",
@@ -220,6 +223,7 @@ MEGATRON_RL = DataPath(
 
 MEGATRON = Trainer(
     name="megatron",
+    adapter="harness.upstreams.megatron_lm.node_trainer:MegatronTrainer",
     project="megatron_lm",
     model=("moe", "mtp", "pattern", "window", "window_skip", "qk_layernorm"),
     arguments="command line",

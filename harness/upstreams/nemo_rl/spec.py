@@ -63,6 +63,7 @@ def _rows_not_of_seq_length(cell: LimitedCell) -> str | None:
 
 NEMO_RL = DataPath(
     name="nemo_rl",
+    adapter="harness.upstreams.nemo_rl.node_data_path:NemoRlPath",
     code="NeMo-RL Megatron policy",
     functions="NeMo-RL `get_microbatch_iterator`, `LogprobsPostProcessor` and `LossPostProcessor` with `NLLLossFn`",
     releases="checkouts of NeMo-RL",

@@ -78,6 +78,7 @@ def _packs_for_cp(cell: LimitedCell) -> str | None:
 
 SKYRL = DataPath(
     name="skyrl",
+    adapter="harness.upstreams.skyrl.node_data_path:SkyrlPath",
     code="SkyRL Megatron backend",
     functions="SkyRL `preprocess_packed_seqs` and its inverse; without packing `remove_left_padding`",
     releases="skyrl and skyrl-train wheels",
@@ -103,4 +104,4 @@ SKYRL = DataPath(
 )
 
 
-SKYRL_TRAINER = Trainer(name="skyrl", project="skyrl")
+SKYRL_TRAINER = Trainer(name="skyrl", adapter="harness.upstreams.skyrl.node_trainer:SkyrlTrainer", project="skyrl")

@@ -54,6 +54,7 @@ def _balances_dynamic_batches(cell: LimitedCell) -> str | None:
 
 VERL = DataPath(
     name="verl",
+    adapter="harness.upstreams.verl.node_data_path:VerlPath",
     code="verl Megatron engine",
     functions="verl `preprocess_thd_engine` and its inverse, `vocab_parallel_log_probs_from_logits`, `sft_loss`",
     releases="verl wheels from 0.7, and checkouts",

@@ -26,9 +26,7 @@ from harness.upstreams.table import DATA_PATHS
 from tests.packing_styles import pack, packing_style
 
 SEQ = 64
-PATHS = st.sampled_from(
-    ["unpacked", "reference", "sft", "scheduler", "skyrl", "bridge_offline", "bridge_in_batch", "bridge_long"]
-)
+PATHS = st.sampled_from(list(DATA_PATHS))
 LENGTHS = st.lists(st.integers(1, SEQ - 1), min_size=1, max_size=16)
 LAYOUTS = st.builds(
     lambda tp, cp, dp, vpp: Layout(tp=tp, cp=cp, dp=dp, pp=2, vpp=vpp, sp=tp > 1),
