@@ -355,6 +355,8 @@ def _step(expected: Expected, record: RankRecord, recorded: StepSeen) -> Iterato
     needed: list[tuple[str, object]] = [("grad_norm", recorded.grad_norm)]
     if expected.is_last(record.place):
         needed += [("loss_sum", recorded.loss_sum), ("token_count", recorded.token_count)]
+        if expected.config.trained_by_harness and recorded.returned_tokens is None:
+            needed.append(("returned_loss, where no number of tokens was returned,", recorded.returned_loss))
     yield from (f"{name} is missing" for name, value in needed if value is None)
     if not (recorded.rates and recorded.decays):
         yield "no learning rate or no decay of the optimizer's groups is there"

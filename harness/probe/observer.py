@@ -43,6 +43,7 @@ class Losses:
     tokens: list[TokenLoss] = field(default_factory=list)
     pending: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)  # losses, mask, owners
     counts: list[Tensor] = field(default_factory=list)  # per micro-batch: the number of tokens that its loss returned
+    divided: list[Tensor] = field(default_factory=list)  # per micro-batch that returned none: the loss, divided already
 
 
 @dataclass(kw_only=True)
@@ -136,9 +137,12 @@ class Observer:
         self.recorder.progress(at.leg, at.step, at.micro_batch, "backward")
 
     def on_returned(self, returned: Sequence[Any]) -> None:
-        """Keep the number of tokens that a micro-batch's loss returns to the schedule, between loss and report."""
-        if len(returned) == 3:  # (loss, tokens, report); (loss, report) without calculate_per_token_loss
-            self.losses.counts.append(torch.as_tensor(returned[1]).detach().clone())
+        """Keep the number of tokens that a micro-batch's loss returns to the schedule, between loss and report.
+
+        Where there is none, the loss itself: it is divided already.
+        """
+        kept = self.losses.counts if len(returned) == 3 else self.losses.divided
+        kept.append(torch.as_tensor(returned[1 if len(returned) == 3 else 0]).detach().clone())
 
     def progress(self, phase: Phase) -> None:
         """Note a phase that follows the last micro-batch."""

@@ -40,6 +40,8 @@ def observe(observer: Observer, step_seen: StepSeen, optimizer: Any) -> None:
     counts = observer.losses.counts
     # None is not 0: only the last stage computes a loss.
     step_seen.returned_tokens = float(sum(counts)) if counts else None
+    divided = observer.losses.divided
+    step_seen.returned_loss = sum(float(loss) for loss in divided) if divided else None
     if step_seen.step == 0:
         record.gradient_scales = [scale.seen() for scale in observer.scales]
         record.aux_scale = aux_scale() if config.model.router_losses else None

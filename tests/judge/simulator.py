@@ -495,8 +495,14 @@ def _step(config: CellConfig, place: Coordinates, step: int, batches: list[Micro
         token_loss(content[item.index], position, step) for item in counted for position in range(item.length)
     )
     losses, tokens = _losses(config, place, step, batches, documents, frozenset())
-    if config.path.counted and config.trainer != "skyrl":
+    per_token = config.options.calculate_per_token_loss
+    if config.path.counted and config.trainer != "skyrl" and (per_token or not config.step_mean):
         seen.returned_tokens = float(sum(part.tokens for part in losses.values()))
+    elif config.trainer == "harness":
+        # This rank's share of the mean over the step's tokens, as Megatron's schedule and DDP must get it.
+        scale = len(batches) / config.layout.cp
+        scale *= 1 if per_token else config.layout.dp * config.layout.cp
+        seen.returned_loss = math.fsum(part.loss_sum for part in losses.values()) / (seen.token_count or 1) * scale
     if place.tp == 0:
         seen.documents = losses
         seen.tokens = tokens if step == 0 else []

@@ -259,6 +259,7 @@ class StepSeen:
     loss_sum: float | None = None  # reduced over cp and dp by the probe: the whole step
     token_count: int | None = None  # of the whole step, as loss_sum
     returned_tokens: float | None = None  # this rank's, as the loss returned them; None: it returned no number
+    returned_loss: float | None = None  # this rank's, summed over micro-batches, where the loss returned no number
     grad_norm: float | None = None  # pre-clip, whole model
     rates: list[float] = field(default_factory=list)  # learning rates of the optimizer's groups; distinct, sorted
     decays: list[float] = field(default_factory=list)  # weight decays of the optimizer's groups; distinct, sorted

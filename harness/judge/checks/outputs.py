@@ -18,7 +18,7 @@ from harness.judge.diagnosis import fault_classes, localise
 from harness.judge.diagnosis.localise import Boundaries, LayerOff, first_layer_off, first_token_off, token_boundaries
 from harness.judge.diagnosis.ratios import DOCUMENTS, common_ratio, factors_of, ratio_name
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.evidence.counted import counted_tokens, returned_tokens
+from harness.judge.evidence.counted import counted_labels, counted_tokens, returned_tokens
 from harness.judge.evidence.endings import TRAINED
 from harness.judge.evidence.leg_evidence import LegEvidence
 from harness.judge.failures.classification import memory_text, out_of_memory
@@ -179,7 +179,9 @@ def _returned(evidence: CellEvidence, step: int) -> list[CheckFinding]:
     expected = counted_tokens(evidence, step) * (config.layout.cp if config.path.loss_on_every_context_rank else 1)
     for tp, tokens in enumerate(returned_tokens(evidence, step)):
         if tokens is None and (config.path.counted != "labels" or config.trainer == "skyrl"):
-            continue  # a loss that is divided before it is returned
+            if findings := _divided(evidence, step, tp):
+                return findings
+            continue
         if tokens == expected and config.path.counted:
             continue
         name = _ratio_of_counts(evidence, step, tokens, expected)
@@ -190,6 +192,35 @@ def _returned(evidence: CellEvidence, step: int) -> list[CheckFinding]:
         where = {"stage": evidence.last_stage, "tp": tp, "step": step} | ({"ratio": name} if name else {})
         return [_count_finding(message, _class_of_counts(evidence, step, tokens, expected), where, tokens, expected)]
     return []
+
+
+def _divided(evidence: CellEvidence, step: int, tp: int) -> list[CheckFinding]:
+    """Compare a loss that is divided before it is returned with its own losses and the plan's number of tokens.
+
+    Megatron's schedule multiplies it by cp and divides it by the micro-batches, and without calculate_per_token_loss
+    DDP averages over dp and cp (0.19: schedules.forward_step_calc_loss, finalize_model_grads). Upstream's trainers
+    scale it by their own rules, and their reports are judged.
+    """
+    config, layout = evidence.cell.config, evidence.layout
+    seen = [recorded for _, recorded in evidence.step_records(step, pp=evidence.last_stage, tp=tp)]
+    returned = [recorded.returned_loss for recorded in seen if recorded.returned_loss is not None]
+    loss_sum, tokens = seen[0].loss_sum if seen else None, counted_labels(evidence, step)
+    if not config.trained_by_harness or loss_sum is None or not tokens or not all(map(math.isfinite, returned)):
+        return []
+    scale = len(evidence.plan[step][0]) / layout.cp
+    scale *= 1 if config.options.calculate_per_token_loss else layout.dp * layout.cp
+    total = math.fsum(returned)
+    # On a context rank it is that of whole rows, or of its own slots; only gradients tell whether it counts once.
+    expected = min((loss_sum / tokens * scale * times for times in (1, layout.cp)), key=lambda one: abs(total - one))
+    if not beyond(distance(total, expected, _FP32_SUM), _FP32_SUM):
+        return []
+    by = tokens * expected / total if total else math.inf
+    message = (
+        f"the losses of step {step} return {total:.9g} on all ranks, expected {expected:.9g}: the sum of the losses of "
+        f"its tokens seems divided by {by:.6g}, and {tokens} tokens count by the packing plan"
+    )
+    where = {"stage": evidence.last_stage, "tp": tp, "step": step}
+    return [_count_finding(message, fault_classes.TOKEN_COUNT, where, by, tokens)]
 
 
 def _ratio_of_counts(evidence: CellEvidence, step: int, tokens: float | None, expected: float) -> str | None:

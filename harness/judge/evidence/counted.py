@@ -24,12 +24,17 @@ class Counted(NamedTuple):
     squares: int
 
 
+def counted_labels(evidence: CellEvidence, step: int) -> int:
+    """Return the labels of a step that count in the loss, over all replicas."""
+    return sum(truth.batch.loss_tokens for replica in evidence.plan[step] for truth in replica)
+
+
 def counted_tokens(evidence: CellEvidence, step: int) -> int:
     """Return the tokens by which a loss per token is divided, over all replicas: labels that count, or all tokens."""
+    if evidence.cell.config.path.counted != "tokens":
+        return counted_labels(evidence, step)
     batches = [truth.batch for replica in evidence.plan[step] for truth in replica]
-    if evidence.cell.config.path.counted == "tokens":
-        return sum(placed.document.length + 1 for batch in batches for placed in batch.placed)
-    return sum(batch.loss_tokens for batch in batches)
+    return sum(placed.document.length + 1 for batch in batches for placed in batch.placed)
 
 
 def returned_tokens(evidence: CellEvidence, step: int) -> list[float | None]:

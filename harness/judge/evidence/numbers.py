@@ -51,6 +51,7 @@ def scan(record: RankRecord) -> Scan:
         for what, value in (
             ("the loss", step.loss_sum),
             ("the number of tokens that the loss returned", step.returned_tokens),
+            ("the loss that was returned", step.returned_loss),
             ("the gradient norm", step.grad_norm),
         ):
             if value is not None:

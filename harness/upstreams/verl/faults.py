@@ -45,6 +45,15 @@ VERL: tuple[FaultSpec, ...] = (
         where={"step": 0},
     ),
     rollout_spec(
+        name="rollout-loss-divided-by-a-token-more",
+        summary="the loss is divided by one token more than count in it",
+        modelled_on="THUDM/slime loss_function: clamp_min(loss_mask.sum(), 1), a sample without tokens counts one",
+        layout=ONE,
+        why="one rank; the loss returns no number of tokens, so only its value shows it",
+        checks=("token_count", "parameter_gradients", "grad_norm"),
+        where={"step": 0},
+    ),
+    rollout_spec(
         name="rollout-stages-with-half-of-max-seqlen",
         summary="stages that embed no tokens get half of max_seqlen",
         modelled_on="A4: NVIDIA/Megatron-LM issue 4092, a max_seqlen that is wrong on later stages",

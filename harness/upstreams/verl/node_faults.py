@@ -24,6 +24,11 @@ _EDITS: dict[str, Edit] = {
         "loss = -masked_sum(log_prob_flatten, loss_mask_flatten) / batch_num_tokens * dp_size",
         "loss = -masked_sum(log_prob_flatten, loss_mask_flatten) / batch_num_tokens",
     ),
+    "rollout-loss-divided-by-a-token-more": Edit(
+        _LOSS,
+        "loss = -masked_sum(log_prob_flatten, loss_mask_flatten) / batch_num_tokens * dp_size",
+        "loss = -masked_sum(log_prob_flatten, loss_mask_flatten) / (batch_num_tokens + 1) * dp_size",
+    ),
     "rollout-stages-with-half-of-max-seqlen": Edit(
         _PACK,
         "return input_ids, packed_seq_params, None",

@@ -10,6 +10,7 @@ from harness.core.packing.documents import DocumentsConfig
 from harness.core.run.records import DocumentLoss
 from harness.judge.checks import outputs
 from harness.judge.diagnosis import fault_classes
+from harness.judge.evidence.counted import counted_labels
 from tests.judge.simulator import at, config_of, evidence_for, judge, place_of, the_only_finding
 
 
@@ -89,6 +90,34 @@ def test_a_loss_that_is_divided_before_it_is_returned_has_none() -> None:
     evidence.records[0].steps[0].returned_tokens = 8.0
     (finding,) = outputs.token_count(evidence)
     assert "expected none, since it is divided already" in finding.message
+
+
+@pytest.mark.parametrize("layout", [{}, {"cp": 2}, {"dp": 2}, {"tp": 2, "pp": 2, "cp": 2, "dp": 2}])
+@pytest.mark.parametrize(("path", "per_token"), [("nemo_rl", True), ("verl", False)])
+def test_a_loss_that_was_divided_by_another_number_of_tokens_is_found(
+    path: str, per_token: bool, layout: dict[str, int]
+) -> None:
+    config = config_of(path, **layout)
+    evidence = evidence_for(replace(config, options=replace(config.options, calculate_per_token_loss=per_token)))
+    assert outputs.token_count(evidence) == []
+    for record in evidence.records.values():  # each context rank returns the loss of whole rows
+        record.steps[0].returned_loss = config.layout.cp * (record.steps[0].returned_loss or 0.0)
+    assert outputs.token_count(evidence) == []
+    tokens = counted_labels(evidence, 1)
+    for record in evidence.records.values():
+        step = record.steps[1]
+        step.returned_loss = step.returned_loss and step.returned_loss * tokens / (tokens + 1)
+    (finding,) = outputs.token_count(evidence)
+    assert place_of(finding, "step") == (1,)
+    assert (round(finding.measured), finding.bound["value"]) == (tokens + 1, tokens)
+
+
+def test_a_loss_that_is_not_recorded_is_an_error() -> None:
+    evidence = evidence_for(config_of("sft"))
+    evidence.records[0].steps[0].returned_tokens = None
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.ERROR
+    assert "returned_loss, where no number of tokens was returned, is missing" in verdict.reason
 
 
 @pytest.mark.parametrize("canary", ["order", "determinism", "repetition"])
