@@ -47,7 +47,12 @@ class MicroTruth:
 
 
 class StepTruth:
-    """Truth of one step of a cell, or of a canary leg with its own documents, for one data-parallel replica."""
+    """Truth of one step of a cell, or of a canary leg with its own documents, for one data-parallel replica.
+
+    An adapter packs `documents` (all of the step, in order) and must arrive at `plans`, the micro-batches of its
+    replica; `replicas` has those of all, indexed [dp][i]. `content` gives the tokens of a document, `micro_batches`
+    what every slot must hold.
+    """
 
     def __init__(self, config: CellConfig, step: int, dp: int, leg: Leg | None = None) -> None:
         self.config = config

@@ -95,7 +95,7 @@ def mask_and_loss(upstream: Any) -> tuple[Tensor, Callable[[Tensor, Tensor], Any
 
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
-    """A rank, its coordinates and its device."""
+    """What an adapter is made with: the cell that it feeds, and which of its ranks it is."""
 
     config: CellConfig
     place: Coordinates
@@ -154,8 +154,10 @@ class Adapter(Protocol):
 
 
 def rows_by_slot(rows: Sequence[Tensor], micro: MicroTruth, context: RankContext) -> Tensor:
-    """Return [1, local slots] float32 of this rank. `rows`: one per document, in order, its labels first; 0
-    elsewhere.
+    """Return values per document as values per slot of this rank: [1, local slots] float32, for `Scored`.
+
+    `rows`: one tensor per document of the micro-batch, in order, whole (of all context ranks); the values of its labels
+    come first, later ones are left out. Slots without a label are 0.
     """
     stream = torch.zeros(micro.plan.slots, device=context.device.torch_device)
     for row, item in zip(rows, micro.plan.placed, strict=True):

@@ -41,6 +41,9 @@ class Project:
     repositories: tuple[str, ...]
     modules: tuple[str, ...]  # that a checkout must provide; a tree that has the first one is of this project
     folders: tuple[str, ...] = ("",)  # of the checkout, put on the module search path
+    # Command that makes a commit's worktree importable, e.g. builds an extension in place: the `setup` of layers with a
+    # `ref` that have none. A working tree is used as it is.
+    setup: str = ""
     # Requirements that a run needs, besides torch, to import the modules; added to every stack with a checkout of it.
     # Without the Megatron that a project uses: a lower layer chooses its release.
     needs: tuple[str, ...] = ()

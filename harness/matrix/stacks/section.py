@@ -281,7 +281,8 @@ def _checkouts(layers: list[tuple[KeyPath, StackLayer]], problems: Problems, pat
             problems.add((*at, "package"), f"another layer is also a checkout of {layer.package}")
         repository = layer.checkout if is_url(layer.checkout) else path_of(layer.checkout)
         revert = tuple(layer.revert or ())
-        ref, setup = layer.ref or "", layer.setup or ""
+        ref = layer.ref or ""
+        setup = layer.setup or (PROJECTS[layer.package].setup if ref else "")
         by_package[layer.package] = Checkout(
             package=layer.package, repository=repository, ref=ref, revert=revert, setup=setup
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from harness.core.stack import Checkout, Stack
 from harness.matrix.stacks.recipes import UNDECLARED
 from harness.matrix.stacks.section import EnvironmentRequest, distribution, environment_request, is_url, layers_of
+from harness.upstreams.table import PROJECTS
 from tests.matrix.helpers import expand_axes, matrix_of, names, problems_of
 
 CORE = "megatron-core==0.17.1"
@@ -117,6 +119,15 @@ def test_a_definition_becomes_a_stack_and_is_written_back_as_the_same(definition
 )
 def test_layers_that_do_not_fit_together_are_errors(definition: Any, expected: str) -> None:
     assert expected in problem(definition)
+
+
+def test_a_commit_of_a_project_is_set_up_as_the_project_says_unless_a_layer_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(PROJECTS, "megatron-lm", replace(PROJECTS["megatron-lm"], setup="make"))
+    tree = {"checkout": "/src/lm", "package": "megatron-lm"}
+    layers = (LM, {**LM, "setup": "true"}, tree)
+    assert [stack_of(layer).checkouts[0].setup for layer in layers] == ["make", "true", ""]
 
 
 def test_the_variables_of_the_top_layer_win() -> None:
