@@ -14,11 +14,13 @@ from harness.inputs import yaml_file
 from harness.inputs.matrix_file import read_matrix
 from harness.launch.stacks.prepare import prepare
 from tests.cli.conftest import harness, only_run, write_matrix
+from tests.launch.stacks.test_checkout import git
 from tests.megatron_clone import CLONE as MEGATRON
 from tests.megatron_clone import needs_clone as needs_megatron
 from tests.nemo_rl_clone import CLONE, needs_clone
 
 pytestmark = pytest.mark.train
+VERL = os.environ.get("HARNESS_VERL_REPO", "")
 LIMIT_S = 1800  # an environment is made and Transformer Engine is compiled when this machine has none
 LAYOUTS = ({}, {"tp": 2, "cp": 2}, {"pp": 2}, {"dp": 2})
 
@@ -65,6 +67,23 @@ def test_ranks_of_verl_return_too_few_tokens_under_cp(root: Path) -> None:
     done = subprocess.run([python, "-W", "ignore", script], capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert "tokens that the ranks return: 14, expected 16" in done.stdout
+
+
+@pytest.mark.skipif(not VERL, reason="HARNESS_VERL_REPO does not name a clone of verl")
+def test_a_checkout_of_verl_is_tested_as_its_wheel_is(tmp_path: Path) -> None:
+    """Its gate, of any commit from 0.7 on: bugs of that commit may fail cells, but none is undecided."""
+    clone = tmp_path / "verl"
+    git(tmp_path, "clone", "--quiet", "--shared", VERL, str(clone))
+    done = harness("run", "gate", "--run-dir", tmp_path / "reports", cwd=clone, timeout=LIMIT_S)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    report = json.loads((only_run(tmp_path / "reports") / "report.json").read_text())
+    outcomes = {cell["id"].rpartition("-")[0]: cell["outcome"] for cell in report["cells"]}
+    assert len(outcomes) == 6
+    assert {"tp1-pp1-cp1-verl-meanloss-fork", "tp1-pp4-cp1-verl-meanloss-fork"} <= {
+        name for name, outcome in outcomes.items() if outcome == "PASS"
+    }
+    (checkout,) = report["provenance"]["stacks"]["fork"]["checkouts"]
+    assert (checkout["project"], checkout["commit"]) == ("verl", git(clone, "rev-parse", "HEAD"))
 
 
 @needs_megatron
