@@ -32,7 +32,6 @@ _EVALUATED = "an evaluation has the documents of one step, every train.eval_inte
 _EPSILON = "norms of the harness's models have the epsilon 1e-5"
 _NORMS = "norms of the harness's models do not add 1 to their weights"
 _ROTARY = "rotary positions of the harness's models are not scaled, and rotate whole heads in every layer: leave it out"
-_ORDER = "the harness's plan has the order of ranks tp-cp-ep-dp-pp, upstream's default: leave it out"
 _AXES = {
     "tensor_model_parallel_size": "tp",
     "pipeline_model_parallel_size": "pp",
@@ -40,6 +39,7 @@ _AXES = {
     "expert_model_parallel_size": "ep",
     "num_layers_per_virtual_pipeline_stage": "vpp",
     "num_virtual_stages_per_pipeline_rank": "vpp",
+    "use_tp_pp_dp_mapping": "pp_before_dp",
     "decoder_first_pipeline_num_layers": "first_stage_layers",
     "decoder_last_pipeline_num_layers": "last_stage_layers",
     "num_layers_in_first_pipeline_stage": "first_stage_layers",
@@ -124,7 +124,6 @@ _REASONS = {
     "rotary_seq_len_interpolation_factor": _ROTARY,
     "seq_len_interpolation_factor": _ROTARY,
     "no_rope_freq": _ROTARY,
-    "use_tp_pp_dp_mapping": _ORDER,
     "make_vocab_size_divisible_by": "the vocabulary is not padded, so that every layout has the same one",
     "spec": "the axes attention and model.pattern decide the layers",
     "optimizer": "the harness's own loop, which computes the control, has Adam",
@@ -235,7 +234,7 @@ _HAVE = {
     "norm_epsilon": "1e-5",
     "layernorm_epsilon": "1e-5",
     "rotary_percent": "1",
-    **{name: "false" for name, reason in _REASONS.items() if reason in (_NORMS, _ORDER)},
+    **{name: "false" for name, reason in _REASONS.items() if reason == _NORMS},
     **dict.fromkeys(("squared_relu", "quick_geglu", "openai_gelu"), "false"),
     **dict.fromkeys(("rotary_interleaved", "use_rope_scaling", "rope_scaling"), "false"),
 }

@@ -206,7 +206,6 @@ OTHER_MODELS: dict[str, tuple[Any, str]] = {
     "use-rope-scaling": (True, "rotary positions"),
     "rotary-seq-len-interpolation-factor": (2, "rotary positions"),
     "no-rope-freq": (2, "rotary positions"),
-    "use-tp-pp-dp-mapping": (True, "the order of ranks"),
     "apply-layernorm-1p": (True, "do not add 1 to their weights"),
     "add-qkv-bias": (True, "the harness's models have no biases"),
     "squared-relu": (True, "the harness's models have SwiGLU"),

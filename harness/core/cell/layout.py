@@ -1,7 +1,7 @@
 """Parallel layout of a cell: sizes, and the coordinates of ranks.
 
 Rank order is Megatron's default `tp-cp-ep-dp-pp`
-(megatron.core.parallel_state.initialize_model_parallel): tp varies fastest, pp slowest.
+(megatron.core.parallel_state.initialize_model_parallel): tp varies fastest, pp slowest; or `tp-cp-ep-pp-dp`.
 Layers are numbered from 1 over the whole model, as Megatron's `layer_number` does.
 """
 
@@ -56,6 +56,13 @@ class Layout:
         later=True,
     )
     vpp: int = _size("Model chunks per pipeline stage.", upstream="virtual_pipeline_model_parallel_size", le=1_024)
+    pp_before_dp: bool = setting(
+        False,
+        doc="The stages of a replica are neighbours: ranks have the order tp-cp-ep-pp-dp instead of tp-cp-ep-dp-pp.",
+        aliases=("use_tp_pp_dp_mapping",),
+        label="pp-before-dp",
+        later=True,
+    )
     first_stage_layers: int | None = count(
         None,
         "Layers of the first pipeline stage; the stages without a number of their own share the rest evenly.",
@@ -129,12 +136,13 @@ class Layout:
             raise ValueError(f"rank {rank} is outside 0..{self.world_size - 1}")
         rank, tp = divmod(rank, self.tp)
         rank, cp = divmod(rank, self.cp)
-        pp, dp = divmod(rank, self.dp)
+        dp, pp = divmod(rank, self.pp) if self.pp_before_dp else divmod(rank, self.dp)[::-1]
         return Coordinates(tp=tp, cp=cp, dp=dp, pp=pp)
 
     def rank(self, place: Coordinates) -> int:
         """Return the global rank at the coordinates; the inverse of `coordinates`."""
-        return ((place.pp * self.dp + place.dp) * self.cp + place.cp) * self.tp + place.tp
+        outer = place.dp * self.pp + place.pp if self.pp_before_dp else place.pp * self.dp + place.dp
+        return (outer * self.cp + place.cp) * self.tp + place.tp
 
     @property
     def splits_unevenly(self) -> bool:

@@ -6,11 +6,13 @@ A packing bug depends on how a layout splits rows, heads, layers and experts, an
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from harness.core.cell.layout import Layout
+from harness.core.cell.stages import DECODER, stages_of
 from harness.core.packing.options import align_up
 
 _MAX_REPLICAS = 2
@@ -18,7 +20,8 @@ _HEAD_SIZE = 8
 _VOCABULARY = 128
 _DOCUMENTS = 8
 _WINDOW = 8  # tokens; less than most documents have
-_LAYOUT = ("tp", "pp", "cp", "dp", "ep", "etp", "vpp", "sp")
+_STAGES = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer", "stages")
+_LAYOUT = ("tp", "pp", "cp", "dp", "ep", "etp", "vpp", "sp", "pp_before_dp", *_STAGES)
 _LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_head_dim": 8, "qk_pos_emb_head_dim": 4, "v_head_dim": 8}
 
 
@@ -61,10 +64,11 @@ def shrink(keys: Mapping[str, Any], most_ranks: int) -> Shrunk:
     if own["dp"] > _MAX_REPLICAS:
         own["dp"] = max(_MAX_REPLICAS, _replicas(own))
     small = {name: value for name, value in keys.items() if name not in _LAYOUT}
+    layers = _stages(own, keys["model.layers"])
     layout = Layout(**own)
     small |= _attention(keys, layout) | _experts(keys, layout) | _latent(keys)
     small |= {
-        "model.layers": layout.pp * layout.vpp * (2 if keys.get("model.window_skip") else 1),
+        "model.layers": layers or layout.pp * layout.vpp * (2 if keys.get("model.window_skip") else 1),
         "model.vocab": align_up(_VOCABULARY, layout.tp),
         "model.ffn": align_up(2 * small["model.hidden"], layout.tp),
         "train.seq_length": 8 * align_up(_DOCUMENTS, layout.alignment),
@@ -74,8 +78,42 @@ def shrink(keys: Mapping[str, Any], most_ranks: int) -> Shrunk:
     changes = [
         Change(name, keys[name], value) for name, value in {**own, **small}.items() if _differs(keys, name, value)
     ]
-    layouts = (own, *_smaller(own, most_ranks))
+    layouts = (own, *(_fitted(smaller, own, layers) for smaller in _smaller(own, most_ranks)))
     return Shrunk(keys=small, layouts=layouts, changes=tuple(changes))
+
+
+def _stages(own: dict[str, Any], layers: int) -> int:
+    """Scale stages of unequal size: one layer per chunk where a stage has fewer than others, else two.
+
+    Changes the keys of the layout. Returns the number of layers; 0 if stages have equal parts.
+    """
+    pp, vpp = int(own["pp"]), int(own.get("vpp", 1))
+    if own.get("stages"):
+        chunks = stages_of(own["stages"])
+        most = max(chunk.count(DECODER) for chunk in chunks)
+        cut = [re.sub(f"{DECODER}+", lambda run: DECODER * (2 if len(run[0]) == most > 1 else 1), c) for c in chunks]
+        own["stages"] = "|".join(cut)
+        return sum(chunk.count(DECODER) for chunk in cut)
+    if own.get("embedding_as_layer") or own.get("loss_as_layer"):
+        return 2 * pp * vpp - bool(own.get("embedding_as_layer")) - bool(own.get("loss_as_layer"))
+    sizes = {name: int(own[name]) for name in _STAGES[:2] if own.get(name)}
+    if not sizes:
+        return 0
+    others = pp - len(sizes)
+    middle = (layers - sum(sizes.values())) // others if others else max(sizes.values())
+    most = max(middle, *sizes.values())
+    scaled = {name: vpp * (2 if size == most else 1) for name, size in sizes.items()}
+    own.update(scaled)
+    return sum(scaled.values()) + others * vpp * (2 if middle == most else 1)
+
+
+def _fitted(smaller: dict[str, Any], own: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """Return a smaller layout with stages for the layers that the run's own, unequal stages have."""
+    pp = smaller["pp"]
+    if not layers or (pp, smaller.get("vpp", 1)) == (own["pp"], own.get("vpp", 1)):
+        return smaller
+    plain = {name: value for name, value in smaller.items() if name not in (*_STAGES, "vpp")}
+    return plain if pp == 1 else {**plain, "first_stage_layers": layers % (pp - 1) or pp - 1}
 
 
 def _differs(keys: Mapping[str, Any], name: str, value: Any) -> bool:

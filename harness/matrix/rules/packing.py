@@ -118,6 +118,18 @@ def vpp_needs_pp(config: CellConfig) -> str | None:
     return f"vpp {layout.vpp} interleaves model chunks over the pipeline stages, and pp is 1"
 
 
+def order_with_experts(config: CellConfig) -> str | None:
+    """Return why upstream cannot order the groups of experts alike; it makes them for dense models too, with ep 1."""
+    layout = config.layout
+    ranks, of_experts = layout.tp * layout.cp, layout.expert_tp * layout.ep
+    if not layout.pp_before_dp or layout.pp == 1 or ranks == of_experts:
+        return None
+    return (
+        f"pp_before_dp needs as many replicas of experts as of the other weights: tp {layout.tp} x cp {layout.cp} = "
+        f"{ranks}, and expert tp {layout.expert_tp} x ep {layout.ep} = {of_experts}"
+    )
+
+
 def documents_by_replicas(config: CellConfig) -> str | None:
     """Unpacked rows are documents, so the documents of a step must split evenly over replicas.
 
@@ -216,6 +228,11 @@ LAYOUT_RULES: tuple[Rule, ...] = (
     Rule("layout.vocab-by-tp", f"{_EVEN_SHARDS}; Megatron-LM would pad the vocabulary", vocab_by_tp),
     Rule("layout.sp-needs-tp", "Megatron-LM ModelParallelConfig.__post_init__", sp_needs_tp),
     Rule("layout.vpp-needs-pp", "Megatron-LM parallel_state.initialize_model_parallel", vpp_needs_pp),
+    Rule(
+        "layout.order",
+        "Megatron-LM parallel_state.initialize_model_parallel: data parallel size of attention and MoE layers",
+        order_with_experts,
+    ),
     Rule(
         "batch.documents-by-replicas",
         "Megatron-LM: global_batch_size % (micro_batch_size * DP) == 0, and micro-batches % PP == 0 when interleaved",

@@ -71,6 +71,7 @@ def initialize_parallel(config: CellConfig, device: Device) -> Groups:
         "create_gloo_process_groups": False,
         "expert_tensor_parallel_size": layout.expert_tp,
         **_embedding_ranks(config),
+        **({"order": "tp-cp-ep-pp-dp"} if layout.pp_before_dp else {}),
     }
     initialize = partial(
         parallel_state.initialize_model_parallel,

@@ -486,6 +486,11 @@ DIMENSIONS: tuple[Dimension, ...] = (
         value=lambda config: "uneven" if config.layout.splits_unevenly else "even",
         smaller=lambda config: [replace(config, layout=config.layout.split_evenly)],
     ),
+    Dimension(
+        name="pp_before_dp",
+        value=lambda config: config.layout.pp_before_dp,
+        smaller=lambda config: [replace(config, layout=replace(config.layout, pp_before_dp=False))],
+    ),
     _size("ep"),
     _size("dp"),
     _size("vpp"),

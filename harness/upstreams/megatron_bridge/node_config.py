@@ -139,7 +139,9 @@ def _container(config: CellConfig, folder: Path, device: Device) -> Any:
         optimizer=upstream.OptimizerConfig(**_optimizer(config)),
         scheduler=upstream.SchedulerConfig(**_schedule(config)),
         ddp=upstream.DistributedDataParallelConfig(**ddp_fields(config)),
-        dist=upstream.DistributedInitConfig(distributed_backend=device.backend),
+        dist=upstream.DistributedInitConfig(
+            distributed_backend=device.backend, use_tp_pp_dp_mapping=config.layout.pp_before_dp
+        ),
         rng=upstream.RNGConfig(seed=config.train.seed),
         checkpoint=upstream.CheckpointConfig(**_checkpoint(config, AttemptDir(folder.parent))),
         logger=upstream.LoggerConfig(log_interval=log_interval(config)),

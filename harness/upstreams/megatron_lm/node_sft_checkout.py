@@ -192,6 +192,7 @@ def model_flags(config: CellConfig, others: Mapping[str, Any]) -> list[str]:
     switches += ["no-masked-softmax-fusion", "no-gradient-accumulation-fusion"]
     switches += ["sequence-parallel"] if layout.sp else []
     switches += ["bf16"] if config.dtype == "bf16" else []
+    switches += ["use-tp-pp-dp-mapping"] if layout.pp_before_dp else []
     switches += ["account-for-embedding-in-pipeline-split"] if layout.embedding_as_layer else []
     switches += ["account-for-loss-in-pipeline-split"] if layout.loss_as_layer else []
     values |= others

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.core.cell.arguments import OF_OPTIMIZER
+from harness.core.cell.stages import checked_stages, stages_of
 from harness.matrix.arguments import as_flag, is_had, key_of, owner_of
 from harness.matrix.intake.keys import keep
 from harness.matrix.intake.run import Settings, TrainingRun, Translation, as_words
@@ -151,7 +152,16 @@ def _layout(settings: Settings, result: Translation, ranks: int | None) -> None:
         keys["etp"] = etp
     layers = settings.size("num_layers", 0) or settings.size("decoder_num_layers", 0)
     per_chunk = settings.size("num_layers_per_virtual_pipeline_stage", 0)
-    vpp = settings.size("num_virtual_stages_per_pipeline_rank", 0) or (layers // (pp * per_chunk) if per_chunk else 1)
+    counted = {
+        "embedding_as_layer": settings.on("account_for_embedding_in_pipeline_split"),
+        "loss_as_layer": settings.on("account_for_loss_in_pipeline_split"),
+    }
+    keys |= {name: on for name, on in counted.items() if on}
+    parts = layers + sum(counted.values())
+    vpp = settings.size("num_virtual_stages_per_pipeline_rank", 0) or (parts // (pp * per_chunk) if per_chunk else 1)
+    if stages := settings.take("pipeline_model_parallel_layout"):
+        (keys["stages"],) = map(checked_stages, as_words(stages))
+        vpp = len(stages_of(keys["stages"])) // pp
     if vpp > 1:
         keys["vpp"] = vpp
     keys["model.layers"] = layers or pp * vpp

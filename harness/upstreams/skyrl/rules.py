@@ -36,6 +36,12 @@ def worker_interleaves(config: CellConfig) -> str | None:
     return f"vpp is {vpp}, and SkyRL's worker creates process groups without a virtual size, so no schedule interleaves"
 
 
+def worker_orders_ranks(config: CellConfig) -> str | None:
+    if config.trainer != "skyrl" or not config.layout.pp_before_dp:
+        return None
+    return "pp_before_dp is true, and SkyRL's worker creates process groups in Megatron's default order"
+
+
 def worker_shards_optimizer(config: CellConfig) -> str | None:
     if config.trainer != "skyrl" or config.distributed_optimizer != "off":
         return None
@@ -71,6 +77,11 @@ SKYRL_RULES: tuple[Rule, ...] = (
         "trainer.skyrl-vpp",
         "SkyRL MegatronStrategy.setup_distributed: initialize_model_parallel without a virtual size",
         worker_interleaves,
+    ),
+    Rule(
+        "trainer.skyrl-order",
+        "SkyRL MegatronStrategy.setup_distributed: initialize_model_parallel without an order",
+        worker_orders_ranks,
     ),
     Rule(
         "trainer.skyrl-optimizer",

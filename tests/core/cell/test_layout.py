@@ -10,7 +10,9 @@ from harness.core.cell.layout import Coordinates, Layout
 from harness.core.setting import keys_of, upstream_of
 
 SIZES = st.integers(1, 4)
-LAYOUTS = st.builds(Layout, tp=SIZES, pp=SIZES, cp=SIZES, dp=SIZES, vpp=SIZES, sp=st.booleans())
+LAYOUTS = st.builds(
+    Layout, tp=SIZES, pp=SIZES, cp=SIZES, dp=SIZES, vpp=SIZES, sp=st.booleans(), pp_before_dp=st.booleans()
+)
 
 
 @pytest.mark.parametrize("name", ["tp", "pp", "cp", "dp", "ep", "vpp"])

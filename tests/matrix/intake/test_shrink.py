@@ -4,8 +4,11 @@ from typing import Any
 
 import pytest
 
+from harness.core.cell.config import CellConfig, ModelConfig
 from harness.core.cell.layout import Layout
+from harness.features.prediction.config import MtpConfig
 from harness.matrix.intake.shrink import Shrunk, shrink
+from harness.matrix.rules.packing import layers_by_pp, stages_by_pp
 
 RUN: dict[str, Any] = {
     "tp": 4,
@@ -74,3 +77,25 @@ def test_changes_and_what_is_kept_together_are_the_whole_run() -> None:
     assert "dp 16 -> 2" in map(str, result.changes)
     named = {text.split()[0] for text in (*map(str, result.changes), *result.kept)}
     assert set(RUN) <= named
+
+
+@pytest.mark.parametrize(
+    ("given", "scaled", "layers"),
+    [
+        ({"first_stage_layers": 5, "last_stage_layers": 7}, {"first_stage_layers": 1, "last_stage_layers": 1}, 6),
+        ({"last_stage_layers": 11, "vpp": 1}, {"last_stage_layers": 2}, 5),
+        ({"embedding_as_layer": True, "loss_as_layer": True}, {"embedding_as_layer": True, "loss_as_layer": True}, 6),
+        ({"stages": "Et*7|t*8|t*8m|t*9L"}, {"stages": "Et|t|tm|ttL"}, 5),
+    ],
+)
+def test_stages_of_unequal_size_are_scaled_and_fit_in_every_layout(
+    given: dict[str, Any], scaled: dict[str, Any], layers: int
+) -> None:
+    result = shrunk(model__layers=32, **given)
+    assert {name: result.layouts[0][name] for name in scaled} == scaled
+    assert result.keys["model.layers"] == layers
+    for layout in result.layouts:
+        mtp = MtpConfig() if "m" in layout.get("stages", "") else None
+        model = ModelConfig(layers=layers, mtp=mtp)
+        config = CellConfig(layout=Layout(**layout), data_path="unpacked", model=model)
+        assert (layers_by_pp(config), stages_by_pp(config)) == (None, None)

@@ -99,6 +99,13 @@ def cell(
             {"pp": 2, "vpp": 2, "stages": "Ett|tt|m|L"},
             "stages has m on the first stage, whose embedding would not learn from it",
         ),
+        (
+            "layout.order",
+            {},
+            {"pp": 2, "cp": 2, "pp_before_dp": True},
+            "pp_before_dp needs as many replicas of experts as of the other weights: tp 1 x cp 2 = 2, and expert tp 1 "
+            "x ep 1 = 1",
+        ),
         ("layout.heads-by-tp", {"heads": 2, "kv_heads": 2}, {"tp": 4}, "model.heads 2 is not divisible by tp 4"),
         (
             "layout.kv-heads-by-tp",
