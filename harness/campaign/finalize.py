@@ -58,6 +58,7 @@ def judge_and_report(directory: RunDir, plan: RunPlan, options: RunOptions, *, c
 def _judge_and_report(directory: RunDir, plan: RunPlan, options: RunOptions, signalled: int | None) -> RunResult:
     from harness.campaign.announce import announce
     from harness.campaign.judging import keep_baselines
+    from harness.reporting.console import print_lines
 
     options = replace(options, record=options.record and not plan.faults)
     plugins.require(plan)
@@ -70,13 +71,15 @@ def _judge_and_report(directory: RunDir, plan: RunPlan, options: RunOptions, sig
     report, paths = _reported(directory, plan, file if options.record else None, problems)
     if options.record:
         record(directory, report, file)
+    lines, differs = _since_commit(directory, plan, report)
     try:
-        _print(report, paths, _code(report, plan, options, problems) if signalled is None else signalled)
+        _print(report, paths, _code(report, plan, options, problems, differs) if signalled is None else signalled)
+        print_lines(lines)
     except OSError as error:
         problems.append(f"the verdict cannot be printed: {error.strerror}")
     for problem in problems:
         screen.err(f"harness: {problem}")
-    code = _code(report, plan, options, problems) if signalled is None else signalled
+    code = _code(report, plan, options, problems, differs) if signalled is None else signalled
     announce(options.notify, report, directory.root, code)
     return RunResult(code=code, report=report, folder=directory.root)
 
@@ -102,12 +105,28 @@ def _reported(directory: RunDir, plan: RunPlan, history: Path | None, problems: 
     return report, paths
 
 
-def _code(report: Report, plan: RunPlan, options: RunOptions, problems: list[str]) -> int:
-    """Return the exit code of the process."""
+def _since_commit(directory: RunDir, plan: RunPlan, report: Report) -> tuple[list[tuple[str, str]], int | None]:
+    """Compare the cells of a run with --since with those at the commit, and write what differs.
+
+    Return the lines to print, and the exit code; no lines and None for other runs.
+    """
+    if not plan.earlier_stacks:
+        return [], None
+    from harness.campaign.comparison import compared, halves, write_comparison
+    from harness.core.tolerances import SLOWER_RUN
+    from harness.reporting.compare.render import exit_code
+
+    before, after = halves(report, plan.earlier_stacks)
+    comparison = compared(before, after, directory.root, SLOWER_RUN)
+    return write_comparison(comparison, report, directory.root, directory.root), exit_code(comparison)
+
+
+def _code(report: Report, plan: RunPlan, options: RunOptions, problems: list[str], differs: int | None = None) -> int:
+    """Return the exit code of the process. `differs`: that of a comparison, which then decides instead of the cells."""
     if options.for_git:
         code, undecided = git_exit_code(report, {cell.id for cell in plan.expansion.cells}), EXIT_SKIP
     else:
-        code, undecided = report.exit_code, EXIT_UNDECIDED
+        code, undecided = report.exit_code if differs is None else differs, EXIT_UNDECIDED
     return code or (undecided if problems else EXIT_PASS)
 
 

@@ -126,6 +126,12 @@ class PlanOptions:
         "SETTING",
         in_pytest=True,
     )
+    since: str | None = _option(
+        None,
+        "--since",
+        "also run the cells on the checkout that you are in as of this commit, and report only what differs",
+        "REF",
+    )
     fault: str | None = _option(
         None,
         "--fault",

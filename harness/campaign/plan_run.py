@@ -29,6 +29,7 @@ from harness.infra.files import checkout, matrix_word
 from harness.infra.screen import environment_secrets
 from harness.inputs.cluster_file import cluster_of
 from harness.inputs.matrix_file import read_overridden
+from harness.inputs.since import SUFFIX
 from harness.inputs.yaml_file import dump
 from harness.launch.allocations import JobCost, job_costs, plan_allocations
 from harness.launch.local import end_without_agent
@@ -81,7 +82,7 @@ def new_run_id(name: str) -> str:
 
 def read_source(file: Path, options: PlanOptions) -> Source:
     """Read the matrix file with its overrides and the cluster profile that it runs under."""
-    matrix = read_overridden(file, options.settings)
+    matrix = read_overridden(file, options.settings, options.since)
     cluster, cluster_file = cluster_of(matrix, options.cluster)
     return Source(run_id=new_run_id(matrix.name), matrix=matrix, cluster=cluster, cluster_file=cluster_file)
 
@@ -109,6 +110,8 @@ def plan_run(file: Path, options: PlanOptions, command: Sequence[str] = (), sour
         cluster=options.cluster,
         settings=list(options.settings),
         origin=matrix.origin,
+        since=options.since,
+        earlier_stacks=[name for name in matrix.stacks if name.endswith(SUFFIX)] if options.since is not None else [],
         max_attempts=matrix.launch.max_attempts,
         provenance=replace(plan.provenance, chosen=chosen),
     )

@@ -79,13 +79,14 @@ def run(
     maxfail: int | None = None,
     max_gpu_hours: float | None = None,
     fault: str | None = None,
+    since: str | None = None,
     show: bool = False,
 ) -> Report:
     """Run a matrix and judge it, as `harness run` does; returns when every cell has ended.
 
     `matrix`: a file, or the name of a shipped one. `only`, `expression` (-k), `failed`, `settings`
-    (--set), `cluster`, `run_dir`, `history`, `notify`, `maxfail`, `max_gpu_hours`, `fault`: as the options. `record`
-    False: as --no-history. `show`: print what the command prints.
+    (--set), `cluster`, `run_dir`, `history`, `notify`, `maxfail`, `max_gpu_hours`, `fault`, `since`: as the options.
+    `record` False: as --no-history. `show`: print what the command prints.
 
     The files of the run are in its `run_folder`. A failed check is not an error: see `Report.verdict`. InputError
     for a wrong matrix or option; InfrastructureError when nothing could be run; InterruptedRun after Ctrl-C, when the
@@ -109,6 +110,7 @@ def run(
             maxfail=maxfail,
             max_gpu_hours=max_gpu_hours,
             fault=fault,
+            since=since,
         )
         command = without_secrets(["harness", "run", str(file), *command_words(options)])
         result = run_command.run(file, options, command)

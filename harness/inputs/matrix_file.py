@@ -17,6 +17,7 @@ from harness.core.packing.documents import MAX_LENGTH, MAX_LENGTHS
 from harness.infra.files import MIB, expanded, read_text, require_matrix
 from harness.infra.screen import environment_secrets
 from harness.inputs import yaml_file
+from harness.inputs.since import with_earlier_stacks
 from harness.inputs.working_tree import working_tree
 from harness.matrix.load import Matrix, load
 from harness.matrix.problems import refuse_secrets, shown
@@ -93,12 +94,14 @@ def _length_problem(path: Path, line: int, found: str, allowed: str) -> Problem:
     return Problem(message="not a document length", file=str(path), line=line, found=found, allowed=allowed)
 
 
-def read_overridden(path: Path, settings: Sequence[str]) -> Matrix:
+def read_overridden(path: Path, settings: Sequence[str], since: str | None = None) -> Matrix:
     """Return the matrix in a file with the settings of `--set`, which a problem of their keys names instead of the
-    file.
+    file. `since`: the commit of `--since`, at which the working tree is tested as well.
     """
+    override = overriding(settings)
+    double = with_earlier_stacks(since) if since is not None else None
     try:
-        return read_matrix(path, overriding(settings))
+        return read_matrix(path, lambda values: double(override(values)) if double else override(values))
     except InputError as error:
         keys = tuple(setting.partition("=")[0] for setting in settings)
         raise InputError([_of_option(problem, keys) for problem in error.problems]) from error

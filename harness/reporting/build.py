@@ -505,7 +505,8 @@ def _reproduce(plan: RunPlan, cell: PlannedCell) -> str:
     cluster = ["--cluster", plan.cluster] if plan.cluster else []
     settings = [word for setting in plan.settings for word in ("--set", setting)]
     injected = ["--fault", fault] if fault else []
-    return shlex.join(["harness", "run", plan.matrix_file, *cluster, *settings, *injected, "--only", chosen])
+    since = ["--since", plan.since] if plan.since is not None and cell.config.stack in plan.earlier_stacks else []
+    return shlex.join(["harness", "run", plan.matrix_file, *cluster, *settings, *since, *injected, "--only", chosen])
 
 
 def _timing(evidence: CellEvidence) -> dict[str, float]:

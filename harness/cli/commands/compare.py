@@ -15,7 +15,6 @@ from harness.infra.files import MIB, is_file, read_text
 
 if TYPE_CHECKING:
     from harness.core.run.report import Report
-    from harness.reporting.compare.runs import Comparison, Counts
 
 MAX_BYTES = 256 * MIB  # of a report.json
 
@@ -45,18 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     Without --json, compare.md and compare.html are written beside the later run's report, which links the latter.
     """
-    from harness.core.run.run_dir import write_atomic
-    from harness.infra.screen import relative_path
-    from harness.reporting.compare.render import (
-        comparison_lines,
-        exit_code,
-        render_comparison_json,
-        render_comparison_markdown,
-    )
-    from harness.reporting.compare.runs import compare_runs, with_commits
+    from harness.campaign.comparison import compared, write_comparison
+    from harness.reporting.compare.render import exit_code, render_comparison_json
     from harness.reporting.console import print_lines
-    from harness.reporting.html.compare import render_comparison_html
-    from harness.reporting.html.report import render_html
 
     if (arguments.other is None) == (arguments.baseline is None):
         allowed = "RUN_A RUN_B, or one RUN with --baseline FILE"
@@ -66,43 +56,12 @@ def run(arguments: argparse.Namespace) -> int:
     after, folder = read(later, arguments.run_dir)
     ratio = arguments.slower_than
     slower = Bound(value=ratio, unit="factor", origin="--slower-than") if ratio else SLOWER_RUN
-    comparison = compare_runs(before, after, slower=slower)
-    comparison = with_commits(comparison, _counts(comparison, folder))
+    comparison = compared(before, after, folder, slower)
     if arguments.json:
         screen.json_data(render_comparison_json(comparison))
-        return exit_code(comparison)
-    texts = {
-        "compare.md": render_comparison_markdown(comparison),
-        "compare.html": render_comparison_html(comparison, folder, earlier),
-    }
-    for name, text in texts.items():
-        write_atomic(folder / name, text)
-    if is_file(folder / "report.html"):  # now there is a comparison that it links
-        write_atomic(folder / "report.html", render_html(after, folder))
-    print_lines([*((f"written: {relative_path(folder / name)}", "") for name in texts), *comparison_lines(comparison)])
+    else:
+        print_lines(write_comparison(comparison, after, folder, earlier))
     return exit_code(comparison)
-
-
-def _counts(comparison: Comparison, folder: Path) -> Counts:
-    """Return the number of commits between differing commits, from the repositories that the later run's stacks
-    name.
-    """
-    from harness.campaign.finalize import count_commits
-    from harness.core.run.run_dir import RunDir
-    from harness.reporting.compare.runs import Moved
-    from harness.runs.evidence_files import read_plan
-
-    moves = [
-        (stack.stack.rpartition(" ")[2], item.before or "", item.after or "")
-        for stack in comparison.stacks
-        for item in stack.differences
-        if item.is_move
-    ]
-    run = RunDir(folder)
-    if not moves or not run.plan.exists():
-        return {}
-    found = count_commits(read_plan(run), moves)
-    return {(one.before, one.after): Moved(one.added, one.removed) for one in found}
 
 
 def read(name: str, run_parent: Path) -> tuple[Report, Path]:

@@ -230,6 +230,8 @@ class RunPlan:
     provenance: PlanProvenance = field(default_factory=PlanProvenance)
     stacks: dict[str, ReadyStack] = field(default_factory=dict)  # of its cells, without the default one
     origin: Origin | None = None  # the training run that the matrix was written from
+    since: str | None = None  # the commit of --since
+    earlier_stacks: list[str] = field(default_factory=list)  # at that commit, which the others are compared with
     seal: str = ""  # `seal_of` everything else in plan.json
     schema_version: int = PLAN_VERSION
 
