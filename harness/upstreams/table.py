@@ -1,11 +1,7 @@
 """Data paths by their name on the axis `packing`, upstream's trainers by theirs on the axis `trainer`, and projects by
 theirs as `package` of a checkout.
 
-<<<<<<< HEAD
-Plug-ins add data paths and projects. Adapters: harness/upstreams/node_data_paths.py and node_trainers.py.
-=======
-Each names its adapter, which ranks import.
->>>>>>> 277b7092 (Let a descriptor name its adapter)
+Plug-ins add data paths and projects. A data path and a trainer name their adapters, which ranks import.
 """
 
 from __future__ import annotations
