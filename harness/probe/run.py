@@ -21,6 +21,7 @@ from harness.core.hardware import determinism_variables, recorded_variables
 from harness.core.run.records import RankRecord
 from harness.faults.node_table import fault_named
 from harness.features.attention import node_kinds
+from harness.features.attention.node_reference import ReferenceAttention
 from harness.features.hybrid import node_stubs
 from harness.features.optimizer.node_distributed import build_optimizer
 from harness.probe.built import import_proof, keep_arguments, record_built
@@ -63,6 +64,7 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     os.environ |= determinism_variables(os.environ, timed=config.timing.timed) if config.device != "cpu" else {}
     device = choose_device(int(os.environ["LOCAL_RANK"]), local_ranks, config.device)
     config = node_kinds.resolved(config, device, capability(device))
+    ReferenceAttention.split = staticmethod(config.style.split)
     recorder.record.environment = _environment(config, device)
     if device.kind == "cpu":
         share_cores()

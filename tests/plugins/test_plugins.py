@@ -33,11 +33,13 @@ matrix:
 LISTED = """\
 packing-example 1.2
   projects    example-framework  packing_example.framework:PROJECT
+  data_paths  contiguous  packing_example.contiguous:CONTIGUOUS
   data_paths  example  packing_example.data_path:EXAMPLE
   data_paths  framework  packing_example.framework:FRAMEWORK
   checks      example_fullness  packing_example.launcher:FULLNESS
   rules       example.one-stage  packing_example.launcher:ONE_STAGE
   notifiers   file  packing_example.launcher:write_file
+  adapters    contiguous  packing_example.node_contiguous:ContiguousPath
   adapters    example  packing_example.node:ExamplePath
   adapters    framework  packing_example.node:FrameworkPath
   trainers    example  packing_example.node:ExampleTrainer
@@ -207,3 +209,16 @@ def test_two_plug_ins_cannot_have_one_name(tmp_path: Path) -> None:
     done = plugged("plan", "smoke", cwd=tmp_path, site=tmp_path / "site")
     assert done.returncode == 2
     assert "plug-in two 3.0: packing_harness.models: same = two:X: the name 'same' is taken" in done.stderr
+
+
+@pytest.mark.train
+def test_context_ranks_hold_the_slots_that_the_data_path_says(tmp_path: Path, site: Path) -> None:
+    """Documents are cut anywhere."""
+    sizes = MATRIX.partition("stacks:")[0]
+    cells = (
+        "matrix: {packing: contiguous, case: [{cp: 2, pp: 1, tp: 1}, {cp: 2, pp: 2, tp: 1}, {cp: 4, pp: 1, tp: 2}]}\n"
+    )
+    (tmp_path / "contiguous.yaml").write_text(sizes + cells)
+    done = plugged("run", "contiguous.yaml", cwd=tmp_path, site=site)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 PASS" in done.stdout

@@ -10,7 +10,7 @@ FLOPs: micro-batches, sum of lengths, sum of squared lengths.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
@@ -68,6 +68,41 @@ class PackedParams:
     max_seqlen_kv: int
 
 
+# Slots of a context-parallel rank, in its order, of a stream whose segments have these bounds: (bounds, cp, cp_rank).
+# All ranks together hold each slot once, and equally many.
+Split = Callable[[Sequence[int], int, int], list[int]]
+
+
+def zigzag(bounds: Sequence[int], cp: int, cp_rank: int) -> list[int]:
+    """Return slots of one context-parallel rank when every segment is cut into 2 * cp chunks.
+
+    Of each segment in turn, rank r takes chunk r, then chunk 2 * cp - 1 - r, like
+    transformer_engine_torch.thd_get_partitioned_indices for aligned segments.
+    ValueError if the length of a segment is not a multiple of 2 * cp.
+    """
+    if cp == 1:
+        return list(range(bounds[0], bounds[-1]))
+    chosen: list[int] = []
+    for start, end in itertools.pairwise(bounds):
+        chunk, rest = divmod(end - start, 2 * cp)
+        if rest:
+            raise ValueError(f"segment [{start}, {end}) has {end - start} slots, not a multiple of 2 * cp = {2 * cp}")
+        chosen += range(start + cp_rank * chunk, start + (cp_rank + 1) * chunk)
+        chosen += range(end - (cp_rank + 1) * chunk, end - cp_rank * chunk)
+    return chosen
+
+
+def contiguous(bounds: Sequence[int], cp: int, cp_rank: int) -> list[int]:
+    """Slots of one context-parallel rank when the stream is cut into cp equal parts, wherever its segments end.
+
+    ValueError if the length of the stream is not a multiple of cp.
+    """
+    share, rest = divmod(bounds[-1] - bounds[0], cp)
+    if rest:
+        raise ValueError(f"the stream has {bounds[-1] - bounds[0]} slots, not a multiple of cp = {cp}")
+    return list(range(bounds[0] + cp_rank * share, bounds[0] + (cp_rank + 1) * share))
+
+
 @dataclass(frozen=True, kw_only=True)
 class MetadataStyle:
     """What a data path passes to attention, and which of it may differ between releases."""
@@ -81,6 +116,7 @@ class MetadataStyle:
     last_repeats: bool = False  # releases differ in how often they repeat the last offset: attention reads no more
     longest_is_row: bool = False  # max_seqlen is the length of the row
     longest_as_tensor: bool = False  # max_seqlen may also be a tensor of one element
+    split: Split = zigzag  # of a micro-batch's packed stream, or of each of its rows, over context ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,32 +213,15 @@ class MicroBatch:
     def local_slots(self, cp: int, cp_rank: int) -> list[list[int]]:
         """Stream slots that a context-parallel rank holds, in its order: one list per row of the batch dimension.
 
-        Packed: one merged row, zigzag per document. Unpacked: one list per row, zigzag over the whole row.
+        Packed: one merged row, split by its documents. Unpacked: one list per row, split as one segment.
         """
         if self.style.packed:
             lengths = (padded_length for _, padded_length in self.segments)
-            return [zigzag([0, *itertools.accumulate(lengths)], cp, cp_rank)]
+            return [self.style.split([0, *itertools.accumulate(lengths)], cp, cp_rank)]
         length = self.rows[0].length
-        return [zigzag([index * length, (index + 1) * length], cp, cp_rank) for index in range(len(self.rows))]
-
-
-def zigzag(bounds: Sequence[int], cp: int, cp_rank: int) -> list[int]:
-    """Return slots of one context-parallel rank when every segment is cut into 2 * cp chunks.
-
-    Of each segment in turn, rank r takes chunk r, then chunk 2 * cp - 1 - r, like
-    transformer_engine_torch.thd_get_partitioned_indices for aligned segments.
-    ValueError if the length of a segment is not a multiple of 2 * cp.
-    """
-    if cp == 1:
-        return list(range(bounds[0], bounds[-1]))
-    chosen: list[int] = []
-    for start, end in itertools.pairwise(bounds):
-        chunk, rest = divmod(end - start, 2 * cp)
-        if rest:
-            raise ValueError(f"segment [{start}, {end}) has {end - start} slots, not a multiple of 2 * cp = {2 * cp}")
-        chosen += range(start + cp_rank * chunk, start + (cp_rank + 1) * chunk)
-        chosen += range(end - (cp_rank + 1) * chunk, end - cp_rank * chunk)
-    return chosen
+        return [
+            self.style.split([index * length, (index + 1) * length], cp, cp_rank) for index in range(len(self.rows))
+        ]
 
 
 _Item = TypeVar("_Item")

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from harness.core.cell.axis_values import ATTENTIONS, KERNELS, TE_KINDS
 from harness.core.cell.config import CellConfig
-from harness.core.packing.arithmetic import PackedParams
+from harness.core.packing.arithmetic import PackedParams, zigzag
 from harness.features.attention.config import VANILLA
 
 __all__ = ["ATTENTIONS", "KERNELS", "TE_KINDS"]
@@ -116,6 +116,10 @@ def kernel_context_parallel(config: CellConfig) -> str | None:
         return None
     if config.attention == "varlen":
         return f"cp {cp}: torch's varlen_attn sees only the 1/{cp} of each document that is on its rank"
+    if config.attention in TE_KINDS and config.style.split is not zigzag:
+        return (
+            f"cp {cp}, and {config.data_path} does not split rows as Transformer Engine does; use attention: reference"
+        )
     if why := _unfused(config):
         return f"cp {cp} with {why}: Transformer Engine computes that unfused, which supports no context parallelism"
     return None

@@ -24,7 +24,7 @@ from torch.distributed import ProcessGroup
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from harness.core.packing.arithmetic import zigzag
+from harness.core.packing.arithmetic import Split, zigzag
 from harness.features.attention.config import VANILLA
 
 
@@ -147,6 +147,8 @@ class GatherContext(torch.autograd.Function):
 class ReferenceAttention(CoreAttention):
     """Exact causal attention inside each segment, as one masked product per part of the row."""
 
+    split: Split = staticmethod(zigzag)  # of the cell's data path; the probe sets it
+
     def packed(self, query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, params: Any) -> Tensor:
         batched = [part.unsqueeze(1) for part in (query, key, value)]
         return self._attend(*batched, bounds=offsets.tolist()).squeeze(1)
@@ -160,9 +162,9 @@ class ReferenceAttention(CoreAttention):
         own_slots = torch.arange(bounds[-1], device=query.device)
         group = self.cp_group
         if group.size() > 1:
-            shares = [torch.tensor(zigzag(bounds, group.size(), rank)) for rank in range(group.size())]
+            shares = [torch.tensor(self.split(bounds, group.size(), rank)) for rank in range(group.size())]
             own_slots = shares[group.rank()].to(query.device)
-            # Ranks hold chunks from both ends of each document; argsort puts the gathered slots back in their order.
+            # Ranks may hold chunks of both ends of a document; argsort puts the gathered slots back in their order.
             order = torch.argsort(torch.cat(shares)).to(query.device)
             sizes = [key.size(-1), value.size(-1)]  # latent attention may have others for values
             gathered = GatherContext.apply(torch.cat([key, value], -1), group)  # [cp, s, b, kv, dims]

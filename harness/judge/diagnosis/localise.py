@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from harness.core.cell.layout import Layers, Layout
-from harness.core.packing.arithmetic import MicroBatch, PlacedDocument
+from harness.core.packing.arithmetic import MicroBatch, PlacedDocument, zigzag
 from harness.core.run.tensor_records import Fingerprint
 from harness.core.text import counted
 from harness.core.tolerances import Bound
@@ -67,7 +67,7 @@ def of_token(batch: MicroBatch, layout: Layout, document: int, token: int) -> Bo
         return NOTHING
     segment = placed[number]
     boundaries = _boundary(batch, placed, number, token) + _padding(placed, number, token)
-    if layout.cp > 1:
+    if layout.cp > 1 and batch.style.split is zigzag:
         boundaries += _chunk(segment, layout.cp, token)
     if layout.sp and layout.tp > 1:
         boundaries += _sequence_share(batch, layout, segment, token)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
@@ -11,6 +12,7 @@ from harness.core.packing.arithmetic import (
     PAD,
     MicroBatch,
     PackedParams,
+    contiguous,
     workload,
     zigzag,
 )
@@ -181,6 +183,15 @@ def test_unpacked_rows_have_no_metadata_and_are_cut_whole() -> None:
     (batch,) = plan_step(documents_of([3, 8]), style, Layout(cp=2), seq_length=8, micro_batch_size=2)[0]
     assert batch.params() is None
     assert batch.local_slots(2, 0) == [[0, 1, 6, 7], [8, 9, 14, 15]]
+
+
+def test_a_style_chooses_how_context_ranks_share_a_stream() -> None:
+    style = replace(packing_style("reference", Layout(cp=2), SEQ), split=contiguous)
+    [row] = pack(documents_of([3, 5]), style, seq_length=SEQ, multiple=1)
+    batch = MicroBatch(rows=(row,), style=style)
+    assert [batch.local_slots(2, rank) for rank in range(2)] == [[[0, 1, 2, 3, 4, 5]], [[6, 7, 8, 9, 10, 11]]]
+    with pytest.raises(ValueError, match="the stream has 12 slots, not a multiple of cp = 5"):
+        batch.local_slots(5, 0)
 
 
 def test_rows_go_round_the_replicas_in_blocks_of_the_micro_batch() -> None:
