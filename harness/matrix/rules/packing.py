@@ -476,6 +476,14 @@ def smoothing_without_other_heads(config: CellConfig) -> str | None:
     )
 
 
+def smoothing_needs_own_loss(config: CellConfig) -> str | None:
+    """Upstream's loss of these paths has no smoothing, nor has the model whose loss its step with vision takes."""
+    if not config.train.label_smoothing or not ("labels" in config.path.without or config.model.vision):
+        return None
+    whose = f"packing {config.data_path}, whose loss" if "labels" in config.path.without else "model.vision, whose loss"
+    return f"train.label_smoothing {config.train.label_smoothing:g} with {whose} upstream computes, without smoothing"
+
+
 def smoothing_of_shards(config: CellConfig) -> str | None:
     if not config.train.label_smoothing or not config.model.gathered_logits:
         return None
@@ -498,6 +506,11 @@ LOSS_RULES: tuple[Rule, ...] = (
         "loss.smoothing-mtp",
         "Megatron-LM GPTModel._postprocess: prediction layers need labels",
         smoothing_without_other_heads,
+    ),
+    Rule(
+        "loss.smoothing-path",
+        "verl sft_loss, NeMo-RL NLLLossFn, Megatron-LM train_rl.loss_func, Megatron-Bridge vlm_step: no smoothing",
+        smoothing_needs_own_loss,
     ),
     Rule(
         "loss.smoothing-shards",

@@ -99,6 +99,13 @@ def test_smoothed_losses_are_computed_from_the_logits_of_every_tp_rank() -> None
     assert "gathered_logits gathers them" in found(gathered_logits=True)["loss.smoothing-shards"]
 
 
+@pytest.mark.parametrize("path", ["verl", "nemo_rl", "megatron_rl"])
+def test_a_loss_that_upstream_computes_is_not_smoothed(path: str) -> None:
+    train = TrainConfig(label_smoothing=0.1)
+    config = CellConfig(layout=Layout(), data_path=path, train=train, documents=adversarial_mix(64, 1))
+    assert [item.rule for item in rejections(config)] == ["loss.smoothing-path"]
+
+
 def test_a_rule_can_be_lifted() -> None:
     uneven = mean_loss((3, 8), 2)
     assert [item.rule for item in rejections(uneven)] == ["loss.per-token-with-cp"]
