@@ -98,13 +98,13 @@ _AXES = {
     "use_distributed_optimizer": "distributed_optimizer",
     "seed": "train.seed",
     "eval_interval": "train.eval_interval",
+    "eod_mask_loss": "train.eod_mask_loss",
 }
 _REASONS = {
     "hidden_dropout": _ZERO,
     "attention_dropout": _ZERO,
     "sft": "the axis `packing` sets it",
     "use_varlen_dataset": "the axis `packing` sets it",
-    "eod_mask_loss": "the axis `packing` sets it",
     "dataloader_inter_document_masking": "the axis `packing` sets it",
     "position_embedding_type": "the harness's models have rotary embeddings",
     "normalization": "the harness's models have RMSNorm",

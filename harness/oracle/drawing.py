@@ -17,8 +17,9 @@ from harness.features.adapters.config import is_adapter
 from harness.features.vision.config import CHANNELS, IMAGE, PATCH, TEMPORAL_PATCH, TOWER, VIDEO, VISION_START
 
 # Reserved token ids, which do not occur inside documents; each document ends with END. Upstream masks labels that equal
-# padding. A canary leg replaces PADDING with OTHER_PADDING.
-PADDING, END, OTHER_PADDING = 0, 1, 2
+# padding. A canary leg replaces PADDING with OTHER_PADDING. Where the token after an END is a label, documents begin
+# with START, so that it is the same whichever document follows.
+PADDING, END, OTHER_PADDING, START = 0, 1, 2, 3
 INITIAL_STD = 0.02  # GPT-2's initial standard deviation, Megatron's default init_method_std
 ADAPTER_STD = 0.05  # of both factors of an adapter, whose output is then about half as large as its layer's
 # Softplus of it is a recurrent layer's time step, and a state decays by exp(-e^A_log * step) per token: to 0.88 here. A
@@ -52,7 +53,9 @@ def initial_weight(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
 
 
 def content_tokens(config: CellConfig, step: int, document: int, length: int, *, changed: bool = False) -> Tensor:
-    """Return [length] int64 token ids of a document, the same for every layout and data path; the last one is END.
+    """Return [length] int64 token ids of a document, the same for every layout and data path.
+
+    The last one is END; where the label of END counts, the first of the next document follows it.
 
     `changed`: different tokens than in training.
     """
@@ -62,6 +65,8 @@ def content_tokens(config: CellConfig, step: int, document: int, length: int, *,
     ids = torch.randint(reserved + 1, config.model.vocab, (length,), generator=generator)
     # Upstream's data sets end documents with their end token; some of them find boundaries by it.
     ids[-1] = END
+    if not config.train.eod_mask_loss:
+        ids[0], ids[-2], ids[-1] = START, END, START
     return ids
 
 

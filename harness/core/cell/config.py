@@ -84,6 +84,13 @@ class TrainConfig:
         le=0.99,
         later=True,
     )
+    eod_mask_loss: bool = setting(
+        True,
+        doc="The token that ends a document has no label; false, Megatron-LM's default: the first token of the next "
+        "document is its label. All documents then begin with the same token, and fill their rows.",
+        label="eodlabels",
+        later=True,
+    )
     # The schedules of Megatron's OptimizerParamScheduler: core/cell/schedule.py.
     lr_decay_style: str = setting(
         "constant",
@@ -418,6 +425,8 @@ class CellConfig:
         style = self.path.with_images(style) if self.model.vision else style
         if not self.trained_by_harness:
             style = self.path.trained(style, self.row_layout)
+        if not self.train.eod_mask_loss:  # the last token of a document is the first of the next
+            style = replace(style, last_token_slots=0)
         return packed_of_documents(style) if self.packed_later else style
 
     def documents_of(self, step: int) -> list[Document]:

@@ -13,6 +13,8 @@ from harness.upstreams.table import DATA_PATHS, UPSTREAM_TRAINERS, names
 
 # Keys of the model that every adapter passes on; what its own does besides: `Trainer.model`.
 _OF_ALL = ("layers", "hidden", "heads", "kv_heads", "head_size", "ffn", "vocab", "rope_base", "tied")
+# Trainer -> data paths on which the labels of ends may count. The harness's own have whatever labels documents have.
+_WITH_ENDS_LABELLED = {"megatron": ("inter_document",), HARNESS: ("unpacked", "reference")}
 _DYNAMIC = ("dynamic_context_parallel", "hybrid_context_parallel")
 _DYNAMIC_SCHEDULER = "default_dynamic_cp"
 
@@ -115,6 +117,43 @@ def documents_end(config: CellConfig) -> str | None:
     return None
 
 
+def ends_are_labelled(config: CellConfig) -> str | None:
+    """Without --eod-mask-loss GPTDataset counts every label but those that are padding."""
+    if config.train.eod_mask_loss:
+        return None
+    paths = _WITH_ENDS_LABELLED.get(config.trainer, ())
+    if config.data_path not in paths:
+        where = " and ".join(
+            f"packing {' or '.join(names)} with trainer {name}" for name, names in _WITH_ENDS_LABELLED.items()
+        )
+        return (
+            f"train.eod_mask_loss is false, and packing is {config.data_path} with trainer {config.trainer}; only "
+            f"{where} can have it"
+        )
+    for step in range(config.train.passes):
+        short = next((document for document in config.documents_of(step) if document.original_length < 2), None)
+        if short:
+            return (
+                f"train.eod_mask_loss is false, and document {short.index} of step {step} has no token before its end"
+            )
+        if config.trainer != HARNESS and (row := _unfilled(config, step)) is not None:
+            return (
+                f"train.eod_mask_loss is false, and row {row} of step {step} has padding, whose labels would count: "
+                f"set documents of which the labels fill rows of train.seq_length {config.train.seq_length}"
+            )
+    return None
+
+
+def _unfilled(config: CellConfig, step: int) -> int | None:
+    """Return the first row of a step with slots that hold no labelled token; None also where rows cannot be made."""
+    try:
+        rows = config.samples(step)
+    except ValueError:
+        return None  # a rule of the layout names the step
+    full = [all(item.padded_length == item.document.length for item in row.placed) and not row.tail for row in rows]
+    return full.index(False) if False in full else None
+
+
 def replicas_read_alike(config: CellConfig) -> str | None:
     """MegatronPretrainingSampler deals one document to every replica in turn, and drops what is left."""
     count, dp = config.train.global_batch, config.layout.dp
@@ -198,6 +237,7 @@ TRAINER_RULES: tuple[Rule, ...] = (
     Rule("trainer.metadata", "Megatron-Bridge PackedSequenceSpecs: one packed_metadata_path", equal_metadata),
     Rule("trainer.files", "harness: the adapters of upstream's trainers", rows_in_files),
     Rule("trainer.masks", "Megatron-LM GPTDataset: _get_ltor_masks_and_position_ids with eod_mask_loss", documents_end),
+    Rule("trainer.ends", "Megatron-LM GPTDatasetConfig.eod_mask_loss: of its pretraining data set", ends_are_labelled),
     Rule("trainer.replicas", "Megatron-LM MegatronPretrainingSampler", replicas_read_alike),
     Rule("trainer.truncation", "Megatron-LM VarlenDataset.__getitem__ of branch dev", documents_fit),
     Rule("trainer.padding", "Megatron-LM SFTDataset._calculate_padding_divisor", documents_not_padded),

@@ -20,7 +20,7 @@ from harness.core.cell.config import CellConfig, TrainConfig
 from harness.core.packing.arithmetic import PlacedDocument, Row
 from harness.core.packing.documents import Document, DocumentsConfig
 from harness.core.packing.options import align_up
-from harness.oracle.drawing import END
+from harness.oracle.drawing import END, START
 from harness.probe.truth import StepTruth
 from harness.upstreams.node_tokenizer import conversation, text, write_tokenizer
 
@@ -78,11 +78,12 @@ def write_indexed(place: Path, config: CellConfig, rows: Sequence[tuple[int, Row
 # GPTDataset shuffles the documents of a file by the seed, cuts their stream into samples of seq_length and one token
 # more, and shuffles the samples. The documents of a row fill seq_length tokens, so that it is exactly one sample, and
 # are written so that upstream, which shuffles, reads the rows in the order of the plan. Documents end with the token
-# that ends documents, and so does all padding: with --eod-mask-loss, no such token predicts the next one.
+# that ends documents, and so does all padding: with --eod-mask-loss, no such token predicts the next one. Without it
+# there is no padding, and the label of the last token of a row is the first of the next row: all begin with START.
 def _padded(truth: StepTruth, placed: PlacedDocument) -> Tensor:
     ids = torch.full((placed.padded_length,), END)
     content = truth.content(placed.document)
-    ids[: len(content)] = content
+    ids[: len(content)] = content[: placed.padded_length]
     return ids
 
 
@@ -95,7 +96,8 @@ def _to_be_shuffled(rows: list[list[Tensor]], train: TrainConfig) -> list[Tensor
     """
     upstream: Any = importlib.import_module("megatron.core.datasets.gpt_dataset")
     spare = 2 + len(rows) // 100
-    stream = [[torch.full((train.seq_length,), END)]] * (len(rows) + spare)
+    padding = END if train.eod_mask_loss else START
+    stream = [[torch.full((train.seq_length,), padding)]] * (len(rows) + spare)
     documents = sum(len(row) for row in rows) + spare
     # One generator for both shuffles, in upstream's order: the second continues where the first stopped.
     state = numpy.random.RandomState(train.seed)

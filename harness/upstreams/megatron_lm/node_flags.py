@@ -54,8 +54,8 @@ _OF_DATA = {
     "sft": [],  # --sft itself is a flag of the data path
     "sft_scheduler": [],
     "scheduler": ["use-varlen-dataset"],
-    "unpacked": ["eod-mask-loss"],
-    "inter_document": ["eod-mask-loss", "dataloader-inter-document-masking"],
+    "unpacked": [],
+    "inter_document": ["dataloader-inter-document-masking"],
 }
 _FULL = ("--recompute-granularity=full", "--recompute-method=uniform", "--recompute-num-layers=1")
 _RECOMPUTE = {
@@ -93,6 +93,7 @@ def flags(config: CellConfig, folder: Path, device: Device) -> list[str]:
     switches += ["qk-layernorm"] if config.model.qk_layernorm else []
     switches += [] if config.model.tied else ["untie-embeddings-and-output-weights"]
     switches += _OF_DATA[config.data_path]
+    switches += ["eod-mask-loss"] if config.train.eod_mask_loss and not config.path.chats else []
     switches += ["ddp-average-in-collective"] if config.options.average_in_collective else []
     own_flags = [*model_flags(config, values), *(f"--{name}" for name in switches), *_RECOMPUTE[config.recompute]]
     own_flags += SPEC if config.model.hybrid else []

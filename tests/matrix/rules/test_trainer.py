@@ -246,3 +246,22 @@ def test_trainers_that_pack_other_rows_do_not_share_the_rules_of_rows() -> None:
     made = expand_axes(matrix)
     assert [cell.axes["trainer"] for cell in made.rejected] == ["skyrl"]
     assert [cell.config.trainer for cell in made.cells if cell.role == "cell"] == ["harness"]
+
+
+def ends_labelled(data_path: str, trainer: str, *lengths: int) -> dict[str, str]:
+    config = cell(
+        data_path=data_path,
+        documents=DocumentsConfig(mode="file", lengths=lengths),
+        train=TrainConfig(steps=1, global_batch=len(lengths), eod_mask_loss=False),
+    )
+    config = replace(config, trainer=trainer)
+    return {item.rule: item.reason for item in rejections(config)}
+
+
+def test_ends_of_documents_are_labelled_where_documents_fill_their_rows() -> None:
+    assert ends_labelled("inter_document", "megatron", 20, 44, 2, 62) == {}
+    assert ends_labelled("unpacked", "harness", 20, 44) == {}
+    padded = ends_labelled("inter_document", "megatron", 20, 44, 30, 33)
+    assert "row 1 of step 0 has padding, whose labels would count" in padded["trainer.ends"]
+    assert "document 1 of step 0 has no token" in ends_labelled("inter_document", "megatron", 63, 1)["trainer.ends"]
+    assert "only packing inter_document with trainer megatron" in ends_labelled("sft", "megatron", 63)["trainer.ends"]

@@ -172,6 +172,7 @@ OTHER_VALUES: dict[str, Any] = {
     "train.lr": 0.5,
     "train.seed": 7,
     "train.eval_interval": 1,
+    "train.eod_mask_loss": False,
     "train.lr_decay_style": "cosine",
     "train.lr_decay_iters": 7,
     "train.min_lr": 1e-4,
