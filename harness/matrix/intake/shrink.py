@@ -66,7 +66,7 @@ def shrink(keys: Mapping[str, Any], most_ranks: int) -> Shrunk:
     small = {name: value for name, value in keys.items() if name not in _LAYOUT}
     layers = _stages(own, keys["model.layers"])
     layout = Layout(**own)
-    small |= _attention(keys, layout) | _experts(keys, layout) | _latent(keys)
+    small |= _attention(keys, layout) | _experts(keys, layout) | _latent(keys) | _schedule(keys)
     small |= {
         "model.layers": layers or layout.pp * layout.vpp * (2 if keys.get("model.window_skip") else 1),
         "model.vocab": align_up(_VOCABULARY, layout.tp),
@@ -140,6 +140,13 @@ def _attention(keys: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
 def _latent(keys: Mapping[str, Any]) -> dict[str, Any]:
     names = {f"model.mla.{name}": size for name, size in _LATENT.items()}
     return {name: size for name, size in names.items() if keys.get(name)}
+
+
+def _schedule(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schedule of few steps that warms up and decays where the run's does; it ends with the last step."""
+    names = ("train.lr_warmup_iters", "train.lr_wsd_decay_iters")
+    found: dict[str, Any] = {name: 1 for name in names if keys.get(name)}
+    return found | ({"train.lr_decay_iters": None} if keys.get("train.lr_decay_iters") else {})
 
 
 def _experts(keys: Mapping[str, Any], layout: Layout) -> dict[str, Any]:

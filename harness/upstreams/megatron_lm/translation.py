@@ -33,6 +33,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "position_embedding_type": "learned_absolute",
     "clip_grad": 1.0,
     "weight_decay": 0.01,
+    "lr_decay_style": "linear",
 }
 # Arguments of a log that are passed on where they have a value: what recomputes, exchanges or routes.
 _PASSED_FROM_LOG = (
@@ -60,7 +61,6 @@ _DATA = "the harness writes the documents and the tokenizer that upstream reads"
 _NO_FP8 = "cells run in bf16: no cell in fp8 or fp4 runs yet"
 _NOTHING = {
     "max_position_embeddings": _SIZES,
-    "min_lr": "the learning rate is constant, so that steps are comparable",
     **dict.fromkeys(("ckpt_format", "no_save_optim", "no_save_rng", "no_load_optim", "no_load_rng"), _CHECKPOINT),
     **dict.fromkeys(("tiktoken_pattern", "no_mmap_bin_files", "no_create_attention_mask_in_dataloader"), _DATA),
     **dict.fromkeys(("profile_step_start", "profile_step_end", "profile_ranks"), _LOGGED),

@@ -99,3 +99,9 @@ def test_stages_of_unequal_size_are_scaled_and_fit_in_every_layout(
         model = ModelConfig(layers=layers, mtp=mtp)
         config = CellConfig(layout=Layout(**layout), data_path="unpacked", model=model)
         assert (layers_by_pp(config), stages_by_pp(config)) == (None, None)
+
+
+def test_a_schedule_warms_up_and_decays_within_the_steps() -> None:
+    keys = shrunk(train__lr_warmup_iters=50, train__lr_decay_iters=2000, train__lr_decay_style="cosine").keys
+    schedule = [keys[f"train.{name}"] for name in ("lr_warmup_iters", "lr_decay_iters", "lr_decay_style")]
+    assert schedule == [1, None, "cosine"]
