@@ -164,6 +164,13 @@ KNOWN = (
         check="parameter_gradients",
     ),
     Known(
+        what="canonical LoRA adds whole queries, keys and values to rows of which ranks have parts of groups",
+        has=lambda row: (
+            row.get("model.kv_heads", 4) < row["tp"] and _part_of(row, "peft").get("method") == "canonical_lora"
+        ),
+        check="activations",
+    ),
+    Known(
         what="latent attention splits compressed queries and keys over the global tensor-parallel group",
         has=lambda row: row["tp"] > 1 and row.get("groups") == "explicit" and row.get("model.mla") is not None,
         check="ended",

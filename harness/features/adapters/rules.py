@@ -33,5 +33,10 @@ def adapted_layers_exist(config: CellConfig) -> str | None:
 ADAPTER_RULES: tuple[Rule, ...] = (
     Rule("peft.rank-by-tp", "Megatron-LM ColumnParallelLinear: its output size % TP == 0", rank_by_tp),
     Rule("peft.parts", "harness: adapters on decoder layers of GPTModel", adapters_without_other_parts),
-    Rule("peft.latent-attention", "Megatron-LM MLASelfAttention", adapted_layers_exist),
+    Rule(
+        "peft.latent-attention",
+        "harness: adapts linear_qkv, which Megatron-LM's MLASelfAttention lacks; Megatron-Bridge adapts its other "
+        "projections too",
+        adapted_layers_exist,
+    ),
 )

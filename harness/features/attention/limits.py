@@ -216,7 +216,12 @@ LIMITS: tuple[Limit, ...] = (
         "FlashAttention and cuDNN: head sizes divisible by 8, up to 256",
         kernel_head_size,
     ),
-    Limit("attention.kernel-latent", "Megatron-LM 5dcda195a5, Transformer Engine 8a5af9786", kernel_latent),
+    Limit(
+        "attention.kernel-latent",
+        "harness: which kernels take two head sizes is not known before a cell runs; Megatron-LM pads values "
+        "(5dcda195a5)",
+        kernel_latent,
+    ),
     Limit("attention.kernel-sinks", "torch varlen_attn: a plain softmax", kernel_sinks),
     Limit(
         "attention.kernel-vision",

@@ -53,10 +53,20 @@ ATTENTION_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "mla.own-attention",
-        "Megatron-LM MultiLatentAttention: its own head sizes, softmax scale, and norms of compressed queries and keys",
+        "harness: a key without effect; Megatron-LM MultiLatentAttention has its own head sizes, softmax scale, and "
+        "norms of compressed queries and keys",
         latent_attention_is_its_own,
     ),
-    Rule("attention.skip-needs-window", "Megatron-LM is_layer_window_attention", skip_needs_window),
-    Rule("mla.ranks-by-tp", "Megatron-LM MLASelfAttention: down projections are column parallel", latent_ranks_by_tp),
+    Rule(
+        "attention.skip-needs-window",
+        "harness: a key without effect; Megatron-LM is_layer_window_attention ignores it without a window",
+        skip_needs_window,
+    ),
+    Rule(
+        "mla.ranks-by-tp",
+        "Megatron-LM get_gpt_layer_local_spec: down projections of MLASelfAttention are column parallel; Transformer "
+        "Engine's are whole",
+        latent_ranks_by_tp,
+    ),
     *(limit_of_kernels(limit) for limit in LIMITS),
 )

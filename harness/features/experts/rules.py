@@ -145,7 +145,8 @@ EXPERT_RULES: tuple[Rule, ...] = (
     Rule("layout.etp-needs-experts", "harness: expert tensor parallel without experts", etp_needs_experts),
     Rule(
         "layout.ep-by-ranks",
-        "Megatron-LM parallel_state: EP divides DP x CP; with an expert tensor parallel size, ETP x EP x PP the world",
+        "Megatron-LM parallel_state.initialize_model_parallel: EP divides DP x CP; with an expert tensor parallel "
+        "size, ETP x EP x PP the world",
         ep_by_ranks,
     ),
     Rule("moe.experts-by-ep", "Megatron-LM BaseMoELayer: num_moe_experts % EP == 0", experts_by_ep),
@@ -158,13 +159,14 @@ EXPERT_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "moe.padding-mask-stages",
-        "Megatron-LM GPTModel._preprocess (0.16 to 0.19): the padding mask is split under pre_process",
+        "Megatron-LM GPTModel._preprocess: splits the padding mask under pre_process only, so later stages have it "
+        "whole",
         padding_mask_on_later_stages,
     ),
     Rule("moe.padding-mask-path", "harness: which data paths pass a padding mask to routers", padding_mask_has_path),
     Rule(
         "moe.aux-loss-rows",
-        "Megatron-LM TransformerLayer._maybe_unflatten_for_moe: hidden_states.shape[0] // tokens_per_sample",
+        "Megatron-LM TransformerLayer._maybe_unflatten_for_moe: splits a rank's tokens by the tokens of a whole row",
         aux_loss_per_row_split,
     ),
     Rule("moe.shared-ffn-by-tp", "Megatron-LM SharedExpertMLP: its layers are split over TP", shared_ffn_by_tp),
@@ -180,7 +182,8 @@ EXPERT_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "moe.dropping",
-        "Megatron-LM apply_router_token_dropping: the capacity is of num_tokens, those of the rank",
+        "harness: a layout and its control must drop the same tokens; Megatron-LM apply_router_token_dropping drops "
+        "by the rank's own",
         dropping_by_rank,
     ),
 )

@@ -101,7 +101,11 @@ def _row_documents(config: CellConfig, step: int) -> list[list[int]]:
 
 RESUME_RULES: tuple[Rule, ...] = (
     Rule("resume.trainer", "harness: the adapters of upstream's trainers", trainer_saves),
-    Rule("resume.step", "Megatron-LM --save-interval", saves_in_mid_training),
+    Rule(
+        "resume.step",
+        "harness: a resume trains at least one step; Megatron-LM saves after every --save-interval steps",
+        saves_in_mid_training,
+    ),
     Rule("resume.etp", "harness: the checks of a resume", experts_as_other_weights),
     Rule("resume.ranks", "harness: a cell has one number of ranks", layout_of_the_ranks),
     Rule("resume.layout", "the rules of layouts, for the one that continues", layout_is_allowed),
@@ -110,5 +114,10 @@ RESUME_RULES: tuple[Rule, ...] = (
         "Megatron-LM, Megatron-Bridge _load_base_checkpoint: sharding type dp_reshardable",
         shards_are_reshardable,
     ),
-    Rule("resume.rows", "Megatron-LM MegatronPretrainingSampler: consumed_samples counts rows", rows_stay),
+    Rule(
+        "resume.rows",
+        "harness: one file of rows for both parts; Megatron-LM MegatronPretrainingSampler continues after "
+        "consumed_samples rows of it",
+        rows_stay,
+    ),
 )

@@ -75,7 +75,7 @@ _VISION_MODEL = "Megatron-Bridge Qwen3VLModel"
 VISION_RULES: tuple[Rule, ...] = (
     Rule(
         "vision.images-have-a-path",
-        "Megatron-Bridge training.vlm_step: the step with visual_inputs",
+        "harness: batches of images as Megatron-Bridge's training.vlm_step has them, with visual_inputs",
         images_have_a_path,
     ),
     Rule("vision.images-need-a-tower", "harness: image tokens without a vision tower", images_need_a_tower),

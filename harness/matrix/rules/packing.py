@@ -226,8 +226,16 @@ LAYOUT_RULES: tuple[Rule, ...] = (
     ),
     Rule("layout.ffn-by-tp", "Megatron-LM ColumnParallelLinear: ffn_hidden_size % TP == 0", ffn_by_tp),
     Rule("layout.vocab-by-tp", f"{_EVEN_SHARDS}; Megatron-LM would pad the vocabulary", vocab_by_tp),
-    Rule("layout.sp-needs-tp", "Megatron-LM ModelParallelConfig.__post_init__", sp_needs_tp),
-    Rule("layout.vpp-needs-pp", "Megatron-LM parallel_state.initialize_model_parallel", vpp_needs_pp),
+    Rule(
+        "layout.sp-needs-tp",
+        "Megatron-LM ModelParallelConfig.__post_init__: no sequence parallelism without tensor parallelism",
+        sp_needs_tp,
+    ),
+    Rule(
+        "layout.vpp-needs-pp",
+        "Megatron-LM parallel_state.initialize_model_parallel: pipeline size above 1 with the interleaved schedule",
+        vpp_needs_pp,
+    ),
     Rule(
         "layout.order",
         "Megatron-LM parallel_state.initialize_model_parallel: data parallel size of attention and MoE layers",
@@ -235,12 +243,14 @@ LAYOUT_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "batch.documents-by-replicas",
-        "Megatron-LM: global_batch_size % (micro_batch_size * DP) == 0, and micro-batches % PP == 0 when interleaved",
+        "Megatron-LM ConstantNumMicroBatchesCalculator: global batch % (micro_batch_size * DP) == 0; interleaved "
+        "schedule: micro-batches % PP == 0",
         documents_by_replicas,
     ),
     Rule(
         "batch.rows-by-replicas",
-        "Megatron-LM DpBalancedScheduler: rows a multiple of DP (x PP when interleaved), else 'Not enough samples'",
+        "harness: splits rows until they are a multiple of DP (x PP when interleaved), as Megatron-LM's "
+        "ConstantNumMicroBatchesCalculator and DpBalancedScheduler need",
         rows_by_replicas,
     ),
 )
@@ -381,7 +391,11 @@ def limit_of(path: DataPath, limit: Limit) -> Rule:
 
 PACKING_RULES: tuple[Rule, ...] = (
     Rule("cp.seq-length", "Megatron-LM validate_args; Megatron-Bridge ConfigContainer.validate", seq_length_by_cp),
-    Rule("sp.seq-length", "Megatron-LM sequence parallel scatter of each cp rank's slab", seq_length_by_sp),
+    Rule(
+        "sp.seq-length",
+        "Megatron-LM tensor_parallel.mappings _split_along_first_dim, of each cp rank's slab",
+        seq_length_by_sp,
+    ),
     Rule("packing.row-holds-alignment", "harness: a row has at most seq_length slots", row_holds_alignment),
     Rule(
         "packing.documents-aligned",
@@ -496,7 +510,12 @@ LOSS_RULES: tuple[Rule, ...] = (
         "Megatron-LM forward_step_calc_loss: each context rank divides by its own tokens",
         per_token_loss_with_cp,
     ),
-    Rule("loss.no-average-with-cp", _BRIDGE_WITH_CP, no_average_with_cp),
+    Rule(
+        "loss.no-average-with-cp",
+        "harness: ranks with unequal numbers of tokens would have equal weights, as Megatron-LM lets them; "
+        "Megatron-Bridge ConfigContainer.validate refuses it in fine-tuning",
+        no_average_with_cp,
+    ),
     Rule(
         "loss.no-average-with-per-token",
         "Megatron-LM DistributedDataParallel: cannot average in collective with per-token loss",
@@ -504,7 +523,8 @@ LOSS_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "loss.smoothing-mtp",
-        "Megatron-LM GPTModel._postprocess: prediction layers need labels",
+        "harness: a smoothed loss is computed from logits, so the model gets no labels, which Megatron-LM's "
+        "GPTModel._postprocess needs for prediction layers",
         smoothing_without_other_heads,
     ),
     Rule(
@@ -514,7 +534,7 @@ LOSS_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "loss.smoothing-shards",
-        "Megatron-LM vocab_parallel_cross_entropy: logits split across tensor-parallel ranks",
+        "harness: a smoothed loss is computed by Megatron-LM's vocab_parallel_cross_entropy, of logits split over TP",
         smoothing_of_shards,
     ),
 )

@@ -236,7 +236,11 @@ TRAINER_RULES: tuple[Rule, ...] = (
     Rule("trainer.rows", "Megatron-LM and Megatron-Bridge: one global batch size", equal_steps),
     Rule("trainer.metadata", "Megatron-Bridge PackedSequenceSpecs: one packed_metadata_path", equal_metadata),
     Rule("trainer.files", "harness: the adapters of upstream's trainers", rows_in_files),
-    Rule("trainer.masks", "Megatron-LM GPTDataset: _get_ltor_masks_and_position_ids with eod_mask_loss", documents_end),
+    Rule(
+        "trainer.masks",
+        "harness: writes rows that GPTDataset's _get_ltor_masks_and_position_ids masks at ends of documents alone",
+        documents_end,
+    ),
     Rule("trainer.ends", "Megatron-LM GPTDatasetConfig.eod_mask_loss: of its pretraining data set", ends_are_labelled),
     Rule("trainer.replicas", "Megatron-LM MegatronPretrainingSampler", replicas_read_alike),
     Rule("trainer.truncation", "Megatron-LM VarlenDataset.__getitem__ of branch dev", documents_fit),
