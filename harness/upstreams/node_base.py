@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -164,3 +164,15 @@ def rows_by_slot(rows: Sequence[Tensor], micro: MicroTruth, context: RankContext
         values = row[: item.document.length].float()
         stream[item.start : item.start + len(values)] = values
     return micro.local(stream, context.config.layout.cp, context.place.cp)
+
+
+_Made = TypeVar("_Made")
+
+
+def as_planned(made: Iterable[_Made], count: int) -> list[_Made]:
+    """The first `count` of the micro-batches that upstream made, the last one again where there are fewer.
+
+    The plan has every document in one of its `count` micro-batches, so the comparison with it shows either.
+    """
+    given = list(made)
+    return (given + given[-1:] * count)[:count]

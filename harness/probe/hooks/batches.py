@@ -81,7 +81,12 @@ def log_probs_returned(path: Any, micro: MicroTruth, context: RankContext, batch
     if not hasattr(path, "log_probs"):
         return None
     values = slot_values(micro.plan.slots)
+    padded = getattr(batch.params, "cu_seqlens_q_padded", None)
+    if padded is not None and int(padded[-1]) != micro.plan.slots:  # other documents, which have no logits here
+        return TensorSeen(shape=[int(padded[-1])], dtype=str(values.dtype), mismatches=micro.plan.slots)
     returned = path.log_probs(micro, batch, _logits(micro, context, values))
+    if len(returned) != len(micro.plan.placed):
+        return TensorSeen(shape=[len(returned)], dtype=str(values.dtype), mismatches=micro.plan.slots)
     count, first = 0, None
     for placed, scores in zip(micro.plan.placed, returned, strict=True):
         scored = placed.document.length - 1 + micro.plan.style.last_token_slots

@@ -27,7 +27,7 @@ from harness.core.packing.documents import Document
 from harness.core.packing.options import align_up
 from harness.probe.truth import MicroTruth, StepTruth
 from harness.upstreams.nemo_rl.packing import SHUFFLE_SEED
-from harness.upstreams.node_base import Batch, RankContext, Scored, rows_by_slot
+from harness.upstreams.node_base import Batch, RankContext, Scored, as_planned, rows_by_slot
 from harness.upstreams.node_lookup import Unavailable, module_unavailable
 
 _NEEDED: dict[str, tuple[str, ...]] = {
@@ -54,9 +54,10 @@ class NemoRlPath:
         """Yield pairs of the truth and NeMo-RL's ProcessedMicrobatch."""
         algorithm = self.context.config.options.packing_algorithm
         rollouts = _planned(truth) if algorithm == "planned" else _shard(truth, self.context.place.dp)
-        processed, count, *_ = self.data.get_microbatch_iterator(rollouts, self.settings, 1, None)
-        assert count == len(truth.micro_batches)
-        return zip(truth.micro_batches, processed, [truth] * count)
+        processed, *_ = self.data.get_microbatch_iterator(rollouts, self.settings, 1, None)
+        return (
+            (micro, made, truth) for micro, made in zip(truth.micro_batches, as_planned(processed, len(truth.plans)))
+        )
 
     def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
         assert iterator is not None

@@ -29,7 +29,7 @@ from harness.core.packing.arithmetic import MicroBatch
 from harness.core.packing.documents import Document
 from harness.probe.model.gpt import transformer_config
 from harness.probe.truth import MicroTruth, StepTruth
-from harness.upstreams.node_base import Batch, RankContext, Scored, rows_by_slot
+from harness.upstreams.node_base import Batch, RankContext, Scored, as_planned, rows_by_slot
 from harness.upstreams.node_lookup import Unavailable, module_unavailable, not_in_release, release, takes
 
 _NEEDED: dict[str, tuple[str, ...]] = {
@@ -98,7 +98,9 @@ class VerlPath:
             dp_group=parallel_state.get_data_parallel_group(),
             num_batches_divided_by=layout.pp if layout.vpp > 1 else None,
         )
-        return [Rollouts(batch["input_ids"], batch["loss_mask"]) for batch in micro_batches]
+        return [
+            Rollouts(batch["input_ids"], batch["loss_mask"]) for batch in as_planned(micro_batches, len(truth.plans))
+        ]
 
     def _share(self, truth: StepTruth) -> list[Document]:
         """Return the replica's documents, as the controller sends them.

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,12 +27,12 @@ class Unpacks:
         return [stream[item.start : item.start + item.document.length - 1] for item in micro.plan.placed]
 
 
-def returned(path: object) -> TensorSeen | None:
+def returned(path: object, batch: Batch | None = None) -> TensorSeen | None:
     one = config("skyrl")
     context = RankContext(
         config=one, place=Coordinates(tp=0, pp=0, cp=0, dp=0), device=Device(kind="cpu", backend="gloo")
     )
-    return log_probs_returned(path, StepTruth(one, 0, 0).micro_batches[0], context, Batch())
+    return log_probs_returned(path, StepTruth(one, 0, 0).micro_batches[0], context, batch or Batch())
 
 
 def test_log_probs_returned_for_their_tokens_are_right() -> None:
@@ -59,6 +61,17 @@ def test_a_log_prob_that_is_not_a_number_is_a_mismatch() -> None:
     seen = returned(Unpacks(lambda stream: stream * float("nan")))
     assert seen is not None
     assert seen.mismatches > 10
+
+
+def test_log_probs_of_other_documents_than_the_plans_are_mismatches() -> None:
+    class Fewer(Unpacks):
+        def log_probs(self, *given: Any) -> list[Tensor]:
+            return super().log_probs(*given)[:-1]
+
+    slots = StepTruth(config("skyrl"), 0, 0).micro_batches[0].plan.slots
+    shorter = Batch(params=SimpleNamespace(cu_seqlens_q_padded=torch.tensor([0, 4])))
+    for seen in (returned(Fewer()), returned(Unpacks(), shorter)):
+        assert seen is not None and seen.mismatches == slots
 
 
 def test_a_data_path_that_returns_no_log_probs_has_no_comparison() -> None:

@@ -7,7 +7,7 @@ import torch
 from harness.core.cell.layout import Coordinates
 from harness.probe.truth import StepTruth
 from harness.runtime.device.placement import Device
-from harness.upstreams.node_base import RankContext, rows_by_slot
+from harness.upstreams.node_base import RankContext, as_planned, rows_by_slot
 from tests.runtime.conftest import config
 
 CPU = Device(kind="cpu", index=None, backend="gloo")
@@ -31,3 +31,7 @@ def test_rows_that_are_too_short_leave_slots_empty() -> None:
     micro = StepTruth(made, 0, 0).micro_batches[0]
     context = RankContext(config=made, place=Coordinates(tp=0, cp=0, dp=0, pp=0), device=CPU)
     assert not rows_by_slot([torch.zeros(0) for _ in micro.plan.placed], micro, context).any()
+
+
+def test_another_number_of_micro_batches_than_the_plans_becomes_its_number() -> None:
+    assert [as_planned(iter(made), 2) for made in ("a", "ab", "abc")] == [["a", "a"], ["a", "b"], ["a", "b"]]
