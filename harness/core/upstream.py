@@ -16,6 +16,8 @@ from harness.upstreams.table import PROJECTS
 _BESIDE = {"transformer-engine": "transformer_engine", "torch": "torch"}
 # Modules of the wheel and of checkouts of Megatron-LM that no distribution is named after.
 TRAINING_MODULES = ("megatron.training", "pretrain_gpt")
+# The norm of Megatron's local layers.
+TORCH_NORM = "megatron.core.transformer.torch_norm.WrappedTorchNorm"
 # Matrices run releases from 0.14 and commits of 0.13; of older ones some data paths do not run, others crash.
 OLDEST_CORE = (0, 13)
 

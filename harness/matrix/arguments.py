@@ -29,9 +29,6 @@ _UPDATES = "the control's optimizer has one learning rate for all weights, and n
 _FILES = "a cell neither reads nor writes files outside its run directory"
 _TRAINED = "the harness compares the gradients of all weights"
 _EVALUATED = "an evaluation has the documents of one step, every train.eval_interval steps and at the end"
-_EPSILON = "norms of the harness's models have the epsilon 1e-5"
-_NORMS = "norms of the harness's models do not add 1 to their weights"
-_ROTARY = "rotary positions of the harness's models are not scaled, and rotate whole heads in every layer: leave it out"
 _AXES = {
     "tensor_model_parallel_size": "tp",
     "pipeline_model_parallel_size": "pp",
@@ -64,6 +61,27 @@ _AXES = {
     "kv_channels": "model.head_size",
     "vocab_size": "model.vocab",
     "rotary_base": "model.rope_base",
+    "position_embedding_type": "model.position_embedding",
+    "rotary_percent": "model.rotary_percent",
+    "rotary_seq_len_interpolation_factor": "model.rotary_interpolation",
+    "seq_len_interpolation_factor": "model.rotary_interpolation",
+    "rotary_interleaved": "model.rotary_interleaved",
+    "use_rope_scaling": "model.rope_scaling",
+    "rope_scaling": "model.rope_scaling",
+    "rope_scaling_factor": "model.rope_scaling_factor",
+    "no_rope_freq": "model.no_rope_freq",
+    "normalization": "model.normalization",
+    "norm_epsilon": "model.norm_epsilon",
+    "layernorm_epsilon": "model.norm_epsilon",
+    "apply_layernorm_1p": "model.layernorm_1p",
+    "layernorm_zero_centered_gamma": "model.layernorm_1p",
+    "swiglu": "model.activation",
+    "squared_relu": "model.activation",
+    "quick_geglu": "model.activation",
+    "gated_linear_unit": "model.activation",
+    "disable_bias_linear": "model.biases",
+    "add_bias_linear": "model.biases",
+    "add_qkv_bias": "model.qkv_bias",
     "window_size": "model.window",
     "window_attn_skip_freq": "model.window_skip",
     "qk_layernorm": "model.qk_layernorm",
@@ -106,24 +124,8 @@ _REASONS = {
     "sft": "the axis `packing` sets it",
     "use_varlen_dataset": "the axis `packing` sets it",
     "dataloader_inter_document_masking": "the axis `packing` sets it",
-    "position_embedding_type": "the harness's models have rotary embeddings",
-    "normalization": "the harness's models have RMSNorm",
-    **dict.fromkeys(("swiglu", "squared_relu", "quick_geglu", "openai_gelu"), "the harness's models have SwiGLU"),
-    "disable_bias_linear": "the harness's models have no biases",
-    "add_qkv_bias": "the harness's models have no biases",
+    "openai_gelu": "upstream reads it in no model; GELU is exact, set it by model.activation",
     **dict.fromkeys(("fp8_format", "fp4_format"), "cells compute in fp32 or bf16, as the axis dtype says"),
-    "norm_epsilon": _EPSILON,
-    "layernorm_epsilon": _EPSILON,
-    "apply_layernorm_1p": _NORMS,
-    "layernorm_zero_centered_gamma": _NORMS,
-    "rotary_percent": _ROTARY,
-    "rotary_interleaved": _ROTARY,
-    "use_rope_scaling": _ROTARY,
-    "rope_scaling": _ROTARY,
-    "rope_scaling_factor": _ROTARY,
-    "rotary_seq_len_interpolation_factor": _ROTARY,
-    "seq_len_interpolation_factor": _ROTARY,
-    "no_rope_freq": _ROTARY,
     "make_vocab_size_divisible_by": "the vocabulary is not padded, so that every layout has the same one",
     "spec": "the axes attention and model.pattern decide the layers",
     "optimizer": "the harness's own loop, which computes the control, has Adam",
@@ -199,8 +201,6 @@ _FIELDS = {
     "model.params_dtype": "set it by the axis dtype",
     "model.virtual_pipeline_model_parallel_size": "set it by the axis vpp",
     "model.share_embeddings_and_output_weights": "set model.tied under model:",
-    "model.gated_linear_unit": "the harness's models have SwiGLU",
-    "model.add_bias_linear": "the harness's models have no biases",
     "model.num_moe_experts": _DENSE,
     "model.mtp_num_layers": _DENSE,
     "model.transformer_layer_spec": "set it by the axis attention",
@@ -223,23 +223,14 @@ _HOW_TO_SAVE = (
 # Names among them that define the model or its training -> the value that the harness's models have, as a profile may
 # say it; None: no profile may have the name.
 _HAVE = {
-    "swiglu": "true",
-    "gated_linear_unit": "true",
-    "disable_bias_linear": "true",
-    "add_bias_linear": "false",
-    "add_qkv_bias": "false",
-    "normalization": "RMSNorm",
-    "position_embedding_type": "rope",
     "optimizer": "adam",
-    "norm_epsilon": "1e-5",
-    "layernorm_epsilon": "1e-5",
-    "rotary_percent": "1",
-    **{name: "false" for name, reason in _REASONS.items() if reason == _NORMS},
-    **dict.fromkeys(("squared_relu", "quick_geglu", "openai_gelu"), "false"),
-    **dict.fromkeys(("rotary_interleaved", "use_rope_scaling", "rope_scaling"), "false"),
+    "openai_gelu": "false",
 }
-_HAVE_NOT = [name for name, reason in _REASONS.items() if reason in (_ROTARY, _UPDATES, _TRAINED) and name not in _HAVE]
+_HAVE_NOT = [name for name, reason in _REASONS.items() if reason in (_UPDATES, _TRAINED) and name not in _HAVE]
 _SHRUNK = ("window_size", "hybrid_layer_pattern", "hybrid_override_pattern")  # texts that are sizes
+_EXACT = ("norm_epsilon", "layernorm_epsilon", "rotary_percent", "rope_scaling_factor")  # numbers that are no sizes
+_OPPOSITE = ("untie_embeddings_and_output_weights", "disable_bias_linear")  # flags that turn their key off
+_ACTIVATIONS = ("swiglu", "squared_relu", "quick_geglu")  # flags that are values of their key
 _NOT_COMPARED = ("moe_token_dispatcher_type",)
 
 
@@ -260,10 +251,15 @@ def missing_in_models(name: str, words: tuple[str, ...], among: Mapping[str, Any
     key = _AXES.get(field, "")
     if not key.startswith("model.") or field in _NOT_COMPARED:
         return ""
-    wanted = value if field != "untie_embeddings_and_output_weights" else "false"
+    wanted = "false" if field in _OPPOSITE and value == "true" else value
+    if field in _ACTIVATIONS:
+        if value == "false":
+            return ""
+        wanted = field
+    key = "model.gated" if field == "gated_linear_unit" else key
     if any(_has(_read(model, key), wanted, field) for model in models):
         return ""
-    return f"no model of this matrix has it: set {key} under model:, or leave it out of the profile"
+    return f"no model of this matrix has it: set {_AXES[field]} under model:, or leave it out of the profile"
 
 
 def _divided(among: Mapping[str, Any], section: str) -> str:
@@ -285,6 +281,8 @@ def _has(have: Any, wanted: str, field: str) -> bool:
     """Return whether a model with the value `have` is one with the `wanted` one, but for its size."""
     if isinstance(have, bool):
         return wanted == str(have).lower()
+    if field in _EXACT:
+        return _same(wanted, str(have))
     if field not in _SHRUNK and isinstance(have, str):
         return wanted == have
     return bool(have) or _same(wanted, "0")

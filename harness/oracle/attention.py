@@ -123,7 +123,7 @@ def grouped(x: Tensor, weights: Mapping[str, Tensor], at: str, model: Model, pla
     key, value = fused[:, :, share], fused[:, :, share + 1]
     if model.qk_norm:
         query, key = norm(query, weights, f"{at}.q_layernorm", model), norm(key, weights, f"{at}.k_layernorm", model)
-    if model.rotary is not None:
+    if model.rotary is not None and model.turns(number):
         query, key = (rotate(part, places.positions, model.rotary) for part in (query, key))
     note(f"{at}.core_attention", "receives", query, key, value)
     mixed = attend(

@@ -14,7 +14,7 @@ from torch import Tensor
 from harness.core.cell.config import CellConfig
 from harness.core.packing.documents import Document
 from harness.features.adapters.config import is_adapter
-from harness.features.vision.config import CHANNELS, IMAGE, PATCH, TEMPORAL_PATCH, TOWER, VIDEO, VISION_START
+from harness.features.vision.config import CHANNELS, IMAGE, PATCH, TEMPORAL_PATCH, VIDEO, VISION_START
 
 # Reserved token ids, which do not occur inside documents; each document ends with END. Upstream masks labels that equal
 # padding. A canary leg replaces PADDING with OTHER_PADDING. Where the token after an END is a label, documents begin
@@ -43,11 +43,10 @@ def draw(kind: str, name: str, shape: tuple[int, ...], seed: int) -> Tensor:
 def initial_weight(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     """Return the initial fp32 value of the weight with this global name, in full size.
 
-    Weights of one dimension become 1 + small noise, so that the gradients of norms differ; biases of the image tower
-    0 + noise.
+    Weights of one dimension become 1 + small noise, so that the gradients of norms differ; biases 0 + noise.
     """
     weight = draw("weight", name, shape, seed) * (ADAPTER_STD if is_adapter(name) else INITIAL_STD)
-    if len(shape) == 1 and not (name.startswith(TOWER) and name.endswith(".bias")):
+    if len(shape) == 1 and not name.endswith(".bias"):
         weight += _LONG_MEMORY if name.endswith(_TIME_STEP) else 1.0
     return weight
 

@@ -84,6 +84,7 @@ MODELLED: dict[str, dict[str, Modelled]] = {
         "params_dtype": _only("torch.float32", "torch.bfloat16"),
         "bf16": _only("false", "true"),
         "rotary_interleaved": Modelled("false"),
+        "no_rope_freq": Modelled("null"),
         "qk_layernorm": Modelled("false"),
         "window_size": Modelled("null"),
         "window_attn_skip_freq": Modelled("null"),
@@ -162,7 +163,8 @@ MODELLED: dict[str, dict[str, Modelled]] = {
     "constructor": {
         "vocab_size": Modelled("0"),
         "share_embeddings_and_output_weights": Modelled("false"),
-        "position_embedding_type": Modelled('"learned_absolute"', ('"rope"', '"none"', '"mrope"')),
+        "position_embedding_type": _only('"learned_absolute"', '"rope"', '"none"', '"mrope"'),
+        "max_sequence_length": Modelled("0"),
         "rotary_base": Modelled("10000"),
         "rotary_percent": Modelled("1.0"),
         "rope_scaling": Modelled("false"),
@@ -263,7 +265,6 @@ NOT_MODELLED: dict[str, tuple[str, ...]] = {
     "another attention": (
         "apply_residual_connection_post_layernorm",
         "attention_output_gate",
-        "no_rope_freq",
         "qk_l2_norm",
         "qk_clip",
         "qk_clip_alpha",
@@ -405,12 +406,24 @@ def _together(built: Sequence[BuiltSeen]) -> Iterator[tuple[str, str]]:
         yield "position_embedding_type, rope_scaling, rotary_interleaved, mrope_section", "not those of Qwen3-VL"
     if model["num_moe_experts"] and model["add_bias_linear"]:
         yield "num_moe_experts, add_bias_linear", "biases of experts"
-    if model["window_size"] and model["window_attn_skip_freq"] and model["mtp_num_layers"]:
-        # By number a layer has the window; core 0.17 starts again from 1 at prediction layers, 0.16 goes on, and before
-        # all are 1.
-        yield "window_attn_skip_freq, mtp_num_layers", "the number of a prediction layer differs between releases"
-    if model["multi_latent_attention"] and model["rotary_interleaved"]:
-        yield "multi_latent_attention, rotary_interleaved", "both"
+    for name in ("rotary_interleaved", "no_rope_freq"):
+        if model["multi_latent_attention"] and model[name]:
+            yield f"multi_latent_attention, {name}", "both"
+    if model["mtp_num_layers"]:
+        yield from _of_prediction(model, given)
+
+
+def _of_prediction(model: _Values, given: _Values) -> Iterator[tuple[str, str]]:
+    """Fields that are not modelled together with prediction layers."""
+    # By number a layer has the window; core 0.17 starts again from 1 at prediction layers, 0.16 goes on, and before all
+    # are 1.
+    number = "the number of a prediction layer differs between releases"
+    if model["window_size"] and model["window_attn_skip_freq"]:
+        yield "window_attn_skip_freq, mtp_num_layers", number
+    if model["no_rope_freq"]:
+        yield "no_rope_freq, mtp_num_layers", number
+    if _places(given):
+        yield "position_embedding_type, mtp_num_layers", "learned positions of prediction layers"
 
 
 class _Values:
@@ -575,6 +588,8 @@ class Model:
     bias: bool = False  # of linear layers
     qkv_bias: bool = False
     rotary: Rotary | None = field(default_factory=Rotary)
+    without_rotary: tuple[bool, ...] = ()  # of each layer, whether it has no rotary positions; empty: all have them
+    places: int | None = None  # of the learned position embedding; None: there is none
     qk_norm: bool = False
     window: tuple[int, int] | None = None
     window_skip: int | list[int] | None = None
@@ -625,6 +640,8 @@ class Model:
             bias=model["add_bias_linear"],
             qkv_bias=model["add_bias_linear"] or model["add_qkv_bias"],
             rotary=_rotary(model, given),
+            without_rotary=tuple(map(bool, model["no_rope_freq"] or ())),
+            places=_places(given),
             qk_norm=model["qk_layernorm"],
             window=tuple(window) if window else None,
             window_skip=model["window_attn_skip_freq"],
@@ -663,6 +680,10 @@ class Model:
     def feeds(self, number: int) -> bool:
         """Return whether layer `number` (from 1) has a feed-forward block or experts."""
         return not self.pattern or self.pattern[number - 1] not in MIXERS
+
+    def turns(self, number: int) -> bool:
+        """Whether layer `number` (from 1) has rotary positions (Megatron-LM core_v0.19.0, Attention.forward)."""
+        return self.rotary is not None and not (self.without_rotary and self.without_rotary[number - 1])
 
     def is_windowed(self, number: int) -> bool:
         """Return whether layer `number` (from 1) has the window (Megatron-LM core_v0.19.0,
@@ -717,6 +738,11 @@ def _vision(built: Sequence[BuiltSeen]) -> Vision:
         deepstack=tuple(given["deepstack_visual_indexes"]),
         token=model["image_token_id"],
     )
+
+
+def _places(given: _Values) -> int | None:
+    """Return the rows of the learned position embedding; None without one, and where no constructor is recorded."""
+    return given["max_sequence_length"] or None if given["position_embedding_type"] == "learned_absolute" else None
 
 
 def _rotary(model: _Values, given: _Values) -> Rotary | None:

@@ -21,7 +21,7 @@ from harness.oracle.layers import feed_forward, norm, note
 from harness.oracle.recurrent import delta_net, mamba
 from harness.oracle.rows import Stream
 from harness.oracle.vision import image_features
-from harness.oracle.weights import EMBEDDING, OUTPUT, final_norm, layer_name, prediction_name
+from harness.oracle.weights import EMBEDDING, OUTPUT, POSITIONS, final_norm, layer_name, prediction_name
 
 Weights = Mapping[str, Tensor]
 Biases = Mapping[int, Tensor]  # layer, from 1 -> [experts] biases by which its router chooses
@@ -56,6 +56,8 @@ def forward(
     """
     routing = Routing(biases, choices or {}, [])
     x, added = weights[f"{EMBEDDING}.weight"][stream.tokens], list[Tensor]()
+    if model.places is not None:  # learned positions (arXiv 1706.03762, section 3.5; LanguageModelEmbedding)
+        x = x + weights[f"{POSITIONS}.weight"][stream.positions]
     note("embedding", "returns", x)
     if model.vision and stream.images:
         slots = (stream.tokens == model.vision.token).nonzero().flatten()

@@ -10,7 +10,7 @@ from harness.features.vision.config import TOWER
 from harness.oracle.drawing import initial_weight
 from harness.oracle.fields import DeltaNet, Experts, Latent, Mamba, Model, Vision
 
-EMBEDDING, OUTPUT = "embedding.word_embeddings", "output_layer"
+EMBEDDING, POSITIONS, OUTPUT = "embedding.word_embeddings", "embedding.position_embeddings", "output_layer"
 MERGER = f"{TOWER}merger"
 
 Shapes = dict[str, tuple[int, ...]]
@@ -20,6 +20,8 @@ def shapes(model: Model) -> Shapes:
     """Return the global name -> shape of every weight, in the order of the model; with adapters only these train."""
     found: Shapes = _vision(model.vision) if model.vision else {}
     found[f"{EMBEDDING}.weight"] = (model.vocab, model.hidden)
+    if model.places is not None:
+        found[f"{POSITIONS}.weight"] = (model.places, model.hidden)
     for number in range(1, model.layers + 1):
         found |= _layer(layer_name(number), number, model)
     found |= _norm(final_norm(model), model.hidden, model)

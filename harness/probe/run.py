@@ -29,7 +29,7 @@ from harness.probe.legs.canaries import CanaryLegs
 from harness.probe.legs.metadata import metadata_leg
 from harness.probe.legs.timing import TimingLeg
 from harness.probe.legs.training import TrainingLeg
-from harness.probe.model import gpt
+from harness.probe.model import gpt, norm
 from harness.probe.model.groups import GLOBAL, Groups
 from harness.probe.passes import Passes
 from harness.probe.weights import initialize
@@ -68,7 +68,11 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     recorder.record.environment = _environment(config, device)
     if device.kind == "cpu":
         share_cores()
-        recorder.record.cpu_stubs = [*cpu_stubs.install(), *node_stubs.install(config.model.pattern)]
+        recorder.record.cpu_stubs = [
+            *cpu_stubs.install(),
+            *node_stubs.install(config.model.pattern),
+            *norm.replaced(config),
+        ]
     else:
         cpu_stubs.refuse()
         recorder.record.environment["cpu_stubs"] = "none in this process, checked before the first collective"

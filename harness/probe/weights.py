@@ -22,6 +22,7 @@ _RECURRENT = re.compile(r"\blayers\.\d+\.(self_attention|mixer)\.")
 _EXPERT = re.compile(r"\bexperts\.local_experts\.(\d+)\.")
 # Layers of Megatron -> the dimension in which ranks split their weights; upstream's own mark of it is under test.
 _SPLIT = {"VocabParallelEmbedding": 0, "ColumnParallelLinear": 0, "RowParallelLinear": 1}
+# Gate and up projection are stacked; the first factor of their adapter, which both share, is not.
 _STACKED = re.compile(r"\blinear_fc1\.(?!adapter\.(linear_in|adapter_))")
 _PER_HEAD, _MAGNITUDE = ".softmax_offset", ".weight_magnitude"
 # Megatron-Bridge puts an adapted layer into a wrapper. Without that in its name, a weight has the values that it has in
@@ -67,6 +68,7 @@ class NamedParameter:
     shard: Shard
     split: int | None = None  # the dimension that tensor parallelism splits, whatever its size here
     sections: tuple[int, ...] = ()  # as in Shard, whatever the size of tensor parallelism here
+    pieces: int = 1  # likewise
     expert_shard: int | None = None  # expert tensor parallel rank, if experts are not split as other weights are
 
 
@@ -82,6 +84,7 @@ def named_parameters(
     layers = getattr(getattr(model, "decoder", None), "layers", None)
     numbers = {} if layers is None else {index: layer.layer_number - 1 for index, layer in enumerate(layers)}
     whole = (tp_rank, tp_size)
+    gated = getattr(getattr(model, "config", None), "gated_linear_unit", True)
     for local_name, parameter in chunk.named_parameters():
         name = local_name.removeprefix("language_model.")
         # The tower has a decoder of its own, which is not split over stages: its layer numbers are global already.
@@ -95,15 +98,22 @@ def named_parameters(
         if name == _OUTPUT and _is_tied(model):
             name = TIED_NAME  # the last stage's copy of the embedding is the same parameter
         split, sections = _split_dim(chunk, local_name, parameter), _sections(chunk, local_name)
-        # By the name with the wrapper and the module of the convolution: `_pieces` and `_sections` look for them.
-        shard = _shard_of(name, parameter, split if count > 1 else None, index, count)
+        # By the name with the wrapper and the module of the convolution: `_STACKED` and `_sections` look for them.
+        pieces = 2 if gated and _STACKED.search(name) and not name.startswith(TOWER) else 1
+        shard = _shard_of(parameter, split if count > 1 else None, pieces, index, count)
         if shard.dim is not None:
             shard = replace(shard, sections=sections)
         name = name.replace(_WRAPPED, ".")
         name = _CONVOLUTION.sub(r"\1_", name)
         expert_shard = index if expert and expert_split else None
         yield NamedParameter(
-            name=name, parameter=parameter, shard=shard, split=split, sections=sections, expert_shard=expert_shard
+            name=name,
+            parameter=parameter,
+            shard=shard,
+            split=split,
+            sections=sections,
+            pieces=pieces,
+            expert_shard=expert_shard,
         )
 
 
@@ -147,19 +157,12 @@ def _split_dim(chunk: Any, local_name: str, parameter: Any) -> int | None:
     return _SPLIT.get(type(chunk.get_submodule(owner)).__name__) if own_name == "weight" else None
 
 
-def _shard_of(name: str, parameter: Any, dim: int | None, tp_rank: int, tp_size: int) -> Shard:
+def _shard_of(parameter: Any, dim: int | None, pieces: int, tp_rank: int, tp_size: int) -> Shard:
     shape = list(parameter.shape)
     if dim is None:
         return Shard(full=tuple(shape), dim=None, pieces=1, index=0, count=1)
     shape[dim] *= tp_size
-    return Shard(full=tuple(shape), dim=dim, pieces=_pieces(name), index=tp_rank, count=tp_size)
-
-
-def _pieces(name: str) -> int:
-    """Return the number of stacked factors: gate and up projection are stacked; the first factor of their adapter,
-    which both share, is not.
-    """
-    return 2 if _STACKED.search(name) and not name.startswith(TOWER) else 1
+    return Shard(full=tuple(shape), dim=dim, pieces=pieces, index=tp_rank, count=tp_size)
 
 
 MAX_PARTS = 8  # enough to compose the shards of tp 2, 4 and 8
@@ -170,7 +173,7 @@ def parts_of(named: NamedParameter) -> list[Shard]:
     full, dim = named.shard.full, named.split
     if named.shard.dim is not None or dim is None:
         return []
-    pieces = _pieces(named.name)
+    pieces = named.pieces
     sizes = named.sections or (full[dim] // pieces,) * pieces
     # The most parts into which every section splits evenly.
     even = (count for count in (MAX_PARTS, 4, 2) if sum(sizes) == full[dim] and not any(n % count for n in sizes))

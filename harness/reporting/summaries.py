@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from harness.core.cell.timing import GpuState
 from harness.core.outcomes import Finding
 from harness.core.run.provenance import Provenance
 from harness.core.run.report import Report, Throughput
-from harness.core.upstream import distributions
+from harness.core.upstream import TORCH_NORM, distributions
 
 
 class CanaryCount(NamedTuple):
@@ -58,10 +58,15 @@ def versions(provenance: Provenance, stack: str) -> dict[str, str]:
         "device": ", ".join(provenance.devices) or "unknown",
         "attention": ", ".join(provenance.attention) or "unknown",
         "packing-harness": f"{provenance.harness} ({provenance.harness_commit})",
-        **({"CPU stubs": f"{len(stubs)}, for what needs a GPU"} if stubs else {}),
+        **({"CPU stubs": f"{len(stubs)}, for what needs a GPU{_norms(stubs)}"} if stubs else {}),
         **({"gloo stubs": f"{', '.join(gloo_stubs)}: ranks share a GPU"} if gloo_stubs else {}),
         **({"checkouts": "; ".join(checkout.text() for checkout in facts.checkouts)} if facts.checkouts else {}),
     }
+
+
+def _norms(stubs: Sequence[str]) -> str:
+    """Return which cells do not test upstream's norms, as the end of a sentence; empty if all do."""
+    return "; norms of cells with sp or layernorm_1p are the harness's" if TORCH_NORM in stubs else ""
 
 
 def share_text(share: float | None) -> str:

@@ -88,6 +88,13 @@ class DataPath:
     sets_pad_between_seqs: bool = False  # in PackedSeqParams, if the release has that field
 
 
+# Keys of the model, beyond those of all trainers, that Megatron-LM's arguments and Megatron-Bridge's provider have.
+GPT_KEYS = (
+    *("position_embedding", "rotary_percent", "rotary_interpolation", "rotary_interleaved", "no_rope_freq"),
+    *("normalization", "layernorm_1p", "activation", "biases", "moe", "mtp", "window", "window_skip"),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trainer:
     """One value of the axis `trainer`: a training loop of upstream's own."""

@@ -31,13 +31,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.core.cell.axis_values import TE_KINDS
+from harness.core.cell.config import CellConfig
 from harness.core.cell.reports import LOSS, PRINTED
 from harness.core.run.records import BatchSeen, ReportedStep, StepSeen
 from harness.features.attention.node_kinds import core_attention
 from harness.probe.built import keep_arguments, record_built
 from harness.probe.hooks.batches import batch_seen
 from harness.probe.model.gpt import shard_ranks, unwrap
-from harness.probe.model.norm import RMSNorm
+from harness.probe.model.norm import norm_of
 from harness.probe.model.parts import put
 from harness.probe.observer import Observer
 from harness.probe.step_record import begin_evaluation, end_evaluation, observe
@@ -68,20 +69,20 @@ def printed_fields(line: str) -> dict[str, str]:
     return {name: values[name] for name in PRINTED if name in values}
 
 
-# The cell's attention and the probe's norm in Megatron's local layers, whose own ones refuse packed rows, context
+# The cell's attention and norm in Megatron's local layers, whose own ones refuse packed rows, context
 # parallelism and sequence parallelism. Layers of Transformer Engine are left as they are.
-def use_own_layers(kind: str) -> None:
-    """Put them where upstream's specs of local layers take theirs from. `kind`: the cell's attention, resolved."""
+def use_own_layers(config: CellConfig) -> None:
+    """Put them where upstream's specs of local layers take theirs from; the cell's attention is resolved."""
     import megatron.core.models.backends as backends
     import megatron.core.models.gpt.gpt_layer_specs as layer_specs
     import megatron.core.transformer.transformer_block as transformer_block
 
-    if kind in TE_KINDS:
+    if config.attention in TE_KINDS:
         return
-    attention, local = core_attention(kind), backends.LocalSpecProvider
-    put(local, core_attention=lambda self: attention, layer_norm=lambda self, *args, **kwargs: RMSNorm)
-    put(layer_specs, LNImpl=RMSNorm)
-    put(transformer_block, LayerNormImpl=RMSNorm)
+    attention, norm, local = core_attention(config.attention), norm_of(config), backends.LocalSpecProvider
+    put(local, core_attention=lambda self: attention, layer_norm=lambda self, *args, **kwargs: norm)
+    put(layer_specs, LNImpl=norm)
+    put(transformer_block, LayerNormImpl=norm)
 
 
 class Arguments(dict[str, Any]):

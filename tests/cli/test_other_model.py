@@ -15,11 +15,12 @@ PLUGIN = """
 from dataclasses import replace
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from harness.probe.model.norm import RMSNorm
+from harness.probe.model.norm import norm_of
 from harness.probe.model.parts import layer_spec
 
 def built(config, upstream, arguments):
-    layers = TransformerBlockSubmodules(layer_specs=[layer_spec(config)] * upstream.num_layers, layer_norm=RMSNorm)
+    specs = [layer_spec(config)] * upstream.num_layers
+    layers = TransformerBlockSubmodules(layer_specs=specs, layer_norm=norm_of(config))
     return GPTModel(upstream, layers, **arguments)
 
 def epsilon(config, upstream, stage, arguments):

@@ -201,18 +201,18 @@ def test_an_argument_that_the_matrix_sets_cannot_be_passed_on(name: str, hint: s
 # Argument of Megatron-LM, or field of Megatron-Bridge, that makes another model -> what a user writes instead.
 OTHER_MODELS: dict[str, tuple[Any, str]] = {
     "kv-channels": (128, "set model.head_size under model:"),
-    "norm-epsilon": (1e-6, "the epsilon 1e-5"),
-    "rotary-percent": (0.5, "rotary positions"),
-    "use-rope-scaling": (True, "rotary positions"),
-    "rotary-seq-len-interpolation-factor": (2, "rotary positions"),
-    "no-rope-freq": (2, "rotary positions"),
-    "apply-layernorm-1p": (True, "do not add 1 to their weights"),
-    "add-qkv-bias": (True, "the harness's models have no biases"),
-    "squared-relu": (True, "the harness's models have SwiGLU"),
-    "quick-geglu": (True, "the harness's models have SwiGLU"),
-    "openai-gelu": (True, "the harness's models have SwiGLU"),
+    "norm-epsilon": (1e-6, "set model.norm_epsilon under model:"),
+    "rotary-percent": (0.5, "set model.rotary_percent under model:"),
+    "use-rope-scaling": (True, "set model.rope_scaling under model:"),
+    "rotary-seq-len-interpolation-factor": (2, "set model.rotary_interpolation under model:"),
+    "no-rope-freq": (2, "set model.no_rope_freq under model:"),
+    "apply-layernorm-1p": (True, "set model.layernorm_1p under model:"),
+    "add-qkv-bias": (True, "set model.qkv_bias under model:"),
+    "squared-relu": (True, "set model.activation under model:"),
+    "quick-geglu": (True, "set model.activation under model:"),
+    "openai-gelu": (True, "upstream reads it in no model"),
     "qk-layernorm": (True, "set model.qk_layernorm under model:"),
-    "normalization": ("LayerNorm", "the harness's models have RMSNorm"),
+    "normalization": ("LayerNorm", "set model.normalization under model:"),
     "optimizer": ("muon", "has Adam"),
     "freeze-all-layers": (True, "the harness compares the gradients of all weights"),
     "num-experts": (8, "set model.moe.experts under model:"),
@@ -221,15 +221,22 @@ OTHER_MODELS: dict[str, tuple[Any, str]] = {
 }
 FIELDS: dict[str, tuple[Any, str]] = {
     "model.kv_channels": (128, "set model.head_size under model:"),
-    "model.layernorm_epsilon": (1e-6, "the epsilon 1e-5"),
-    "model.layernorm_zero_centered_gamma": (True, "do not add 1 to their weights"),
-    "model.rotary_percent": (0.5, "rotary positions"),
-    "model.seq_len_interpolation_factor": (2, "rotary positions"),
-    "model.no_rope_freq": (2, "rotary positions"),
-    "model.add_qkv_bias": (True, "the harness's models have no biases"),
+    "model.layernorm_epsilon": (1e-6, "set model.norm_epsilon under model:"),
+    "model.layernorm_zero_centered_gamma": (True, "set model.layernorm_1p under model:"),
+    "model.rotary_percent": (0.5, "set model.rotary_percent under model:"),
+    "model.seq_len_interpolation_factor": (2, "set model.rotary_interpolation under model:"),
+    "model.no_rope_freq": (2, "set model.no_rope_freq under model:"),
+    "model.add_qkv_bias": (True, "set model.qkv_bias under model:"),
     "model.qk_layernorm": (True, "set model.qk_layernorm under model:"),
     "dist.use_tp_pp_dp_mapping": (True, "the device sets it"),
 }
+
+
+SET_BY_PROFILE = (
+    *("qk-layernorm", "untie-embeddings-and-output-weights", "norm-epsilon", "rotary-percent", "use-rope-scaling"),
+    *("rotary-seq-len-interpolation-factor", "no-rope-freq", "apply-layernorm-1p", "squared-relu", "quick-geglu"),
+    "normalization",
+)
 
 
 @pytest.mark.parametrize("name", [*OTHER_MODELS, *FIELDS])
@@ -244,7 +251,7 @@ def test_an_argument_that_makes_another_model_is_an_input_error_wherever_it_is(n
     }
     if place == "profile" and name.startswith("dist."):
         pytest.skip("a profile leaves out the whole section, since it has the device's backend")
-    if place == "profile" and name in ("qk-layernorm", "untie-embeddings-and-output-weights"):
+    if place == "profile" and name in SET_BY_PROFILE:
         pytest.skip("a profile sets it")
     (problem,) = problems_of(**sections[place])
     flag = name if "." in name else f"--{name}"
@@ -410,5 +417,4 @@ def test_a_name_that_is_no_field_is_refused(name: str) -> None:
 
 def test_no_argument_of_a_harmless_field_is_forbidden_but_those_that_a_matrix_sets() -> None:
     forbidden = {name: owner_of(name) or "set" for name in chain.from_iterable(HARMLESS.values())}
-    of_others = {name for name, why in forbidden.items() if not why.startswith("set")}
-    assert of_others == {"rope_scaling_factor"}  # of a scaling that no cell has
+    assert [name for name, why in forbidden.items() if not why.startswith("set")] == []

@@ -77,8 +77,15 @@ def test_an_unquoted_and_a_quoted_expiry_date_are_the_same() -> None:
         ({"model": {"heads": 6, "kv_heads": 2}}, "hidden 64 is not divisible by heads 6"),
         ({"model": {"kv_heads": 3}}, "heads 8 is not divisible by kv_heads 3"),
         ({"model": {"hidden": 24}}, "even head size: 24 / 8 = 3"),
+        ({"model": {"rotary_percent": 0.4}}, "rotary positions turn an even number of elements: 0.4 x 8 = 3"),
+        ({"model": {"no_rope_freq": 3}}, "layers 4 is not divisible by no_rope_freq 3, as upstream asks"),
+        (
+            {"model": {"position_embedding": "none", "rope_scaling": True}},
+            "is for rotary positions, and position_embedding is none",
+        ),
+        ({"model": {"biases": True, "qkv_bias": True}}, "biases already gives queries, keys and values one"),
         ({"model": {"hidden": 60}}, "hidden 60 is not divisible by heads 8; set head_size too"),
-        ({"model": {"hidden": 60, "head_size": 7}}, "even head size, and 7 is odd"),
+        ({"model": {"hidden": 60, "head_size": 7}}, "even head size: 7"),
         ({"train": {"steps": -1}}, "train.steps: must be at least 0 (found -1)"),
         ({"train": {"lr": float("inf")}}, "train.lr: must be finite"),
         (

@@ -73,6 +73,8 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "no positions": (PLAIN, {"position_embedding_type": "none"}),
+    "learned positions": (PLAIN, {"position_embedding_type": "learned_absolute"}),
+    "no positions in the second layer": (PLAIN | {"no_rope_freq": 2}, {}),
     "scaled as Llama 3": (PLAIN, {"rope_scaling": True, "rope_scaling_factor": 4.0, "rotary_base": 500_000}),
     "interpolated": (PLAIN | {"qk_layernorm": True}, {"seq_len_interpolation_factor": 3.0}),
     "offset and clamped gates": (

@@ -66,14 +66,14 @@ def test_matrices_begin_around_zero_and_adapters_further_from_it() -> None:
     ("name", "mean"),
     [
         ("decoder.final_layernorm.weight", 1.0),
-        ("decoder.layers.0.mlp.linear_fc1.bias", 1.0),
+        ("decoder.layers.0.mlp.linear_fc1.bias", 0.0),
         (f"{TOWER}decoder.layers.0.input_layernorm.weight", 1.0),
         (f"{TOWER}decoder.layers.0.mlp.linear_fc1.bias", 0.0),
         ("decoder.layers.0.mixer.dt_bias", -3.0),
         ("decoder.layers.0.mixer.A_log", 1.0),
     ],
 )
-def test_vectors_begin_around_one_but_biases_of_the_tower_and_time_steps(name: str, mean: float) -> None:
+def test_vectors_begin_around_one_but_biases_and_time_steps(name: str, mean: float) -> None:
     assert of(name, LONG) == pytest.approx((mean, INITIAL_STD), abs=1e-3)
 
 

@@ -104,7 +104,7 @@ def test_no_field_has_two_answers() -> None:
     harmless, absent, read = (set(chain.from_iterable(table.values())) for table in (HARMLESS, NOT_MODELLED, MODELLED))
     assert absent & read == set()
     assert harmless & absent == set()
-    assert harmless & read == {"bias_activation_fusion", "calculate_per_token_loss", "rope_scaling_factor"}
+    assert harmless & read == {"bias_activation_fusion", "calculate_per_token_loss", "max_sequence_length"}
 
 
 def test_the_tables_name_fields_of_the_installed_release_alone() -> None:
@@ -338,6 +338,19 @@ def test_arguments_of_the_constructor_are_read() -> None:
 def test_each_argument_of_positions_is_read(name: str, text: str, changed: dict[str, Any]) -> None:
     read = constructed(**{"position_embedding_type": '"rope"', name: text})
     assert read.rotary == replace(Rotary(), **changed)
+
+
+def test_learned_positions_have_a_place_each_and_some_layers_no_rotary_ones() -> None:
+    learned = {"position_embedding_type": '"learned_absolute"', "max_sequence_length": "64"}
+    assert constructed(**learned) == replace(DEFAULT, places=64)
+    rotary = BuiltSeen(of="constructor", values={"position_embedding_type": '"rope"', "max_sequence_length": "64"})
+    read = Model.read([*model(**SMALL, no_rope_freq="[0, 1]"), rotary])
+    assert (read.places, [read.turns(number) for number in (1, 2)]) == (None, [True, False])
+    predicting = [*model(mtp_num_layers="1"), BuiltSeen(of="constructor", values=learned)]
+    assert [name for name, _ in uncovered(predicting)] == ["position_embedding_type, mtp_num_layers"]
+    assert [name for name, _ in uncovered(model(mtp_num_layers="1", no_rope_freq="[0, 1]"))] == [
+        "no_rope_freq, mtp_num_layers"
+    ]
 
 
 def test_interleaved_pairs_are_a_field_of_the_model_and_none_has_no_positions() -> None:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from harness.oracle.drawing import END, OTHER_PADDING, PADDING, content_tokens, draw
+from harness.oracle.drawing import END, OTHER_PADDING, PADDING, content_tokens, draw, initial_weight
 from harness.probe.weights import Shard, forget, initialize, named_parameters, parts_of
 from tests.runtime.conftest import config
 
@@ -35,6 +36,21 @@ def test_a_parameter_per_head_is_split_although_upstream_does_not_mark_it() -> N
     assert norm.shard.dim is None
     whole, _ = named_parameters(holder, tp_rank=0, tp_size=1)
     assert [part.index for part in parts_of(whole)] == [0, 1, 2, 3]
+
+
+def test_a_layer_without_gates_is_one_piece_and_its_bias_is_split_like_its_weight() -> None:
+    layer: Any = type("ColumnParallelLinear", (torch.nn.Linear,), {})(4, 6)
+    layer.bias.tensor_model_parallel, layer.bias.partition_dim = True, 0
+    chunk: Any = torch.nn.ModuleDict({"linear_fc1": layer})
+    for gated, pieces in ((True, 2), (False, 1)):
+        chunk.config = SimpleNamespace(gated_linear_unit=gated)
+        weight, bias = named_parameters(chunk, tp_rank=1, tp_size=2)
+        assert (weight.shard.pieces, bias.shard.pieces, bias.shard.full) == (pieces, pieces, (12,))
+
+
+def test_biases_are_drawn_around_0_and_weights_of_norms_around_1() -> None:
+    assert initial_weight("decoder.layers.0.mlp.linear_fc1.bias", (1000,), 1).mean().abs() < 0.01
+    assert (initial_weight("decoder.layers.0.input_layernorm.weight", (1000,), 1).mean() - 1).abs() < 0.01
 
 
 def test_a_replicated_tensor_is_whole_on_every_rank() -> None:

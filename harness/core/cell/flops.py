@@ -27,7 +27,7 @@ from harness.upstreams.builtin.spec import REFERENCE, UNPACKED
 
 
 def weights_per_token(model: ModelConfig) -> int:
-    """Weights that every token is multiplied by: attention projections, SwiGLU or its experts, output layer.
+    """Weights that every token is multiplied by: attention, feed-forward block or its experts, output layer.
 
     Routers are left out, as upstream leaves them out.
 
@@ -75,10 +75,10 @@ def _weights_of(model: ModelConfig, letter: str) -> int:
 
 
 def _feed_forward_weights(model: ModelConfig) -> int:
-    moe = model.moe
+    moe, matrices = model.moe, 3 if model.gated else 2
     if moe is None:
-        return 3 * model.hidden * model.ffn
-    return 3 * model.hidden * (moe.topk * moe.ffn + (moe.shared_ffn or 0))
+        return matrices * model.hidden * model.ffn
+    return matrices * model.hidden * (moe.topk * moe.ffn + (moe.shared_ffn or 0))
 
 
 def _attended_size(model: ModelConfig) -> float:

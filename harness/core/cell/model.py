@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from harness.core.cell.axis_values import BUILDERS
 from harness.core.cell.layout import Layers
@@ -14,10 +15,31 @@ from harness.features.hybrid.pattern import CUT, checked_pattern, layers_of
 from harness.features.prediction.config import MtpConfig
 from harness.features.vision.config import VisionConfig
 
+NORMS = ("RMSNorm", "LayerNorm")
+ROTARY = "rope"
+LEARNED = "learned_absolute"
+POSITIONS = (ROTARY, LEARNED, "none")
+OF_ROTARY = ("rotary_percent", "rotary_interpolation", "rotary_interleaved", "rope_scaling", "no_rope_freq")
+
+
+class Activation(NamedTuple):
+    """What a feed-forward block does between its linear layers."""
+
+    function: str  # of torch.nn.functional or megatron-core
+    gated: bool
+
+
+ACTIVATIONS = {
+    "swiglu": Activation("silu", True),
+    "gelu": Activation("gelu", False),
+    "squared_relu": Activation("squared_relu", False),
+    "quick_geglu": Activation("quick_gelu", True),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A GPT with RMSNorm, SwiGLU and rotary positions."""
+    """A GPT; by default with RMSNorm, SwiGLU and rotary positions, without biases."""
 
     layers: int = count(4, "Transformer layers.", le=1_024, upstream="num_layers")
     hidden: int = count(64, "Hidden size.", le=2**17, upstream="hidden_size")
@@ -44,6 +66,81 @@ class ModelConfig:
         le=2**14,
         upstream="kv_channels",
         aliases=("head_dim",),
+        later=True,
+    )
+    position_embedding: str = setting(
+        ROTARY,
+        doc="Positions: rotary, a learned embedding of each, or none.",
+        choices=POSITIONS,
+        aliases=("position_embedding_type",),
+        later=True,
+    )
+    rotary_percent: float = setting(
+        1.0,
+        doc="Part of each head that rotary positions turn.",
+        gt=0,
+        le=1,
+        aliases=("partial_rotary_factor",),
+        later=True,
+    )
+    rotary_interpolation: int | None = count(
+        None,
+        "Rotary positions are divided by it; if omitted, they are not.",
+        le=2**20,
+        aliases=("rotary_seq_len_interpolation_factor", "seq_len_interpolation_factor"),
+        later=True,
+    )
+    rotary_interleaved: bool = setting(
+        False,
+        doc="Rotary positions turn elements 2i and 2i + 1 of a head together, not those half a head apart.",
+        upstream="rotary_interleaved",
+        later=True,
+    )
+    rope_scaling: bool = setting(
+        False, doc="Llama 3 scales the frequencies of rotary positions.", aliases=("use_rope_scaling",), later=True
+    )
+    rope_scaling_factor: float = setting(
+        8.0, doc="With `rope_scaling`: the factor of the lowest frequencies.", ge=1, le=1e6, later=True
+    )
+    no_rope_freq: int | None = count(
+        None,
+        "Every N-th layer has no rotary positions; must divide layers. If omitted, all have them.",
+        le=1_024,
+        upstream="no_rope_freq",
+        later=True,
+    )
+    normalization: str = setting(
+        NORMS[0], doc="Norms; a LayerNorm has biases.", choices=NORMS, upstream="normalization", later=True
+    )
+    norm_epsilon: float = setting(
+        1e-5,
+        doc="Epsilon of norms.",
+        gt=0,
+        le=1,
+        upstream="layernorm_epsilon",
+        aliases=("rms_norm_eps",),
+        later=True,
+    )
+    layernorm_1p: bool = setting(
+        False,
+        doc="Norms of either kind add 1 to their weights.",
+        upstream="layernorm_zero_centered_gamma",
+        aliases=("apply_layernorm_1p",),
+        later=True,
+    )
+    activation: str = setting(
+        "swiglu",
+        doc="Activation of feed-forward blocks and experts; those with glu have gates.",
+        choices=ACTIVATIONS.keys(),
+        later=True,
+    )
+    biases: bool = setting(
+        False, doc="Linear layers have biases, except for the output layer.", upstream="add_bias_linear", later=True
+    )
+    qkv_bias: bool = setting(
+        False,
+        doc="The projection to queries, keys and values has a bias, as with `biases`.",
+        upstream="add_qkv_bias",
         later=True,
     )
     rope_fusion: bool = setting(
@@ -118,6 +215,17 @@ class ModelConfig:
     def head(self) -> int:
         """Elements of an attention head."""
         return self.head_size or self.hidden // self.heads
+
+    @property
+    def gated(self) -> bool:
+        """Whether feed-forward blocks have gates."""
+        return ACTIVATIONS[self.activation].gated
+
+    @property
+    def without_rope(self) -> list[int] | None:
+        """For each layer 1 if it has no rotary positions, else 0, as upstream expands `no_rope_freq`."""
+        every = self.no_rope_freq
+        return None if every is None else [int(number % every == 0) for number in range(1, self.layers + 1)]
 
     @property
     def hybrid(self) -> bool:

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from harness.core.cell.config import CellConfig
-from harness.core.cell.model import ModelConfig
+from harness.core.cell.model import ACTIVATIONS, ModelConfig
 from harness.core.setting import upstream_of
 from harness.features.attention.config import MlaConfig
 from harness.features.experts.config import MoeConfig
@@ -30,7 +30,6 @@ from harness.features.vision.config import (
 )
 
 _DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16"}
-ACTIVATION = "silu"  # of torch.nn.functional
 _OF_TOWER = 'gelu(approximate: "tanh")'
 
 
@@ -43,7 +42,9 @@ def asked(config: CellConfig) -> dict[str, dict[str, str]]:
         tower = {"tower": _texts(_tower_fields(config.model, config.model.vision)) | {"activation_func": _OF_TOWER}}
     precision = {"params_dtype": _DTYPES[config.dtype], "bf16": json.dumps(config.dtype == "bf16")}
     return {
-        "model": _texts(model_fields(config)) | precision | {"activation_func": ACTIVATION},
+        "model": _texts(model_fields(config))
+        | precision
+        | {"activation_func": ACTIVATIONS[config.model.activation].function},
         "constructor": _texts(constructor_arguments(config.model) | scattered),
         "ddp": _texts({"grad_reduce_in_fp32": True}),
         "optimizer": _texts({"optimizer": "adam", **optimizer_fields(config)}) | precision,
@@ -65,12 +66,11 @@ def model_fields(config: CellConfig) -> dict[str, Any]:
         **upstream_of(config.options),
         "kv_channels": model.head,
         "window_size": None if model.window is None else (model.window, 0),
+        "no_rope_freq": model.without_rope,
+        "add_qkv_bias": model.qkv_bias or model.biases,  # validate_args makes it so, too
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
-        "add_bias_linear": False,
-        "normalization": "RMSNorm",
-        "layernorm_epsilon": 1e-5,
-        "gated_linear_unit": True,
+        "gated_linear_unit": model.gated,
     }
     if model.hybrid:
         fields |= recurrent_fields(model)
@@ -172,12 +172,17 @@ def _latent_fields(model: ModelConfig, mla: MlaConfig) -> dict[str, Any]:
 
 
 def constructor_arguments(model: ModelConfig) -> dict[str, Any]:
-    """Arguments of the model's constructor that say what is computed."""
+    """Arguments of the model's constructor that say what is computed; HybridModel lacks some, which have defaults."""
+    scaling = {"rope_scaling": True, "rope_scaling_factor": model.rope_scaling_factor} if model.rope_scaling else {}
+    interpolation = model.rotary_interpolation
     return {
         "vocab_size": model.vocab,
-        "position_embedding_type": "mrope" if model.vision else "rope",
+        "position_embedding_type": "mrope" if model.vision else model.position_embedding,
         "rotary_base": model.rope_base,
         "share_embeddings_and_output_weights": model.tied,
+        **({"rotary_percent": model.rotary_percent} if model.rotary_percent < 1 else {}),
+        **({} if interpolation is None else {"seq_len_interpolation_factor": interpolation}),
+        **scaling,
     }
 
 
@@ -396,12 +401,11 @@ HARMLESS: dict[str, tuple[str, ...]] = {
         "log_max_attention_logit",
         "moe_per_layer_logging",
         "hetereogenous_dist_checkpoint",
-        "max_sequence_length",  # with rotary embeddings, of nothing but a check of inference
+        "max_sequence_length",  # of a check of inference; with learned positions, the rows of their weight
         "language_max_sequence_length",  # the same of Qwen3-VL
         "hf_text_config",
     ),
     "it is a detail of what is off, and the switch itself is compared": (
-        "rope_scaling_factor",
         "autocast_dtype",  # of enable_autocast
         "actual_vocab_size",  # of layers that route by token ids, moe_n_hash_layers
         "data_parallel_sharding_strategy",
@@ -459,6 +463,7 @@ _SWITCHES = {
     "inference_": "inference",  # no field: inference is off in training
     "muon_": "muon",  # no field: `optimizer` is compared
     "megatron_fsdp_": "use_megatron_fsdp",
+    "rope_scaling_factor": "rope_scaling",
 }
 
 
@@ -488,7 +493,7 @@ def _same(one: str | None, other: str | None) -> bool:
 def unread(name: str, *sides: Mapping[str, str]) -> bool:
     """Return whether nothing reads a field, since what it is a detail of is off on all sides."""
     switches = [switch for prefix, switch in _SWITCHES.items() if name.startswith(prefix) and name != switch]
-    return any(all(side.get(switch) in (None, "null") for side in sides) for switch in switches)
+    return any(all(side.get(switch) in (None, "null", "false") for side in sides) for switch in switches)
 
 
 def listed(found: Sequence[Difference], other: str) -> str:

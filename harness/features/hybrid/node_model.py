@@ -16,7 +16,7 @@ import megatron.core.package_info as package_info
 
 from harness.core.cell.config import CellConfig
 from harness.features.hybrid.pattern import GATED_DELTA, MAMBA, layers_of
-from harness.probe.model.norm import RMSNorm
+from harness.probe.model.norm import norm_of
 
 MODULE = "megatron.core.models.hybrid.hybrid_model"
 
@@ -70,20 +70,20 @@ def build_hybrid(config: CellConfig, upstream: Any, spec: Any, **arguments: Any)
 
     `spec`: of stack_spec; `arguments`: those of GPTModel after the layer spec, by name.
     """
-    use_own_norm()
+    use_own_norm(config)
     model = importlib.import_module(MODULE).HybridModel
     return model(upstream, spec, hybrid_layer_pattern=pattern_of(config), **arguments)
 
 
-def use_own_norm() -> None:
+def use_own_norm(config: CellConfig) -> None:
     """Replace the final norm, which upstream builds by name."""
     block: Any = importlib.import_module("megatron.core.models.hybrid.hybrid_block")
-    block.TENorm = RMSNorm
+    block.TENorm = norm_of(config)
 
 
-def stack_spec(dense: Any, routed: Any, pattern: str) -> Any:
-    """Return the spec of all layers, from the modules of GPT layers' local specs: `dense`, and `routed` with
-    experts.
+def stack_spec(dense: Any, routed: Any, norm: Any, pattern: str) -> Any:
+    """Return the spec of all layers, from the class of norms and the modules of GPT layers' local specs: `dense`, and
+    `routed` with experts.
     """
     from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
     from megatron.core.models.hybrid.hybrid_block import HybridStack, HybridStackSubmodules
@@ -92,11 +92,11 @@ def stack_spec(dense: Any, routed: Any, pattern: str) -> Any:
     from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
     def mixing(module: Any, mixer: Any) -> Any:
-        parts = {"input_layernorm": RMSNorm, "self_attention": mixer, "self_attn_bda": get_bias_dropout_add}
+        parts = {"input_layernorm": norm, "self_attention": mixer, "self_attn_bda": get_bias_dropout_add}
         return ModuleSpec(module=module, submodules=TransformerLayerSubmodules(**parts))
 
     def feeding(module: Any, block: Any) -> Any:
-        parts = {"pre_mlp_layernorm": RMSNorm, "mlp": block, "mlp_bda": get_bias_dropout_add}
+        parts = {"pre_mlp_layernorm": norm, "mlp": block, "mlp_bda": get_bias_dropout_add}
         return ModuleSpec(module=module, submodules=TransformerLayerSubmodules(**parts))
 
     layers = {
@@ -105,9 +105,9 @@ def stack_spec(dense: Any, routed: Any, pattern: str) -> Any:
         "moe_layer": feeding(_expert_layer(), routed.mlp),
     }
     if GATED_DELTA in pattern:
-        layers["gdn_layer"] = mixing(TransformerLayer, _gated_delta_net())
+        layers["gdn_layer"] = mixing(TransformerLayer, _gated_delta_net(norm))
     if MAMBA in pattern:
-        layers["mamba_layer"] = _mamba_layer()
+        layers["mamba_layer"] = _mamba_layer(norm)
     return ModuleSpec(module=HybridStack, submodules=HybridStackSubmodules(**layers))
 
 
@@ -117,16 +117,16 @@ def _expert_layer() -> Any:
     return getattr(module, "MoETransformerLayer", module.TransformerLayer)
 
 
-def _gated_delta_net() -> Any:
+def _gated_delta_net(norm: Any) -> Any:
     from megatron.core.ssm.gated_delta_net import GatedDeltaNet, GatedDeltaNetSubmodules
     from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
     from megatron.core.transformer.spec_utils import ModuleSpec
 
-    parts = GatedDeltaNetSubmodules(in_proj=ColumnParallelLinear, out_norm=RMSNorm, out_proj=RowParallelLinear)
+    parts = GatedDeltaNetSubmodules(in_proj=ColumnParallelLinear, out_norm=norm, out_proj=RowParallelLinear)
     return ModuleSpec(module=GatedDeltaNet, submodules=parts)
 
 
-def _mamba_layer() -> Any:
+def _mamba_layer(norm: Any) -> Any:
     from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
     from megatron.core.ssm.mamba_layer import MambaLayer, MambaLayerSubmodules
     from megatron.core.ssm.mamba_mixer import MambaMixer, MambaMixerSubmodules
@@ -135,7 +135,7 @@ def _mamba_layer() -> Any:
 
     parts = MambaMixerSubmodules(in_proj=ColumnParallelLinear, out_proj=RowParallelLinear)
     mixer = ModuleSpec(module=MambaMixer, submodules=parts)
-    layer = MambaLayerSubmodules(norm=RMSNorm, mixer=mixer, mamba_bda=get_bias_dropout_add)
+    layer = MambaLayerSubmodules(norm=norm, mixer=mixer, mamba_bda=get_bias_dropout_add)
     return ModuleSpec(module=MambaLayer, submodules=layer)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.core.cell.config import CellConfig
+from harness.core.cell.model import ACTIVATIONS
 from harness.features.hybrid.pattern import CUT, GATED_DELTA, MAMBA
 from harness.matrix.rules.rule import Rule, not_divisible
 
@@ -64,6 +65,14 @@ def groups_by_context(config: CellConfig) -> str | None:
     return f"{found}, neither a multiple nor a divisor of cp {layout.cp}"
 
 
+def delta_net_is_by_silu(config: CellConfig) -> str | None:
+    """A Gated Delta Net takes the activation of the model for its convolution."""
+    model = config.model
+    if GATED_DELTA not in model.pattern or ACTIVATIONS[model.activation].function == "silu":
+        return None
+    return f"model.activation is {model.activation}, and model.pattern has a Gated Delta Net"
+
+
 def pattern_without_other_parts(config: CellConfig) -> str | None:
     """HybridModel has letters for latent attention, and a further pattern for prediction layers."""
     model = config.model
@@ -92,6 +101,11 @@ HYBRID_RULES: tuple[Rule, ...] = (
         "hybrid.groups-by-context",
         "Megatron-LM MambaMixer.__init__: ngroups % TP; MambaContextParallel.__init__: ngroups and cp_size",
         groups_by_context,
+    ),
+    Rule(
+        "hybrid.delta-net-activation",
+        'Megatron-LM GatedDeltaNet.forward: assert self.activation in ["silu", "swish"]',
+        delta_net_is_by_silu,
     ),
     Rule("hybrid.parts", "harness: the probe's hybrid models have neither", pattern_without_other_parts),
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from harness.core.cell.config import CellConfig
+from harness.core.cell.model import OF_ROTARY, ModelConfig
+from harness.core.setting import keys_of
 from harness.matrix.rules.rule import Rule, not_divisible
 from harness.upstreams.builtin.spec import UNPACKED
 from harness.upstreams.megatron_bridge.spec import IN_BATCH
@@ -33,8 +35,18 @@ def chats_have_an_answer(config: CellConfig) -> str | None:
 
 
 def vision_without_other_parts(config: CellConfig) -> str | None:
-    model = config.model
-    found = next((name for name in ("moe", "mtp", "mla", "pattern") if getattr(model, name)), None)
+    model, keys = config.model, keys_of(ModelConfig)
+    of_language = (
+        "position_embedding",
+        *OF_ROTARY,
+        "normalization",
+        "layernorm_1p",
+        "activation",
+        "biases",
+        "qkv_bias",
+    )
+    names = ("moe", "mtp", "mla", "pattern", *of_language)
+    found = next((name for name in names if getattr(model, name) != keys[name].default), None)
     return f"model.vision with model.{found}: the probe builds a dense Qwen3-VL" if model.vision and found else None
 
 

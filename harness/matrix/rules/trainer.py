@@ -12,7 +12,10 @@ from harness.matrix.rules.rule import Rule
 from harness.upstreams.table import DATA_PATHS, UPSTREAM_TRAINERS, names
 
 # Keys of the model that every adapter passes on; what its own does besides: `Trainer.model`.
-_OF_ALL = ("layers", "hidden", "heads", "kv_heads", "head_size", "ffn", "vocab", "rope_base", "tied")
+OF_ALL = (
+    *("layers", "hidden", "heads", "kv_heads", "head_size", "ffn", "vocab", "tied", "norm_epsilon"),
+    *("qkv_bias", "qk_layernorm", "rope_base", "rope_scaling", "rope_scaling_factor"),
+)
 # Trainer -> data paths on which the labels of ends may count. The harness's own have whatever labels documents have.
 _WITH_ENDS_LABELLED = {"megatron": ("inter_document",), HARNESS: ("unpacked", "reference")}
 _DYNAMIC = ("dynamic_context_parallel", "hybrid_context_parallel")
@@ -63,7 +66,7 @@ def plain_model(config: CellConfig) -> str | None:
     trainer = UPSTREAM_TRAINERS.get(config.trainer)
     if trainer is None:
         return None
-    supported = {*_OF_ALL, *trainer.model}
+    supported = {*OF_ALL, *trainer.model}
     unsupported = [
         f"model.{name}"
         for name, key in keys_of(ModelConfig).items()

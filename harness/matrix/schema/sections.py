@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from harness.core.cell.config import CANARIES, DEFAULT_CANARIES, TrainConfig
-from harness.core.cell.model import ModelConfig
+from harness.core.cell.model import OF_ROTARY, ROTARY, ModelConfig
 from harness.core.cell.timing import DOCUMENTS, ROTARY_TOKENS, ROUNDS, STEP_TOKENS, WARMUP, TimingConfig
 from harness.core.errors import InputError
 from harness.core.hardware import PEAK_DTYPES
@@ -590,17 +590,14 @@ def parse_model(values: Any, problems: Problems) -> ModelConfig | None:
 def model_problems(model: ModelConfig) -> list[tuple[str, str]]:
     """Return the reasons why no layout can run a model: (key, message with the arithmetic)."""
     reasons = []
-    if model.head_size is not None:
-        if model.head_size % 2:
-            reasons.append(("head_size", f"rotary positions need an even head size, and {model.head_size} is odd"))
-    elif model.hidden % model.heads:
+    if model.head_size is None and model.hidden % model.heads:
         reasons.append(("heads", f"hidden {model.hidden} is not divisible by heads {model.heads}; set head_size too"))
-    elif model.head % 2:
-        reasons.append(
-            ("heads", f"rotary positions need an even head size: {model.hidden} / {model.heads} = {model.head}")
-        )
+    else:
+        reasons += position_problems(model)
     if not model.mla and model.heads % model.kv_heads:
         reasons.append(("kv_heads", f"heads {model.heads} is not divisible by kv_heads {model.kv_heads}"))
+    if model.biases and model.qkv_bias:
+        reasons.append(("qkv_bias", "biases already gives queries, keys and values one; leave one of the two out"))
     reasons += pattern_problems(model)
     moe, mla = model.moe, model.mla
     if moe and moe.topk > moe.experts:
@@ -610,6 +607,30 @@ def model_problems(model: ModelConfig) -> list[tuple[str, str]]:
         reasons.append(("mla.qk_pos_emb_head_dim", f"rotary positions need an even size, and {size} is odd"))
     if model.vision:
         reasons += vision_problems(model, model.vision)
+    return reasons
+
+
+def position_problems(model: ModelConfig) -> list[tuple[str, str]]:
+    """Return the reasons why no layout can run a model with its positions."""
+    if model.position_embedding != ROTARY:
+        keys, kind = keys_of(ModelConfig), model.position_embedding
+        return [
+            (name, f"is for rotary positions, and position_embedding is {kind}")
+            for name in OF_ROTARY
+            if getattr(model, name) != keys[name].default
+        ]
+    reasons = []
+    turned = int(model.head * model.rotary_percent)
+    sizes = f"{model.hidden} / {model.heads} = {model.head}" if model.head_size is None else str(model.head)
+    if model.rotary_percent < 1 and (turned % 2 or not turned):
+        text = f"rotary positions turn an even number of elements: {model.rotary_percent:g} x {model.head} = {turned}"
+        reasons.append(("rotary_percent", text))
+    elif turned % 2:
+        name = "heads" if model.head_size is None else "head_size"
+        reasons.append((name, f"rotary positions need an even head size: {sizes}"))
+    if model.no_rope_freq and model.layers % model.no_rope_freq:
+        text = f"layers {model.layers} is not divisible by no_rope_freq {model.no_rope_freq}, as upstream asks"
+        reasons.append(("no_rope_freq", text))
     return reasons
 
 

@@ -20,7 +20,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from harness.core.cell.axes import upstream_names
 from harness.core.cell.axis_values import EXPLICIT
 from harness.core.cell.config import CellConfig
-from harness.core.cell.upstream_config import ACTIVATION, constructor_arguments, model_fields
+from harness.core.cell.upstream_config import constructor_arguments, model_fields
 from harness.core.outcomes import STACK_UNDER_TEST, Missing, Rejection
 from harness.features.adapters.node_adapters import adapted
 from harness.features.attention.config import VANILLA
@@ -31,8 +31,8 @@ from harness.features.recompute.node_recompute import recompute_fields
 from harness.features.vision.node_model import build_vision_model
 from harness.probe.model.builders import MODELS
 from harness.probe.model.groups import GLOBAL, Groups, explicit_groups
-from harness.probe.model.norm import RMSNorm
-from harness.probe.model.parts import config_class, layer_spec, mtp_arguments
+from harness.probe.model.norm import norm_of
+from harness.probe.model.parts import activation_function, config_class, layer_spec, mtp_arguments
 from harness.runtime.device.placement import Device
 from harness.upstreams.node_base import RankContext
 from harness.upstreams.node_lookup import lacking, takes
@@ -156,7 +156,7 @@ def upstream_fields(config: CellConfig) -> dict[str, Any]:
         # the other; backends that match messages by order would mix up batched ones.
         "overlap_p2p_comm": layout.vpp > 1,
         "batch_p2p_comm": layout.vpp == 1,
-        "activation_func": getattr(torch.nn.functional, ACTIVATION),
+        "activation_func": activation_function(config),
         **attention_fields(config.attention),
         **recompute_fields(config.recompute),
         **({"language_max_sequence_length": config.train.seq_length} if config.model.vision else {}),
@@ -231,10 +231,10 @@ def _model(config: CellConfig, upstream: TransformerConfig, stage: int | None, a
         return build_hybrid(config, upstream, hybrid_spec(config), **arguments)
     virtual = {} if stage is None else {"vp_stage": stage}  # which releases before core_v0.14 do not take
     layers = get_num_layers_to_build(upstream, **virtual)
-    spec = TransformerBlockSubmodules(layer_specs=[layer_spec(config)] * layers, layer_norm=RMSNorm)
+    spec = TransformerBlockSubmodules(layer_specs=[layer_spec(config)] * layers, layer_norm=norm_of(config))
     if config.model.vision:
         return build_vision_model(config, upstream, spec, arguments)
-    one = TransformerBlockSubmodules(layer_specs=[layer_spec(config)], layer_norm=RMSNorm)
+    one = TransformerBlockSubmodules(layer_specs=[layer_spec(config)], layer_norm=norm_of(config))
     return GPTModel(upstream, spec, **arguments, **mtp_arguments(config, upstream, one, stage))
 
 
@@ -242,7 +242,8 @@ def hybrid_spec(config: CellConfig) -> Any:
     """Return the spec of HybridModel's layers."""
     # A hybrid pattern has letters for dense and for expert layers, so it needs the specs of both.
     dense = dataclasses.replace(config, model=dataclasses.replace(config.model, moe=None))
-    return stack_spec(layer_spec(dense).submodules, layer_spec(config).submodules, config.model.pattern)
+    parts = (layer_spec(dense).submodules, layer_spec(config).submodules)
+    return stack_spec(*parts, norm_of(config), config.model.pattern)
 
 
 def unwrap(chunk: Any) -> GPTModel:

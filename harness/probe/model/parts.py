@@ -1,8 +1,8 @@
 """Upstream's settings and layer specs for experts, multi-token prediction and latent attention.
 
-Experts run one after the other (SequentialMLP), since grouped GEMMs need a GPU. Norms are the probe's own, since
-torch's refuse sequence parallelism. features/attention/node_kinds.py chooses core attention; everything else is the
-same for all kinds of attention, so that parameters have the same names and values.
+Experts run one after the other (SequentialMLP), since grouped GEMMs need a GPU. norm.py chooses norms, and
+features/attention/node_kinds.py core attention; everything else is the same for all kinds of attention, so that
+parameters have the same names and values.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import megatron.core.package_info as package_info
 import megatron.core.transformer.transformer_config as upstream_config
+import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer import attention
@@ -22,13 +23,14 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from harness.core.cell.axis_values import EXPLICIT
 from harness.core.cell.config import CellConfig
+from harness.core.cell.model import ACTIVATIONS
 from harness.core.outcomes import STACK_UNDER_TEST, Rejection
 from harness.features.attention.node_kinds import core_attention
 from harness.features.hybrid.node_model import MODULE as HYBRID_MODULE
 from harness.features.hybrid.node_model import numbered_layers, unsupported_hybrid
 from harness.features.vision.node_model import attention_class, vision_config_class
 from harness.probe.model.groups import without_groups
-from harness.probe.model.norm import RMSNorm
+from harness.probe.model.norm import norm_of
 from harness.upstreams.node_lookup import Unavailable, lacking, module_unavailable, takes
 
 
@@ -75,19 +77,30 @@ def layer_spec(config: CellConfig) -> Any:
     latent = {"multi_latent_attention": True} if model.mla else {}
     normed = model.mla.normed if model.mla else model.qk_layernorm
     accepted = inspect.signature(get_gpt_layer_local_spec).parameters
-    norm = {"normalization": "RMSNorm"} if "normalization" in accepted else {}  # from core_v0.12; replaced below
-    spec = get_gpt_layer_local_spec(qk_layernorm=normed, **norm, **experts, **latent)
+    kind = {"normalization": model.normalization} if "normalization" in accepted else {}  # from core_v0.12
+    spec = get_gpt_layer_local_spec(qk_layernorm=normed, **kind, **experts, **latent)
+    norm = norm_of(config)
     attention = spec.submodules.self_attention.submodules
     put(attention, core_attention=core_attention(config.attention))
     if model.vision:
         # Qwen3-VL needs its own attention: it applies rotary angles of three axes per token.
         spec.submodules.self_attention.module = attention_class()
     if model.mla:
-        put(attention, **dict.fromkeys(("q_layernorm", "kv_layernorm"), RMSNorm if normed else IdentityOp))
+        put(attention, **dict.fromkeys(("q_layernorm", "kv_layernorm"), norm if normed else IdentityOp))
     elif model.qk_layernorm:
-        put(attention, q_layernorm=RMSNorm, k_layernorm=RMSNorm)
-    put(spec.submodules, input_layernorm=RMSNorm, pre_mlp_layernorm=RMSNorm)
+        put(attention, q_layernorm=norm, k_layernorm=norm)
+    put(spec.submodules, input_layernorm=norm, pre_mlp_layernorm=norm)
     return spec
+
+
+def activation_function(config: CellConfig) -> Any:
+    """Return the function that upstream's trainers set for the cell's activation."""
+    name = ACTIVATIONS[config.model.activation].function
+    if hasattr(torch.nn.functional, name):
+        return getattr(torch.nn.functional, name)
+    # MLP.forward compares it with the one of this module; another of the same name is in megatron.core.activations.
+    home = "fusions.fused_bias_geglu" if name == "quick_gelu" else "activations"
+    return getattr(importlib.import_module(f"megatron.core.{home}"), name)
 
 
 def put(owner: Any, **parts: Any) -> None:
@@ -109,7 +122,7 @@ def mtp_arguments(
     block = specs.get_gpt_mtp_block_spec(upstream, spec, use_transformer_engine=False, **stage)
     # None on stages that have no prediction layer.
     for layer in block.layer_specs if block is not None else ():
-        layer.submodules.enorm = layer.submodules.hnorm = layer.submodules.layer_norm = RMSNorm
+        layer.submodules.enorm = layer.submodules.hnorm = layer.submodules.layer_norm = norm_of(config)
     return {"mtp_block_spec": block}
 
 

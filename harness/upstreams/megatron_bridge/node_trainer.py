@@ -69,7 +69,7 @@ class BridgeTrainer:
         self.recorder.progress("training", 0, 0, "setup")  # from here on, exceptions come from the code under test
         if self.context.device.kind == "cpu":
             self.recorder.record.cpu_stubs += trainer_stubs.install()
-        use_own_layers(config.attention)
+        use_own_layers(config)
         use_local_prediction(config.attention)
         # After the stubs: the wrappers must wrap what upstream will call.
         Attached(self.context, self.recorder)

@@ -10,6 +10,7 @@ from harness.core.packing.arithmetic import MicroBatch, PackMetadata, Row
 from harness.core.packing.options import PackingOptions
 from harness.core.packing.packers import Packer, PackingStyle, first_fit_decreasing, one_per_row
 from harness.upstreams.descriptor import (
+    GPT_KEYS,
     LAYOUT,
     NONE,
     ZIGZAG,
@@ -212,7 +213,7 @@ BRIDGE = Trainer(
     name="bridge",
     adapter="harness.upstreams.megatron_bridge.node_trainer:BridgeTrainer",
     project="megatron_bridge",
-    model=("moe", "mtp", "peft"),
+    model=(*GPT_KEYS, "peft"),
     arguments="fields",
     global_batch="TrainingConfig.global_batch_size",
     saves=True,

@@ -41,7 +41,7 @@ def hybrid_values(config: CellConfig) -> dict[str, Any]:
 def use_own_hybrid_layers(config: CellConfig) -> None:
     """Put the cell's layers where the script's --spec finds them."""
     if config.model.hybrid and config.attention not in TE_KINDS:
-        use_own_norm()
+        use_own_norm(config)
         setattr(importlib.import_module(_MODULE), _NAME, hybrid_spec(config))
 
 
@@ -72,12 +72,14 @@ def flags(config: CellConfig, folder: Path, device: Device) -> list[str]:
         "global-batch-size": len(config.samples(0)),
         # Padding the vocabulary, by default to 128 x tp, would give every tp another model.
         "make-vocab-size-divisible-by": 1,
-        "normalization": "RMSNorm",
+        "normalization": config.model.normalization,
+        "norm-epsilon": config.model.norm_epsilon,
         "rotary-base": config.model.rope_base,
         "hidden-dropout": 0.0,
         "attention-dropout": 0.0,
         "distributed-backend": device.backend,
         **_attention(config),
+        **_positions(config.model),
         **_windows(config.model),
         **_experts(config),
         **_tokenizer(config, folder),
@@ -87,11 +89,9 @@ def flags(config: CellConfig, folder: Path, device: Device) -> list[str]:
     }
     if config.model.hybrid:
         values |= hybrid_values(config)
-    switches = ["disable-bias-linear", "no-bias-swiglu-fusion", "no-bias-dropout-fusion"]
+    switches = ["no-bias-swiglu-fusion", "no-bias-dropout-fusion", *_model_switches(config.model)]
     switches += ["accumulate-allreduce-grads-in-fp32", *_SWITCHES[config.distributed_optimizer]]
     switches += _expert_switches(config.model.moe)
-    switches += ["qk-layernorm"] if config.model.qk_layernorm else []
-    switches += [] if config.model.tied else ["untie-embeddings-and-output-weights"]
     switches += _OF_DATA[config.data_path]
     switches += ["eod-mask-loss"] if config.train.eod_mask_loss and not config.path.chats else []
     switches += ["ddp-average-in-collective"] if config.options.average_in_collective else []
@@ -116,6 +116,29 @@ def _attention(config: CellConfig) -> dict[str, Any]:
         "transformer-impl": "transformer_engine",
         "attention-backend": attention_fields(kind)["attention_backend"].name,
     }
+
+
+def _positions(model: ModelConfig) -> dict[str, Any]:
+    values = {
+        "rotary-percent": model.rotary_percent,
+        "rotary-seq-len-interpolation-factor": model.rotary_interpolation,
+        "rope-scaling-factor": model.rope_scaling_factor if model.rope_scaling else None,
+        "no-rope-freq": model.no_rope_freq,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _model_switches(model: ModelConfig) -> list[str]:
+    switches = {
+        "use-rope-scaling": model.rope_scaling,
+        "rotary-interleaved": model.rotary_interleaved,
+        "apply-layernorm-1p": model.layernorm_1p,
+        "disable-bias-linear": not model.biases,
+        "add-qkv-bias": model.qkv_bias,
+        "qk-layernorm": model.qk_layernorm,
+        "untie-embeddings-and-output-weights": not model.tied,
+    }
+    return [name for name, on in switches.items() if on]
 
 
 def _windows(model: ModelConfig) -> dict[str, Any]:

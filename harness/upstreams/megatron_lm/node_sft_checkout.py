@@ -146,6 +146,15 @@ def command_line(flags: list[str]) -> Iterator[None]:
         sys.argv = original
 
 
+# GELU is upstream's default; with biases it would fuse it, and then approximates it by tanh.
+_ACTIVATIONS = {
+    "swiglu": ("swiglu",),
+    "gelu": ("no-bias-gelu-fusion",),
+    "squared_relu": ("squared-relu", "no-bias-gelu-fusion"),
+    "quick_geglu": ("quick-geglu", "no-bias-gelu-fusion"),
+}
+
+
 def model_flags(config: CellConfig, others: Mapping[str, Any]) -> list[str]:
     """Return the cell as pretrain_gpt.py's command line, with only those model options that validate_args needs.
 
@@ -170,7 +179,7 @@ def model_flags(config: CellConfig, others: Mapping[str, Any]) -> list[str]:
         "tensor-model-parallel-size": layout.tp,
         "pipeline-model-parallel-size": layout.pp,
         "context-parallel-size": layout.cp,
-        "position-embedding-type": "rope",
+        "position-embedding-type": model.position_embedding,
         "transformer-impl": "local",
         "tokenizer-type": "NullTokenizer",
     }
@@ -185,7 +194,7 @@ def model_flags(config: CellConfig, others: Mapping[str, Any]) -> list[str]:
     values |= {name: value for name, value in stages.items() if value is not None}
     if model.mtp:  # get_batch then gives the last stage tokens
         values |= {"mtp-num-layers": model.mtp.layers, "mtp-loss-scaling-factor": model.mtp.loss_factor}
-    switches = ["group-query-attention", "swiglu", "use-cpu-initialization"]
+    switches = ["group-query-attention", "use-cpu-initialization", *_ACTIVATIONS[model.activation]]
     switches += ["sft"] if config.path.sft_flag else []
     switches += ["calculate-per-token-loss"] if config.options.calculate_per_token_loss else []
     switches += ["no-create-attention-mask-in-dataloader", "no-persist-layer-norm", "no-rope-fusion"]

@@ -63,7 +63,7 @@ class MegatronTrainer:
         training: Any = importlib.import_module("megatron.training.training")
         if self.context.device.kind == "cpu":
             self.recorder.record.cpu_stubs += trainer_stubs.install()
-        use_own_layers(config.attention)
+        use_own_layers(config)
         use_own_hybrid_layers(config)
         # Before the script runs, which imports names from this module and calls them there.
         Attached(training, self.context, self.recorder)

@@ -10,7 +10,16 @@ from harness.core.packing.arithmetic import MicroBatch
 from harness.core.packing.documents import Document
 from harness.core.packing.options import PackingOptions
 from harness.core.packing.packers import Groups, Packer, PackingStyle, Size, next_fit
-from harness.upstreams.descriptor import LAYOUT, ZIGZAG, DataPath, Limit, LimitedCell, Trainer, padding_is_fixed
+from harness.upstreams.descriptor import (
+    GPT_KEYS,
+    LAYOUT,
+    ZIGZAG,
+    DataPath,
+    Limit,
+    LimitedCell,
+    Trainer,
+    padding_is_fixed,
+)
 
 _SCHEDULER = "Megatron-LM DpBalancedScheduler"
 MAX_ROLLOUTS = 50  # in a bin: the default of --rl-sequence-packing-max-sequences-per-bin
@@ -225,7 +234,7 @@ MEGATRON = Trainer(
     name="megatron",
     adapter="harness.upstreams.megatron_lm.node_trainer:MegatronTrainer",
     project="megatron_lm",
-    model=("moe", "mtp", "pattern", "window", "window_skip", "qk_layernorm"),
+    model=(*GPT_KEYS, "pattern"),
     arguments="command line",
     global_batch="--global-batch-size",
     saves=True,

@@ -8,12 +8,11 @@ from typing import Any
 
 from harness.core.cell.axis_values import TE_KINDS
 from harness.core.cell.config import CellConfig
+from harness.core.cell.model import ModelConfig
 from harness.oracle.drawing import END, PADDING
 from harness.probe.model.gpt import DTYPES, upstream_fields
 from harness.runtime.device.placement import Device
 from harness.upstreams.node_tokenizer import write_tokenizer
-
-_NORM_EPSILON = 1e-5  # Megatron's default, which the harness's own model has
 
 
 # The model folder that SkyRL's worker reads: a Hugging Face configuration, weights, and a tokenizer of token ids.
@@ -21,16 +20,33 @@ _NORM_EPSILON = 1e-5  # Megatron's default, which the harness's own model has
 # The weights are drawn by transformers: the model gets those of the cell once it is built.
 def write_files(folder: Path, config: CellConfig) -> None:
     """Write the files into a new folder. On one rank."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
+    upstream: Any = importlib.import_module("transformers")
+    family = family_of(config.model)
     folder.mkdir(parents=True)
     write_tokenizer(folder, config.model.vocab)
-    LlamaForCausalLM(LlamaConfig(**fields(config))).to(DTYPES[config.dtype]).save_pretrained(folder)
+    configuration = getattr(upstream, f"{family}Config")(**fields(config))
+    model = getattr(upstream, f"{family}ForCausalLM")(configuration)
+    model.to(DTYPES[config.dtype]).save_pretrained(folder)
+
+
+def family_of(model: ModelConfig) -> str:
+    """Return the models of Hugging Face, by the prefix of their classes, that have what the cell's has.
+
+    All have RMSNorm, SwiGLU and rotary positions; Llama no biases, Qwen 2 those of queries, keys and values, Qwen 3
+    norms of queries and keys.
+    """
+    return "Qwen3" if model.qk_layernorm else "Qwen2" if model.qkv_bias else "Llama"
+
+
+_LLAMA = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}  # Megatron's too
 
 
 def fields(config: CellConfig) -> dict[str, Any]:
-    """Return the cell's model as fields of LlamaConfig: RMSNorm, SwiGLU, rotary positions, no biases."""
+    """Return the cell's model as fields of a configuration of Hugging Face."""
     model = config.model
+    rope = {"rope_type": "default", "rope_theta": float(model.rope_base)}
+    if model.rope_scaling:
+        rope |= {"rope_type": "llama3", "factor": model.rope_scaling_factor, **_LLAMA}
     return {
         "num_hidden_layers": model.layers,
         "hidden_size": model.hidden,
@@ -41,8 +57,8 @@ def fields(config: CellConfig) -> dict[str, Any]:
         "vocab_size": model.vocab,
         # A row has one token more than labels.
         "max_position_embeddings": config.train.seq_length + 1,
-        "rope_parameters": {"rope_type": "default", "rope_theta": float(model.rope_base)},
-        "rms_norm_eps": _NORM_EPSILON,
+        "rope_parameters": rope,
+        "rms_norm_eps": model.norm_epsilon,
         "tie_word_embeddings": model.tied,
         "bos_token_id": END,
         "eos_token_id": END,

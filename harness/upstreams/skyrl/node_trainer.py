@@ -58,7 +58,7 @@ class SkyrlTrainer:
         self.recorder.progress("training", 0, 0, "setup")  # from here on, exceptions come from the code under test
         if self.context.device.kind == "cpu":
             self.recorder.record.cpu_stubs += trainer_stubs.install()
-        use_own_layers(config.attention)
+        use_own_layers(config)
         attached = Attached(self.context, self.recorder)
         with redirect_stdout(sys.stderr):
             worker = self._worker(folder)

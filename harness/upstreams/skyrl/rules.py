@@ -69,6 +69,15 @@ def worker_evaluates(config: CellConfig) -> str | None:
     return f"train.eval_interval is {config.train.eval_interval}, and SkyRL's worker does not evaluate"
 
 
+def worker_reads_a_model(config: CellConfig) -> str | None:
+    """The worker builds what Megatron-Bridge makes of a model of Hugging Face: Llama, Qwen 2 or Qwen 3."""
+    model = config.model
+    if config.trainer != "skyrl":
+        return None
+    both = [name for name in ("qkv_bias", "qk_layernorm", "rope_scaling") if getattr(model, name)]
+    return f"model.{both[0]} with model.{both[1]}, which no model has that the worker reads" if both[1:] else None
+
+
 SKYRL_RULES: tuple[Rule, ...] = (
     Rule("packing.skyrl-switch", "harness: remove_microbatch_padding is SkyRL's", packing_has_switch),
     Rule("packing.skyrl-controller", "SkyRL SFTTrainer: PackedDataCollator", controller_packs_for_worker),
@@ -94,5 +103,10 @@ SKYRL_RULES: tuple[Rule, ...] = (
         worker_means_over_step,
     ),
     Rule("trainer.skyrl-evaluation", "SkyRL MegatronPolicyWorkerBase", worker_evaluates),
+    Rule(
+        "trainer.skyrl-model",
+        "Megatron-Bridge Qwen2Bridge and Qwen3Bridge: provider_bridge without rope_scaling, and Qwen 3 without biases",
+        worker_reads_a_model,
+    ),
     Rule("trainer.skyrl-packing", "harness: the adapters of upstream's trainers", worker_packs),
 )

@@ -10,7 +10,7 @@ import pytest
 
 from harness.core.cell.config import CellConfig, TrainConfig
 from harness.core.cell.layout import Layout
-from harness.core.cell.model import ModelConfig
+from harness.core.cell.model import LEARNED, ModelConfig
 from harness.core.packing.documents import DocumentsConfig, mix
 from harness.core.packing.options import PackingOptions
 from harness.features.adapters.config import PeftConfig
@@ -45,6 +45,60 @@ def reason(rule: str, config: CellConfig) -> str | None:
 @pytest.mark.parametrize(
     ("rule", "wrong", "expected", "right"),
     [
+        (
+            "positions.prediction",
+            cell(model=ModelConfig(mtp=MtpConfig(), position_embedding=LEARNED)),
+            "model.position_embedding is learned_absolute with model.mtp",
+            cell(model=ModelConfig(mtp=MtpConfig(), position_embedding="none")),
+        ),
+        (
+            "positions.prediction",
+            cell(model=ModelConfig(mtp=MtpConfig(), no_rope_freq=2)),
+            "model.no_rope_freq is 2 with model.mtp",
+            cell(model=ModelConfig(no_rope_freq=2)),
+        ),
+        (
+            "positions.ids",
+            cell("nemo_rl", model=ModelConfig(position_embedding=LEARNED)),
+            "packing nemo_rl gives the model no position ids",
+            cell("sft", model=ModelConfig(position_embedding=LEARNED)),
+        ),
+        (
+            "hybrid.delta-net-activation",
+            cell(model=ModelConfig(pattern="G-*-", activation="gelu")),
+            "model.activation is gelu, and model.pattern has a Gated Delta Net",
+            cell(model=ModelConfig(pattern="M-*-", activation="gelu")),
+        ),
+        (
+            "positions.factor",
+            cell(model=ModelConfig(rope_scaling_factor=4)),
+            "model.rope_scaling_factor is 4 without rope_scaling",
+            cell(model=ModelConfig(rope_scaling_factor=4, rope_scaling=True)),
+        ),
+        (
+            "positions.hybrid",
+            cell(model=ModelConfig(pattern="*-*-", rope_scaling=True)),
+            "model.rope_scaling is true with model.pattern",
+            cell(model=ModelConfig(pattern="*-*-", rotary_percent=0.5)),
+        ),
+        (
+            "model.biases-of-experts",
+            cell(model=replace(EXPERTS, biases=True)),
+            "model.biases is true with model.moe",
+            cell(model=replace(EXPERTS, qkv_bias=True)),
+        ),
+        (
+            "mla.own-attention",
+            cell(model=replace(LATENT, rotary_percent=0.5)),
+            "model.rotary_percent is 0.5 and model.mla has its own",
+            cell(model=replace(LATENT, norm_epsilon=0.1)),
+        ),
+        (
+            "vision.no-other-parts",
+            cell("unpacked", model=ModelConfig(vision=VisionConfig(), biases=True)),
+            "model.vision with model.biases",
+            cell("unpacked", model=ModelConfig(vision=VisionConfig(), norm_epsilon=0.1)),
+        ),
         ("layout.ep-needs-experts", cell(ep=2, dp=2), "the model is dense", cell(ep=2, dp=2, model=EXPERTS)),
         (
             "layout.ep-by-ranks",

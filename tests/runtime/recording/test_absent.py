@@ -28,7 +28,7 @@ from harness.core.packing.fields import ALWAYS_READ
 from harness.core.run.records import Failure, Progress
 from harness.core.upstream import code_packages
 from harness.judge.failures.classification import blame_of
-from harness.probe.model.norm import RMSNorm
+from harness.probe.model.norm import Norm
 from harness.probe.model.parts import put
 from harness.runtime import refusals
 from harness.runtime.recording.errors import UnknownNameError, absent_name, frames_of, lacking_name
@@ -184,8 +184,8 @@ def test_an_error_that_upstream_raises_again_in_other_words_is_still_that_of_the
 ) -> None:
     monkeypatch.delattr(ModelParallelConfig, "sequence_parallel")
     with pytest.raises(AttributeError) as caught:
-        build_module(ModuleSpec(module=RMSNorm), config=object.__new__(TransformerConfig), hidden_size=8)
-    assert "when instantiating RMSNorm" in str(caught.value)
+        build_module(ModuleSpec(module=Norm), config=object.__new__(TransformerConfig), hidden_size=8)
+    assert "when instantiating Norm" in str(caught.value)
     assert " has no megatron.core.transformer.transformer_config.TransformerConfig.sequence_parallel; " in absent_name(
         caught.value
     )
@@ -260,7 +260,7 @@ def test_a_loss_that_is_no_partial_is_a_name_that_is_absent() -> None:
 
 def test_a_part_of_a_layer_that_upstream_does_not_have_is_not_put_there() -> None:
     with pytest.raises(AttributeError) as caught:
-        put(ModuleSpec(module=RMSNorm), core_attention=1)
+        put(ModuleSpec(module=Norm), core_attention=1)
     assert " has no megatron.core.transformer.spec_utils.ModuleSpec.core_attention; " in absent_name(caught.value)
 
 

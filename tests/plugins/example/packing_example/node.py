@@ -14,7 +14,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.run.records import WorkloadSeen
 from harness.features.optimizer.node_distributed import build_optimizer, build_schedule
 from harness.probe.model import gpt
-from harness.probe.model.norm import RMSNorm
+from harness.probe.model.norm import norm_of
 from harness.probe.model.parts import layer_spec
 from harness.probe.truth import StepTruth
 from harness.runtime.recording.recorder import Recorder
@@ -88,5 +88,7 @@ class HalvedModel(GPTModel):
 
 def halved(config: CellConfig, upstream: Any, stage: int | None, arguments: dict[str, Any]) -> Any:
     """A chunk of HalvedModel, with the harness's layers."""
-    layers = TransformerBlockSubmodules(layer_specs=[layer_spec(config)] * upstream.num_layers, layer_norm=RMSNorm)
+    layers = TransformerBlockSubmodules(
+        layer_specs=[layer_spec(config)] * upstream.num_layers, layer_norm=norm_of(config)
+    )
     return HalvedModel(upstream, layers, **arguments)

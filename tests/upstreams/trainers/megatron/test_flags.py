@@ -148,6 +148,19 @@ OTHER_VALUES: dict[str, Any] = {
     "model.heads": 4,
     "model.kv_heads": 2,
     "model.head_size": 12,
+    "model.position_embedding": "learned_absolute",
+    "model.rotary_percent": 0.5,
+    "model.rotary_interpolation": 2,
+    "model.rotary_interleaved": True,
+    "model.rope_scaling": True,
+    "model.rope_scaling_factor": 4.0,
+    "model.no_rope_freq": 2,
+    "model.normalization": "LayerNorm",
+    "model.norm_epsilon": 0.1,
+    "model.layernorm_1p": True,
+    "model.activation": "gelu",
+    "model.biases": True,
+    "model.qkv_bias": True,
     "model.ffn": 256,
     "model.vocab": 256,
     "model.rope_base": 500,
@@ -198,7 +211,15 @@ ELSEWHERE = {
     "model.vision": "a rule: the script trains on text alone",
     "model.builder": "a rule: models of plug-ins are built in the harness's own loop",
     **dict.fromkeys(
-        ("pad_to_max_length", "pad_cu_seqlens", "metadata", "remove_microbatch_padding", "fuse_loss"), "not of sft"
+        (
+            "pad_to_max_length",
+            "pad_row_to_mult",
+            "pad_cu_seqlens",
+            "metadata",
+            "remove_microbatch_padding",
+            "fuse_loss",
+        ),
+        "not of sft",
     ),
 }
 
