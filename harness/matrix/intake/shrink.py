@@ -22,6 +22,7 @@ _DOCUMENTS = 8
 _WINDOW = 8  # tokens; less than most documents have
 _STAGES = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer", "stages")
 _LAYOUT = ("tp", "pp", "cp", "dp", "ep", "etp", "vpp", "sp", "pp_before_dp", *_STAGES)
+_EVERY_NTH = ("model.window_skip", "model.no_rope_freq")  # layers; 2 of a chunk have both kinds
 _LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_head_dim": 8, "qk_pos_emb_head_dim": 4, "v_head_dim": 8}
 
 
@@ -66,9 +67,12 @@ def shrink(keys: Mapping[str, Any], most_ranks: int) -> Shrunk:
     small = {name: value for name, value in keys.items() if name not in _LAYOUT}
     layers = _stages(own, keys["model.layers"])
     layout = Layout(**own)
+    count = layers or layout.pp * layout.vpp * (2 if any(keys.get(name) for name in _EVERY_NTH) else 1)
     small |= _attention(keys, layout) | _experts(keys, layout) | _latent(keys) | _schedule(keys)
     small |= {
-        "model.layers": layers or layout.pp * layout.vpp * (2 if keys.get("model.window_skip") else 1),
+        "model.layers": count,
+        **({"model.no_rope_freq": 1 if count % 2 else 2} if keys.get("model.no_rope_freq") else {}),
+        **({"model.head_size": 2 * _HEAD_SIZE} if keys.get("model.head_size") else {}),
         "model.vocab": align_up(_VOCABULARY, layout.tp),
         "model.ffn": align_up(2 * small["model.hidden"], layout.tp),
         "train.seq_length": 8 * align_up(_DOCUMENTS, layout.alignment),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.core.cell.arguments import OF_OPTIMIZER
+from harness.core.cell.model import ROTARY
 from harness.core.cell.stages import checked_stages, stages_of
 from harness.matrix.arguments import as_flag, is_had, key_of, owner_of
 from harness.matrix.intake.keys import keep
@@ -76,7 +77,6 @@ _NOTHING = {
     "distributed_timeout_minutes": "cells have a deadline of their own",
     "cross_entropy_loss_fusion": "it rounds the gradients of logits to bf16, and the reference does not",
     **dict.fromkeys(("exit_signal_handler", "exit_on_missing_checkpoint"), "cells run train.steps steps, and end"),
-    "use_rotary_position_embeddings": "the harness's models have them",
     "init_method_std": "the harness sets all weights, the same ones in every layout",
     "nccl_communicator_config_path": "it configures NCCL",
 }
@@ -180,18 +180,16 @@ def _model(settings: Settings, result: Translation) -> None:
     keys["model.heads"] = heads or 8
     keys["model.kv_heads"] = groups if grouped else keys["model.heads"]
     keys["model.hidden"] = hidden or 8 * keys["model.heads"]
-    swiglu = settings.on("swiglu")
+    keys["model.activation"] = _activation(settings)
     keys["model.ffn"] = settings.size("ffn_hidden_size", 0) or (
-        int(4 * hidden * 2 / 3) // 64 * 64 if swiglu else 4 * hidden
+        int(4 * hidden * 2 / 3) // 64 * 64 if keys["model.activation"] == "swiglu" else 4 * hidden
     )
     keys["model.tied"] = not settings.on("untie_embeddings_and_output_weights")
     channels = settings.size("kv_channels", 0)
     if channels and heads and channels != hidden // heads:
         keep(result, "kv_channels", channels, as_flag("kv_channels", (str(channels),)))
-    if not swiglu:
-        keep(result, "swiglu", False, "no --swiglu")
-    if not settings.on("disable_bias_linear"):
-        keep(result, "disable_bias_linear", False, "no --disable-bias-linear")
+    _positions(settings, result)
+    _biases(settings, result)
     window = settings.take("window_size")
     if window is not None:
         keys["model.window"] = int(re.findall(r"\d+", str(window))[0])
@@ -202,6 +200,33 @@ def _model(settings: Settings, result: Translation) -> None:
         keys["model.moe.experts"] = experts
         if "moe_ffn_hidden_size" not in settings:
             keys["model.moe.ffn"] = keys["model.ffn"]
+
+
+def _activation(settings: Settings) -> str:
+    """Return the activation, which upstream's log also prints as gated_linear_unit."""
+    settings.take("gated_linear_unit")
+    on = [name for name in ("swiglu", "squared_relu", "quick_geglu") if settings.on(name)]
+    return on[0] if on else "gelu"
+
+
+def _positions(settings: Settings, result: Translation) -> None:
+    """Set what `_rest` cannot say by one name: an older flag of rotary positions, and a factor that may not be read."""
+    if settings.on("use_rotary_position_embeddings"):
+        settings.take("position_embedding_type")
+        result.keys["model.position_embedding"] = ROTARY
+    result.keys["model.rope_scaling"] = settings.on("use_rope_scaling")
+    factor = settings.take("rope_scaling_factor")
+    if factor is not None and result.keys["model.rope_scaling"]:
+        result.keys["model.rope_scaling_factor"] = float(factor)
+
+
+def _biases(settings: Settings, result: Translation) -> None:
+    """Set biases, which upstream's models have unless told otherwise; those of all layers are also of attention."""
+    biases, of_attention = not settings.on("disable_bias_linear"), settings.on("add_qkv_bias")
+    if biases and "num_experts" in settings:
+        result.leave_out("no --disable-bias-linear", "the harness's reference has no biases of experts and routers")
+        biases, of_attention = False, True
+    result.keys |= {"model.biases": biases, "model.qkv_bias": of_attention and not biases}
 
 
 def _latent(settings: Settings, result: Translation) -> None:

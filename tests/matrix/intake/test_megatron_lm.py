@@ -46,6 +46,15 @@ def reason_of(result: Translation, setting: str) -> str:
         ("--num-experts 64 --moe-router-topk 6", "model.moe.topk", 6),
         ("--multi-latent-attention", "model.mla.kv_lora_rank", 32),
         ("--window-size 1024,0", "model.window", 1024),
+        ("--kv-channels 256", "model.head_size", 256),
+        ("--norm-epsilon 1e-6", "model.norm_epsilon", 1e-6),
+        ("--apply-layernorm-1p", "model.layernorm_1p", True),
+        ("--rotary-percent 0.5", "model.rotary_percent", 0.5),
+        ("--use-rope-scaling --rope-scaling-factor 32", "model.rope_scaling_factor", 32.0),
+        ("--no-rope-freq 4", "model.no_rope_freq", 4),
+        ("--add-qkv-bias", "model.qkv_bias", True),
+        ("", "model.biases", False),
+        ("", "model.activation", "swiglu"),
         ("--mtp-num-layers 1", "model.mtp.layers", 1),
         ("--calculate-per-token-loss", "packing_options.calculate_per_token_loss", True),
         ("", "packing_options.calculate_per_token_loss", False),
@@ -86,6 +95,21 @@ def test_what_upstream_computes_by_default_counts_as_given() -> None:
     result = translate(read("pretrain_gpt.py --sft", None, "x"))
     assert result.args["clip_grad"] == ("1.0",)
     assert reason_of(result, "--hidden-dropout 0.1") == "dropout is 0, since results are compared exactly"
+
+
+def test_a_model_of_which_nothing_is_said_is_that_of_upstream() -> None:
+    """GPT-3: upstream's defaults, unlike the harness's."""
+    keys = translate(read("pretrain_gpt.py --sft", None, "x")).keys
+    of_model = ("activation", "biases", "normalization", "position_embedding", "tied")
+    assert [keys[f"model.{name}"] for name in of_model] == ["gelu", True, "LayerNorm", "learned_absolute", True]
+    older = translate(read("pretrain_gpt.py --sft --use-rotary-position-embeddings --squared-relu", None, "x")).keys
+    assert (older["model.position_embedding"], older["model.activation"]) == ("rope", "squared_relu")
+
+
+def test_biases_of_experts_are_left_out_with_the_reason() -> None:
+    result = translate(read("pretrain_gpt.py --sft --num-experts 8", None, "x"))
+    assert (result.keys["model.biases"], result.keys["model.qkv_bias"]) == (False, True)
+    assert "no biases of experts" in reason_of(result, "no --disable-bias-linear")
 
 
 def test_an_unknown_argument_is_passed_on() -> None:
