@@ -52,11 +52,6 @@ class RunStatus:
         return "\n".join(lines)
 
 
-def status_text(run: RunDir, plan: RunPlan) -> str:
-    """Return the status of a run as `harness status` prints it."""
-    return status_of(run, plan).text
-
-
 def status_of(run: RunDir, plan: RunPlan) -> RunStatus:
     """Read the status of a run from its files, and ask Slurm about its jobs if it has any."""
     cells = [cell.id for cell in plan.expansion.cells]

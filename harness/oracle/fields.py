@@ -343,17 +343,7 @@ NOT_MODELLED: dict[str, tuple[str, ...]] = {
     "another image tower": ("use_hf_vision_model",),
     "a test of upstream's": ("test_mode",),
 }
-_NOT_MODELLED = frozenset(chain.from_iterable(NOT_MODELLED.values()))
-_HARMLESS = frozenset(chain.from_iterable(core.HARMLESS.values())) - _NOT_MODELLED
-
-
-def group_of(part: str, name: str) -> str | None:
-    """Return the group of a field: "modelled", "harmless" or "not modelled"; None if it is in no table."""
-    if name in MODELLED.get(part, {}):
-        return "modelled"
-    if name in _NOT_MODELLED:
-        return "not modelled"
-    return "harmless" if name in _HARMLESS else None
+_HARMLESS = frozenset(chain.from_iterable(core.HARMLESS.values())) - {*chain.from_iterable(NOT_MODELLED.values())}
 
 
 def uncovered(built: Sequence[BuiltSeen]) -> list[tuple[str, str]]:

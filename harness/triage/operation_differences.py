@@ -67,7 +67,6 @@ class _Key(NamedTuple):
 
 
 _Tensors = Callable[[OperationSeen], Sequence[TensorOfOperation]]
-_OfRank = tuple[int, "TensorOfOperation | None"]
 
 
 def compare_operations(

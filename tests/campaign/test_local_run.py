@@ -20,7 +20,7 @@ from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import PlannedCell, RunPlan
 from harness.core.stack import Checkout, ReadyStack, Stack
 from harness.infra.process import Stopped
-from harness.launch.status import status_text
+from harness.launch.status import status_of
 from harness.runs.evidence_files import newest, read_cell, read_plan
 from harness.runs.lock import launcher_of, only_launcher
 from tests.cli.runs import simulated_run
@@ -85,10 +85,10 @@ def test_status_knows_whether_the_launcher_lives(tmp_path: Path) -> None:
     plan = read_plan(run)
     run.attempt(plan.expansion.cells[0].id).result.unlink()
     assert launcher_of(run) is None
-    assert "Launcher: ended; continue with: harness resume" in status_text(run, plan)
+    assert "Launcher: ended; continue with: harness resume" in status_of(run, plan).text
     with only_launcher(run):
         assert (launcher_of(run) or "").startswith("pid ")
-        assert "Launcher: pid " in status_text(run, plan)
+        assert "Launcher: pid " in status_of(run, plan).text
     assert launcher_of(run) is None
 
 

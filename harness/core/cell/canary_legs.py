@@ -36,7 +36,6 @@ class Leg:
     changed: frozenset[int] = frozenset()  # indices of documents with other tokens than in step 0
     model: bool = True  # False: batches are only fetched and compared with the plan
     backward: bool = False
-    moved_weights: bool = False  # every weight is moved by one machine epsilon of its dtype, up or down
     trains: bool = False  # step 0 is followed by the updates, steps and evaluations of the training leg
     other_padding: bool = False  # padding slots hold another token id
 
@@ -185,9 +184,7 @@ def _noise(config: CellConfig) -> list[Leg]:
         return []
     documents = tuple(config.documents_of(0))
     order = Leg(name="noise-order", canary=NOISE, documents=documents[::-1], backward=True)
-    epsilon = Leg(
-        name="noise-epsilon", canary=NOISE, documents=documents, backward=True, moved_weights=True, trains=True
-    )
+    epsilon = Leg(name="noise-epsilon", canary=NOISE, documents=documents, backward=True, trains=True)
     return [epsilon] if config.dtype == "fp32" else [order, epsilon]
 
 

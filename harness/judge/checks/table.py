@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.features.adapters import checks
+from harness.features.adapters import checks as adapters
 from harness.features.experts import checks as experts
 from harness.features.optimizer import checks as optimizer
 from harness.features.resume import checks as resume
@@ -38,7 +38,7 @@ CHECKS: tuple[Check, ...] = (
     experts.z_loss,
     experts.expert_bias,
     outputs.step_loss,
-    checks.frozen_weights,
+    adapters.frozen_weights,
     gradients.replica_gradients,
     gradients.parameter_gradients,
     gradients.gradient_scale,
@@ -48,7 +48,7 @@ CHECKS: tuple[Check, ...] = (
     gradients.norm_members,
     gradients.grad_norm,
     optimizer.trained_weights,
-    checks.merged_weights,
+    adapters.merged_weights,
     trainer.reported,
     trainer.printed,
     trainer.evaluation,

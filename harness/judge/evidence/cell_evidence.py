@@ -288,11 +288,6 @@ class CellEvidence:
         return self.plan[step][dp][micro_batch]
 
     @cached_property
-    def document_lengths(self) -> dict[int, int]:
-        """Return document of step 0 -> its tokens."""
-        return {document.index: document.length for document in self.cell.config.documents_of(0)}
-
-    @cached_property
     def document_positions(self) -> list[dict[int, DocumentPosition]]:
         """Return, per step, document -> its position."""
         by_step: list[dict[int, DocumentPosition]] = []

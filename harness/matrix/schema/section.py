@@ -13,7 +13,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from harness.core.setting import Key, Limits, keys_of
 
-Count = Annotated[int, Field(ge=1)]
 _NO_LIMITS = Limits()
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 T = TypeVar("T")

@@ -34,7 +34,6 @@ def test_noise_legs_come_last_and_the_one_that_moves_weights_after_all() -> None
     order, epsilon = legs_of(config)[-2:]
     assert [leg.name for leg in (order, epsilon)] == ["noise-order", "noise-epsilon"]
     assert order.documents == epsilon.documents[::-1] == tuple(config.documents_of(0))[::-1]
-    assert [leg.moved_weights for leg in legs_of(config)].index(True) == len(legs_of(config)) - 1
     assert order.backward and epsilon.backward
     assert [leg.name for leg in legs_of(config) if leg.trains] == [epsilon.name]
 
