@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.core.cell.config import CellConfig
 from harness.core.cell.schedule import Schedule
-from harness.core.packing.arithmetic import PAD
+from harness.core.packing.arithmetic import PAD, MicroBatch
 from harness.core.run.records import MAX_TOKEN_LOSSES, BuiltSeen, DocumentLoss, TokenLoss
 from harness.features.adapters.config import is_adapter
 from harness.oracle.choices import NO_CHOICES, Choices, Place, Ranked
@@ -69,7 +69,6 @@ class Step:
 
     documents: dict[int, DocumentLoss]
     tokens: int  # labels that count
-    divided_by: int  # tokens by which upstream divides gradients; without per-token loss the number of micro-batches
     micro_batches: int = 0  # of all replicas
     gradient_norm: float = 0.0  # before clipping
     clip: float = 1.0
@@ -202,14 +201,8 @@ class Oracle:
         The micro-batches of all replicas with the same number run together, since a loss of routers may be over them.
         """
         replicas = self.config.micro_batches(step)
-        plans = [plan for replica in replicas for plan in replica]
-        path = self.config.path
-        labels = sum(plan.loss_tokens for plan in plans)
-        # One more than the labels: a document's last token counts although nothing follows it.
-        every = sum(item.document.length + 1 for plan in plans for item in plan.placed)
-        counted = every if path.counted == "tokens" else labels
-        by_step = counted if self.model.per_token else len(plans)
-        seen = Step(documents={}, tokens=labels, divided_by=by_step, micro_batches=len(plans))
+        divisors = self._divisors(replicas)
+        seen = Step(documents={}, tokens=divisors[0].labels, micro_batches=sum(map(len, replicas)))
         taken: dict[int, Tensor] = {}
         before: list[list[Tensor]] = []  # by router: preferences of earlier micro-batches over all replicas
         # Replicas may have different numbers of micro-batches; `zip` would drop the last ones.
@@ -221,28 +214,43 @@ class Oracle:
             total = torch.zeros(())
             for replica, stream in streams.items():
                 part = micro_loss(passes[replica], stream, self.model, self._smoothing, together, before)
-                by = Divisors(
-                    labels=labels,
-                    counted=counted,
-                    micro_batches=len(replicas[replica]) * len(replicas),
-                    step_mean=self.config.step_mean,
-                )
-                total = total + share_of_step(part, stream, self.model, by)
+                total = total + share_of_step(part, stream, self.model, divisors[replica])
                 seen.documents |= _by_document(part.losses, stream.mask, stream, padding=False)
                 if step == 0:
                     _add_outputs(seen.outputs, passes[replica], stream)
                     self._keep(passes[replica], part, stream, replica, number)
             total.backward()  # type: ignore[no-untyped-call]
-            for name, weight in self.weights.items():
-                if weight.grad is not None and name in gradients:  # else it is frozen, or an expert without tokens
-                    gradients[name] += weight.grad
-                weight.grad = None
+            self._add_gradients(gradients)
             for router, earlier in enumerate(before):
                 peers = [passed.routed[router] for passed in passes.values()]
                 earlier.append(torch.stack([preferences(peer).sum(0) for peer in peers]).sum(0).detach())
                 took = taken_by_experts(peers)
                 taken[peers[0].layer] = taken.get(peers[0].layer, torch.zeros_like(took)) + took
         return seen, taken
+
+    def _divisors(self, replicas: Sequence[Sequence[MicroBatch]]) -> list[Divisors]:
+        """Return by what the losses of each replica are divided."""
+        plans = [plan for replica in replicas for plan in replica]
+        labels = sum(plan.loss_tokens for plan in plans)
+        # One more than the labels: a document's last token counts although nothing follows it.
+        every = sum(item.document.length + 1 for plan in plans for item in plan.placed)
+        counted = every if self.config.path.counted == "tokens" else labels
+        return [
+            Divisors(
+                labels=labels,
+                counted=counted,
+                micro_batches=len(replica) * len(replicas),
+                step_mean=self.config.step_mean,
+            )
+            for replica in replicas
+        ]
+
+    def _add_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Add the gradients of the last backward, and clear them."""
+        for name, weight in self.weights.items():
+            if weight.grad is not None and name in gradients:  # else it is frozen, or an expert without tokens
+                gradients[name] += weight.grad
+            weight.grad = None
 
     @property
     def _smoothing(self) -> float:
@@ -265,7 +273,7 @@ class Oracle:
         replicas = self.config.micro_batches(step)
         plans = [plan for replica in replicas for plan in replica]
         tokens = sum(plan.loss_tokens for plan in plans)
-        seen = Step(documents={}, tokens=tokens, divided_by=tokens, micro_batches=len(plans))
+        seen = Step(documents={}, tokens=tokens, micro_batches=len(plans))
         with torch.no_grad():
             for replica, own in enumerate(replicas):
                 for number, plan in enumerate(own):

@@ -84,17 +84,16 @@ def test_a_dense_model_does_not_depend_on_rows_or_replicas(data_path: str, dp: i
         assert furthest(other, one, kind) < 1e-9, kind
     for a, b in zip(one.steps, other.steps):
         assert a.gradient_norm == pytest.approx(b.gradient_norm, rel=1e-12)
-        assert (a.tokens, a.divided_by) == (b.tokens, b.divided_by)
+        assert a.tokens == b.tokens
         for document, seen in a.documents.items():
             assert b.documents[document].loss_sum == pytest.approx(seen.loss_sum, rel=1e-12)
             assert b.documents[document].tokens == seen.tokens
 
 
-def test_a_mean_of_means_depends_on_rows_and_is_divided_by_micro_batches() -> None:
+def test_a_mean_of_means_depends_on_rows() -> None:
     means = {"calculate_per_token_loss": "false"}
     one, other = trained(cell(), **means), trained(cell("unpacked"), **means)
     assert furthest(other, one, "gradient") > 1e-3
-    assert other.steps[0].divided_by == 8
     assert furthest(trained(cell("unpacked", 2), **means), other, "gradient") < 1e-9  # of replicas the mean, too
 
 
@@ -278,7 +277,7 @@ def test_steps_and_evaluations_are_those_of_torch(data_path: str, dp: int, smoot
         assert found.micro_batches == sum(map(len, config.micro_batches(step)))
         counts = {document.index: document.loss_tokens for document in config.documents_of(step)}
         assert {number: loss.tokens for number, loss in found.documents.items()} == counts
-        assert found.tokens == found.divided_by == sum(counts.values())
+        assert found.tokens == sum(counts.values())
         for number, loss in found.documents.items():
             assert loss.loss_sum == pytest.approx(float(right[number].detach()), rel=1e-12, abs=1e-12)
 
@@ -315,11 +314,11 @@ def test_weights_are_in_the_dtype_of_the_cell_after_every_step() -> None:
         assert {weight.dtype for weight in oracle.trained.values()} == {torch.float32}
 
 
-def test_where_a_loss_returns_all_tokens_gradients_are_divided_by_these() -> None:
+def test_a_mean_over_the_step_is_over_labels_also_where_the_loss_returns_all_tokens() -> None:
     config = cell("verl")
-    step = trained(config, calculate_per_token_loss="true").steps[0]
-    lengths = [document.length for document in config.documents_of(0)]
-    assert (step.tokens, step.divided_by) == (sum(one.loss_tokens for one in config.documents_of(0)), sum(lengths) + 8)
+    step, by_labels = (trained(each, calculate_per_token_loss="true").steps[0] for each in (config, cell()))
+    assert step.tokens == by_labels.tokens == sum(document.loss_tokens for document in config.documents_of(0))
+    assert step.gradient_norm == pytest.approx(by_labels.gradient_norm, rel=1e-9)
 
 
 def test_a_loss_that_is_a_mean_over_the_step_is_one_without_per_token_loss_too() -> None:
