@@ -327,7 +327,11 @@ def _legs(expected: Expected, record: RankRecord) -> Iterator[str]:
         yield f"micro_batches: {len(record.micro_batches)} counts for {steps} steps"
     work = [(recorded.leg, recorded.step) for recorded in record.workloads]
     if work != expected.workloads:
-        yield f"workloads: recorded for {work}, expected for {expected.workloads}"
+        path = expected.config.path
+        yield (
+            f"workloads: recorded for {work}, expected for {expected.workloads}, since the data path {path.name} has "
+            f"counts_work={path.counts_work}"
+        )
     batches = ((batch.step, batch.chunk, batch.micro_batch) for batch in record.batches)
     yield from _keys("batches", batches, expected.once(expected.batch_keys, at.dp))
     for batch in record.batches:

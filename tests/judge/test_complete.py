@@ -14,7 +14,7 @@ from harness.core.cell.layout import Coordinates
 from harness.core.cell.timing import Timed, TimingConfig
 from harness.core.outcomes import NODE_RULES, Outcome, Rejection
 from harness.core.packing.documents import DocumentsConfig
-from harness.core.run.records import Failure, RankRecord
+from harness.core.run.records import Failure, RankRecord, WorkloadSeen
 from harness.core.run.run_plan import BaselineRequest
 from harness.core.run.tensor_records import ParameterSeen
 from harness.judge.complete import incomplete, missing, rejection_problem, uncompared, untrusted
@@ -242,6 +242,15 @@ def test_what_a_record_lacks_is_named(change: OfRecord, problem: str) -> None:
     evidence = evidence_for(config_of("sft", tp=2))
     change(evidence.records[1])
     assert incomplete(evidence).startswith(f"incomplete evidence: record of rank 1: {problem}")
+
+
+def test_work_that_the_descriptor_does_not_announce_is_traced_to_its_flag() -> None:
+    evidence = evidence_for(config_of("sft"))
+    evidence.records[0].workloads.append(WorkloadSeen(leg="training", step=0, micro_batches=1, tokens=1, squares=1))
+    assert incomplete(evidence) == (
+        "incomplete evidence: record of rank 0: workloads: recorded for [('training', 0)], expected for [], since the "
+        "data path sft has counts_work=False"
+    )
 
 
 def test_numbers_that_are_not_finite_are_left_to_the_checks() -> None:
