@@ -127,9 +127,9 @@ def _run_commands(commands: argparse._SubParsersAction[Any]) -> None:
     listed = commands.add_parser("list", help="list runs, finished or not, stacks, projects or plug-ins")
     what = "runs, stacks that come with the harness, projects that stacks check out, or plug-ins (default: %(default)s)"
     listed.add_argument("what", nargs="?", choices=("runs", "stacks", "projects", "plugins"), default="runs", help=what)
-    listed.add_argument("--limit", type=count, default=20, metavar="N", help="the newest N (default: %(default)s)")
+    listed.add_argument("--limit", type=count, metavar="N", help="the newest N runs (default: 20)")
     add_json(listed)
-    add_run_parent(listed)
+    add_run_parent(listed, default=argparse.SUPPRESS)
     _explain_options(commands.add_parser("explain", help="describe a rule, check, failure class, key or cell"))
     _shrink_options(commands.add_parser("shrink", help="find the smallest layout in which a failed cell still fails"))
     logs = commands.add_parser("logs", help="show the last lines of the logs of a run")
@@ -422,10 +422,13 @@ def _selftest(arguments: argparse.Namespace) -> int:
 def _list(arguments: argparse.Namespace) -> int:
     from harness.cli.commands import listing
 
+    parent = getattr(arguments, "run_dir", None)
     if arguments.what == "runs":
-        return listing.list_runs(arguments.run_dir, limit=arguments.limit, as_json=arguments.json)
-    if arguments.json:
-        raise InputError("--json of `harness list` is for runs; `harness explain RECIPE` shows the layers of a stack")
+        return listing.list_runs(parent or Path(RUN_PARENT), limit=arguments.limit or 20, as_json=arguments.json)
+    for option, given in (("--json", arguments.json), ("--limit", arguments.limit), ("--run-dir", parent)):
+        if given:
+            hint = "; `harness explain RECIPE` shows the layers of a stack" if arguments.what == "stacks" else ""
+            raise InputError(f"{option} of `harness list` is for runs, not for {arguments.what}{hint}")
     others = {"stacks": listing.list_stacks, "projects": listing.list_projects, "plugins": listing.list_plugins}
     return others[arguments.what]()
 

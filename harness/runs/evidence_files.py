@@ -21,7 +21,8 @@ from harness.judge.evidence.in_turn import CellFound
 from harness.judge.failures.classification import JobEnding, LogTail
 
 LOG_TAIL_BYTES = 4096
-_OTHER_VERSION = "it was written by another version of the harness; judge it with the version that ran it"
+_OTHER_VERSION = "another version of the harness"
+_JUDGE_THERE = "judge it with the version that ran it"
 
 
 def read_plan(run: RunDir) -> RunPlan:
@@ -37,12 +38,14 @@ def read_plan(run: RunDir) -> RunPlan:
         raise InputError(Problem(message="is not a plan: not a JSON object", file=str(run.plan)))
     if values.get("schema_version") != PLAN_VERSION:
         version = str(values.get("schema_version"))
-        message = f"unknown schema_version; {_OTHER_VERSION}"
+        message = f"unknown schema_version; it was written by {_writer(values)}; {_JUDGE_THERE}"
         raise InputError(Problem(message=message, file=str(run.plan), found=version, allowed=str(PLAN_VERSION)))
     try:
         plan = from_jsonable(RunPlan, values, whole=True)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise InputError(Problem(message=f"is not a plan: {_why(error)}", file=str(run.plan))) from error
+        raise InputError(
+            Problem(message=f"is not a plan: {_why(error, _writer(values))}", file=str(run.plan))
+        ) from error
     if circular := plan.expansion.circular:
         raise InputError(Problem(message=f"cell {circular} is its own control", file=str(run.plan)))
     return plan
@@ -236,8 +239,17 @@ def _parsed(path: Path, parse: Callable[[str], T], damaged: list[str]) -> T | No
         return None
 
 
-def _why(error: Exception) -> str:
+def _writer(plan: Mapping[str, object]) -> str:
+    """Return which version of the harness wrote a plan that this one cannot read."""
+    provenance = plan.get("provenance")
+    known = provenance if isinstance(provenance, dict) else {}
+    named = [str(known.get(name, "unknown")) for name in ("harness", "harness_commit")]
+    parts = [f"{what}{value}" for what, value in zip(("", "commit "), named) if value != "unknown"]
+    return ", ".join([_OTHER_VERSION, *parts])
+
+
+def _why(error: Exception, writer: str = _OTHER_VERSION) -> str:
     """Return what is wrong with a file. Its writer writes every field, so other fields mean another version."""
     text = str(error)
     fields = isinstance(error, TypeError) and (text.endswith(" is missing") or ": unknown field " in text)
-    return f"{text}; unless the file was changed, {_OTHER_VERSION}" if fields else text
+    return f"{text}; unless the file was changed, it was written by {writer}; {_JUDGE_THERE}" if fields else text

@@ -92,9 +92,11 @@ def test_a_plan_with_other_fields_is_attributed_to_another_version(
     run = RunDir(tmp_path)
     plan, _ = run_of([config_of("sft")])
     values = to_jsonable(plan)
+    values["provenance"] |= {"harness": "0.9", "harness_commit": "abc123"}
     change(values)
     write_json(run.plan, values)
-    with pytest.raises(InputError, match="another version of the harness; judge it with the version that ran it"):
+    written = "another version of the harness, 0.9, commit abc123; judge it with the version that ran it"
+    with pytest.raises(InputError, match=written):
         read_plan(run)
 
 

@@ -19,9 +19,12 @@ def test_every_recipe_is_listed_with_its_software(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("what", ["stacks", "plugins"])
-def test_only_runs_are_listed_as_json(what: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", what, "--json"]) == EXIT_INPUT
-    assert "--json of `harness list` is for runs" in capsys.readouterr().err
+@pytest.mark.parametrize("option", ["--json", "--limit=3", "--run-dir=reports"])
+def test_options_of_listed_runs_are_refused_elsewhere(
+    what: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["list", what, option]) == EXIT_INPUT
+    assert f"{option.partition('=')[0]} of `harness list` is for runs, not for {what}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["core-0.15.3", "megatron-core==0.15.3"])
