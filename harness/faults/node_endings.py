@@ -59,7 +59,7 @@ class RotaryTableOfGarbageLength(Fault):
 @injects("document-shorter-than-the-alignment")
 class DocumentShorterThanTheAlignment(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
-        chunks = 2 * context.config.layout.cp
+        chunks = context.config.layout.cp_chunks
         for item in self.truths(context)[micro_batch].plan.placed:
             if context.place.cp == 1 and item.document.length < chunks:
                 # As the packers of three projects do: fill a buffer of whole chunks from a shorter document.

@@ -111,10 +111,6 @@ class Trainer:
     blends: bool = False  # reads rows from several files
 
 
-def _zigzag(layout: Layout) -> int:
-    return 2 * layout.cp if layout.cp > 1 else 1
-
-
 def _zigzag_text(layout: Layout) -> str:
     return f"2 * cp = 2 * {layout.cp}"
 
@@ -122,11 +118,11 @@ def _zigzag_text(layout: Layout) -> str:
 def _layout_text(layout: Layout) -> str:
     if not layout.sp:
         return _zigzag_text(layout)
-    zigzag = f"2 * cp = {2 * layout.cp}" if layout.cp > 1 else "1"
+    zigzag = f"2 * cp = {layout.cp_chunks}" if layout.cp > 1 else "1"
     return f"lcm({zigzag}, cp * tp = {layout.cp * layout.tp})"
 
 
-ZIGZAG = Alignment(_zigzag, _zigzag_text)  # each document splits into 2 * cp equal chunks
+ZIGZAG = Alignment(lambda layout: layout.cp_chunks, _zigzag_text)  # each document splits into equal chunks
 LAYOUT = Alignment(lambda layout: layout.alignment, _layout_text)  # as ZIGZAG, and with sp equally over the tp ranks
 NONE = Alignment(lambda layout: 1, lambda layout: "1")
 

@@ -206,15 +206,19 @@ class Layout:
         return (pp, chunk) == (self.prediction_stage if wanted is None else wanted, self.vpp - 1)
 
     @property
+    def cp_chunks(self) -> int:
+        """The chunks of equal length that each segment is cut into, two for every context parallel rank; 1 without."""
+        return 2 * self.cp if self.cp > 1 else 1
+
+    @property
     def alignment(self) -> int:
         """The multiple, in tokens, that packed documents are padded to.
 
-        lcm(2 * cp if cp > 1, cp * tp if sequence parallel): zigzag needs 2 * cp equal chunks, and the
-        local length must split over the tp ranks (Megatron-Bridge ConfigContainer.validate).
+        lcm(2 * cp if cp > 1, cp * tp if sequence parallel): zigzag needs equal chunks, and the local length must split
+        over the tp ranks (Megatron-Bridge ConfigContainer.validate).
         """
-        zigzag = 2 * self.cp if self.cp > 1 else 1
         sequence = self.cp * self.tp if self.sp and self.tp > 1 else 1
-        return math.lcm(zigzag, sequence)
+        return math.lcm(self.cp_chunks, sequence)
 
 
 def _chunk_name(chunk: str) -> str:

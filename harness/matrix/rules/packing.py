@@ -257,8 +257,9 @@ LAYOUT_RULES: tuple[Rule, ...] = (
 
 
 def seq_length_by_cp(config: CellConfig) -> str | None:
-    cp = config.layout.cp
-    return _seq_length(config, f"2 * cp = 2 * {cp} = {2 * cp}", 2 * cp) if cp > 1 else None
+    layout = config.layout
+    text = f"{ZIGZAG.text(layout)} = {layout.cp_chunks}"
+    return _seq_length(config, text, layout.cp_chunks) if layout.cp > 1 else None
 
 
 def seq_length_by_sp(config: CellConfig) -> str | None:

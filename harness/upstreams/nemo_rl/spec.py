@@ -14,7 +14,7 @@ from harness.upstreams.nemo_rl.packing import ShardByBatchSize
 
 
 def _text(layout: Layout) -> str:
-    zigzag = f"2 * cp = 2 * {layout.cp}" if layout.cp > 1 else "1"
+    zigzag = ZIGZAG.text(layout) if layout.cp > 1 else "1"
     return f"{zigzag}, times tp = {layout.tp} with sp"
 
 
