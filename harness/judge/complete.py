@@ -501,12 +501,11 @@ def _whole_stage(expected: Expected, at: Coordinates, names: Sequence[str]) -> I
 
 
 def _optimizer(expected: Expected, record: RankRecord, updated: bool) -> Iterator[str]:
-    optimizer = record.optimizer
+    optimizer, stage = record.optimizer, record.place.pp
+    if not expected.chunks_with_weights(stage):
+        return
     if optimizer is None:
         yield from ["optimizer is missing"] if expected.fingerprints else []
-        return
-    stage = record.place.pp
-    if not expected.chunks_with_weights(stage):
         return
     needed = ["gradients", "weights", "matrix_decays"]
     needed += ["moments"] if updated else []

@@ -40,6 +40,9 @@ OfRecord = Callable[[RankRecord], object]
         lambda: evidence_for(config_of("sft")),
         lambda: evidence_for(config_of("reference", tp=2, pp=2, canaries=CANARIES)),
         lambda: evidence_for(config_of("reference", cp=2, dp=2, pp=2, vpp=2)),
+        lambda: evidence_for(config_of("reference", pp=2, first_stage_layers=3)),
+        lambda: evidence_for(config_of("reference", pp=2, vpp=2, stages="Et|tt||tL")),
+        lambda: evidence_for(config_of("reference", pp=3, stages="Ett||ttL")),
         lambda: evidence_for(config_of("skyrl", tp=2, sp=False)),
         lambda: evidence_for(config_of("unpacked", micro_batch_size=2)),
         lambda: evidence_for(replace(config_of("sft"), recompute="full")),
@@ -251,6 +254,15 @@ def test_work_that_the_descriptor_does_not_announce_is_traced_to_its_flag() -> N
         "incomplete evidence: record of rank 0: workloads: recorded for [('training', 0)], expected for [], since the "
         "data path sft has counts_work=False"
     )
+
+
+def test_only_a_stage_without_a_part_of_the_model_has_no_weights() -> None:
+    evidence = evidence_for(config_of("reference", pp=3, stages="Ett||ttL"))
+    evidence.records[2].parameters = []
+    assert "record of rank 2: parameters: 0 recorded, some expected" in incomplete(evidence)
+    evidence = evidence_for(config_of("reference", pp=3, stages="Ett||ttL"))
+    evidence.records[1].parameters = evidence.records[0].parameters
+    assert "record of rank 1: parameters: 7 recorded, none expected" in incomplete(evidence)
 
 
 def test_numbers_that_are_not_finite_are_left_to_the_checks() -> None:
