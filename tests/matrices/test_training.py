@@ -12,7 +12,7 @@ from tests.matrices.test_models import named, report_of
 pytestmark = pytest.mark.train
 CELLS = [
     "tp1-pp2-cp1-sft-cosine-warm1",
-    "tp1-pp1-cp1-dp2-sft-wsd-last2-warm0.3-distopt-on",
+    "tp1-pp1-cp1-dp2-sft-wsd-warm0.3-wsdecay2-distopt-on",
     "tp2-pp1-cp1-dp2-sft-warm2-wdlinear-wd0.1-to0.3-distopt-overlap",
     "tp1-pp2-cp1-dp2-sft-meanloss-avgcoll",
 ]

@@ -126,10 +126,14 @@ class TrainConfig:
         0.0, doc="Learning rate of the first step of a warm-up.", ge=0, le=1e6, label="from{}", later=True
     )
     lr_wsd_decay_iters: int | None = setting(
-        None, doc="Steps in which `WSD` (warm-up, stable, decay) decays.", ge=1, le=10**9, label="last{}", later=True
+        None, doc="Steps in which `WSD` (warm-up, stable, decay) decays.", ge=1, le=10**9, label="wsdecay{}", later=True
     )
     lr_wsd_decay_style: str = setting(
-        "exponential", doc="How the learning rate falls in them.", choices=WSD_DECAY_STYLES, label="last{}", later=True
+        "exponential",
+        doc="How the learning rate falls in them.",
+        choices=WSD_DECAY_STYLES,
+        label="wsdecay{}",
+        later=True,
     )
     start_weight_decay: float | None = setting(
         None,

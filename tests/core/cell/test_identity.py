@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from harness.core.cell.arguments import Argument, Arguments
+from harness.core.cell.axes import axes, dotted
 from harness.core.cell.config import CANARIES, CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.identity import _text, cell_id, cell_name
 from harness.core.cell.layout import Layout
@@ -134,3 +135,11 @@ def test_stacks_with_the_same_name_and_different_code_give_different_ids(change:
     }
     assert len(ids) == 2
     assert digest(plain) == digest(replace(plain, name="good"))  # the id contains the name anyway
+
+
+def test_no_key_of_a_section_is_named_like_an_axis() -> None:
+    """A report reads the values of axes back from an id."""
+    plain, of_sections = (
+        {axis.setting.label.partition("{}")[0] for axis in found.values()} - {""} for found in (axes(), dotted())
+    )
+    assert of_sections and not plain & of_sections
