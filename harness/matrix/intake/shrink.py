@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -62,8 +62,9 @@ def _text(value: Any) -> str:
 def shrink(keys: Mapping[str, Any], most_ranks: int) -> Shrunk:
     """Return small sizes for the keys of a Translation, and layouts of at most `most_ranks` ranks beside its own."""
     own = {name: keys[name] for name in _LAYOUT if name in keys}
-    if own["dp"] > _MAX_REPLICAS:
-        own["dp"] = max(_MAX_REPLICAS, _replicas(own))
+    if "model.moe.experts" not in keys:
+        own = {name: value for name, value in own.items() if name not in ("ep", "etp")}
+    own["dp"] = max(min(own["dp"], _MAX_REPLICAS), _replicas(own))
     small = {name: value for name, value in keys.items() if name not in _LAYOUT}
     layers = _stages(own, keys["model.layers"])
     layout = Layout(**own)
@@ -79,11 +80,19 @@ def shrink(keys: Mapping[str, Any], most_ranks: int) -> Shrunk:
         **({"model.window": min(_WINDOW, keys["model.window"])} if "model.window" in keys else {}),
         "train.global_batch": _DOCUMENTS * layout.dp * keys.get("micro_batch_size", 1),
     }
+    if "model.mla.kv_lora_rank" in keys:
+        small.pop("model.head_size", None)  # latent attention has its own sizes of heads
     changes = [
         Change(name, keys[name], value) for name, value in {**own, **small}.items() if _differs(keys, name, value)
     ]
-    layouts = (own, *(_fitted(smaller, own, layers) for smaller in _smaller(own, most_ranks)))
-    return Shrunk(keys=small, layouts=layouts, changes=tuple(changes))
+    rows = (own, *(_fitted(smaller, own, count) for smaller in _smaller(own, most_ranks)))
+    return Shrunk(keys=small, layouts=_of_the_same_axes(rows), changes=tuple(changes))
+
+
+def _of_the_same_axes(rows: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """Return the layouts, each with every axis that one of them has, as a matrix needs them."""
+    names = [name for name in _LAYOUT if any(name in row for row in rows)]
+    return tuple({name: row.get(name, getattr(Layout(), name)) for name in names} for row in rows)
 
 
 def _stages(own: dict[str, Any], layers: int) -> int:
@@ -112,9 +121,10 @@ def _stages(own: dict[str, Any], layers: int) -> int:
 
 
 def _fitted(smaller: dict[str, Any], own: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Return a smaller layout with stages for the layers that the run's own, unequal stages have."""
-    pp = smaller["pp"]
-    if not layers or (pp, smaller.get("vpp", 1)) == (own["pp"], own.get("vpp", 1)):
+    """Return a smaller layout with stages for the layers of the run's own, where these do not split as they must."""
+    pp, vpp = smaller["pp"], smaller.get("vpp", 1)
+    even = not any(own.get(name) for name in _STAGES)
+    if (pp, vpp) == (own["pp"], own.get("vpp", 1)) or (even and layers % (pp * vpp) == 0):
         return smaller
     plain = {name: value for name, value in smaller.items() if name not in (*_STAGES, "vpp")}
     return plain if pp == 1 else {**plain, "first_stage_layers": layers % (pp - 1) or pp - 1}

@@ -95,7 +95,7 @@ def test_stages_of_unequal_size_are_scaled_and_fit_in_every_layout(
     assert {name: result.layouts[0][name] for name in scaled} == scaled
     assert result.keys["model.layers"] == layers
     for layout in result.layouts:
-        mtp = MtpConfig() if "m" in layout.get("stages", "") else None
+        mtp = MtpConfig() if "m" in (layout.get("stages") or "") else None
         model = ModelConfig(layers=layers, mtp=mtp)
         config = CellConfig(layout=Layout(**layout), data_path="unpacked", model=model)
         assert (layers_by_pp(config), stages_by_pp(config)) == (None, None)
@@ -105,3 +105,20 @@ def test_a_schedule_warms_up_and_decays_within_the_steps() -> None:
     keys = shrunk(train__lr_warmup_iters=50, train__lr_decay_iters=2000, train__lr_decay_style="cosine").keys
     schedule = [keys[f"train.{name}"] for name in ("lr_warmup_iters", "lr_decay_iters", "lr_decay_style")]
     assert schedule == [1, None, "cosine"]
+
+
+@pytest.mark.parametrize("given", [{"pp": 3}, {"pp": 6, "vpp": 2}, {"pp": 6, "vpp": 2, "first_stage_layers": 2}])
+def test_layouts_have_the_same_axes_and_split_the_layers(given: dict[str, Any]) -> None:
+    result = shrunk(**given)
+    assert len({tuple(row) for row in result.layouts}) == 1
+    for row in result.layouts:
+        model = ModelConfig(layers=result.keys["model.layers"])
+        assert layers_by_pp(CellConfig(layout=Layout(**row), data_path="unpacked", model=model)) is None
+
+
+def test_experts_have_as_many_ranks_as_they_need() -> None:
+    assert shrunk(dp=1, cp=1, ep=8, etp=1, model__moe__experts=128).layouts[0]["dp"] == 2
+
+
+def test_expert_sizes_of_a_model_without_experts_are_dropped() -> None:
+    assert "etp" not in shrunk(etp=1).layouts[0]
