@@ -17,6 +17,7 @@ from harness.infra.files import MIB, read_text
 from harness.infra.screen import environment_secrets
 from harness.infra.templating import environment
 from harness.inputs import yaml_file
+from harness.inputs.configurations import found, load, with_defaults, with_sourced
 from harness.inputs.stand_ins import commands_of
 from harness.matrix.intake.read import read, translate
 from harness.matrix.intake.sections import origin, sections
@@ -37,8 +38,19 @@ def matrix_of_run(file: str, machine: Machine, path: Path, *, execute: bool = Fa
     source = "standard input" if file == STDIN else file
     if execute and file == STDIN:
         raise InputError(Problem(key="--execute", message="needs a file", hint="write the script to a file"))
+    beside = Path() if file == STDIN else Path(file).parent
+
+    def configuration(name: str) -> Mapping[str, Any] | None:
+        there = found(name, beside)
+        return load(there) if there else None
+
     try:
-        run = read(commands_of(Path(file)), None, source) if execute else read(text, _as_yaml(text), source)
+        if execute:
+            run = read(commands_of(Path(file)), None, source, configuration)
+        else:
+            written = _as_yaml(text)
+            own = with_defaults(written, beside / Path(file).name) if isinstance(written, dict) else written
+            run = read(with_sourced(text, beside), own, source, configuration)
         result = translate(run)
     except ValueError as error:
         advice = "or let `--execute` run the script, with stand-ins for torchrun, python and srun that train nothing"
@@ -46,9 +58,9 @@ def matrix_of_run(file: str, machine: Machine, path: Path, *, execute: bool = Fa
         raise InputError(Problem(message=str(error), file=source, key="--from", hint=hint)) from error
     most_ranks = max(machine.gpus, _RANKS_ON_A_CPU, machine.cores)
     shrunk = shrink(result.keys, most_ranks)
-    stack, why, trainer = software_for(machine, result.project, result.trainer)
-    parts = sections(result, shrunk, trainer=trainer)
-    lists = without_secrets(origin(result, shrunk, run.source), environment_secrets())
+    software = software_for(machine, result.project, result.trainer)
+    parts = sections(result, shrunk, trainer=software.trainer)
+    lists = without_secrets(origin(result, shrunk, run.source, trainer=software.trainer), environment_secrets())
     values: dict[str, Any] = {
         "source": run.source,
         "path": path,
@@ -60,8 +72,9 @@ def matrix_of_run(file: str, machine: Machine, path: Path, *, execute: bool = Fa
         "args": [(name, _flow(value)) for name, value in parts["args"].items()],
         "layouts": _layouts(shrunk.layouts, most_ranks),
         "axes": [(name, _flow(value)) for name, value in parts["axes"].items()],
-        "stack": stack,
-        "why": why,
+        "stack": software.stack,
+        "why": software.why,
+        "layers": list(map(_flow, software.layers)),
         "origin": {
             "source": json.dumps(lists["source"]),
             "kept": map(json.dumps, lists["kept"]),

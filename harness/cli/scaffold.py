@@ -9,7 +9,7 @@ import getpass
 import json
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -34,7 +34,7 @@ _SYSTEM = Path("/")
 _ROUTE_TO_ANYWHERE = "00000000"
 NEWEST = [name for name in RECIPES if name.startswith("core-")][-1]
 # Project -> the recipe of a release that a run of it is tested with where no checkout is.
-RELEASES = {"megatron-lm": NEWEST}
+RELEASES = {"megatron-lm": NEWEST, "megatron-bridge": "bridge-0.6.2", "skyrl": "skyrl-0.4.0"}
 _LAYOUTS = ((1, 1, 1), (1, 1, 2), (2, 2, 1))  # tp, pp, cp
 _LARGE_LAYOUTS = ((2, 4, 1), (2, 2, 2))  # with middle pipeline stages, and with all three
 _FOR_LARGE = 8  # ranks
@@ -209,17 +209,33 @@ def _software(machine: Machine) -> tuple[str, str]:
     return NEWEST, f"The code under test: {RECIPES[NEWEST].doc}; its environment is made once."
 
 
-def software_for(machine: Machine, project: str, trainer: str) -> tuple[str, str, str]:
-    """Return the stack of a run of this project, why it is this one, and the trainer of its cells.
+@dataclass(frozen=True, kw_only=True)
+class Software:
+    """What the cells of a training run are tested with."""
 
-    Without a checkout of the project, a release is tested in the harness's own loop.
+    stack: str
+    why: str
+    trainer: str
+    layers: tuple[Mapping[str, Any], ...] = ()  # of the stack, where it is no recipe
+
+
+def software_for(machine: Machine, project: str, trainer: str) -> Software:
+    """Return what a run of this project is tested with.
+
+    Without a checkout of the project, a release; of Megatron-LM, whose wheel has no training script, in the harness's
+    own loop. A project without a recipe is checked out.
     """
     if machine.tree and machine.tree.project == project:
         stack, why = _software(machine)
-        return stack, why, trainer
-    recipe = RELEASES[project]
-    why = f"The code under test: {RECIPES[recipe].doc}. In a checkout of the project, init names the checkout instead."
-    return recipe, why, trainer if project != "megatron-lm" else HARNESS
+        return Software(stack=stack, why=why, trainer=trainer)
+    advice = "In a checkout of the project, init names the checkout instead."
+    if recipe := RELEASES.get(project):
+        own = HARNESS if project == "megatron-lm" else trainer
+        return Software(stack=recipe, why=f"The code under test: {RECIPES[recipe].doc}. {advice}", trainer=own)
+    known = PROJECTS[project]
+    checkout = {"checkout": known.url, "ref": "main", "package": known.name}
+    why = f"The code under test: {known.title} from {known.url}; `ref` may be a commit. {advice}"
+    return Software(stack=f"{known.name}-main", why=why, trainer=trainer, layers=(checkout, *known.runs_on))
 
 
 def profile_text(cluster: Cluster, path: Path) -> str:

@@ -20,6 +20,7 @@ class TrainingRun:
     source: str = ""  # what they were read from, e.g. "the command in train.sh"
     script: str = ""  # the training script or module, as written; empty where the source does not say
     ranks: int | None = None  # world size, where the launcher in front of the script says it
+    hidden: tuple[str, ...] = ()  # names of settings whose values only a shell knows
     defaults_known: bool = False  # `settings` also holds what its owner did not set
 
 
@@ -83,6 +84,14 @@ class Settings:
 
     def __contains__(self, name: str) -> bool:
         return self._settings.get(name) is not None
+
+    def take_section(self, prefix: str) -> dict[str, Any]:
+        """Return the settings whose names begin with `prefix`, by the rest of their names, and remove them.
+
+        Those of sections in it stay.
+        """
+        names = [name for name in self._settings if name.startswith(prefix) and "." not in name[len(prefix) :]]
+        return {name[len(prefix) :]: self._settings.pop(name) for name in names}
 
     def left(self) -> Iterator[tuple[str, Any]]:
         """Yield what nobody has taken, without what is None."""

@@ -7,10 +7,12 @@ from typing import Any
 
 from harness.core.cell.arguments import OF_OPTIMIZER
 from harness.core.cell.axis_values import HARNESS
+from harness.matrix.arguments import as_flag
 from harness.matrix.intake.run import LeftOut, Translation
 from harness.matrix.intake.shrink import Shrunk
 
 STEPS = 3
+_OWN_LOOP = "cells train in the harness's own loop, which takes only the optimizer's arguments"
 NOT_PACKED = "unpacked"  # the data path of runs that do not pack
 
 
@@ -28,10 +30,14 @@ def sections(result: Translation, shrunk: Shrunk, *, trainer: str) -> dict[str, 
         part, _, field = key.partition(".")
         target = found[section].setdefault(part, {}) if field else found[section]
         target[field or key] = value
-    passed = {name for name in result.args if trainer != HARNESS or name in OF_OPTIMIZER}
-    found["args"] = {name: _written(words) for name, words in result.args.items() if name in passed}
+    found["args"] = {name: _written(words) for name, words in _passed(result, trainer).items()}
     found["axes"] |= {"packing": result.packing or NOT_PACKED, "trainer": trainer}
     return found
+
+
+def _passed(result: Translation, trainer: str) -> dict[str, tuple[str, ...]]:
+    """Return the arguments that cells of this trainer get."""
+    return {name: words for name, words in result.args.items() if trainer != HARNESS or name in OF_OPTIMIZER}
 
 
 def _written(words: tuple[str, ...]) -> Any:
@@ -57,9 +63,15 @@ def by_reason(left_out: list[LeftOut]) -> dict[str, list[str]]:
     return found
 
 
-def origin(result: Translation, shrunk: Shrunk, source: str) -> Mapping[str, Any]:
-    """Return the section `origin`: what the run has become."""
-    reasons = by_reason(result.left_out)
+def origin(result: Translation, shrunk: Shrunk, source: str, *, trainer: str) -> Mapping[str, Any]:
+    """Return the section `origin`: what the run has become in cells of this trainer."""
+    args = _passed(result, trainer)
+    dropped = [
+        LeftOut(setting=as_flag(name, words), reason=_OWN_LOOP)
+        for name, words in result.args.items()
+        if name not in args
+    ]
+    reasons = by_reason([*result.left_out, *dropped])
     if result.not_packed:
         reasons = {result.not_packed: [f"cells have one document per row (packing: {NOT_PACKED})"], **reasons}
     return {
@@ -67,7 +79,7 @@ def origin(result: Translation, shrunk: Shrunk, source: str) -> Mapping[str, Any
         "kept": [
             *shrunk.kept,
             *result.same,
-            *(f"{name} {' '.join(words)}".rstrip() for name, words in result.args.items()),
+            *(f"{name} {' '.join(words)}".rstrip() for name, words in args.items()),
         ],
         "shrunk": [str(change) for change in shrunk.changes],
         "not_tested": reasons,

@@ -233,6 +233,8 @@ def _latent(settings: Settings, result: Translation) -> None:
     result.keys["model.mla.q_lora_rank"] = settings.take("q_lora_rank")
     for name, default in {"kv_lora_rank": 32, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "v_head_dim": 128}.items():
         result.keys[f"model.mla.{name}"] = settings.size(name, default)
+    if settings.on("qk_layernorm"):
+        result.same.append("--qk-layernorm, which latent attention always has")
     result.keys["model.mla.rope"] = settings.take("rope_type", "yarn")
 
 
