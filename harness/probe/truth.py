@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -29,6 +29,7 @@ class MicroTruth:
     pad_id: int = PADDING  # token and label of padding slots
     pixels: Tensor | None = None  # float32 [patches, values], of all images in order; None without images
     grids: Tensor | None = None  # [images, 3]: their patches along time, height and width
+    slots_of_ranks: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)  # by `local`
 
     @property
     def padding_mask(self) -> Tensor:
@@ -43,7 +44,9 @@ class MicroTruth:
 
     def local(self, stream: Tensor, cp: int, cp_rank: int) -> Tensor:
         """Return the slots of one context-parallel rank: [rows, slots per row, ...] in that rank's order."""
-        return stream[torch.tensor(self.plan.local_slots(cp, cp_rank))]
+        if (cp, cp_rank) not in self.slots_of_ranks:  # a row may have millions of slots
+            self.slots_of_ranks[cp, cp_rank] = torch.tensor(self.plan.local_slots(cp, cp_rank))
+        return stream[self.slots_of_ranks[cp, cp_rank]]
 
 
 class StepTruth:
@@ -95,7 +98,7 @@ class StepTruth:
                 # Such rows hold the last token too, whose label is the next slot's padding.
                 tokens[real.stop] = ids[-1]
             mask[real] = torch.tensor(placed.document.loss_mask, dtype=mask.dtype)
-        owners = torch.tensor(plan.slot_owners(), dtype=torch.int64)
+        owners = _owners(plan)
         images = [image for placed in plan.placed for image in placed.document.images]
         pixels = [part for placed in plan.placed for part in self.pixels(placed.document)]
         return MicroTruth(
@@ -109,6 +112,21 @@ class StepTruth:
             pixels=torch.cat(pixels) if pixels else None,
             grids=torch.tensor([image.grid for image in images]) if images else None,
         )
+
+
+def _owners(plan: MicroBatch) -> Tensor:
+    """Return what MicroBatch.slot_owners does, [slots, 2] int64, also of rows of millions of slots."""
+    owners = torch.full((plan.slots, 2), PAD)
+    start = 0
+    for row in plan.rows:
+        for item in row.placed:
+            segment = owners[start : start + item.padded_length]
+            segment[: item.document.length, 0] = item.document.index
+            segment[:, 1] = torch.arange(item.padded_length)
+            start += item.padded_length
+        owners[start : start + row.tail, 1] = torch.arange(row.tail)
+        start += row.tail
+    return owners
 
 
 def _axes(plan: MicroBatch) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 
 from harness.core.packing.arithmetic import PAD
 from harness.core.packing.documents import DocumentsMode, mix
+from harness.core.packing.options import PackingOptions
 from harness.features.vision.config import IMAGE, VISION_START, VisionConfig
 from harness.oracle.drawing import END
 from harness.probe.truth import StepTruth, first_difference
@@ -45,6 +46,13 @@ def test_context_ranks_together_hold_every_slot_once() -> None:
             slots = torch.arange(micro.plan.slots)
             shares = torch.cat([micro.local(slots, 2, rank).flatten() for rank in range(2)])
             assert sorted(shares.tolist()) == slots.tolist()
+
+
+def test_owners_are_those_of_the_plan_with_the_tails_of_rows() -> None:
+    made = replace(config("reference"), options=PackingOptions(pad_row_to_mult=48))
+    for micro in StepTruth(made, 0, 0).micro_batches:
+        assert any(row.tail for row in micro.plan.rows)
+        assert micro.owners.tolist() == [list(owner) for owner in micro.plan.slot_owners()]
 
 
 def test_the_first_difference_names_document_and_position_and_skips_padding() -> None:

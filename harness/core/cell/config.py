@@ -61,7 +61,11 @@ class TrainConfig:
     )
     global_batch: int = setting(8, doc="Documents per step.", ge=1, le=4_096, aliases=("global_batch_size", "gbs"))
     seq_length: int = setting(
-        64, doc="Tokens of a full row; longer documents are truncated to it.", ge=4, le=2**20, aliases=("seq_len",)
+        64,
+        doc="Tokens of a full row; longer documents are truncated to it. Above 1,048,576 with steps 0 only.",
+        ge=4,
+        le=2**25,
+        aliases=("seq_len",),
     )
     lr: float = setting(1e-3, doc="Learning rate.", gt=0, le=1e6)
     seed: int = setting(1234, doc="Seed of weights, tokens and lengths.", ge=0, le=2**63 - 1)

@@ -270,6 +270,16 @@ def seq_length_by_sp(config: CellConfig) -> str | None:
     return _seq_length(config, f"tp {tp} x cp {cp} = {tp * cp} (sp is on)", tp * cp)
 
 
+MOST_TRAINED = 2**20  # tokens of a row
+
+
+def long_rows_are_fetched(config: CellConfig) -> str | None:
+    length = config.train.seq_length
+    if length <= MOST_TRAINED or not config.train.steps:
+        return None
+    return f"train.seq_length {length} is above {MOST_TRAINED}, and train.steps is {config.train.steps}; set steps: 0"
+
+
 def row_holds_alignment(config: CellConfig) -> str | None:
     """A document truncated to seq_length and then padded must still fit in a row."""
     if not config.style.packed:
@@ -396,6 +406,11 @@ PACKING_RULES: tuple[Rule, ...] = (
         "sp.seq-length",
         "Megatron-LM tensor_parallel.mappings _split_along_first_dim, of each cp rank's slab",
         seq_length_by_sp,
+    ),
+    Rule(
+        "train.seq-length",
+        "harness: rows of this length are fetched and compared only; no CPU attends over them",
+        long_rows_are_fetched,
     ),
     Rule("packing.row-holds-alignment", "harness: a row has at most seq_length slots", row_holds_alignment),
     Rule(

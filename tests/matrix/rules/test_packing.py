@@ -388,6 +388,14 @@ def test_skyrls_controller_packs_for_its_own_trainer() -> None:
     )
 
 
+def test_rows_of_millions_of_tokens_are_fetched_and_not_trained() -> None:
+    fetched = CellConfig(layout=Layout(cp=8), data_path="reference", train=TrainConfig(seq_length=2**25, steps=0))
+    assert reasons(fetched) == {}
+    assert reasons(replace(fetched, train=TrainConfig(seq_length=2**25, steps=1))) == {
+        "train.seq-length": "train.seq_length 33554432 is above 1048576, and train.steps is 1; set steps: 0"
+    }
+
+
 def test_a_row_has_one_length_and_an_option_an_effect() -> None:
     twice = reasons(cell("reference", Layout(), pad_row_to_mult=128, pad_to_max_length=True))
     assert twice == {
