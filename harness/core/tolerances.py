@@ -195,36 +195,49 @@ def tolerances_for(
     Values of the matrix take precedence over the measured noise of the reference, and that over the defaults. A bound
     from noise is never tighter than the least one of its dtype.
     """
-    oracle = _ORACLE if dtype == "fp32" else _ORACLE_BF16
-    base, least = (oracle, oracle) if by_oracle else (DEFAULTS[dtype], _FP32 if dtype == "fp32" else _ORACLE_BF16)
+    base, least = _tables(dtype, by_oracle=by_oracle)
+    floors = floors or {}
     bounds = {name: getattr(base, name) for name in (*BOUND_NAMES, *FACTOR_NAMES)}
-    noise_only: frozenset[str] = frozenset()
-    too_noisy = ""
-    for name, floor in (floors or {}).items():
+    for name, floor in floors.items():
         bounds[name] = _measured(floor, getattr(least, name), stated=dtype != "fp32")
-        noise_only |= frozenset(floor.noise_only)
-        if bounds[name].value > MAX_MEASURED and name not in overrides.numerics:
-            too_noisy = too_noisy or _too_noisy(name, floor)
-    for name, override in overrides.numerics.items():
-        if name in bounds:
-            bounds[name] = Bound(
-                value=override.value,
-                unit=override.unit or bounds[name].unit,
-                direction=override.direction or bounds[name].direction,
-                origin="matrix checks.numerics",
-            )
-    for name, value in overrides.throughput.items():
-        if name in bounds and value != bounds[name].value:
-            bounds[name] = Bound(value=value, unit="factor", origin=f"matrix checks.throughput.{name}")
+    noisy = (name for name in floors if bounds[name].value > MAX_MEASURED and name not in overrides.numerics)
+    too_noisy = next((_too_noisy(name, floors[name]) for name in noisy), "")
     screen = overrides.numerics.get(RATIO_SCREEN)
-    ratio_screen = screen.value if screen else base.ratio_screen
     return Tolerances(
-        **bounds,
-        noise_only=noise_only,
+        **(bounds | _overridden(bounds, overrides)),
+        noise_only=frozenset(name for floor in floors.values() for name in floor.noise_only),
         chosen=frozenset(overrides.numerics),
         too_noisy=too_noisy,
-        ratio_screen=ratio_screen,
+        ratio_screen=screen.value if screen else base.ratio_screen,
     )
+
+
+def _tables(dtype: str, *, by_oracle: bool) -> tuple[Tolerances, Tolerances]:
+    """Return the bounds of a dtype without noise, and the least ones with it."""
+    oracle = _ORACLE if dtype == "fp32" else _ORACLE_BF16
+    if by_oracle:
+        return oracle, oracle
+    return DEFAULTS[dtype], _FP32 if dtype == "fp32" else _ORACLE_BF16
+
+
+def _overridden(bounds: Mapping[str, Bound], overrides: ToleranceOverrides) -> dict[str, Bound]:
+    """Return the bounds that the matrix sets."""
+    numerics = {
+        name: Bound(
+            value=override.value,
+            unit=override.unit or bounds[name].unit,
+            direction=override.direction or bounds[name].direction,
+            origin="matrix checks.numerics",
+        )
+        for name, override in overrides.numerics.items()
+        if name in bounds
+    }
+    throughput = {
+        name: Bound(value=value, unit="factor", origin=f"matrix checks.throughput.{name}")
+        for name, value in overrides.throughput.items()
+        if name in bounds and value != bounds[name].value
+    }
+    return numerics | throughput
 
 
 def _measured(floor: NoiseFloor, least: Bound, *, stated: bool) -> Bound:
