@@ -8,43 +8,43 @@ result.json seals it, and that the probe contradicts itself nowhere is a matter 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
 
 from harness.core.cell.canary_legs import Leg
 from harness.core.cell.config import CellConfig
-from harness.core.cell.layout import Coordinates
-from harness.core.cell.modelled import follows_choices
 from harness.core.cell.reports import WITH_COUNTERS, counting_ranks, counts_lengths, counts_packed, entry_point, logged
 from harness.core.cell.timing import TimingConfig
 from harness.core.outcomes import NODE_RULES
 from harness.core.packing.fields import OFFSETS, PADDED
 from harness.core.run.record_file import digest_of_choices
-from harness.core.run.records import SCHEMA_VERSION, CellResult, LegSeen, RankRecord, ReportedStep, StepSeen
+from harness.core.run.records import (
+    SCHEMA_VERSION,
+    CellResult,
+    LegSeen,
+    RankRecord,
+    ReportedStep,
+    StepSeen,
+    TrainingSeen,
+)
 from harness.core.run.tensor_records import ActivationSeen, ParameterSeen
 from harness.core.serialization import to_jsonable
 from harness.core.upstream import heads
-from harness.features.adapters.config import PeftConfig, is_adapter
+from harness.features.adapters import complete as adapters
+from harness.features.adapters.config import is_adapter
 from harness.features.attention.limits import kind_of, possible_kinds
-from harness.features.hybrid.pattern import ATTENTION, EXPERTS, MIXERS
-from harness.judge.diagnosis.localise import layer_of
+from harness.features.experts import complete as experts
+from harness.features.optimizer import complete as optimizer
 from harness.judge.evidence.assemble import whole_state
 from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.expected import OF_EXPERT, Expected, keys_problems, stage_problems
 from harness.judge.evidence.numbers import scan
 from harness.judge.evidence.timings import TURN, on_gpu, paired_times
-from harness.judge.evidence.truth import attention_layers, fields_used, is_last, layers_with
+from harness.judge.evidence.truth import fields_used, is_last
 from harness.judge.import_check import import_problem
-
-T = TypeVar("T")
-BatchKey = tuple[int, int, int]  # step, chunk, micro-batch
-LayerKey = tuple[int, int, int, int]  # step, chunk, micro-batch, layer
 
 NEEDED = ("torch", "megatron.core")  # modules that every cell trains with
 ENVIRONMENT = ("host", "python", "device", "processor", "torch_device", "backend", "attention", "dtype")
 _MAX_NAMED = 3
-_EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 def untrusted(evidence: CellEvidence) -> str:
@@ -140,129 +140,18 @@ def _record_identity(evidence: CellEvidence, rank: int, record: RankRecord) -> I
             yield f"its ending is {record.ended}, but it contains {what} {held} of {planned}"
 
 
-class Expected:
-    """What ranks must record, from the configuration of one cell. `stage`: pipeline stage; layers count from 1."""
-
-    def __init__(self, evidence: CellEvidence) -> None:
-        self.evidence, self.config = evidence, evidence.cell.config
-        self.layout, self.model = evidence.layout, evidence.cell.config.model
-        self._made: dict[Hashable, Any] = {}
-
-    def once(self, make: Callable[..., T], *key: Hashable) -> T:
-        """Return what `make` returns for the key, made once: the ranks of a stage and replica share it.
-
-        `functools.cache` of a method would refer to itself, and judging, which runs without the garbage collector,
-        would keep the records of every cell.
-        """
-        cache_key = (make.__name__, *key)
-        if cache_key not in self._made:
-            self._made[cache_key] = make(*key)
-        value: T = self._made[cache_key]
-        return value
-
-    @cached_property
-    def has_first_step(self) -> bool:
-        """Return whether this part of the cell trains step 0, of which routers and prediction layers are recorded."""
-        return 0 in self.evidence.steps
-
-    @cached_property
-    def fingerprints(self) -> bool:
-        """Return whether ranks record fingerprints: they are asked for, and a step is trained."""
-        return self.config.fingerprints and bool(self.evidence.steps)
-
-    def is_last(self, place: Coordinates) -> bool:
-        """Return whether a rank is on the last stage."""
-        return place.pp == self.layout.pp - 1
-
-    def layers(self, stage: int) -> list[int]:
-        """Return the decoder layers of a stage, without prediction layers, ascending."""
-        chunks = range(self.layout.vpp)
-        return sorted(layer for chunk in chunks for layer in self.layout.layers(self.model.spread, stage, chunk))
-
-    def chunks_with_weights(self, stage: int) -> list[int]:
-        """Return the chunks of a stage with weights: `stages` may leave chunks without a part of the model."""
-        layout, mtp = self.layout, self.model.mtp is not None
-        ends = {(0, 0), (layout.pp - 1, layout.vpp - 1)}
-        ends |= {(layout.prediction_stage, layout.vpp - 1)} if mtp else set()
-        layers = (layout.layers(self.model.spread, stage, chunk) for chunk in range(layout.vpp))
-        return [chunk for chunk, held in enumerate(layers) if held or (stage, chunk) in ends]
-
-    def has_norms(self, stage: int) -> bool:
-        """Return whether a stage has norms; with prediction layers the final one is beside the last layer."""
-        mtp, layout = self.model.mtp is not None, self.layout
-        return bool(self.layers(stage)) or stage == (layout.prediction_stage if mtp else layout.pp - 1)
-
-    def outputs(self, place: Coordinates) -> list[int]:
-        """Return the layers with a fingerprint of the output, 0 for the embedding; of equal tp ranks, the first."""
-        if not self.fingerprints or (place.tp and not self.layout.sp):
-            return []
-        return ([0] if place.pp == 0 else []) + self.layers(place.pp)
-
-    def routed(self, stage: int) -> list[int]:
-        """Return the layers with a router."""
-        if self.model.moe is None:
-            return []
-        chunks = range(self.layout.vpp)
-        return [layer for chunk in chunks for layer in layers_with(self.config, stage, chunk, EXPERTS)]
-
-    def micro_batches(self, step: int, dp: int) -> range:
-        """Return the numbers of a replica's micro-batches in a step."""
-        return range(len(self.evidence.plan[step][dp]))
-
-    def batch_keys(self, dp: int) -> frozenset[BatchKey]:
-        """Return the micro-batches that are compared with the plan."""
-        return frozenset(
-            (step, chunk, number)
-            for step in self.evidence.fetched_steps
-            for chunk in range(self.layout.vpp)
-            for number in self.micro_batches(step, dp)
-        )
-
-    def layer_keys(self, stage: int, dp: int) -> frozenset[LayerKey]:
-        """Return the layers whose attention is recorded, of every micro-batch."""
-        return frozenset(
-            (step, chunk, number, layer)
-            for step in self.evidence.steps
-            for number in self.micro_batches(step, dp)
-            for chunk in range(self.layout.vpp)
-            for layer in attention_layers(self.config, stage, chunk)
-        )
-
-    def recomputed_keys(self, stage: int, dp: int) -> frozenset[LayerKey]:
-        """Return the attention layers that backward recomputes."""
-        if self.config.effective_recompute == "none":
-            return frozenset()
-        letters = ATTENTION if self.config.effective_recompute == "selective" else MIXERS
-        first = self.config.args.recomputed_layers
-        layers = [layers_with(self.config, stage, chunk, letters)[:first] for chunk in range(self.layout.vpp)]
-        return frozenset(key for key in self.once(self.layer_keys, stage, dp) if key[3] in layers[key[1]])
-
-    def leg_keys(self, leg: Leg, dp: int) -> frozenset[BatchKey]:
-        """Return the micro-batches of a leg that does not run the model."""
-        numbers = range(len(leg.micro_batches(self.config)[dp]))
-        return frozenset((0, chunk, number) for chunk in range(self.layout.vpp) for number in numbers)
-
-    @property
-    def workloads(self) -> list[tuple[str, int]]:
-        """Return (leg, step) in the order in which data paths that count their work build the iterators of chunk 0."""
-        if not self.config.path.counts_work:
-            return []
-        fetched = [("metadata", 0)] if self.config.trained_by_harness else []
-        return [*fetched, *(("training", step) for step in self.evidence.steps)]
-
-
 def missing(evidence: CellEvidence) -> Iterator[str]:
     """Yield everything that is missing of a cell whose ranks all completed."""
     expected = Expected(evidence)
     yield from (f"result.json {problem}" for problem in _ended(evidence))
     partial = False
     for rank, record in evidence.records.items():
-        for subject in (_facts, _legs, _model, _adapters, _experts, _reports, _states, _times):
+        for subject in (_facts, _legs, _model, adapters.missing, experts.missing, _reports, _states, _times):
             for problem in subject(expected, record):
                 partial = True
                 yield f"record of rank {rank}: {problem}"
     yield from (f"oracle.json: {problem}" for problem in _oracle(evidence))
-    yield from _all_frozen(expected, evidence.records)
+    yield from adapters.missing_frozen(expected, evidence.records)
     if not partial:
         yield from _together(expected, evidence.records)
 
@@ -308,18 +197,6 @@ def _facts(expected: Expected, record: RankRecord) -> Iterator[str]:
         yield "modules: megatron.core is missing"
 
 
-def _keys(name: str, recorded_keys: Iterable[tuple[int, ...]], planned: Collection[tuple[int, ...]]) -> Iterator[str]:
-    """Yield a problem unless exactly the planned keys are there, once."""
-    recorded = list(recorded_keys)
-    if len(recorded) == len(planned) and {*recorded} == {*planned}:
-        return
-    for what, keys in (("missing", {*planned} - {*recorded}), ("not planned", {*recorded} - {*planned})):
-        if keys:
-            yield f"{name}: {len(keys)} {what}, such as {min(keys)}; {len(planned)} are planned"
-            return
-    yield f"{name}: {len(recorded)} recorded, {len(planned)} are planned"
-
-
 def _legs(expected: Expected, record: RankRecord) -> Iterator[str]:
     """Require batches, attention layers, steps, evaluations and canary legs."""
     at, steps = record.place, len(expected.evidence.steps)
@@ -333,7 +210,7 @@ def _legs(expected: Expected, record: RankRecord) -> Iterator[str]:
             f"counts_work={path.counts_work}"
         )
     batches = ((batch.step, batch.chunk, batch.micro_batch) for batch in record.batches)
-    yield from _keys("batches", batches, expected.once(expected.batch_keys, at.dp))
+    yield from keys_problems("batches", batches, expected.once(expected.batch_keys, at.dp))
     for batch in record.batches:
         returns = expected.config.path.returns_log_probs and is_last(expected.config, at.pp, batch.chunk)
         if returns and batch.log_probs is None:
@@ -343,7 +220,7 @@ def _legs(expected: Expected, record: RankRecord) -> Iterator[str]:
         ("recomputed", record.recomputed, expected.once(expected.recomputed_keys, at.pp, at.dp)),
     ):
         keys = ((recorded.step, recorded.chunk, recorded.micro_batch, recorded.layer) for recorded in seen_layers)
-        yield from _keys(name, keys, planned)
+        yield from keys_problems(name, keys, planned)
     for number, params in enumerate(record.packed_params):
         present = {name for name in (*OFFSETS, *PADDED) if getattr(params, name) is not None}
         if lost := sorted(present - params.forms.keys()):
@@ -389,27 +266,32 @@ def _evaluations(expected: Expected, record: RankRecord) -> Iterator[str]:
 
 def _leg(expected: Expected, record: RankRecord, seen: LegSeen, leg: Leg) -> Iterator[str]:
     if not leg.model:
-        keys = ((batch.step, batch.chunk, batch.micro_batch) for batch in seen.batches)
-        yield from _keys("batches", keys, expected.leg_keys(leg, record.place.dp))
-        for batch in seen.batches:
-            used = fields_used(expected.config, record.place.pp, batch.chunk)
-            lost = [name for name in used if getattr(batch, name) is None]
-            if (batch.params is not None) != expected.config.style.packed:
-                lost.append("packed params as the path has them")
-            yield from (
-                f"batches: chunk {batch.chunk}, micro-batch {batch.micro_batch}: no {name}" for name in lost[:1]
-            )
+        yield from _fetched(expected, record, seen, leg)
     layers = expected.outputs(record.place) if leg.backward else []
     yield from _outputs(seen.activations, layers, record.activations)
     names, all_names = _names(seen.parameters), _names(record.parameters)
     if leg.backward and expected.config.fingerprints and names != all_names:
         yield f"parameters: {len(names)} recorded, {len(all_names)} in step 0"
-    if not leg.trains:
-        return
-    if seen.training is None:
+    if leg.trains and seen.training is not None:
+        yield from _trained(record, seen.training, [name for name, _ in all_names])
+    elif leg.trains:
         yield "its later steps are missing"
-        return
-    training = seen.training
+
+
+def _fetched(expected: Expected, record: RankRecord, seen: LegSeen, leg: Leg) -> Iterator[str]:
+    """Require the batches of a leg that does not run the model, whole."""
+    keys = ((batch.step, batch.chunk, batch.micro_batch) for batch in seen.batches)
+    yield from keys_problems("batches", keys, expected.leg_keys(leg, record.place.dp))
+    for batch in seen.batches:
+        used = fields_used(expected.config, record.place.pp, batch.chunk)
+        lost = [name for name in used if getattr(batch, name) is None]
+        if (batch.params is not None) != expected.config.style.packed:
+            lost.append("packed params as the path has them")
+        yield from (f"batches: chunk {batch.chunk}, micro-batch {batch.micro_batch}: no {name}" for name in lost[:1])
+
+
+def _trained(record: RankRecord, training: TrainingSeen, names: list[str]) -> Iterator[str]:
+    """Require that a leg that trains did all that the training leg did."""
     if any(step.grad_norm is None for step in training.steps):
         yield "steps: a gradient norm is missing"
     for name, later, first in (
@@ -421,8 +303,8 @@ def _leg(expected: Expected, record: RankRecord, seen: LegSeen, leg: Leg) -> Ite
     for name, recorded, wanted in (
         ("steps", [step.after for step in training.steps], [step.step for step in record.steps[1:]]),
         ("evaluations", [later.after for later in training.evaluations], [first.after for first in record.evaluations]),
-        ("changes", list(training.changes), [name for name, _ in all_names]),
-        ("trained", list(training.trained), [name for name, _ in all_names]),
+        ("changes", list(training.changes), names),
+        ("trained", list(training.trained), names),
         ("merged", list(training.merged), [weight.name for weight in record.merged if weight.after is not None]),
         ("expert_biases", len(training.expert_biases), len(record.expert_biases)),
     ):
@@ -451,136 +333,51 @@ def _model(expected: Expected, record: RankRecord) -> Iterator[str]:
     """Require layer outputs, gradients, updates, the optimizer and predictions of every part of the model."""
     at = record.place
     yield from _outputs(record.activations, expected.outputs(at), record.activations)
-    with_weights = expected.chunks_with_weights(at.pp)
-    if bool(record.parameters) != (expected.fingerprints and bool(with_weights)):
-        wanted = "none" if record.parameters else "some"
-        yield f"parameters: {len(record.parameters)} recorded, {wanted} expected"
-    if len({parameter.name for parameter in record.parameters}) != len(record.parameters):
-        yield "parameters: one is listed twice"
-    if record.parameters and expected.model.peft is None:
-        names = [parameter.name for parameter in record.parameters]
-        yield from (f"parameters: {problem}" for problem in _whole_stage(expected, at, names))
     # A trainer that never calls its optimizer has no gradients that a norm counts.
     updated = expected.config.trained_by_harness or any(
         parameter.update and parameter.update.change.norm_sq for parameter in record.parameters
     )
-    for parameter in record.parameters:
-        if parameter.update is None or parameter.update.trained is None or parameter.update.stale is None:
-            yield f"parameters: {parameter.name} has no update"
-        if parameter.in_norm is None and updated:
-            yield f"parameters: {parameter.name} has no in_norm"
-    yield from _optimizer(expected, record, updated)
-    scaled_chunks = [recorded.chunk for recorded in record.gradient_scales]
-    chunks = [*range(expected.layout.vpp)] if expected.has_first_step else []
-    if scaled_chunks != chunks:
-        yield f"gradient_scales: of chunks {scaled_chunks}, not {chunks}"
-    trained = {".experts." in parameter.name for parameter in record.parameters} if scaled_chunks else set()
-    for kind, experts in (("dense", False), ("experts", True)):
-        scales = [recorded for recorded in record.gradient_scales if recorded.chunk in with_weights]
-        held = [getattr(recorded, kind) is not None for recorded in scales]
-        # Some chunks have no experts, and with adapters some have no dense weight that trains.
-        whole = all(held) if kind == "dense" and expected.model.peft is None else any(held)
-        if experts in trained and not whole:
-            yield f"gradient_scales: {kind} is missing"
+    yield from (f"parameters: {problem}" for problem in _parameters(expected, record, updated=updated))
+    yield from optimizer.missing(expected, record, updated=updated)
+    yield from (f"gradient_scales: {problem}" for problem in _gradient_scales(expected, record))
     mtp = expected.model.mtp
     depths = range(1, mtp.layers + 1) if mtp and expected.is_last(at) and expected.has_first_step else ()
     heads = [(depth, number) for depth in depths for number in expected.micro_batches(0, at.dp)]
-    yield from _keys("mtp", ((recorded.depth, recorded.micro_batch) for recorded in record.mtp), heads)
+    yield from keys_problems("mtp", ((recorded.depth, recorded.micro_batch) for recorded in record.mtp), heads)
 
 
-def _whole_stage(expected: Expected, at: Coordinates, names: Sequence[str]) -> Iterator[str]:
-    """Yield what a stage lacks, or has beyond its layers."""
-    held_layers = {layer for name in names if (layer := layer_of(name))}
-    stage_layers = {*expected.layers(at.pp)}
-    if held_layers != stage_layers:
-        yield f"recorded for layers {sorted(held_layers)}, stage {at.pp} has {sorted(stage_layers)}"
-    if at.pp == 0 and not any(name.startswith("embedding.") for name in names):
-        yield "the first stage has no embedding"
-    if expected.is_last(at) and not any(name.startswith(("output_layer.", "embedding.")) for name in names):
-        yield "the last stage has no output layer"
+def _parameters(expected: Expected, record: RankRecord, *, updated: bool) -> Iterator[str]:
+    """Require every parameter of the stage once, each with its update."""
+    needed = expected.fingerprints and bool(expected.chunks_with_weights(record.place.pp))
+    if bool(record.parameters) != needed:
+        yield f"{len(record.parameters)} recorded, {'some' if needed else 'none'} expected"
+    names = [parameter.name for parameter in record.parameters]
+    if len({*names}) != len(names):
+        yield "one is listed twice"
+    if names and expected.model.peft is None:
+        yield from stage_problems(expected, record.place, names)
+    for parameter in record.parameters:
+        if parameter.update is None or parameter.update.trained is None or parameter.update.stale is None:
+            yield f"{parameter.name} has no update"
+        if parameter.in_norm is None and updated:
+            yield f"{parameter.name} has no in_norm"
 
 
-def _optimizer(expected: Expected, record: RankRecord, updated: bool) -> Iterator[str]:
-    optimizer, stage = record.optimizer, record.place.pp
-    if not expected.chunks_with_weights(stage):
-        return
-    if optimizer is None:
-        yield from ["optimizer is missing"] if expected.fingerprints else []
-        return
-    needed = ["gradients", "weights", "matrix_decays"]
-    needed += ["moments"] if updated else []
-    needed += ["vector_decays"] if expected.model.peft is None and expected.has_norms(stage) else []
-    yield from (f"optimizer: {name} is empty" for name in needed if not getattr(optimizer, name))
-
-
-def _adapters(expected: Expected, record: RankRecord) -> Iterator[str]:
-    """Require weights that do not train, adapters of those that have one, and the weights that upstream merges."""
-    peft = expected.model.peft
-    if peft is None:
-        return
-    base_names = [weight.name for weight in record.parameters if not is_adapter(weight.name)]
-    base_names += [weight.name for weight in record.frozen]
-    yield from (f"frozen: {problem}" for problem in _whole_stage(expected, record.place, base_names))
-    yield from (
-        f"frozen: {weight.name} has no digest" for weight in record.frozen if not weight.before or not weight.after
-    )
-    if expected.fingerprints:
-        held = {weight.name.partition(".adapter.")[0] for weight in record.parameters if is_adapter(weight.name)}
-        adapted = {name.removesuffix(".weight") for name in base_names if peft.adapts(name)}
-        for layer in sorted(held ^ adapted):
-            yield f"parameters: {layer} has {'an' if layer in held else 'no'} adapter that trains"
-    yield from _merged(peft, record, base_names)
-
-
-def _merged(peft: PeftConfig, record: RankRecord, base_names: list[str]) -> Iterator[str]:
-    merged = sorted(weight.name for weight in record.merged)
-    expected = sorted(name for name in base_names if peft.adapts(name)) if peft.merges else []
-    if merged != expected:
-        yield f"merged: {len(merged)} weights, not {len(expected)}"
-    for weight in record.merged:
-        if weight.after is None or (weight.output_off is None) != (_EXPERT.search(weight.name) is not None):
-            yield f"merged: {weight.name}: after is {weight.after}, output_off {weight.output_off}"
-
-
-def _experts(expected: Expected, record: RankRecord) -> Iterator[str]:
-    """Require routers, their losses and biases, and the choices that the oracle follows."""
-    at, moe, config = record.place, expected.model.moe, expected.config
-    if moe is None:
-        return
-    routed, steps, first = expected.routed(at.pp), expected.evidence.steps, expected.has_first_step
-    planned = [(layer, number) for layer in routed if first for number in expected.micro_batches(0, at.dp)]
-    yield from _keys("routers", ((recorded.layer, recorded.micro_batch) for recorded in record.routers), planned)
-    if first and expected.model.router_losses and record.aux_scale is None:
-        yield "aux_scale is missing, and the model has an auxiliary loss"
-    needed = ["aux_loss", "aux_weighted"] if moe.balanced else []
-    needed += ["z_loss", "z_weighted"] if moe.z_loss_coeff > 0 else []
-    needed += ["kept"] if moe.capacity_factor is not None else []
-    for recorded in record.routers:
-        where = f"routers: layer {recorded.layer}, micro-batch {recorded.micro_batch}"
-        yield from (f"{where}: {name} is missing" for name in needed if getattr(recorded, name) is None)
-        shares = [*recorded.real, *recorded.padding]
-        if {len(recorded.real), len(recorded.padding)} != {config.micro_batch_size} or any(
-            {len(share.counts), len(share.scores)} != {moe.experts} for share in shares
-        ):
-            yield f"{where}: not {config.micro_batch_size} rows of {moe.experts} experts"
-        if moe.z_loss_coeff > 0 and any(share.squares is None for share in shares):
-            yield f"{where}: squares are missing"
-    biased = [(step, layer) for step in steps for layer in routed if moe.expert_bias]
-    yield from _keys("expert_biases", ((recorded.step, recorded.layer) for recorded in record.expert_biases), biased)
-    if any(len(recorded.values) != moe.experts for recorded in record.expert_biases):
-        yield f"expert_biases: not of {moe.experts} experts"
-    evaluated = [config.train.steps + number for number in config.evaluations]
-    choices = [
-        (step, layer, number)
-        for step in ((*steps, *evaluated) if follows_choices(config) else ())
-        for layer in routed
-        for number in range(len(config.micro_batches(step)[at.dp]))
-    ]
-    yield from _keys(
-        "choices", ((recorded.step, recorded.layer, recorded.micro_batch) for recorded in record.choices), choices
-    )
-    if moe.capacity_factor is not None and any(recorded.taken is None for recorded in record.choices):
-        yield "choices: what experts take within their capacity is missing"
+def _gradient_scales(expected: Expected, record: RankRecord) -> Iterator[str]:
+    """Require in the first step the scale of every chunk, of each kind of weight that trains."""
+    scaled_chunks = [recorded.chunk for recorded in record.gradient_scales]
+    chunks = [*range(expected.layout.vpp)] if expected.has_first_step else []
+    if scaled_chunks != chunks:
+        yield f"of chunks {scaled_chunks}, not {chunks}"
+    with_weights = expected.chunks_with_weights(record.place.pp)
+    scales = [recorded for recorded in record.gradient_scales if recorded.chunk in with_weights]
+    trained = {".experts." in parameter.name for parameter in record.parameters} if scaled_chunks else set()
+    for kind, of_experts in (("dense", False), ("experts", True)):
+        held = [getattr(recorded, kind) is not None for recorded in scales]
+        # Some chunks have no experts, and with adapters some have no dense weight that trains.
+        whole = all(held) if kind == "dense" and expected.model.peft is None else any(held)
+        if of_experts in trained and not whole:
+            yield f"{kind} is missing"
 
 
 def _reports(expected: Expected, record: RankRecord) -> Iterator[str]:
@@ -681,7 +478,7 @@ def _together(expected: Expected, records: Mapping[int, RankRecord]) -> Iterator
             yield f"environment: {name} is {there!r} on rank {differing}, {here!r} on rank {ranks[0]}"
     stages: dict[int, tuple[int, list[tuple[str, bool]]]] = {}
     for rank in ranks:
-        names = [parameter for parameter in _names(records[rank].parameters) if not _EXPERT.search(parameter[0])]
+        names = [parameter for parameter in _names(records[rank].parameters) if not OF_EXPERT.search(parameter[0])]
         first, first_names = stages.setdefault(records[rank].place.pp, (rank, names))
         if names != first_names:
             odd = sorted({*names} ^ {*first_names}) or names
@@ -717,7 +514,7 @@ def _same_states(expected: Expected, records: Mapping[int, RankRecord]) -> Itera
             names = [
                 (parameter.name, parameter.sharded)
                 for parameter in state.parameters
-                if not _EXPERT.search(parameter.name)
+                if not OF_EXPERT.search(parameter.name)
             ]
             first, first_names = stages.setdefault(records[rank].place.pp, (rank, names))
             if names != first_names:
@@ -746,23 +543,6 @@ def _all_parameters(expected: Expected, records: Mapping[int, RankRecord]) -> It
         name, origin = min(held ^ expected_names), expected.evidence.origin
         side = "no rank holds" if name in expected_names else f"the {origin} does not hold"
         yield f"parameters: {side} {name}; the cell has {len(held)}, the {origin} {len(expected_names)}"
-
-
-def _all_frozen(expected: Expected, records: Mapping[int, RankRecord]) -> Iterator[str]:
-    """Require that all ranks together hold the frozen weights of the control.
-
-    One that trains is held too: the check `frozen_weights` reports it.
-    """
-    control = expected.evidence.control
-    if expected.model.peft is None or control is None:
-        return
-    held = {weight.name for record in records.values() for weight in record.frozen}
-    held |= {parameter.name for record in records.values() for parameter in record.parameters}
-    expected_names = {weight.name for record in control.records.values() for weight in record.frozen}
-    if expected_names - held:
-        lost = min(expected_names - held)
-        count = len(held & expected_names)
-        yield f"frozen: no rank holds {lost}; the cell has {count}, the control {len(expected_names)}"
 
 
 def _oracle(evidence: CellEvidence) -> Iterator[str]:
