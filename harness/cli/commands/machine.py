@@ -58,6 +58,8 @@ def init(folder: Path, source: str | None = None, *, execute: bool = False) -> i
     for path, text in texts.items():
         _write_new(path, text)
         screen.out(f"wrote {path}")
+    if source is not None:
+        _say_cost(matrix)
     if cluster is None:
         screen.out(f"next: harness run {quote(str(matrix))}")
     else:
@@ -84,7 +86,21 @@ def matrix_from(source: str, *, execute: bool = False) -> Path:
         raise InputError(Problem(message="exists already and says something else", file=str(path), hint=hint))
     _write_new(path, text)
     screen.out(f"wrote {path}")
+    _say_cost(path)
     return path
+
+
+def _say_cost(matrix: Path) -> None:
+    """Print how many cells the matrix has, and about how long they take on this machine."""
+    from harness.core.text import counted, duration
+    from harness.inputs.matrix_file import read_matrix
+    from harness.launch.allocations import estimate
+    from harness.launch.local import cores
+    from harness.matrix.expansion.expand import expand
+
+    cost = estimate(expand(read_matrix(matrix)), cores=cores())
+    time = f"about {duration(cost.seconds)} on this machine, once the environment is made"
+    screen.out(f"  {counted(cost.cells, 'cell')} of up to {counted(cost.largest_world, 'rank')}: {time}")
 
 
 def _refuse_existing(path: Path) -> None:
