@@ -41,7 +41,8 @@ BUGS = {
     "documents leak into each other": Bug(
         "pretrain_gpt.py",
         "            cu_seqlens_q=cu_seqlens_for_params,\n            cu_seqlens_kv=cu_seqlens_for_params,",
-        "            cu_seqlens_q=cu_seqlens_for_params[[0, -1]],\n            cu_seqlens_kv=cu_seqlens_for_params[[0, -1]],",
+        "            cu_seqlens_q=cu_seqlens_for_params[[0, -1]],\n"
+        "            cu_seqlens_kv=cu_seqlens_for_params[[0, -1]],",
         "params_agree_plan",
         "cu_seqlens",
     ),
