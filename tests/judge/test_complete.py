@@ -14,7 +14,7 @@ from harness.core.cell.layout import Coordinates
 from harness.core.cell.timing import Timed, TimingConfig
 from harness.core.outcomes import NODE_RULES, Outcome, Rejection
 from harness.core.packing.documents import DocumentsConfig
-from harness.core.run.records import Failure, RankRecord, WorkloadSeen
+from harness.core.run.records import ExpertBiasSeen, Failure, RankRecord, WorkloadSeen
 from harness.core.run.run_plan import BaselineRequest
 from harness.core.run.tensor_records import ParameterSeen
 from harness.judge.complete import incomplete, missing, rejection_problem, uncompared, untrusted
@@ -441,6 +441,28 @@ def only_first_layer(record: RankRecord) -> None:
 def test_what_adapters_need_is_named(change: OfRecord, said: str) -> None:
     evidence = adapted_cell()
     only_first_layer(evidence.records[0])
+    assert not any(said in problem for problem in missing(evidence))
+    change(evidence.records[0])
+    assert any(said in problem for problem in missing(evidence))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda record: record.routers.pop(), "routers: 1 missing, such as"),
+        (lambda record: setattr(record, "aux_scale", None), "aux_scale is missing"),
+        (lambda record: setattr(record.routers[0], "aux_loss", None), "aux_loss is missing"),
+        (lambda record: record.routers[0].real.clear(), "not 1 rows of 4 experts"),
+        (lambda record: setattr(record.routers[0].real[0], "squares", None), "squares are missing"),
+        (lambda record: record.choices.pop(), "choices: 1 missing, such as"),
+        (
+            lambda record: record.expert_biases.append(ExpertBiasSeen(step=0, layer=1, values=[0.0])),
+            "expert_biases: not of 4 experts",
+        ),
+    ],
+)
+def test_what_experts_need_is_named(change: OfRecord, said: str) -> None:
+    evidence = with_routers(z_loss_coeff=0.1)
     assert not any(said in problem for problem in missing(evidence))
     change(evidence.records[0])
     assert any(said in problem for problem in missing(evidence))
