@@ -78,7 +78,7 @@ def matrix_of_run(file: str, machine: Machine, path: Path, *, execute: bool = Fa
         "origin": {
             "source": json.dumps(lists["source"]),
             "kept": map(json.dumps, lists["kept"]),
-            "shrunk": map(json.dumps, lists["shrunk"]),
+            "shrunk": list(map(json.dumps, lists["shrunk"])),
             "not_tested": [(json.dumps(why_), map(json.dumps, texts)) for why_, texts in lists["not_tested"].items()],
         },
     }

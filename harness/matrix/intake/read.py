@@ -182,4 +182,10 @@ def translate(run: TrainingRun) -> Translation:
     result = READERS[run.project].translate(run)
     for name in run.hidden:
         result.leave_out(name, "only a shell knows its value")
+    per_token = "packing_options.calculate_per_token_loss"
+    if not result.packing and result.keys["cp"] > 1 and not result.keys.get(per_token, True):
+        result.keys[per_token] = True
+        result.leave_out(
+            "a mean over tokens of each rank", "cells that do not pack need calculate_per_token_loss with cp"
+        )
     return result

@@ -135,22 +135,25 @@ def _packing(settings: Settings, result: Translation, section: str) -> None:
             f"{section}remove_microbatch_padding=false",
             "the run does not pack: cells have SkyRL's padded batches (remove_microbatch_padding: false)",
         )
-    for name in ("use_sequence_packing", "max_tokens_per_microbatch"):
-        value = settings.take(f"{section}{name}")
-        if value in (None, False, -1, "-1", "false"):
-            continue
-        if declaration(f"packing_options.{name}") and name == "use_sequence_packing":
-            result.keys[f"packing_options.{name}"] = True
-        else:
-            result.leave_out(f"{section}{name}={value}", "a micro-batch has the documents that the matrix says")
+    binned = settings.on(f"{section}use_sequence_packing")
+    most = settings.size(f"{section}max_tokens_per_microbatch", -1)
+    length = settings.size("max_length", 0)
+    if binned and declaration("packing_options.use_sequence_packing"):
+        result.keys["packing_options.use_sequence_packing"] = True
+        # Rows of a micro-batch; SkyRL then ignores the number of documents.
+        result.keys["micro_batch_size"] = most // length if most > 0 and length else 1
+    elif binned or most > 0:
+        reason = "a micro-batch has the documents that the matrix says"
+        result.leave_out(f"{section}use_sequence_packing, {section}max_tokens_per_microbatch", reason)
+    result.keys["train.seq_length"] = length
 
 
 def _training(settings: Settings, result: Translation, sections: _Sections) -> None:
     keys, trainer = result.keys, sections.trainer
     keys["dtype"] = "bf16"
-    keys["micro_batch_size"] = settings.size(f"{trainer}micro_train_batch_size_per_gpu", 1)
+    keys.setdefault("micro_batch_size", settings.size(f"{trainer}micro_train_batch_size_per_gpu", 1))
     keys["train.global_batch"] = settings.size(sections.batch, 8)
-    keys["train.seq_length"] = settings.size("max_length", 0) or (
+    keys["train.seq_length"] = keys["train.seq_length"] or (
         settings.size("trainer.max_prompt_length", 32)
         + settings.size("generator.sampling_params.max_generate_length", 32)
     )
