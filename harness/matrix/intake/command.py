@@ -26,6 +26,9 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Mod: operator.mod,
 }
 _OF_THE_USER = {"HOME": "~", "PWD": ".", "USER": "user", "@": "", "*": ""}  # paths and names, and no more arguments
+# Signs that are operators in a command, but not in the value of a variable, such as "<path of the model>".
+_NO_OPERATORS = {ord(sign): 0xE000 + index for index, sign in enumerate("|&;<>")}
+_OPERATORS_AGAIN = {stand_in: sign for sign, stand_in in _NO_OPERATORS.items()}
 _LONGEST_TEXT = 40  # lines of a text in quotes
 _PRINTED = re.compile(r"^printf\s+-v\s+([A-Za-z_]\w*)\s")
 _NUMBER = re.compile(r"-\.?\d")
@@ -57,6 +60,7 @@ class Shell:
 
     def expanded(self, text: str) -> str:
         """Return the text with its variables replaced, `${NAME:-default}` and arrays included."""
+        text = text.replace('"$@"', "").replace('"${@}"', "")  # no word, where an empty variable in quotes is one
         for _ in range(20):  # a value may have variables itself
             replaced = _VARIABLE.sub(self._value, _ARRAY.sub(self._items, _ARITHMETIC.sub(self._number, text)))
             if replaced == text:
@@ -91,7 +95,7 @@ class Shell:
     def _value(self, found: re.Match[str]) -> str:
         name, default = found[1] or found[3], found[2]
         if name in self.variables:
-            return self.variables[name]
+            return self.variables[name].translate(_NO_OPERATORS)
         if name in self.arrays:
             return self.arrays[name]
         if default is not None:
@@ -244,7 +248,7 @@ def _split(statement: str) -> list[str]:
     flat: list[str] = []
     for word in words:  # an array may hold "--name value" in one word; upstream's examples do
         flat += shlex.split(word) if word.startswith("--") and " " in word else [word]
-    return flat
+    return [word.translate(_OPERATORS_AGAIN) for word in flat]
 
 
 def statements(text: str) -> list[str]:

@@ -60,3 +60,14 @@ def test_a_word_that_belongs_to_no_flag_is_refused() -> None:
 
 def test_overrides_are_read_without_their_signs() -> None:
     assert overrides_of(["main", "a.b=1", "+c=[1,2]", "~d=x"]) == {"a.b": "1", "c": "[1,2]", "d": "x"}
+
+
+def test_an_operator_in_the_value_of_a_variable_does_not_end_the_command() -> None:
+    words = ("--model", "<path of it>", "--bf16")
+    assert command_in('M="<path of it>"\ntorchrun pretrain_gpt.py --model "$M" --bf16 | tee x', SCRIPTS).words == words
+
+
+def test_arithmetic_is_computed_and_texts_of_several_lines_are_one() -> None:
+    value = "ENV='{\n 1\n}'"
+    script = f'N=$((1024 * 2))\n{value}\nray --env="$ENV" -- pretrain_gpt.py --seq-length $((N + 8)) --bf16 "$@"'
+    assert command_in(script, SCRIPTS).words == ("--seq-length", "2056", "--bf16")
