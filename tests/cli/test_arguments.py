@@ -69,7 +69,7 @@ def test_every_command_has_help(words: tuple[str, ...], capsys: pytest.CaptureFi
         ),
         (["stauts", "latest"], ["no such command: 'stauts'; did you mean 'status'?"]),
         (["history", "--outcome", "FIAL"], ["no such choice: 'FIAL'; did you mean 'FAIL'? (choose from PASS,"]),
-        (["run", "--dry-run"], ["usage: harness run", "the following arguments are required: MATRIX"]),
+        (["plan", "--all"], ["usage: harness plan", "the following arguments are required: MATRIX"]),
         (["status", "a", "b"], ["usage: harness status", "unrecognized arguments: b"]),
     ],
 )
