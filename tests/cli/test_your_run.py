@@ -55,10 +55,10 @@ BUGS = {
     ),
     "positions go on from one document to the next": Bug(
         "megatron/core/models/common/embeddings/rope_utils.py",
-        "    global_seq_start = cu_seqlens_i64[seq_idx]",
-        "    global_seq_start = torch.zeros_like(cu_seqlens_i64[seq_idx])",
-        "",
-        "",
+        "    local_pos = token_pos - local_seq_start",
+        "    local_pos = token_pos",
+        "activations",
+        "layer 1",
     ),
     "labels are those of the slot before": Bug(
         "megatron/training/datasets/sft_dataset.py",
