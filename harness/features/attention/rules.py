@@ -104,7 +104,7 @@ ATTENTION_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "positions.ids",
-        "verl, NeMo-RL and SkyRL: packed rows for rotary positions, which are counted from cu_seqlens",
+        "verl and NeMo-RL and SkyRL: packed rows for rotary positions, which are counted from cu_seqlens",
         position_ids_reach_the_model,
     ),
     Rule(

@@ -107,7 +107,8 @@ def test_a_planned_step_holds_every_document_once_and_every_segment_is_aligned(
         assert len(batch.rows) == micro_batch_size
         assert batch.slots == sum(row.length for row in batch.rows)
         assert all(row.length == SEQ for row in batch.rows) or style.row_length is None
-        assert all(row.length <= SEQ for row in batch.rows)
+        # A packer that makes micro-batches of several rows equally long may lengthen a row beyond it.
+        assert all(row.length <= SEQ for row in batch.rows) or (style.row_length is None and micro_batch_size > 1)
         assert all(item.padded_length % style.document_multiple == 0 for item in batch.placed)
 
 

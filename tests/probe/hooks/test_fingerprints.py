@@ -40,7 +40,8 @@ def test_parts_of_a_whole_gradient_compose_the_shards_of_every_tp_size(dim: int,
     name = "decoder.layers.0.mlp.linear_fc1.weight" if pieces == 2 else "decoder.layers.0.mlp.linear_fc2.weight"
     parameter = Parameter(torch.zeros(16, 8))
     whole = Shard(full=(16, 8), dim=None, pieces=1, index=0, count=1)
-    parts = part_fingerprints(NamedParameter(name=name, parameter=parameter, shard=whole, split=dim), full, seed=7)
+    unsplit = NamedParameter(name=name, parameter=parameter, shard=whole, split=dim, pieces=pieces)
+    parts = part_fingerprints(unsplit, full, seed=7)
     assert len(parts) == 8
     for rank in range(count):
         shard = Shard(full=(16, 8), dim=dim, pieces=pieces, index=rank, count=count)
