@@ -32,7 +32,7 @@ VERL: tuple[FaultSpec, ...] = (
         modelled_on="NVIDIA-NeMo/Megatron-Bridge 84e7948ea: loss masks of tokens, not of labels",
         layout=ONE,
         why="one rank with masked tokens",
-        checks=("parameter_gradients", "grad_norm"),
+        checks=("token_count", "parameter_gradients", "grad_norm"),
         where={"step": 0},
     ),
     rollout_spec(
@@ -41,7 +41,7 @@ VERL: tuple[FaultSpec, ...] = (
         modelled_on="NVIDIA/Megatron-LM 5946e24b37: the scale of a loss over replicas",
         layout=DP,
         why="two replicas",
-        checks=("parameter_gradients", "grad_norm"),
+        checks=("token_count", "parameter_gradients", "grad_norm"),
         where={"step": 0},
     ),
     rollout_spec(
