@@ -1,4 +1,4 @@
-"""`--since REF`: beside the checkout that the command stands in, the same checkout at a commit, in the same cells."""
+"""`--since REF`: beside the current checkout, the same checkout at a commit, in the same cells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The working tree that a command stands in, the project that it is of, and what that tree pins."""
+"""The working tree around the current folder, the project that it is of, and what that tree pins."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def working_tree() -> WorkingTree:
 
 
 def matrix_here(path: Path, tree_of: Callable[[], WorkingTree | None] | None = None) -> Path:
-    """Return the matrix file; for the shipped one called `gate`, the gate of the project whose checkout one stands in.
+    """Return the matrix file; for the shipped one called `gate`, the gate of the current checkout's project.
 
     `tree_of`: finds another checkout. InputError if its project has no gate.
     """

@@ -1,4 +1,4 @@
-"""`--since REF`: the stacks of a matrix at two states of the checkout that the command stands in."""
+"""`--since REF`: the stacks of a matrix at two states of the current checkout."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def _arithmetic(node: ast.expr) -> int:
 class Command:
     """A command that trains, cut at its script."""
 
-    launcher: tuple[str, ...]  # what stands in front, e.g. torchrun and its arguments
+    launcher: tuple[str, ...]  # the words before the script, e.g. torchrun and its arguments
     script: str  # empty: the text begins with arguments
     words: tuple[str, ...]
 

@@ -61,7 +61,7 @@ def layout(settings: Settings, result: Translation, section: str, ranks: int | N
 
 
 def named_model(result: Translation, name: Any) -> None:
-    """Set the keys of the model from its public name; the harness's default structure if nobody knows its sizes.
+    """Set the keys of the model from its public name; the harness's default structure if its sizes are not known.
 
     To be called after `layout`, which says whether it has experts.
     """
@@ -149,7 +149,7 @@ def _is_off(name: str, value: Any) -> bool:
 
 
 def finish(settings: Settings, result: Translation, reasons: Mapping[str, str], *, whole: bool) -> None:
-    """Make the model consistent, and leave out what nobody has taken.
+    """Make the model consistent, and leave out the settings that are left over.
 
     `reasons`: by the beginning of a name. `whole`: the settings are a whole configuration, so that sections are named
     and not each of their settings.

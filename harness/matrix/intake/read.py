@@ -1,4 +1,4 @@
-"""Tells what a text is: a log with upstream's arguments, a configuration, or a command; and whose."""
+"""Recognises a text: a log with upstream's arguments, a configuration or a command, and its project."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Translation:
 
 
 class Settings:
-    """The settings of a run, each taken once; what nobody has taken is left over."""
+    """The settings of a run, each taken once; the rest is left over."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = dict(settings)
@@ -94,7 +94,7 @@ class Settings:
         return {name[len(prefix) :]: self._settings.pop(name) for name in names}
 
     def left(self) -> Iterator[tuple[str, Any]]:
-        """Yield what nobody has taken, without what is None."""
+        """Yield the settings that were not taken, without those that are None."""
         yield from ((name, value) for name, value in self._settings.items() if value is not None)
 
 

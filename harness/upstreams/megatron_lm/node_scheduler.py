@@ -77,7 +77,7 @@ class SchedulerPath:
         """Return one iterator per chunk. Also stores upstream's counts, which are sums over all replicas, unchanged."""
         layout, place = truth.config.layout, self.context.place
         documents = share(truth.documents, layout.dp, place.dp)
-        # Upstream's own rule; a source on other ranks would be read by nobody.
+        # Upstream's own rule; a source on other ranks would never be read.
         reads = place.tp == 0 and place.pp in (0, layout.pp - 1)
         source = (self._sample(truth, document) for document in documents) if reads else None
         config = SimpleNamespace(
