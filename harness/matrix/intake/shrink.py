@@ -47,16 +47,14 @@ class Shrunk:
     def kept(self) -> list[str]:
         """What is as in the run, as text: the layout first."""
         changed = {change.key for change in self.changes}
-        own = [f"{name} {value}" for name, value in self.layouts[0].items() if name not in changed]
+        own = [f"{name} {_text(value)}" for name, value in self.layouts[0].items() if name not in changed]
         return own + [f"{name} {_text(value)}" for name, value in self.keys.items() if name not in changed]
 
 
 def _text(value: Any) -> str:
-    return (
-        {True: "on", False: "off", None: "none"}.get(value, str(value))
-        if not isinstance(value, (int, float)) or isinstance(value, bool)
-        else str(value)
-    )
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "none" if value is None else str(value)
 
 
 def shrink(keys: Mapping[str, Any], most_ranks: int) -> Shrunk:
