@@ -91,7 +91,7 @@ def test_no_process_is_left_what_finished_is_judged_and_the_message_says_how_to_
 
 
 def test_a_run_whose_launcher_was_killed_is_resumed_and_no_cell_trains_twice(tmp_path: Path) -> None:
-    matrix = LONG.replace("8000", "60")
+    matrix = LONG.replace("8000", "12")
     assert interrupted(signal.SIGKILL, tmp_path, matrix)[0] == -signal.SIGKILL
     _all_gone(tmp_path)
     run = only_run(tmp_path / "runs")
