@@ -99,6 +99,7 @@ DRAWN: dict[str, Values] = {
     "moe.bias_rate": (1e-3, 0.01),
     "moe.shared_ffn": (None, 32),
     "moe.capacity_factor": (None, 0.5, 1.0, 2.0),
+    "moe.layer_freq": ("1", "2"),
     "mtp.layers": (1, 2),
     "mtp.loss_factor": (0.1, 0.3),
     "mtp.stage": (None, 0),

@@ -101,6 +101,7 @@ _AXES = {
     "moe_expert_capacity_factor": "model.moe.capacity_factor",
     "moe_token_drop_policy": "model.moe.drop_policy",
     "moe_pad_expert_input_to_capacity": "model.moe.pad_to_capacity",
+    "moe_layer_freq": "model.moe.layer_freq",
     "expert_tensor_parallel_size": "etp",
     "mtp_num_layers": "model.mtp.layers",
     "mtp_loss_scaling_factor": "model.mtp.loss_factor",
@@ -227,7 +228,7 @@ _HAVE = {
     "openai_gelu": "false",
 }
 _HAVE_NOT = [name for name, reason in _REASONS.items() if reason in (_UPDATES, _TRAINED) and name not in _HAVE]
-_SHRUNK = ("window_size", "hybrid_layer_pattern", "hybrid_override_pattern")  # texts that are sizes
+_SHRUNK = ("window_size", "hybrid_layer_pattern", "hybrid_override_pattern", "moe_layer_freq")  # texts that are sizes
 _EXACT = ("norm_epsilon", "layernorm_epsilon", "rotary_percent", "rope_scaling_factor")  # numbers that are no sizes
 _OPPOSITE = ("untie_embeddings_and_output_weights", "disable_bias_linear")  # flags that turn their key off
 _ACTIVATIONS = ("swiglu", "squared_relu", "quick_geglu")  # flags that are values of their key

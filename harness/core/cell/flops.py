@@ -37,9 +37,12 @@ def weights_per_token(model: ModelConfig) -> int:
     depths = model.mtp.layers if model.mtp else 0
     if model.pattern:
         return sum(_weights_of(model, letter) for letter in layers_of(model.pattern)) + model.hidden * model.vocab
-    block = _attention_weights(model) + _feed_forward_weights(model)
+    kinds = model.moe.at_layers(model.layers) if model.moe else [False] * model.layers
+    dense = replace(model, moe=None)
+    # Prediction layers are built as the last layer is.
+    fed = sum(_feed_forward_weights(model if has else dense) for has in kinds + kinds[-1:] * depths)
     ends = (1 + depths) * model.hidden * model.vocab + depths * (3 * model.hidden + 2 * model.hidden**2)
-    return (model.layers + depths) * block + ends
+    return (model.layers + depths) * _attention_weights(model) + fed + ends
 
 
 def _attention_weights(model: ModelConfig) -> int:

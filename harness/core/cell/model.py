@@ -11,7 +11,7 @@ from harness.core.setting import count, setting
 from harness.features.adapters.config import PeftConfig
 from harness.features.attention.config import SOFTMAXES, VANILLA, MlaConfig
 from harness.features.experts.config import MoeConfig
-from harness.features.hybrid.pattern import CUT, checked_pattern, layers_of
+from harness.features.hybrid.pattern import CUT, EXPERTS, checked_pattern, layers_of
 from harness.features.prediction.config import MtpConfig
 from harness.features.vision.config import VisionConfig
 
@@ -238,7 +238,11 @@ class ModelConfig:
         return tuple(map(len, self.pattern.split(CUT))) if CUT in self.pattern else self.layers
 
     def numbers_of(self, letters: str) -> list[int]:
-        """Numbers, from 1, of the layers that have one of these letters; without a pattern every layer has all."""
+        """Numbers, from 1, of the layers that have one of these letters; without a pattern every layer has all, but for
+        dense layers, which have no experts.
+        """
+        if letters == EXPERTS and self.moe and not self.pattern:
+            return [number for number, has in enumerate(self.moe.at_layers(self.layers), 1) if has]
         found = layers_of(self.pattern) or letters[0] * self.layers
         return [number for number, letter in enumerate(found, 1) if letter in letters]
 

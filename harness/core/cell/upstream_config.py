@@ -16,6 +16,7 @@ from harness.core.cell.model import ACTIVATIONS, ModelConfig
 from harness.core.setting import upstream_of
 from harness.features.attention.config import MlaConfig
 from harness.features.experts.config import MoeConfig
+from harness.features.experts.layers import listed as layers_listed
 from harness.features.hybrid.pattern import CONVOLUTION, EXPANSION, RECURRENT, STATE_SIZE
 from harness.features.vision.config import (
     CHANNELS,
@@ -158,6 +159,7 @@ def _expert_fields(moe: MoeConfig) -> dict[str, Any]:
         "moe_aux_loss_coeff": moe.aux_loss_coeff if moe.balanced else 0.0,
         "moe_z_loss_coeff": moe.z_loss_coeff or None,  # upstream divides by it in its log
         "moe_router_pre_softmax": moe.pre_softmax,
+        "moe_layer_freq": layers_listed(moe.layer_freq) or int(moe.layer_freq),
     }
 
 

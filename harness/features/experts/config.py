@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.core.setting import count, factor, setting
+from harness.features.experts.layers import EVERY, frequency, listed, with_experts
 
 GLOBAL_AUX = "global_aux_loss"
 AUX_LOSSES = ("none", "aux_loss", "seq_aux_loss", GLOBAL_AUX)
@@ -15,7 +16,7 @@ DROP_POLICIES = ("probs", "position")
 
 @dataclass(frozen=True, kw_only=True)
 class MoeConfig:
-    """Experts in place of every feed-forward block; without a capacity no token is dropped."""
+    """Experts in place of feed-forward blocks; without a capacity no token is dropped."""
 
     experts: int = count(4, "Experts per layer.", le=4_096, upstream="num_moe_experts", aliases=("num_experts",))
     topk: int = count(
@@ -99,6 +100,28 @@ class MoeConfig:
         later=True,
     )
 
+    layer_freq: str = setting(
+        EVERY,
+        doc="Layers with experts: every N-th from the first, or a list with 1 for each layer that has them and 0 for a "
+        "dense one, such as `[0]*1+[1]*3` for a first layer without.",
+        read=frequency,
+        values="a number, or a list",
+        written={"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}, {"type": "array"}]},
+        upstream="moe_layer_freq",
+        later=True,
+    )
+
+    def at_layers(self, layers: int) -> list[bool]:
+        """Return of each layer of a model whether it has experts."""
+        return with_experts(self.layer_freq, layers)
+
+    def of_first_layers(self, layers: int) -> MoeConfig | None:
+        """Return the experts of the first layers of a model; None if these are dense."""
+        kinds = listed(self.layer_freq)
+        if kinds is None:
+            return self
+        return replace(self, layer_freq=frequency(kinds[:layers])) if any(kinds[:layers]) else None
+
     @property
     def balanced(self) -> bool:
         """Whether an auxiliary loss acts on the router."""
@@ -139,4 +162,8 @@ class MoeConfig:
         parts += ["gate"] if self.shared_gate else []
         parts += [f"cap{self.capacity_factor:g}"] if self.capacity_factor is not None else []
         parts += [self.drop_policy] if self.drop_policy != DROP_POLICIES[0] else []
-        return parts + (["padded"] if self.pad_to_capacity else [])
+        parts += ["padded"] if self.pad_to_capacity else []
+        kinds = listed(self.layer_freq)
+        if kinds is not None:
+            return [*parts, "layers" + "".join(map(str, kinds))]
+        return parts + ([f"freq{self.layer_freq}"] if self.layer_freq != EVERY else [])

@@ -103,6 +103,18 @@ ROUTERS: tuple[FaultSpec, ...] = (
         checks=("parameter_gradients", "grad_norm"),
         where={"stage": 0, "layer": 1, "parameter": "decoder.layers.0.mlp.experts.0.linear_fc1.weight"},
     ),
+    FaultSpec(
+        name="dense-gradients-scaled-as-experts",
+        fault_class="model",
+        summary="gradients of the dense first layer are divided by ep once more, as those of experts are",
+        modelled_on="NVIDIA/Megatron-LM DistributedDataParallel: which buffer a parameter's gradient is put into",
+        layout=Layout(dp=2, ep=2),
+        why="two ranks that share the experts of a layer, after a layer without",
+        model=ModelConfig(layers=2, moe=MoeConfig(layer_freq="[0,1]")),
+        lane=Lane.NUMERICS,
+        checks=("parameter_gradients", "grad_norm"),
+        where={"stage": 0, "layer": 1, "parameter": "decoder.layers.0.mlp.linear_fc1.weight"},
+    ),
 )
 
 

@@ -98,6 +98,16 @@ class ExpertGradientsTimesEp(Fault):
                 named.parameter.main_grad.mul_(context.config.layout.ep)  # type: ignore[attr-defined]
 
 
+@injects("dense-gradients-scaled-as-experts")
+class DenseGradientsScaledAsExperts(Fault):
+    """Divide the gradients of dense feed-forward blocks by ep, as those of experts are."""
+
+    def on_gradients(self, chunks: list[Any], context: RankContext) -> None:
+        for named in _parameters(chunks, context, 0):
+            if ".mlp.linear_fc" in named.name:
+                named.parameter.main_grad.div_(context.config.layout.ep)  # type: ignore[attr-defined]
+
+
 @injects("expert-bias-of-one-replica")
 class ExpertBiasOfOneReplica(Fault):
     """Update the second replica's expert biases from its own tokens alone."""

@@ -47,11 +47,14 @@ def attention_layers(config: CellConfig, stage: int, chunk: int) -> list[int]:
 
 
 def layers_with(config: CellConfig, stage: int, chunk: int, letters: str) -> list[int]:
-    """Return numbers of a chunk's layers that have one of these letters; without a pattern, every layer has all."""
+    """Return numbers of a chunk's layers that have one of these letters (ModelConfig.numbers_of).
+
+    Prediction layers are built as the last layer of the model is.
+    """
     model, layout = config.model, config.layout
     wanted = model.numbers_of(letters)
     layers = [layer for layer in layout.layers(model.spread, stage, chunk) if layer in wanted]
-    if model.mtp and layout.ends(None, stage, chunk):
+    if model.mtp and layout.ends(None, stage, chunk) and (model.layers in wanted or model.pattern):
         layers += range(model.layers + 1, model.layers + 1 + model.mtp.layers)
     return layers
 

@@ -51,6 +51,8 @@ def as_declared(declared: Key, value: Any) -> Any:
     ValueError if the key cannot have it; the message says which values it has.
     """
     kinds = [kind for kind in get_args(declared.type) if kind is not type(None)] or [declared.type]
+    if declared.setting.read and str in kinds:
+        return declared.setting.read([int(word) for word in value] if isinstance(value, list) else value)
     word = as_words(value)[0] if as_words(value) else "true"
     if bool in kinds:
         return is_on(value)

@@ -26,6 +26,11 @@ def _model(layers: int, hidden: int, ffn: int, heads: int, kv_heads: int, **fiel
     )
 
 
+def _dense_first(dense: int, layers: int) -> dict[str, str]:
+    """Return the layers with experts where the first ones are dense: first_k_dense_replace of config.json."""
+    return {"moe_layer_freq": f"[0]*{dense}+[1]*{layers - dense}"}
+
+
 _TIED = {"untie_embeddings_and_output_weights": False}
 _BIAS = {"add_qkv_bias": True}
 _QWEN3 = {"kv_channels": 128, "qk_layernorm": True}
@@ -72,9 +77,11 @@ _MODELS: dict[str, PublicModel] = {
     r"qwen3-235b-a22b": _model(94, 4096, 12288, 64, 4, **_QWEN3_MOE, moe_ffn_hidden_size=1536),
     r"mixtral-8x7b": _model(32, 4096, 14336, 32, 8, num_experts=8, moe_router_topk=2, moe_ffn_hidden_size=14336),
     r"mixtral-8x22b": _model(56, 6144, 16384, 48, 8, num_experts=8, moe_router_topk=2, moe_ffn_hidden_size=16384),
-    r"deepseek-(v3|r1)(?!.*distill)": _model(61, 7168, 18432, 128, 128, **_DEEPSEEK, num_experts=256),
-    r"kimi-k2": _model(61, 7168, 18432, 64, 64, **_DEEPSEEK, num_experts=384),
-    r"moonlight-?16b": _model(27, 2048, 11264, 16, 16, **_MOONLIGHT),
+    r"deepseek-(v3|r1)(?!.*distill)": _model(
+        61, 7168, 18432, 128, 128, **_DEEPSEEK, **_dense_first(3, 61), num_experts=256
+    ),
+    r"kimi-k2": _model(61, 7168, 18432, 64, 64, **_DEEPSEEK, **_dense_first(1, 61), num_experts=384),
+    r"moonlight-?16b": _model(27, 2048, 11264, 16, 16, **_MOONLIGHT, **_dense_first(1, 27)),
 }
 _WITH_IMAGES = re.compile(r"[-_.]vl\b|omni", re.IGNORECASE)
 

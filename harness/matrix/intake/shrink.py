@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from harness.core.cell.layout import Layout
 from harness.core.cell.stages import DECODER, stages_of
 from harness.core.packing.options import align_up
+from harness.features.experts.layers import EVERY, shortened, with_experts
 
 _MAX_REPLICAS = 2
 _HEAD_SIZE = 8
@@ -66,8 +67,10 @@ def shrink(keys: Mapping[str, Any], most_ranks: int) -> Shrunk:
     small = {name: value for name, value in keys.items() if name not in _LAYOUT}
     layers = _stages(own, keys["model.layers"])
     layout = Layout(**own)
-    count = layers or layout.pp * layout.vpp * (2 if any(keys.get(name) for name in _EVERY_NTH) else 1)
-    small |= _attention(keys, layout) | _experts(keys, layout) | _latent(keys) | _schedule(keys)
+    chunks = layout.pp * layout.vpp
+    mixed = keys.get("model.moe.layer_freq", EVERY) != EVERY
+    count = layers or chunks * (2 if any(keys.get(name) for name in _EVERY_NTH) or (mixed and chunks == 1) else 1)
+    small |= _attention(keys, layout) | _experts(keys, layout, count) | _latent(keys) | _schedule(keys)
     small |= {
         "model.layers": count,
         **({"model.no_rope_freq": 1 if count % 2 else 2} if keys.get("model.no_rope_freq") else {}),
@@ -161,7 +164,7 @@ def _schedule(keys: Mapping[str, Any]) -> dict[str, Any]:
     return found | ({"train.lr_decay_iters": None} if keys.get("train.lr_decay_iters") else {})
 
 
-def _experts(keys: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
+def _experts(keys: Mapping[str, Any], layout: Layout, layers: int) -> dict[str, Any]:
     if "model.moe.experts" not in keys:
         return {}
     topk = min(keys.get("model.moe.topk", 2), 8)
@@ -170,6 +173,10 @@ def _experts(keys: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
         "model.moe.experts": align_up(max(2 * topk, 4), math.lcm(layout.ep, 2)),
         "model.moe.ffn": align_up(32, layout.tp),
     }
+    if "model.moe.layer_freq" in keys:
+        # At least one dense layer and one with experts, as they follow each other in the run.
+        kinds = with_experts(keys["model.moe.layer_freq"], keys["model.layers"])
+        found["model.moe.layer_freq"] = shortened(kinds, layers)
     return found | ({"model.moe.shared_ffn": align_up(32, layout.tp)} if keys.get("model.moe.shared_ffn") else {})
 
 

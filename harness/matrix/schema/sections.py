@@ -36,6 +36,7 @@ from harness.core.tolerances import (
     UNSIGNED,
     Override,
 )
+from harness.features.experts.layers import EVERY
 from harness.features.hybrid.pattern import EXPERTS, layers_of
 from harness.features.vision.config import VisionConfig
 from harness.matrix.problems import KeyPath, Problems, shown
@@ -600,6 +601,12 @@ def model_problems(model: ModelConfig) -> list[tuple[str, str]]:
         reasons.append(("qkv_bias", "biases already gives queries, keys and values one; leave one of the two out"))
     reasons += pattern_problems(model)
     moe, mla = model.moe, model.mla
+    if moe and len(kinds := moe.at_layers(model.layers)) != model.layers:
+        reasons.append(("moe.layer_freq", f"lists {len(kinds)} layers, and layers is {model.layers}"))
+    elif moe and not any(kinds):
+        reasons.append(("moe.layer_freq", "no layer has experts; leave out moe, or set a 1"))
+    if moe and model.pattern and moe.layer_freq != EVERY:
+        reasons.append(("moe.layer_freq", f"pattern {model.pattern!r} already says which layers have experts"))
     if moe and moe.topk > moe.experts:
         reasons.append(("moe.topk", f"topk {moe.topk} is more than experts {moe.experts}"))
     if mla and mla.qk_pos_emb_head_dim % 2:

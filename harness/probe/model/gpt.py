@@ -32,7 +32,15 @@ from harness.features.vision.node_model import build_vision_model
 from harness.probe.model.builders import MODELS
 from harness.probe.model.groups import GLOBAL, Groups, explicit_groups
 from harness.probe.model.norm import norm_of
-from harness.probe.model.parts import activation_function, config_class, layer_spec, mtp_arguments
+from harness.probe.model.parts import (
+    activation_function,
+    config_class,
+    dense,
+    layer_numbers,
+    layer_spec,
+    layer_specs,
+    mtp_arguments,
+)
 from harness.runtime.device.placement import Device
 from harness.upstreams.node_base import RankContext
 from harness.upstreams.node_lookup import lacking, takes
@@ -230,19 +238,22 @@ def _model(config: CellConfig, upstream: TransformerConfig, stage: int | None, a
     if config.model.hybrid:
         return build_hybrid(config, upstream, hybrid_spec(config), **arguments)
     virtual = {} if stage is None else {"vp_stage": stage}  # which releases before core_v0.14 do not take
-    layers = get_num_layers_to_build(upstream, **virtual)
-    spec = TransformerBlockSubmodules(layer_specs=[layer_spec(config)] * layers, layer_norm=norm_of(config))
+    count = get_num_layers_to_build(upstream, **virtual)
+    specs = layer_specs(config)
+    spec = TransformerBlockSubmodules(
+        layer_specs=[specs[number] for number in layer_numbers(upstream, count, **virtual)], layer_norm=norm_of(config)
+    )
     if config.model.vision:
         return build_vision_model(config, upstream, spec, arguments)
-    one = TransformerBlockSubmodules(layer_specs=[layer_spec(config)], layer_norm=norm_of(config))
+    # Upstream builds prediction layers as the last layer of the model.
+    one = TransformerBlockSubmodules(layer_specs=specs[-1:], layer_norm=norm_of(config))
     return GPTModel(upstream, spec, **arguments, **mtp_arguments(config, upstream, one, stage))
 
 
 def hybrid_spec(config: CellConfig) -> Any:
     """Return the spec of HybridModel's layers."""
     # A hybrid pattern has letters for dense and for expert layers, so it needs the specs of both.
-    dense = dataclasses.replace(config, model=dataclasses.replace(config.model, moe=None))
-    parts = (layer_spec(dense).submodules, layer_spec(config).submodules)
+    parts = (layer_spec(dense(config)).submodules, layer_spec(config).submodules)
     return stack_spec(*parts, norm_of(config), config.model.pattern)
 
 

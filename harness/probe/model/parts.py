@@ -7,6 +7,7 @@ parameters have the same names and values.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 from typing import Any
@@ -20,6 +21,7 @@ from megatron.core.transformer import attention
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from harness.core.cell.axis_values import EXPLICIT
 from harness.core.cell.config import CellConfig
@@ -91,6 +93,28 @@ def layer_spec(config: CellConfig) -> Any:
         put(attention, q_layernorm=norm, k_layernorm=norm)
     put(spec.submodules, input_layernorm=norm, pre_mlp_layernorm=norm)
     return spec
+
+
+def dense(config: CellConfig) -> CellConfig:
+    """Return the cell without experts."""
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, moe=None))
+
+
+def layer_specs(config: CellConfig) -> list[Any]:
+    """Return the spec of each layer of the whole model: with experts, or dense where `moe.layer_freq` says so."""
+    layers, moe = config.model.layers, config.model.moe
+    specs = {False: layer_spec(dense(config)), True: layer_spec(config)}
+    return [specs[has] for has in (moe.at_layers(layers) if moe else [False] * layers)]
+
+
+def layer_numbers(upstream: TransformerConfig, count: int, **virtual: int) -> list[int]:
+    """Return the numbers, from 0, of this chunk's layers, as get_gpt_decoder_block_spec chooses them (0.19)."""
+    layout = getattr(upstream, "pipeline_model_parallel_layout", None)
+    if layout is not None:
+        enums: Any = importlib.import_module("megatron.core.transformer.enums")
+        return list(layout.get_layer_id_list(layer_type=enums.LayerType.decoder, **virtual))
+    first = get_transformer_layer_offset(upstream, **virtual)
+    return list(range(first, first + count))
 
 
 def activation_function(config: CellConfig) -> Any:

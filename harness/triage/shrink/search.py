@@ -337,7 +337,9 @@ def _layers(config: CellConfig) -> list[CellConfig]:
     if pattern:
         counts = [] if CUT in pattern else [chunks * number for number in _fewer(len(pattern) // chunks)]
         return [replace(config, model=first_layers(config.model, count)) for count in counts]
-    return [_model(config, layers=chunks * number) for number in _fewer(config.model.layers // chunks)]
+    moe = config.model.moe
+    counts = [chunks * number for number in _fewer(config.model.layers // chunks)]
+    return [_model(config, layers=count, moe=moe and moe.of_first_layers(count)) for count in counts]
 
 
 def _without(part: str) -> Dimension:

@@ -16,6 +16,7 @@ from harness.core.cell.upstream_config import recurrent_fields
 from harness.core.run.run_dir import AttemptDir
 from harness.features.attention.node_kinds import attention_fields
 from harness.features.experts.config import SCORES, MoeConfig
+from harness.features.experts.layers import EVERY
 from harness.features.hybrid.node_model import pattern_of, use_own_norm
 from harness.probe.model.gpt import hybrid_spec
 from harness.runtime.device.placement import Device
@@ -175,6 +176,7 @@ def _later(moe: MoeConfig, layout: Layout) -> dict[str, Any]:
         "moe-shared-expert-intermediate-size": moe.shared_ffn,
         "moe-expert-capacity-factor": moe.capacity_factor,
         "moe-token-drop-policy": moe.drop_policy if moe.capacity_factor is not None else None,
+        "moe-layer-freq": moe.layer_freq if moe.layer_freq != EVERY else None,
         "expert-tensor-parallel-size": layout.etp or None,
     }
     return {name: value for name, value in values.items() if value is not None}

@@ -45,7 +45,6 @@ CONSTANT = {
     "bias_activation_fusion": "a kernel, which approximates GELU",
     "glu_linear_offset": "upstream's default",
     "activation_func_clamp_value": "upstream's default",
-    "moe_layer_freq": "upstream's default: every layer",
     "moe_router_num_groups": "upstream's default",
     "moe_router_group_topk": "upstream's default",
     "moe_router_topk_scaling_factor": "upstream's default",

@@ -148,6 +148,7 @@ PPO = """python3 -m verl.trainer.main_ppo --config-name='ppo_megatron_trainer.ya
         ("sp", True),
         ("model.mla.kv_lora_rank", 512),
         ("model.moe.experts", 256),
+        ("model.moe.layer_freq", f"[0,0,0{',1' * 58}]"),
         ("train.seq_length", 10240),
         ("recompute", "full"),
         ("packing_options.calculate_per_token_loss", False),

@@ -6,6 +6,8 @@ import pytest
 
 from harness.core.cell.config import CellConfig, ModelConfig
 from harness.core.cell.layout import Layout
+from harness.features.experts.layers import frequency as checked
+from harness.features.experts.layers import with_experts
 from harness.features.prediction.config import MtpConfig
 from harness.matrix.intake.shrink import Shrunk, shrink
 from harness.matrix.rules.packing import layers_by_pp, stages_by_pp
@@ -51,6 +53,25 @@ def test_each_chunk_has_a_layer() -> None:
 def test_experts_are_the_least_that_ep_divides_and_topk_needs() -> None:
     keys = shrunk(ep=4, model__moe__experts=128, model__moe__topk=6).keys
     assert (keys["model.moe.experts"], keys["model.moe.topk"]) == (12, 6)
+
+
+@pytest.mark.parametrize(
+    ("frequency", "layout", "small"),
+    [
+        ("[0]*3+[1]*29", {}, "[0,1,1,1]"),
+        ("[0,1]*16", {}, "[0,1,0,1]"),
+        ("4", {}, "[1,0,1,0]"),
+        ("[0]*3+[1]*29", {"pp": 1}, "[0,1]"),
+        ("[0]*3+[1]*29", {"last_stage_layers": 5}, "[0,1,1,1,1,1,1]"),
+        ("1", {}, "1"),
+    ],
+)
+def test_dense_layers_and_layers_with_experts_follow_each_other_as_in_the_run(
+    frequency: str, layout: dict[str, Any], small: str
+) -> None:
+    keys = shrunk(model__moe__experts=128, model__moe__layer_freq=checked(frequency), **layout).keys
+    assert keys["model.moe.layer_freq"] == small
+    assert len(with_experts(small, keys["model.layers"])) == keys["model.layers"]
 
 
 def test_replicas_are_as_many_as_experts_need() -> None:
