@@ -101,6 +101,7 @@ _AXES = {
     "moe_expert_capacity_factor": "model.moe.capacity_factor",
     "moe_token_drop_policy": "model.moe.drop_policy",
     "moe_pad_expert_input_to_capacity": "model.moe.pad_to_capacity",
+    "moe_grouped_gemm": "model.moe.grouped",
     "moe_layer_freq": "model.moe.layer_freq",
     "expert_tensor_parallel_size": "etp",
     "mtp_num_layers": "model.mtp.layers",

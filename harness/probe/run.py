@@ -22,6 +22,7 @@ from harness.core.run.records import RankRecord
 from harness.faults.node_table import fault_named
 from harness.features.attention import node_kinds
 from harness.features.attention.node_reference import ReferenceAttention
+from harness.features.experts import node_grouped
 from harness.features.hybrid import node_stubs
 from harness.features.optimizer.node_distributed import build_optimizer
 from harness.probe.built import import_proof, keep_arguments, record_built
@@ -72,9 +73,11 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
             *cpu_stubs.install(),
             *node_stubs.install(config.model.pattern),
             *norm.replaced(config),
+            *node_grouped.install(config, device.kind),
         ]
     else:
         cpu_stubs.refuse()
+        node_grouped.install(config, device.kind)
         recorder.record.environment["cpu_stubs"] = "none in this process, checked before the first collective"
         if device.backend == "gloo":  # ranks share a GPU
             recorder.record.gloo_stubs = gloo_stubs.install()

@@ -20,6 +20,8 @@ from harness.oracle.drawing import initial_weight
 _LAYER = re.compile(r"\bdecoder\.layers\.(\d+)\.")
 _RECURRENT = re.compile(r"\blayers\.\d+\.(self_attention|mixer)\.")
 _EXPERT = re.compile(r"\bexperts\.local_experts\.(\d+)\.")
+# A grouped layer has the weights of all experts of the rank.
+_GROUPED = re.compile(r"\bexperts\.(linear_fc[12]\.(?:weight|bias))(\d+)$")
 # Layers of Megatron -> the dimension in which ranks split their weights; upstream's own mark of it is under test.
 _SPLIT = {"VocabParallelEmbedding": 0, "ColumnParallelLinear": 0, "RowParallelLinear": 1}
 # Gate and up projection are stacked; the first factor of their adapter, which both share, is not.
@@ -95,6 +97,10 @@ def named_parameters(
             index, count = expert_split or whole
             owner = chunk.get_submodule(local_name.partition("local_experts.")[0] + "local_experts")
             name = _EXPERT.sub(f"experts.{ep_rank * len(owner) + int(expert.group(1))}.", name)
+        elif expert := _GROUPED.search(name):
+            index, count = expert_split or whole
+            owner = chunk.get_submodule(local_name.rpartition(".")[0])
+            name = _GROUPED.sub(f"experts.{ep_rank * owner.num_gemms + int(expert.group(2))}.{expert.group(1)}", name)
         if name == _OUTPUT and _is_tied(model):
             name = TIED_NAME  # the last stage's copy of the embedding is the same parameter
         split, sections = _split_dim(chunk, local_name, parameter), _sections(chunk, local_name)

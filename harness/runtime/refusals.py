@@ -16,6 +16,7 @@ from harness.core.outcomes import Missing, Rejection
 from harness.core.packing.fields import ALWAYS_READ
 from harness.features.adapters.node_adapters import unavailable_adapters
 from harness.features.attention import node_kinds, node_rotary
+from harness.features.experts import node_grouped
 from harness.features.hybrid.node_model import missing_kernels, missing_package
 from harness.features.vision.node_model import unavailable_vision
 from harness.probe.model import gpt
@@ -85,6 +86,8 @@ def refusal(config: CellConfig, ranks_here: int) -> Rejection | Missing | None:
     if reason := node_rotary.unsupported_kernel(config, device.kind):
         if config.device == "cpu":
             return Rejection(rule="kernels.rope-fusion", reason=reason, source="Megatron-LM apply_rotary_pos_emb")
+        return Missing(reason=reason)
+    if reason := node_grouped.unsupported_kernel(config, device.kind):
         return Missing(reason=reason)
     if device.kind == "cuda" and (lacking := missing_kernels(config)):
         return Missing(reason=lacking)

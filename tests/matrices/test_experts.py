@@ -21,6 +21,8 @@ PASS = [
     "tp1-pp1-cp2-sft-moe4x2-global_aux_loss",
     "tp2-pp1-cp2-reference-moe4x2-z0.1",
     "tp1-pp1-cp1-dp2-ep2-reference-padmax-moe4x2-shared32-allgather",
+    "tp2-pp1-cp1-dp2-ep2-sft-moe4x2-layers01",
+    "tp2-pp2-cp1-ep2-etp1-sft-moe4x2-shared32-grouped",
     "tp1-pp1-cp1-dp2-reference-mbs3-global_batch24-moe4x2",
 ]
 # Cell -> the check of its first finding, and words of the message.

@@ -9,7 +9,8 @@ from harness.features.experts.layers import EVERY, frequency, listed, with_exper
 
 GLOBAL_AUX = "global_aux_loss"
 AUX_LOSSES = ("none", "aux_loss", "seq_aux_loss", GLOBAL_AUX)
-DISPATCHERS = ("alltoall", "allgather")
+FLEX = "flex"
+DISPATCHERS = ("alltoall", "allgather", FLEX)
 SCORES = ("softmax", "sigmoid")
 DROP_POLICIES = ("probs", "position")
 
@@ -100,6 +101,12 @@ class MoeConfig:
         later=True,
     )
 
+    grouped: bool = setting(
+        False,
+        doc="Experts run as one grouped product, not one after the other; on a CPU a stand-in multiplies.",
+        upstream="moe_grouped_gemm",
+        later=True,
+    )
     layer_freq: str = setting(
         EVERY,
         doc="Layers with experts: every N-th from the first, or a list with 1 for each layer that has them and 0 for a "
@@ -163,6 +170,7 @@ class MoeConfig:
         parts += [f"cap{self.capacity_factor:g}"] if self.capacity_factor is not None else []
         parts += [self.drop_policy] if self.drop_policy != DROP_POLICIES[0] else []
         parts += ["padded"] if self.pad_to_capacity else []
+        parts += ["grouped"] if self.grouped else []
         kinds = listed(self.layer_freq)
         if kinds is not None:
             return [*parts, "layers" + "".join(map(str, kinds))]

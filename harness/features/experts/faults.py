@@ -104,6 +104,18 @@ ROUTERS: tuple[FaultSpec, ...] = (
         where={"stage": 0, "layer": 1, "parameter": "decoder.layers.0.mlp.experts.0.linear_fc1.weight"},
     ),
     FaultSpec(
+        name="tokens-counted-for-the-next-expert",
+        fault_class="model",
+        summary="grouped experts take the tokens of their neighbours: the counts of tokens are off by one expert",
+        modelled_on="NVIDIA/Megatron-LM MoEAlltoAllTokenDispatcher: tokens_per_expert in the order of another sort",
+        layout=Layout(dp=2, ep=2),
+        why="two ranks, each with two experts in a group",
+        model=ModelConfig(layers=2, moe=MoeConfig(grouped=True)),
+        lane=Lane.NUMERICS,
+        checks=("activations", "parameter_gradients"),
+        where={"stage": 0, "layer": 1},
+    ),
+    FaultSpec(
         name="dense-gradients-scaled-as-experts",
         fault_class="model",
         summary="gradients of the dense first layer are divided by ep once more, as those of experts are",

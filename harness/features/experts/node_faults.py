@@ -98,6 +98,20 @@ class ExpertGradientsTimesEp(Fault):
                 named.parameter.main_grad.mul_(context.config.layout.ep)  # type: ignore[attr-defined]
 
 
+@injects("tokens-counted-for-the-next-expert")
+class TokensCountedForTheNextExpert(Fault):
+    """Give each expert of a group the number of tokens of the one before it."""
+
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        grouped = importlib.import_module("megatron.core.transformer.moe.experts").TEGroupedMLP
+        upstream: Callable[..., Any] = grouped.forward
+
+        def rolled(experts: Any, hidden: Tensor, tokens_per_expert: Tensor, *args: Any, **kwargs: Any) -> Any:
+            return upstream(experts, hidden, tokens_per_expert.roll(1), *args, **kwargs)
+
+        grouped.forward = rolled
+
+
 @injects("dense-gradients-scaled-as-experts")
 class DenseGradientsScaledAsExperts(Fault):
     """Divide the gradients of dense feed-forward blocks by ep, as those of experts are."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.core.cell.config import CellConfig
+from harness.features.experts.config import FLEX
 from harness.matrix.rules.rule import Rule, not_divisible
 
 
@@ -58,6 +59,26 @@ def allgather_needs_equal_rows(config: CellConfig) -> str | None:
     return (
         "rows differ in length between micro-batches, so stages exchange shapes (variable_seq_lengths), which "
         "dispatcher allgather refuses; set dispatcher: alltoall, or pad_to_max_length: true with micro_batch_size 1"
+    )
+
+
+def flex_needs_gpus(config: CellConfig) -> str | None:
+    moe = config.model.moe
+    if not moe or moe.dispatcher != FLEX:
+        return None
+    return (
+        "dispatcher flex sends tokens by kernels of DeepEP, HybridEP or NCCL, which exist for GPUs alone, and no cell "
+        "has run with them yet; set dispatcher: alltoall, which sends the same tokens"
+    )
+
+
+def grouped_layers_have_adapters(config: CellConfig) -> str | None:
+    moe = config.model.moe
+    if not moe or not moe.grouped or not config.model.peft:
+        return None
+    return (
+        "model.peft adapts Transformer Engine's grouped layers, and on a CPU model.moe.grouped has a stand-in for "
+        "them; set grouped: false"
     )
 
 
@@ -156,6 +177,16 @@ EXPERT_RULES: tuple[Rule, ...] = (
         "moe.allgather-equal-rows",
         "Megatron-LM TransformerConfig: dispatcher allgather refuses variable_seq_lengths",
         allgather_needs_equal_rows,
+    ),
+    Rule(
+        "moe.flex-dispatcher",
+        "Megatron-LM MoEFlexTokenDispatcher: its backends need a GPU; harness: none is tested on one",
+        flex_needs_gpus,
+    ),
+    Rule(
+        "moe.grouped-adapters",
+        "harness: a stand-in for grouped layers, which Megatron-Bridge does not know",
+        grouped_layers_have_adapters,
     ),
     Rule(
         "moe.padding-mask-stages",

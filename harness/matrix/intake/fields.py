@@ -26,7 +26,7 @@ UNTRAINED = "a cell trains one model, with the loss of the next token"
 OWN_LOOP = "cells train in the harness's own loop, which has no such setting"
 _NO_KEY = "the harness has no key for it"
 _SPEED = (
-    *("gradient_accumulation_fusion", "moe_permute_fusion", "moe_grouped_gemm", "bias_activation_fusion"),
+    *("gradient_accumulation_fusion", "moe_permute_fusion", "bias_activation_fusion"),
     *("masked_softmax_fusion", "bias_dropout_fusion", "moe_enable_deepep", "moe_shared_expert_overlap"),
     *("use_gloo_process_groups", "recompute_method", "recompute_num_layers", "recompute_modules"),
     *("moe_flex_dispatcher_backend", "deallocate_pipeline_outputs", "batch_p2p_comm", "overlap_p2p_comm"),

@@ -157,9 +157,6 @@ def upstream_fields(config: CellConfig) -> dict[str, Any]:
         "variable_seq_lengths": dispatcher != "allgather",
         # Upstream refuses its default dispatcher with variable lengths, even for a dense model.
         "moe_token_dispatcher_type": dispatcher,
-        # Grouped experts keep one weight for all of them; single experts have the names and shapes that the oracle
-        # uses.
-        "moe_grouped_gemm": False,
         # Megatron's default for interleaving (arguments.py). With pp 2, each stage is both the previous and the next of
         # the other; backends that match messages by order would mix up batched ones.
         "overlap_p2p_comm": layout.vpp > 1,

@@ -1,7 +1,7 @@
 """Upstream's settings and layer specs for experts, multi-token prediction and latent attention.
 
-Experts run one after the other (SequentialMLP), since grouped GEMMs need a GPU. norm.py chooses norms, and
-features/attention/node_kinds.py core attention; everything else is the same for all kinds of attention, so that
+Experts run one after the other (SequentialMLP), or grouped (features/experts/node_grouped.py). norm.py chooses norms,
+and features/attention/node_kinds.py core attention; everything else is the same for all kinds of attention, so that
 parameters have the same names and values.
 """
 
@@ -28,6 +28,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.cell.model import ACTIVATIONS
 from harness.core.outcomes import STACK_UNDER_TEST, Rejection
 from harness.features.attention.node_kinds import core_attention
+from harness.features.experts import node_grouped
 from harness.features.hybrid.node_model import MODULE as HYBRID_MODULE
 from harness.features.hybrid.node_model import numbered_layers, unsupported_hybrid
 from harness.features.vision.node_model import attention_class, vision_config_class
@@ -56,6 +57,7 @@ def unsupported_parts(config: CellConfig) -> Unavailable:
         prediction: Any = importlib.import_module("megatron.core.transformer.multi_token_prediction")
         if not takes(prediction.roll_tensor, "packed_seq_params"):  # then GPTModel refuses it
             reason = f"{release} has no roll_tensor(packed_seq_params): model.mtp in packed rows needs 0.16 or later"
+    reason = reason or node_grouped.unsupported(config)
     if reason:
         return lacking("megatron.core", Rejection(rule="stack.model", reason=reason, source=STACK_UNDER_TEST))
     if config.model.hybrid and (missing := module_unavailable(HYBRID_MODULE, "megatron.core", "HybridModel")):
@@ -75,7 +77,7 @@ def config_class(config: CellConfig) -> Any:
 def layer_spec(config: CellConfig) -> Any:
     """Return the spec of one transformer layer."""
     model = config.model
-    experts = {"num_experts": model.moe.experts, "moe_grouped_gemm": False} if model.moe else {}
+    experts = {"num_experts": model.moe.experts, "moe_grouped_gemm": model.moe.grouped} if model.moe else {}
     latent = {"multi_latent_attention": True} if model.mla else {}
     normed = model.mla.normed if model.mla else model.qk_layernorm
     accepted = inspect.signature(get_gpt_layer_local_spec).parameters

@@ -187,6 +187,7 @@ def _expert_switches(moe: MoeConfig | None) -> list[str]:
         "moe-router-pre-softmax": moe and moe.pre_softmax,
         "moe-router-enable-expert-bias": moe and moe.expert_bias,
         "moe-shared-expert-gate": moe and moe.shared_gate,
+        "moe-grouped-gemm": moe and moe.grouped,
         "moe-pad-expert-input-to-capacity": moe and moe.pad_to_capacity,
     }
     return [name for name, on in switches.items() if on]

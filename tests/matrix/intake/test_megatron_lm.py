@@ -45,6 +45,7 @@ def reason_of(result: Translation, setting: str) -> str:
         ),
         ("--num-experts 64 --moe-router-topk 6", "model.moe.topk", 6),
         ("--num-experts 64 --moe-layer-freq ([0]*1+[1]*31)", "model.moe.layer_freq", f"[0{',1' * 31}]"),
+        ("--num-experts 64 --moe-grouped-gemm", "model.moe.grouped", True),
         ("--num-experts 64 --moe-layer-freq 2", "model.moe.layer_freq", "2"),
         ("--multi-latent-attention", "model.mla.kv_lora_rank", 32),
         ("--window-size 1024,0", "model.window", 1024),

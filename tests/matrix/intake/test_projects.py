@@ -162,7 +162,7 @@ def test_of_verl_defaults_that_are_assumed_are_named() -> None:
     result = of_command(PPO)
     assert result.packing == "verl"
     assert any("sequence_parallel True (assumed: verl's default)" in text for text in result.same)
-    assert "flex is none of" in reason_of(
+    assert "alltoall, which sends the same tokens, is tested instead" in reason_of(
         result, "actor_rollout_ref.actor.megatron.override_transformer_config.moe_tok"
     )
     assert "rollouts" in reason_of(result, "actor_rollout_ref.rollout.tensor_model_parallel_size")

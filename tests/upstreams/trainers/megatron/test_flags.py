@@ -269,6 +269,7 @@ OF_EXPERTS: dict[str, Any] = {
     "capacity_factor": 1.5,
     "drop_policy": "position",
     "pad_to_capacity": True,
+    "grouped": True,
     "layer_freq": "2",
 }
 
