@@ -113,7 +113,7 @@ class MoeConfig:
         "dense one, such as `[0]*1+[1]*3` for a first layer without.",
         read=frequency,
         values="a number, or a list",
-        written={"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}, {"type": "array"}]},
+        written={"anyOf": [{"type": "integer", "minimum": 1, "maximum": 1_024}, {"type": "string"}, {"type": "array"}]},
         upstream="moe_layer_freq",
         later=True,
     )

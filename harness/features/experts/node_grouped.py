@@ -107,10 +107,13 @@ class GroupedLinear(torch.nn.Module):
         `hidden`: [t, in], the tokens of one expert after those of another.
         """
         weights = [self.get_parameter(f"weight{number}") for number in range(self.num_gemms)]
-        biases = [self.get_parameter(f"bias{number}") for number in range(self.num_gemms)] if self.use_bias else None
-        added = [None] * self.num_gemms if biases is None or self.returns_bias else biases
+        biases: list[Tensor] | None = None
+        added: list[Tensor | None] = [None] * self.num_gemms
+        if self.use_bias:
+            biases = [self.get_parameter(f"bias{number}") for number in range(self.num_gemms)]
+            added = added if self.returns_bias else [*biases]
         parts = torch.split(hidden, tokens_per_expert)
-        output = torch.cat([F.linear(part, *each) for part, *each in zip(parts, weights, added, strict=True)])
+        output = torch.cat([F.linear(*each) for each in zip(parts, weights, added, strict=True)])
         return output, biases if self.returns_bias else None
 
     def sharded_state_dict(
