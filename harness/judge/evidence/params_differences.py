@@ -42,8 +42,10 @@ def value_problems(params: SeenParams, truth: PackedParams, style: MetadataStyle
             continue  # a tensor on the meta device has no values: a form problem
         if repeats and measured and expected and _without_copies(measured) == _without_copies(expected):
             continue
-        if expected is None and measured == list(getattr(truth, name.removesuffix("_padded"))):
-            continue
+        if expected is None:
+            expected = _plain(getattr(truth, name.removesuffix("_padded")))
+            if measured == expected:
+                continue
         problems.append(FieldProblem(field=name, measured=measured, expected=expected))
     return problems
 

@@ -76,6 +76,21 @@ def test_padded_offsets_beside_equal_plain_ones_are_allowed() -> None:
     assert judge(evidence).findings == []
 
 
+def test_wrong_padded_offsets_that_need_not_be_there_are_shown_with_the_right_ones() -> None:
+    evidence = evidence_for(config_of("sft"))
+    [record] = at(evidence)
+
+    def padded(seen: SeenParams) -> None:
+        assert seen.cu_seqlens_q is not None
+        seen.cu_seqlens_q_padded = seen.cu_seqlens_kv_padded = [seen.cu_seqlens_q[0], 1, *seen.cu_seqlens_q[2:]]
+
+    alter_params(record, padded, micro_batch=0)
+    finding = next(one for one in judge(evidence).findings if one.check == "params_agree_plan")
+    assert finding.where["field"] == "cu_seqlens_q_padded"
+    params = evidence.plan[0][0][0].params
+    assert params is not None and finding.bound == list(params.cu_seqlens_q)
+
+
 def test_offsets_that_are_not_there_have_the_class_of_missing_params() -> None:
     """PackedSeqParams without cu_seqlens, as on tp rank 1 of middle stages with --sft in Megatron-LM 0.17.1."""
     evidence = evidence_for(config_of("sft", tp=2, pp=4))
