@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.cli.scaffold import TEMPLATES, Machine, software_for
+from harness.core.cell.axis_values import HARNESS
 from harness.core.cell.layout import Layout
 from harness.core.errors import InputError, Problem
 from harness.core.secrets import without_secrets
@@ -70,6 +71,7 @@ def matrix_of_run(file: str, machine: Machine, path: Path, *, execute: bool = Fa
         "documents": result.documents,
         "options": _flow(parts["packing_options"]) if parts["packing_options"] else "",
         "args": [(name, _flow(value)) for name, value in parts["args"].items()],
+        "passed_to": "the optimizer" if software.trainer == HARNESS else "upstream's trainer",
         "layouts": _layouts(shrunk.layouts, most_ranks),
         "axes": [(name, _flow(value)) for name, value in parts["axes"].items()],
         "stack": software.stack,

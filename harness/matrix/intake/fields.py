@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.core.cell.arguments import OF_OPTIMIZER
 from harness.core.cell.axis_values import HARNESS
+from harness.core.cell.schedule import KEYS as SCHEDULE
 from harness.matrix.arguments import is_had, key_of, owner_of
 from harness.matrix.intake.keys import declaration, keep
 from harness.matrix.intake.models import public_model
@@ -24,7 +25,7 @@ RUN = "cells run train.steps steps, and write to their run directory alone"
 SPEED = "it changes speed or memory alone"
 UNTRAINED = "a cell trains one model, with the loss of the next token"
 OWN_LOOP = "cells train in the harness's own loop, which has no such setting"
-_NO_KEY = "the harness has no key for it"
+NO_KEY = "the harness has no key for it"
 _SPEED = (
     *("gradient_accumulation_fusion", "moe_permute_fusion", "bias_activation_fusion"),
     *("masked_softmax_fusion", "bias_dropout_fusion", "moe_enable_deepep", "moe_shared_expert_overlap"),
@@ -57,7 +58,10 @@ def layout(settings: Settings, result: Translation, section: str, ranks: int | N
     if ranks and ranks % shares:
         sizes_ = f"{keys['tp']} x {keys['pp']} x {keys['cp']} = {shares}"
         raise ValueError(f"{ranks} ranks are not divisible by tp x pp x cp = {sizes_}")
-    keys["dp"] = ranks // shares if ranks else max(1, sizes["ep"] // shares)
+    if ranks:
+        keys["dp"] = ranks // shares
+    else:
+        result.leave_out("dp", "the run does not say on how many ranks it is: cells have the fewest replicas")
 
 
 def named_model(result: Translation, name: Any) -> None:
@@ -106,7 +110,8 @@ def of_transformer(result: Translation, name: str, value: Any, written: str) -> 
     if name in OF_OPTIMIZER:
         result.args[name] = as_words(value)
     elif name in _SPEED or name.startswith(("fine_grained", "cuda_graph", "offload")):
-        result.leave_out(written, SPEED)
+        if value is not False:
+            result.leave_out(written, SPEED)
     elif name in _KERNEL:
         result.leave_out(written, "the harness chooses the kernel by what is installed (axis `attention`)")
     elif is_had(name, " ".join(as_words(value)) or "true"):
@@ -115,7 +120,7 @@ def of_transformer(result: Translation, name: str, value: Any, written: str) -> 
         if _is_off(name, value):
             return
         keep(result, name, value, written)
-    else:
+    elif value is not False:  # what is off in the run is off in cells
         result.leave_out(written, owner_of(name) or OWN_LOOP)
 
 
@@ -123,6 +128,27 @@ def of_megatron(settings: Settings, result: Translation, section: str) -> None:
     """Keep or leave out the fields of a section of a configuration that have Megatron's names."""
     for name, value in settings.take_section(section).items():
         of_transformer(result, name, value, f"{section}{name}={value}")
+
+
+def schedule(settings: Settings, result: Translation, sections: tuple[str, ...]) -> None:
+    """Keep the schedule of the learning rate and of the weight decay, whose fields are in one of the sections.
+
+    To be called after the optimizer's own fields: a constant decay of upstream's scheduler replaces the optimizer's.
+    """
+    named = ((name, f"{section}{name}") for name in SCHEDULE for section in sections)
+    given = {name: (value, written) for name, written in named if (value := settings.take(written)) is not None}
+    if str(given.get("weight_decay_incr_style", ("constant",))[0]) == "constant":
+        decay, written = given.get("end_weight_decay", (None, ""))
+        own = result.args.get("weight_decay")
+        if decay is not None and own and float(decay) != float(own[0]):
+            result.leave_out(f"weight_decay {own[0]} of the optimizer", f"{written} replaces it in every step")
+        if decay is not None:
+            result.args["weight_decay"] = as_words(decay)
+        given = {name: value for name, value in given.items() if "weight_decay" not in name}
+    if str(given.get("lr_decay_style", ("",))[0]) != "WSD":
+        given = {name: value for name, value in given.items() if "wsd" not in name}
+    for name, (value, written) in given.items():
+        keep(result, name, value, f"{written}={value}")
 
 
 def trainer_of(result: Translation, trainer: Trainer) -> str:
@@ -157,6 +183,8 @@ def finish(settings: Settings, result: Translation, reasons: Mapping[str, str], 
     keys = result.keys
     if keys.get("model.moe.expert_bias"):
         keys.setdefault("model.moe.score_function", "sigmoid")  # upstream refuses the bias without it
+    if not keys.get("model.rope_scaling"):
+        keys.pop("model.rope_scaling_factor", None)  # upstream does not read it
     path = DATA_PATHS.get(result.packing)
     if "model.mtp.layers" in keys and keys["pp"] > 1 and path and not path.tokens_on_last_stage:
         layers = [f"{name} {keys.pop(name)}" for name in list(keys) if name.startswith("model.mtp.")]
@@ -164,8 +192,9 @@ def finish(settings: Settings, result: Translation, reasons: Mapping[str, str], 
     named: dict[tuple[str, str], None] = {}
     for name, value in settings.left():
         prefix = max((prefix for prefix in reasons if name.startswith(prefix)), key=len, default="")
-        reason = reasons.get(prefix) or _NO_KEY
-        section = prefix.rstrip("._") if prefix else name.partition(".")[0]
+        reason = reasons.get(prefix) or NO_KEY
+        end = name.find(".", len(prefix.rstrip(".")))
+        section = name if end < 0 else name[:end]
         named[(section if whole else f"{name}={value}", reason)] = None
     for text, reason in named:
         result.leave_out(text, reason)

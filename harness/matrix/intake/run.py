@@ -93,6 +93,10 @@ class Settings:
         names = [name for name in self._settings if name.startswith(prefix) and "." not in name[len(prefix) :]]
         return {name[len(prefix) :]: self._settings.pop(name) for name in names}
 
+    def drop(self, prefix: str) -> None:
+        """Remove the settings whose names begin with `prefix`, those of sections in it too."""
+        self._settings = {name: value for name, value in self._settings.items() if not name.startswith(prefix)}
+
     def left(self) -> Iterator[tuple[str, Any]]:
         """Yield the settings that were not taken, without those that are None."""
         yield from ((name, value) for name, value in self._settings.items() if value is not None)

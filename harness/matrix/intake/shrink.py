@@ -28,14 +28,14 @@ _LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_head_dim": 8, "qk_pos_emb_
 
 
 class Change(NamedTuple):
-    """A key whose value is smaller in the matrix than in the run."""
+    """A key whose value in the matrix is another than in the run."""
 
     key: str
     was: Any
-    now: Any
+    now: tuple[Any, ...]  # one, or of the layout as many as cells have
 
     def __str__(self) -> str:
-        return f"{self.key} {self.was} -> {self.now}"
+        return f"{self.key} {_text(self.was)} -> {_text(self.now)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,18 +43,14 @@ class Shrunk:
     keys: Mapping[str, Any]  # as in Translation, without the layout
     layouts: tuple[Mapping[str, Any], ...]  # the run's own first
     changes: tuple[Change, ...]
-
-    @property
-    def kept(self) -> list[str]:
-        """What is as in the run, as text: the layout first."""
-        changed = {change.key for change in self.changes}
-        own = [f"{name} {_text(value)}" for name, value in self.layouts[0].items() if name not in changed]
-        return own + [f"{name} {_text(value)}" for name, value in self.keys.items() if name not in changed]
+    kept: tuple[str, ...]  # what is as in the run, as text: the layout first
 
 
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
+    if isinstance(value, tuple):
+        return " and ".join(map(_text, value))
     return "none" if value is None else str(value)
 
 
@@ -63,7 +59,7 @@ def shrink(keys: Mapping[str, Any], most_ranks: int) -> Shrunk:
     own = {name: keys[name] for name in _LAYOUT if name in keys}
     if "model.moe.experts" not in keys:
         own = {name: value for name, value in own.items() if name not in ("ep", "etp")}
-    own["dp"] = max(min(own["dp"], _MAX_REPLICAS), _replicas(own))
+    own["dp"] = max(min(own.get("dp", 1), _MAX_REPLICAS), _replicas(own))
     small = {name: value for name, value in keys.items() if name not in _LAYOUT}
     layers = _stages(own, keys["model.layers"])
     layout = Layout(**own)
@@ -81,13 +77,19 @@ def shrink(keys: Mapping[str, Any], most_ranks: int) -> Shrunk:
         **({"model.window": min(_WINDOW, keys["model.window"])} if "model.window" in keys else {}),
         "train.global_batch": _DOCUMENTS * layout.dp * keys.get("micro_batch_size", 1),
     }
+    small |= _packing(keys, layout, small["train.seq_length"])
     if "model.mla.kv_lora_rank" in keys:
         small.pop("model.head_size", None)  # latent attention has its own sizes of heads
-    changes = [
-        Change(name, keys[name], value) for name, value in {**own, **small}.items() if _differs(keys, name, value)
-    ]
-    rows = (own, *(_fitted(smaller, own, count) for smaller in _smaller(own, most_ranks)))
-    return Shrunk(keys=small, layouts=_of_the_same_axes(rows), changes=tuple(changes))
+    layouts = _of_the_same_axes((own, *(_fitted(smaller, own, count) for smaller in _smaller(own, most_ranks))))
+    values = {name: tuple(dict.fromkeys(row[name] for row in layouts[1:] or layouts)) for name in layouts[0]}
+    values |= {name: (value,) for name, value in small.items()}
+    of_run = {name: found for name, found in values.items() if name in keys}
+    return Shrunk(
+        keys=small,
+        layouts=layouts,
+        changes=tuple(Change(name, keys[name], found) for name, found in of_run.items() if found != (keys[name],)),
+        kept=tuple(f"{name} {_text(found)}" for name, found in of_run.items() if found == (keys[name],)),
+    )
 
 
 def _of_the_same_axes(rows: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
@@ -131,10 +133,6 @@ def _fitted(smaller: dict[str, Any], own: Mapping[str, Any], layers: int) -> dic
     return plain if pp == 1 else {**plain, "first_stage_layers": layers % (pp - 1) or pp - 1}
 
 
-def _differs(keys: Mapping[str, Any], name: str, value: Any) -> bool:
-    return name in keys and keys[name] != value
-
-
 def _replicas(own: Mapping[str, Any]) -> int:
     """Return the fewest replicas over which experts can be split."""
     ranks_of_experts = int(own.get("ep", 1)) * int(own.get("etp") or own["tp"])
@@ -162,6 +160,16 @@ def _schedule(keys: Mapping[str, Any]) -> dict[str, Any]:
     names = ("train.lr_warmup_iters", "train.lr_wsd_decay_iters")
     found: dict[str, Any] = {name: 1 for name in names if keys.get(name)}
     return found | ({"train.lr_decay_iters": None} if keys.get("train.lr_decay_iters") else {})
+
+
+def _packing(keys: Mapping[str, Any], layout: Layout, seq_length: int) -> dict[str, Any]:
+    """Return the padding of documents and the length of a row of several, which must hold documents side by side."""
+    found = {}
+    if multiple := keys.get("packing_options.pad_seq_to_mult"):
+        found["packing_options.pad_seq_to_mult"] = min(multiple, 2 * layout.alignment)
+    if budget := keys.get("packing_options.max_tokens_per_microbatch"):
+        found["packing_options.max_tokens_per_microbatch"] = seq_length * max(1, budget // keys["train.seq_length"])
+    return found
 
 
 def _experts(keys: Mapping[str, Any], layout: Layout, layers: int) -> dict[str, Any]:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.core.cell.arguments import OF_OPTIMIZER
+from harness.core.cell.model import ACTIVATIONS
 from harness.matrix.arguments import is_had, key_of
 from harness.matrix.intake.configuration import flat
-from harness.matrix.intake.fields import finish, layout, trainer_of
+from harness.matrix.intake.fields import finish, layout, schedule, trainer_of
 from harness.matrix.intake.fields import of_transformer as field
 from harness.matrix.intake.keys import keep
 from harness.matrix.intake.run import Settings, TrainingRun, Translation, as_words
@@ -30,6 +31,7 @@ _REASONS: Mapping[str, str] = {
     **dict.fromkeys(
         ("straggler", "inprocess", "tensor_inspect", "mixed_precision"), "it is not part of a training step"
     ),
+    "env_vars.": "it configures the machine",
 }
 _MODEL = "model."
 _LATENT = {"q_lora_rank": None, "kv_lora_rank": 512, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "v_head_dim": 128}
@@ -55,7 +57,17 @@ def of_values(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
     transformer = model.get("transformer")
     if isinstance(transformer, Mapping):  # a ModelConfig with the TransformerConfig in it
         values = {**values, "model": {**model, **transformer, "transformer": None}}
-    return {name: value for name, value in flat(values).items() if not name.endswith(("_target_", "_call_"))}
+    dumped = flat({name: _plain(value) for name, value in values.items()})
+    return {name: value for name, value in dumped.items() if not name.endswith("_")}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value without what a dump says of classes: of a function or a dtype the name, e.g. "silu"."""
+    if not isinstance(value, Mapping):
+        return value
+    if value.get("_call_") is False:
+        return str(value.get("_target_", "")).rpartition(".")[2]
+    return {name: _plain(part) for name, part in value.items()}
 
 
 def translate(run: TrainingRun) -> Translation:
@@ -65,6 +77,7 @@ def translate(run: TrainingRun) -> Translation:
     ranks = settings.size("train.world_size", 0) or settings.size("world_size", 0)
     layout(settings, result, _MODEL, ranks or None)
     _model(settings, result)
+    _activation(settings, result)
     _training(settings, result)
     _packing(settings, result)
     for name, value in list(settings.left()):
@@ -110,6 +123,19 @@ def _model(settings: Settings, result: Translation) -> None:
         keys["model.moe.experts"] = experts
 
 
+def _activation(settings: Settings, result: Translation) -> None:
+    """Set the activation, for which upstream has two fields."""
+    if "model.activation_func" not in settings:
+        return
+    function, gated = settings.take("model.activation_func"), settings.on("model.gated_linear_unit")
+    known = {(activation.function, activation.gated): name for name, activation in ACTIVATIONS.items()}
+    if (function, gated) in known:
+        result.keys["model.activation"] = known[function, gated]
+    else:
+        written = f"model.activation_func={function}, model.gated_linear_unit={gated}"
+        result.leave_out(written, f"model.activation is none of {', '.join(ACTIVATIONS)}")
+
+
 def _training(settings: Settings, result: Translation) -> None:
     keys = result.keys
     mixed = str(settings.take("mixed_precision", "")) + str(settings.on("model.bf16"))
@@ -127,6 +153,7 @@ def _training(settings: Settings, result: Translation) -> None:
         value = settings.take(f"optimizer.{name}")
         if value is not None:
             result.args[name] = as_words(value)
+    schedule(settings, result, ("scheduler.", "optimizer."))
 
 
 def _packing(settings: Settings, result: Translation) -> None:

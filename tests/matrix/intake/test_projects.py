@@ -122,6 +122,39 @@ def test_a_run_without_megatron_is_refused(text: str) -> None:
         of_command(text)
 
 
+def test_nemo_rls_own_packer_fills_the_rows_of_its_budget() -> None:
+    packer = {
+        "policy.sequence_packing.algorithm": "modified_first_fit_decreasing",
+        "policy.sequence_packing.train_mb_tokens": "${mul:${policy.max_total_sequence_length}, 2}",
+        "policy.train_micro_batch_size": 2,
+    }
+    result = of_file(NEMO | packer)
+    assert result.keys["packing_options.packing_algorithm"] == "modified_first_fit_decreasing"
+    assert result.keys["packing_options.max_tokens_per_microbatch"] == 8192
+    assert result.keys["micro_batch_size"] == 1
+    assert "is one row" in reason_of(result, "policy.train_micro_batch_size=2")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"policy.megatron_cfg.optimizer.bf16": True},
+        {"policy.megatron_cfg.peft.enabled": False, "policy.megatron_cfg.peft.dim": 8},
+        {"policy.dynamic_batching.enabled": False, "policy.dynamic_batching.train_mb_tokens": 4096},
+        {"policy.megatron_cfg.defer_fp32_logits": False},
+        {"policy.sequence_packing.microbatch_order": "packer"},
+        {"policy.max_grad_norm": 1.0},
+    ],
+)
+def test_what_cells_of_nemo_rl_have_or_the_run_has_off_is_not_left_out(setting: dict[str, Any]) -> None:
+    assert of_file(NEMO | setting).left_out == of_file(NEMO).left_out
+
+
+def test_an_order_of_micro_batches_that_cells_cannot_have_is_left_out() -> None:
+    result = of_file(NEMO | {"policy.sequence_packing.microbatch_order": "largest_first"})
+    assert "no key for it" in reason_of(result, "policy.sequence_packing.microbatch_order=largest_first")
+
+
 PPO = """python3 -m verl.trainer.main_ppo --config-name='ppo_megatron_trainer.yaml' \\
  data.max_prompt_length=$((1024 * 2)) data.max_response_length=$((1024 * 8)) \\
  actor_rollout_ref.model.path=deepseek-ai/DeepSeek-V3 actor_rollout_ref.actor.optim.lr=1e-6 \\
@@ -251,6 +284,64 @@ def test_a_dump_of_megatron_bridge_is_keys() -> None:
     assert (keys["tp"], keys["pp"], keys["sp"], keys["distributed_optimizer"]) == (2, 2, True, "overlap")
     assert not any(name.startswith("model.moe") for name in keys)
     assert result.args["adam_beta2"] == ("0.98",)
+
+
+def test_a_dump_that_does_not_say_its_ranks_has_no_replicas_to_keep() -> None:
+    result = of_file(BRIDGE)
+    assert "dp" not in result.keys
+    assert "does not say on how many ranks" in reason_of(result, "dp")
+
+
+@pytest.mark.parametrize(
+    ("function", "gated", "activation"),
+    [
+        ({"_target_": "torch.nn.functional.silu", "_call_": False}, True, "swiglu"),
+        ("silu", True, "swiglu"),
+        ("gelu", False, "gelu"),
+        ("silu", False, None),
+    ],
+)
+def test_an_activation_is_a_function_with_or_without_a_gate(function: Any, gated: bool, activation: str | None) -> None:
+    result = of_file(BRIDGE | {"model.activation_func": function, "model.gated_linear_unit": gated})
+    assert result.keys.get("model.activation") == activation
+    assert any("activation_func" in entry.setting for entry in result.left_out) is (activation is None)
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_the_factor_of_positions_that_are_not_scaled_is_no_key(scaled: bool) -> None:
+    keys = of_file(BRIDGE | {"model.rope_scaling": scaled, "model.rope_scaling_factor": 8.0}).keys
+    assert ("model.rope_scaling_factor" in keys) is scaled
+
+
+SCHEDULED = {
+    "scheduler.lr_decay_style": "cosine",
+    "scheduler.lr_warmup_iters": 50,
+    "scheduler.lr_wsd_decay_style": "minus_sqrt",
+    "scheduler.start_weight_decay": 0.033,
+    "scheduler.end_weight_decay": 0.033,
+    "scheduler.weight_decay_incr_style": "constant",
+    "optimizer.weight_decay": 0.1,
+    "optimizer.min_lr": 0.0,
+}
+
+
+def test_the_schedule_of_a_dump_is_keys() -> None:
+    keys = of_file(BRIDGE | SCHEDULED).keys
+    assert (keys["train.lr_decay_style"], keys["train.lr_warmup_iters"], keys["train.min_lr"]) == ("cosine", 50, 0.0)
+    assert not {"train.lr_wsd_decay_style", "train.end_weight_decay"} & {*keys}
+
+
+def test_a_constant_decay_of_the_scheduler_replaces_the_optimizers() -> None:
+    result = of_file(BRIDGE | SCHEDULED)
+    assert result.args["weight_decay"] == ("0.033",)
+    assert "scheduler.end_weight_decay replaces it" in reason_of(result, "weight_decay 0.1")
+
+
+def test_a_decay_that_grows_is_keys() -> None:
+    grows = {"scheduler.weight_decay_incr_style": "linear", "scheduler.end_weight_decay": 0.1}
+    result = of_file(BRIDGE | SCHEDULED | grows)
+    assert [result.keys[f"train.{name}"] for name in ("start_weight_decay", "end_weight_decay")] == [0.033, 0.1]
+    assert result.args["weight_decay"] == ("0.1",)
 
 
 @pytest.mark.parametrize(

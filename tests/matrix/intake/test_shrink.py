@@ -95,9 +95,28 @@ def test_a_layout_that_fits_has_no_smaller_ones() -> None:
 def test_changes_and_what_is_kept_together_are_the_whole_run() -> None:
     result = shrunk()
     assert "model.layers 32 -> 4" in map(str, result.changes)
-    assert "dp 16 -> 2" in map(str, result.changes)
+    assert "dp 16 -> 1" in map(str, result.changes)
     named = {text.split()[0] for text in (*map(str, result.changes), *result.kept)}
     assert set(RUN) <= named
+
+
+def test_a_layout_too_large_for_this_machine_is_not_kept() -> None:
+    result = shrunk()
+    assert {"tp 4 -> 2", "pp 4 -> 2 and 4", "cp 2 -> 2 and 1"} <= {*map(str, result.changes)}
+    assert "tp 4" in shrunk(most_ranks=128).kept
+
+
+def test_what_the_run_does_not_say_is_not_kept() -> None:
+    assert "model.vocab" not in " ".join(shrunk().kept)
+    assert "model.vocab 128" in shrunk(model__vocab=128).kept
+
+
+@pytest.mark.parametrize(("multiple", "small"), [(64, 16), (8, 8)])
+def test_documents_side_by_side_fit_into_a_row_whatever_they_are_padded_to(multiple: int, small: int) -> None:
+    packed = {"packing_options.pad_seq_to_mult": multiple, "packing_options.max_tokens_per_microbatch": 16384}
+    keys = shrink({**RUN, "tp": 1, "sp": False, "cp": 4, **packed}, 128).keys
+    assert keys["packing_options.pad_seq_to_mult"] == small
+    assert keys["packing_options.max_tokens_per_microbatch"] == 2 * keys["train.seq_length"]
 
 
 @pytest.mark.parametrize(
