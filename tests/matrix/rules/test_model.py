@@ -366,6 +366,18 @@ def experts(**moe: object) -> ModelConfig:
             cell(model=experts(pad_to_capacity=True, capacity_factor=1.0)),
         ),
         (
+            "moe.flex-dispatcher",
+            cell(model=experts(dispatcher="flex")),
+            "kernels of DeepEP, HybridEP or NCCL",
+            cell(model=experts(dispatcher="alltoall")),
+        ),
+        (
+            "moe.grouped-adapters",
+            cell("reference", model=replace(experts(grouped=True), peft=PeftConfig())),
+            "has a stand-in for them",
+            cell("reference", model=replace(experts(), peft=PeftConfig())),
+        ),
+        (
             "moe.dropping",
             cell(cp=2, model=experts(capacity_factor=1.0)),
             "a rank of tp 1 x cp 2 drops tokens by its own part of a row",

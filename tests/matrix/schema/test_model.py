@@ -43,6 +43,8 @@ def test_long_names_of_megatron_are_accepted_inside_the_parts() -> None:
     [
         ({"moe": {"expertz": 4}}, "model.moe.expertz: unknown key"),
         ({"moe": {"expertz": 4}}, "did you mean 'experts'?"),
+        ({"moe": {"layer_freq": "[0,1]"}}, "model.moe.layer_freq: lists 2 layers, and layers is 4"),
+        ({"moe": {"layer_freq": "[0]*4"}}, "model.moe.layer_freq: no layer has experts"),
         ({"moe": {"topk": 5}}, "model.moe.topk: topk 5 is more than experts 4"),
         ({"moe": {"aux_loss": "aux"}}, "must be one of none, aux_loss, seq_aux_loss"),
         ({"moe": {"experts": 2, "num_experts": 2}}, "given twice"),
