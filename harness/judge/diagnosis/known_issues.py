@@ -99,6 +99,8 @@ def _has_feature(issue: KnownIssue, config: CellConfig) -> bool:
         "label_smoothing": config.train.label_smoothing > 0,
         "mla": config.model.mla is not None,
         "mtp": config.model.mtp is not None,
+        "quick_geglu": config.model.activation == "quick_geglu",
+        "rotary_interleaved": config.model.rotary_interleaved,
     }
     return features[issue.feature]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.core.packing.fields import LONGEST, OFFSETS
-from harness.features.hybrid.pattern import GATED_DELTA
+from harness.features.hybrid.pattern import ATTENTION, GATED_DELTA
 from harness.upstreams.issue import ROWS_AS_ONE, KnownIssue
 
 _MEGATRON = "https://github.com/NVIDIA/Megatron-LM"
@@ -169,5 +169,21 @@ MEGATRON_ISSUES: tuple[KnownIssue, ...] = (
         tp="above 1",
         layer=GATED_DELTA,
         message_contains="self_attention.out_norm.weight",
+    ),
+    KnownIssue(
+        name="Megatron-LM's hybrid_model.py, rotary_interleaved not passed on",
+        link=f"{_MEGATRON}/blob/core_v0.19.0/megatron/core/models/hybrid/hybrid_model.py",
+        check="activations",
+        since="0.14.0",
+        feature="rotary_interleaved",
+        layer=ATTENTION,
+    ),
+    KnownIssue(
+        name="Megatron-LM's training.py, FLOPs without the gate of --quick-geglu",
+        link=f"{_MEGATRON}/blob/core_v0.19.0/megatron/training/training.py",
+        check="reported",
+        since="0.17.0",
+        feature="quick_geglu",
+        message_contains="number of floating-point operations",
     ),
 )
