@@ -63,9 +63,10 @@ def _text(section: Any) -> str:
 
 
 def _plain(part: Any) -> Any:
-    """Return a dataclass as its fields, without `later` fields that have their defaults."""
+    """Return a dataclass as its fields, without `later` fields that have their defaults; so also those inside it."""
     if not is_dataclass(part):
         return part
     later = {name: key.default for name, key in keys_of(type(part)).items() if key.setting.later}
-    plain = to_jsonable(part).items()
-    return {name: value for name, value in plain if name not in later or value != later[name]}
+    plain = to_jsonable(part)
+    plain |= {name: _plain(getattr(part, name)) for name in plain if is_dataclass(getattr(part, name))}
+    return {name: value for name, value in plain.items() if name not in later or value != later[name]}

@@ -48,36 +48,30 @@ class MoeConfig:
         doc="Mask padding slots, so that routers do not count them (only on the harness's own data paths).",
     )
     z_loss_coeff: float = factor(
-        0.0, "Weight of the routers' z-loss relative to the loss; 0: none.", upstream="moe_z_loss_coeff", later=True
+        0.0, "Weight of the routers' z-loss relative to the loss; 0: none.", upstream="moe_z_loss_coeff"
     )
     score_function: str = setting(
         SCORES[0],
         doc="How routers turn logits into scores.",
         choices=SCORES,
         upstream="moe_router_score_function",
-        later=True,
     )
     expert_bias: bool = setting(
         False,
         doc="A bias of each expert, which changes after every step so that experts get as many tokens; needs sigmoid.",
         upstream="moe_router_enable_expert_bias",
-        later=True,
     )
-    bias_rate: float = factor(
-        1e-3, "How much such a bias changes in a step.", upstream="moe_router_bias_update_rate", later=True
-    )
+    bias_rate: float = factor(1e-3, "How much such a bias changes in a step.", upstream="moe_router_bias_update_rate")
     shared_ffn: int | None = count(
         None,
         "FFN hidden size of the shared expert; if omitted, there is none.",
         le=2**20,
         upstream="moe_shared_expert_intermediate_size",
-        later=True,
     )
     shared_gate: bool = setting(
         False,
         doc="A gate scales the output of that expert, as in Qwen3-Next.",
         upstream="moe_shared_expert_gate",
-        later=True,
     )
     capacity_factor: float | None = setting(
         None,
@@ -85,20 +79,17 @@ class MoeConfig:
         ge=0.01,
         le=1e6,
         upstream="moe_expert_capacity_factor",
-        later=True,
     )
     drop_policy: str = setting(
         DROP_POLICIES[0],
         doc="Which tokens are beyond the capacity: those with the lowest scores, or the last ones.",
         choices=DROP_POLICIES,
         upstream="moe_token_drop_policy",
-        later=True,
     )
     pad_to_capacity: bool = setting(
         False,
         doc="Experts get exactly as many tokens as their capacity.",
         upstream="moe_pad_expert_input_to_capacity",
-        later=True,
     )
 
     grouped: bool = setting(

@@ -538,8 +538,8 @@ def plainer(config: CellConfig, part: str) -> list[CellConfig]:
     moe = config.model.moe
     if part != "moe" or moe is None:
         return []
-    plain: list[dict[str, Any]] = [{"aux_loss": "none"}, {"padding_mask": False}, {"dispatcher": "alltoall"}]
-    plain += [{name: key.default} for name, key in keys_of(MoeConfig).items() if key.setting.later]
+    sizes = ("experts", "topk", "ffn", "aux_loss_coeff")
+    plain = [{name: key.default} for name, key in keys_of(MoeConfig).items() if name not in sizes]
     return [replace(config, model=replace(config.model, moe=replace(moe, **change))) for change in plain]
 
 
