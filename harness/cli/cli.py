@@ -72,7 +72,10 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     init = commands.add_parser("init", help="write a first matrix for this machine, and a profile of its cluster")
     init.add_argument("folder", type=Path, nargs="?", default=Path(), metavar="DIR", help="folder (default: this one)")
-    text = "write the matrix for a training run: its command, script, log or configuration; - reads standard input"
+    text = (
+        "write the matrix for a training run: its command, script, log or configuration; - reads standard input, "
+        "recipe:NAME a recipe of Megatron-Bridge"
+    )
     add_from(init, text)
     add_run_options(commands.add_parser("run", help="run a matrix and judge it"))
     _bisect_options(commands.add_parser("bisect", help="find the first bad, or good, commit or release"))

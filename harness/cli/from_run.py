@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from harness.cli.scaffold import TEMPLATES, Machine, software_for
 from harness.core.cell.axis_values import HARNESS
 from harness.core.cell.layout import Layout
-from harness.core.errors import InputError, Problem
+from harness.core.errors import InfrastructureError, InputError, Problem
 from harness.core.secrets import without_secrets
 from harness.core.text import counted
 from harness.infra.files import MIB, read_text
@@ -20,25 +21,35 @@ from harness.infra.templating import environment
 from harness.inputs import yaml_file
 from harness.inputs.configurations import found, load, with_defaults, with_sourced
 from harness.inputs.stand_ins import commands_of
+from harness.inputs.working_tree import working_tree
+from harness.launch.stacks.node_code import BuiltRecipe, built_recipe
+from harness.launch.stacks.prepare import prepare
 from harness.matrix.intake.read import read, translate
 from harness.matrix.intake.sections import origin, sections
 from harness.matrix.intake.shrink import shrink
+from harness.matrix.problems import Problems
+from harness.matrix.stacks.section import recipe_stack
+from harness.reporting.console import say
+from harness.upstreams.megatron_bridge.project import MEGATRON_BRIDGE
+from harness.upstreams.megatron_bridge.spec import BRIDGE
 
 STDIN = "-"
+RECIPE = "recipe:"  # in front of the name of one of Megatron-Bridge's
 _MAX_BYTES = 64 * MIB  # of a log
 _RANKS_ON_A_CPU = 8  # that any machine runs in minutes
 
 
 def matrix_of_run(file: str, machine: Machine, path: Path, *, execute: bool = False) -> str:
-    """Return the text of a matrix for the training run in a file, or on stdin for "-".
+    """Return the text of a matrix for the training run in a file, on stdin for "-", or of a recipe for "recipe:NAME".
 
     `path`: of the matrix, as its user would name it. `execute`: the file is a script, to be run with stand-ins.
     InputError for a text in which no training run is found.
     """
-    text = sys.stdin.read() if file == STDIN else read_text(Path(file), _MAX_BYTES)
-    source = "standard input" if file == STDIN else file
-    if execute and file == STDIN:
+    if execute and (file == STDIN or file.startswith(RECIPE)):
         raise InputError(Problem(key="--execute", message="needs a file", hint="write the script to a file"))
+    recipe = _recipe(file, machine) if file.startswith(RECIPE) else None
+    text = recipe.yaml if recipe else sys.stdin.read() if file == STDIN else read_text(Path(file), _MAX_BYTES)
+    source = "standard input" if file == STDIN else file
     beside = Path() if file == STDIN else Path(file).parent
 
     def configuration(name: str) -> Mapping[str, Any] | None:
@@ -52,6 +63,8 @@ def matrix_of_run(file: str, machine: Machine, path: Path, *, execute: bool = Fa
             written = _as_yaml(text)
             own = with_defaults(written, beside / Path(file).name) if isinstance(written, dict) else written
             run = read(with_sourced(text, beside), own, source, configuration)
+        if recipe:
+            run = replace(run, ranks=recipe.ranks)
         result = translate(run)
     except ValueError as error:
         advice = "or let `--execute` run the script, with stand-ins for torchrun, python and srun that train nothing"
@@ -85,6 +98,24 @@ def matrix_of_run(file: str, machine: Machine, path: Path, *, execute: bool = Fa
         },
     }
     return environment(TEMPLATES, autoescape=False, finalize=str).get_template("matrix_from_run.yaml.j2").render(values)
+
+
+def _recipe(name: str, machine: Machine) -> BuiltRecipe:
+    """Return a recipe of Megatron-Bridge as the stack builds it that its matrix will have, which is made first.
+
+    InputError if it has no such recipe, or cannot build it.
+    """
+    software = software_for(machine, MEGATRON_BRIDGE.name, BRIDGE.name)
+    problems = Problems(file=name, lines={})
+    stacks = recipe_stack(software.stack, problems, str, working_tree)
+    problems.raise_any()
+    stack = prepare(stacks.values(), say)[software.stack]
+    if stack.error:
+        raise InfrastructureError(f"{name} needs the stack {software.stack}, which cannot be used: {stack.error}")
+    try:
+        return built_recipe(stack, name.removeprefix(RECIPE))
+    except ValueError as error:
+        raise InputError(Problem(message=str(error), file=name, key="--from")) from error
 
 
 def _as_yaml(text: str) -> Any:

@@ -37,7 +37,8 @@ def doctor(name: str, run_parent: Path | None, *, as_json: bool = False) -> int:
 def init(folder: Path, source: str | None = None, *, execute: bool = False) -> int:
     """Write DIR/matrix.yaml and, where Slurm answers, DIR/clusters/NAME.yaml; InputError if one of them exists.
 
-    `source`: the file with the training run that the matrix is for; "-" for stdin. `execute`: it is a script to run.
+    `source`: the file with the training run that the matrix is for; "-" for stdin, "recipe:NAME" for a recipe of
+    Megatron-Bridge. `execute`: it is a script to run.
     """
     from harness.cli.scaffold import look_at_machine, look_for_cluster, matrix_text, profile_text
 
@@ -73,10 +74,10 @@ def matrix_from(source: str, *, execute: bool = False) -> Path:
 
     A file that says the same already is taken as it is; InputError if it says anything else.
     """
-    from harness.cli.from_run import STDIN, matrix_of_run
+    from harness.cli.from_run import RECIPE, STDIN, matrix_of_run
     from harness.cli.scaffold import look_at_machine
 
-    stem = "your_run" if source == STDIN else Path(source).name.partition(".")[0] or "your_run"
+    stem = "your_run" if source == STDIN else Path(source.removeprefix(RECIPE)).name.partition(".")[0] or "your_run"
     path = Path(f"{stem}.matrix.yaml")
     text = matrix_of_run(source, look_at_machine(), path, execute=execute)
     if path.is_file() and path.read_text(encoding="utf-8") == text:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec, source_from_cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import harness
 from harness.core.cell.config import CellConfig
@@ -146,32 +147,65 @@ def argument_problems(stack: ReadyStack, trainer: str, cells: Mapping[str, CellC
         file = Path(folder) / "cells.json"
         file.write_text(dumps(dict(cells)), encoding="utf-8")
         node_code = copy_node_code(Path(folder))
-        answer = _kept_answer(stack, trainer, file, node_code)
+        answer = _kept_answer(stack, trainer, file.read_bytes(), node_code)
         if answer is not None and answer.exists():
             kept: dict[str, str] = json.loads(text_of(answer))
             return kept
-        problems = _asked(stack, trainer, file, node_code)
+        module = f"{UPSTREAM_TRAINERS[trainer].project}.node_arguments"
+        problems: dict[str, str] = _asked(stack, module, str(file), node_code, about="arguments")
         if answer is not None:
-            answer.parent.mkdir(parents=True, exist_ok=True)
-            write_json(answer, problems)
+            _keep(answer, problems)
         return problems
 
 
-def _kept_answer(stack: ReadyStack, trainer: str, cells: Path, node_code: Path) -> Path | None:
-    """Return the file that keeps the answer; None where code may change without a change of what is known of it."""
+class BuiltRecipe(NamedTuple):
+    """A recipe as its project builds it."""
+
+    yaml: str  # the configuration, as a run dumps it
+    ranks: int | None  # that it is made for, where its name says so
+
+
+def built_recipe(stack: ReadyStack, name: str) -> BuiltRecipe:
+    """Return a recipe of Megatron-Bridge by its name, built in the stack; kept beside the environments of stacks.
+
+    ValueError, with what to do, if there is none or it cannot be built. InfrastructureError if the stack fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="harness-recipe-") as folder:
+        node_code = copy_node_code(Path(folder))
+        file = _kept_answer(stack, "recipe", name.encode(), node_code)
+        if file is not None and file.exists():
+            return BuiltRecipe(**json.loads(text_of(file)))
+        answer = _asked(stack, "megatron_bridge.node_recipe", name, node_code, about="a recipe")
+    if "problem" in answer:
+        raise ValueError(answer["problem"])  # not kept: it may be a file that somebody downloads next
+    if file is not None:
+        _keep(file, answer)
+    return BuiltRecipe(**answer)
+
+
+def _keep(file: Path, answer: Mapping[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, answer)
+
+
+def _kept_answer(stack: ReadyStack, asked: str, content: bytes, node_code: Path) -> Path | None:
+    """Return the file that keeps the answer; None where code may change without a change of what is known of it.
+
+    `asked`: the trainer, or what else answers; `content`: what it is asked about.
+    """
     if stack.requested.interpreter or not stack.packages:
         return None
-    known = dumps([trainer, content_of(stack.requested), stack.python, stack.packages, stack.commits, stack.reverted])
-    digest = hashlib.sha256(known.encode() + cells.read_bytes())
+    known = dumps([asked, content_of(stack.requested), stack.python, stack.packages, stack.commits, stack.reverted])
+    digest = hashlib.sha256(known.encode() + content)
     for source in sorted((node_code / "harness").rglob("*.py")):
         digest.update(source.read_bytes())
     return artifact_store.folder() / "answers" / f"{digest.hexdigest()[:32]}.json"
 
 
-def _asked(stack: ReadyStack, trainer: str, cells: Path, node_code: Path) -> dict[str, str]:
+def _asked(stack: ReadyStack, module: str, word: str, node_code: Path, *, about: str) -> Any:
+    """Return the answer of a program of harness.upstreams, started with one argument in the environment of a stack."""
     env = interpreters.clean_environment(agent_environment(stack, node_code))
-    module = f"harness.upstreams.{UPSTREAM_TRAINERS[trainer].project}.node_arguments"
-    argv = [stack.python, "-W", "ignore", "-m", module, str(cells)]
+    argv = [stack.python, "-W", "ignore", "-m", f"harness.upstreams.{module}", word]
     try:
         done = subprocess.run(
             argv,
@@ -184,9 +218,9 @@ def _asked(stack: ReadyStack, trainer: str, cells: Path, node_code: Path) -> dic
             timeout=ARGUMENTS_TIMEOUT_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise InfrastructureError(f"{stack.python} cannot be asked about arguments: {error}") from error
+        raise InfrastructureError(f"{stack.python} cannot be asked about {about}: {error}") from error
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
-        raise InfrastructureError(f"{stack.python} cannot be asked about arguments: {done.stderr[-_SHOWN_CHARACTERS:]}")
-    problems: dict[str, str] = json.loads(lines[-1])
-    return problems
+        why = done.stderr[-_SHOWN_CHARACTERS:]
+        raise InfrastructureError(f"{stack.python} cannot be asked about {about}: {why}")
+    return json.loads(lines[-1])

@@ -75,7 +75,7 @@ def translate(run: TrainingRun) -> Translation:
     settings = Settings(run.settings)
     result = Translation(project="megatron-bridge", trainer="bridge", packing="", documents="uncut")
     ranks = settings.size("train.world_size", 0) or settings.size("world_size", 0)
-    layout(settings, result, _MODEL, ranks or None)
+    layout(settings, result, _MODEL, ranks or run.ranks)
     _model(settings, result)
     _activation(settings, result)
     _training(settings, result)

@@ -21,11 +21,11 @@ CELLS = {"one": CellConfig(layout=Layout(), data_path="sft")}
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """The trainers asked so far; each says that it refuses the cell."""
+    """The modules asked so far; each says that it refuses the cell."""
     trainers: list[str] = []
 
-    def ask(stack: ReadyStack, trainer: str, *rest: Any) -> dict[str, str]:
-        trainers.append(trainer)
+    def ask(stack: ReadyStack, module: str, *rest: Any, about: str) -> dict[str, str]:
+        trainers.append(module)
         return {"one": "refused"}
 
     monkeypatch.setenv(artifact_store.FOLDER_VARIABLE, str(tmp_path))
@@ -35,7 +35,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 def test_the_same_question_is_asked_once(asked: list[str]) -> None:
     answers = [node_code.argument_problems(STACK, "megatron", CELLS) for _ in range(2)]
-    assert (answers, asked) == ([{"one": "refused"}] * 2, ["megatron"])
+    assert (answers, asked) == ([{"one": "refused"}] * 2, ["megatron_lm.node_arguments"])
 
 
 @pytest.mark.parametrize(
@@ -64,3 +64,12 @@ def test_an_interpreter_of_the_users_may_change_unseen_and_is_asked_each_time(as
     for _ in range(2):
         node_code.argument_problems(stack, "megatron", CELLS)
     assert len(asked) == 2
+
+
+def test_a_recipe_that_was_built_is_kept_and_a_problem_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answers = [{"problem": "no file of the model"}, {"yaml": "model: {}", "ranks": 8}]
+    monkeypatch.setenv(artifact_store.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(node_code, "_asked", lambda *_, **__: answers.pop(0))
+    with pytest.raises(ValueError, match="no file of the model"):
+        node_code.built_recipe(STACK, "one_config")
+    assert [node_code.built_recipe(STACK, "one_config").ranks for _ in range(2)] == [8, 8]
