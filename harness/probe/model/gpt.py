@@ -237,9 +237,9 @@ def _model(config: CellConfig, upstream: TransformerConfig, stage: int | None, a
     virtual = {} if stage is None else {"vp_stage": stage}  # which releases before core_v0.14 do not take
     count = get_num_layers_to_build(upstream, **virtual)
     specs = layer_specs(config)
-    spec = TransformerBlockSubmodules(
-        layer_specs=[specs[number] for number in layer_numbers(upstream, count, **virtual)], layer_norm=norm_of(config)
-    )
+    # A stage that upstream gives a layer beyond the model's is built all the same: checks say what is wrong.
+    own = [specs[min(number, config.model.layers - 1)] for number in layer_numbers(upstream, count, **virtual)]
+    spec = TransformerBlockSubmodules(layer_specs=own, layer_norm=norm_of(config))
     if config.model.vision:
         return build_vision_model(config, upstream, spec, arguments)
     # Upstream builds prediction layers as the last layer of the model.

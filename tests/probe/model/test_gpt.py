@@ -38,11 +38,16 @@ with torch.no_grad():
     for item in items:
         item.parameter.fill_(float("nan"))
 initialize(model.unwrap(chunk), seed=1, tp_rank=rank, tp_size=2)
+
+layers = model.get_num_layers_to_build
+model.get_num_layers_to_build = lambda *args, **more: layers(*args, **more) + 1
+(tall,) = model.build_chunks(config(tp=2), model.transformer_config(config(tp=2)), device)
 if child:
     os.waitpid(child, 0)
     finite = all(bool(item.parameter.isfinite().all()) for item in items)
     split = sorted({item.name.rpartition(".layers.")[2][2:] for item in items if item.shard.dim is not None})
-    print(json.dumps({"groups": groups, "drawn": len(drawn), "finite": finite, "split": split}))
+    print(json.dumps({"groups": groups, "drawn": len(drawn), "finite": finite, "split": split,
+                      "tall": len(model.unwrap(tall).decoder.layers)}))
 """
 
 
@@ -65,6 +70,11 @@ def test_every_group_of_several_ranks_is_used_once_before_upstream_needs_it(said
 def test_upstream_draws_no_weights_and_the_probe_sets_every_one(said: dict[str, Any]) -> None:
     assert (said["drawn"], said["finite"]) == (0, True)
     assert "mlp.linear_fc1.weight" in said["split"]  # without drawing, upstream still says how weights are split
+
+
+def test_a_stage_that_upstream_gives_a_layer_too_many_is_built_for_the_checks(said: dict[str, Any]) -> None:
+    """A crash of the harness would hide what upstream does wrong."""
+    assert said["tall"] == config(tp=2).model.layers + 1
 
 
 @pytest.mark.usefixtures("world_of_one")
