@@ -43,6 +43,13 @@ BRIDGE = {
         "tokens_placed",
         "labels",
     ),
+    "labels after a token that ends a turn do not count (84e7948ea)": Bug(
+        SFT,
+        "        loss_mask = torch.LongTensor(loss_mask)\n",
+        "        loss_mask = torch.LongTensor(loss_mask)\n        loss_mask[tokens == self.tokenizer.eos_id] = 0\n",
+        "tokens_placed",
+        "loss_mask",
+    ),
 }
 NEMO = {
     "rows of stages have no common length": Bug(

@@ -166,7 +166,8 @@ def _packing(settings: Settings, result: Translation) -> None:
     size = settings.size(f"{specs}packed_sequence_size", -1) if offline else -1
     in_batch = settings.on("dataset.enable_in_batch_packing") or settings.on("dataset.pack_sequences_in_batch")
     if offline and (size > 0 or settings.on("dataset.enable_offline_packing")):
-        result.packing = "bridge_offline"
+        # With turns that end as documents do: labels after such a token are a case of their own (pull request 5213).
+        result.packing, result.documents = "bridge_offline", "delimited"
         keys["train.seq_length"] = size if size > 0 else keys["train.seq_length"]
         if (multiple := settings.size(f"{specs}pad_seq_to_mult", 1)) > 1:
             keys["packing_options.pad_seq_to_mult"] = multiple
