@@ -21,9 +21,8 @@ class KnownIssue:
     ranks: str = ""  # "tp > 0": none that reads the data; "middle tp 0": at least one that does, on a middle stage
     tp: Literal["", "1", "above 1"] = ""  # of the cell; empty: any
     cp: bool = False  # only with cp above 1
-    feature: Literal["", "label_smoothing", "mla", "mtp", "quick_geglu", "rotary_interleaved"] = (
-        ""  # that the cell has; empty: any
-    )
+    # That the cell has; empty: any.
+    feature: Literal["", "ep", "label_smoothing", "mla", "mtp", "quick_geglu", "rotary_interleaved"] = ""
     rows: bool = False  # only with several rows in a micro-batch
     padded: bool = False  # only in packed rows with real offsets of padded documents
     per_token: bool | None = None  # calculate_per_token_loss; None: either

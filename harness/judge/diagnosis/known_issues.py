@@ -96,6 +96,7 @@ def _in_cell(issue: KnownIssue, evidence: CellEvidence) -> bool:
 def _has_feature(issue: KnownIssue, config: CellConfig) -> bool:
     features = {
         "": True,
+        "ep": config.layout.ep > 1,
         "label_smoothing": config.train.label_smoothing > 0,
         "mla": config.model.mla is not None,
         "mtp": config.model.mtp is not None,

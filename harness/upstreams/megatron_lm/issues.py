@@ -186,4 +186,12 @@ MEGATRON_ISSUES: tuple[KnownIssue, ...] = (
         feature="quick_geglu",
         message_contains="number of floating-point operations",
     ),
+    KnownIssue(
+        name="Megatron-LM's checkpointing.py, random states of expert ranks",
+        link=f"{_MEGATRON}/blob/core_v0.19.0/megatron/training/checkpointing.py",
+        check="resumed",
+        since="0.14.0",
+        feature="ep",
+        message_contains="the state of the random generators",
+    ),
 )

@@ -305,6 +305,7 @@ FEATURES = {
     "multi_latent_attention.py": ({"tp": 2}, {"model": {"mla": MlaConfig()}}, "parameter_gradients"),
     "hybrid_model.py": ({}, {"model": {"pattern": "*-*-", "rotary_interleaved": True}}, "activations"),
     "quick-geglu": ({}, {"model": {"activation": "quick_geglu"}}, "reported"),
+    "checkpointing.py": ({"dp": 2}, {"layout": {"ep": 2}}, "resumed"),
 }
 
 
@@ -317,6 +318,6 @@ def test_two_features_that_fail_together_upstream_name_their_issue(name: str) ->
     for config, expected in ((both, True), (plain, False), (other, not layout)):
         evidence = evidence_for(config)
         ran(evidence, "0.19.2")
-        message = "the number of floating-point operations differs"
+        message = "the number of floating-point operations differs, and the state of the random generators"
         (found,) = with_known(evidence, [Finding(lane=Lane.NUMERICS, check=check, message=message)])
         assert (name in found.known) is expected
