@@ -63,7 +63,7 @@ def _text(section: Any) -> str:
 
 
 def _plain(part: Any) -> Any:
-    """Return a dataclass as its fields, without `later` fields that have their defaults; so also those inside it."""
+    """Return a dataclass as its fields, without `later` fields at their defaults; the same for each in it."""
     if not is_dataclass(part):
         return part
     later = {name: key.default for name, key in keys_of(type(part)).items() if key.setting.later}

@@ -91,7 +91,6 @@ class MoeConfig:
         doc="Experts get exactly as many tokens as their capacity.",
         upstream="moe_pad_expert_input_to_capacity",
     )
-
     grouped: bool = setting(
         False,
         doc="Experts run as one grouped product, not one after the other; on a CPU a stand-in multiplies.",

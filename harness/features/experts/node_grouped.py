@@ -20,14 +20,16 @@ from harness.upstreams.node_lookup import release
 
 _ENGINE = "megatron.core.extensions.transformer_engine"
 _MARKS = "_set_expert_parameter_attributes"
-
-
 _LAYERS = ("TEColumnParallelGroupedLinear", "TERowParallelGroupedLinear")
+
+
+def _asked(config: CellConfig) -> bool:
+    return config.model.moe is not None and config.model.moe.grouped
 
 
 def unsupported(config: CellConfig) -> str | None:
     """Return why this megatron-core cannot be given the cell's grouped experts; None when it can."""
-    if config.model.moe is None or not config.model.moe.grouped:
+    if not _asked(config):
         return None
     experts: Any = importlib.import_module("megatron.core.transformer.moe.experts")
     if hasattr(experts, "GroupedMLPSubmodules") and hasattr(importlib.import_module(_ENGINE), _MARKS):
@@ -37,7 +39,7 @@ def unsupported(config: CellConfig) -> str | None:
 
 def unsupported_kernel(config: CellConfig, device: str) -> str | None:
     """Return why grouped experts cannot run on `device`, "cpu" or "cuda"; None when they can."""
-    if config.model.moe is None or not config.model.moe.grouped or device == "cpu":
+    if not _asked(config) or device == "cpu":
         return None
     if getattr(importlib.import_module(_ENGINE), _LAYERS[0], None) is None:
         return "model.moe.grouped needs Transformer Engine on a GPU, which the stack does not have"
@@ -49,7 +51,7 @@ def install(config: CellConfig, device: str) -> list[str]:
 
     `device`: "cpu" or "cuda"; on the latter the layers are Transformer Engine's.
     """
-    if config.model.moe is None or not config.model.moe.grouped:
+    if not _asked(config):
         return []
     backends: Any = importlib.import_module("megatron.core.models.backends")
     experts: Any = importlib.import_module("megatron.core.transformer.moe.experts")
